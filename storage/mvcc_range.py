@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
-from typing import Protocol
+from typing import Final, Protocol
 
 from raftkv.errors import CompactedError, FutureRevisionError, RequestTimeoutError
 from raftkv.storage.compaction import Hold
@@ -22,7 +22,7 @@ from raftkv.storage.overlay import Overlay
 from raftkv.storage.revision import SUB_BITS, SUB_MASK, pack_key
 from raftkv.storage.selection import Pieces, Selection, Selector, drain, no_limit, nothing
 
-_SEPARATOR = ord("_")
+_SEPARATOR: Final = 0x5F  # "_"
 
 
 class RangeResult:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import islice
 from sys import getrefcount
+from typing import Final
 
 from google_crc32c import value as crc32c
 
@@ -41,8 +42,8 @@ from raftkv.storage.record import pack_seal
 from raftkv.storage.revision import SUB_BITS, SUB_MASK, TOMBSTONE_MARK, pack_key
 from raftkv.storage.selection import Pieces, Selection, no_limit
 
-_SEPARATOR = ord("_")
-_SMALL = len(KEY_HEADS)
+_SEPARATOR: Final = 0x5F  # "_"
+_SMALL: Final = len(KEY_HEADS)
 KEYS_PER_PIECE = 256
 """Keys deleted between two pauses of a long deletion: 2 ms."""
 

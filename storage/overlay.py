@@ -37,7 +37,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
 from google_crc32c import value as crc32c
 
@@ -49,7 +49,7 @@ from raftkv.storage.failpoints import failpoint
 from raftkv.storage.record import SEAL_BYTES, CorruptRecordError, read_seal, unseal
 from raftkv.storage.revision import SUB_BITS, SUB_MASK, describe, pack_key
 
-_SEPARATOR = ord("_")
+_SEPARATOR: Final = 0x5F  # "_"
 FREED_AT_ONCE = 20_000
 """Objects that are freed where they are given up; more are freed little by little."""
 _FREED_IN_A_ROW = 500

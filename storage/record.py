@@ -21,8 +21,8 @@ from raftkv.storage.revision import describe
 SEAL_BYTES: Final = 4
 
 _SEAL = struct.Struct("<I")
-pack_seal = _SEAL.pack
-read_seal = _SEAL.unpack_from
+pack_seal: Final = _SEAL.pack
+read_seal: Final = _SEAL.unpack_from
 
 
 class CorruptRecordError(CorruptionError):

@@ -30,7 +30,7 @@ from raftkv.storage.revision import KEY_BYTES, SUB_BITS, SUB_MASK, describe, fro
 STEP_RECORDS: Final = 1_000
 """Records or keys of one step: about 2 ms."""
 
-_SEPARATOR: Final = ord("_")
+_SEPARATOR: Final = 0x5F  # "_"
 _FIRST_VERSION: Final = b"\x20\x01"
 _NEVER: Final = b"\xff\xff"
 """What no record has in the place of a tag."""

@@ -25,9 +25,9 @@ TOMBSTONE_MARK: Final = b"t"
 KEY_BYTES: Final = 17
 
 _FORM = struct.Struct(">QBQ")
-_SEPARATOR = ord("_")
+_SEPARATOR: Final = 0x5F  # "_"
 _read_form = _FORM.unpack_from
-pack_key = _FORM.pack
+pack_key: Final = _FORM.pack
 """``pack_key(main, 95, sub)``: for callers on the hot path; others use ``to_key``."""
 
 

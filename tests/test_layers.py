@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "storage": {"raft", "pb", "errors"},
     "apply": {"storage", "raft", "pb", "errors", "cluster_id"},
     "offline": {"apply", "storage", "raft", "pb", "errors", "config", "cluster_id"},
-    "server": {"apply", "storage", "raft", "rpc", "pb", "errors", "config", "cluster_id"},
+    "server": {"apply", "storage", "raft", "rpc", "pb", "errors", "config", "cluster_id", "native"},
     "client": {"rpc", "pb", "errors"},
     "aio": {"client", "errors"},
     "pytest_plugin": {"client", "errors"},

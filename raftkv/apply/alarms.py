@@ -93,6 +93,10 @@ class Alarms:
             _alarm_member(member_id, kind) for member_id, kind in sorted(self._raised) if alarm in (rpc_pb2.NONE, kind)
         ]
 
+    def is_raised(self, member_id: int, alarm: int) -> bool:
+        """Whether a member has raised an alarm of a kind."""
+        return (member_id, alarm) in self._raised
+
     def check(self, kind: int, request: object) -> None:
         """Refuse what cannot be applied while an alarm is raised.
 
@@ -151,7 +155,7 @@ def can_grow(kind: int, request: object) -> bool:
 
     Arguments:
         kind: of the request.
-        request: the parsed message, or a ``PlainTxn``.
+        request: the parsed message, or its plain form.
     """
     if isinstance(request, plain_txn.PlainTxn):
         return request.writes

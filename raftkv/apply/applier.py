@@ -24,7 +24,7 @@ from typing import Any, Final, Protocol
 from google.protobuf.message import DecodeError
 
 from raftkv import __version__, errors
-from raftkv.apply import plain_txn, quotas, ranges, read_txn, response, txn
+from raftkv.apply import plain, plain_txn, quotas, ranges, read_txn, response, txn
 from raftkv.apply import request as requests
 from raftkv.apply.alarms import Alarms
 from raftkv.apply.auth.caller import Caller
@@ -35,7 +35,6 @@ from raftkv.apply.leases import Leases
 from raftkv.apply.membership import Membership
 from raftkv.apply.quotas import Quotas
 from raftkv.pb import admin_pb2, raft_pb2, rpc_pb2
-from raftkv.pb.rpc_pb2 import PutRequest
 from raftkv.storage.mvcc_range import PinnedView
 from raftkv.storage.mvcc_txn import Change
 from raftkv.storage.revision import SUB_MASK
@@ -156,7 +155,7 @@ CHANGES_MAX: Final = SUB_MASK + 1
 """Changes of one revision. A request that makes more is refused; a lease with more keys ends in several revisions."""
 
 PARSERS: Final[dict[int, Callable[[bytes], Any]]] = {
-    Kind.PUT: rpc_pb2.PutRequest.FromString,
+    Kind.PUT: plain.parse_put,
     Kind.DELETE_RANGE: rpc_pb2.DeleteRangeRequest.FromString,
     Kind.TXN: plain_txn.parse,
     Kind.COMPACT: rpc_pb2.CompactionRequest.FromString,
@@ -263,7 +262,7 @@ class Applier:
         Arguments:
             kind: of the request.
             body: its protobuf bytes.
-            request: the same already parsed, where the caller has it; a txn may be a ``PlainTxn``.
+            request: the same already parsed, where the caller has it; it may be a ``PlainTxn`` or a ``PlainPut``.
             is_answered: whether somebody waits here for the answer; else what is only read for it may be left out.
             has_room: told the bytes that a long answer takes while it is put together; False: leave the answer out.
 
@@ -347,18 +346,20 @@ class Applier:
             return error
         return errors.InvariantError(f"applying an entry of kind {kind} failed: {error!r}")
 
-    def _put(self, request: PutRequest) -> Outcome:
-        if request.lease or request.prev_kv or request.ignore_value or request.ignore_lease:
+    def _put(self, request: rpc_pb2.PutRequest | plain.PlainPut) -> Outcome:
+        if not isinstance(request, plain.PlainPut):
             return self._put_with_options(request)
         if self.quotas.is_active:
-            self.quotas.check_put(request)
+            return self._put_with_options(request.message())
+        if request.lease and not self.leases.exists(request.lease):
+            raise errors.LeaseNotFoundError
         # The plain put is most of all writes: no call between here and the store.
         write = self.store.begin()
-        write.put(request.key, request.value)
+        write.put(request.key, request.value, request.lease)
         write.end()
         return Outcome(self.store.revision)
 
-    def _put_with_options(self, request: PutRequest) -> Outcome:
+    def _put_with_options(self, request: rpc_pb2.PutRequest) -> Outcome:
         txn.check_put(self.store, request, self.leases)
         if self.quotas.is_active:
             self.quotas.check_put(request)
@@ -540,7 +541,7 @@ class Applier:
 
 
 def _message(request: Any) -> Any:
-    return request.message() if isinstance(request, plain_txn.PlainTxn) else request
+    return request.message() if isinstance(request, (plain_txn.PlainTxn, plain.PlainPut)) else request
 
 
 def _unknown(kind: int, body: bytes) -> errors.UnknownEntryError:

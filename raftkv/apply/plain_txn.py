@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from raftkv import errors
 from raftkv.apply import compares, response
+from raftkv.apply.plain import NotPlain, read_bytes, read_length, read_number
 from raftkv.apply.txn import Leases, WriteView
 from raftkv.pb import rpc_pb2
 
@@ -43,12 +44,6 @@ _PUT: Final = 0x12
 _OPERAND_TAGS: Final = (0x20, 0x28, 0x30, 0x3A, 0x40)
 _RESULTS: Final = 4
 _VALUE: Final = rpc_pb2.Compare.VALUE
-# Of the last byte of a number below 2**63; one that is negative has a tenth.
-_SHIFT_MAX: Final = 56
-
-
-class NotPlain(Exception):
-    """The signal that a txn is for the message classes."""
 
 
 class PlainTxn:
@@ -139,7 +134,7 @@ def _fill(txn: PlainTxn, data: bytes, operations_max: int) -> None:
         length = data[at]
         at += 1
         if length > 0x7F:
-            length, at = _length(data, at - 1)
+            length, at = read_length(data, at - 1)
         end = at + length
         if end > size:
             raise NotPlain
@@ -169,7 +164,7 @@ def _compare(data: bytes, at: int, end: int) -> PlainCompare:
         tag = data[at]
     if tag != 0x1A or result >= _RESULTS or target >= len(_OPERAND_TAGS):
         raise NotPlain
-    key, at = _bytes(data, at + 1, end)
+    key, at = read_bytes(data, at + 1, end)
     if not key:
         raise NotPlain
     if at == end:
@@ -178,9 +173,9 @@ def _compare(data: bytes, at: int, end: int) -> PlainCompare:
         raise NotPlain
     operand: bytes | int
     if target == _VALUE:
-        operand, at = _bytes(data, at + 1, end)
+        operand, at = read_bytes(data, at + 1, end)
     else:
-        operand, at = _number(data, at + 1)
+        operand, at = read_number(data, at + 1)
     if at != end:
         raise NotPlain
     return key, target, result, operand
@@ -192,10 +187,10 @@ def _operation(data: bytes, at: int, end: int) -> PlainOperation:
     length = data[at + 1]
     at += 2
     if length > 0x7F:
-        length, at = _length(data, at - 1)
+        length, at = read_length(data, at - 1)
     if at + length != end or data[at] != 0x0A:
         raise NotPlain
-    key, at = _bytes(data, at + 1, end)
+    key, at = read_bytes(data, at + 1, end)
     if not key:
         raise NotPlain
     if kind == _RANGE:
@@ -206,49 +201,12 @@ def _operation(data: bytes, at: int, end: int) -> PlainOperation:
         raise NotPlain
     value, lease = b"", 0
     if at < end and data[at] == 0x12:
-        value, at = _bytes(data, at + 1, end)
+        value, at = read_bytes(data, at + 1, end)
     if at < end and data[at] == 0x18:
-        lease, at = _number(data, at + 1)
+        lease, at = read_number(data, at + 1)
     if at != end:
         raise NotPlain
     return key, value, lease
-
-
-def _bytes(data: bytes, at: int, end: int) -> tuple[bytes, int]:
-    """The bytes whose length is at ``at``, and where they end; not behind ``end``."""
-    length = data[at]
-    at += 1
-    if length > 0x7F:
-        length, at = _length(data, at - 1)
-    after = at + length
-    if after > end:
-        raise NotPlain
-    return data[at:after], after
-
-
-def _length(data: bytes, at: int) -> tuple[int, int]:
-    """A length of two or three bytes, and where it ends: longer ones are not worth a look."""
-    high = data[at + 1]
-    if high <= 0x7F:
-        return data[at] & 0x7F | high << 7, at + 2
-    top = data[at + 2]
-    if top <= 0x7F:
-        return data[at] & 0x7F | (high & 0x7F) << 7 | top << 14, at + 3
-    raise NotPlain
-
-
-def _number(data: bytes, at: int) -> tuple[int, int]:
-    """A number that is not negative, and where it ends."""
-    number = shift = 0
-    while True:
-        octet = data[at]
-        at += 1
-        if octet < 0x80:
-            return number | octet << shift, at
-        number |= (octet & 0x7F) << shift
-        shift += 7
-        if shift > _SHIFT_MAX:
-            raise NotPlain
 
 
 def _puts_twice(branch: list[PlainOperation]) -> bool:

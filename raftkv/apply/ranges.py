@@ -104,6 +104,17 @@ def execute(view: ReadView, request: rpc_pb2.RangeRequest) -> tuple[int, bytes]:
     return result.revision, response.range_body(kvs[:limit] if more else kvs, more, result.count)
 
 
+def get(view: ReadView, key: bytes) -> tuple[int, bytes]:
+    """Read one key in the present; return as ``execute``.
+
+    Arguments:
+        view: the store.
+        key: not empty.
+    """
+    result = view.range(key)
+    return result.revision, response.range_body(result.kvs, False, result.count)
+
+
 class SmallView(Protocol):
     """The store, where it can be read at once if that is little work."""
 

@@ -26,7 +26,7 @@ from typing import Final, Protocol, TypeVar
 from raftkv.checkpoint.commit.attempt import PREPARED_MAX_BYTES, Attempt
 from raftkv.checkpoint.commit.claim import Claim
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
-from raftkv.checkpoint.errors import CheckpointError, DigestMismatch
+from raftkv.checkpoint.errors import DigestMismatch
 from raftkv.checkpoint.keys import AttemptId
 from raftkv.checkpoint.kinds import FILES
 from raftkv.checkpoint.records import Checkpoint, FileRecord, Prepared, Reference
@@ -35,7 +35,7 @@ from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.transfer import copy_files, digest_files, list_files
 from raftkv.checkpoint.storage.verify import Progress, decode_manifest, load_manifest
 from raftkv.client.control.records import RecordError
-from raftkv.errors import ConfigError, StatusError
+from raftkv.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -245,9 +245,7 @@ async def _save(
             await attempt.prepare(rank, [files[file.name] for file in part])
         return await attempt.commit(metrics=what.metrics)
     except BaseException as error:
-        # What cannot be given up now the next generation gives up.
-        with suppress(CheckpointError, StatusError):
-            await asyncio.shield(attempt.abort(f"it could not be taken in: {error}"))
+        await asyncio.shield(attempt.give_up(error, "it could not be taken in"))
         raise
 
 

@@ -56,6 +56,8 @@ def check_name(what: str, name: str) -> str:
     Raises:
         ConfigError: it is empty, too long, ``.`` or ``..``, or has slashes or control characters.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"{what} is a text, not {name!r}")
     if not (_NAME.fullmatch(name) and name not in (".", "..") and 0 <= _size(name) <= NAME_BYTES_MAX):
         raise ConfigError(
             f"{what} {name!r} cannot be used: 1 to {NAME_BYTES_MAX} bytes, without slashes and control characters, "
@@ -98,6 +100,8 @@ def check_run_id(run_id: str) -> str:
     Raises:
         ConfigError: it is empty or too long, or one of its names cannot be used.
     """
+    if run_id is not None and not isinstance(run_id, str):
+        raise TypeError(f"a run id is a text, not {run_id!r}")
     if not run_id:
         raise ConfigError("the run id is empty; name the job whose checkpoints these are")
     if not 0 <= _size(run_id) <= NAME_BYTES_MAX:

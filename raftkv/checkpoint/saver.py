@@ -148,8 +148,6 @@ def _aborting(attempt: Attempt) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        try:
-            attempt.abort(f"{type(error).__name__}: {error}".partition("\n")[0][:500])
-        except RaftKVError:
-            pass  # the first error is the one to tell
+        with suppress(RaftKVError):  # as when the client is closed: the first error is the one to tell
+            attempt.give_up(error)
         raise

@@ -43,6 +43,7 @@ class Attempt(Blocking[attempts.Attempt]):
     commit = blocking(attempts.Attempt.commit)
     outcome = blocking(attempts.Attempt.outcome)
     abort = blocking(attempts.Attempt.abort)
+    give_up = blocking(attempts.Attempt.give_up)
 
     @property
     def record(self) -> AttemptRecord:

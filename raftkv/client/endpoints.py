@@ -115,7 +115,7 @@ class Endpoints:
     """
 
     def __init__(self, scope: Scope, service: str) -> None:
-        if not service or service.endswith("/"):
+        if not isinstance(service, str) or not service or service.endswith("/"):
             raise ValueError(f"a service needs a name without a slash at its end, not {service!r}")
         self.service = service
         self._scope = scope

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from raftkv.client.admin import Admin
+from raftkv.client.arguments import seconds
 from raftkv.client.credentials import Given, Secret, client_settings, file_settings, password_of
 from raftkv.client.endpoints import Endpoints
 from raftkv.client.kv import compares
@@ -220,7 +221,7 @@ def connect(
     """
     who = _who(user, Secret(password), Secret(token))
     del password, token  # a traceback that shows what frames hold shall not show them
-    if timeout_s <= 0:
+    if seconds(timeout_s, "timeout_s") <= 0:
         raise ConfigError(f"timeout_s must be positive, not {timeout_s:g}")
     if tls is None and not (ca_file or cert_file or key_file):
         files = file_settings(os.environ)

@@ -13,6 +13,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from raftkv.client.arguments import seconds
 from raftkv.client.rpc.core import Client as Core
 from raftkv.client.rpc.methods import Method, staleness_metadata
 from raftkv.client.space import Space, Text
@@ -68,9 +69,10 @@ class Scope:
 
         Raises:
             StatusError: the cluster refused, or could not be reached in time.
-            ValueError: the staleness is negative.
+            TypeError: a time is no number.
+            ValueError: a time is not finite, or the staleness is negative.
         """
-        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        timeout_s = self.timeout_s if timeout_s is None else seconds(timeout_s, "timeout_s")
         if max_staleness_s is None:
             return self.core.call(method, request, timeout_s=timeout_s)
         return self.core.call(method, request, timeout_s=timeout_s, metadata=staleness_metadata(max_staleness_s))

@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
+from raftkv.client.arguments import limit, whole
 from raftkv.client.kv.compares import mod_revision
 from raftkv.client.kv.compares import version as version_of
 from raftkv.client.kv.operations import delete, get, get_range, put
@@ -170,7 +171,8 @@ class Dataset:
         Raises:
             DatasetNotFound: there is none, or not any more.
         """
-        (item,) = self._run(lambda local: _txn(local.store, [get(self.keys.version(version))]))
+        key = self.keys.version(whole(version, "a version"))
+        (item,) = self._run(lambda local: _txn(local.store, [get(key)]))
         head = None if item is None else Head.decode(item.value)
         if head is None or root not in ("", head.root):
             raise DatasetNotFound(
@@ -195,7 +197,7 @@ class Dataset:
 
         async def wait() -> Head:
             try:
-                async with asyncio.timeout(timeout_s):
+                async with asyncio.timeout(limit(timeout_s, "timeout_s")):
                     return await follower.reached(version)
             except TimeoutError:
                 known = 0 if follower.head is None else follower.head.version

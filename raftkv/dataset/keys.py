@@ -34,6 +34,8 @@ def check_name(what: str, name: str) -> str:
     Raises:
         ConfigError: it is empty, too long, or has control characters, ``..`` or empty parts.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"{what} is a text, not {name!r}")
     parts = name.split("/")
     usable = _NAME.fullmatch(name) and not {"", ".", ".."} & set(parts) and len(name.encode()) <= NAME_BYTES_MAX
     if not usable:

@@ -170,8 +170,14 @@ class Follower:
         return self.head
 
     async def reached(self, version: int) -> Head:
-        """Wait until a version, or a later one, is known."""
+        """Wait until a version, or a later one, is known.
+
+        Raises:
+            StatusError: the cluster refuses to be asked.
+        """
         while self.head is None or self.head.version < version:
+            if self._failure is not None:
+                raise self._failure
             self._moved.clear()
             await self._moved.wait()
         return self.head

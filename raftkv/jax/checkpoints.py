@@ -166,12 +166,8 @@ class CheckpointManager:
         try:
             self._write(attempt, layout, parts, metrics)
         except BaseException as error:
-            try:
-                attempt.abort(
-                    f"process {jax.process_index()}: {type(error).__name__}: {error}".partition("\n")[0][:500]
-                )
-            except RaftKVError:
-                pass  # the first error is the one to tell; the next claim decides the attempt
+            with suppress(RaftKVError):  # as when the client is closed: the first error is the one to tell
+                attempt.give_up(error, f"process {jax.process_index()}")
             raise
 
     def _write(self, attempt: Attempt, layout: dict[str, Any], parts: list[Part], metrics: dict[str, float]) -> None:

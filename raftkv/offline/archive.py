@@ -17,17 +17,22 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
+from typing import Final
 
 from raftkv.errors import CorruptionError, StorageError
 from raftkv.offline.copy import Base
 from raftkv.pb import raft_pb2
 from raftkv.raft.types import Entry, HardState, SnapshotMeta
 from raftkv.storage.wal import ReadingDisk
-from raftkv.storage.wal.archive import MARKS_SUFFIX, Mark
+from raftkv.storage.wal.archive import MARKS_SUFFIX, Mark, format_time
 from raftkv.storage.wal.record import Record
 from raftkv.storage.wal.segment import SegmentName, SegmentReader, load_segment
 from raftkv.storage.wal.tail import Verdict, classify_tail
+
+CLOCK_S: Final = 60.0
+"""A clock that is set back by more makes a time mean nothing."""
 
 
 class ArchiveGapError(StorageError):
@@ -233,8 +238,11 @@ class Archive:
 
         Arguments:
             time_s: seconds since the epoch, by the members' clocks.
+
+        Raises:
+            StorageError: the clock of a member jumped, so that an earlier entry is marked with a later time.
         """
-        indexes = [mark.index for member in self._members for mark in member.marks() if mark.time_s <= time_s]
+        indexes = [mark.index for member in self._members if (mark := _last_at(time_s, list(member.marks())))]
         return max(indexes, default=None)
 
     def span_s(self) -> tuple[float, float] | None:
@@ -295,3 +303,23 @@ class _Stream:
         while self.head is not None and self.head.index < index:
             self.head = self._next()
         return self.head if self.head is not None and self.head.index == index else None
+
+
+def _last_at(time_s: float, marks: list[Mark]) -> Mark | None:
+    """Return the mark of the last entry that one member had applied at a time, by its own clock.
+
+    Marks of another one prove nothing: it may lag.
+
+    Raises:
+        StorageError: the clock jumped.
+    """
+    last = max((mark for mark in marks if mark.time_s <= time_s), key=attrgetter("index"), default=None)
+    later = (mark for mark in marks if mark.time_s > time_s + CLOCK_S)
+    first_later = min(later, key=attrgetter("index"), default=None)
+    if last is not None and first_later is not None and first_later.index < last.index:
+        raise StorageError(
+            f"the clock of a member jumped: by the marks of the archive, {format_time(time_s)} is after entry "
+            f"{last.index} ({format_time(last.time_s)}) and before the earlier entry {first_later.index} "
+            f"({format_time(first_later.time_s)}); give --to-revision"
+        )
+    return last

@@ -12,6 +12,7 @@ Compression is not offered: a set flag is an error, worded as grpc-go words it.
 from __future__ import annotations
 
 from struct import Struct
+from typing import Final
 
 from raftkv.rpc.status import Code, RpcError
 
@@ -22,10 +23,10 @@ PIECES_FREE = 64
 PIECE_BYTES_MIN = 128
 """A message may come in 64 pieces of any size; beyond that they must have 128 bytes on average."""
 
-PREFIX = Struct(">BI")
-PREFIX_BYTES = PREFIX.size
-_pack = PREFIX.pack
-_unpack = PREFIX.unpack_from
+PREFIX: Final = Struct(">BI")
+PREFIX_BYTES: Final = 5
+_pack: Final = PREFIX.pack
+_unpack: Final = PREFIX.unpack_from
 
 
 def frame(message: bytes) -> bytes:

@@ -12,7 +12,8 @@ import sys
 from typing import Final
 
 from raftkv.config import ServerConfig
-from raftkv.errors import ConfigError, CorruptionError, MemberRemovedError, StorageError, UnknownEntryError
+from raftkv.errors import ConfigError, CorruptionError, MemberRemovedError, SpaceError, StorageError, UnknownEntryError
+from raftkv.native import is_compiled
 from raftkv.server import descriptors
 from raftkv.server.collector import collect_in_small_passes, look_at_young_objects
 from raftkv.server.listening import check_free
@@ -75,6 +76,8 @@ def _run(config: ServerConfig, extend_http: ExtendHttp | None, on_ready: OnReady
         return _complain(str(error), 0)
     if isinstance(failure, UnknownEntryError):
         return _complain(str(failure), NEEDS_UPGRADE_STATUS)
+    if isinstance(failure, SpaceError):
+        return _complain(f"stopped: {failure}; make room, and start the member again")
     if failure is not None:
         return _complain(f"stopped: {failure}")
     if os.getpid() == 1:
@@ -113,6 +116,8 @@ async def _serve(
         member.stop()
 
     async def serves(member: Member) -> None:
+        if not is_compiled():
+            _log.info("the hot path is interpreted: compiled, a member takes half the processor time (install.md)")
         supervisor.ready(f"member {config.name} serves clients on {','.join(config.listen_client_urls)}")
         if on_ready is not None:
             await on_ready(member)

@@ -20,7 +20,7 @@ from raftkv.apply.leases import Leases
 from raftkv.apply.membership import Membership
 from raftkv.apply.response import HeaderEncoder
 from raftkv.config import ServerConfig
-from raftkv.errors import CorruptionError, MemberRemovedError, UnknownEntryError
+from raftkv.errors import CorruptionError, MemberRemovedError, StorageError, UnknownEntryError
 from raftkv.raft.config import RaftConfig
 from raftkv.raft.raw_node import RawNode
 from raftkv.raft.types import Message, StateRole
@@ -67,7 +67,7 @@ from raftkv.server.node.leader_log import LeaderLog
 from raftkv.server.node.log_cut import LogCut, Retention
 from raftkv.server.node.lost_leader import LostLeader
 from raftkv.server.node.node import Node
-from raftkv.server.node.proposals import request_ids
+from raftkv.server.node.proposals import new_start, request_ids
 from raftkv.server.node.readiness import Readiness
 from raftkv.server.node.surroundings import NodeSettings
 from raftkv.server.peer.service import PeerService
@@ -177,7 +177,7 @@ class Member:
         self._publication = Publication(self.node, self._membership, attributes)
         self.versions.on_upgraded = self._publication.again
         self.readiness = Readiness(self.node, self._publication.publish, self.config.wait_cluster_ready_timeout_s)
-        space = Space(self.node, self._snapshots, self._receiver)
+        space = Space(self.node, self._applier.alarms, self._snapshots, self._receiver)
         self._admission = Admission(
             self.node,
             self._applier,
@@ -288,7 +288,7 @@ class Member:
             applier=self._applier,
             sender=self._transport,
             settings=NodeSettings(durable.member_id, config.heartbeat_interval_s, config.election_timeout_s),
-            ids=request_ids(durable.member_id, time.time_ns() // 1_000_000),
+            ids=request_ids(durable.member_id, new_start()),
             conf_state=store.conf_state,
             applied=store.applied_index,
             on_fatal=self._fatal,
@@ -640,9 +640,9 @@ class Member:
     def _fatal(self, error: BaseException) -> None:
         if self.failure is None:
             self.failure = error
-            _log.critical(
-                "the member stops: %s", error, exc_info=None if isinstance(error, UnknownEntryError) else error
-            )
+            # A disk is no bug: its line says all. Where the code was tells nobody what to do.
+            is_explained = isinstance(error, UnknownEntryError | StorageError)
+            _log.critical("the member stops: %s", error, exc_info=None if is_explained else error)
             self.node.stop()
             self._stop.set()
 

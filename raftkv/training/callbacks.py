@@ -11,7 +11,11 @@ A callback that is added twice is called twice. What callbacks add or cancel cou
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, ParamSpec
+
+from raftkv.client.arguments import function
+from raftkv.client.interrupts import tell
 
 P = ParamSpec("P")
 
@@ -30,7 +34,7 @@ class Callbacks(Generic[P]):
         """Have a function called from now on; returns how to take that back."""
         self._last += 1
         number = self._last
-        self._callbacks[number] = callback
+        self._callbacks[number] = function(callback, "a callback")
 
         def cancel() -> None:
             self._callbacks.pop(number, None)
@@ -41,3 +45,16 @@ class Callbacks(Generic[P]):
         """Call all, in the order in which they came."""
         for callback in list(self._callbacks.values()):
             callback(*args, **kwargs)
+
+
+class UserCallbacks(Callbacks[P]):
+    """Callbacks of a user, called on the loop: what one raises goes to the loop's exception handler, not to others."""
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call all, in the order in which they came."""
+        for callback in list(self._callbacks.values()):
+            tell(partial(_call, callback, kwargs), args)
+
+
+def _call(callback: Callable[..., object], kwargs: dict[str, object], args: tuple[object, ...]) -> None:
+    callback(*args, **kwargs)

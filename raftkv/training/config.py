@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from raftkv.client.arguments import limit, text, whole
 from raftkv.errors import ConfigError
 from raftkv.training.keys import check_cluster, check_run_id
 
@@ -28,6 +29,12 @@ IGNORED: Final = frozenset((
 """Names that torch injects, or that its other backends know: they mean nothing here, and are no mistake."""
 
 _NODES_MAX: Final = 16_384
+_WHOLE: Final = (
+    "min_nodes", "max_nodes", "expected_nodes", "weight", "slots", "host_slots", "fault_limit", "fault_window_s",
+    "fault_cooldown_s",
+)  # fmt: skip
+_SECONDS: Final = ("lease_ttl_s", "disconnect_grace_s", "last_call_timeout_s", "join_timeout_s")
+_TEXTS: Final = ("cluster", "rank_policy", "host", "address", "topology")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +84,15 @@ class RunConfig:
 
         Raises:
             ConfigError: it cannot work.
+            TypeError, ValueError: something is of another type, or not finite; written down, it would hurt all nodes.
         """
         check_run_id(self.run_id)
+        for name in _WHOLE:
+            whole(getattr(self, name), _user_name(name))
+        for name in _SECONDS:
+            limit(getattr(self, name), _user_name(name))
+        for name in _TEXTS:
+            text(getattr(self, name), _user_name(name))
         if self.cluster:
             check_cluster(self.cluster)
         if not 1 <= self.min_nodes <= self.max_nodes <= _NODES_MAX:
@@ -103,8 +117,8 @@ class RunConfig:
         return replace(self, host=host, address=self.address or host)
 
 
-def _seconds(text: str) -> float:
-    value = float(text)
+def _seconds(written: str) -> float:
+    value = float(written)
     if not 0 <= value < 1e9:
         raise ValueError
     return value

@@ -46,6 +46,8 @@ def check_run_id(run_id: str) -> str:
         ConfigError: it is empty, too long, or has white space, backslashes, parts that are empty, ``.`` or ``..``, or a
             name that the layout uses itself.
     """
+    if run_id is not None and not isinstance(run_id, str):
+        raise TypeError(f"a run id is a text, not {run_id!r}")
     if not run_id:
         raise ConfigError("the run id is empty; name the job, as with --rdzv-id=JOB")
     if not _RUN_ID.fullmatch(run_id) or len(run_id.encode()) > RUN_ID_MAX or PARTS & set(run_id.split("/")):

@@ -39,8 +39,8 @@ _FIELDS_BYTES: Final = _FIELDS.size
 _ZERO_RUN: Final = bytes(128)
 _MASK_TRIES: Final = 16
 
-_pack_fields = _FIELDS.pack
-_pack_check = _CHECK.pack
+_pack_fields: Final = _FIELDS.pack
+_pack_check: Final = _CHECK.pack
 _PADDING: Final = tuple(bytes(-n % 8) for n in range(8))
 
 

@@ -99,10 +99,15 @@ def create_temporary(disk: Disk, path: str, size_bytes: int) -> int:
         size_bytes: size of the file.
 
     Raises:
-        WALSpaceError: the disk has no room; the file is gone again.
+        WALSpaceError: the disk has no room, for the file or its name; the file is gone again.
         OSError: the system refused an operation for another reason.
     """
-    fd = disk.create(path)
+    try:
+        fd = disk.create(path)
+    except OSError as error:
+        if error.errno in _NO_SPACE:
+            raise WALSpaceError(f"no room for one more file, of the write-ahead log, at {path}") from error
+        raise
     try:
         disk.allocate(fd, size_bytes)
         # Ahead of time: the first sync of a batch would otherwise have to write the allocation as well.

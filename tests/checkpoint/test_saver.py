@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
 import raftkv.checkpoint
+from raftkv.checkpoint.commit import attempt
 from raftkv.checkpoint.errors import DigestMismatch, FenceBroken, StaleStep
 from raftkv.checkpoint.retention.policy import Best, Policy
 from raftkv.checkpoint.saver import Saver
@@ -104,3 +107,24 @@ def test_what_the_policy_does_not_keep_goes_after_each_commit(registry):
             made.write(Path(saving.uri), {"model.pt": b"m"})
     assert [found.step for found in registry.checkpoints()] == [2, 4]
     assert len(list(Path(registry.uri).glob("step-*"))) == 2
+
+
+def test_an_error_in_a_block_is_not_held_up_by_a_cluster_that_is_away(registry, monkeypatch):
+    async def away(self, reason):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(attempt, "GIVE_UP_S", 0.05)
+    monkeypatch.setattr(attempt.Attempt, "abort", away)
+    failures = []
+
+    def save():
+        try:
+            with Saver(registry).saving(4):
+                raise KeyError("boom")
+        except KeyError as error:
+            failures.append(str(error))
+
+    saving = threading.Thread(target=save, daemon=True)
+    saving.start()
+    saving.join(20)
+    assert failures == ["'boom'"]

@@ -127,12 +127,16 @@ def test_listing(made: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFix
             1,
             "certs: there is no DIR/clients/x.crt; `raftkv certs list` shows what is",
         ),
+        (["list", "DIR/nowhere"], 1, "certs: DIR/nowhere is not there"),
+        (["renew", "DIR/nowhere", "--client", "x"], 1, "certs: DIR/nowhere is not there"),
+        (["revoke", "DIR/nowhere", "--client", "x"], 1, "certs: DIR/nowhere is not there"),
         (["DIR", "a b=x"], 1, "certs: 'a b' cannot be a name: letters, digits and . _ @ -, at most 64"),
     ],
 )
 def test_refusals(tmp_path: Path, words: list[str], code: int, line: str) -> None:
     with pytest.raises(CommandError) as raised:
         command.main([word.replace("DIR", str(tmp_path)) for word in words])
+    assert not (tmp_path / "nowhere").exists()
     assert raised.value.code == code
     assert str(raised.value).startswith(line.replace("DIR", str(tmp_path)))
 

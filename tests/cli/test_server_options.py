@@ -148,6 +148,14 @@ def test_a_file_is_all_that_counts(tmp_path):
         ("heartbeat-interval: soon\n", 'invalid value "soon" for heartbeat-interval: parse error'),
         ("election-timeout: 1\n", "should be at least as 5 times"),
         ("discovery: http://x\n", "discovery is not implemented in raftkv"),
+        ("client-transport-security: 5\n", "client-transport-security has settings of its own, as 'name: value' below"),
+        ("peer-transport-security: [a]\n", "peer-transport-security has settings of its own"),
+        ("socket-options: x\n", "socket-options has settings of its own"),
+        (
+            "client-transport-security: {cert-file: {a: b}}\n",
+            "cert-file takes a value, and is given settings of its own: a",
+        ),
+        ("listen-client-urls: {http: x}\n", "listen-client-urls takes a value, and is given settings of its own: http"),
     ],
 )
 def test_files_that_cannot_be_used(tmp_path, text, error):
@@ -155,6 +163,13 @@ def test_files_that_cannot_be_used(tmp_path, text, error):
     path.write_text(text)
     code, found = refused(f"--config-file={path}")
     assert (code, error in found) == (1, True), found
+
+
+def test_an_empty_section_sets_nothing(tmp_path):
+    path = tmp_path / "raftkv.yml"
+    path.write_text("client-transport-security:\npeer-transport-security: {}\n")
+    options = read(f"--config-file={path}")
+    assert (options.config, options.warnings) == (ServerConfig(), [])
 
 
 def test_a_file_that_is_not_text(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import inspect
 import multiprocessing
@@ -143,6 +144,14 @@ def test_an_error_shows_where_the_caller_was(kv):
     assert "put" in names
 
 
+def test_a_coroutine_function_as_a_transaction_is_refused(kv):
+    async def write(transaction):
+        transaction.put("n", "1")
+
+    with pytest.raises(TypeError, match=r"^stm\(\) takes a plain function here"):
+        kv.stm(write)
+
+
 def test_functions_as_transactions_do_not_lose_increments(kv):
     def increment(transaction):
         transaction.put("n", str(int(transaction.get("n") or 0) + 1))
@@ -230,6 +239,63 @@ def test_a_watch_on_what_was_compacted_says_from_where_there_is_history(kv):
     with pytest.raises(raftkv.Compacted) as caught:
         next(kv.watch("k", start_revision=1))
     assert caught.value.revision == revision
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"start_revision": 5.0}, {"start_revision": "x"}, {"start_revision": 2**63}, {"queue_bytes": "x"}],
+    ids=repr,
+)
+def test_a_watch_that_cannot_be_ends_no_other_and_lets_the_next_begin(kv, wrong):
+    before = kv.watch("k")
+    with pytest.raises((TypeError, ValueError)):
+        kv.watch("wrong", **wrong)
+    kv.put("wrong", "1")
+    with kv.watch("k") as after:
+        kv.put("k", "1")
+        for watch in (before, after):
+            assert watch.get(timeout_s=30).value == b"1"
+    before.cancel()
+
+
+def test_a_grace_that_cannot_be_ends_no_other_lease(kv):
+    lease = kv.lease(2).grant()
+    for grace_s in (1e17, 1e30, float("inf"), float("nan"), -1, "1"):
+        with pytest.raises((TypeError, ValueError), match="grace"):
+            kv.lease(2, disconnect_grace_s=grace_s).grant()
+    wait_for(lambda: lease.remaining_s > 1.9, "a keep-alive")
+    lease.revoke()
+
+
+WRONG = {
+    "lease= takes a lease of this client, or its id, not 'x'": lambda kv: kv.put("k", "v", lease="x"),
+    "lease= takes a lease or a session of this client, not 5": lambda kv: kv.lock("n", lease=5),
+    "fence= takes a lock, a term or the fence of a run, not 5": lambda kv: kv.put("k", "v", fence=5),
+    "then() and otherwise() take operations as put(key, value), not 'k'": lambda kv: kv.txn().then("k"),
+    "put_many() takes a mapping, or pairs of a key and a value, not 'ab'": lambda kv: kv.put_many(["ab"]),
+    "get_many() takes several, as in a list, not 'abc'": lambda kv: kv.get_many("abc"),
+    "on_lost is a function, not 5": lambda kv: kv.lease(5, on_lost=5),
+    "timeout_s is a number of seconds, not '5'": lambda kv: kv.get("k", timeout_s="5"),
+    "timeout_s is a finite number of seconds, not inf": lambda kv: kv.get("k", timeout_s=float("inf")),
+    "timeout_s is a finite number of seconds, not nan": lambda kv: kv.lock("n").acquire(timeout_s=float("nan")),
+    "the TTL of a lease is a number of seconds, not '5'": lambda kv: kv.lock("n", ttl="5"),
+    "the TTL of a lease must be positive, not 0": lambda kv: kv.session(0),
+    "max_staleness_s is a finite number of seconds, not inf": lambda kv: kv.get("k", max_staleness_s=float("inf")),
+    "a service needs a name without a slash at its end, not 5": lambda kv: kv.endpoints(5).list(),
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_a_wrong_argument_is_refused_in_words(kv, text):
+    with pytest.raises((TypeError, ValueError)) as refused:
+        WRONG[text](kv)
+    assert str(refused.value) == text
+
+
+def test_a_wait_without_a_limit_may_be_asked_for_as_infinite(kv):
+    lock = kv.lock("n").acquire(timeout_s=float("inf"))
+    assert lock.held
+    lock.release()
 
 
 def test_a_watch_survives_the_member_it_is_connected_to(three):
@@ -428,6 +494,22 @@ def test_closing_ends_what_other_threads_wait_for(member):
         client.get("k")
 
 
+def test_a_client_that_is_closed_while_another_thread_opens_it_stays_closed():
+    client = raftkv.connect("127.0.0.1:1")
+    make = client._make
+
+    def make_late():
+        in_thread(client.close).join()
+        return make()
+
+    client._make = make_late
+    before = threading.active_count()
+    with pytest.raises(raftkv.Closed, match=r"^the client is closed$"):
+        client.get("a")
+    assert client._target is None
+    assert threading.active_count() == before
+
+
 def test_a_client_that_is_dropped_ends_its_thread(member):
     others = set(threading.enumerate())
     client = raftkv.connect(member.endpoints)
@@ -483,6 +565,41 @@ def test_a_program_that_never_closes_its_client_ends_in_silence(member):
     assert (done.returncode, done.stdout) == (0, "")
     assert "Warning" not in done.stderr
     assert "Error" not in done.stderr
+
+
+def test_daemon_threads_that_use_a_client_at_the_end_of_a_program_write_nothing(member):
+    program = f"""
+import atexit, threading
+atexit.register(threading.Event().wait, 0.5)  # the last to run: the threads go on after the clients were closed
+import raftkv
+kv = raftkv.connect("{member.endpoints[0]}")
+began = threading.Semaphore(0)
+
+def follow(watch):
+    began.release()
+    list(watch)
+
+def write():
+    kv.put("k", "1")
+    began.release()
+    while True:
+        kv.put("k", "1")
+
+threads = [threading.Thread(target=follow, args=(kv.watch("w"),), daemon=True)]
+threads += [threading.Thread(target=write, daemon=True) for _ in range(3)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    began.acquire()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("make", [lambda kv: kv.lease(5), lambda kv: kv.lock("n"), lambda kv: kv.txn()], ids=range(3))
+def test_what_belongs_to_a_process_says_so_when_it_is_to_be_sent(kv, make):
+    with pytest.raises(TypeError, match=r"^a (Lease|Lock|Txn) belongs to its process .* send the client"):
+        copy.copy(make(kv))  # asks what pickle asks
 
 
 def insist(write):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import traceback
+from collections import deque
 
 import pytest
 
@@ -214,3 +215,53 @@ def test_a_disowned_loop_points_its_descriptors_at_nothing_and_the_parent_does_n
 def test_signals_are_left_to_the_main_thread(loop):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert loop.run(give(1)) == 1
+
+
+class LateQueue(deque):
+    """A queue whose next call is seen by the loop's thread before the caller sees that the loop is closed."""
+
+    def __init__(self, loop):
+        super().__init__()
+        self.loop = loop
+        self.taken = threading.Event()
+
+    def append(self, call):
+        super().append(call)
+        self.loop.loop.call_soon_threadsafe(self.take)
+        self.taken.wait()
+
+    def take(self):
+        self.loop._take_queued()
+        self.taken.set()
+
+
+def test_a_call_that_comes_while_the_loop_ends_is_refused(loop):
+    started, ending, may_end, results = threading.Event(), threading.Event(), threading.Event(), []
+
+    async def linger():
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ending.set()
+            await asyncio.to_thread(may_end.wait)
+
+    def call(coroutine):
+        try:
+            results.append(loop.run(coroutine))
+        except Closed as error:
+            results.append(str(error))
+
+    loop.post(linger())
+    started.wait()
+    closing = threading.Thread(target=loop.close)
+    closing.start()
+    ending.wait()
+    queue = loop._queue = LateQueue(loop)
+    late = threading.Thread(target=call, args=(forever(threading.Event()),), daemon=True)
+    late.start()
+    queue.taken.wait()
+    may_end.set()
+    late.join(10)
+    assert results == ["the client is closed"]
+    closing.join()

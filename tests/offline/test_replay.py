@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -13,7 +15,7 @@ import pytest
 
 from raftkv.apply.leases import Leases
 from raftkv.errors import CorruptionError, StorageError
-from raftkv.offline.archive import ArchiveGapError, MemberArchive
+from raftkv.offline.archive import CLOCK_S, ArchiveGapError, MemberArchive
 from raftkv.offline.copy import Base
 from raftkv.offline.prune import prune
 from raftkv.offline.replay import Replayed, Target, replay
@@ -21,6 +23,7 @@ from raftkv.raft.types import Entry, HardState, SnapshotMeta
 from raftkv.storage.backend.lmdb import LMDBBackend
 from raftkv.storage.mvcc import Store
 from raftkv.storage.wal import WAL
+from raftkv.storage.wal.archive import Mark
 from tests.long import long_except
 from tests.offline.history import TIME_0_S, History, State, users_of, write_archive
 
@@ -99,6 +102,42 @@ def test_every_time_is_restored_exactly(drawn: History) -> None:
         done, revision, state = restored(base, archive, Target(time_s=TIME_0_S + index + 0.9))
         assert (done.index, done.remark) == (index, "")
         assert (revision, state) == drawn.at_index[index]
+
+
+def move_marks(archive: Path, time_of: Callable[[Mark], float]) -> None:
+    """Give the marks below a directory other times."""
+    for path in archive.rglob("*.marks"):
+        marks = [mark for line in path.read_text().splitlines(keepends=True) if (mark := Mark.parse(line))]
+        path.write_text("".join(str(replace(mark, time_s=time_of(mark))) for mark in marks))
+
+
+def _later(late_s: float, mark: Mark) -> float:
+    return mark.time_s + late_s
+
+
+@pytest.mark.parametrize("jump_s", [-30 * 3600.0, 5 * 3600.0])
+def test_a_time_that_a_wrong_clock_made_meaningless_is_refused(history: History, tmp_path: Path, jump_s: float) -> None:
+    """The clock of the member jumps at an entry in the middle, and is right again near the end."""
+    archive, count = tmp_path / "archive", len(history.entries)
+    write_archive(history.entries, archive, Random(1))
+    base_index, base = min(history.bases.items())
+    wrong = range((base_index + count) // 2, count - 5)
+    move_marks(archive, lambda mark: TIME_0_S + 100 * mark.index + jump_s * (mark.index in wrong))
+    time_s = TIME_0_S + 100 * (base_index if jump_s < 0 else count)
+    with pytest.raises(StorageError, match=r"the clock of a member jumped: .* give --to-revision"):
+        restored(base, archive, Target(time_s=time_s))
+    done, *_ = restored(base, archive, Target(revision=history.at_index[count][0]))
+    assert done.revision == history.at_index[count][0]
+
+
+def test_a_member_that_lags_makes_no_time_meaningless(history: History, tmp_path: Path) -> None:
+    archive = tmp_path / "archive"
+    for member, late_s in ((1, 0), (2, 10 * CLOCK_S)):
+        write_archive(history.entries, archive, Random(member), member=member)
+        move_marks(archive / f"log-7-{member}", partial(_later, late_s))
+    base_index, base = min(history.bases.items())
+    done, *_ = restored(base, archive, Target(time_s=TIME_0_S + base_index + 10.5))
+    assert done.index == base_index + 10
 
 
 @pytest.mark.parametrize("drawn", long_except(SEEDS, {3}), indirect=True)

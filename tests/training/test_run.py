@@ -14,9 +14,10 @@ import pytest
 import raftkv.training
 from raftkv.aio import connect
 from raftkv.client.rpc.endpoints import parse_endpoints
-from raftkv.errors import ConfigError
+from raftkv.errors import ConfigError, StatusError
 from raftkv.training import BarrierTimeout, GenerationOver, JoinTimeout, RunClosed
 from raftkv.training.aio import Run, join
+from raftkv.training.api import async_run
 from raftkv.training.api.attachment import announce
 from raftkv.training.api.collectives import Collectives
 from raftkv.training.api.counter import Counter
@@ -400,6 +401,100 @@ def test_a_block_that_ends_closes_the_run(play):
         assert await job.below(job.keys.base) == [job.keys.round, job.keys.state]
 
     play(scenario)
+
+
+def test_who_waits_in_a_run_is_told_that_its_client_was_closed(play):
+    async def scenario(job):
+        kv = connect(job.endpoints)
+        alone = {"kv": kv, "min_nodes": 1, "lease_ttl_s": 10}
+        run, meeting = await join(job.run_id, **alone), f"{job.run_id}-2"
+        waits = [
+            run.wait_change(),
+            run.published(),
+            run.barrier("a"),  # opens: nobody else is in it
+            join(job.run_id, **alone),  # as a standby
+            join(meeting, kv=kv, min_nodes=2),
+        ]
+        tasks = [asyncio.ensure_future(wait) for wait in waits]
+        await until(tasks[2].done)
+        await until(lambda: _nodes_of(job, meeting))
+        await until(lambda: _nodes_of(job, job.run_id, 2))
+        await kv.close()
+        async with asyncio.timeout(10):
+            changed, published, _, standby, waiting = await asyncio.gather(*tasks, return_exceptions=True)
+        assert changed is True
+        assert ["the client is closed" in str(one) for one in (published, standby, waiting)] == [True] * 3
+        async with asyncio.timeout(10):
+            with pytest.raises(StatusError, match="the client is closed"):
+                await run.rejoin()
+        await run.leave()
+
+    play(scenario)
+
+
+def test_an_error_in_a_block_is_not_held_up_by_a_cluster_that_is_away(play, monkeypatch):
+    monkeypatch.setattr(async_run, "FAIL_S", 0.05)
+
+    async def away(fault):
+        await asyncio.Event().wait()
+
+    async def scenario(job):
+        async def train():
+            async with await join(job.run_id, endpoints=job.endpoints, min_nodes=1) as run:
+                run._attachment.report = away
+                raise ValueError("a bad batch")
+
+        with pytest.raises(ValueError, match="a bad batch"):
+            await asyncio.wait_for(train(), 20)
+
+    play(scenario)
+
+
+def test_a_callback_that_fails_keeps_no_other_from_the_news(play):
+    async def scenario(job):
+        (run,) = await job.join(1, min_nodes=1)
+        told, failed = [], []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: failed.append(context["exception"]))
+        run.on_change(lambda run: 1 / 0)
+        run.on_change(told.append)
+        await run.report(message="over")
+        await until(lambda: told)
+        assert [type(error) for error in failed] == [ZeroDivisionError]
+        assert await run.wait_change()
+        assert (await run.rejoin()).generation == 2
+
+    play(scenario)
+
+
+def test_wrong_arguments_are_refused_in_words_and_leave_nothing_behind(play):
+    nan = float("nan")
+    wrong = {
+        "a run id is a text, not b'id'": lambda run: join(b"id", kv=run.kv),
+        "min_nodes is a whole number, not 1.5": lambda run: join("wrong", kv=run.kv, min_nodes=1.5),
+        "topology is a text, not 5": lambda run: join("wrong", kv=run.kv, topology=5),
+        "timeout_s is a number of seconds, not '1'": lambda run: join("wrong", kv=run.kv, timeout_s="1"),
+        "names are texts, not 5": lambda run: run.barrier(5),
+        "timeout_s is a finite number of seconds, not nan": lambda run: run.barrier("b", timeout_s=nan),
+        "a broadcast has a root: the rank whose value all get": lambda run: run.broadcast("b", "v", root=None),
+        "metric 'loss' is 'x', which is no number": lambda run: run.checkpoint(1, metrics={"loss": "x"}).__aenter__(),
+    }
+
+    async def scenario(job):
+        (run,) = await job.join(1, min_nodes=1)
+        for text, call in wrong.items():
+            with pytest.raises((TypeError, ValueError, ConfigError)) as refused:
+                await call(run)
+            assert str(refused.value) == text
+        with pytest.raises(TimeoutError, match=r"^nothing was published in generation 1 of run .* within 0.01 s$"):
+            await run.published(timeout_s=0.01)
+        assert await job.below(RunKeys("wrong").base) == []
+        assert not run.changed
+
+    play(scenario)
+
+
+async def _nodes_of(job: Job, run_id: str, count: int = 1) -> bool:
+    return len(await job.below(RunKeys(run_id).nodes)) == count
 
 
 def test_an_error_in_a_block_is_what_the_others_are_told(play):

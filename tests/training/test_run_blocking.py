@@ -136,6 +136,22 @@ def test_a_program_that_never_leaves_its_run_ends_in_silence(cluster):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def test_who_has_left_cannot_come_back_and_says_so_at_once(cluster):
+    """A run that has left asked itself, without a pause, whether it was registered: its thread did nothing else."""
+    with cluster.connect() as kv:
+        run = raftkv.training.join("left", kv=kv, min_nodes=1)
+        run.leave()
+        ended = threading.Event()
+
+        def come_back():
+            with pytest.raises(RunClosed, match="this node has left"):
+                run.rejoin(timeout_s=1)
+            ended.set()
+
+        threading.Thread(target=come_back, daemon=True).start()
+        assert ended.wait(20)
+
+
 def test_a_barrier_while_the_raft_leader_dies(cluster):
     runs = join(cluster, "failover")
     with cluster.connect(timeout_s=PATIENCE_S) as kv:

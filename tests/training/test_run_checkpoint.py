@@ -6,15 +6,19 @@ import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import raftkv
 import raftkv.training
-from raftkv.checkpoint.errors import AttemptOver, DigestMismatch, StaleStep
+from raftkv.checkpoint.errors import AttemptOver, CheckpointError, DigestMismatch, StaleStep
 from raftkv.errors import ConfigError
 from raftkv.training import GenerationOver, Run
+from raftkv.training.api import checkpoint
+from raftkv.training.api.generation import Generation
+from raftkv.training.api.run import Resuming, Saving
 
 PATIENCE_S = 60.0
 
@@ -111,6 +115,27 @@ def test_an_error_of_rank_0_is_raised_by_all(ranks):
     assert [type(error) for error in in_all(ranks, lambda run: outcome(lambda: save(run, 7)))] == [StaleStep] * 2
 
 
+def test_whatever_fails_on_rank_0_is_told_to_all(ranks, monkeypatch):
+    async def broken(*args, **options):
+        raise OSError("the disk is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ranks[0]._inner.checkpoints, "begin", broken)
+        failures = in_all(ranks, lambda run: outcome(lambda: save(run, 5)))
+    assert [type(failure) for failure in failures] == [OSError, CheckpointError]
+    assert str(failures[1]) == "rank 0: OSError: the disk is gone"
+    with pytest.raises(TypeError, match="parent= takes the reference of a checkpoint"):
+        ranks[0].checkpoint(6, parent="no reference")
+    assert [done.step for done in in_all(ranks, lambda run: save(run, 6))] == [6, 6]
+
+
+def test_ranks_that_save_different_steps_save_none(ranks):
+    failures = in_all(ranks, lambda run: outcome(lambda: save(run, 5 + run.rank)))
+    assert [type(failure) for failure in failures] == [AttemptOver, ConfigError]
+    assert str(failures[1]).startswith("rank 0 saves step 5, and rank 1 step 6: ")
+    assert [done.step for done in in_all(ranks, lambda run: save(run, 7))] == [7, 7]
+
+
 def test_who_does_not_wait_has_prepared(ranks):
     committed, nothing = in_all(ranks, lambda run: save(run, 3, wait=False))
     assert (committed.step, nothing) == (3, None)
@@ -175,3 +200,43 @@ def test_for_asyncio(cluster, tmp_path, monkeypatch):
                 assert last.read("a") == b"1"
 
     asyncio.run(main())
+
+
+def test_a_block_of_the_parent_is_left_in_silence_in_a_forked_child():
+    child = SimpleNamespace(is_disowned=True)
+    for block in (Saving, Resuming):
+        block(None, child, None).__exit__(SystemExit, SystemExit(0), None)
+
+
+def test_a_pin_that_is_taken_in_the_moment_of_a_cancellation_is_given_back(monkeypatch):
+    class Pin:
+        def __init__(self, waiting):
+            self.waiting = waiting
+            self.released = False
+
+        async def take(self):
+            self.waiting.cancel()
+
+        async def release(self):
+            self.released = True
+
+    async def scenario():
+        pins = []
+
+        def pin_of(_):
+            pins.append(Pin(entering))
+            return pins[0]
+
+        async def told(name, make):
+            return {"checkpoint": "{}"}
+
+        generation = Generation(None, SimpleNamespace(run_id="job", generation=1), 1)
+        resuming = checkpoint.Resuming(SimpleNamespace(generation=generation, decide=told, registry=None), "")
+        monkeypatch.setattr(checkpoint.Checkpoint, "decode", lambda data: data)
+        resuming._pin_of = pin_of
+        entering = asyncio.ensure_future(resuming.__aenter__())
+        with pytest.raises(asyncio.CancelledError):
+            await entering
+        assert pins[0].released
+
+    asyncio.run(scenario())

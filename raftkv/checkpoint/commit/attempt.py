@@ -54,10 +54,12 @@ from raftkv.client.control.retries import until_answered
 from raftkv.client.kv.compares import mod_revision, version
 from raftkv.client.kv.operations import Operation, delete, get, put
 from raftkv.client.values import KeyValue
-from raftkv.errors import ConfigError, StatusError
+from raftkv.errors import ConfigError, RaftKVError, StatusError
 
 WriteManifest = Callable[[str, bytes], Awaitable[None]]
 
+GIVE_UP_S: Final = 10.0
+"""For giving up an attempt that has failed: whoever waits for the error is not to wait for a cluster that is away."""
 PREPARED_MAX_BYTES: Final = 256 * 1024
 """Limit of what one rank prepares: about 1,700 files."""
 PREPARED_TOTAL_MAX_BYTES: Final = 256 * 1024 * 1024
@@ -367,6 +369,20 @@ class Attempt:
             as_seen = mod_revision(self._keys.head) == seen.head.mod_revision
             if (await under(self._control, self._claim, [as_seen], operations)).succeeded:
                 return True
+
+    async def give_up(self, error: BaseException, who: str = "") -> None:
+        """Abort it because of an error, which is the one to tell: this raises none, and takes ``GIVE_UP_S`` at most.
+
+        Whatever keeps it from being aborted now, the next claim does it.
+
+        Arguments:
+            error: what has failed; its first line is the reason.
+            who: has failed, for people; empty: nobody needs to be named.
+        """
+        line = f"{type(error).__name__}: {error}".partition("\n")[0][:500]
+        with contextlib.suppress(RaftKVError, TimeoutError):
+            async with asyncio.timeout(GIVE_UP_S):
+                await self.abort(f"{who}: {line}" if who else line)
 
     # ---- what is there
 

@@ -13,6 +13,7 @@ from types import TracebackType
 
 from raftkv.checkpoint.commit.claim import Claim
 from raftkv.checkpoint.keys import RegistryKeys
+from raftkv.client.arguments import limit
 from raftkv.client.control.control import Control
 from raftkv.client.control.reflector import Interval, Reflector
 from raftkv.client.values import Event, KeyValue
@@ -115,7 +116,7 @@ async def limited(timeout_s: float | None, what: str) -> AsyncIterator[None]:
         TimeoutError: it took longer; the text says what did not happen.
     """
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(limit(timeout_s, "timeout_s")):
             yield
     except TimeoutError:
         if timeout_s is None:

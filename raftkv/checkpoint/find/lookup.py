@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from raftkv.checkpoint.errors import CheckpointNotFound
-from raftkv.checkpoint.keys import LATEST, RegistryKeys, is_comparable, run_of, step_of
+from raftkv.checkpoint.keys import LATEST, RegistryKeys, check_step, is_comparable, run_of, step_of
 from raftkv.checkpoint.records import Checkpoint, Latest, Reference, read, readable
 from raftkv.client.control.control import Control
 from raftkv.client.control.records import RecordError
@@ -104,7 +104,9 @@ class Lookup:
 
         Raises:
             CheckpointNotFound: there is none, or not any more.
+            ConfigError: it can be no step.
         """
+        check_step(step)
         kinds = [kind] if kind else [found.kind for found in await self.summary(run_id)]
         keys = RegistryKeys(run_id)
         if kinds:

@@ -17,6 +17,7 @@ the block. ``pin_for`` holds without a process: for a time, or until ``unpin``.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -97,6 +98,7 @@ class Pin:
         self._hold = Hold(holder, time)
         self._on_lost = on_lost
         self._grant: Grant | None = None
+        self._taking = asyncio.Lock()
 
     def __repr__(self) -> str:
         state = "lost" if self.lost.is_set() else "held" if self._grant else "not held"
@@ -112,15 +114,20 @@ class Pin:
             CheckpointNotFound: the checkpoint is deleted, or about to be.
             StatusError: the cluster refused.
         """
-        if self._grant is None:
-            grant = await self._control.grant(self._ttl_s, 0.0, self._lose)
-            try:
-                await _put_pin(self._control, self.checkpoint, self._reader, grant.id, self._hold)
-            except BaseException:
-                await self._control.end(grant, revoke=True)
-                raise
-            self._grant = grant
+        async with self._taking:  # asked for by many at once, it is taken once
+            if self._grant is None:
+                self._grant = await self._take()
         return self
+
+    async def _take(self) -> Grant:
+        grant = await self._control.grant(self._ttl_s, 0.0, self._lose)
+        try:
+            await _put_pin(self._control, self.checkpoint, self._reader, grant.id, self._hold)
+        except BaseException:
+            with contextlib.suppress(StatusError):  # nobody keeps it alive: it ends with its TTL
+                await self._control.end(grant, revoke=True)
+            raise
+        return grant
 
     def check(self) -> None:
         """Raise ``PinLost`` if it is known to be lost: what is read from now on may be deleted under the reader."""

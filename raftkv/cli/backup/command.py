@@ -258,6 +258,7 @@ def _temporary(values: dict[str, Any]) -> Iterator[Path]:
 
 
 def _list(place: Place, values: dict[str, Any]) -> int:
+    place.require()
     report = Report(json=values["json"])
     found, damaged = place.look()
     report.table(found)
@@ -329,7 +330,7 @@ def _chosen(place: Place, name: str) -> Manifest:
         raise CommandError(damaged[newest] + ("" if name else "; --backup restores another one by name"))
     if not found:
         raise CommandError(f"there is {f'no backup {name}' if name else 'no backup'} in {place.url}")
-    return max(found, key=lambda one: one.taken_s)
+    return rules.oldest_first(found)[-1]
 
 
 _COMMANDS: Final = {

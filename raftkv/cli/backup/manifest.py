@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -84,6 +84,20 @@ def time_of(file_name: str) -> float | None:
     return datetime.strptime(match[1], _TIME).replace(tzinfo=UTC).timestamp() if match else None
 
 
+def oldest_first(backups: Iterable[Manifest]) -> list[Manifest]:
+    """Return backups in the order in which they were taken, also where a clock jumped on the way.
+
+    In one cluster the index tells what came first. A backup is therefore no younger than any that has a higher index,
+    whatever the clock said, and with that time it is put among those of other clusters.
+    """
+    youngest_s: dict[int, float] = {}
+    moments: list[tuple[float, int, float, Manifest]] = []
+    for one in sorted(backups, key=lambda one: (one.index, one.taken_s), reverse=True):
+        moment_s = youngest_s[one.cluster_id] = min(one.taken_s, youngest_s.get(one.cluster_id, one.taken_s))
+        moments.append((moment_s, one.index, one.taken_s, one))
+    return [moment[-1] for moment in sorted(moments, key=lambda moment: moment[:-1])]
+
+
 def not_needed(backups: Sequence[Manifest], keep: int, keep_days: float, now_s: float) -> list[Manifest]:
     """Return the backups that the rules let go; never the newest.
 
@@ -95,9 +109,8 @@ def not_needed(backups: Sequence[Manifest], keep: int, keep_days: float, now_s: 
     """
     if not keep and not keep_days:
         return []
-    newest_first = sorted(backups, key=lambda one: one.taken_s, reverse=True)
     return [
         one
-        for number, one in enumerate(newest_first)
-        if number >= max(keep, 1) and now_s - one.taken_s >= keep_days * DAY_S
+        for number, one in enumerate(reversed(oldest_first(backups)))
+        if number >= max(keep, 1) and (not keep_days or now_s - one.taken_s >= keep_days * DAY_S)
     ]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from raftkv.checkpoint.storage.filesystems import describe, open_url, sync
-from raftkv.cli.backup.manifest import DATA_SUFFIX, MANIFEST_SUFFIX, PART_SUFFIX, Manifest, time_of
+from raftkv.cli.backup.manifest import DATA_SUFFIX, MANIFEST_SUFFIX, PART_SUFFIX, Manifest, oldest_first, time_of
 from raftkv.cli.exits import CommandError
 from raftkv.errors import ConfigError
 
@@ -53,6 +53,16 @@ class Place:
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
+
+    def require(self) -> None:
+        """Refuse a local directory that is not there: more often than not its name is misspelled.
+
+        Raises:
+            CommandError: it is not there, or no directory. An object store has no directories to look for.
+        """
+        if self._is_local and not self._fs.isdir(self._root):
+            why = "is no directory" if self._fs.exists(self._root) else "is not there"
+            raise CommandError(f"{self.url} {why}")
 
     def names(self) -> list[str]:
         """Return the names of all files, sorted; none if there is no such directory."""
@@ -136,7 +146,7 @@ class Place:
                 found.append(Manifest.parse(self.read(name)))
             except ValueError as error:
                 damaged[stem] = f"cannot read {name} in {self.url}: {error}"
-        return found, damaged
+        return oldest_first(found), damaged
 
     def remove(self, backup: Manifest) -> None:
         """Delete a backup, the manifest first: without it the rest is none."""

@@ -88,7 +88,7 @@ def main(words: Sequence[str]) -> int:
     from raftkv.cli.certs.folder import Folder
 
     try:
-        return _run(command, Folder(parsed.arguments[0]), members, parsed.values)
+        return _run(command, Folder(parsed.arguments[0], is_new=not command), members, parsed.values)
     except RaftKVError as error:
         raise CommandError(f"certs: {' '.join(str(error).split())}", ERROR) from None
 

@@ -66,13 +66,16 @@ class Folder:
     """A directory of certificates.
 
     Arguments:
-        path: of it; made if it is not there.
+        path: of it.
+        is_new: make it if it is not there: who looks for something does not want an empty one.
 
     Raises:
         ConfigError, StorageError: it cannot be used.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, is_new: bool) -> None:
+        if not is_new and not Path(path).exists():
+            raise ConfigError(f"{path} is not there")
         self._path = private_directory(Path(path))
 
     def make(self, members: Mapping[str, Sequence[str]], clients: Sequence[str], days: int, ca_days: int) -> list[Made]:

@@ -200,7 +200,8 @@ def client_options(invocation: Invocation, connection: Mapping[str, Any]) -> Cli
         user=connection.get("user", ""),
         password=connection.get("password", NO_SECRET),
         token=connection.get("token", NO_SECRET),
-        dial_timeout_s=invocation["dial-timeout"],
+        # As in etcdctl, where 0 and less leave the limit to the library.
+        dial_timeout_s=invocation["dial-timeout"] if invocation["dial-timeout"] > 0 else ClientOptions.dial_timeout_s,
         keepalive_time_s=invocation["keepalive-time"],
         keepalive_timeout_s=invocation["keepalive-timeout"],
         max_request_bytes=invocation["max-request-bytes"] or ClientOptions.max_request_bytes,

@@ -27,6 +27,9 @@ from raftkv.errors import RaftKVError
 BACKUP_AGE_S: Final = 2 * 86_400.0
 """An older last backup is worth a warning."""
 
+CLOCK_S: Final = 300.0
+"""A last backup from later than this after now, too: nobody would notice the end of backups."""
+
 CLUSTER_TIME_S: Final = 20.0
 """Longest time for all questions to a cluster."""
 
@@ -155,7 +158,10 @@ def _check_backup(url: str) -> Finding:
         return failure(subject, " ".join(str(error).split()), advice)
     if not backups:
         return failure(subject, f"there is none in {url}", advice)
-    age_s = time.time() - max(backup.taken_s for backup in backups)
+    age_s = time.time() - backups[-1].taken_s
+    if age_s < -CLOCK_S:
+        figure = f"the last of {len(backups)} was taken {-age_s / 3600:.1f} h from now"
+        return warning(subject, figure, "set the clocks of this machine and of the one that takes the backups")
     figure = f"the last of {len(backups)} is {age_s / 3600:.1f} h old"
     return warning(subject, figure, advice) if age_s > BACKUP_AGE_S else ok(subject, figure)
 

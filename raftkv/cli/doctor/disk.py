@@ -10,11 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from raftkv.cli.doctor.finding import Finding, at_most, failure, ok, skipped, warning
+from raftkv.cli.doctor.finding import Finding, Level, at_most, failure, ok, skipped, warning
 from raftkv.cli.doctor.judgement import SLOW_SYNC_MS
 from raftkv.cli.output.printer import human_size
-from raftkv.errors import StorageError
+from raftkv.errors import RaftKVError, StorageError
 from raftkv.offline.directory import database_of, is_running, log_of
+from raftkv.offline.log import verify
 
 WRITE_BYTES: Final = 2300
 """What etcd's documentation has ``fio`` write between two syncs: about a small batch of puts."""
@@ -55,7 +56,8 @@ def check_disk(data_dir: str, wal_dir: str = "") -> list[Finding]:
         if path:
             found += _check_directory(subject, path)
     if os.path.isdir(os.path.join(data_dir, "member")):
-        found.append(_check_user(data_dir, wal_dir))
+        member = _check_user(data_dir, wal_dir)
+        found += [member] if member.level is not Level.OK else [member, _check_log(wal_dir or log_of(data_dir))]
     return found
 
 
@@ -198,3 +200,16 @@ def _check_user(data_dir: str, wal_dir: str) -> Finding:
         )
     state = "runs" if is_running(log) else "is stopped"
     return ok(subject, f"the member {state}; its database has {human_size(size)}")
+
+
+def _check_log(directory: str) -> Finding:
+    """Read the whole log: damage in it shows at a start, which may be the next night."""
+    subject = "data directory: log"
+    advice = "if the other members are well, remove this one and let it join again with none; else restore a backup"
+    try:
+        found = verify(directory)
+    except (RaftKVError, OSError) as error:
+        return failure(subject, " ".join(str(error).split()), advice)
+    entries = f"entries {found.first_index} to {found.last_index}" if found.last_index else "no entries"
+    end = f", a write at its end was cut off: {found.torn}" if found.torn else ""
+    return ok(subject, f"{entries} in {human_size(found.size_bytes)}, all checksums right{end}")

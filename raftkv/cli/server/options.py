@@ -33,7 +33,8 @@ _PARTS: dict[str, Callable[..., Any]] = {"client_tls": TLSFiles, "peer_tls": TLS
 _DEPTH_MAX: Final = 64
 """Levels of a configuration file; settings need two."""
 
-_TLS_SECTIONS = {"client-transport-security": "", "peer-transport-security": "peer-"}
+_SECTIONS = {"client-transport-security": "", "peer-transport-security": "peer-", "socket-options": "socket-"}
+"""Settings of a file that have settings of their own, and how the flags of these begin."""
 
 
 @dataclass
@@ -180,7 +181,7 @@ def _read_file(path: str, warnings: list[str]) -> dict[str, str]:
         raise ConfigError(f"{path}: expected settings as 'name: value'")
     texts: dict[str, str] = {}
     for key, value in document.items():
-        for name, item in _file_entry(str(key), value):
+        for name, item in _file_entry(path, str(key), value):
             if name in FLAGS:
                 texts[name] = _file_text(path, name, item)
             else:
@@ -199,15 +200,19 @@ def _check_depth(text: str) -> None:
             raise ValueError(f"more than {_DEPTH_MAX} levels")
 
 
-def _file_entry(key: str, value: Any) -> list[tuple[str, Any]]:
-    """Return the flags that an entry of the file sets: a section of certificates sets several."""
-    if not isinstance(value, dict):
-        return [(key, value)]
-    if key == "socket-options":
-        return [(f"socket-{name}", item) for name, item in value.items()]
-    prefix = _TLS_SECTIONS.get(key)
+def _file_entry(path: str, key: str, value: Any) -> list[tuple[str, Any]]:
+    """Return the flags that an entry of the file sets: a section of certificates sets several.
+
+    Raises:
+        ConfigError: a section is given one value: ignored, it would leave a port open that is thought to be closed.
+    """
+    prefix = _SECTIONS.get(key)
     if prefix is None:
-        return [(f"{key}.{name}", item) for name, item in value.items()]
+        return [(key, value)]
+    if value is None:
+        return []
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: {key} has settings of its own, as 'name: value' below it; it is given {value!r}")
     return [(prefix + str(name), item) for name, item in value.items()]
 
 
@@ -217,6 +222,10 @@ def _file_text(path: str, name: str, value: Any) -> str:
         text = "true" if value else "false"
     elif isinstance(value, list):
         text = ",".join(map(str, value))
+    elif isinstance(value, dict):
+        raise ConfigError(
+            f"{path}: {name} takes a value, and is given settings of its own: {', '.join(map(str, value))}"
+        )
     elif value is None:
         text = ""
     else:

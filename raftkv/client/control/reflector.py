@@ -96,6 +96,7 @@ class Reflector:
         self._refusal = ""
         self._news_only = False
         self._is_closed = False
+        self._end: Exception | None = None
         self._unwatch: Callable[[], None] | None = None
         self._listing: asyncio.Task[None] | None = None
         self._backoff = Backoff(max_s=REFUSED_PAUSE_MAX_S)
@@ -105,7 +106,7 @@ class Reflector:
     @property
     def is_following(self) -> bool:
         """Whether a watch keeps ``items`` current; False: the first list, or one after a compaction, is under way."""
-        return self._following.is_set()
+        return self._following.is_set() and self._end is None
 
     def get(self, key: str) -> KeyValue | None:
         """Return one of the items; None: the key does not exist."""
@@ -158,12 +159,18 @@ class Reflector:
         self.load(() if is_first else result.results[0], result.revision)
 
     async def ready(self) -> None:
-        """Wait until a watch keeps ``items`` current."""
+        """Wait until a watch keeps ``items`` current; raises why that will never be, as when the client was closed."""
         await self._following.wait()
+        self._check()
 
     async def reached(self, revision: int) -> None:
-        """Wait until everything up to a revision is known here."""
-        if self.revision < revision:
+        """Wait until everything up to a revision is known here, or ``close``.
+
+        Raises:
+            StatusError: the client was closed before.
+        """
+        if self.revision < revision and not self._is_closed:
+            self._check()
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append((revision, future))
             await future
@@ -176,6 +183,22 @@ class Reflector:
             self._unwatch = None
         if self._listing is not None:
             self._listing.cancel()
+        for _, future in self._waiting:
+            if not future.done():
+                future.set_result(None)
+
+    def _check(self) -> None:
+        if self._end is not None:
+            raise self._end
+
+    def _finish(self, error: Exception) -> None:
+        """Tell all who wait that the client was closed: there is nobody left to ask."""
+        self._end = error
+        self._following.set()
+        for _, future in self._waiting:
+            if not future.done():
+                future.set_exception(error)
+        self._on_end(error)
 
     # -- list
 
@@ -195,8 +218,8 @@ class Reflector:
             except Exception as error:
                 self._on_refused(error)
                 if isinstance(error, StatusError) and error.code == CANCELED and error.definite:
-                    self._on_end(error)
-                    return  # the client is closed: there is nobody left to ask
+                    self._finish(error)
+                    return
                 pause_s = self._backoff.next_s()
             else:
                 break
@@ -217,7 +240,7 @@ class Reflector:
             self._on_refused(error)
             if not is_client_closed(error):
                 raise
-            self._on_end(error)  # it was closed between the list and the watch: there is nobody left to ask
+            self._finish(error)  # it was closed between the list and the watch
 
     def _on_events(self, revision: int, events: Sequence[Event]) -> None:
         if self._is_closed:

@@ -21,6 +21,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
+from raftkv.client.arguments import many
 from raftkv.client.kv.guards import LeaseLike
 from raftkv.client.kv.kv import KV
 from raftkv.client.kv.operations import GetRange
@@ -74,9 +75,11 @@ class Bulk(Part):
         Raises:
             StatusError: of the first that failed; see ``definite``.
         """
-        pairs: Iterable[tuple[Text, Text]] = items.items() if isinstance(items, Mapping) else items
+        pairs: Iterable[tuple[Text, Text]] = items.items() if isinstance(items, Mapping) else many(items, "put_many")
 
         async def write(pair: tuple[Text, Text]) -> PutResult:
+            if isinstance(pair, str | bytes) or len(pair) != 2:
+                raise TypeError(f"put_many() takes a mapping, or pairs of a key and a value, not {pair!r}")
             return await self._kv.put(pair[0], pair[1], lease=lease, timeout_s=timeout_s)
 
         return await pipelined(write, pairs, window)
@@ -108,7 +111,7 @@ class Bulk(Part):
                 timeout_s=timeout_s,
             )
 
-        return await pipelined(read, keys, window)
+        return await pipelined(read, many(keys, "get_many"), window)
 
     async def pages(
         self,
@@ -211,10 +214,11 @@ class _Run(Generic[Given, Result]):
 
     async def work(self) -> None:
         """Take one after the other, until there are none or one has failed; never give up one under way."""
-        for number, one in self._numbered:
+        while self.failure is None:
             try:
-                self.results[number] = await self._call(one)
-            except Exception as error:
+                drawn = next(self._numbered, None)
+                if drawn is None:
+                    return
+                self.results[drawn[0]] = await self._call(drawn[1])
+            except Exception as error:  # of a call, or of the iterator itself
                 self.failure = self.failure or error
-            if self.failure is not None:
-                return

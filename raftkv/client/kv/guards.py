@@ -78,11 +78,14 @@ def lease_id(lease: LeaseLike | None) -> int:
 
     Raises:
         LeaseLost: it cannot.
+        TypeError: it is neither.
     """
     if lease is None:
         return 0
     if isinstance(lease, int):
         return lease
+    if not hasattr(lease, "check"):
+        raise TypeError(f"lease= takes a lease of this client, or its id, not {lease!r}")
     lease.check()
     return lease.id
 
@@ -102,9 +105,12 @@ def fence_compares(fence: FenceLike) -> list[rpc_pb2.Compare]:
 
     Raises:
         LeaseLost: this client knows already that it is not.
+        TypeError: it is no fence.
     """
     if isinstance(fence, Conditions):
         return fence.compares()
+    if not hasattr(fence, "guard_key"):
+        raise TypeError(f"fence= takes a lock, a term or the fence of a run, not {fence!r}")
     fence.check()
     held = rpc_pb2.Compare(
         result=rpc_pb2.Compare.EQUAL,

@@ -59,13 +59,21 @@ class Txn:
         return self
 
     def then(self, *operations: Operation) -> Txn:
-        """Add operations for the case that the conditions hold."""
-        self._then += operations
+        """Add operations for the case that the conditions hold.
+
+        Raises:
+            TypeError: something that is no operation.
+        """
+        self._then += map(_checked, operations)
         return self
 
     def otherwise(self, *operations: Operation) -> Txn:
-        """Add operations for the other case."""
-        self._otherwise += operations
+        """Add operations for the other case.
+
+        Raises:
+            TypeError: something that is no operation.
+        """
+        self._otherwise += map(_checked, operations)
         return self
 
     async def commit(self, *, timeout_s: float | None = None) -> TxnResult:
@@ -151,6 +159,12 @@ class Txn:
             revision: of the store after the txn.
         """
         return self.result(response.response_txn, space, revision)
+
+
+def _checked(operation: Operation) -> Operation:
+    if not hasattr(operation, "to_message"):
+        raise TypeError(f"then() and otherwise() take operations as put(key, value), not {operation!r}")
+    return operation
 
 
 def txn() -> Txn:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import Any
 
+from raftkv.client.arguments import function, seconds, whole
 from raftkv.client.errors import LeaseLost
 from raftkv.client.interrupts import Interrupt, tell
 from raftkv.client.rpc import methods
@@ -35,8 +36,24 @@ from raftkv.pb import rpc_pb2
 
 OnLost = Callable[["Lease"], Any]
 
+GRACE_MAX_S = 9_000_000_000
+"""The longest TTL that the cluster grants."""
+SHORTEST_S = 0.001
+"""For a grant whose time another one of the same lease has used up."""
 _GRANT_ANY = Method(methods.LEASE_GRANT.path, methods.LEASE_GRANT.response, True)
 """A grant of any id: one that was granted to nobody's knowledge ends by itself, so the call may be repeated."""
+
+
+def checked_ttl(ttl: float) -> float:
+    """Return a TTL that can be asked for.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is not positive, or not finite.
+    """
+    if seconds(ttl, "the TTL of a lease") <= 0:
+        raise ValueError(f"the TTL of a lease must be positive, not {ttl:g}")
+    return ttl
 
 
 class Lease:
@@ -61,11 +78,10 @@ class Lease:
         disconnect_grace_s: float = 0.0,
         patient: bool = False,
     ) -> None:
-        if ttl <= 0:
-            raise ValueError(f"the TTL of a lease must be positive, not {ttl:g}")
-        if disconnect_grace_s < 0:
-            raise ValueError(f"the grace of a lease cannot be negative: {disconnect_grace_s:g}")
-        self.id = id
+        checked_ttl(ttl)
+        if not 0 <= seconds(disconnect_grace_s, "disconnect_grace_s") <= GRACE_MAX_S:
+            raise ValueError(f"the grace of a lease is from 0 to {GRACE_MAX_S} s, not {disconnect_grace_s:g} s")
+        self.id = whole(id, "the id of a lease")
         # Rounded up: no grace at all means none.
         self.disconnect_grace_ms = math.ceil(disconnect_grace_s * 1000)
         self.patient = patient
@@ -74,6 +90,7 @@ class Lease:
         self._scope = scope
         self._deadline = 0.0
         self._granted = False
+        self._granting = asyncio.Lock()
         self._over = ""
         self._callbacks: dict[int, OnLost] = {}
         self._last_callback = 0
@@ -96,17 +113,22 @@ class Lease:
             LeaseExistsError: the id is in use.
             StatusError: it could not be granted.
         """
-        if self._granted:
-            return self
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + (self._scope.timeout_s if timeout_s is None else seconds(timeout_s, "timeout_s"))
+        async with self._granting:  # asked for by many at once, it is granted once
+            if not self._granted:
+                await self._ask_for_it(max(deadline - clock(), SHORTEST_S))
+        return self
+
+    async def _ask_for_it(self, timeout_s: float) -> None:
         scope = self._scope
         method = methods.LEASE_GRANT if self.id else _GRANT_ANY
         request = rpc_pb2.LeaseGrantRequest(TTL=self.ttl, ID=self.id, exact_ttl=self.patient)
         asked_at = asyncio.get_running_loop().time()
-        answer = await scope.core.call(method, request, timeout_s=scope.timeout_s if timeout_s is None else timeout_s)
+        answer = await scope.core.call(method, request, timeout_s=timeout_s)
         self.id, self.ttl, self._granted = answer.ID, answer.TTL, True
         self.renewed(answer.TTL, asked_at)
         scope.keeper.add(self)
-        return self
 
     async def revoke(self, timeout_s: float | None = None) -> None:
         """End it now, with all its keys. It is not kept alive from here on, even if this fails.
@@ -117,9 +139,8 @@ class Lease:
         if not self._granted or self._over:
             return
         self.stop("it was revoked")
-        limit_s = self._scope.timeout_s if timeout_s is None else timeout_s
         try:
-            await self._scope.core.call(_REVOKE, rpc_pb2.LeaseRevokeRequest(ID=self.id), timeout_s=limit_s)
+            await self._scope.call(_REVOKE, rpc_pb2.LeaseRevokeRequest(ID=self.id), timeout_s)
         except LeaseNotFoundError:
             return  # by an attempt of ours whose answer was lost, or by its end: both is what was wanted
 
@@ -174,7 +195,7 @@ class Lease:
         """Call back, on the loop, when it is lost (at once if it is). Returns how to take that back."""
         self._last_callback += 1
         number = self._last_callback
-        self._callbacks[number] = callback
+        self._callbacks[number] = function(callback, "on_lost")
         if self.lost.is_set():
             callback(self)
         return lambda: self._callbacks.pop(number, None) and None

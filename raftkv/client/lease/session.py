@@ -18,10 +18,11 @@ from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import Any
 
+from raftkv.client.arguments import limit
 from raftkv.client.errors import LeaseLost
 from raftkv.client.interrupts import tell
 from raftkv.client.kv.kv import KV
-from raftkv.client.lease.lease import Lease
+from raftkv.client.lease.lease import Lease, checked_ttl
 from raftkv.client.rpc.retry import Backoff
 from raftkv.client.scope import Part, Scope
 from raftkv.client.space import Text, to_bytes
@@ -49,12 +50,13 @@ class Session:
         self.error: Exception | None = None
         self._scope = scope
         self._kv = KV(scope)
-        self._ttl = ttl
+        self._ttl = checked_ttl(ttl)
         self._on_lost = on_lost
         self._on_established = on_established
         self._lease: Lease | None = None
         self._kept: dict[bytes, bytes] = {}
         self._changed = asyncio.Event()
+        self._establishing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -102,17 +104,36 @@ class Session:
         Raises:
             StatusError: the cluster did not grant one.
         """
-        if self._lease is None:
-            self._lease = await Lease(self._scope, self._ttl)
-            self.generation = 1
-            self._task = asyncio.get_running_loop().create_task(self._stay())
+        async with self._establishing:  # asked for by many at once, it is established once
+            if self._lease is None:
+                self._lease = await Lease(self._scope, self._ttl)
+                self.generation = 1
+                self._task = asyncio.get_running_loop().create_task(self._stay())
         return self
 
     def __await__(self) -> Generator[Any, None, Session]:
         return self.establish().__await__()
 
-    async def established(self, generation: int = 1) -> None:
-        """Wait until it is established, at least for that many times."""
+    async def established(self, generation: int = 1, *, timeout_s: float | None = None) -> None:
+        """Wait until it is established, at least for that many times.
+
+        Arguments:
+            generation: how many times.
+            timeout_s: None: as long as it takes.
+
+        Raises:
+            LeaseLost: it is over, or was never established.
+            TimeoutError: it was not in time.
+        """
+        timeout_s = limit(timeout_s, "timeout_s")
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._wait_established(generation)
+        except TimeoutError:
+            why = f": {self.error}" if self.error is not None else ""
+            raise TimeoutError(f"the session was not established within {timeout_s or 0:g} s{why}") from None
+
+    async def _wait_established(self, generation: int) -> None:
         while self.generation < generation or self.error is not None or not self.alive:
             if self._task is None or self._task.done():
                 self.check()

@@ -8,9 +8,10 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Self
 
+from raftkv.client.arguments import limit
 from raftkv.client.errors import FenceLost, LockNotFree
 from raftkv.client.interrupts import Interrupt
-from raftkv.client.lease.lease import Lease
+from raftkv.client.lease.lease import Lease, checked_ttl
 from raftkv.client.lock.contender import Contender, within
 from raftkv.client.scope import Scope
 from raftkv.client.space import Text
@@ -31,12 +32,15 @@ class Holder:
     ) -> None:
         self.name = name
         self._scope = scope
-        self._ttl = ttl
+        self._ttl = checked_ttl(ttl)
         self._given = lease
+        if lease is not None and not hasattr(lease, "check"):
+            raise TypeError(f"lease= takes a lease or a session of this client, not {lease!r}")
         self._interrupts = interrupt
         self._lease: Lease | None = None
         self._place: Contender | None = None
         self._first = False
+        self._is_entering = False
         self._block: Interrupt | None = None
 
     def __repr__(self) -> str:
@@ -93,6 +97,7 @@ class Holder:
         raise NotImplementedError
 
     async def _enter(self, timeout_s: float | None) -> None:
+        timeout_s = limit(timeout_s, "timeout_s")
         try:
             await within(timeout_s, self._try_to_enter(wait=True))
         except LockNotFree:
@@ -101,14 +106,17 @@ class Holder:
             raise LockNotFree(self.name, timeout_s) from None
 
     async def _try_to_enter(self, *, wait: bool) -> bool:
-        if self._place is not None:
-            raise LockNotFree(self.name, None, "by this very object")
+        if self._place is not None or self._is_entering:
+            raise LockNotFree(self.name, None, "by this very object; make one for each thread or task that wants it")
+        self._is_entering = True
         try:
             return await self._stand_in_line(wait)
         except BaseException:
             self._first = False
             await self._leave_quietly()
             raise
+        finally:
+            self._is_entering = False
 
     async def _stand_in_line(self, wait: bool) -> bool:
         self._lease = lease = await self._get_lease()

@@ -41,6 +41,7 @@ from raftkv.errors import (
     RESOURCE_EXHAUSTED,
     UNAVAILABLE,
     AuthOldRevisionError,
+    ContextDeadlineExceededError,
     StatusError,
 )
 from raftkv.rpc.status import RpcError
@@ -259,6 +260,9 @@ class Client:
         body = request.SerializeToString()
         if len(body) > self.options.max_request_bytes:
             raise self._too_large(len(body))
+        if timeout_s <= 0:
+            # As with a context of Go: nothing is sent, which might even be done in time.
+            raise ContextDeadlineExceededError
         # Not the loop's clock: to ask for the running loop is a system call in Python 3.11.
         now = monotonic()
         deadline = now + timeout_s

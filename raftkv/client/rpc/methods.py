@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from google.protobuf.message import DecodeError
 
+from raftkv.client.arguments import seconds
 from raftkv.client.errors import from_status
 from raftkv.errors import INTERNAL
 from raftkv.pb import admin_pb2, election_pb2, lock_pb2, rpc_pb2
@@ -129,8 +130,9 @@ def staleness_metadata(max_staleness_s: float) -> tuple[tuple[str, str], ...]:
         max_staleness_s: in seconds; rounded down to milliseconds, for it is a promise.
 
     Raises:
-        ValueError: it is negative.
+        TypeError: it is no number.
+        ValueError: it is negative, or not finite.
     """
-    if max_staleness_s < 0:
+    if seconds(max_staleness_s, "max_staleness_s") < 0:
         raise ValueError(f"max_staleness_s must not be negative, and is {max_staleness_s}")
     return (("raftkv-max-staleness-ms", str(int(max_staleness_s * 1000))),)

@@ -92,6 +92,8 @@ def channel_arguments(
     settings = ChannelOptions(
         max_receive_message_bytes=options.max_response_bytes,
         connect_timeout_s=options.dial_timeout_s,
+        # For a frozen member the kernel takes connections: calls must have time left for the others.
+        settings_timeout_s=options.dial_timeout_s,
         backoff_max_s=RECONNECT_PAUSE_MAX_S,
         keepalive_time_s=None if options.keepalive_time_s is None else max(options.keepalive_time_s, PROBE_MIN_S),
         keepalive_timeout_s=options.keepalive_timeout_s,

@@ -17,8 +17,9 @@ import inspect
 import itertools
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar
 
+from raftkv.client.arguments import many
 from raftkv.client.kv.bulk import WINDOW
 from raftkv.client.sync.iteration import iterate
 from raftkv.client.sync.loop import LoopThread
@@ -48,6 +49,11 @@ class Blocking(Generic[Inner]):
     def __repr__(self) -> str:
         return repr(self._inner)
 
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled: it stands for what this process holds."""
+        name = type(self).__name__
+        raise TypeError(f"a {name} belongs to its process and cannot be pickled; send the client, and make one there")
+
     def target(self) -> tuple[LoopThread, Inner]:
         """Return the loop and the object, for a call."""
         return self._loop, self._inner
@@ -61,10 +67,10 @@ class Blocking(Generic[Inner]):
         self._loop.check_usable()
         return self._loop.run(ask())
 
-    def _enter(self, enter: Coroutine[Any, Any, object], leave: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    def _enter(self, enter: Coroutine[Any, Any, Result], leave: Callable[[], Coroutine[Any, Any, object]]) -> Result:
         """Run what takes it; if Ctrl-C comes in between, have it given back as soon as it is there."""
         try:
-            self._loop.run(enter)
+            return self._loop.run(enter)
         except KeyboardInterrupt:
             self._loop.post(leave())
             raise
@@ -178,7 +184,7 @@ def chunked(
         given = signature.bind(inner, *args, **kwargs)
         first = list(given.arguments)[1]
         done: list[Result] = []
-        for chunk in _chunks(given.arguments[first]):
+        for chunk in _chunks(many(given.arguments[first], method.__name__)):
             given.arguments[first] = chunk
             done += loop.run(method(*given.args, **given.kwargs))
         return done

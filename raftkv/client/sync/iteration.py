@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
 from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
+from raftkv.client.arguments import limit, seconds
 from raftkv.client.sync.loop import LoopThread
 
 T = TypeVar("T")
@@ -115,6 +116,7 @@ class Stream(Generic[T]):
         Raises:
             TimeoutError: nothing came.
         """
+        timeout_s = limit(timeout_s, "timeout_s")
         while (item := self._take()) is _NOTHING:
             if not self._fetch(timeout_s):
                 return None
@@ -122,7 +124,7 @@ class Stream(Generic[T]):
 
     def events(self, *, timeout_s: float) -> Iterator[T]:
         """Iterate over what is there and what comes within ``timeout_s`` from now; later calls go on from there."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + seconds(timeout_s, "timeout_s")
         while True:
             try:
                 item = self.get(timeout_s=max(deadline - time.monotonic(), 0.0))

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Self
 
+from raftkv.client.arguments import function
 from raftkv.client.errors import LeaseLost
 from raftkv.client.lease import lease as aio_lease
 from raftkv.client.sync.blocking import Held, blocking
@@ -92,6 +93,7 @@ class Lease(Held[aio_lease.Lease]):
         Returns how to take that back.
         """
 
+        function(callback, "on_lost")
         callbacks = CallbackQueue()
         take_back = self._ask(lambda lease: lease.on_lost(lambda _: callbacks.call_soon(callback, self)))
         return lambda: self._ask(lambda _: take_back())

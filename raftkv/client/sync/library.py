@@ -42,7 +42,7 @@ from raftkv.client.sync.endpoints import Endpoints
 from raftkv.client.sync.iteration import Drawn, Stream
 from raftkv.client.sync.lease import Lease
 from raftkv.client.sync.lock import Lock, plain_lease
-from raftkv.client.sync.loop import Closed, LoopThread
+from raftkv.client.sync.loop import Closed, LoopThread, begin_the_end, wait_for_the_end
 from raftkv.client.sync.session import Session
 from raftkv.client.sync.stm import RETRIES, Transaction, run_stm
 from raftkv.client.sync.txn import Txn
@@ -345,7 +345,11 @@ class Client:
         with self._opening:
             if self._target is None:
                 self._target = self._open_view() if self._parent is not None else self._open_root()
-            return self._target
+            target = self._target
+        if self._is_closed:  # by another thread, meanwhile
+            self.close()
+            raise Closed("the client is closed")
+        return target
 
     def _open_view(self) -> _Target:
         if self._parent is None:
@@ -355,6 +359,7 @@ class Client:
 
     def _open_root(self) -> _Target:
         if self._is_closed:
+            wait_for_the_end()
             raise Closed("the client is closed")
         kv = self._make()
         loop = LoopThread("raftkv-client")
@@ -411,5 +416,6 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 @atexit.register
 def _close_all() -> None:
     """Threads must not run on into the end of the interpreter."""
+    begin_the_end()
     for client in list(_clients):
         client.close()

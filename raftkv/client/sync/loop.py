@@ -164,6 +164,7 @@ class LoopThread:
         self._taskless: set[_TasklessCall] = set()
         self._is_woken = False
         self._is_closed = False
+        self._has_stopped = False
         self._process = os.getpid()
         self.is_disowned = False
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
@@ -211,6 +212,7 @@ class LoopThread:
             raise
         if call.error is None:
             return call.result
+        wait_for_the_end()
         try:
             raise _for_caller(call.error)
         finally:
@@ -303,6 +305,9 @@ class LoopThread:
     def _take_queued(self) -> None:
         # First forget that we were told, then look: who comes between tells again, nobody is overlooked.
         self._is_woken = False
+        if self._has_stopped:  # nobody would wait for what begins now
+            self._refuse_queued()
+            return
         queue, create_task = self._queue, self._loop.create_task
         while queue:
             call = queue.popleft()
@@ -324,7 +329,7 @@ class LoopThread:
         try:
             self._loop.run_forever()
         finally:
-            self._is_closed = True
+            self._is_closed = self._has_stopped = True
             self._cancel_all()
             self._loop.close()
             self._refuse_queued()
@@ -348,7 +353,9 @@ class LoopThread:
             task.cancel()
         if tasks:
             self._loop.run_until_complete(asyncio.wait(tasks))
-        while self._taskless:  # cancelled already: they end within a few turns
+        while self._taskless:  # they end within a few turns; one that had yielded bare could not be cancelled before
+            for call in list(self._taskless):
+                call.cancel()
             self._loop.run_until_complete(asyncio.sleep(0))
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
 
@@ -365,6 +372,23 @@ class LoopThread:
         if isinstance(self._selector, selectors.EpollSelector):
             found.add(self._selector.fileno())
         return {descriptor for descriptor in found if descriptor >= 0}
+
+
+_end = threading.Event()
+"""Set when the interpreter ends."""
+
+
+def begin_the_end() -> None:
+    """Take note that the interpreter ends: the clients are about to be closed under the threads that still run."""
+    _end.set()
+
+
+def wait_for_the_end() -> None:
+    """Stop a daemon thread here if the interpreter ends: it would write a traceback, and be stopped all the same."""
+    thread = threading.current_thread()
+    if _end.is_set() and thread.daemon and thread is not threading.main_thread():
+        while True:
+            threading.Event().wait()
 
 
 _inherited: list[LoopThread] = []

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -68,15 +69,25 @@ def run_stm(
         owner: the client.
         loop, scope: where the transaction runs.
         function, retries, fence, timeout_s: as for ``Client.stm``.
+
+    Raises:
+        TypeError: the function is a coroutine function, nothing of which would be run.
     """
     backoff = Backoff(base_s=0.001, max_s=0.1)
     for _ in range(retries):
         attempt = aio_stm.Transaction(scope)
         try:
-            result = function(Transaction(owner, loop, attempt))
+            result = _plain(function(Transaction(owner, loop, attempt)))
             if loop.run(attempt.commit(fence, timeout_s)):
                 return result
         except CompactedError:
             pass  # it took longer to read than the cluster keeps history: from the start, then
         loop.run(backoff.wait())
     raise TxnConflict(f"others changed what the transaction had read, {retries} times in a row; nothing was written")
+
+
+def _plain(result: T) -> T:
+    if inspect.iscoroutine(result):
+        result.close()
+        raise TypeError("stm() takes a plain function here; one with async is for the stm() of raftkv.aio")
+    return result

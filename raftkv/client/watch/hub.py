@@ -86,9 +86,11 @@ class WatchHub:
 
         Raises:
             StatusError: the client is closed.
+            TypeError, ValueError: no message can be made of what it asks for.
         """
         if self._closed:
             raise WatchCanceled(CLIENT_CLOSED)
+        watcher.to_message()  # what cannot be sent must not be found out where it would end all others
         self.watchers[watcher] = None
         if self._stream is not None:
             self._create(watcher)

@@ -30,6 +30,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from raftkv.client.arguments import seconds
 from raftkv.client.scope import Part
 from raftkv.client.space import Space, Text
 from raftkv.client.values import Event
@@ -80,7 +81,7 @@ class Watch:
             Compacted: its start revision is gone.
             EndpointsFailed: no member confirmed it in time; it goes on trying.
         """
-        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        limit_s = self._timeout_s if timeout_s is None else seconds(timeout_s, "timeout_s")
         watcher = self._watcher
         try:
             async with asyncio.timeout(limit_s):

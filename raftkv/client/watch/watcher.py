@@ -15,6 +15,7 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 
+from raftkv.client.arguments import whole
 from raftkv.pb import rpc_pb2
 
 QUEUE_BYTES = 4 * 1024 * 1024
@@ -68,7 +69,7 @@ class Watcher:
 
     def __init__(self, request: Request, queue_bytes: int = QUEUE_BYTES) -> None:
         self.request = request
-        self.queue_bytes = queue_bytes
+        self.queue_bytes = whole(queue_bytes, "queue_bytes")
         self.next_revision = request.start_revision
         self.id = 0
         self.created = False

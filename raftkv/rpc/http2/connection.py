@@ -37,7 +37,7 @@ BLOCK_FIELDS_MAX: Final = 32
 """Header blocks of a connection whose meaning is remembered, how long they may be, and how many fields may be in one:
 an octet can name a field, which takes a hundred here."""
 
-_head = f.HEAD.unpack_from
+_head: Final = f.HEAD.unpack_from
 
 
 class Connection(Controlled):

@@ -50,7 +50,7 @@ PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEAD: Final = Struct(">HBBBI")
 """Length (two parts), kind, flags, stream."""
 
-_head = HEAD.pack
+_head: Final = HEAD.pack
 
 
 def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:

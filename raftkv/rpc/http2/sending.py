@@ -36,7 +36,7 @@ RESETS_REMEMBERED: Final = 256
 Of older ones only the highest id is known; up to there all closed streams are taken for reset ones.
 """
 
-_pack = f.HEAD.pack
+_pack: Final = f.HEAD.pack
 
 
 class Sender(ABC):

@@ -25,10 +25,11 @@ OK_TRAILERS: Headers = ((b"grpc-status", b"0"),)
 INDEXED: Final = frozenset((b"content-type", b"grpc-status"))
 """Fields whose few values are in nearly every answer."""
 
-_pack = f.HEAD.pack
+_pack_id: Final = Struct(">I").pack
 _pack_data: Final = Struct(">HBBBIBI").pack
 """The head of a DATA frame, and the prefix of the message in it."""
 _PREFIX_BYTES: Final = 5
+_ID_AT: Final = 5
 
 
 VARYING: Final = b"grpc-timeout"
@@ -38,6 +39,11 @@ SHAPES_MAX: Final = 16
 SHAPE_BYTES_MAX: Final = 2048
 """Requests but for ``VARYING`` of which a connection remembers what they ask for; their size, as RFC 7541 section 4.1
 counts it."""
+
+
+def _headers(block: bytes, flags: int) -> tuple[bytes, bytes]:
+    """Return a HEADERS frame without the id of its stream: what comes before it, and after it."""
+    return f.HEAD.pack(0, len(block), f.HEADERS, flags, 0)[:_ID_AT], block
 
 
 class Request:
@@ -100,7 +106,7 @@ class ServerConnection(Connection):
         self._last_id = self._last_taken = 0
         self._refuses = False
         self._awaited = f.PREFACE
-        self._answer_head = self._answer_tail = b""
+        self._answer_head = self._answer_tail = _headers(b"", 0)
         self._answer_changes = -1
         self._shapes: dict[tuple[int, Headers], tuple[int | None, Any]] = {}
 
@@ -209,18 +215,14 @@ class ServerConnection(Connection):
         head, tail = self._answer_head, self._answer_tail
         changes = encoder.changes
         if self._answer_changes != changes:
-            head, tail = encoder.encode(RESPONSE_HEADERS), encoder.encode(OK_TRAILERS)
+            head = _headers(encoder.encode(RESPONSE_HEADERS), f.END_HEADERS)
+            tail = _headers(encoder.encode(OK_TRAILERS), f.END_HEADERS | f.END_STREAM)
             if encoder.changes == changes:  # so they will be the same the next time
                 self._answer_head, self._answer_tail, self._answer_changes = head, tail, changes
         self._send_window -= size
-        octets = (
-            _pack(0, len(head), f.HEADERS, f.END_HEADERS, stream_id)
-            + head
-            + _pack_data(size >> 8, size & 0xFF, f.DATA, 0, stream_id, 0, size - _PREFIX_BYTES)
-            + message
-            + _pack(0, len(tail), f.HEADERS, f.END_HEADERS | f.END_STREAM, stream_id)
-            + tail
-        )
+        name = _pack_id(stream_id)
+        data_head = _pack_data(size >> 8, size & 0xFF, f.DATA, 0, stream_id, 0, size - _PREFIX_BYTES)
+        octets = b"".join((head[0], name, head[1], data_head, message, tail[0], name, tail[1]))
         self._out.append(octets)
         self._out_bytes += len(octets)
         del self._streams[stream_id]

@@ -8,7 +8,7 @@ in the handler and raises ``CallStateError``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from mypy_extensions import mypyc_attr
 
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from raftkv.rpc.server.core import Peer, ServerCore
     from raftkv.rpc.server.router import Route
 
-OPEN, ANSWERED, CANCELLED = 0, 1, 2
+OPEN: Final = 0
+ANSWERED: Final = 1
+CANCELLED: Final = 2
 
 UnaryHandler = Callable[["UnaryCall", bytes], None]
 """Gets the call and the request's bytes; answers now, or later from the loop."""
@@ -244,10 +246,10 @@ class ServerCall:
                 self._core.report(self.route.path, error)
 
 
-PIECE_BYTES = 64
+PIECE_BYTES: Final = 64
 """What each piece of an answer costs beside its bytes."""
 
-LARGE_BYTES = 64 * 1024
+LARGE_BYTES: Final = 64 * 1024
 """Messages above this are handed to the HTTP/2 engine as they are, without the copy behind a prefix."""
 
 

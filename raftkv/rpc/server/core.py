@@ -21,7 +21,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from raftkv.rpc.deadlines import DeadlineWheel, forget
 from raftkv.rpc.framing import PIECE_BYTES_MIN, PREFIX, PREFIX_BYTES, MessageAssembler
@@ -46,15 +46,15 @@ from raftkv.rpc.server.router import GRPC_CONTENT_TYPES, Refusal, Route, Router,
 from raftkv.rpc.status import Code, Headers, RpcError, status_headers
 from raftkv.rpc.tls import common_name_of
 
-_unpack = PREFIX.unpack_from
+_unpack: Final = PREFIX.unpack_from
 _GOAWAY_PING = b"goawayok"
-_AGE_MASK = 0x3F
+_AGE_MASK: Final = 0x3F
 """The age of one call in 32 is noted: streams of clients have odd ids."""
 
-OPEN_CALLS_FREE = 16
-RECEIVE_S = 0.005
+OPEN_CALLS_FREE: Final = 16
+RECEIVE_S: Final = 0.005
 """How long the requests of one read may take; what is left of it waits (``backlog``)."""
-CALL_BYTES = 8 * 1024
+CALL_BYTES: Final = 8 * 1024
 """What an open call takes, roughly: engine, headers, call, task. The first few of a connection are not counted."""
 
 

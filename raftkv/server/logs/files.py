@@ -27,6 +27,9 @@ from raftkv.errors import ConfigError
 from raftkv.server.line_file import LineFile, LineStream
 
 DAY_S: Final = 86_400
+CLOCK_S: Final = 60
+"""A file that was rotated so much after now was not."""
+
 COMPRESSED: Final = ".gz"
 _TIME: Final = "%Y-%m-%dT%H-%M-%S"
 _STAMP: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d)\.(\d{3})")
@@ -106,7 +109,12 @@ class RotatedFile(LineFile):
         super().close()
 
     def _rotated(self) -> list[tuple[float, Path]]:
-        """Rotated files by the time of their end, the youngest first."""
+        """Rotated files by the time of their end, the youngest first.
+
+        Those that end later than now are from a time at which the clock was wrong: they come last, or they would push
+        out what has just been written.
+        """
+        latest = time.time() + CLOCK_S
         prefix, suffix = f"{self.path.stem}-", self.path.suffix
         found: list[tuple[float, Path]] = []
         for path in self.path.parent.iterdir():
@@ -118,7 +126,7 @@ class RotatedFile(LineFile):
                     moment = datetime.strptime(match[1], _TIME)
                     moment = moment if self._rotation.localtime else moment.replace(tzinfo=UTC)
                     found.append((moment.timestamp() + int(match[2]) / 1000, path))
-        return sorted(found, reverse=True)
+        return sorted(found, key=lambda one: (one[0] <= latest, one), reverse=True)
 
 
 def _compress(path: Path) -> None:

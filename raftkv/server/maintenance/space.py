@@ -11,11 +11,12 @@ import contextlib
 import logging
 from typing import Protocol
 
+from raftkv.apply.alarms import Alarms
 from raftkv.apply.auth.caller import MEMBER
 from raftkv.apply.request import Kind
 from raftkv.errors import StatusError
 from raftkv.pb import rpc_pb2
-from raftkv.server.node.node import Node
+from raftkv.server.node.surroundings import MemberLoop
 
 _log = logging.getLogger(__name__)
 
@@ -42,15 +43,17 @@ class Space:
     """Makes room, and tells the cluster when there is none.
 
     Arguments:
-        node: of the member.
+        node, alarms: of the member.
         sent, received: databases on their way.
     """
 
-    def __init__(self, node: Node, sent: CopiesSent, received: CopiesReceived) -> None:
+    def __init__(self, node: MemberLoop, alarms: Alarms, sent: CopiesSent, received: CopiesReceived) -> None:
         self._node = node
+        self._alarms = alarms
         self._sent = sent
         self._received = received
         self._raising: asyncio.Task[None] | None = None
+        self._is_told = False
 
     def make_room(self) -> bool:
         """Give up copies of databases, whoever they are for: they come again, and writes must go on.
@@ -61,15 +64,25 @@ class Space:
         given_up = self._sent.give_up("the disk is full")
         return self._received.give_up() or given_up
 
-    def raise_no_space(self) -> None:
-        """Raise the NOSPACE alarm, unless that is under way."""
-        if self._raising is None or self._raising.done():
-            _log.warning("no space left: raising the NOSPACE alarm")
-            self._raising = asyncio.get_running_loop().create_task(self._propose())
+    def raise_no_space(self, reason: str) -> None:
+        """Raise the NOSPACE alarm, unless this member has raised it already or that is under way.
+
+        Arguments:
+            reason: for the log, which has one line for an alarm, however often it is tried.
+        """
+        if self._alarms.is_raised(self._node.settings.member_id, rpc_pb2.NOSPACE):
+            return
+        if self._raising is not None and not self._raising.done():
+            return
+        if not self._is_told:
+            self._is_told = True
+            _log.warning("%s; raising the NOSPACE alarm: make room, then raftkvctl alarm disarm", reason)
+        self._raising = asyncio.get_running_loop().create_task(self._propose())
 
     async def _propose(self) -> None:
         request = rpc_pb2.AlarmRequest(
             action=rpc_pb2.AlarmRequest.ACTIVATE, memberID=self._node.settings.member_id, alarm=rpc_pb2.NOSPACE
         )
-        with contextlib.suppress(StatusError):  # the next write that finds no space raises it again
+        with contextlib.suppress(StatusError):  # what finds no space next raises it again
             await self._node.propose(Kind.ALARM, request.SerializeToString(), request, MEMBER)
+            self._is_told = False

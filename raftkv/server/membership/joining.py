@@ -81,7 +81,7 @@ async def check_founder(config: ServerConfig, ssl: Security | None) -> None:
         ssl: for https URLs.
 
     Raises:
-        ConfigError: another member knows this one as started.
+        ConfigError: another member knows this one as started, or another in its place.
     """
     config.check_bootstrap()
     founders = config.founding_members()
@@ -92,6 +92,8 @@ async def check_founder(config: ServerConfig, ssl: Security | None) -> None:
             for member in answer.members:
                 if config.member_id == member.ID:
                     _check_not_started(member, config)
+                else:
+                    _check_not_replaced(member, config)
 
 
 def _check_not_started(own: rpc_pb2.Member, config: ServerConfig) -> None:
@@ -100,6 +102,15 @@ def _check_not_started(own: rpc_pb2.Member, config: ServerConfig) -> None:
         raise ConfigError(
             f"member {own.ID:x} has already been bootstrapped, and its data is not in {config.data_dir}: bring the "
             f"data back, or remove the member and add it again (raftkvctl member remove {own.ID:x}, then member add)"
+        )
+
+
+def _check_not_replaced(other: rpc_pb2.Member, config: ServerConfig) -> None:
+    """Refuse to be a founder that was removed where another member was added with its peer URL."""
+    if not set(config.initial_advertise_peer_urls).isdisjoint(other.peerURLs):
+        raise ConfigError(
+            f"member {config.member_id:x} was removed from the cluster, and {other.ID:x} was added in its place: "
+            "start it with --initial-cluster-state existing"
         )
 
 

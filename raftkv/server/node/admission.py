@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from mypy_extensions import mypyc_attr
 
@@ -18,6 +18,7 @@ from raftkv import errors
 from raftkv.apply.alarms import can_grow
 from raftkv.apply.applier import Applier
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
+from raftkv.rpc.status import Headers
 from raftkv.server.node.node import Node
 
 STALENESS_METADATA: Final = b"raftkv-max-staleness-ms"
@@ -25,6 +26,10 @@ STALENESS_METADATA: Final = b"raftkv-max-staleness-ms"
 
 _STALENESS_DIGITS_MAX: Final = 15
 _METADATA: Final = frozenset((b"hasleader", b"client-api-version", STALENESS_METADATA))
+
+BARE_HEADERS_MAX: Final = 256
+"""Headers of calls that are remembered because they have none of our metadata: the engine of a connection makes one
+object of a block of headers that comes again, so that most calls bring one that was looked at already."""
 
 REQUEST_OVERHEAD_BYTES: Final = 18
 """What etcd's own framing of a proposal adds to the request that its size limit counts."""
@@ -51,7 +56,7 @@ class Admission:
         quota_bytes: None for no quota.
         size_bytes: the database's present size.
         data_dir: whose free disk is watched.
-        raise_no_space: starts the proposal of the alarm.
+        raise_no_space: starts the proposal of the alarm, for a reason.
         make_room: gives up what takes room and can come again; whether there was any.
     """
 
@@ -64,7 +69,7 @@ class Admission:
         quota_bytes: int | None,
         size_bytes: Callable[[], int],
         data_dir: str,
-        raise_no_space: Callable[[], None],
+        raise_no_space: Callable[[str], None],
         make_room: Callable[[], bool],
     ) -> None:
         self._node = node
@@ -79,6 +84,7 @@ class Admission:
         self.client_versions: dict[tuple[bool, bytes], int] = {}
         """Calls whose metadata name a version of the client: whether it is unary, and the version."""
         self.is_learner = False
+        self._bare_headers: dict[int, Headers] = {}
         self.watch_disk()
 
     def conf_changed(self) -> None:
@@ -102,10 +108,15 @@ class Admission:
         Returns:
             The staleness bound of a read, in seconds; None: the caller states none.
         """
-        staleness_s_max = None
-        for name, value in call.headers:
+        headers = call.headers
+        # An object that is kept here is the only one with its id.
+        if id(headers) in self._bare_headers:
+            return None
+        staleness_s_max, is_bare = None, True
+        for name, value in headers:
             # The RPC layer has hashed the names already, and few are ours.
             if name in _METADATA:
+                is_bare = False
                 if name == b"hasleader":
                     if value == b"true" and self._node.is_leaderless:
                         raise errors.NoLeaderError
@@ -113,6 +124,10 @@ class Admission:
                     staleness_s_max = _staleness_s(value)
                 else:
                     self._note_version(call, value)
+        if is_bare:
+            if len(self._bare_headers) >= BARE_HEADERS_MAX:
+                self._bare_headers.clear()
+            self._bare_headers[id(headers)] = headers
         return staleness_s_max
 
     def _note_version(self, call: ServerCall, value: bytes) -> None:
@@ -171,10 +186,14 @@ class Admission:
         if self._applier.alarms.no_space:
             raise errors.NoSpaceError
         cost = size_bytes + PUT_OVERHEAD_BYTES
-        over_quota = self._quota_bytes is not None and self._size_bytes() + cost >= self._quota_bytes
-        if over_quota or self._is_disk_full(cost):
-            self._raise_no_space()
-            raise errors.NoSpaceError
+        if self._quota_bytes is not None and self._size_bytes() + cost >= self._quota_bytes:
+            self._refuse(f"the database has reached its quota of {self._quota_bytes} bytes (--quota-backend-bytes)")
+        if self._is_disk_full(cost):
+            self._refuse(f"the disk of {self._data_dir} has {self._disk_free_bytes >> 20} MiB left")
+
+    def _refuse(self, reason: str) -> NoReturn:
+        self._raise_no_space(reason)
+        raise errors.NoSpaceError
 
     def finds_no_room(self) -> bool:
         """Whether the disk is at its reserve, looked at now."""

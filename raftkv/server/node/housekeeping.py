@@ -7,7 +7,6 @@ member that runs for months.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +21,6 @@ from raftkv.server.node.node import Node
 from raftkv.storage.mvcc import Store
 from raftkv.storage.wal import WAL, WALSpaceError
 
-_log = logging.getLogger(__name__)
 SPACE_FAILURES_MAX: Final = 3
 """Commits in a row that fail for want of room on a disk that has some (of address space, for example)."""
 
@@ -69,7 +67,7 @@ class Housekeeping:
         compaction_pause_s: rest between two slices of a compaction.
         compaction_keys: keys that a slice looks at.
         log_cut: cuts the log behind what the database has.
-        on_no_space: called while the database finds no room for a commit.
+        on_no_space: called, with what is in the way, while the database or the log finds no room.
         auto_compaction: compacts by the clock, if the member was asked to.
     """
 
@@ -84,7 +82,7 @@ class Housekeeping:
         commit_interval_s: float,
         compaction_pause_s: float,
         compaction_keys: int,
-        on_no_space: Callable[[], None],
+        on_no_space: Callable[[str], None],
         auto_compaction: AutoCompaction | None,
     ) -> None:
         self._node = node
@@ -133,7 +131,7 @@ class Housekeeping:
             self._space_error = error
             self._space_failures += 1
             if self._admission.finds_no_room() or self._space_failures >= SPACE_FAILURES_MAX:
-                self._on_no_space()
+                self._on_no_space(str(error))
 
     async def _compact(self) -> None:
         """A slice of compaction, then a pause for the clients; and so on while there is something to compact."""
@@ -156,5 +154,5 @@ class Housekeeping:
         try:
             await asyncio.to_thread(self._wal.prepare_next)
         except WALSpaceError as error:
-            # There is room in the present segment; writes that can grow the store are refused by now.
-            _log.warning("no room for the next log segment: %s", error)
+            # There is room in the present segment, for what makes room.
+            self._on_no_space(str(error))

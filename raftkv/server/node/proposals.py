@@ -10,6 +10,7 @@ if it was sent, it may still commit, and nobody knows.
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -28,6 +29,9 @@ PENDING_BYTES_MAX: Final = 256 * 1024 * 1024
 
 FORWARDED_BYTES_MAX: Final = 64 * 1024 * 1024
 """Requests that a leader keeps for its followers while its log takes no more; what comes beyond that is dropped."""
+
+
+START_BITS: Final = 40
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -255,20 +259,27 @@ class Forwarded:
         return count
 
 
-def request_ids(member_id: int, start_ms: int) -> Iterator[int]:
+def request_ids(member_id: int, start: int) -> Iterator[int]:
     """An endless supply of ids that pair a proposal or a read round with whoever waits for it.
 
-        16 bits of the member id | 40 bits of milliseconds since the epoch | 8 bits, counting on into the others
+        16 bits of the member id | 40 bits of the start | 8 bits, counting on into the others
 
-    Unique among members by the first part and across restarts of one member by the second, as in etcd (pkg/idutil): an
-    entry proposed before a crash cannot be taken for one proposed after it. The clock is read once, at start; it only
-    has to differ from the last start.
+    Unique among members by the first part and across restarts of one member by the second: an entry proposed before a
+    crash cannot be taken for one proposed after it.
 
     Arguments:
         member_id: of this member.
-        start_ms: wall clock at the start of the process.
+        start: another one at each start of the process; see ``new_start``.
     """
     prefix = (member_id & 0xFFFF) << 48
-    start = (start_ms & ((1 << 40) - 1)) << 8
-    for number in itertools.count(start + 1):
+    first = (start & ((1 << START_BITS) - 1)) << 8
+    for number in itertools.count(first + 1):
         yield prefix | (number & ((1 << 48) - 1))
+
+
+def new_start() -> int:
+    """Draw what distinguishes this start of the process from all others.
+
+    etcd takes the time (pkg/idutil), which is the same at each start of a machine whose clock nothing keeps.
+    """
+    return random.SystemRandom().getrandbits(START_BITS)

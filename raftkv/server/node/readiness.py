@@ -56,7 +56,8 @@ class Readiness:
                 await self._confirm()
         except TimeoutError:
             _log.warning(
-                "no quorum within %g s: ready to serve clients from what is known here (applied %d, revision %d)",
+                "%s within %g s: ready to serve clients from what is known here (applied %d, revision %d)",
+                "no quorum" if node.is_leaderless else "not caught up with the leader",
                 self._timeout_s,
                 self._node.applied,
                 self._node.store.revision,

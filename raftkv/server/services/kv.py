@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final
 
 from raftkv import errors
-from raftkv.apply import check, plain_txn, ranges, read_txn, txn
+from raftkv.apply import check, plain, plain_txn, ranges, read_txn, txn
 from raftkv.apply.applier import Outcome
 from raftkv.apply.auth.caller import Caller
 from raftkv.apply.auth.rights import Rights
@@ -61,6 +61,10 @@ def _txn_in_pieces(request: rpc_pb2.TxnRequest, view: PinnedView, growth: Growth
     return read_txn.in_pieces(view, request, growth)
 
 
+def _check_get(rights: Rights, caller: Caller | None, get: plain.PlainGet) -> None:
+    rights.check_read(caller, get.key, b"")
+
+
 def _check_range(rights: Rights, caller: Caller | None, request: rpc_pb2.RangeRequest) -> None:
     rights.check_read(caller, request.key, request.range_end)
 
@@ -92,18 +96,45 @@ class KVService:
 
     def range(self, call: UnaryCall, data: bytes) -> None:
         """Read an interval, here or confirmed with the leader."""
+        get = plain.decode_get(data)
+        if get is not None:
+            self._read(call, get, get.serializable, self._serve_get)
+            return
         request = parse(call, rpc_pb2.RangeRequest, data)
         if request is None:
             return
         try:
             check.check_range(request)
-            staleness_s_max = self._admission.check_bounded_read(call, request.serializable)
-            if request.serializable and staleness_s_max is None:
-                self._serve_range(call, request)
-            else:
-                self._node.read(PendingRead(call, request, self._serve_range), staleness_s_max)
         except errors.StatusError as error:
             fail(call, error)
+            return
+        self._read(call, request, request.serializable, self._serve_range)
+
+    def _read(self, call: UnaryCall, request: Any, serializable: bool, serve: Callable[[UnaryCall, Any], None]) -> None:
+        """Serve a read as soon as this member is recent enough for it."""
+        try:
+            staleness_s_max = self._admission.check_bounded_read(call, serializable)
+            if serializable and staleness_s_max is None:
+                serve(call, request)
+            else:
+                self._node.read(PendingRead(call, request, serve), staleness_s_max)
+        except errors.StatusError as error:
+            fail(call, error)
+
+    def _serve_get(self, call: UnaryCall, get: plain.PlainGet) -> None:
+        if call.cancelled:
+            return
+        if self._responder.slices.is_late:
+            self._serve_range(call, get.message())
+            return
+        try:
+            if self._auth.is_enabled:
+                self._responder.check_again(call, lambda rights, caller: _check_get(rights, caller, get))
+            revision, body = ranges.get(self._store, get.key)
+        except Exception as error:
+            self._responder.refuse_read(call, error)
+            return
+        self._reply_read(call, revision, body)
 
     def _serve_range(self, call: UnaryCall, request: rpc_pb2.RangeRequest) -> None:
         if call.cancelled:
@@ -126,12 +157,19 @@ class KVService:
         except Exception as error:
             self._responder.refuse_read(call, error)
             return
+        self._reply_read(call, revision, body)
+
+    def _reply_read(self, call: UnaryCall, revision: int, body: bytes) -> None:
         if len(body) > LARGE_BYTES:
-            slices.spend(len(body) * S_PER_BYTE)
+            self._responder.slices.spend(len(body) * S_PER_BYTE)
         self._responder.reply(call, revision, body)
 
     def put(self, call: UnaryCall, data: bytes) -> None:
         """Write one key."""
+        put = plain.decode_put(data)
+        if put is not None:
+            self._responder.propose(call, Kind.PUT, data, PendingWrite(self._responder, call, put))
+            return
         request = parse(call, rpc_pb2.PutRequest, data)
         if request is not None:
             self._write(call, Kind.PUT, data, request, check.check_put)
@@ -164,14 +202,10 @@ class KVService:
             if not txn.is_readonly(request):
                 self._responder.propose(call, Kind.TXN, data, PendingWrite(self._responder, call, request))
                 return
-            serializable = txn.is_serializable(request)
-            staleness_s_max = self._admission.check_bounded_read(call, serializable)
-            if serializable and staleness_s_max is None:
-                self._serve_txn(call, request)
-            else:
-                self._node.read(PendingRead(call, request, self._serve_txn), staleness_s_max)
         except errors.StatusError as error:
             fail(call, error)
+            return
+        self._read(call, request, txn.is_serializable(request), self._serve_txn)
 
     def _serve_txn(self, call: UnaryCall, request: rpc_pb2.TxnRequest) -> None:
         if call.cancelled:

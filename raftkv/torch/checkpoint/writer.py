@@ -275,9 +275,8 @@ class Writer(FileSystemWriter):
         """Give the attempt up for all ranks, so that nobody waits for this one."""
         if self._attempt is None or isinstance(error, GenerationOver | FenceBroken | AttemptOver):
             return
-        line = f"{type(error).__name__}: {error}".partition("\n")[0][:500]
-        with contextlib.suppress(RaftKVError):
-            self._attempt.abort(f"rank {self._part.rank if self._part else 0} failed: {line}")
+        with contextlib.suppress(RaftKVError):  # as when the client is closed: the first error is the one to tell
+            self._attempt.give_up(error, f"rank {self._part.rank if self._part else 0} failed")
 
     def __getstate__(self) -> dict[str, Any]:
         """Hand it to the process of an asynchronous save: with the claim, without connections."""

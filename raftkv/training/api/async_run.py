@@ -31,6 +31,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from raftkv.checkpoint.registry import Registry
+from raftkv.client.arguments import limit
 from raftkv.client.library import connect
 from raftkv.client.rpc.retry import until_answered
 from raftkv.errors import ConfigError, RaftKVError, StatusError
@@ -40,7 +41,7 @@ from raftkv.training.api.collectives import Collectives
 from raftkv.training.api.counter import Counter
 from raftkv.training.api.generation import Generation, checked_value, quoted
 from raftkv.training.api.leadership import Leadership, leader
-from raftkv.training.callbacks import Callbacks
+from raftkv.training.callbacks import Callbacks, UserCallbacks
 from raftkv.training.config import RunConfig
 from raftkv.training.errors import RunClosed, TrainingError
 from raftkv.training.keys import RunKeys
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
 DEFAULT_ENDPOINTS: Final = "127.0.0.1:2379"
 CHECKPOINT_URI: Final = "RAFTKV_CHECKPOINT_URI"
 """In the environment: below which URL or path checkpoints lie, if ``join`` is not told."""
+FAIL_S: Final = 10.0
+"""For recording why this rank leaves: whoever waits for the error is not to wait for a cluster that is away."""
 FAREWELL: Final = "raftkv: end of the run"
 _OPTIONS: Final = tuple(sorted(field.name for field in fields(RunConfig) if field.name not in ("run_id", "slots")))
 
@@ -84,7 +87,7 @@ class Run:
         self._attachment = attachment
         self._place = place
         self._owns_client = owns_client
-        self._callbacks: Callbacks[[Run]] = Callbacks()
+        self._callbacks: Callbacks[[Run]] = UserCallbacks()
         self._is_left = False
         self._unwatch = attachment.on_change(self._look)
         self._enter(world)
@@ -176,7 +179,7 @@ class Run:
     async def wait_change(self, timeout_s: float | None = None) -> bool:
         """Wait for the end of the generation; False: it did not end within ``timeout_s``."""
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(limit(timeout_s, "timeout_s")):
                 await self._generation.wait_over()
         except TimeoutError:
             return False
@@ -193,6 +196,7 @@ class Run:
             JoinTimeout: too few nodes came; this one has left.
             GenerationOver: this process is a worker of an agent, which starts another in the next generation.
         """
+        limit(timeout_s, "timeout_s")
         self._generation.end("this rank has left it")
         self._collectives.close()
         self._enter(await self._attachment.next_world(timeout_s))
@@ -202,9 +206,10 @@ class Run:
         """On the loop: the attachment has seen something."""
         if self._generation.is_over:
             return
-        if self._attachment.closed or self._attachment.nodes_waiting:
+        end = self._attachment.end
+        if end is not None or self._attachment.closed or self._attachment.nodes_waiting:
             state = self._attachment.phase
-            self._generation.end(state.reason if state is not None else "")
+            self._generation.end(str(end) if end is not None else state.reason if state is not None else "")
             self._callbacks.call(self)
 
     # ---- what ranks do together
@@ -445,8 +450,9 @@ class Run:
         try:
             if not isinstance(error, TrainingError) and not self.changed:
                 line = f"{type(error).__name__}: {error}".partition("\n")[0]
-                await self.report(message=line[:500], exit_code=1)
-        except RaftKVError:
+                async with asyncio.timeout(FAIL_S):
+                    await self.report(message=line[:500], exit_code=1)
+        except (RaftKVError, TimeoutError):
             pass  # its absence is seen all the same
         finally:
             await self.leave()
@@ -502,6 +508,7 @@ async def join(
         GenerationOver: of a worker: its generation is over already.
         StatusError: the cluster cannot be reached, or refused.
     """
+    limit(timeout_s, "timeout_s")
     where = find_endpoints(run_id, endpoints)
     place = worker_place(os.environ) if not run_id else None
     config = _config(run_id, min_nodes, max_nodes, options) if place is None else None

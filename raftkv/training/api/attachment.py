@@ -111,6 +111,11 @@ class WorkerAttachment:
         return self._cache.closed
 
     @property
+    def end(self) -> Exception | None:
+        """Implement ``Participant.end``."""
+        return self._cache.end
+
+    @property
     def phase(self) -> State | None:
         """Implement ``Participant.phase``."""
         return self._cache.state

@@ -30,12 +30,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from raftkv.checkpoint import errors
 from raftkv.checkpoint.commit.attempt import Attempt
 from raftkv.checkpoint.commit.claim import Claim
+from raftkv.checkpoint.commit.summary import checked_metrics
 from raftkv.checkpoint.errors import AttemptOver, CheckpointError, CheckpointNotFound, FenceBroken
 from raftkv.checkpoint.kinds import FILES
 from raftkv.checkpoint.records import AttemptRecord, Checkpoint, Reference
 from raftkv.checkpoint.storage.rank_files import RankFiles
 from raftkv.checkpoint.storage.verify import find_file, load_manifest, read_verified
 from raftkv.checkpoint.trackers import Trackers
+from raftkv.client.arguments import limit
 from raftkv.errors import ConfigError, RaftKVError
 from raftkv.training.errors import GenerationOver
 
@@ -47,8 +49,6 @@ if TYPE_CHECKING:
     from raftkv.training.api.collectives import Collectives
     from raftkv.training.api.generation import Generation
 
-ABORT_TIMEOUT_S: Final = 10.0
-"""For giving up an attempt whose block has raised; the next generation does it otherwise."""
 SAVE: Final = "raftkv: checkpoint"
 RESUME: Final = "raftkv: resume"
 _TOLD: Final = ("CheckpointExists", "StaleStep", "CheckpointNotFound", "StorageError")
@@ -87,10 +87,11 @@ class Together(NamedTuple):
             return told
         try:
             made = await self.generation.until_over(make())
-        except RaftKVError as error:
+        except Exception as error:  # whatever it is: else the others would wait, and take the next answer for this one
             if not isinstance(error, GenerationOver):
-                kind = type(error).__name__
-                await self.collectives.broadcast(name, json.dumps({"error": str(error), "kind": kind}), 0, None)
+                kind, text = type(error).__name__, str(error)
+                told = {"error": text if isinstance(error, RaftKVError) else f"rank 0: {kind}: {text}", "kind": kind}
+                await self.collectives.broadcast(name, json.dumps(told), 0, None)
             raise
         await self.collectives.broadcast(name, json.dumps(made), 0, None)
         return made
@@ -126,8 +127,13 @@ class Saving:
     """
 
     def __init__(self, together: Together, step: int, options: Options) -> None:
+        limit(options.timeout_s, "timeout_s")
+        if options.parent is not None and not isinstance(options.parent, Reference):
+            raise TypeError(
+                f"parent= takes the reference of a checkpoint (checkpoint.reference), not {options.parent!r}"
+            )
         self.step = step
-        self.metrics: dict[str, float] = dict(options.metrics or {})
+        self.metrics: dict[str, float] = checked_metrics(options.metrics or {})
         self.checkpoint: Checkpoint | None = None
         self._together = together
         self._options = options
@@ -160,16 +166,24 @@ class Saving:
         return self.files.open(name)
 
     async def __aenter__(self) -> Saving:
-        told = await self._together.decide(SAVE, self._begin)
-        if self._attempt is None:
-            claim = Claim.from_token(told["claim"], self._together.generation.fence)
-            self._attempt = self._together.registry.attempt(claim, AttemptRecord.decode(told["attempt"].encode()))
         try:
+            told = await self._together.decide(SAVE, self._begin)
+            if self._attempt is None:
+                claim = Claim.from_token(told["claim"], self._together.generation.fence)
+                self._attempt = self._together.registry.attempt(claim, AttemptRecord.decode(told["attempt"].encode()))
+            self._check_step(self._attempt.record.step)
             self._files = await asyncio.to_thread(RankFiles, self._attempt.uri)
         except BaseException as error:
             await self._abort(error)
             raise
         return self
+
+    def _check_step(self, begun: int) -> None:
+        if begun != self.step:
+            raise ConfigError(
+                f"rank 0 saves step {begun}, and rank {self._together.generation.rank} step {self.step}: "
+                "all ranks save the same steps, in the same order"
+            )
 
     async def _begin(self) -> dict[str, Any]:
         claim = await self._together.claim()
@@ -215,11 +229,7 @@ class Saving:
         self._files = None
         if isinstance(error, GenerationOver | FenceBroken | AttemptOver) or self._attempt is None:
             return
-        line = f"{type(error).__name__}: {error}".partition("\n")[0][:500]
-        rank = self._together.generation.rank
-        with contextlib.suppress(RaftKVError, TimeoutError):
-            async with asyncio.timeout(ABORT_TIMEOUT_S):
-                await self._attempt.abort(f"rank {rank} failed: {line}")
+        await self._attempt.give_up(error, f"rank {self._together.generation.rank} failed")
 
     def _begun(self) -> Attempt:
         if self._attempt is None:
@@ -280,7 +290,8 @@ class Resuming:
             return None
         found = Checkpoint.decode(told["checkpoint"].encode())
         if self._pin is None:
-            self._pin = await self._together.generation.until_over(self._pin_of(found).take())
+            self._pin = self._pin_of(found)  # here before it is taken: whatever cuts this off, it is given back
+            await self._together.generation.until_over(self._pin.take())
         await self._together.collectives.barrier(RESUME, None)  # rank 0 holds it for those who have not pinned it yet
         return Resumed(found)
 

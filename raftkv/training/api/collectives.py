@@ -22,6 +22,7 @@ from collections import defaultdict
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, TypeVar
 
+from raftkv.client.arguments import limit
 from raftkv.client.kv.compares import version
 from raftkv.client.kv.operations import Delete, Get, Put
 from raftkv.client.kv.txn import txn
@@ -60,6 +61,7 @@ class Collectives:
             name: of the barrier.
             timeout_s: None: until the generation ends.
         """
+        timeout_s = limit(timeout_s, "timeout_s")
         await self._meet(_Use(self, f"barrier.{quoted(name)}", f"barrier {name!r}"), b"", timeout_s, wait=True)
 
     async def gather(
@@ -73,6 +75,7 @@ class Collectives:
             root: who gets them; None: everybody.
             timeout_s: None: until the generation ends.
         """
+        timeout_s = limit(timeout_s, "timeout_s")
         self._check_root(root)
         use = _Use(self, f"gather.{quoted(name)}", f"gather {name!r}")
         receives = root is None or root == self._generation.rank
@@ -87,6 +90,9 @@ class Collectives:
             root: whose value it is.
             timeout_s: None: until the generation ends.
         """
+        timeout_s = limit(timeout_s, "timeout_s")
+        if root is None:
+            raise ConfigError("a broadcast has a root: the rank whose value all get")
         self._check_root(root)
         use = _Use(self, f"value.{quoted(name)}", f"broadcast {name!r}")
         if self._generation.rank == root:
@@ -153,10 +159,10 @@ class Collectives:
 
     async def _in_time(self, use: _Use, timeout_s: float | None, waiting: Awaitable[Result]) -> Result:
         try:
-            async with asyncio.timeout(timeout_s) as limit:
+            async with asyncio.timeout(timeout_s) as within:
                 return await waiting
         except TimeoutError:
-            if timeout_s is None or not limit.expired():
+            if timeout_s is None or not within.expired():
                 raise
         raise BarrierTimeout(use.title, timeout_s, await self._missing(use))
 

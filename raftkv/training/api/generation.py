@@ -57,7 +57,10 @@ def quoted(name: str) -> str:
 
     Raises:
         ConfigError: it is empty.
+        TypeError: it is no text.
     """
+    if not isinstance(name, str | bytes):
+        raise TypeError(f"names are texts, not {name!r}")
     if not name:
         raise ConfigError("a name is empty; name every barrier, counter and value")
     return quote(name, safe="")

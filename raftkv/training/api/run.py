@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from raftkv.checkpoint.sync import Registry
+from raftkv.client.arguments import function
 from raftkv.client.sync import library as sync
 from raftkv.client.sync.blocking import Blocking, blocking
 from raftkv.client.sync.callbacks import CallbackQueue
@@ -127,20 +128,22 @@ class Saving(Blocking[checkpoint.Saving]):
         return self._inner.open(name)
 
     def __enter__(self) -> Self:
-        self._loop.run(self._inner.__aenter__())
+        interrupt = KeyboardInterrupt("as it began")
+        self._enter(self._inner.__aenter__(), lambda: self._inner.__aexit__(KeyboardInterrupt, interrupt, None))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._loop.run(self._inner.__aexit__(kind, error, trace))
+        if not self._loop.is_disowned:
+            self._loop.run(self._inner.__aexit__(kind, error, trace))
 
 
 class Resuming(Blocking[checkpoint.Resuming]):
     """All ranks agree on the checkpoint to go on from; made by ``Run.resume``."""
 
     def __enter__(self) -> Resumed | None:
-        return self._loop.run(self._inner.__aenter__())
+        return self._enter(self._inner.__aenter__(), lambda: self._inner.__aexit__(None, None, None))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -241,10 +244,12 @@ class Run(Blocking[async_run.Run]):
 
     def on_change(self, callback: Callable[[Run], object]) -> Callable[[], None]:
         """Call back when a generation ends, once each, on a thread of its own. Returns how to take that back."""
+        function(callback, "a callback")
         return self.on_change_nowait(lambda: self._callbacks.call_soon(callback, self))
 
     def on_change_nowait(self, callback: Callable[[], object]) -> Callable[[], None]:
         """Call back at once, on the loop's own thread: for what neither blocks nor uses the client."""
+        function(callback, "a callback")
         return self._ask(lambda run: run.on_change(lambda _: callback()))
 
     wait_change = blocking(async_run.Run.wait_change)

@@ -33,6 +33,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from raftkv.client.arguments import limit
 from raftkv.client.control.control import ClientControl, Control
 from raftkv.client.control.records import RecordError
 from raftkv.client.control.reflector import Reflector
@@ -217,7 +218,7 @@ class Participant:
             if result.succeeded:
                 await self._cache.reached(result.revision)
             else:
-                await self._registration.registered.wait()
+                await self._registration.wait()
                 await self._cache.refresh()
 
     # -- what the store holds
@@ -298,7 +299,7 @@ class Participant:
         Raises:
             RunClosed: it is over.
             JoinTimeout: too few nodes came; this one has left.
-            StatusError: the store refused.
+            StatusError: the store refused; the client is closed.
         """
         limit_s = self.config.join_timeout_s if timeout_s is None else timeout_s
         deadline = self._loop.time() + limit_s
@@ -339,6 +340,8 @@ class Participant:
             state, current = self._cache.state, self._cache.round
             if self._left:
                 raise RunClosed(self.config.run_id, "this node has left")
+            if self._cache.end is not None:
+                raise self._cache.end
             if state is not None and state.phase == CLOSED:
                 raise RunClosed(self.config.run_id, state.reason)
             if state is not None and (state.min_nodes, state.max_nodes) != self._limits:
@@ -393,6 +396,11 @@ class Participant:
         return self._cache.closed
 
     @property
+    def end(self) -> Exception | None:
+        """Why nothing of the run will be known here any more: the client was closed; None: it is followed."""
+        return self._cache.end
+
+    @property
     def phase(self) -> State | None:
         """What is going on, as last seen."""
         return self._cache.state
@@ -434,17 +442,24 @@ class Participant:
         Raises:
             GenerationOver: it ended before.
             RunClosed: the run did.
+            StatusError: the client is closed.
             TimeoutError: nothing came in time.
         """
-        world = self._present()
+        world, timeout_s = self._present(), limit(timeout_s, "timeout_s")
         deadline = None if timeout_s is None else self._loop.time() + timeout_s
         while (published := self._calls.get(self._keys.boot(world.generation))) is None:
             state = self._cache.state
             if self.closed or self._left:
                 raise RunClosed(world.run_id, state.reason if state is not None else "")
+            if self._cache.end is not None:
+                raise self._cache.end
             if self.nodes_waiting:
                 raise GenerationOver(world.run_id, world.generation, state.reason if state is not None else "")
-            await self._next_change(deadline)
+            try:
+                await self._next_change(deadline)
+            except TimeoutError:
+                where = f"generation {world.generation} of run {world.run_id!r}"
+                raise TimeoutError(f"nothing was published in {where} within {timeout_s:g} s") from None
         return published.text
 
     def _present(self) -> World:

@@ -24,18 +24,24 @@ class RecordCache(Reflector):
     Attributes:
         round, state: as of ``revision``; None: not there.
         round_revision, state_revision: their mod revisions; 0: not there.
-        damage: why a record cannot be read; empty: all is well.
+        end: why nothing new will come any more, as when the client was closed; None: it is followed.
     """
 
     def __init__(self, control: Control, run_id: str, on_change: Callable[[], None]) -> None:
         keys = RunKeys(run_id)
-        super().__init__(control, keys.record, self._decode)
+        super().__init__(control, keys.record, self._decode, on_end=self._ended)
         self.round: GenerationRecord | None = None
         self.state: State | None = None
         self.round_revision = self.state_revision = 0
-        self.damage = ""
+        self.end: Exception | None = None
         self._round_key, self._state_key = keys.round.encode(), keys.state.encode()
+        self._damage: dict[bytes, str] = {}
         self._on_change = on_change
+
+    @property
+    def damage(self) -> str:
+        """Why a record cannot be read; empty: all is well."""
+        return next(iter(self._damage.values()), "")
 
     @property
     def closed(self) -> bool:
@@ -58,6 +64,7 @@ class RecordCache(Reflector):
 
     def _apply(self, key: bytes, item: KeyValue | None) -> None:
         revision = item.mod_revision if item is not None else 0
+        self._damage.pop(key, None)
         try:
             if key == self._round_key:
                 self.round, self.round_revision = (
@@ -67,4 +74,8 @@ class RecordCache(Reflector):
             elif key == self._state_key:
                 self.state, self.state_revision = State.decode(item.value) if item is not None else None, revision
         except RecordError as error:
-            self.damage = f"{key.decode(errors='replace')}: {error}"
+            self._damage[key] = f"{key.decode(errors='replace')}: {error}"
+
+    def _ended(self, error: Exception) -> None:
+        self.end = error
+        self._on_change()

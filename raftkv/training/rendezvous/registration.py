@@ -56,6 +56,7 @@ class Registration:
         node: as registered.
         grant: the lease; None while it is lost.
         registered: set while the node's key is there, as far as is known.
+        refusal: why it will not be there again; None: it is there, or is being written.
         generation: of the world that runs here; 0: none.
     """
 
@@ -72,6 +73,7 @@ class Registration:
         self.node = node
         self.grant: Grant | None = None
         self.registered = asyncio.Event()
+        self.refusal: StatusError | None = None
         self.generation = 0
         self._control = control
         self._config = config
@@ -84,6 +86,7 @@ class Registration:
         self._declared = False
         self._left = False
         self._again: asyncio.Task[None] | None = None
+        self._settled = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._beat_at = 0.0
         self._stood_still_s = 0.0
@@ -97,9 +100,21 @@ class Registration:
         await until_answered(self._register, OPEN_LIMIT_S)
         self._beat()
 
+    async def wait(self) -> None:
+        """Wait until the node's key is there, or ``leave``.
+
+        Raises:
+            StatusError: it will not be: the store refuses to have it written again, or the client is closed.
+        """
+        while not self.registered.is_set() and not self._left:
+            if self.refusal is not None:
+                raise self.refusal
+            await self._settled.wait()
+
     async def leave(self) -> None:
         """End the registration."""
         self._left = True
+        self._settled.set()
         if self._again is not None:
             self._again.cancel()
         if self.grant is not None:
@@ -116,11 +131,15 @@ class Registration:
         self._declared = False
 
     async def declare(self, want: int) -> None:
-        """Write that nothing before the generation ``want`` runs here any more, unless that stands there already."""
-        while not self._declared or self.node.want < want:
+        """Write that nothing before the generation ``want`` runs here any more, unless that stands there already.
+
+        Raises:
+            StatusError: the store refuses, or the client is closed.
+        """
+        while not self._left and (not self._declared or self.node.want < want):
             self.node = replace(self.node, want=max(want, self.node.want), running=0)
             self._declared = True  # if the lease is lost meanwhile, this is what is registered
-            await self.registered.wait()
+            await self.wait()
             grant = self.grant
             if grant is None:
                 self._declared = False
@@ -159,6 +178,8 @@ class Registration:
         self._on_lost()
         if self.registered.is_set():
             self.registered.clear()
+            self._settled.clear()
+            self.refusal = None
             self._again = self._loop.create_task(self._register_again())
 
     # -- registering
@@ -192,6 +213,7 @@ class Registration:
         self._declared = self.node.running == 0
         self._on_registered(result)
         self.registered.set()
+        self._settled.set()
 
     async def _new_grant(self) -> Grant:
         config = self._config
@@ -229,6 +251,8 @@ class Registration:
             if running:
                 await self._explain(running, stood_still_s)
         except StatusError as error:
+            self.refusal = error
+            self._settled.set()
             if not is_client_closed(error):  # as at the end of a program that does not leave its run
                 run_id = self._config.run_id
                 _log.error("raftkv: node %s cannot register again in run %s: %s", self.node.id, run_id, error)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from raftkv.checkpoint.commit import attempt as attempts
 from raftkv.checkpoint.commit import opening
 from raftkv.checkpoint.commit.attempt import Attempt
 from raftkv.checkpoint.commit.manifest import NAME, Manifest
@@ -356,5 +357,26 @@ def test_ranks_prepare_together_no_more_than_whoever_commits_can_read() -> None:
         with pytest.raises(ConfigError, match="too long for one of 100000 ranks: at most 2684 bytes; write fewer"):
             await attempt.prepare(0, many)
         await attempt.prepare(99_999, many[:10])
+
+    play(story())
+
+
+def test_giving_up_raises_nothing_and_ends_whether_the_cluster_answers_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "GIVE_UP_S", 0.05)
+
+    async def story() -> None:
+        world = World()
+        registry = world.registry()
+        attempt = await registry.begin(await registry.claim(), 100, world_size=1)
+        await attempt.give_up(ValueError("no\nroom"), "rank 0 failed")
+        assert [
+            item.value for key, item in world.store.items.items() if b'rank 0 failed: ValueError: no"' in item.value
+        ]
+        later = await registry.begin(await registry.claim(), 200, world_size=1)
+        await registry.claim()
+        await later.give_up(ValueError("it is fenced out"))
+        away = world.registry(lost=1.0).attempt(await registry.claim(), later.record)
+        async with asyncio.timeout(20):
+            await away.give_up(ValueError("the cluster is away"))
 
     play(story())

@@ -88,6 +88,19 @@ def test_names_that_cannot_be_used_are_refused(name: str, tmp_path: Path) -> Non
     play(story())
 
 
+def test_a_pin_that_many_take_at_once_is_taken_once(tmp_path: Path) -> None:
+    async def story() -> None:
+        world = Kept(tmp_path)
+        registry, saved = world.registry(), await world.save(1)
+        pin = registry.pin(saved, "reader")
+        await asyncio.gather(*(pin.take() for _ in range(5)))
+        assert [info.name for info in await registry.pins()] == ["reader"]
+        await pin.release()
+        assert await registry.pins() == []
+
+    play(story())
+
+
 def test_pins_of_one_reader_hold_each_for_itself(tmp_path: Path) -> None:
     async def story() -> None:
         world = Kept(tmp_path)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftkv.cli.backup.command import _chosen, _prune
-from raftkv.cli.backup.manifest import DAY_S, Manifest, name_of, not_needed, time_of
+from raftkv.cli.backup.manifest import DAY_S, Manifest, name_of, not_needed, oldest_first, time_of
 from raftkv.cli.backup.place import LEFT_OVER_S, Place
 from raftkv.cli.backup.report import Report
 from raftkv.cli.backup.take import preferred
@@ -20,8 +20,9 @@ from tests.cli.runner import run_server
 NOW_S = 1_790_000_000.0
 
 
-def backup(taken_s: float, revision: int = 1) -> Manifest:
-    return Manifest(name_of(taken_s, revision), taken_s, revision, -1, 7, 1, 3, "ab", 1, 2, "h:1", taken_s)
+def backup(taken_s: float, revision: int = 1, *, index: int = 1, cluster_id: int = 1) -> Manifest:
+    name = name_of(taken_s, revision)
+    return Manifest(name, taken_s, revision, -1, 7, index, 3, "ab", cluster_id, 2, "h:1", taken_s)
 
 
 def put(place: Place, one: Manifest, tmp_path: Path) -> None:
@@ -42,6 +43,28 @@ def test_the_rules_keep_what_they_say_and_always_the_newest(ages: list[int], kee
         assert (one.name not in gone) == kept
 
 
+@pytest.mark.parametrize("jump_s", [DAY_S, -DAY_S, -NOW_S])
+def test_a_clock_that_jumped_makes_no_old_backup_the_newest(jump_s: float, tmp_path: Path) -> None:
+    """It was wrong at one backup, and right again at the next: none that was just taken is deleted or passed over."""
+    place = Place(str(tmp_path / "b"))
+    taken = [NOW_S, NOW_S + 3600 + jump_s, NOW_S + 7200, NOW_S + 10800]
+    backups = [backup(taken_s, index=10 + number) for number, taken_s in enumerate(taken)]
+    for one in backups:
+        put(place, one, tmp_path)
+    assert place.backups() == backups
+    assert _chosen(place, "") == backups[-1]
+    for count in range(1, 5):
+        assert not_needed(backups[:count], 1, 0, taken[count - 1]) == backups[: count - 1][::-1]
+    assert not_needed(backups, 2, 0, NOW_S + 10800) == [backups[1], backups[0]]
+
+
+def test_backups_of_a_restored_cluster_come_after_those_of_the_lost_one() -> None:
+    old = [backup(NOW_S + number, index=900 + number) for number in range(3)]
+    new = [backup(NOW_S + 100 + number, index=5 + number, cluster_id=2) for number in range(3)]
+    assert oldest_first(new + old) == old + new
+    assert not_needed(new + old, 4, 0, NOW_S + 200) == [old[1], old[0]]
+
+
 def test_names_tell_their_time_and_sort_by_it() -> None:
     names = [name_of(NOW_S + step, 9 - step) for step in range(9)]
     assert names == sorted(names)
@@ -56,6 +79,15 @@ def test_what_is_no_manifest(text: str, tmp_path: Path) -> None:
     place.write(one.name + ".json", text)
     with pytest.raises(CommandError, match=r"cannot read raftkv-.*json"):
         place.backups()
+
+
+def test_a_misspelled_directory_has_no_list(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    for name, why in (("nowhere", "is not there"), ("file", "is no directory")):
+        listed = run_server(["backup", "list", str(tmp_path / name)])
+        assert (listed.code, listed.errors) == (1, f"raftkv: {tmp_path / name} {why}\n")
+    assert run_server(["backup", "list", str(tmp_path / "empty")]).code == 0
 
 
 @pytest.mark.parametrize("damage", [b"{", b"\xff"])

@@ -10,12 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from raftkv.cli.backup.manifest import Manifest, name_of
 from raftkv.cli.doctor import command, disk, machine
 from raftkv.cli.doctor.certificates import check_certificates, check_files
 from raftkv.cli.doctor.finding import Level
 from raftkv.cli.exits import CommandError
 from raftkv.cli.main import main as raftkv
 from raftkv.config import ServerConfig, TLSFiles
+from raftkv.pb import raft_pb2
+from raftkv.raft.types import Entry, HardState
+from raftkv.storage.wal import WAL
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +70,32 @@ def test_a_directory_without_a_member_in_it_is_named(tmp_path: Path):
     (tmp_path / "member").mkdir()
     level, figure = by_subject(disk.check_disk(str(tmp_path)))["data directory: member"]
     assert (level, "\n" in figure) == (Level.FAILURE, False)
+
+
+def test_a_damaged_log_is_found_before_the_next_start(tmp_path: Path):
+    data = tmp_path / "data"
+    snap, log = data / "member" / "snap", data / "member" / "wal"
+    snap.mkdir(parents=True)
+    (snap / "db").write_bytes(bytes(4096))
+    log.mkdir(mode=0o700)
+    assert by_subject(disk.check_disk(str(data)))["data directory: member"][0] == Level.FAILURE
+    log.rmdir()
+    wal = WAL.create(str(log), raft_pb2.WALMetadata(cluster_id=1, member_id=2).SerializeToString(), segment_bytes=8192)
+    for index in range(1, 9):
+        wal.append(HardState(1, 1, index - 1), [Entry(1, index, b"x" * 200)])
+        wal.sync()
+    running = by_subject(disk.check_disk(str(data)))
+    wal.close()
+    whole = by_subject(disk.check_disk(str(data)))
+    expected = (Level.OK, "entries 1 to 8 in 8.2 kB, all checksums right")
+    assert running["data directory: log"] == whole["data directory: log"] == expected
+    segment = next(log.glob("*.wal"))
+    damaged = bytearray(segment.read_bytes())
+    damaged[600] ^= 1
+    segment.write_bytes(damaged)
+    level, figure = by_subject(disk.check_disk(str(data)))["data directory: log"]
+    assert (level, "\n" in figure) == (Level.FAILURE, False)
+    assert figure.startswith(f"write-ahead log {segment} is damaged at offset ")
 
 
 @pytest.mark.parametrize(
@@ -179,3 +209,20 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
 def test_backups(tmp_path: Path):
     empty = command._check_backup(str(tmp_path))
     assert (empty.level, empty.figure) == (Level.FAILURE, f"there is none in {tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("age_s", "level", "figure"),
+    [
+        (3600, Level.OK, "the last of 1 is 1.0 h old"),
+        (3 * 86_400, Level.WARNING, "the last of 1 is 72.0 h old"),
+        (-86_400, Level.WARNING, "the last of 1 was taken 24.0 h from now"),
+    ],
+)
+def test_the_age_of_the_last_backup(age_s: float, level: Level, figure: str, tmp_path: Path):
+    taken_s = time.time() - age_s
+    one = Manifest(name_of(taken_s, 1), taken_s, 1, -1, 7, 1, 3, "ab", 1, 2, "h:1", taken_s)
+    (tmp_path / f"{one.name}.db").write_bytes(b"abc")
+    (tmp_path / f"{one.name}.json").write_text(one.text())
+    found = command._check_backup(str(tmp_path))
+    assert (found.level, found.figure) == (level, figure)

@@ -206,6 +206,34 @@ def test_a_client_that_is_closed_ends_it() -> None:
         await settle()
         assert asked == len(observer.refused) == 1
         assert not [task for task in asyncio.all_tasks() if "Reflector" in repr(task)]
+        for late in (observer.reflector.ready(), observer.reflector.reached(1)):
+            with pytest.raises(UnknownStatus, match="the client is closed"):
+                await asyncio.wait_for(late, 10)
+
+    play(story())
+
+
+def test_who_waits_for_a_revision_is_told_of_the_end_of_the_client_and_of_its_own() -> None:
+    async def story() -> None:
+        world = StoreWorld()
+        control = world.control()
+
+        async def closed(*_: Any) -> Any:
+            raise UnknownStatus(CANCELED, "the client is closed", definite=True)
+
+        observers = [Observer(control), Observer(control)]
+        for observer in observers:
+            observer.reflector.start()
+            await observer.reflector.ready()
+        waits = [asyncio.ensure_future(observer.reflector.reached(99)) for observer in observers]
+        await settle()
+        observers[0].reflector.close()
+        await asyncio.wait_for(waits[0], 10)
+        control.txn = closed
+        control.lose_watch(WatchCanceled("the client is closed"))
+        with pytest.raises(UnknownStatus, match="the client is closed"):
+            await asyncio.wait_for(waits[1], 10)
+        assert not observers[1].reflector.is_following
 
     play(story())
 

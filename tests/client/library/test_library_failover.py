@@ -3,11 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
 
 from raftkv.aio import StatusError, connect
+from tests.cli.runner import run_ctl
 from tests.client.waiting import until
+
+
+@pytest.fixture
+def frozen():
+    """The endpoint of a member that stands still: the kernel takes connections for it, and nobody reads them."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(8)
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_a_member_that_stands_still_leaves_the_others_their_time(member, frozen):
+    """By the usual limits of the library, and of the command."""
+
+    async def scenario():
+        async with connect([frozen, *member.endpoints]) as kv:
+            await kv.put("k", "1")
+            assert (await kv.get("k")).value == b"1"
+
+    asyncio.run(scenario())
+    ran = run_ctl(["--endpoints", ",".join([frozen, *member.endpoints]), "put", "k", "2"])
+    assert (ran.code, ran.output, ran.errors) == (0, b"OK\n", "")
+
+
+def test_no_dial_timeout_leaves_the_limit_to_the_library(member):
+    ran = run_ctl(["--endpoints", *member.endpoints, "--dial-timeout=0s", "put", "k", "3"])
+    assert (ran.code, ran.output) == (0, b"OK\n")
 
 
 @pytest.mark.long

@@ -182,6 +182,14 @@ def test_many_at_once(play):
         with pytest.raises(ValueError, match="window must be at least 1"):
             await kv.get_many(["a"], window=0)
 
+        def failing():
+            yield "drawn", "1"
+            raise KeyError("no more")
+
+        with pytest.raises(KeyError, match="no more"):  # itself, not in a group
+            await kv.put_many(failing())
+        assert (await kv.get("drawn")).value == b"1"
+
     play(scenario)
 
 

@@ -36,6 +36,29 @@ def test_a_lease_and_its_keys(play):
     play(scenario)
 
 
+def test_a_lease_that_many_ask_for_at_once_is_granted_once(play):
+    async def scenario(kv):
+        before = set(await kv.leases())
+        lease, session = kv.lease(ttl=30), kv.session(ttl=30)
+        await asyncio.gather(*(lease.grant() for _ in range(5)), *(session.establish() for _ in range(5)))
+        assert set(await kv.leases()) - before == {lease.id, session.id}
+        await lease.revoke()
+        await session.close()
+        assert set(await kv.leases()) - before == set()
+
+    play(scenario)
+
+
+def test_waiting_for_a_session_has_its_limit(play):
+    async def scenario(kv):
+        async with kv.session(ttl=30) as session:
+            await session.established(timeout_s=30)
+            with pytest.raises(TimeoutError, match=r"^the session was not established within 0.01 s$"):
+                await session.established(2, timeout_s=0.01)
+
+    play(scenario)
+
+
 def test_leases_are_kept_alive(play):
     async def scenario(kv):
         leases = [await kv.lease(ttl=2) for _ in range(20)]

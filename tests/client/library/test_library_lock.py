@@ -83,6 +83,25 @@ def test_a_key_that_was_taken_away_is_told_at_the_end(play):
     play(scenario)
 
 
+@pytest.mark.parametrize("many", [2, 5])
+def test_one_lock_that_many_want_at_once_is_had_by_one_and_given_back(play, many):
+    async def scenario(kv):
+        lock = kv.lock("name")
+        tried = await asyncio.gather(*(lock.acquire() for _ in range(many)), return_exceptions=True)
+        assert [type(one) for one in tried if one is not lock] == [LockNotFree] * (many - 1)
+        assert lock.held
+        assert await kv.count("name/", prefix=True) == 1
+        held, lease = lock.fence, lock.lease.id
+        with pytest.raises(LockNotFree, match="make one for each thread or task"):
+            await lock.try_acquire()
+        assert (lock.fence, lock.lease.id) == (held, lease)
+        await lock.release()
+        assert await kv.count("name/", prefix=True) == 0
+        assert lease not in await kv.leases()
+
+    play(scenario)
+
+
 def test_waiting_has_its_limits(play):
     async def scenario(kv):
         async with kv.lock("name") as held:

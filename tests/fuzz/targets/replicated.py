@@ -12,7 +12,7 @@ from raftkv.pb import kv_pb2, raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.rpc.status import RpcError
 from raftkv.server.services.responder import parse_or_raise
-from tests.apply import test_plain_txn
+from tests.apply import test_plain, test_plain_txn
 from tests.apply.arbitrary import payload
 from tests.apply.machine import Machine
 from tests.apply.test_total import TYPES as ENTRY_TYPES
@@ -119,6 +119,15 @@ class _PlainTxns:
         return f"{is_plain}"
 
 
+def _plain(data: bytes) -> str:
+    """Puts and reads beside their messages: decoded alike."""
+    return f"{test_plain.check_put(data)} {test_plain.check_get(data)}"
+
+
+def _plain_requests() -> list[bytes]:
+    return [data for data in map(test_plain.wire, map(Random, range(60))) if len(data) < 2000]
+
+
 class _Hashed:
     """Puts, deletions, compactions, and hashes at any revision: each hash is one, or etcd's refusal."""
 
@@ -199,6 +208,7 @@ TARGETS = (
         (),
         memory_max_bytes=64 << 20,
     ),
+    Target("plain", lambda directory: _plain, _plain_requests, ()),
     Target("intervals", lambda directory: _intervals, lambda: [b"aeb", b"aecbgfadm", bytes(range(90))], (IndexError,)),
     Target(
         "hash-kv",

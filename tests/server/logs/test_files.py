@@ -70,6 +70,12 @@ def test_old_files_go_by_number_and_by_age(tmp_path: Path):
     assert stranger.exists()
 
 
+def test_a_clock_that_was_ahead_costs_no_line_of_today(tmp_path: Path):
+    ahead, more_ahead, today = past(tmp_path, -1), past(tmp_path, -2), past(tmp_path, 0.001)
+    RotatedFile(str(tmp_path / "raftkv.log"), LogRotation(maxbackups=2)).tidy()
+    assert [path.exists() for path in (today, more_ahead, ahead)] == [True, True, False]
+
+
 def test_what_was_rotated_is_compressed(tmp_path: Path):
     write(RotatedFile(str(tmp_path / "raftkv.log"), Small(compress=True)), 11)
     (packed,) = rotated(tmp_path)

@@ -274,3 +274,21 @@ def test_a_founder_whose_data_is_lost_does_not_found_the_cluster_again() -> None
         shutil.rmtree(lost.data_dir)
         assert "has already been bootstrapped, and its data is not in" in start_to_end(lost).one_line()
         must_put(wire, "k")
+
+
+def test_a_founder_that_was_removed_and_added_again_is_told_which_flag_is_wrong() -> None:
+    """Else it would start as the member that was removed, and be told, again and again, to remove its data."""
+    with Cluster(RAFTKV, size=3, flags=FAST) as cluster, Wire(cluster.endpoints[:2]) as wire:
+        wait_for(lambda: all(found.clientURLs for found in members_of(wire).values()), "all members to be known")
+        lost = cluster.members[2]
+        lost.kill()
+        shutil.rmtree(lost.data_dir)
+        assert remove(wire, lost.name).code == "OK"
+        wait_for(lambda: add(wire, lost, learner=False).code == "OK", "both others to be connected for a while")
+        line = start_to_end(lost).one_line()
+        assert " was removed from the cluster, and " in line
+        assert line.rstrip().endswith(" was added in its place: start it with --initial-cluster-state existing")
+        assert not lost.data_dir.exists()
+        lost.flags = [*lost.flags, "--initial-cluster-state", "existing"]
+        lost.restart()
+        wait_for(lambda: members_of(wire)[lost.name].clientURLs, "the new member to be known")

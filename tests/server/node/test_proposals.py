@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import count
 
 import pytest
@@ -10,7 +11,7 @@ from raftkv import errors
 from raftkv.apply.applier import Outcome
 from raftkv.apply.request import Kind, decode
 from raftkv.server.node import proposals as module
-from raftkv.server.node.proposals import Proposals, Waiter
+from raftkv.server.node.proposals import Proposals, Waiter, new_start, request_ids
 
 
 class Caller(Waiter):
@@ -92,3 +93,13 @@ def test_what_is_under_way_is_measured_while_somebody_looks(proposals: Proposals
     proposals.observe(None, lambda: 4.5)
     assert proposals.pop(after) is not None
     assert measured == [3.5, 2.5]
+
+
+def test_two_starts_at_the_same_time_have_other_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose clock nothing keeps begins at the same moment each time."""
+    monkeypatch.setattr(time, "time_ns", lambda: 1_790_000_000_000_000_000)
+    first, second = (
+        {next(ids) for _ in range(1000)} for ids in (request_ids(7, new_start()), request_ids(7, new_start()))
+    )
+    assert first.isdisjoint(second)
+    assert {number >> 48 for number in first | second} == {7}

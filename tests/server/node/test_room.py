@@ -46,7 +46,7 @@ class Room:
             make_room=lambda: self.copies > 0,
         )
 
-    def _raise(self) -> None:
+    def _raise(self, reason: str) -> None:
         self.alarms += 1
 
     def put(self) -> bool:

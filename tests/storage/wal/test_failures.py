@@ -73,8 +73,24 @@ def test_a_full_disk_is_met_by_prepare_next_while_there_is_still_room(disk: SimD
     assert indexes(recover(disk).entries) == list(range(1, 28))
 
 
-def test_a_full_disk_at_create_leaves_nothing_behind(disk: SimDisk) -> None:
-    disk.fail("allocate", errno.ENOSPC)
+def test_a_disk_without_room_for_one_more_name_is_a_full_disk(disk: SimDisk) -> None:
+    """All inodes are used, or the quota of files."""
+    wal = create(disk)
+    append_synced(wal, 1, 25)
+    disk.fail("create", errno.ENOSPC)
+    with pytest.raises(WALSpaceError, match="no room for one more file"):
+        wal.prepare_next()
+    append_synced(wal, 26, 27)
+    disk.heal()
+    wal.prepare_next()
+    append_synced(wal, 28, 60)
+    wal.close()
+    assert indexes(recover(disk).entries) == list(range(1, 61))
+
+
+@pytest.mark.parametrize("operation", ["allocate", "create"])
+def test_a_full_disk_at_create_leaves_nothing_behind(disk: SimDisk, operation: str) -> None:
+    disk.fail(operation, errno.ENOSPC)
     with pytest.raises(WALSpaceError):
         create(disk)
     assert not disk.names

@@ -75,3 +75,12 @@ def test_what_cannot_be_read_is_told_and_changes_nothing(cache: RecordCache, wat
     assert cache.state == State(1, RUNNING)
     assert KEYS.state in cache.damage
     assert "\n" not in cache.damage
+
+
+def test_damage_that_was_repaired_is_told_no_more(cache: RecordCache, watched: Watched) -> None:
+    cache.load([begun(1, 5), state(1, 5)], 5)
+    watched.on_events(6, [Event(PUT, item(KEYS.round, b"no", 6)), Event(PUT, item(KEYS.state, b"no", 6))])
+    watched.on_events(7, [Event(PUT, begun(2, 7))])
+    assert KEYS.state in cache.damage
+    watched.on_events(8, [Event(DELETE, item(KEYS.state, b"", 8))])
+    assert cache.damage == ""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,12 +35,13 @@ from tests.server.process.process import (
 
 pytestmark = pytest.mark.xdist_group("process-disk-full")
 
-MOUNT_THEN_RUN = 'mkdir -m 700 "$PWD/disk" && mount -t tmpfs -o size=200m,mode=700 none "$PWD/disk" && exec "$@"'
+MOUNT_THEN_RUN = 'mkdir -m 700 "$PWD/disk" && mount -t tmpfs -o {},mode=700 none "$PWD/disk" && exec "$@"'
 
 
-def _on_a_small_disk(program: Program) -> Program:
+def _on_a_small_disk(program: Program, limits: str = "size=200m") -> Program:
     namespaces = ("-m",) if os.geteuid() == 0 else ("-Urm",)
-    return Program(program.name, ("unshare", *namespaces, "sh", "-c", MOUNT_THEN_RUN, "sh", *program.command))
+    mount_then_run = MOUNT_THEN_RUN.format(limits)
+    return Program(program.name, ("unshare", *namespaces, "sh", "-c", mount_then_run, "sh", *program.command))
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +105,54 @@ def test_a_full_disk(cluster: Cluster) -> None:
         assert alarms_of(wire) == []
         # A hash waits for the database: the commits that found no room have been made by then.
         assert hash_of(wire, 0, revision)
-    assert "Traceback" not in log_of(cluster.members[0])
+    log = log_of(cluster.members[0])
+    assert "Traceback" not in log
+    assert log.count("raising the NOSPACE alarm") == 1, "once, however often the database finds no room"
+
+
+def test_a_disk_without_room_for_one_more_file() -> None:
+    """All inodes are used: there is no next segment of the log, which is no reason to stop."""
+    program = _on_a_small_disk(RAFTKV, "size=600m,nr_inodes=40")
+    with Cluster(program, flags=["--data-dir", "disk/data"]) as cluster, Wire(cluster.endpoints) as wire:
+        ballast = _disk(cluster) / "ballast"
+        ballast.mkdir()
+        with contextlib.suppress(OSError):
+            for number in range(40):
+                (ballast / str(number)).touch()
+        for number in range(40):
+            if put(wire, f"k{number}", bytes(1 << 20)).code != "OK":
+                break
+        wait_for(lambda: bool(alarms_of(wire)), "the alarm")
+        assert put(wire, "k").text == NO_SPACE[1]
+        shutil.rmtree(ballast)
+        disarm_all(wire)
+        must_put(wire, "k", b"1")
+        log = log_of(cluster.members[0])
+        assert "Traceback" not in log
+        assert log.count("no room for one more file, of the write-ahead log, at ") == 1
+
+
+def test_a_log_without_room_ends_the_member_with_one_line() -> None:
+    """Deletions are taken on a full disk until the segment of the log is used up."""
+    with (
+        Cluster(_on_a_small_disk(RAFTKV), flags=["--data-dir", "disk/data"]) as cluster,
+        Wire(cluster.endpoints) as wire,
+    ):
+        must_put(wire, "a", b"1")
+        _fill(_disk(cluster) / "ballast")
+        process = cluster.members[0].process
+        assert process is not None
+        for number in range(200):
+            if process.poll() is not None:
+                break
+            wire.call(DELETE, rpc_pb2.DeleteRangeRequest(key=bytes(1_400_000) + str(number).encode()))
+        wait_for(lambda: process.poll() is not None, "the end of the member")
+        assert process.returncode == 1
+        log = log_of(cluster.members[0])
+        assert "Traceback" not in log
+        assert re.search(
+            r"raftkv: stopped: no room for \d+ bytes of write-ahead log at .*; make room, and start the", log
+        )
 
 
 SMALL_MAP = "import sys; from raftkv.server.node import bootstrap; bootstrap.MAP_MIN_BYTES = 2 << 20; "
