@@ -113,9 +113,10 @@ class Outcome:
         revision: for the response header.
         pieces: bytes of the response after its header, in order.
         error: the refusal, if it was refused; the state is untouched then.
+        unanswered: why there is no answer here to what was done all the same.
     """
 
-    __slots__ = ("error", "pieces", "revision")
+    __slots__ = ("error", "pieces", "revision", "unanswered")
 
     def __init__(
         self,
@@ -123,8 +124,10 @@ class Outcome:
         body: bytes = b"",
         error: errors.StatusError | None = None,
         pieces: Sequence[bytes] | None = None,
+        unanswered: errors.StatusError | None = None,
     ) -> None:
         self.revision = revision
+        self.unanswered = unanswered
         self.pieces: Sequence[bytes] = (body,) if pieces is None else pieces
         self.error = error
         if error is not None:
@@ -441,7 +444,7 @@ class Applier:
         # Quotas count what is left before its end.
         yield
         write.end()
-        return Outcome(self.store.revision, pieces=pieces)
+        return Outcome(self.store.revision, pieces=pieces, unanswered=room.refusal)
 
     def _check_changes(self, changes: int) -> None:
         if changes > self._changes_max:

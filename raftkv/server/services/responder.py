@@ -72,6 +72,8 @@ class PendingWrite(Waiter):
         elif self._refusal is not None:
             # It was done all the same; only the answer is too large.
             self.call.fail_with(self._refusal)
+        elif outcome.unanswered is not None:
+            fail(self.call, outcome.unanswered)
         elif len(outcome.pieces) == 1:
             self.service.reply(self.call, outcome.revision, outcome.pieces[0])
         else:

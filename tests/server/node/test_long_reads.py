@@ -11,7 +11,7 @@ import pytest
 from raftkv import errors
 from raftkv.apply.applier import Applier, Outcome
 from raftkv.apply.response import HeaderEncoder
-from raftkv.apply.txn import finish
+from raftkv.apply.txn import Room, finish
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.server.budget import CONNECTION_FULL
 from raftkv.rpc.server.calls import UnaryCall
@@ -200,6 +200,30 @@ def test_an_entry_whose_answer_would_not_be_taken_is_applied_without_it(is_delet
         assert taken.error is None
         assert len(taken.answer) > 2_000_000
         assert (refused.error, refused.answer) == ((errors.RESOURCE_EXHAUSTED, CONNECTION_FULL), b"")
+        assert world.responder._growing_bytes == [0]
+
+    asyncio.run(run())
+
+
+@pytest.mark.interpreted
+def test_an_entry_whose_answer_is_too_much_work_is_applied_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Room.__init__, "__defaults__", (2 * KEYS,))
+
+    async def run() -> None:
+        world, call = World(), Call()
+        request = rpc_pb2.TxnRequest()
+        request.success.add().request_put.key = b"new"
+        for _ in range(3):
+            request.success.add().request_range.CopyFrom(ALL)
+        world.txn(call, request)
+        node = world.responder.node
+        assert isinstance(node, ManualNode)
+        kind, data, waiter = node.proposed.pop()
+        applier = world.responder.applier
+        before = applier.store.revision
+        waiter.finish(applier.apply(kind, data, waiter.request, has_room=waiter.has_room))
+        assert applier.store.revision == before + 1
+        assert call.error == (errors.UNAVAILABLE, "etcdserver: request timed out")
         assert world.responder._growing_bytes == [0]
 
     asyncio.run(run())
