@@ -176,6 +176,18 @@ class Reader:
         """
         return self._index.known_count(key, end)
 
+    def mean_bytes(self, key: bytes, end: bytes, samples: int) -> int:
+        """Return about how large a KeyValue of an interval is, by some that are chosen at random; 0 if none exists.
+
+        Arguments:
+            key, end: the interval (``index.py``).
+            samples: KeyValues to look at, at most.
+        """
+        revisions = [
+            revision for name in self._index.sample(key, end, samples) if (revision := self._index.latest(name))
+        ]
+        return sum(map(len, self._overlay.load_all(revisions))) // len(revisions) if revisions else 0
+
     def load_all(self, revisions: list[int], size_bytes_max: int) -> list[bytes]:
         """Return the first KeyValues of packed revisions: at least one, no more once there is enough.
 

@@ -24,7 +24,7 @@ from typing import Any, Final, Protocol
 from google.protobuf.message import DecodeError
 
 from raftkv import __version__, errors
-from raftkv.apply import plain_txn, quotas, ranges, read_txn, response, txn
+from raftkv.apply import compares, plain_txn, quotas, ranges, read_txn, response, txn
 from raftkv.apply import request as requests
 from raftkv.apply.alarms import Alarms
 from raftkv.apply.auth.caller import Caller
@@ -50,7 +50,7 @@ class WriteTxn(txn.WriteView, Protocol):
         """Make the writes visible to readers."""
 
 
-class Store(txn.PathView, ranges.SmallView, quotas.Store, Protocol):
+class Store(txn.PathView, compares.Measured, ranges.SmallView, quotas.Store, Protocol):
     """The part of the MVCC store that applying needs."""
 
     @property
@@ -438,7 +438,7 @@ class Applier:
             yield from self.quotas.check_path(path)
         yield
         # Sub-revisions have 24 bits; a revision that overflows half-way could not be undone.
-        self._check_changes(txn.count_changes(self.store, path))
+        self._check_changes((yield from txn.count_changes(self.store, path)))
         write = self.store.begin()
         pieces = yield from txn.execute_in_pieces(write, path, room)
         # Quotas count what is left before its end.

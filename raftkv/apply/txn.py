@@ -294,6 +294,7 @@ def choose_path(view: PathView, request: rpc_pb2.TxnRequest, budget: Budget) -> 
     """
     # Charged before anything is looked at: what is given up as too costly is done again in pieces.
     single, intervals = [], []
+    budget.spend(len(request.compare))
     for compare in request.compare:
         count = 1
         if compare.range_end:
@@ -313,7 +314,7 @@ def choose_path(view: PathView, request: rpc_pb2.TxnRequest, budget: Budget) -> 
     if succeeded and intervals:
         succeeded = finish(compares.all_hold(view, intervals))
     path = Path(succeeded, request.success if succeeded else request.failure)
-    budget.spend(len(path.operations) + len(single) + len(intervals))
+    budget.spend(len(path.operations))
     path.nested = [choose_path(view, nested, budget) for nested in path.txns]
     return path
 
@@ -362,21 +363,27 @@ def spend_operations(view: PathView, path: Path, budget: Budget, *, is_counted: 
         spend_operations(view, nested, budget, is_counted=is_counted)
 
 
-def count_changes(view: PathView, path: Path) -> int:
-    """Return how many changes a path makes, or a few more: keys that it puts and deletes again count twice.
+def count_changes(view: PathView, path: Path) -> Generator[None, None, int]:
+    """Return how many changes a path makes, or a few more, with a pause after each piece: keys that it puts and deletes
+    again count twice.
 
     Arguments:
         view: the state before the txn.
         path: its path.
     """
     changes = 0
-    for kind, request in path.operations:
+    for number, (kind, request) in enumerate(path.operations, 1):
         if kind == _PUT:
             # A key that is put may be counted once more by a deletion of an interval that it is in.
             changes += 2
         elif kind == _DELETE:
             changes += view.range(request.key, request.range_end, count_only=True).count
-    return changes + sum(count_changes(view, nested) for nested in path.nested)
+            if number % OPERATIONS_PER_PIECE == 0:
+                yield
+    for nested in path.nested:
+        changes += yield from count_changes(view, nested)
+    yield
+    return changes
 
 
 def check_path(view: Current, path: Path, leases: Leases) -> None:

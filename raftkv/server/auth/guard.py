@@ -1,6 +1,6 @@
 """Wraps every handler of the client ports: finds the caller, asks the table, then calls the handler.
 
-    guard = Guard(auth, rights, callers, live, node, txn_operations_max=128)
+    guard = Guard(auth, rights, callers, live, node, slices, txn_operations_max=128)
     server = Server(..., around=(guard.around,))
 
     request -> parsed -> valid in itself? -> who calls? -> may they? -> handler, with ``call.caller``
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol
 
@@ -29,13 +30,20 @@ from raftkv.rpc.server.stream import StreamCall
 from raftkv.server.auth.callers import Callers, Credential, TokenAheadError
 from raftkv.server.auth.live import LiveCalls
 from raftkv.server.auth.table import OPEN, Row, row_of
+from raftkv.server.node.slices import Slices, Work
 from raftkv.server.services.responder import fail, parse, parse_or_raise, refusals
+
+_log = logging.getLogger(__name__)
 
 AHEAD_MAX_S: Final = 2.0
 """How long a call waits for the entry that makes its token known, on a member that is behind."""
 
 AHEAD_CALLS_MAX: Final = 100
 """Calls that wait so, each of which is looked at in each turn; the tokens of others are refused at once."""
+
+
+BYTES_AT_ONCE: Final = 8 * 1024
+"""Longer requests are checked in slices, where a row knows how to."""
 
 
 class Waits(Protocol):
@@ -57,6 +65,7 @@ class Guard:
         callers: finds out who calls.
         live: the calls that last.
         node: applies entries.
+        slices: checks long requests.
         txn_operations_max: etcd's max-txn-ops.
     """
 
@@ -67,6 +76,7 @@ class Guard:
         callers: Callers,
         live: LiveCalls,
         node: Waits,
+        slices: Slices,
         *,
         txn_operations_max: int,
     ) -> None:
@@ -75,6 +85,7 @@ class Guard:
         self._callers = callers
         self._live = live
         self._node = node
+        self._slices = slices
         self._txn_operations_max = txn_operations_max
         self._waiting: set[asyncio.Task[None]] = set()
         self._ahead = 0
@@ -114,6 +125,9 @@ class Guard:
         request = parse(call, method.request, data)
         if request is None:
             return
+        if row.valid_in_pieces is not None and len(data) > BYTES_AT_ONCE:
+            self._let_in_slices(row, handler, call, data, request)
+            return
         try:
             self._check(row, request, call)
         except TokenAheadError as ahead:
@@ -123,10 +137,45 @@ class Guard:
         else:
             handler(call, data)
 
+    def _let_in_slices(self, row: Row, handler: Callable[..., Any], call: UnaryCall, data: bytes, request: Any) -> None:
+        """Let a long request in, or refuse it, when it is found to be valid in itself."""
+
+        def check() -> Work[None]:
+            if row.valid_in_pieces is not None:
+                yield from row.valid_in_pieces(request, self._txn_operations_max)
+            yield
+            let_in()
+
+        def let_in() -> None:
+            try:
+                self._check_caller(row, request, call)
+            except TokenAheadError as ahead:
+                self._wait(ahead, call, let_in)
+            except errors.StatusError as error:
+                fail(call, error)
+            else:
+                handler(call, data)
+
+        def failed(error: Exception) -> None:
+            if isinstance(error, errors.StatusError):
+                fail(call, error)
+                return
+            _log.error("a long request could not be let in", exc_info=error)
+            if not call.done:
+                call.fail(errors.INTERNAL, "internal error")
+
+        job = self._slices.run(check, failed, 0)
+        if not job.is_over:
+            call.on_cancel(job.cancel)
+
     def _check(self, row: Row, request: Any, call: ServerCall) -> Credential | None:
         """Find the caller, and ask the row. Raises the StatusError that refuses the call."""
         if row.valid is not None:
             row.valid(request, self._txn_operations_max)
+        return self._check_caller(row, request, call)
+
+    def _check_caller(self, row: Row, request: Any, call: ServerCall) -> Credential | None:
+        """Find the caller of a valid request, and ask the row. Raises the StatusError that refuses the call."""
         try:
             credential = self._callers.credential(call.headers, call.peer)
             caller = call.caller = None if credential is None else credential.caller(self._auth.revision)

@@ -18,7 +18,7 @@ entry of the log needs is said once, in ``rights.check``, which applying asks ag
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -42,13 +42,15 @@ class Row:
         check: raises what refuses a request; None: nobody is asked who calls.
         valid: raises what is wrong with a request whoever sends it (and ``max-txn-ops``): etcd says that first, and
             what is too large to be executed is too large to be checked.
+        valid_in_pieces: the same with pauses, for a request that may be long.
         lasts: whether a call may wait or send for so long that it is checked again when users or rights change.
         by_message: whether the service has each message of a stream checked.
         is_recipe: whether refusals have the code UNKNOWN, as those of etcd's recipes, which are clients inside it.
     """
 
     check: Check | None = None
-    valid: Callable[[Any, int], None] | None = None
+    valid: Callable[[Any, int], object] | None = None
+    valid_in_pieces: Callable[[Any, int], Generator[None, None, object]] | None = None
     lasts: bool = False
     by_message: bool = False
     is_recipe: bool = False
@@ -146,7 +148,7 @@ TABLE: Final[dict[str, dict[str, Row]]] = {
         "RangeStream": Row(_range, _valid(check.check_range), lasts=True),
         "Put": Row(_entry(Kind.PUT), _valid(check.check_put)),
         "DeleteRange": Row(_entry(Kind.DELETE_RANGE), _valid(check.check_delete_range)),
-        "Txn": Row(_entry(Kind.TXN), check.check_txn),
+        "Txn": Row(_entry(Kind.TXN), check.check_txn, check.check_txn_in_pieces),
         "Compact": Row(_entry(Kind.COMPACT)),
     },
     "etcdserverpb.Watch": {"Watch": BY_MESSAGE},

@@ -290,6 +290,17 @@ class Responder:
         if not job.is_over:
             call.on_cancel(job.cancel)
 
+    def check_in_slices(self, call: UnaryCall, check: Callable[[], Work[None]]) -> None:
+        """Check a request for as long as it takes, and go on with it, or answer why not.
+
+        Arguments:
+            call: to be answered.
+            check: begins it; nothing may be written before its last piece.
+        """
+        job = self.slices.run(check, partial(self.refuse_read, call), 0)
+        if not job.is_over:
+            call.on_cancel(job.cancel)
+
     def refuse_read(self, call: UnaryCall, error: Exception) -> None:
         """Answer a read that failed: as it says, or, if it found damage, by stopping the member.
 
