@@ -552,8 +552,8 @@ def execute_in_pieces(view: WriteView, path: Path, room: Room) -> Generator[None
             size_bytes = len(header) + sum(map(len, pieces))
             head = response.head(_ANSWER[str(kind)], size_bytes)
             body += (response.head(_RESPONSES, len(head) + size_bytes), head + header, *pieces)
-        if not room.is_left:
-            body.clear()
+        if body and not room.is_left:
+            yield from response.drop(body)
         if is_pause_due:
             yield
     return body
@@ -563,7 +563,8 @@ def _range_in_pieces(
     view: WriteView, request: rpc_pb2.RangeRequest, room: Room
 ) -> Generator[None, None, ranges.Answer]:
     """Read an interval for an answer. Raises ``Full`` when that takes too many bytes, or too much work."""
-    work = ranges.in_pieces(view, request, room.take_all)
+    body: list[bytes] = []
+    work = ranges.in_pieces(view, request, room.take_all, body)
     keys, keys_of_piece = KEYS_OF_RANGE, KEYS_OF_PIECE * (VALUE_SORT_WEIGHT if request.sort_target == VALUE else 1)
     while True:
         try:
@@ -571,10 +572,15 @@ def _range_in_pieces(
         except StopIteration as end:
             answer: ranges.Answer = end.value
             return answer
+        except Full:
+            break
         if not room.look(keys):
-            raise Full
+            break
         keys = keys_of_piece
         yield
+    work.close()
+    yield from response.drop(body)
+    raise Full
 
 
 def put(view: WriteView, request: rpc_pb2.PutRequest) -> tuple[int, bytes]:
@@ -644,6 +650,7 @@ def delete_range_in_pieces(
         for kvs in view.select(request.key, request.range_end, Selection()):
             body.append(b"".join([response.field(3, kv) for kv in kvs]))
             if not room.take(len(body[-1])):
+                yield from response.drop(body)
                 body = [b""]
                 break
             yield

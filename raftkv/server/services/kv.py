@@ -55,12 +55,16 @@ class _PendingCompaction(PendingWrite):
             self.service.applier.when_compacted(lambda: self.service.reply(self.call, self.service.revision()))
 
 
-def _range_in_pieces(request: rpc_pb2.RangeRequest, view: PinnedView, growth: Growth) -> Work[ranges.Answer]:
-    return ranges.in_pieces(view, request, growth)
+def _range_in_pieces(
+    request: rpc_pb2.RangeRequest, view: PinnedView, growth: Growth, body: list[bytes]
+) -> Work[ranges.Answer]:
+    return ranges.in_pieces(view, request, growth, body)
 
 
-def _txn_in_pieces(request: rpc_pb2.TxnRequest, view: PinnedView, growth: Growth) -> Work[ranges.Answer]:
-    return read_txn.in_pieces(view, request, growth)
+def _txn_in_pieces(
+    request: rpc_pb2.TxnRequest, view: PinnedView, growth: Growth, body: list[bytes]
+) -> Work[ranges.Answer]:
+    return read_txn.in_pieces(view, request, growth, body)
 
 
 def _check_range(rights: Rights, caller: Caller | None, request: rpc_pb2.RangeRequest) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 
 from raftkv import errors
-from raftkv.apply import ranges
+from raftkv.apply import ranges, response
 from raftkv.apply.applier import Applier, Outcome
 from raftkv.apply.auth.caller import Caller
 from raftkv.apply.auth.rights import Rights
@@ -174,26 +174,33 @@ class Growth:
     Arguments:
         call: whose answer it is.
         all_bytes: what all answers of the member take that are being put together, in one cell.
+
+    Attributes:
+        held_bytes: what it takes.
     """
 
-    __slots__ = ("_all_bytes", "_call", "_held_bytes")
+    __slots__ = ("_all_bytes", "_call", "held_bytes")
 
     def __init__(self, call: UnaryCall, all_bytes: list[int]) -> None:
         self._call = call
         self._all_bytes = all_bytes
-        self._held_bytes = 0
+        self.held_bytes = 0
 
     def __call__(self, size_bytes: int) -> None:
         """Note so many bytes more. Raises RpcError when it is too much."""
-        self._held_bytes += size_bytes
+        self.held_bytes += size_bytes
         self._all_bytes[0] += size_bytes
-        if self._held_bytes > SMALL_ANSWER_BYTES and self._all_bytes[0] > self._call.room_bytes():
+        if self.held_bytes > SMALL_ANSWER_BYTES and self._all_bytes[0] > self._call.room_bytes():
             raise RpcError(errors.RESOURCE_EXHAUSTED, CONNECTION_FULL)
 
     def end(self) -> None:
         """The answer is made, or given up."""
-        self._all_bytes[0] -= self._held_bytes
-        self._held_bytes = 0
+        self._all_bytes[0] -= self.held_bytes
+        self.held_bytes = 0
+
+
+def _cannot_be(error: Exception) -> None:
+    raise error
 
 
 class Responder:
@@ -268,20 +275,26 @@ class Responder:
         call.reply_many([self.header.encode(revision, self.node.term), *pieces])
 
     def read_in_slices(
-        self, call: UnaryCall, read: Callable[[PinnedView, Growth], Work[ranges.Answer]], size: int
+        self, call: UnaryCall, read: Callable[[PinnedView, Growth, list[bytes]], Work[ranges.Answer]], size: int
     ) -> None:
         """Answer a call with what a long read finds in the present, however long it takes.
 
         Arguments:
             call: to be answered.
-            read: begins it on a view of the present; calls the growth with the bytes that it gathers.
+            read: begins it on a view of the present; calls the growth with the bytes that it gathers, and keeps these
+                in the list.
             size: about how many keys it looks at.
         """
 
         def work() -> Work[None]:
-            growth = self.growth(call)
+            growth, body = self.growth(call), list[bytes]()
             try:
-                revision, pieces = yield from hold(self.applier.store.pin, lambda view: read(view, growth))
+                revision, pieces = yield from hold(self.applier.store.pin, lambda view: read(view, growth, body))
+            except BaseException:
+                # It is given up, or nobody waits for it.
+                if growth.held_bytes > response.DROPPED_BYTES:
+                    self.slices.run(partial(response.drop, body), _cannot_be, 0)
+                raise
             finally:
                 growth.end()
             self.reply_many(call, revision, pieces)
