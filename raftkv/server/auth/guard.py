@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 
 from raftkv import errors
 from raftkv.apply.auth.caller import Caller
-from raftkv.apply.auth.rights import Rights
+from raftkv.apply.auth.rights import Left, Rights
 from raftkv.apply.auth.store import AuthStore
 from raftkv.pb.services import Method
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
@@ -129,13 +129,13 @@ class Guard:
             self._let_in_slices(row, handler, call, data, request)
             return
         try:
-            self._check(row, request, call)
+            _, left = self._check(row, request, call)
         except TokenAheadError as ahead:
             self._wait(ahead, call, lambda: self._let_in(method, row, handler, call, data))
         except errors.StatusError as error:
             fail(call, error)
         else:
-            handler(call, data)
+            self._when_checked(left, row, call, lambda: handler(call, data))
 
     def _let_in_slices(self, row: Row, handler: Callable[..., Any], call: UnaryCall, data: bytes, request: Any) -> None:
         """Let a long request in, or refuse it, when it is found to be valid in itself."""
@@ -144,47 +144,65 @@ class Guard:
             if row.valid_in_pieces is not None:
                 yield from row.valid_in_pieces(request, self._txn_operations_max)
             yield
-            let_in()
 
         def let_in() -> None:
             try:
-                self._check_caller(row, request, call)
+                _, left = self._check_caller(row, request, call)
             except TokenAheadError as ahead:
                 self._wait(ahead, call, let_in)
             except errors.StatusError as error:
                 fail(call, error)
             else:
-                handler(call, data)
+                self._when_checked(left, row, call, lambda: handler(call, data))
+
+        self._when_checked(check(), None, call, let_in)
+
+    def _when_checked(self, left: Left, row: Row | None, call: UnaryCall, go_on: Callable[[], None]) -> None:
+        """Do what is left of a check in slices, then go on.
+
+        Arguments:
+            left: None: nothing is.
+            row: says how refusals are worded; None: as they are.
+            call: to be answered.
+            go_on: what the check was for.
+        """
+        if left is None:
+            go_on()
+            return
+
+        def work() -> Work[None]:
+            yield from left
+            if not call.done:
+                go_on()
 
         def failed(error: Exception) -> None:
             if isinstance(error, errors.StatusError):
-                fail(call, error)
+                fail(call, error if row is None else _as_refused(row, error))
                 return
-            _log.error("a long request could not be let in", exc_info=error)
+            _log.error("a request could not be let in", exc_info=error)
             if not call.done:
                 call.fail(errors.INTERNAL, "internal error")
 
-        job = self._slices.run(check, failed, 0)
+        job = self._slices.run(work, failed, 0)
         if not job.is_over:
             call.on_cancel(job.cancel)
 
-    def _check(self, row: Row, request: Any, call: ServerCall) -> Credential | None:
-        """Find the caller, and ask the row. Raises the StatusError that refuses the call."""
+    def _check(self, row: Row, request: Any, call: ServerCall) -> tuple[Credential | None, Left]:
+        """Find the caller, and ask the row: what is left to check. Raises the StatusError that refuses the call."""
         if row.valid is not None:
             row.valid(request, self._txn_operations_max)
         return self._check_caller(row, request, call)
 
-    def _check_caller(self, row: Row, request: Any, call: ServerCall) -> Credential | None:
-        """Find the caller of a valid request, and ask the row. Raises the StatusError that refuses the call."""
+    def _check_caller(self, row: Row, request: Any, call: ServerCall) -> tuple[Credential | None, Left]:
+        """Find the caller of a valid request, and ask the row, as ``_check``."""
         try:
             credential = self._callers.credential(call.headers, call.peer)
             caller = call.caller = None if credential is None else credential.caller(self._auth.revision)
-            row.ask(self._rights, request, caller)
+            return credential, row.ask(self._rights, request, caller)
         except TokenAheadError:
             raise
         except errors.StatusError as error:
             raise _as_refused(row, error) from None
-        return credential
 
     def _lasting(self, method: Method, row: Row, handler: Callable[..., Any]) -> Callable[..., Any]:
         """A unary call that may wait for long."""
@@ -193,18 +211,23 @@ class Guard:
             request = parse(call, method.request, data)
             if request is None:
                 return
-            credential = None
+            credential: Credential | None = None
+            left: Left = None
             try:
                 if self._auth.is_enabled:
-                    credential = self._check(row, request, call)
+                    credential, left = self._check(row, request, call)
             except TokenAheadError as ahead:
                 self._wait(ahead, call, lambda: guarded(call, data))
                 return
             except errors.StatusError as error:
                 fail(call, error)
                 return
-            self._live.add(call, credential, lambda caller: _ask(row, self._rights, request, caller))
-            handler(call, data)
+
+            def go_on() -> None:
+                self._live.add(call, credential, lambda caller: _ask(row, self._rights, request, caller))
+                handler(call, data)
+
+            self._when_checked(left, row, call, go_on)
 
         return guarded
 
@@ -252,7 +275,7 @@ class Guard:
             credential = None
             with refusals():
                 if self._auth.is_enabled:
-                    credential = await self._check_stream(row, request, call)
+                    credential, _ = await self._check_stream(row, request, call)  # it is about no lease
             call.put_back(data)
             live = self._live.add(call, credential, lambda caller: _ask(row, self._rights, request, caller))
             try:
@@ -262,7 +285,7 @@ class Guard:
 
         return guarded
 
-    async def _check_stream(self, row: Row, request: Any, call: StreamCall) -> Credential | None:
+    async def _check_stream(self, row: Row, request: Any, call: StreamCall) -> tuple[Credential | None, Left]:
         try:
             return self._check(row, request, call)
         except TokenAheadError as ahead:
@@ -322,7 +345,8 @@ class Guard:
 
 def _ask(row: Row, rights: Rights, request: Any, caller: Caller | None) -> None:
     try:
-        row.ask(rights, request, caller)
+        for _ in row.ask(rights, request, caller) or ():
+            pass
     except errors.StatusError as error:
         raise _as_refused(row, error) from None
 

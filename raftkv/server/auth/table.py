@@ -25,13 +25,13 @@ from typing import Any, Final
 from raftkv import errors
 from raftkv.apply import check
 from raftkv.apply.auth.caller import Caller
-from raftkv.apply.auth.rights import Rights
+from raftkv.apply.auth.rights import Left, Rights
 from raftkv.apply.request import Kind
 from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES, Method
 
-Check = Callable[[Rights, Any, Caller | None], None]
-"""Raises the StatusError that refuses a request."""
+Check = Callable[[Rights, Any, Caller | None], Left]
+"""Raises the StatusError that refuses a request; returns what is left to check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,9 @@ class Row:
     by_message: bool = False
     is_recipe: bool = False
 
-    def ask(self, rights: Rights, request: Any, caller: Caller | None) -> None:
-        """Raise the StatusError that refuses a request."""
-        if self.check is not None:
-            self.check(rights, request, caller)
+    def ask(self, rights: Rights, request: Any, caller: Caller | None) -> Left:
+        """Raise the StatusError that refuses a request; return what is left to check."""
+        return None if self.check is None else self.check(rights, request, caller)
 
 
 def _below(name: bytes) -> tuple[bytes, bytes]:
@@ -97,31 +96,31 @@ def _alarm(rights: Rights, request: rpc_pb2.AlarmRequest, caller: Caller | None)
         rights.check_root(caller)
 
 
-def _time_to_live(rights: Rights, request: rpc_pb2.LeaseTimeToLiveRequest, caller: Caller | None) -> None:
+def _time_to_live(rights: Rights, request: rpc_pb2.LeaseTimeToLiveRequest, caller: Caller | None) -> Left:
     rights.check_user(caller)
-    if request.keys:
-        rights.check_lease(caller, request.ID, write=False)
+    return rights.check_lease(caller, request.ID, write=False) if request.keys else None
 
 
-def _lock(rights: Rights, request: Any, caller: Caller | None) -> None:
+def _lock(rights: Rights, request: Any, caller: Caller | None) -> Left:
     """A lock and a candidacy: a key below the name is written, and all of them are read."""
     rights.check_read(caller, *_below(request.name))
-    if request.lease:
-        rights.check_write(caller, b"%s/%x" % (request.name, request.lease), b"")
-        rights.check_lease(caller, request.lease, write=True)
+    if not request.lease:
+        return None
+    rights.check_write(caller, b"%s/%x" % (request.name, request.lease), b"")
+    return rights.check_lease(caller, request.lease, write=True)
 
 
 def _unlock(rights: Rights, request: Any, caller: Caller | None) -> None:
     rights.check_write(caller, request.key, b"")
 
 
-def _proclaim(rights: Rights, request: Any, caller: Caller | None) -> None:
+def _proclaim(rights: Rights, request: Any, caller: Caller | None) -> Left:
     rights.check_user(caller)
-    if request.HasField("leader"):
-        rights.check_read(caller, request.leader.key, b"")
-        rights.check_write(caller, request.leader.key, b"")
-        if request.leader.lease:
-            rights.check_lease(caller, request.leader.lease, write=True)
+    if not request.HasField("leader"):
+        return None
+    rights.check_read(caller, request.leader.key, b"")
+    rights.check_write(caller, request.leader.key, b"")
+    return rights.check_lease(caller, request.leader.lease, write=True) if request.leader.lease else None
 
 
 def _resign(rights: Rights, request: Any, caller: Caller | None) -> None:

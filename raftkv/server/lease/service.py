@@ -12,13 +12,14 @@ the lessor does the work.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from raftkv import errors
 from raftkv.apply.auth.caller import Caller
-from raftkv.apply.auth.rights import Rights
+from raftkv.apply.auth.rights import Left, Rights
 from raftkv.apply.request import Kind
 from raftkv.apply.response import field, integer
 from raftkv.pb import raft_pb2, rpc_pb2
@@ -40,7 +41,10 @@ T = TypeVar("T", bound=Any)
 LeaderHandler = Callable[[Any], Awaitable[list[bytes]]]
 """Does what only the leader can: from the request to the pieces of the response."""
 
+_log = logging.getLogger(__name__)
 _METHODS: Final = SERVICES["etcdserverpb.Lease"]
+LEASES_PER_PIECE: Final = 64
+"""Leases of a list that are looked at between two pauses: 1 ms."""
 KNOWN_MAX: Final = 100_000
 """Requests whose meaning is remembered: a client sends the same few bytes again and again."""
 
@@ -51,8 +55,8 @@ KNOWN_BYTES_MAX: Final = 1 + 10 + 2 + 5
 class LiveCall(Protocol):
     """A stream whose client may lose the right to it."""
 
-    def check_lease(self, lease_id: int) -> None:
-        """Refuse to keep a lease alive. Raises StatusError."""
+    def check_lease(self, lease_id: int) -> Left:
+        """Refuse to keep a lease alive. Raises StatusError; returns what is left to check."""
 
 
 class Live(Protocol):
@@ -161,10 +165,36 @@ class LeaseService:
         parse_or_raise(rpc_pb2.LeaseLeasesRequest, data)
         with refusals():
             self._admission.check_read(call, serializable=False)
-            encode, times = _lease_status, self._lessor.times
+            times = self._lessor.times
+            ends = times.ends()
             if self.auth.is_enabled:
-                encode = partial(_readable_lease, self._responder.applier.rights, call.caller)
-            return await self._with_items(self.header(), times.ends(), encode, len(times))
+                rights, caller = self._responder.applier.rights, call.caller
+                listed = list(ends)
+                check = partial(_check_leases, rights, caller, [lease_id for _, lease_id in listed])
+                await self._responder.slices.result(check, len(listed))
+                ends = iter(listed)
+            return await self._with_items(self.header(), ends, _lease_status, len(times))
+
+    def when_checked(
+        self, left: Work[None], done: Callable[[], None], failed: Callable[[errors.StatusError], None]
+    ) -> None:
+        """Do what is left of a check.
+
+        Arguments:
+            left: the rest.
+            done: called at its end.
+            failed: called with the refusal instead.
+        """
+
+        def work() -> Work[None]:
+            try:
+                yield from left
+            except errors.StatusError as error:
+                failed(error)
+            else:
+                done()
+
+        self._responder.slices.run(work, _report, 0)
 
     def _keys_of(self, lease_id: int) -> Collection[bytes]:
         return self._responder.applier.store.lease_keys_unordered(lease_id)
@@ -273,10 +303,18 @@ def _lease_key(key: bytes) -> bytes:
     return field(5, key)
 
 
-def _readable_lease(rights: Rights, caller: Caller | None, end: tuple[float, int]) -> bytes:
-    """The same, if the caller may read all keys of the lease: else it may not see the list."""
-    rights.check_lease(caller, end[1], write=False)
-    return _lease_status(end)
+def _check_leases(rights: Rights, caller: Caller | None, lease_ids: list[int]) -> Work[None]:
+    """Refuse the list to a caller that may not read all keys of all leases in it, with pauses."""
+    for number, lease_id in enumerate(lease_ids, 1):
+        left = rights.check_lease(caller, lease_id, write=False)
+        if left is not None:
+            yield from left
+        if number % LEASES_PER_PIECE == 0:
+            yield
+
+
+def _report(error: Exception) -> None:
+    _log.error("a check failed", exc_info=error)
 
 
 def _readable_key(rights: Rights, caller: Caller | None, key: bytes) -> bytes:
