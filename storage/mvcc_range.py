@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
-from typing import Protocol
+from typing import Any, Protocol
 
 from raftkv.errors import CompactedError, FutureRevisionError, RequestTimeoutError
 from raftkv.storage.compaction import Hold
@@ -175,6 +175,10 @@ class Reader:
             key, end: the interval (``index.py``).
         """
         return self._index.known_count(key, end)
+
+    def free_later(self, items: list[Any]) -> None:
+        """Empty a list that nobody uses any more, and the lists in it, little by little."""
+        self._overlay.free_later(items)
 
     def mean_bytes(self, key: bytes, end: bytes, samples: int) -> int:
         """Return about how large a KeyValue of an interval is, by some that are chosen at random; 0 if none exists.

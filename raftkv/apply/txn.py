@@ -239,7 +239,7 @@ class Room:
 
     Attributes:
         is_left: whether the answer is still wanted.
-        refusal: what its caller is told in its place, where it was too much work.
+        refusal: what its caller gets in its place, where it was too much work.
     """
 
     __slots__ = ("_has_room", "_keys_left", "is_left", "refusal")

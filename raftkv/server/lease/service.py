@@ -166,13 +166,10 @@ class LeaseService:
         with refusals():
             self._admission.check_read(call, serializable=False)
             times = self._lessor.times
-            ends = times.ends()
+            ends: Iterable[tuple[float, int]] = times.ends()
             if self.auth.is_enabled:
-                rights, caller = self._responder.applier.rights, call.caller
-                listed = list(ends)
-                check = partial(_check_leases, rights, caller, [lease_id for _, lease_id in listed])
-                await self._responder.slices.result(check, len(listed))
-                ends = iter(listed)
+                check = partial(_readable, self._responder.applier.rights, call.caller, ends)
+                ends = await self._responder.slices.result(check, len(times))
             return await self._with_items(self.header(), ends, _lease_status, len(times))
 
     def when_checked(
@@ -303,14 +300,19 @@ def _lease_key(key: bytes) -> bytes:
     return field(5, key)
 
 
-def _check_leases(rights: Rights, caller: Caller | None, lease_ids: list[int]) -> Work[None]:
-    """Refuse the list to a caller that may not read all keys of all leases in it, with pauses."""
-    for number, lease_id in enumerate(lease_ids, 1):
-        left = rights.check_lease(caller, lease_id, write=False)
+def _readable(
+    rights: Rights, caller: Caller | None, ends: Iterable[tuple[float, int]]
+) -> Work[list[tuple[float, int]]]:
+    """The ends of leases, with pauses, for a caller that may read all keys of all of them: else it sees none."""
+    seen: list[tuple[float, int]] = []
+    for end in ends:
+        left = rights.check_lease(caller, end[1], write=False)
         if left is not None:
             yield from left
-        if number % LEASES_PER_PIECE == 0:
+        seen.append(end)
+        if len(seen) % LEASES_PER_PIECE == 0:
             yield
+    return seen
 
 
 def _report(error: Exception) -> None:
