@@ -67,7 +67,7 @@ from raftkv.rpc.cork import Cork
 from raftkv.server.node.applying import Applying
 from raftkv.server.node.conf_changes import ConfChanges, hide_beginning
 from raftkv.server.node.disk import Batch, Disk, Restore
-from raftkv.server.node.proposals import EXPIRED_AT_ONCE, Forwarded, Proposals, Waiter
+from raftkv.server.node.proposals import Forwarded, Proposals, Waiter
 from raftkv.server.node.reads import Reader, ReadQueue
 from raftkv.server.node.surroundings import DurableState, NodeSettings, Sender, Stages, timeout_error
 from raftkv.server.node.waits import AwaitableNode
@@ -158,7 +158,7 @@ class Node(AwaitableNode):
         self._conf_changes = ConfChanges(raw, self.proposals.is_waiting)
         self._stages = stages
         ask = raw.read_index if stages is None else stages.asking(raw.read_index)
-        self.reads = ReadQueue(ask, ids, settings.request_timeout_s)
+        self.reads = ReadQueue(ask, ids, settings.request_timeout_s, self._wake)
         self._disk = disk
         self._sender = sender
         self._on_fatal = on_fatal
@@ -405,8 +405,7 @@ class Node(AwaitableNode):
 
     def _do_turn(self) -> None:
         applied = self.applying.begin_turn()
-        if self.reads.is_serving:
-            self.reads.serve()
+        self.reads.serve()
         if self._forwarded or self.proposals.has_unsent:
             self._propose_unsent()
         if self._conf_changes:
@@ -417,8 +416,6 @@ class Node(AwaitableNode):
             if applied > APPLY_PER_TURN_MAX:
                 self._wake()
                 break
-        if self.reads.is_serving:
-            self._wake()
         # What was refused is tried again at the next tick, or when applying may have made room.
         waits = self._forwarded or self.proposals.has_unsent
         if (waits and (applied or not self._refused)) or (applied and self._conf_changes):
@@ -439,23 +436,12 @@ class Node(AwaitableNode):
             # One tick however late: time in which this process stood still must not count as silence of others.
             self.raw.tick()
             self.reads.tick(now)
-        except Exception as error:
-            self.fatal(error)
-            return
-        self._give_up(now)
-        self._wake()
-
-    def _give_up(self, now: float) -> None:
-        """Fail the proposals whose time is up, some at a time."""
-        expired = self.proposals.take_expired(now)
-        try:
-            for waiter, sent in expired:
+            for waiter, sent in self.proposals.take_expired(now):
                 waiter.fail(timeout_error(self, self._sender, waiter.started_at, sent))
         except Exception as error:
             self.fatal(error)
             return
-        if len(expired) == EXPIRED_AT_ONCE:
-            self._loop.call_soon(self._give_up, now, context=self._context)
+        self._wake()
 
     def _propose_unsent(self) -> None:
         """Propose what waits, at most so much that neither a message nor a turn gets too long."""
@@ -590,8 +576,6 @@ class Node(AwaitableNode):
             self._confirm(ready)
             self._go_on_behind()
             self.reads.applied(meta.index)
-            if self.reads.is_serving:
-                self._wake()
             for callback in (*self.on_applied, *self.on_conf_change):
                 callback()
         except Exception as error:
@@ -641,8 +625,6 @@ class Node(AwaitableNode):
         if self._changes:
             self._tell_of_changes()
         self.reads.applied(last.index)
-        if self.reads.is_serving:
-            self._wake()
         for callback in self.on_applied:
             callback()
 

@@ -76,9 +76,13 @@ class ReadQueue:
         ask: starts a ReadIndex with this context in the Raft core; it may be lost.
         ids: fresh request ids.
         timeout_s: longest wait of a reader.
+        wake: asks for another turn, in which ``serve`` is called.
     """
 
-    def __init__(self, ask: Callable[[bytes], None], ids: Iterator[int], timeout_s: float) -> None:
+    def __init__(
+        self, ask: Callable[[bytes], None], ids: Iterator[int], timeout_s: float, wake: Callable[[], None]
+    ) -> None:
+        self._wake = wake
         self._ask = ask
         self._ids = ids
         self._timeout_s = timeout_s
@@ -172,29 +176,24 @@ class ReadQueue:
             if started_at >= self._awake_since:
                 self._fresh_at = started_at
             self._due.extend(readers)
-        if self._due:
-            self.serve()
-
-    @property
-    def is_serving(self) -> bool:
-        """Whether there are readers left to be served, or failed, in the next turn."""
-        return bool(self._due or self._failed)
+        self.serve()
 
     def serve(self) -> None:
-        """Serve, or fail, some of those whose wait is over."""
+        """Serve, or fail, some of those whose wait is over; nearly always there are few, or none."""
         left = READERS_AT_ONCE
         while self._failed and left:
             left -= 1
             reader, error = self._failed.popleft()
             reader.fail(error)
-        if not self._due or not left:
-            return
-        began_s = perf_counter()
-        served = min(left, len(self._due))
-        for _ in range(served):
-            self._due.popleft().ready()
-        # One look at the clock for all of them: what each took is known on average.
-        self.durations.observe((perf_counter() - began_s) / served, served)
+        if self._due and left:
+            began_s = perf_counter()
+            served = min(left, len(self._due))
+            for _ in range(served):
+                self._due.popleft().ready()
+            # One look at the clock for all of them: what each took is known on average.
+            self.durations.observe((perf_counter() - began_s) / served, served)
+        if self._due or self._failed:
+            self._wake()
 
     def leader_changed(self, now: float) -> None:
         """Ask the new leader: the old one may never answer."""
