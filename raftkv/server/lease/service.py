@@ -16,6 +16,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 from raftkv import errors
 from raftkv.apply.auth.caller import Caller
@@ -50,6 +51,10 @@ KNOWN_MAX: Final = 100_000
 
 KNOWN_BYTES_MAX: Final = 1 + 10 + 2 + 5
 """An id, and a grace of up to months, each behind its tag: what a request has unless somebody put more into it."""
+
+
+class _Keys(list[bytes]):
+    """The keys of a lease, shared by all who ask for them at one revision: a million take 16 ms to list."""
 
 
 class LiveCall(Protocol):
@@ -94,6 +99,8 @@ class LeaseService:
         self.graces = Graces(self._loop.time, lessor.connections_lost)
         self._header = b""
         self._header_of = (-1, -1)
+        self._listed: WeakValueDictionary[int, _Keys] = WeakValueDictionary()
+        self._listed_at = -1
 
     def register(self, server: Server) -> None:
         """Serve clients."""
@@ -194,7 +201,15 @@ class LeaseService:
         self._responder.slices.run(work, _report, 0)
 
     def _keys_of(self, lease_id: int) -> Collection[bytes]:
-        return self._responder.applier.store.lease_keys_unordered(lease_id)
+        revision = self._responder.revision()
+        if revision != self._listed_at:
+            self._listed_at = revision
+            self._listed.clear()
+        keys = self._listed.get(lease_id)
+        if keys is None:
+            keys = _Keys(self._responder.applier.store.lease_keys_unordered(lease_id))
+            self._listed[lease_id] = keys
+        return keys
 
     async def _with_items(
         self, head: bytes, items: Iterable[T], encode: Callable[[T], bytes], size: int
