@@ -74,6 +74,19 @@ async def free_left_behind(outboxes: list[Outbox]) -> None:
         await asyncio.sleep(0)
 
 
+async def free_pieces(pieces: list[bytes]) -> None:
+    """Free an answer in the same steps.
+
+    Arguments:
+        pieces: emptied; who still has their bytes frees them instead.
+    """
+    while pieces:
+        left_bytes = FREE_BYTES_PER_STEP
+        while pieces and left_bytes > 0:
+            left_bytes -= len(pieces.pop())
+        await asyncio.sleep(0)
+
+
 def nothing() -> None:
     """Stand for a callback that nobody needs any more."""
 
