@@ -197,6 +197,12 @@ class TooManyChangesError(_InvalidArgument):
     text = "raftkv: the request makes too many changes for one revision"
 
 
+class TooManyComparedError(_InvalidArgument):
+    """The compares of one txn look at more keys than every member can look at while others wait."""
+
+    text = "raftkv: the compares of the txn look at too many keys"
+
+
 class MalformedEntryError(_InvalidArgument):
     """The body of a log entry is no request of its kind: refused alike by all, without effect."""
 

@@ -26,6 +26,7 @@ the last key", otherwise ``key <= x < end``, empty when ``end <= key``.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Final
@@ -255,6 +256,19 @@ class Index:
         if end == TO_THE_LAST:
             return len(self._keys) - int(self._keys.bisect_left(key))
         return max(int(self._keys.bisect_left(end)) - int(self._keys.bisect_left(key)), 0)
+
+    def sample(self, key: bytes, end: bytes, count: int) -> list[bytes]:
+        """Return some known keys of an interval, chosen at random; all of them if they are few.
+
+        Arguments:
+            key, end: the interval.
+            count: how many, at most.
+        """
+        known = self.known_count(key, end)
+        if known <= count:
+            return list(self.keys(key, end))
+        first = int(self._keys.bisect_left(key))
+        return [self._keys[first + number] for number in random.sample(range(known), count)]
 
     def count(self, key: bytes, end: bytes) -> int:
         """Return the number of keys of an interval that exist now.

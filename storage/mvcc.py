@@ -449,6 +449,15 @@ class Store:
         """
         return self._index.known_count(key, range_end)
 
+    def mean_bytes(self, key: bytes, range_end: bytes, samples: int) -> int:
+        """Return about how large a KeyValue of an interval is, by a few of them.
+
+        Arguments:
+            key, range_end: the interval, as on the wire (``index.py``).
+            samples: KeyValues to look at, at most: each may be as large as a request.
+        """
+        return self._reader.mean_bytes(key, range_end, samples)
+
     def history(self, first: int, last: int, *, sub: int = 0) -> Iterator[tuple[bytes, bytes]]:
         """Iterate over the changes of main revisions ``first..last``, oldest first.
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from raftkv.errors import CompactedError, FutureRevisionError, RequestTimeoutError
 from raftkv.storage.compaction import Hold
@@ -175,6 +175,22 @@ class Reader:
             key, end: the interval (``index.py``).
         """
         return self._index.known_count(key, end)
+
+    def free_later(self, items: list[Any]) -> None:
+        """Empty a list that nobody uses any more, and the lists in it, little by little."""
+        self._overlay.free_later(items)
+
+    def mean_bytes(self, key: bytes, end: bytes, samples: int) -> int:
+        """Return about how large a KeyValue of an interval is, by some that are chosen at random; 0 if none exists.
+
+        Arguments:
+            key, end: the interval (``index.py``).
+            samples: KeyValues to look at, at most.
+        """
+        revisions = [
+            revision for name in self._index.sample(key, end, samples) if (revision := self._index.latest(name))
+        ]
+        return sum(map(len, self._overlay.load_all(revisions))) // len(revisions) if revisions else 0
 
     def load_all(self, revisions: list[int], size_bytes_max: int) -> list[bytes]:
         """Return the first KeyValues of packed revisions: at least one, no more once there is enough.

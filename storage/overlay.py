@@ -316,10 +316,12 @@ class Overlay:
         self._tell_waiters()
 
     def free_later(self, items: dict[bytes, bytes] | list[Any]) -> None:
-        """Empty something that nobody uses any more, on the writer's thread.
+        """Empty something that nobody uses any more, lists in it too, on the writer's thread.
 
         To free hundreds of thousands of objects at once would hold the owner for a tenth of a second.
         """
+        if self.closed:
+            return
         self._writer.submit(partial(_free, items), _ignore)
 
     def _tell_waiters(self) -> None:
@@ -453,10 +455,12 @@ def _write(backend: Backend, batch: WriteBatch) -> None:
 def _free(items: dict[bytes, bytes] | list[Any]) -> None:
     """Drop items a few at a time: between two calls the interpreter lets others run."""
     while items:
-        if isinstance(items, list):
-            del items[-_FREED_IN_A_ROW:]
-        else:
+        if not isinstance(items, list):
             items.popitem()
+        elif isinstance(items[-1], list):
+            _free(items.pop())
+        else:
+            del items[-_FREED_IN_A_ROW:]
 
 
 def _ignore(error: BaseException | None) -> None:

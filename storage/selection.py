@@ -46,6 +46,8 @@ KEYS_PER_PIECE_MIN: Final = 16
 BYTES_PER_PIECE: Final = 256 * 1024
 RUN_ITEMS: Final = 2048
 """Items sorted at once: about a millisecond."""
+RUNS_FREED_AT_ONCE: Final = 8
+"""Sorted runs that are freed where they are given up: 1 ms."""
 CANDIDATES_MAX: Final = 1000
 """Largest limit for which the best so far are kept apart; beyond it everything is sorted."""
 ITEM_BYTES: Final = 200
@@ -206,7 +208,16 @@ class Selector:
         fetch = limit + 1 if cuts_first else 0
         # The best so far suffice if a limit is small; a large one would make each new item cost as much as sorting all.
         items = _Sorted(selection.order == DESCEND, limit if 0 < limit <= CANDIDATES_MAX else 0)
-        passing = 0
+        try:
+            return (yield from self._in_order(items, fetch))
+        finally:
+            # A million at once would hold the loop for 0.1 s, at the end or where nobody waits any more.
+            if len(items.runs) > RUNS_FREED_AT_ONCE:
+                self._reader.free_later(items.runs)
+
+    def _in_order(self, items: _Sorted, fetch: int) -> Pieces:
+        """All keys, or ``fetch`` of them, in the order of what is sorted."""
+        selection, limit, passing = self._selection, self._selection.limit, 0
         for states in self._walk(fetch):
             if fetch and passing >= fetch:  # only the count is still wanted
                 yield []
@@ -274,13 +285,17 @@ class Selector:
 
 
 class _Sorted:
-    """Items on their way to being sorted: the best ``keep`` of them, or all (0) in sorted runs."""
+    """Items on their way to being sorted: the best ``keep`` of them, or all (0) in sorted runs.
+
+    Attributes:
+        runs: those that are full.
+    """
 
     def __init__(self, descending: bool, keep: int) -> None:
         self._descending = descending
         self._keep = keep
         self._run: list[Item] = []
-        self._runs: list[list[Item]] = []
+        self.runs: list[list[Item]] = []
         self._added = 0
         self._held_bytes = 0
         self._reported_bytes = 0
@@ -324,14 +339,14 @@ class _Sorted:
             # The run goes on with the best ``keep`` of it; what comes next is measured against the last of them.
             self._worst = self._run[-1]
         else:
-            self._runs.append(self._run)
+            self.runs.append(self._run)
             self._run = []
 
     def in_order(self) -> Iterator[Item]:
         """Iterate over all that is kept, sorted."""
         self._run.sort(reverse=self._descending)
-        self._runs.append(self._run)
-        return merge(*self._runs, reverse=self._descending)
+        self.runs.append(self._run)
+        return merge(*self.runs, reverse=self._descending)
 
 
 def _size_bytes(items: list[Item], by_value: bool) -> int:

@@ -24,7 +24,7 @@ from typing import Any, Final, Protocol
 from google.protobuf.message import DecodeError
 
 from raftkv import __version__, errors
-from raftkv.apply import plain, plain_txn, quotas, ranges, read_txn, response, txn
+from raftkv.apply import compares, plain, plain_txn, quotas, ranges, read_txn, response, txn
 from raftkv.apply import request as requests
 from raftkv.apply.alarms import Alarms
 from raftkv.apply.auth.caller import Caller
@@ -49,7 +49,7 @@ class WriteTxn(txn.WriteView, Protocol):
         """Make the writes visible to readers."""
 
 
-class Store(txn.PathView, ranges.SmallView, quotas.Store, Protocol):
+class Store(txn.PathView, compares.Measured, ranges.SmallView, quotas.Store, Protocol):
     """The part of the MVCC store that applying needs."""
 
     @property
@@ -112,9 +112,10 @@ class Outcome:
         revision: for the response header.
         pieces: bytes of the response after its header, in order.
         error: the refusal, if it was refused; the state is untouched then.
+        unanswered: why there is no answer here to what was done all the same.
     """
 
-    __slots__ = ("error", "pieces", "revision")
+    __slots__ = ("error", "pieces", "revision", "unanswered")
 
     def __init__(
         self,
@@ -122,8 +123,10 @@ class Outcome:
         body: bytes = b"",
         error: errors.StatusError | None = None,
         pieces: Sequence[bytes] | None = None,
+        unanswered: errors.StatusError | None = None,
     ) -> None:
         self.revision = revision
+        self.unanswered = unanswered
         self.pieces: Sequence[bytes] = (body,) if pieces is None else pieces
         self.error = error
         if error is not None:
@@ -436,13 +439,13 @@ class Applier:
             yield from self.quotas.check_path(path)
         yield
         # Sub-revisions have 24 bits; a revision that overflows half-way could not be undone.
-        self._check_changes(txn.count_changes(self.store, path))
+        self._check_changes((yield from txn.count_changes(self.store, path)))
         write = self.store.begin()
         pieces = yield from txn.execute_in_pieces(write, path, room)
         # Quotas count what is left before its end.
         yield
         write.end()
-        return Outcome(self.store.revision, pieces=pieces)
+        return Outcome(self.store.revision, pieces=pieces, unanswered=room.refusal)
 
     def _check_changes(self, changes: int) -> None:
         if changes > self._changes_max:

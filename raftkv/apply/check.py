@@ -7,7 +7,7 @@ which of two faults is reported. What depends on the state of the store is refus
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Generator, Iterable
 from typing import Final
 
 from raftkv import errors
@@ -19,8 +19,13 @@ _SORT_ORDERS: Final = frozenset(rpc_pb2.RangeRequest.SortOrder.values())
 _SORT_TARGETS: Final = frozenset(rpc_pb2.RangeRequest.SortTarget.values())
 
 OPERATIONS_TOTAL_MAX: Final = 16_384
-"""Compares and operations of a txn, nested ones and those of both branches included: about 30 ms of checks. etcd has no
-such limit; with its default of 128 in a list, honest txns are far below."""
+"""Compares and operations of a txn, nested ones and those of both branches included: about 30 ms of checks, in pieces.
+etcd has no such limit; with its default of 128 in a list, honest txns are far below."""
+
+OPERATIONS_PER_PIECE: Final = 128
+"""Operations of a list that are checked between two pauses: 0.3 ms."""
+SMALL_LIST: Final = 16
+"""A nested list that is shorter is checked without a pause."""
 
 KEPT_VALUES_MAX: Final = 128
 """Puts that keep the value of their key, counted likewise: each writes a value that may be as large as a request, but
@@ -62,56 +67,103 @@ def check_alarm(request: rpc_pb2.AlarmRequest) -> None:
         raise errors.InvalidAlarmError(f"raftkv: unknown alarm {request.alarm}")
 
 
-def check_txn(request: rpc_pb2.TxnRequest, operations_max: int) -> None:
+def check_txn(request: rpc_pb2.TxnRequest, operations_max: int) -> list[rpc_pb2.Compare]:
     """Refuse a txn that is too large, has an invalid operation, or writes a key twice in one branch.
 
     Arguments:
         request: the txn.
         operations_max: ``max-txn-ops``, for each list and for nested lists together with those around them.
 
+    Returns:
+        The compares on intervals, nested ones included: how much work they are, the request does not say.
+
     Raises:
         TooManyOperationsError, DuplicateKeyError: and those of the checks of single operations.
     """
-    _check_operations(request, operations_max, [OPERATIONS_TOTAL_MAX, max(operations_max, KEPT_VALUES_MAX)])
+    found = _Found(operations_max)
+    for _ in _check_txn(request, operations_max, found):
+        pass
+    return found.intervals
+
+
+def check_txn_in_pieces(
+    request: rpc_pb2.TxnRequest, operations_max: int
+) -> Generator[None, None, list[rpc_pb2.Compare]]:
+    """Refuse what ``check_txn`` refuses, with a pause after each piece of a large txn.
+
+    Arguments:
+        request, operations_max: as of ``check_txn``, which also says what is returned and raised.
+    """
+    found = _Found(operations_max)
+    yield from _check_txn(request, operations_max, found)
+    return found.intervals
+
+
+class _Found:
+    """What a txn and those nested in it may still have, and the compares on intervals that they have.
+
+    etcd limits the longest of three lists; the sums over all nested txns, counted here, are limits of our own.
+    """
+
+    __slots__ = ("intervals", "kept_left", "operations_left")
+
+    def __init__(self, operations_max: int) -> None:
+        self.operations_left = OPERATIONS_TOTAL_MAX
+        self.kept_left = max(operations_max, KEPT_VALUES_MAX)
+        self.intervals: list[rpc_pb2.Compare] = []
+
+
+def _check_txn(request: rpc_pb2.TxnRequest, operations_max: int, found: _Found) -> Generator[None, None, None]:
+    yield from _check_operations(request, operations_max, found)
     for branch in (request.success, request.failure):
         # One put, range or deletion cannot write a key twice.
         if len(branch) > 1 or (branch and branch[0].HasField("request_txn")):
-            _check_branch(branch)
+            yield from _check_branch(branch)
 
 
-def _check_operations(request: rpc_pb2.TxnRequest, operations_max: int, left: list[int]) -> None:
-    # etcd limits the longest of the three lists; the sums over all nested txns, which are left, are limits of our own.
+def _check_operations(request: rpc_pb2.TxnRequest, operations_max: int, found: _Found) -> Generator[None, None, None]:
     compares, success, failure = request.compare, request.success, request.failure
     sizes = len(compares), len(success), len(failure)
     size = max(sizes)
-    left[0] -= sum(sizes)
-    if size > operations_max or left[0] < 0:
+    found.operations_left -= sum(sizes)
+    if size > operations_max or found.operations_left < 0:
         raise errors.TooManyOperationsError
     for compare in compares:
         if not compare.key:
             raise errors.EmptyKeyError
+        if compare.range_end:
+            found.intervals.append(compare)
     for branch in (success, failure):
-        for operation in branch:
-            # A nested txn may use what its parent left of the budget.
-            _check_operation(operation, operations_max - size, left)
+        for number, operation in enumerate(branch, 1):
+            nested = _check_operation(operation, found)
+            if nested is not None:
+                # A nested txn may use what its parent left of the budget.
+                yield from _check_operations(nested, operations_max - size, found)
+            if number % OPERATIONS_PER_PIECE == 0:
+                yield
+    # Those around it pause after so many of their own.
+    if size >= SMALL_LIST:
+        yield
 
 
-def _check_operation(operation: rpc_pb2.RequestOp, operations_max: int, left: list[int]) -> None:
+def _check_operation(operation: rpc_pb2.RequestOp, found: _Found) -> rpc_pb2.TxnRequest | None:
+    """Refuse an invalid operation; return it if it is a txn, which is to be checked."""
     kind = operation.WhichOneof("request")
     if kind == "request_range":
         check_range(operation.request_range)
     elif kind == "request_put":
         check_put(operation.request_put)
         if operation.request_put.ignore_value:
-            left[1] -= 1
-            if left[1] < 0:
+            found.kept_left -= 1
+            if found.kept_left < 0:
                 raise errors.TooManyOperationsError
     elif kind == "request_delete_range":
         check_delete_range(operation.request_delete_range)
     elif kind == "request_txn":
-        _check_operations(operation.request_txn, operations_max, left)
+        return operation.request_txn
     else:
         raise errors.KeyNotFoundError
+    return None
 
 
 class _Written:
@@ -127,13 +179,13 @@ class _Written:
         """Return how much it is to merge into another."""
         return len(self.puts) + len(self.deletes)
 
-    def merge(self, other: _Written) -> _Written:
+    def merge(self, other: _Written) -> Generator[None, None, _Written]:
         """Return the union; the larger of the two is changed and returned, so that each key moves O(log n) times in
         all.
         """
         into, one = (self, other) if self.size() >= other.size() else (other, self)
         into.puts |= one.puts
-        into.deletes.update(one.deletes)
+        yield from into.deletes.update(one.deletes)
         return into
 
 
@@ -164,10 +216,12 @@ class Intervals:
         self._lows[first:last] = [low]
         self._highs[first:last] = [high]
 
-    def update(self, other: Intervals) -> None:
-        """Join all intervals of another set."""
-        for low, high in zip(other._lows, other._highs, strict=True):
-            self.add(low, high)
+    def update(self, other: Intervals) -> Generator[None, None, None]:
+        """Join all intervals of another set, with a pause after each piece."""
+        for number, low in enumerate(other._lows):
+            self.add(low, other._highs[number])
+            if number % OPERATIONS_PER_PIECE == OPERATIONS_PER_PIECE - 1:
+                yield
 
     def __contains__(self, key: bytes) -> bool:
         position = bisect_right(self._lows, key) - 1
@@ -178,7 +232,7 @@ class Intervals:
         return bool(self._lows) and any(key in self for key in keys)
 
 
-def _check_branch(operations: Iterable[rpc_pb2.RequestOp]) -> _Written:
+def _check_branch(operations: Iterable[rpc_pb2.RequestOp]) -> Generator[None, None, _Written]:
     """Keys put and intervals deleted by one branch, nested txns included.
 
     Raises:
@@ -189,7 +243,7 @@ def _check_branch(operations: Iterable[rpc_pb2.RequestOp]) -> _Written:
     written = _Written()
     txns: list[rpc_pb2.TxnRequest] = []
     put_keys: list[bytes] = []
-    for operation in operations:
+    for number, operation in enumerate(operations, 1):
         kind = operation.WhichOneof("request")
         if kind == "request_put":
             put_keys.append(operation.request_put.key)
@@ -197,26 +251,34 @@ def _check_branch(operations: Iterable[rpc_pb2.RequestOp]) -> _Written:
             written.deletes.add(*_interval(operation.request_delete_range))
         elif kind == "request_txn":
             txns.append(operation.request_txn)
+        if number % OPERATIONS_PER_PIECE == 0:
+            yield
     for request in txns:
-        written = _merge_nested(request, written)
-    for key in put_keys:
+        written = yield from _merge_nested(request, written)
+        if len(request.success) + len(request.failure) >= SMALL_LIST:
+            yield
+    for number, key in enumerate(put_keys, 1):
         if key in written.puts or key in written.deletes:
             raise errors.DuplicateKeyError
         written.puts.add(key)
+        if number % OPERATIONS_PER_PIECE == 0:
+            yield
     return written
 
 
-def _merge_nested(request: rpc_pb2.TxnRequest, written: _Written) -> _Written:
+def _merge_nested(request: rpc_pb2.TxnRequest, written: _Written) -> Generator[None, None, _Written]:
     """What a branch has written by the end of a nested txn.
 
     Only what the nested txn puts is looked for in what is written so far, not what it deletes: so a branch may put a
     key in one nested txn and delete it in a later one, as in etcd.
     """
-    branches = [_check_branch(request.success), _check_branch(request.failure)]
-    for branch in branches:
+    success = yield from _check_branch(request.success)
+    failure = yield from _check_branch(request.failure)
+    for branch in (success, failure):
         if not written.puts.isdisjoint(branch.puts) or written.deletes.touch(branch.puts):
             raise errors.DuplicateKeyError
-    return written.merge(branches[0].merge(branches[1]))
+    both = yield from success.merge(failure)
+    return (yield from written.merge(both))
 
 
 def _interval(request: rpc_pb2.DeleteRangeRequest) -> tuple[bytes, bytes]:

@@ -3,8 +3,12 @@
 Versions, revisions and leases are in the index; only VALUE reads records. All compares on one interval and target are
 one condition, so the interval is walked once however many they are, and no further than the first key that fails.
 
-    holds(view, key, target, result, 1)  # one that names a key
-    yield from all_hold(view, compares)  # any, with a pause after each small piece of work
+    holds(view, key, target, result, 1)   # one that names a key
+    yield from all_hold(view, compares)   # any, with a pause after each small piece of work
+    yield from check_work(view, compares) # refuses what would keep every member from applying anything else for long
+
+Compares decide what an entry does, so every member evaluates them: how much work they are is asked where a txn is
+taken, and never while it is applied.
 
 Rules, etcd's: a predicate on an interval must hold for every key of it. A missing key has no value to compare with, so
 VALUE fails on it; its numbers compare as zeros. A target that this version does not know compares zero with the zero of
@@ -16,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Final, Protocol
 
+from raftkv import errors
 from raftkv.pb import kv_pb2, rpc_pb2
 from raftkv.storage.index import State
 from raftkv.storage.revision import SUB_BITS
@@ -26,6 +31,20 @@ _EQUAL, _GREATER, _LESS, _NOT_EQUAL = Compare.EQUAL, Compare.GREATER, Compare.LE
 _VERSION, _CREATE, _MOD, _VALUE, _LEASE = Compare.VERSION, Compare.CREATE, Compare.MOD, Compare.VALUE, Compare.LEASE
 KEYS_PER_PIECE: Final = 512
 BYTES_PER_PIECE: Final = 256 * 1024
+COMPARES_PER_PIECE: Final = 1000
+"""Compares that are sorted by their intervals between two pauses: 1 ms."""
+
+WORK_MAX: Final = 10_000_000
+"""Keys that the compares of one txn may walk through, nested ones included: 4 s of applying on every member. etcd has
+no limit, reads their values too, and takes 15 s."""
+VALUE_WORK: Final = 4
+"""What a key counts as whose value is compared."""
+BYTES_PER_KEY: Final = 512
+"""Bytes of values that take as long as one key more."""
+SAMPLES: Final = 8
+"""Values by which the size of all values of an interval is estimated, each as large as a request."""
+INTERVALS_PER_PIECE: Final = 64
+"""Intervals of which the keys are counted between two pauses: 0.3 ms."""
 
 
 class Walk(Protocol):
@@ -116,13 +135,15 @@ def all_hold(view: View, compares: Iterable[Compare]) -> Generator[None, None, b
         compares: the predicates.
     """
     conditions: dict[tuple[bytes, bytes, int], _Condition] = {}
-    for compare in compares:
+    for number, compare in enumerate(compares, 1):
         # Compares of one interval and target are merged, so that the interval is walked once, however many there are.
         name = compare.key, compare.range_end, compare.target
         condition = conditions.get(name)
         if condition is None:
             condition = conditions[name] = _Condition()
         condition.add(compare.result, wanted(compare))
+        if number % COMPARES_PER_PIECE == 0:
+            yield
     for (key, end, target), condition in conditions.items():
         if not (yield from _holds_throughout(view, key, end, target, condition)):
             return False
@@ -148,6 +169,49 @@ def _holds_throughout(
         yield
     # An interval without keys counts as one key that does not exist.
     return not is_empty or (target != _VALUE and condition.passes_all((0,)))
+
+
+class Measured(Protocol):
+    """A store that knows how much work an interval is."""
+
+    def known_count(self, key: bytes, range_end: bytes) -> int:
+        """Return the number of keys of an interval that the store knows.
+
+        Arguments:
+            key, range_end: the interval, as on the wire.
+        """
+
+    def mean_bytes(self, key: bytes, range_end: bytes, samples: int) -> int:
+        """Return about how large a KeyValue of an interval is.
+
+        Arguments:
+            key, range_end: the interval, as on the wire.
+            samples: KeyValues to look at.
+        """
+
+
+def check_work(view: Measured, intervals: Iterable[Compare]) -> Generator[None, None, None]:
+    """Refuse compares on intervals that are too much work to be evaluated by every member, with pauses.
+
+    Arguments:
+        view: the store where the txn is taken; the one that it is applied to may be larger.
+        intervals: the compares.
+
+    Raises:
+        TooManyComparedError: they are.
+    """
+    left = WORK_MAX
+    for number, compare in enumerate(intervals, 1):
+        key, end = compare.key, compare.range_end
+        count = view.known_count(key, end)
+        left -= count
+        if count and compare.target == _VALUE:
+            left -= count * (VALUE_WORK - 1 + view.mean_bytes(key, end, SAMPLES) // BYTES_PER_KEY)
+            yield
+        elif number % INTERVALS_PER_PIECE == 0:
+            yield
+        if left < 0:
+            raise errors.TooManyComparedError
 
 
 class _Condition:

@@ -169,7 +169,10 @@ def _is_selection(request: rpc_pb2.RangeRequest) -> bool:
 
 
 def in_pieces(
-    view: ReadView, request: rpc_pb2.RangeRequest, grow: Callable[[int], None] = no_limit
+    view: ReadView,
+    request: rpc_pb2.RangeRequest,
+    grow: Callable[[int], None] = no_limit,
+    body: list[bytes] | None = None,
 ) -> Generator[None, None, Answer]:
     """Execute a Range a small piece at a time, with a pause after each.
 
@@ -178,6 +181,7 @@ def in_pieces(
         request: checked already.
         grow: called with the bytes that the answer takes more than before (less, if negative); raises when they are too
             many.
+        body: filled with the parts of the answer: whoever gives it up frees it (``response.drop``).
 
     Returns:
         the view's revision, and the parts of the body of the RangeResponse.
@@ -199,7 +203,7 @@ def in_pieces(
         max_create=request.max_create_revision,
     )
     revision = view.revision
-    body: list[bytes] = []
+    body = [] if body is None else body
     pieces = view.select(request.key, request.range_end, selection, revision=request.revision, grow=grow)
     while True:
         try:

@@ -17,12 +17,15 @@ _RANGE_ANSWER: Final = 1
 
 
 def in_pieces(
-    view: txn.PathView, request: rpc_pb2.TxnRequest, grow: Callable[[int], None] = no_limit
+    view: txn.PathView,
+    request: rpc_pb2.TxnRequest,
+    grow: Callable[[int], None] = no_limit,
+    body: list[bytes] | None = None,
 ) -> Generator[None, None, ranges.Answer]:
     """Execute a read-only txn a small piece at a time, with a pause after each.
 
     Arguments:
-        view, grow: as of ``ranges.in_pieces``.
+        view, grow, body: as of ``ranges.in_pieces``.
         request: checked already; it has ranges only.
 
     Returns:
@@ -34,9 +37,15 @@ def in_pieces(
     succeeded = yield from compares.all_hold(view, request.compare)
     path = txn.Path(succeeded, request.success if succeeded else request.failure)
     txn.check_ranges(view, path)
-    body = [response.txn_body(succeeded, ())]
+    body = [] if body is None else body
+    body.append(response.txn_body(succeeded, ()))
     for _, operation in path.operations:
-        revision, pieces = yield from ranges.in_pieces(view, operation, grow)
+        pieces: list[bytes] = []
+        try:
+            revision, _ = yield from ranges.in_pieces(view, operation, grow, pieces)
+        except BaseException:
+            body += pieces  # the answer is given up: it is freed by whoever has the rest
+            raise
         header = response.revision_header(revision)
         answer = response.head(_RANGE_ANSWER, len(header) + sum(map(len, pieces))) + header
         body += (response.head(3, len(answer) + sum(map(len, pieces))) + answer, *pieces)

@@ -14,10 +14,14 @@ take part in applying. ``HeaderEncoder`` makes it, and ``header + body`` is the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from typing import Final
 
 from raftkv.storage.key_value import varint
+
+DROPPED_BYTES: Final = 4 * 1024 * 1024
+"""Bytes that are freed at once: giving memory back to the system takes about 0.2 ms a MiB."""
+DROPPED_PIECES: Final = 4000
 
 _TAGS: Final = tuple(bytes((number,)) for number in range(128))
 
@@ -50,6 +54,20 @@ def integer(number: int, value: int) -> bytes:
         value: its value.
     """
     return _TAGS[number << 3] + varint(value) if value else b""
+
+
+def drop(pieces: list[bytes]) -> Generator[None, None, None]:
+    """Free an answer that nobody gets, with a pause after some of it: 512 MiB at once would hold the loop for 0.1 s.
+
+    Arguments:
+        pieces: emptied; nobody else has them.
+    """
+    while pieces:
+        size_bytes = count = 0
+        while pieces and size_bytes < DROPPED_BYTES and count < DROPPED_PIECES:
+            size_bytes += len(pieces.pop())
+            count += 1
+        yield
 
 
 def range_body(kvs: Iterable[bytes], more: bool, count: int) -> bytes:

@@ -23,7 +23,7 @@ from typing import Any, Final, Protocol, TypeVar
 from raftkv import errors
 from raftkv.apply import compares, ranges, response
 from raftkv.pb import kv_pb2, rpc_pb2
-from raftkv.storage.selection import Selection
+from raftkv.storage.selection import VALUE, Selection
 
 T = TypeVar("T")
 _RANGE: Final = "request_range"
@@ -42,6 +42,16 @@ OPERATIONS_PER_PIECE: Final = 16
 
 BYTES_PER_PIECE: Final = 64 * 1024
 """Bytes of an answer after which a single operation pauses too."""
+
+ANSWER_KEYS_MAX: Final = 2_000_000
+"""Keys that the ranges of one entry may look at, for an answer that one member alone makes: about 2 s of its applying,
+in which it applies nothing else. A piece of a long range counts as ``KEYS_OF_PIECE``, whatever it found."""
+
+KEYS_OF_PIECE: Final = 256
+VALUE_SORT_WEIGHT: Final = 4
+"""To sort by values costs so many times what it costs to look at the keys, or more."""
+KEYS_OF_RANGE: Final = 64
+"""What a single key counts as, and the first piece of a longer range: one value may be as large as a request."""
 
 VALUES_AT_ONCE: Final = 8
 """Values that one entry reads at once, to compare, to keep or to show them: each may be as large as a request."""
@@ -221,18 +231,24 @@ class Budget:
 class Room:
     """What an answer may take while it is put together. Once there is no room, the rest of it is left out.
 
+    Work is counted in keys and not in seconds, so that the same requests come to the same answers on a busy machine.
+
     Arguments:
         has_room: told the bytes that it takes more than before; whether it may.
+        keys_max: keys that may be looked at for it.
 
     Attributes:
         is_left: whether the answer is still wanted.
+        refusal: what its caller gets in its place, where it was too much work.
     """
 
-    __slots__ = ("_has_room", "is_left")
+    __slots__ = ("_has_room", "_keys_left", "is_left", "refusal")
 
-    def __init__(self, has_room: Callable[[int], bool] | None) -> None:
+    def __init__(self, has_room: Callable[[int], bool] | None, keys_max: int = ANSWER_KEYS_MAX) -> None:
         self._has_room = has_room
+        self._keys_left = keys_max
         self.is_left = True
+        self.refusal: errors.StatusError | None = None
 
     def take(self, size_bytes: int) -> bool:
         """Take so many bytes; whether there is room for them."""
@@ -244,6 +260,14 @@ class Room:
         """Take so many bytes; raises ``Full`` if there is no room for them."""
         if not self.take(size_bytes):
             raise Full
+
+    def look(self, keys: int) -> bool:
+        """Note that so many keys are looked at for the answer alone; whether that is not too much work."""
+        self._keys_left -= keys
+        if self._keys_left < 0 and self.is_left:
+            self.is_left = False
+            self.refusal = errors.RequestTimeoutError()
+        return self.is_left
 
 
 class Full(Exception):
@@ -270,6 +294,7 @@ def choose_path(view: PathView, request: rpc_pb2.TxnRequest, budget: Budget) -> 
     """
     # Charged before anything is looked at: what is given up as too costly is done again in pieces.
     single, intervals = [], []
+    budget.spend(len(request.compare))
     for compare in request.compare:
         count = 1
         if compare.range_end:
@@ -289,7 +314,7 @@ def choose_path(view: PathView, request: rpc_pb2.TxnRequest, budget: Budget) -> 
     if succeeded and intervals:
         succeeded = finish(compares.all_hold(view, intervals))
     path = Path(succeeded, request.success if succeeded else request.failure)
-    budget.spend(len(path.operations) + len(single) + len(intervals))
+    budget.spend(len(path.operations))
     path.nested = [choose_path(view, nested, budget) for nested in path.txns]
     return path
 
@@ -338,21 +363,27 @@ def spend_operations(view: PathView, path: Path, budget: Budget, *, is_counted: 
         spend_operations(view, nested, budget, is_counted=is_counted)
 
 
-def count_changes(view: PathView, path: Path) -> int:
-    """Return how many changes a path makes, or a few more: keys that it puts and deletes again count twice.
+def count_changes(view: PathView, path: Path) -> Generator[None, None, int]:
+    """Return how many changes a path makes, or a few more, with a pause after each piece: keys that it puts and deletes
+    again count twice.
 
     Arguments:
         view: the state before the txn.
         path: its path.
     """
     changes = 0
-    for kind, request in path.operations:
+    for number, (kind, request) in enumerate(path.operations, 1):
         if kind == _PUT:
             # A key that is put may be counted once more by a deletion of an interval that it is in.
             changes += 2
         elif kind == _DELETE:
             changes += view.range(request.key, request.range_end, count_only=True).count
-    return changes + sum(count_changes(view, nested) for nested in path.nested)
+            if number % OPERATIONS_PER_PIECE == 0:
+                yield
+    for nested in path.nested:
+        changes += yield from count_changes(view, nested)
+    yield
+    return changes
 
 
 def check_path(view: Current, path: Path, leases: Leases) -> None:
@@ -492,6 +523,8 @@ def execute_in_pieces(view: WriteView, path: Path, room: Room) -> Generator[None
     body = [response.txn_body(path.succeeded, ())] if room.is_left else []
     for number, operation in enumerate(path.operations):
         kind, request = operation
+        # What ranges and deletions find may be nothing, and they pause after what they find.
+        is_pause_due = number % OPERATIONS_PER_PIECE == 0
         header: bytes | None = None
         if kind == _TXN:
             header = response.EMPTY_HEADER
@@ -502,27 +535,52 @@ def execute_in_pieces(view: WriteView, path: Path, room: Room) -> Generator[None
         elif not room.is_left:
             _change(view, operation, nested)
             # The value that a put keeps may be as large as a request.
-            if number % OPERATIONS_PER_PIECE == 0 or (kind == _PUT and (request.ignore_value or request.ignore_lease)):
-                yield
+            is_pause_due |= kind == _PUT and (request.ignore_value or request.ignore_lease)
         elif kind == _RANGE and request.range_end:
             try:
-                revision, pieces = yield from ranges.in_pieces(view, request, room.take_all)
+                revision, pieces = yield from _range_in_pieces(view, request, room)
                 header = response.revision_header(revision)
             except Full:
                 pass
         else:
             answer = _execute_operation(view, operation, nested)
             body += (response.head(_RESPONSES, len(answer)), answer)
-            room.take(len(answer))
-            if number % OPERATIONS_PER_PIECE == 0 or len(answer) > BYTES_PER_PIECE or kind == _PUT:
-                yield
+            if room.take(len(answer)) and kind == _RANGE:
+                room.look(KEYS_OF_RANGE)
+            is_pause_due |= len(answer) > BYTES_PER_PIECE or kind == _PUT
         if header is not None and room.is_left:
             size_bytes = len(header) + sum(map(len, pieces))
             head = response.head(_ANSWER[str(kind)], size_bytes)
             body += (response.head(_RESPONSES, len(head) + size_bytes), head + header, *pieces)
-        if not room.is_left:
-            body.clear()
+        if body and not room.is_left:
+            yield from response.drop(body)
+        if is_pause_due:
+            yield
     return body
+
+
+def _range_in_pieces(
+    view: WriteView, request: rpc_pb2.RangeRequest, room: Room
+) -> Generator[None, None, ranges.Answer]:
+    """Read an interval for an answer. Raises ``Full`` when that takes too many bytes, or too much work."""
+    body: list[bytes] = []
+    work = ranges.in_pieces(view, request, room.take_all, body)
+    keys, keys_of_piece = KEYS_OF_RANGE, KEYS_OF_PIECE * (VALUE_SORT_WEIGHT if request.sort_target == VALUE else 1)
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            answer: ranges.Answer = end.value
+            return answer
+        except Full:
+            break
+        if not room.look(keys):
+            break
+        keys = keys_of_piece
+        yield
+    work.close()
+    yield from response.drop(body)
+    raise Full
 
 
 def put(view: WriteView, request: rpc_pb2.PutRequest) -> tuple[int, bytes]:
@@ -592,6 +650,7 @@ def delete_range_in_pieces(
         for kvs in view.select(request.key, request.range_end, Selection()):
             body.append(b"".join([response.field(3, kv) for kv in kvs]))
             if not room.take(len(body[-1])):
+                yield from response.drop(body)
                 body = [b""]
                 break
             yield

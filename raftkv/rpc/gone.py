@@ -12,6 +12,7 @@ from functools import partial
 from typing import Final
 
 from raftkv.rpc.http2 import Connection
+from raftkv.rpc.http2.streams import Outbox
 
 
 class _GoneTransport(asyncio.Transport):
@@ -55,6 +56,34 @@ async def free_in_steps(h2: Connection) -> None:
         h2: of a connection that is gone; nobody else has it.
     """
     for _ in iter(partial(h2.drop, FREE_BYTES_PER_STEP), False):
+        await asyncio.sleep(0)
+
+
+async def free_left_behind(outboxes: list[Outbox]) -> None:
+    """Free what waited on closed streams of a connection that goes on, in the same steps.
+
+    Arguments:
+        outboxes: what is added meanwhile is freed too.
+    """
+    while outboxes:
+        left_bytes = FREE_BYTES_PER_STEP
+        while outboxes and left_bytes > 0:
+            left_bytes -= outboxes[-1].drop_some(left_bytes)
+            if not outboxes[-1].size_bytes:
+                outboxes.pop()
+        await asyncio.sleep(0)
+
+
+async def free_pieces(pieces: list[bytes]) -> None:
+    """Free an answer in the same steps.
+
+    Arguments:
+        pieces: emptied; who still has their bytes frees them instead.
+    """
+    while pieces:
+        left_bytes = FREE_BYTES_PER_STEP
+        while pieces and left_bytes > 0:
+            left_bytes -= len(pieces.pop())
         await asyncio.sleep(0)
 
 

@@ -54,6 +54,10 @@ SLICE_BYTES: Final = 16 * 1024
 class ServerEngine(ServerConnection):
     """The server's end of a connection that speaks gRPC."""
 
+    def __init__(self, listener: Any, limits: ServerLimits) -> None:
+        super().__init__(listener, limits)
+        self.left_behind = []
+
     def answer_later(self, stream_id: int, message: bytes) -> None:
         """Queue a whole unary answer of which not all may leave at once."""
         self.send_headers(stream_id, RESPONSE_HEADERS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from math import prod
 from typing import Any
 
 import pytest
@@ -168,6 +169,23 @@ def _nested(counts: tuple[int, ...], make: Any, prefix: bytes = b"") -> Any:
 def test_all_operations_together_are_limited() -> None:
     _expect(lambda: check.check_txn(_nested((64, 64), put), 128), None)
     _expect(lambda: check.check_txn(_nested((40, 40, 10), put), 128), TOO_MANY)
+
+
+@pytest.mark.parametrize("make", [put, delete, get, lambda name: delete(name, name + b"\0")])
+@pytest.mark.parametrize("counts", [(64, 64), (20, 20, 39), (check.OPERATIONS_TOTAL_MAX,)])
+def test_the_largest_txns_are_checked_in_pieces(make: Any, counts: tuple[int, ...]) -> None:
+    # They took 27 to 41 ms at once, and several of them fitted into one pass of the loop.
+    request, operations_max = _nested(counts, make), max(counts[0], 128)
+    pieces = list(check.check_txn_in_pieces(request, operations_max))
+    assert len(pieces) >= prod(counts) // check.OPERATIONS_PER_PIECE
+
+
+def test_compares_on_intervals_are_found() -> None:
+    names = (b"a", b"b", b"c")
+    some = [rpc_pb2.Compare(key=name, range_end=b"z", version=1) for name in names]
+    single = rpc_pb2.Compare(key=b"k")
+    nested = txn([single, some[1]], otherwise=[txn(some[2:])])
+    assert check.check_txn(txn([some[0], single], then=[put(b"k"), nested]), 128) == some
 
 
 def test_the_largest_txn_is_checked_in_no_time() -> None:

@@ -276,6 +276,68 @@ def test_ranges_of_an_entry_stop_where_their_answer_has_no_room() -> None:
     assert machine.store.get(b"x") is not None
 
 
+def _ranges(count: int, each: rpc_pb2.RangeRequest, nested: int = 64) -> rpc_pb2.TxnRequest:
+    """A txn of a put and so many nested ones of 64 times the same range."""
+    return make_txn(then=[put(b"x"), *([make_txn(then=[each] * nested)] * (count // nested))])
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("options", [{}, {"revision": 2, "count_only": True}, {"sort_target": 4, "limit": 1}])
+def test_what_one_entry_reads_for_its_answer_is_limited(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 14,400 ranges over 2,000 keys held the applying of the member that was asked for 27 s.
+    monkeypatch.setattr(selection, "KEYS_PER_PIECE", 100)
+    machine = Machine()
+    for number in range(1_000):
+        machine.apply(put(b"k%03d" % number, b"v"))
+    silent = machine.reopened()
+    request = _ranges(63 * 64, rpc_pb2.RangeRequest(key=b"k", range_end=b"l", **options))
+    check.check_txn(request, 128)
+    outcome, pieces = _count_pieces(machine, request)
+    assert pieces < 2 * txn.ANSWER_KEYS_MAX / txn.KEYS_OF_PIECE
+    assert isinstance(outcome.unanswered, errors.RequestTimeoutError)
+    assert (outcome.error, list(outcome.pieces)) == (None, [])
+    # It is done all the same, as by a member where nobody waits.
+    silent.apply(request, is_answered=False)
+    assert machine.value(b"x") is not None
+    assert _state(machine) == _state(silent)
+    assert machine.answer(put(b"after")) is not None
+
+
+def _count_pieces(machine: Machine, request: rpc_pb2.TxnRequest) -> tuple[Outcome, int]:
+    work = machine.applier.begin(Kind.TXN, request.SerializeToString())
+    assert not isinstance(work, Outcome)
+    pieces = 0
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            machine.store.set_applied(machine.store.applied_index + 1, 1)
+            return end.value, pieces
+        pieces += 1
+
+
+@pytest.mark.parametrize(
+    "each",
+    [
+        rpc_pb2.RangeRequest(key=b"k"),
+        rpc_pb2.RangeRequest(key=b"k", range_end=b"l"),
+        rpc_pb2.RangeRequest(key=b"k", range_end=b"l", count_only=True),
+        delete(b"l", b"m"),
+    ],
+)
+def test_many_small_operations_are_answered_and_pause(each: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # 14,000 counts, or deletions of nothing, were one piece of 0.16 s.
+    monkeypatch.setattr(selection, "KEYS_PER_PIECE", 256)
+    machine = Machine()
+    machine.apply(put(b"k", b"v"))
+    outcome, pieces = _count_pieces(machine, _ranges(63 * 64, each))
+    assert outcome.unanswered is None
+    assert len(rpc_pb2.TxnResponse.FromString(outcome.body).responses) == 1 + 63
+    assert pieces >= 63 * 64 // txn.OPERATIONS_PER_PIECE
+
+
 @pytest.mark.interpreted
 def test_an_error_in_a_later_piece_poisons_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(at_once_max=1)

@@ -30,6 +30,9 @@ from raftkv.rpc.http2.streams import Outbox, Stream
 DIRECT_BYTES: Final = 64 * 1024
 """Octets of frames that wait for ``take``; more wait in outboxes, where they are counted."""
 
+LEFT_BEHIND_BYTES: Final = 64 * 1024
+"""What a closed stream leaves behind is freed at once up to here: hundreds may be closed at once."""
+
 RESETS_REMEMBERED: Final = 256
 """Streams that we have reset, and of which frames may still be under way (section 5.1, closed).
 
@@ -45,6 +48,8 @@ class Sender(ABC):
     Attributes:
         is_blocked: the peer's socket takes nothing: frames are not made before ``take`` asks for them.
         has_failed: a rule was broken, or the owner has ended the connection: nothing that comes is looked at.
+        left_behind: what waited on closed streams, where that was much, for the owner to be freed bit by bit; None: it
+            is freed at once.
     """
 
     def __init__(self, listener: Any, indexed: frozenset[bytes], acks_max: int) -> None:
@@ -68,6 +73,7 @@ class Sender(ABC):
         self._goes = False
         self.is_blocked = False
         self.has_failed = False
+        self.left_behind: list[Outbox] | None = None
 
     @abstractmethod
     def _last_peer_stream(self) -> int:
@@ -233,6 +239,8 @@ class Sender(ABC):
         outbox, stream.outbox = stream.outbox, None
         if outbox is not None:
             self._queued_bytes -= outbox.size_bytes
+            if outbox.size_bytes > LEFT_BEHIND_BYTES and self.left_behind is not None:
+                self.left_behind.append(outbox)
             self._waiting.pop(stream_id, None)
             self._waiting_heads.pop(stream_id, None)
             self._stuck.pop(stream_id, None)

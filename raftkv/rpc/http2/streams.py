@@ -87,6 +87,13 @@ class Outbox:
             parts.append(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def drop_some(self, size_bytes: int) -> int:
+        """Drop pieces of so many octets, or of a few more; returns how many."""
+        before = self.size_bytes
+        while self.size_bytes and before - self.size_bytes < size_bytes:
+            self.drop()
+        return before - self.size_bytes
+
     def drop(self) -> int:
         """Drop the first piece; returns how many octets of it were left."""
         freed = len(self._pieces.popleft()) - self._at

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from raftkv.rpc.deadlines import DeadlineWheel, forget
 from raftkv.rpc.framing import PIECE_BYTES_MIN, PREFIX, PREFIX_BYTES, MessageAssembler
-from raftkv.rpc.gone import FREE_BYTES_PER_STEP, free_in_steps, nothing
+from raftkv.rpc.gone import FREE_BYTES_PER_STEP, free_in_steps, free_left_behind, nothing
 from raftkv.rpc.h2 import (
     CLOSED,
     RESPONSE_HEADERS,
@@ -36,6 +36,7 @@ from raftkv.rpc.h2 import (
     ServerEngine,
     goaway_frame,
 )
+from raftkv.rpc.http2.streams import Outbox
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.metadata import decode_timeout
 from raftkv.rpc.policing import PingPolicy, ResetAllowance, TokenBucket, UpdateAllowance
@@ -146,6 +147,7 @@ class ServerCore:
         self._queued_bytes = 0
         self._until_s = 0.0
         self._holds = True
+        self._freeing: list[Outbox] = []
         self._stalls = StallWatch(limits.send_stall_timeout_s)
         self._drain_watch: set[DrainWatcher] = set()
         self._pings = PingPolicy(
@@ -250,9 +252,20 @@ class ServerCore:
         size = self.account.answers.pop(stream_id, 0)
         if size:
             self.account.room += size
+        left_behind = self.h2.left_behind
+        if left_behind:
+            self.h2.left_behind = []
+            self._free_left_behind(left_behind)
         call = self._calls.pop(stream_id, None)
         if call is not None:
             call.closed()
+
+    def _free_left_behind(self, left_behind: list[Outbox]) -> None:
+        if not self._freeing:
+            self._freeing = left_behind
+            self.spawn(free_left_behind(left_behind))
+        else:
+            self._freeing += left_behind
 
     def _set_deadline(self, call: ServerCall, timeout: bytes) -> None:
         try:

@@ -1,6 +1,6 @@
 """Wraps every handler of the client ports: finds the caller, asks the table, then calls the handler.
 
-    guard = Guard(auth, rights, callers, live, node, txn_operations_max=128)
+    guard = Guard(auth, rights, callers, live, node, slices, txn_operations_max=128)
     server = Server(..., around=(guard.around,))
 
     request -> parsed -> valid in itself? -> who calls? -> may they? -> handler, with ``call.caller``
@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol
 
 from raftkv import errors
 from raftkv.apply.auth.caller import Caller
-from raftkv.apply.auth.rights import Rights
+from raftkv.apply.auth.rights import Left, Rights
 from raftkv.apply.auth.store import AuthStore
 from raftkv.pb.services import Method
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
@@ -29,13 +30,20 @@ from raftkv.rpc.server.stream import StreamCall
 from raftkv.server.auth.callers import Callers, Credential, TokenAheadError
 from raftkv.server.auth.live import LiveCalls
 from raftkv.server.auth.table import OPEN, Row, row_of
+from raftkv.server.node.slices import Slices, Work
 from raftkv.server.services.responder import fail, parse, parse_or_raise, refusals
+
+_log = logging.getLogger(__name__)
 
 AHEAD_MAX_S: Final = 2.0
 """How long a call waits for the entry that makes its token known, on a member that is behind."""
 
 AHEAD_CALLS_MAX: Final = 100
 """Calls that wait so, each of which is looked at in each turn; the tokens of others are refused at once."""
+
+
+BYTES_AT_ONCE: Final = 8 * 1024
+"""Longer requests are checked in slices, where a row knows how to."""
 
 
 class Waits(Protocol):
@@ -57,6 +65,7 @@ class Guard:
         callers: finds out who calls.
         live: the calls that last.
         node: applies entries.
+        slices: checks long requests.
         txn_operations_max: etcd's max-txn-ops.
     """
 
@@ -67,6 +76,7 @@ class Guard:
         callers: Callers,
         live: LiveCalls,
         node: Waits,
+        slices: Slices,
         *,
         txn_operations_max: int,
     ) -> None:
@@ -75,6 +85,7 @@ class Guard:
         self._callers = callers
         self._live = live
         self._node = node
+        self._slices = slices
         self._txn_operations_max = txn_operations_max
         self._waiting: set[asyncio.Task[None]] = set()
         self._ahead = 0
@@ -114,28 +125,84 @@ class Guard:
         request = parse(call, method.request, data)
         if request is None:
             return
+        if row.valid_in_pieces is not None and len(data) > BYTES_AT_ONCE:
+            self._let_in_slices(row, handler, call, data, request)
+            return
         try:
-            self._check(row, request, call)
+            _, left = self._check(row, request, call)
         except TokenAheadError as ahead:
             self._wait(ahead, call, lambda: self._let_in(method, row, handler, call, data))
         except errors.StatusError as error:
             fail(call, error)
         else:
-            handler(call, data)
+            self._when_checked(left, row, call, lambda: handler(call, data))
 
-    def _check(self, row: Row, request: Any, call: ServerCall) -> Credential | None:
-        """Find the caller, and ask the row. Raises the StatusError that refuses the call."""
+    def _let_in_slices(self, row: Row, handler: Callable[..., Any], call: UnaryCall, data: bytes, request: Any) -> None:
+        """Let a long request in, or refuse it, when it is found to be valid in itself."""
+
+        def check() -> Work[None]:
+            if row.valid_in_pieces is not None:
+                yield from row.valid_in_pieces(request, self._txn_operations_max)
+            yield
+
+        def let_in() -> None:
+            try:
+                _, left = self._check_caller(row, request, call)
+            except TokenAheadError as ahead:
+                self._wait(ahead, call, let_in)
+            except errors.StatusError as error:
+                fail(call, error)
+            else:
+                self._when_checked(left, row, call, lambda: handler(call, data))
+
+        self._when_checked(check(), None, call, let_in)
+
+    def _when_checked(self, left: Left, row: Row | None, call: UnaryCall, go_on: Callable[[], None]) -> None:
+        """Do what is left of a check in slices, then go on.
+
+        Arguments:
+            left: None: nothing is.
+            row: says how refusals are worded; None: as they are.
+            call: to be answered.
+            go_on: what the check was for.
+        """
+        if left is None:
+            go_on()
+            return
+
+        def work() -> Work[None]:
+            yield from left
+            if not call.done:
+                go_on()
+
+        def failed(error: Exception) -> None:
+            if isinstance(error, errors.StatusError):
+                fail(call, error if row is None else _as_refused(row, error))
+                return
+            _log.error("a request could not be let in", exc_info=error)
+            if not call.done:
+                call.fail(errors.INTERNAL, "internal error")
+
+        job = self._slices.run(work, failed, 0)
+        if not job.is_over:
+            call.on_cancel(job.cancel)
+
+    def _check(self, row: Row, request: Any, call: ServerCall) -> tuple[Credential | None, Left]:
+        """Find the caller, and ask the row: what is left to check. Raises the StatusError that refuses the call."""
         if row.valid is not None:
             row.valid(request, self._txn_operations_max)
+        return self._check_caller(row, request, call)
+
+    def _check_caller(self, row: Row, request: Any, call: ServerCall) -> tuple[Credential | None, Left]:
+        """Find the caller of a valid request, and ask the row, as ``_check``."""
         try:
             credential = self._callers.credential(call.headers, call.peer)
             caller = call.caller = None if credential is None else credential.caller(self._auth.revision)
-            row.ask(self._rights, request, caller)
+            return credential, row.ask(self._rights, request, caller)
         except TokenAheadError:
             raise
         except errors.StatusError as error:
             raise _as_refused(row, error) from None
-        return credential
 
     def _lasting(self, method: Method, row: Row, handler: Callable[..., Any]) -> Callable[..., Any]:
         """A unary call that may wait for long."""
@@ -144,18 +211,23 @@ class Guard:
             request = parse(call, method.request, data)
             if request is None:
                 return
-            credential = None
+            credential: Credential | None = None
+            left: Left = None
             try:
                 if self._auth.is_enabled:
-                    credential = self._check(row, request, call)
+                    credential, left = self._check(row, request, call)
             except TokenAheadError as ahead:
                 self._wait(ahead, call, lambda: guarded(call, data))
                 return
             except errors.StatusError as error:
                 fail(call, error)
                 return
-            self._live.add(call, credential, lambda caller: _ask(row, self._rights, request, caller))
-            handler(call, data)
+
+            def go_on() -> None:
+                self._live.add(call, credential, lambda caller: _ask(row, self._rights, request, caller))
+                handler(call, data)
+
+            self._when_checked(left, row, call, go_on)
 
         return guarded
 
@@ -203,7 +275,7 @@ class Guard:
             credential = None
             with refusals():
                 if self._auth.is_enabled:
-                    credential = await self._check_stream(row, request, call)
+                    credential, _ = await self._check_stream(row, request, call)  # it is about no lease
             call.put_back(data)
             live = self._live.add(call, credential, lambda caller: _ask(row, self._rights, request, caller))
             try:
@@ -213,7 +285,7 @@ class Guard:
 
         return guarded
 
-    async def _check_stream(self, row: Row, request: Any, call: StreamCall) -> Credential | None:
+    async def _check_stream(self, row: Row, request: Any, call: StreamCall) -> tuple[Credential | None, Left]:
         try:
             return self._check(row, request, call)
         except TokenAheadError as ahead:
@@ -273,7 +345,8 @@ class Guard:
 
 def _ask(row: Row, rights: Rights, request: Any, caller: Caller | None) -> None:
     try:
-        row.ask(rights, request, caller)
+        for _ in row.ask(rights, request, caller) or ():
+            pass
     except errors.StatusError as error:
         raise _as_refused(row, error) from None
 

@@ -23,7 +23,7 @@ from typing import Final
 
 from raftkv import errors
 from raftkv.apply.auth.caller import Caller
-from raftkv.apply.auth.rights import Rights
+from raftkv.apply.auth.rights import Left, Rights
 from raftkv.apply.auth.store import AuthStore
 from raftkv.rpc.server.calls import ServerCall
 from raftkv.rpc.status import RpcError
@@ -96,9 +96,9 @@ class LiveCall:
         credential = self._shown()
         return None if credential is None else Caller(credential.user, self._calls.auth.revision)
 
-    def check_lease(self, lease_id: int) -> None:
-        """Refuse to keep a lease alive, unless the client may write all its keys. Raises as ``Rights.check_lease``."""
-        self._calls.rights.check_lease(self.caller(), lease_id, write=True)
+    def check_lease(self, lease_id: int) -> Left:
+        """Refuse to keep a lease alive, unless the client may write all its keys: as ``Rights.check_lease``."""
+        return self._calls.rights.check_lease(self.caller(), lease_id, write=True)
 
     def read_refusal(self, key: bytes, range_end: bytes) -> str:
         """Return why the client may not begin to watch an interval, in etcd's words; empty: it may."""

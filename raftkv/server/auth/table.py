@@ -18,20 +18,20 @@ entry of the log needs is said once, in ``rights.check``, which applying asks ag
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Final
 
 from raftkv import errors
 from raftkv.apply import check
 from raftkv.apply.auth.caller import Caller
-from raftkv.apply.auth.rights import Rights
+from raftkv.apply.auth.rights import Left, Rights
 from raftkv.apply.request import Kind
 from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES, Method
 
-Check = Callable[[Rights, Any, Caller | None], None]
-"""Raises the StatusError that refuses a request."""
+Check = Callable[[Rights, Any, Caller | None], Left]
+"""Raises the StatusError that refuses a request; returns what is left to check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +42,22 @@ class Row:
         check: raises what refuses a request; None: nobody is asked who calls.
         valid: raises what is wrong with a request whoever sends it (and ``max-txn-ops``): etcd says that first, and
             what is too large to be executed is too large to be checked.
+        valid_in_pieces: the same with pauses, for a request that may be long.
         lasts: whether a call may wait or send for so long that it is checked again when users or rights change.
         by_message: whether the service has each message of a stream checked.
         is_recipe: whether refusals have the code UNKNOWN, as those of etcd's recipes, which are clients inside it.
     """
 
     check: Check | None = None
-    valid: Callable[[Any, int], None] | None = None
+    valid: Callable[[Any, int], object] | None = None
+    valid_in_pieces: Callable[[Any, int], Generator[None, None, object]] | None = None
     lasts: bool = False
     by_message: bool = False
     is_recipe: bool = False
 
-    def ask(self, rights: Rights, request: Any, caller: Caller | None) -> None:
-        """Raise the StatusError that refuses a request."""
-        if self.check is not None:
-            self.check(rights, request, caller)
+    def ask(self, rights: Rights, request: Any, caller: Caller | None) -> Left:
+        """Raise the StatusError that refuses a request; return what is left to check."""
+        return None if self.check is None else self.check(rights, request, caller)
 
 
 def _below(name: bytes) -> tuple[bytes, bytes]:
@@ -95,31 +96,31 @@ def _alarm(rights: Rights, request: rpc_pb2.AlarmRequest, caller: Caller | None)
         rights.check_root(caller)
 
 
-def _time_to_live(rights: Rights, request: rpc_pb2.LeaseTimeToLiveRequest, caller: Caller | None) -> None:
+def _time_to_live(rights: Rights, request: rpc_pb2.LeaseTimeToLiveRequest, caller: Caller | None) -> Left:
     rights.check_user(caller)
-    if request.keys:
-        rights.check_lease(caller, request.ID, write=False)
+    return rights.check_lease(caller, request.ID, write=False) if request.keys else None
 
 
-def _lock(rights: Rights, request: Any, caller: Caller | None) -> None:
+def _lock(rights: Rights, request: Any, caller: Caller | None) -> Left:
     """A lock and a candidacy: a key below the name is written, and all of them are read."""
     rights.check_read(caller, *_below(request.name))
-    if request.lease:
-        rights.check_write(caller, b"%s/%x" % (request.name, request.lease), b"")
-        rights.check_lease(caller, request.lease, write=True)
+    if not request.lease:
+        return None
+    rights.check_write(caller, b"%s/%x" % (request.name, request.lease), b"")
+    return rights.check_lease(caller, request.lease, write=True)
 
 
 def _unlock(rights: Rights, request: Any, caller: Caller | None) -> None:
     rights.check_write(caller, request.key, b"")
 
 
-def _proclaim(rights: Rights, request: Any, caller: Caller | None) -> None:
+def _proclaim(rights: Rights, request: Any, caller: Caller | None) -> Left:
     rights.check_user(caller)
-    if request.HasField("leader"):
-        rights.check_read(caller, request.leader.key, b"")
-        rights.check_write(caller, request.leader.key, b"")
-        if request.leader.lease:
-            rights.check_lease(caller, request.leader.lease, write=True)
+    if not request.HasField("leader"):
+        return None
+    rights.check_read(caller, request.leader.key, b"")
+    rights.check_write(caller, request.leader.key, b"")
+    return rights.check_lease(caller, request.leader.lease, write=True) if request.leader.lease else None
 
 
 def _resign(rights: Rights, request: Any, caller: Caller | None) -> None:
@@ -146,7 +147,7 @@ TABLE: Final[dict[str, dict[str, Row]]] = {
         "RangeStream": Row(_range, _valid(check.check_range), lasts=True),
         "Put": Row(_entry(Kind.PUT), _valid(check.check_put)),
         "DeleteRange": Row(_entry(Kind.DELETE_RANGE), _valid(check.check_delete_range)),
-        "Txn": Row(_entry(Kind.TXN), check.check_txn),
+        "Txn": Row(_entry(Kind.TXN), check.check_txn, check.check_txn_in_pieces),
         "Compact": Row(_entry(Kind.COMPACT)),
     },
     "etcdserverpb.Watch": {"Watch": BY_MESSAGE},

@@ -56,7 +56,7 @@ class Users:
         self._passwords = Passwords(config.bcrypt_cost, config.auth_min_password_length)
         self.live = LiveCalls(applier.auth, applier.rights, self._callers, slices)
         self.guard = Guard(
-            applier.auth, applier.rights, self._callers, self.live, node, txn_operations_max=config.max_txn_ops
+            applier.auth, applier.rights, self._callers, self.live, node, slices, txn_operations_max=config.max_txn_ops
         )
 
     def serve(self, server: Server, responder: Responder, check_capable: Callable[[tuple[int, int]], None]) -> None:

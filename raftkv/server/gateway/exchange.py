@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from raftkv.rpc.deadlines import forget
 from raftkv.rpc.framing import MessageAssembler
+from raftkv.rpc.gone import FREE_BYTES_PER_STEP, free_pieces
 from raftkv.rpc.h2 import CLOSED
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server.budget import AnswerAccount, AnswerBudget
@@ -124,7 +125,10 @@ class Exchange:
         call, self.call = self.call, None
         if call is not None and not call.done:
             call.closed()
-        self._pieces = self.on_given_up = None
+        pieces, self._pieces, self.on_given_up = self._pieces, None, None
+        # The text was made of it, but all of it was kept.
+        if isinstance(pieces, list) and sum(map(len, pieces)) > FREE_BYTES_PER_STEP:
+            self.spawn(free_pieces(pieces))
         self.h2 = CLOSED
         self.account.close()
 

@@ -11,10 +11,12 @@ Leaves out: how a keep-alive is answered (``lessor``), and what the bytes of a r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from raftkv import errors
+from raftkv.apply.auth.rights import Left
 from raftkv.apply.auth.store import AuthStore
 from raftkv.apply.response import integer
 from raftkv.rpc.cork import Cork
@@ -55,6 +57,14 @@ class Requests(Protocol):
     def header(self) -> bytes:
         """The header of a response about this moment."""
 
+    def when_checked(
+        self,
+        left: Generator[None, None, None],
+        done: Callable[[], None],
+        failed: Callable[[errors.StatusError], None],
+    ) -> None:
+        """Do what is left of a check."""
+
 
 class _ClientKeepAlive(PendingKeepAlive):
     """One request of a stream."""
@@ -81,14 +91,15 @@ class KeepAliveStream:
     Arguments:
         service: knows requests, and renews leases.
         call: the RPC, which this is the listener of.
-        check: raises the StatusError that refuses a lease where users are asked for; None: nobody asks.
+        check: raises the StatusError that refuses a lease where users are asked for, or returns what is left to check;
+            None: nobody asks.
     """
 
     def __init__(
         self,
         service: Requests,
         call: ListenedCall,
-        check: Callable[[int], None] | None = None,
+        check: Callable[[int], Left] | None = None,
     ) -> None:
         self._auth = service.auth
         self._check = check
@@ -109,9 +120,17 @@ class KeepAliveStream:
             raise RpcError(errors.RESOURCE_EXHAUSTED, f"more than {UNANSWERED_MAX} keep-alives await their answers")
         service = self._service
         lease_id, id_field, grace_ms = service.known.get(data) or service.parse_keep_alive(data)
-        if self._auth.is_enabled:
-            self._check_lease(lease_id)
+        left = self._check_lease(lease_id) if self._auth.is_enabled else None
         self._unanswered += 1
+        if left is None:
+            self._renew(lease_id, id_field, grace_ms)
+        else:
+            service.when_checked(left, partial(self._renew, lease_id, id_field, grace_ms), self.fail)
+
+    def _renew(self, lease_id: int, id_field: bytes, grace_ms: int) -> None:
+        if self._ended:
+            return
+        service = self._service
         # The header says how things stood before the renewal, as etcd's does.
         head = service.header() + id_field
         ttl_s = service.renew_at_once(lease_id)
@@ -121,12 +140,13 @@ class KeepAliveStream:
             return
         service.keep_alive(_ClientKeepAlive(lease_id, grace_ms, self, head))
 
-    def _check_lease(self, lease_id: int) -> None:
-        if self._check is not None:
-            try:
-                self._check(lease_id)
-            except errors.StatusError as error:
-                raise RpcError(error.code, str(error)) from None
+    def _check_lease(self, lease_id: int) -> Left:
+        if self._check is None:
+            return None
+        try:
+            return self._check(lease_id)
+        except errors.StatusError as error:
+            raise RpcError(error.code, str(error)) from None
 
     def kept(self, lease_id: int, grace_ms: int, ttl_s: int) -> None:
         """Note that a keep-alive is about to be answered.

@@ -12,13 +12,15 @@ the lessor does the work.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 from raftkv import errors
 from raftkv.apply.auth.caller import Caller
-from raftkv.apply.auth.rights import Rights
+from raftkv.apply.auth.rights import Left, Rights
 from raftkv.apply.request import Kind
 from raftkv.apply.response import field, integer
 from raftkv.pb import raft_pb2, rpc_pb2
@@ -40,7 +42,10 @@ T = TypeVar("T", bound=Any)
 LeaderHandler = Callable[[Any], Awaitable[list[bytes]]]
 """Does what only the leader can: from the request to the pieces of the response."""
 
+_log = logging.getLogger(__name__)
 _METHODS: Final = SERVICES["etcdserverpb.Lease"]
+LEASES_PER_PIECE: Final = 64
+"""Leases of a list that are looked at between two pauses: 1 ms."""
 KNOWN_MAX: Final = 100_000
 """Requests whose meaning is remembered: a client sends the same few bytes again and again."""
 
@@ -48,11 +53,15 @@ KNOWN_BYTES_MAX: Final = 1 + 10 + 2 + 5
 """An id, and a grace of up to months, each behind its tag: what a request has unless somebody put more into it."""
 
 
+class _Keys(list[bytes]):
+    """The keys of a lease, shared by all who ask for them at one revision: a million take 16 ms to list."""
+
+
 class LiveCall(Protocol):
     """A stream whose client may lose the right to it."""
 
-    def check_lease(self, lease_id: int) -> None:
-        """Refuse to keep a lease alive. Raises StatusError."""
+    def check_lease(self, lease_id: int) -> Left:
+        """Refuse to keep a lease alive. Raises StatusError; returns what is left to check."""
 
 
 class Live(Protocol):
@@ -90,6 +99,8 @@ class LeaseService:
         self.graces = Graces(self._loop.time, lessor.connections_lost)
         self._header = b""
         self._header_of = (-1, -1)
+        self._listed: WeakValueDictionary[int, _Keys] = WeakValueDictionary()
+        self._listed_at = -1
 
     def register(self, server: Server) -> None:
         """Serve clients."""
@@ -162,10 +173,33 @@ class LeaseService:
         parse_or_raise(rpc_pb2.LeaseLeasesRequest, data)
         with refusals():
             self._admission.check_read(call, serializable=False)
-            encode, times = _lease_status, self._lessor.times
+            times = self._lessor.times
+            ends: Iterable[tuple[float, int]] = times.ends()
             if self.auth.is_enabled:
-                encode = partial(_readable_lease, self._responder.applier.rights, call.caller)
-            return await self._with_items(self.header(), times.ends(), encode, len(times))
+                check = partial(_readable, self._responder.applier.rights, call.caller, ends)
+                ends = await self._responder.slices.result(check, len(times))
+            return await self._with_items(self.header(), ends, _lease_status, len(times))
+
+    def when_checked(
+        self, left: Work[None], done: Callable[[], None], failed: Callable[[errors.StatusError], None]
+    ) -> None:
+        """Do what is left of a check.
+
+        Arguments:
+            left: the rest.
+            done: called at its end.
+            failed: called with the refusal instead.
+        """
+
+        def work() -> Work[None]:
+            try:
+                yield from left
+            except errors.StatusError as error:
+                failed(error)
+            else:
+                done()
+
+        self._responder.slices.run(work, _report, 0)
 
     async def _time_left(
         self, request: rpc_pb2.LeaseTimeToLiveRequest, encode: Callable[[bytes], bytes], *, is_local: bool = True
@@ -182,11 +216,22 @@ class LeaseService:
         def work() -> Work[list[bytes]]:
             while not self._lessor.is_whole:
                 yield
-            head, keys = make(), store.lease_keys_unordered(request.ID) if request.keys else []
+            head, keys = make(), self._keys_of(request.ID) if request.keys else []
             ordered = yield from in_order(keys)
             return [head, *(yield from encoded(ordered, encode))]
 
         return await self._responder.slices.result(work, store.lease_key_count(request.ID) if request.keys else 0)
+
+    def _keys_of(self, lease_id: int) -> Collection[bytes]:
+        revision = self._responder.revision()
+        if revision != self._listed_at:
+            self._listed_at = revision
+            self._listed.clear()
+        keys = self._listed.get(lease_id)
+        if keys is None:
+            keys = _Keys(self._responder.applier.store.lease_keys_unordered(lease_id))
+            self._listed[lease_id] = keys
+        return keys
 
     async def _with_items(
         self, head: bytes, items: Iterable[T], encode: Callable[[T], bytes], size: int
@@ -291,10 +336,23 @@ def _lease_key(key: bytes) -> bytes:
     return field(5, key)
 
 
-def _readable_lease(rights: Rights, caller: Caller | None, end: tuple[float, int]) -> bytes:
-    """The same, if the caller may read all keys of the lease: else it may not see the list."""
-    rights.check_lease(caller, end[1], write=False)
-    return _lease_status(end)
+def _readable(
+    rights: Rights, caller: Caller | None, ends: Iterable[tuple[float, int]]
+) -> Work[list[tuple[float, int]]]:
+    """The ends of leases, with pauses, for a caller that may read all keys of all of them: else it sees none."""
+    seen: list[tuple[float, int]] = []
+    for end in ends:
+        left = rights.check_lease(caller, end[1], write=False)
+        if left is not None:
+            yield from left
+        seen.append(end)
+        if len(seen) % LEASES_PER_PIECE == 0:
+            yield
+    return seen
+
+
+def _report(error: Exception) -> None:
+    _log.error("a check failed", exc_info=error)
 
 
 def _readable_key(rights: Rights, caller: Caller | None, key: bytes) -> bytes:

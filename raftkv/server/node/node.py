@@ -158,7 +158,7 @@ class Node(AwaitableNode):
         self._conf_changes = ConfChanges(raw, self.proposals.is_waiting)
         self._stages = stages
         ask = raw.read_index if stages is None else stages.asking(raw.read_index)
-        self.reads = ReadQueue(ask, ids, settings.request_timeout_s)
+        self.reads = ReadQueue(ask, ids, settings.request_timeout_s, self._wake)
         self._disk = disk
         self._sender = sender
         self._on_fatal = on_fatal
@@ -405,6 +405,7 @@ class Node(AwaitableNode):
 
     def _do_turn(self) -> None:
         applied = self.applying.begin_turn()
+        self.reads.serve()
         if self._forwarded or self.proposals.has_unsent:
             self._propose_unsent()
         if self._conf_changes:

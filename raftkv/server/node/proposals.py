@@ -23,6 +23,9 @@ from raftkv.apply.applier import Outcome
 PENDING_MAX: Final = 20_000
 """Proposals that may wait at a time; more are refused with "too many requests"."""
 
+EXPIRED_AT_ONCE: Final = 2000
+"""Proposals that are given up in one turn of the loop, 18 ms: each has its call answered."""
+
 PENDING_BYTES_MAX: Final = 256 * 1024 * 1024
 """Bytes of unsent proposals; more are refused with the same error."""
 
@@ -178,14 +181,22 @@ class Proposals:
         self._waiters = dict(self._waiters) if observer is None else _Timed(self._waiters, observer, clock)
 
     def take_expired(self, now: float) -> list[tuple[Waiter, bool]]:
-        """Return the waiters whose time is up at ``now`` (loop time), each with whether its proposal was sent."""
-        expired: list[tuple[Waiter, bool]] = []
-        unsent = {request_id for request_id, _ in self._unsent}
-        for request_id, waiter in list(self._waiters.items()):
-            if waiter.started_at > now - self._timeout_s:
+        """Return waiters whose time is up at ``now`` (loop time), each with whether its proposal was sent; of very many
+        some, so that the next tick has the next.
+        """
+        oldest = now - self._timeout_s
+        late: list[int] = []
+        for request_id, waiter in self._waiters.items():
+            if waiter.started_at > oldest or len(late) == EXPIRED_AT_ONCE:
                 break
+            late.append(request_id)
+        if not late:
+            return []
+        unsent = {request_id for request_id, _ in self._unsent}
+        expired: list[tuple[Waiter, bool]] = []
+        for request_id in late:
+            expired.append((self._waiters[request_id], request_id not in unsent))
             del self._waiters[request_id]
-            expired.append((waiter, request_id not in unsent))
         self.failed += len(expired)
         return expired
 

@@ -34,6 +34,9 @@ RETRY_S: Final = 0.5
 """A round without an answer is asked again after this time (etcd: readIndexRetryTime)."""
 
 
+READERS_AT_ONCE: Final = 500
+"""Readers that are served, or failed, in one turn of the loop: 10 ms. A slow round may gather any number."""
+
 ASLEEP_S: Final = 0.001
 """Sleep of the machine that is noticed; two clocks that are read one after the other differ by less."""
 
@@ -73,9 +76,13 @@ class ReadQueue:
         ask: starts a ReadIndex with this context in the Raft core; it may be lost.
         ids: fresh request ids.
         timeout_s: longest wait of a reader.
+        wake: asks for another turn, in which ``serve`` is called.
     """
 
-    def __init__(self, ask: Callable[[bytes], None], ids: Iterator[int], timeout_s: float) -> None:
+    def __init__(
+        self, ask: Callable[[bytes], None], ids: Iterator[int], timeout_s: float, wake: Callable[[], None]
+    ) -> None:
+        self._wake = wake
         self._ask = ask
         self._ids = ids
         self._timeout_s = timeout_s
@@ -83,6 +90,8 @@ class ReadQueue:
         self._waiting_since = 0.0
         self._round: _Round | None = None
         self._confirmed: deque[tuple[int, float, list[Reader]]] = deque()
+        self._due: deque[Reader] = deque()
+        self._failed: deque[tuple[Reader, errors.StatusError]] = deque()
         # The state has all that was committed before this moment; rounds from before a sleep do not count.
         self._fresh_at = -math.inf
         self._awake_since = -math.inf
@@ -159,17 +168,32 @@ class ReadQueue:
         self.start(now)
 
     def applied(self, index: int) -> None:
-        """Serve the readers of rounds confirmed at or below the applied index."""
+        """Serve the readers of rounds confirmed at or below the applied index; what they are too many for is left for
+        ``serve``.
+        """
         while self._confirmed and self._confirmed[0][0] <= index:
             _, started_at, readers = self._confirmed.popleft()
             if started_at >= self._awake_since:
                 self._fresh_at = started_at
+            self._due.extend(readers)
+        self.serve()
+
+    def serve(self) -> None:
+        """Serve, or fail, some of those whose wait is over; nearly always there are few, or none."""
+        left = READERS_AT_ONCE
+        while self._failed and left:
+            left -= 1
+            reader, error = self._failed.popleft()
+            reader.fail(error)
+        if self._due and left:
             began_s = perf_counter()
-            for reader in readers:
-                reader.ready()
-            # One look at the clock for all of a round: what each took is known on average.
-            if readers:
-                self.durations.observe((perf_counter() - began_s) / len(readers), len(readers))
+            served = min(left, len(self._due))
+            for _ in range(served):
+                self._due.popleft().ready()
+            # One look at the clock for all of them: what each took is known on average.
+            self.durations.observe((perf_counter() - began_s) / served, served)
+        if self._due or self._failed:
+            self._wake()
 
     def leader_changed(self, now: float) -> None:
         """Ask the new leader: the old one may never answer."""
@@ -194,12 +218,15 @@ class ReadQueue:
 
     def close(self) -> None:
         """Fail everything: the member stops."""
-        readers = [reader for _, _, group in self._confirmed for reader in group]
+        readers = [*self._due, *(reader for _, _, group in self._confirmed for reader in group)]
         readers += self._waiting + (self._round.readers if self._round else [])
         self._confirmed.clear()
+        self._due.clear()
         self._waiting = []
         self._round = None
         self._fail(readers, errors.StoppedError())
+        while self._failed:
+            self.serve()
 
     def _ask_round(self, current: _Round, now: float) -> None:
         context = next(self._ids).to_bytes(8, "big")
@@ -209,5 +236,5 @@ class ReadQueue:
 
     def _fail(self, readers: list[Reader], error: errors.StatusError) -> None:
         self.reads_failed += len(readers)
-        for reader in readers:
-            reader.fail(error)
+        self._failed.extend([(reader, error) for reader in readers])
+        self.serve()

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final
 
 from raftkv import errors
-from raftkv.apply import check, plain, plain_txn, ranges, read_txn, txn
+from raftkv.apply import check, compares, plain, plain_txn, ranges, read_txn, txn
 from raftkv.apply.applier import Outcome
 from raftkv.apply.auth.caller import Caller
 from raftkv.apply.auth.rights import Rights
@@ -36,6 +36,8 @@ BYTES_AT_ONCE: Final = 512 * 1024
 """Intervals of more keys, or with larger values, are read in slices."""
 KEYS_OF_TXN_AT_ONCE: Final = 8
 """Txns of ranges that look at more keys are read in slices: each value may be as large as a request."""
+TXN_BYTES_AT_ONCE: Final = 8 * 1024
+"""Larger txns are checked in slices: there may be a thousand operations in so many bytes, which takes 3 ms."""
 LARGE_BYTES: Final = 64 * 1024
 S_PER_BYTE: Final = 1e-9
 """About the time that reading a large value takes: many large ones are not answered in one pass of the loop."""
@@ -53,12 +55,16 @@ class _PendingCompaction(PendingWrite):
             self.service.applier.when_compacted(lambda: self.service.reply(self.call, self.service.revision()))
 
 
-def _range_in_pieces(request: rpc_pb2.RangeRequest, view: PinnedView, growth: Growth) -> Work[ranges.Answer]:
-    return ranges.in_pieces(view, request, growth)
+def _range_in_pieces(
+    request: rpc_pb2.RangeRequest, view: PinnedView, growth: Growth, body: list[bytes]
+) -> Work[ranges.Answer]:
+    return ranges.in_pieces(view, request, growth, body)
 
 
-def _txn_in_pieces(request: rpc_pb2.TxnRequest, view: PinnedView, growth: Growth) -> Work[ranges.Answer]:
-    return read_txn.in_pieces(view, request, growth)
+def _txn_in_pieces(
+    request: rpc_pb2.TxnRequest, view: PinnedView, growth: Growth, body: list[bytes]
+) -> Work[ranges.Answer]:
+    return read_txn.in_pieces(view, request, growth, body)
 
 
 def _check_get(rights: Rights, caller: Caller | None, get: plain.PlainGet) -> None:
@@ -198,12 +204,28 @@ class KVService:
         if request is None:
             return
         try:
-            check.check_txn(request, self._txn_operations_max)
-            if not txn.is_readonly(request):
-                self._responder.propose(call, Kind.TXN, data, PendingWrite(self._responder, call, request))
-                return
+            if len(data) <= TXN_BYTES_AT_ONCE:
+                intervals = check.check_txn(request, self._txn_operations_max)
+                if not intervals or txn.is_readonly(request):
+                    self._take_txn(call, data, request)
+                    return
         except errors.StatusError as error:
             fail(call, error)
+            return
+        self._responder.check_in_slices(call, partial(self._check_and_take_txn, call, data, request))
+
+    def _check_and_take_txn(self, call: UnaryCall, data: bytes, request: rpc_pb2.TxnRequest) -> Work[None]:
+        """Take a txn that is large, or has compares on intervals, once it is checked."""
+        intervals = yield from check.check_txn_in_pieces(request, self._txn_operations_max)
+        if not txn.is_readonly(request):
+            yield from compares.check_work(self._store, intervals)
+        if not call.cancelled:
+            self._take_txn(call, data, request)
+
+    def _take_txn(self, call: UnaryCall, data: bytes, request: rpc_pb2.TxnRequest) -> None:
+        """Propose a txn that is checked, or read what it asks for."""
+        if not txn.is_readonly(request):
+            self._responder.propose(call, Kind.TXN, data, PendingWrite(self._responder, call, request))
             return
         self._read(call, request, txn.is_serializable(request), self._serve_txn)
 

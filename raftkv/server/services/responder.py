@@ -18,7 +18,7 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 
 from raftkv import errors
-from raftkv.apply import ranges
+from raftkv.apply import ranges, response
 from raftkv.apply.applier import Applier, Outcome
 from raftkv.apply.auth.caller import Caller
 from raftkv.apply.auth.rights import Rights
@@ -72,6 +72,8 @@ class PendingWrite(Waiter):
         elif self._refusal is not None:
             # It was done all the same; only the answer is too large.
             self.call.fail_with(self._refusal)
+        elif outcome.unanswered is not None:
+            fail(self.call, outcome.unanswered)
         elif len(outcome.pieces) == 1:
             self.service.reply(self.call, outcome.revision, outcome.pieces[0])
         else:
@@ -172,26 +174,33 @@ class Growth:
     Arguments:
         call: whose answer it is.
         all_bytes: what all answers of the member take that are being put together, in one cell.
+
+    Attributes:
+        held_bytes: what it takes.
     """
 
-    __slots__ = ("_all_bytes", "_call", "_held_bytes")
+    __slots__ = ("_all_bytes", "_call", "held_bytes")
 
     def __init__(self, call: UnaryCall, all_bytes: list[int]) -> None:
         self._call = call
         self._all_bytes = all_bytes
-        self._held_bytes = 0
+        self.held_bytes = 0
 
     def __call__(self, size_bytes: int) -> None:
         """Note so many bytes more. Raises RpcError when it is too much."""
-        self._held_bytes += size_bytes
+        self.held_bytes += size_bytes
         self._all_bytes[0] += size_bytes
-        if self._held_bytes > SMALL_ANSWER_BYTES and self._all_bytes[0] > self._call.room_bytes():
+        if self.held_bytes > SMALL_ANSWER_BYTES and self._all_bytes[0] > self._call.room_bytes():
             raise RpcError(errors.RESOURCE_EXHAUSTED, CONNECTION_FULL)
 
     def end(self) -> None:
         """The answer is made, or given up."""
-        self._all_bytes[0] -= self._held_bytes
-        self._held_bytes = 0
+        self._all_bytes[0] -= self.held_bytes
+        self.held_bytes = 0
+
+
+def _cannot_be(error: Exception) -> None:
+    raise error
 
 
 class Responder:
@@ -266,25 +275,42 @@ class Responder:
         call.reply_many([self.header.encode(revision, self.node.term), *pieces])
 
     def read_in_slices(
-        self, call: UnaryCall, read: Callable[[PinnedView, Growth], Work[ranges.Answer]], size: int
+        self, call: UnaryCall, read: Callable[[PinnedView, Growth, list[bytes]], Work[ranges.Answer]], size: int
     ) -> None:
         """Answer a call with what a long read finds in the present, however long it takes.
 
         Arguments:
             call: to be answered.
-            read: begins it on a view of the present; calls the growth with the bytes that it gathers.
+            read: begins it on a view of the present; calls the growth with the bytes that it gathers, and keeps these
+                in the list.
             size: about how many keys it looks at.
         """
 
         def work() -> Work[None]:
-            growth = self.growth(call)
+            growth, body = self.growth(call), list[bytes]()
             try:
-                revision, pieces = yield from hold(self.applier.store.pin, lambda view: read(view, growth))
+                revision, pieces = yield from hold(self.applier.store.pin, lambda view: read(view, growth, body))
+            except BaseException:
+                # It is given up, or nobody waits for it.
+                if growth.held_bytes > response.DROPPED_BYTES:
+                    self.slices.run(partial(response.drop, body), _cannot_be, 0)
+                raise
             finally:
                 growth.end()
             self.reply_many(call, revision, pieces)
 
         job = self.slices.run(work, partial(self.refuse_read, call), size)
+        if not job.is_over:
+            call.on_cancel(job.cancel)
+
+    def check_in_slices(self, call: UnaryCall, check: Callable[[], Work[None]]) -> None:
+        """Check a request for as long as it takes, and go on with it, or answer why not.
+
+        Arguments:
+            call: to be answered.
+            check: begins it; nothing may be written before its last piece.
+        """
+        job = self.slices.run(check, partial(self.refuse_read, call), 0)
         if not job.is_over:
             call.on_cancel(job.cancel)
 

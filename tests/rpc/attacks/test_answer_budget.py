@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from raftkv.rpc import Channel, Code, ServerLimits, UnaryCall
-from raftkv.rpc.gone import FREE_BYTES_PER_STEP, free_in_steps
+from raftkv.rpc.gone import FREE_BYTES_PER_STEP, free_in_steps, free_left_behind
 from raftkv.rpc.h2 import RESPONSE_HEADERS, ServerEngine
+from raftkv.rpc.http2.streams import Outbox
 from raftkv.rpc.server import core as server_core
 from raftkv.rpc.server.budget import CONNECTION_FULL, NOT_READ, PROCESS_FULL
 from tests.rpc import raw
@@ -309,6 +310,31 @@ async def test_what_a_lost_connection_had_queued_is_freed_in_steps(monkeypatch: 
         await until(lambda: len(left) > 1 and left[-1] == 0)
     assert left[0] >= 64 * MIB
     assert max(before - after for before, after in pairwise(left)) <= FREE_BYTES_PER_STEP + MIB + 5
+
+
+@on_loop
+async def test_what_streams_that_are_reset_had_queued_is_freed_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that asked for 512 MiB and reset its streams cost a turn of 116 to 231 ms, as often as it liked."""
+    freed: list[int] = []
+
+    async def watched(outboxes: list[Outbox]) -> None:
+        left = [sum(outbox.size_bytes for outbox in outboxes)]
+        left += [sum(outbox.size_bytes for outbox in outboxes) for _ in free_left_behind(outboxes).__await__()]
+        left.append(sum(outbox.size_bytes for outbox in outboxes))
+        assert max(before - after for before, after in pairwise(left)) <= FREE_BYTES_PER_STEP + MIB + 5
+        freed.append(left[0] - left[-1])
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(server_core, "free_left_behind", watched)
+    async with s.echo_server() as echo:
+        calls = serve_big(echo)
+        client = await raw.RawClient.connect(echo.target, CLOSED_WINDOWS)
+        client.send(ask(1, 64, MIB))
+        await until(lambda: len(calls) == 64)
+        client.send(b"".join(raw.reset(stream_id) for stream_id in range(1, 128, 2)))
+        await until(lambda: sum(freed) >= 64 * MIB)
+        await until(lambda: echo.server.answers.used_bytes == 0)
+        client.close()
 
 
 class Deaf:

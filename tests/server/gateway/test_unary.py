@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -204,3 +205,27 @@ async def test_a_client_that_leaves_cancels_its_call() -> None:
     assert world.calls[0].cancelled
     world.calls[0].reply(b"")
     assert world.server.answers.accounts == set()
+
+
+@on_loop
+@pytest.mark.parametrize("is_read", [False, True])
+async def test_a_large_answer_is_freed_in_steps(is_read: bool) -> None:
+    # All of it was kept until its end, and freed then in one turn: 0.1 s for 512 MiB.
+    world = World()
+    kv = rpc_pb2.RangeResponse(kvs=[{"key": b"a", "value": bytes(1 << 20)}]).SerializeToString()
+    pieces = [kv[:-1] + bytes([number]) for number in range(20)]
+    task = asyncio.ensure_future(world.ask("/v3/kv/range", b'{"key":"bGF0ZXI="}'))
+    await until(lambda: bool(world.calls))
+    world.calls[0].reply_many(pieces)
+    response = await task
+    body: Any = response.body
+    if is_read:
+        assert len(await body_of(response)) > 20 << 20
+    else:
+        await body.aclose()
+    left = [len(pieces)]
+    while pieces:
+        await asyncio.sleep(0)
+        left.append(len(pieces))
+        assert len(left) < 1000
+    assert max(before - after for before, after in pairwise(left)) <= 4

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
 
 from raftkv import errors
+from raftkv.apply import compares, ranges, response
 from raftkv.apply.applier import Applier, Outcome
 from raftkv.apply.response import HeaderEncoder
-from raftkv.apply.txn import finish
+from raftkv.apply.txn import Room, finish
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.server.budget import CONNECTION_FULL
 from raftkv.rpc.server.calls import UnaryCall
@@ -168,6 +170,44 @@ def test_an_answer_that_would_not_be_taken_is_given_up_while_it_is_made() -> Non
     asyncio.run(run())
 
 
+@pytest.mark.interpreted
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_an_answer_that_is_given_up_is_freed_little_by_little(
+    is_cancelled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 512 MiB at once took a turn of 116 to 231 ms.
+    monkeypatch.setattr(response, "DROPPED_BYTES", 100_000)
+    bodies: list[list[bytes]] = []
+    in_pieces = ranges.in_pieces
+
+    def noted(view: Any, request: Any, grow: Any, body: list[bytes]) -> Any:
+        bodies.append(body)
+        return in_pieces(view, request, grow, body)
+
+    monkeypatch.setattr(ranges, "in_pieces", noted)
+
+    async def run() -> None:
+        world = World(bytes(1000))
+        call = Call(1 << 40 if is_cancelled else 2_500_000)
+        world.range(call, ALL)
+        sizes: list[int] = []
+
+        def look() -> None:
+            sizes.append(sum(map(len, bodies[0])) if bodies else 0)
+            if is_cancelled and sizes[-1] > 1_500_000:
+                call.cancel()
+
+        await world.finish(look)
+        look()
+        assert max(sizes) > 1_500_000
+        steps = [before - after for before, after in itertools.pairwise(sizes) if before > after]
+        assert len(steps) >= 4
+        assert max(steps) < 1_000_000
+        assert sizes[-1] == 0
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("is_deletion", [False, True])
 def test_an_entry_whose_answer_would_not_be_taken_is_applied_without_it(is_deletion: bool) -> None:
     # A txn of a put and 127 ranges of 28 MB, 5 KB in all, took 10 GB and held the loop for 40 s.
@@ -201,6 +241,123 @@ def test_an_entry_whose_answer_would_not_be_taken_is_applied_without_it(is_delet
         assert len(taken.answer) > 2_000_000
         assert (refused.error, refused.answer) == ((errors.RESOURCE_EXHAUSTED, CONNECTION_FULL), b"")
         assert world.responder._growing_bytes == [0]
+
+    asyncio.run(run())
+
+
+@pytest.mark.interpreted
+def test_an_entry_whose_answer_is_too_much_work_is_applied_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Room.__init__, "__defaults__", (2 * KEYS,))
+
+    async def run() -> None:
+        world, call = World(), Call()
+        request = rpc_pb2.TxnRequest()
+        request.success.add().request_put.key = b"new"
+        for _ in range(3):
+            request.success.add().request_range.CopyFrom(ALL)
+        world.txn(call, request)
+        node = world.responder.node
+        assert isinstance(node, ManualNode)
+        kind, data, waiter = node.proposed.pop()
+        applier = world.responder.applier
+        before = applier.store.revision
+        waiter.finish(applier.apply(kind, data, waiter.request, has_room=waiter.has_room))
+        assert applier.store.revision == before + 1
+        assert call.error == (errors.UNAVAILABLE, "etcdserver: request timed out")
+        assert world.responder._growing_bytes == [0]
+
+    asyncio.run(run())
+
+
+def _nested(count: int, each: Callable[[rpc_pb2.TxnRequest, int], object]) -> rpc_pb2.TxnRequest:
+    """A txn of so many nested ones with 64 things each."""
+    request = rpc_pb2.TxnRequest()
+    for number in range(count):
+        nested = request.success.add().request_txn
+        for other in range(64):
+            each(nested, number * 64 + other)
+    return request
+
+
+def _put_in(nested: rpc_pb2.TxnRequest, number: int) -> None:
+    nested.success.add().request_put.key = b"new%d" % number
+
+
+def _compare_in(nested: rpc_pb2.TxnRequest, number: int) -> None:
+    nested.compare.add(key=b"k", range_end=b"l%d" % number, result=rpc_pb2.Compare.GREATER)
+
+
+@pytest.mark.parametrize("end", ["proposed", "refused", "cancelled"])
+def test_a_large_txn_is_checked_while_the_loop_goes_on(end: str) -> None:
+    async def run() -> None:
+        world, call = World(), Call()
+        request = _nested(40, _put_in)
+        if end == "refused":
+            request.success.add().request_put.key = b"new0"
+        world.txn(call, request)
+        node = world.responder.node
+        assert isinstance(node, ManualNode)
+        assert not node.proposed
+        if end == "cancelled":
+            call.cancel()
+            assert len(world.responder.slices) == 0
+        assert await world.finish() > 10 or end == "cancelled"
+        assert len(node.proposed) == (end == "proposed")
+        duplicate = (errors.INVALID_ARGUMENT, "etcdserver: duplicate key given in txn request")
+        assert call.error == (duplicate if end == "refused" else None)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("lists", "is_taken"), [(50, True), (55, False)])
+def test_compares_that_would_keep_all_members_busy_are_refused(
+    lists: int, is_taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slices_module, "TURN_S", 0.002)  # long jobs come after short ones
+    # A key takes 0.3 us: 3,500 compares over 200,000 keys are 210 s of every member's applying.
+    assert 50 * 64 * KEYS < compares.WORK_MAX < 55 * 64 * KEYS
+
+    async def run() -> None:
+        world, call, other = World(), Call(), Call()
+        request = _nested(lists, _compare_in)
+        request.success.add().request_put.key = b"new"
+        world.txn(call, request)
+        await world.finish()
+        node = world.responder.node
+        assert isinstance(node, ManualNode)
+        assert len(node.proposed) == is_taken
+        refusal = (errors.INVALID_ARGUMENT, "raftkv: the compares of the txn look at too many keys")
+        assert call.error == (None if is_taken else refusal)
+        # What only one member would answer keeps nobody waiting.
+        reads = rpc_pb2.TxnRequest(compare=[_interval(b"l%d" % number) for number in range(128)])
+        reads.success.add().request_range.CopyFrom(ALL)
+        world.txn(other, reads)
+        await world.finish()
+        assert rpc_pb2.TxnResponse.FromString(other.answer).succeeded
+
+    asyncio.run(run())
+
+
+def _interval(end: bytes) -> rpc_pb2.Compare:
+    return rpc_pb2.Compare(key=b"k", range_end=end, result=rpc_pb2.Compare.GREATER)
+
+
+@pytest.mark.parametrize(("size_bytes", "is_taken"), [(100_000, True), (1_400_000, False)])
+def test_values_that_are_compared_count_by_their_size(size_bytes: int, is_taken: bool) -> None:
+    async def run() -> None:
+        world, call = World(), Call()
+        for number in range(50):
+            world.put(b"large%02d" % number, bytes(size_bytes))
+        request = rpc_pb2.TxnRequest()
+        for number in range(100):
+            request.compare.add(key=b"large", range_end=b"m%d" % number, target=rpc_pb2.Compare.VALUE, result=1)
+        request.success.add().request_put.key = b"new"
+        world.txn(call, request)
+        await world.finish()
+        node = world.responder.node
+        assert isinstance(node, ManualNode)
+        assert len(node.proposed) == is_taken
+        assert (call.error is None) == is_taken
 
     asyncio.run(run())
 

@@ -103,3 +103,16 @@ def test_two_starts_at_the_same_time_have_other_ids(monkeypatch: pytest.MonkeyPa
     )
     assert first.isdisjoint(second)
     assert {number >> 48 for number in first | second} == {7}
+
+
+@pytest.mark.interpreted
+def test_many_are_given_up_some_at_a_time(proposals: Proposals, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without a quorum 20,000 calls were answered in one turn of the loop.
+    monkeypatch.setattr(module, "EXPIRED_AT_ONCE", 2)
+    callers = [Caller() for _ in range(5)]
+    for caller in callers:
+        proposals.add(Kind.PUT, b"a", caller, 0.0)
+    taken = [proposals.take_expired(7.5) for _ in range(4)]
+    assert [len(some) for some in taken] == [2, 2, 1, 0]
+    assert [caller for some in taken for caller, _ in some] == callers
+    assert proposals.failed == 5

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import count
+import asyncio
+from itertools import count, pairwise
 
 import pytest
 
 from raftkv import errors
-from raftkv.server.node.reads import RETRY_S, ReadQueue
+from raftkv.server.node.reads import READERS_AT_ONCE, RETRY_S, ReadQueue
+from tests.server.node.node_world import World
 
 TIMEOUT_S = 7.0
 
@@ -30,7 +32,7 @@ def asked() -> list[bytes]:
 
 @pytest.fixture
 def queue(asked: list[bytes]) -> ReadQueue:
-    return ReadQueue(asked.append, count(1), TIMEOUT_S)
+    return ReadQueue(asked.append, count(1), TIMEOUT_S, lambda: None)
 
 
 def test_readers_of_one_moment_share_a_round(queue: ReadQueue, asked: list[bytes]) -> None:
@@ -123,3 +125,46 @@ def test_stopping_fails_everything(queue: ReadQueue, asked: list[bytes]) -> None
     queue.add(waiting, 0.2)
     queue.close()
     assert all(isinstance(reader.outcome, errors.StoppedError) for reader in (confirmed, asking, waiting))
+
+
+@pytest.mark.parametrize("end", ["served", "failed", "closed"])
+def test_very_many_readers_are_served_or_failed_some_a_turn(queue: ReadQueue, asked: list[bytes], end: str) -> None:
+    # A round that was slow for seconds served all that had gathered meanwhile in one turn of the loop.
+    readers = [Reader() for _ in range(2 * READERS_AT_ONCE + 1)]
+    for reader in readers:
+        queue.add(reader, 0.0)
+    queue.start(0.0)
+    if end == "failed":
+        queue.tick(TIMEOUT_S + 1)
+    else:
+        queue.confirm(asked[0], index=5, applied=5, now=0.1)
+    done = [sum(reader.outcome is not None for reader in readers)]
+    if end == "closed":
+        queue.close()
+        stopped = [reader for reader in readers if isinstance(reader.outcome, errors.StoppedError)]
+        assert len(stopped) == len(readers) - done[0]
+    for _ in range(2):
+        queue.serve()
+        done.append(sum(reader.outcome is not None for reader in readers))
+    if end != "closed":
+        assert done == [READERS_AT_ONCE, 2 * READERS_AT_ONCE, len(readers)]
+    assert all(reader.outcome is not None for reader in readers)
+
+
+def test_a_node_serves_them_turn_by_turn() -> None:
+    async def scenario() -> None:
+        world = World((1,))
+        world.node.raw.campaign()
+        world.node._wake()
+        await world.turns()
+        readers = [Reader() for _ in range(3 * READERS_AT_ONCE)]
+        for reader in readers:
+            world.node.read(reader)
+        served = [0]
+        while served[-1] < len(readers):
+            await asyncio.sleep(0)
+            served.append(sum(reader.outcome == "served" for reader in readers))
+            assert len(served) < 100
+        assert max(after - before for before, after in pairwise(served)) <= READERS_AT_ONCE
+
+    asyncio.run(scenario())

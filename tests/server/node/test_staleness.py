@@ -42,7 +42,7 @@ def asked() -> list[bytes]:
 
 @pytest.fixture
 def queue(asked: list[bytes], awake: list[float]) -> ReadQueue:
-    return ReadQueue(asked.append, count(1), TIMEOUT_S)
+    return ReadQueue(asked.append, count(1), TIMEOUT_S, lambda: None)
 
 
 def read(queue: ReadQueue, bound_s: float, now: float) -> Reader:
@@ -157,7 +157,7 @@ def test_no_reader_is_served_from_an_older_state_than_it_asked_for(steps: list[t
     world = _World()
     before, reads.asleep_s = reads.asleep_s, lambda: (0.0, 0.0)
     try:
-        queue = ReadQueue(world.ask, count(1), TIMEOUT_S)
+        queue = ReadQueue(world.ask, count(1), TIMEOUT_S, lambda: None)
 
         class Checked(Reader):
             def __init__(self, bound_s: float) -> None:
