@@ -20,7 +20,6 @@ from raftkv.server.auth import guard
 from raftkv.server.auth.guard import AHEAD_CALLS_MAX
 from raftkv.server.auth.simple_tokens import digest_of
 from raftkv.server.auth.table import OPEN, TABLE, row_of
-from raftkv.server.node import slices
 from tests.server.auth.world import World, stop, until
 
 PUT, RANGE = "etcdserverpb.KV/Put", "etcdserverpb.KV/Range"
@@ -156,31 +155,6 @@ async def test_leases_of_many_parts_are_checked_to_their_end(is_foreign: bool) -
     lock = lock_pb2.LockRequest(name=b"lock", lease=100)
     code, text = await outcome(world, "v3lockpb.Lock/Lock", lock, token)
     assert (code, text) == ((errors.UNKNOWN, DENIED[1]) if is_foreign else LET_IN)
-
-
-@pytest.mark.interpreted
-@on_loop
-async def test_the_keys_of_a_lease_are_listed_once_for_all_who_ask_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A million keys took 16 ms of a turn for each request of 36 bytes.
-    world = World()
-    world.put(b"a", lease=100)
-    listed: list[int] = []
-    list_keys = world.machine.store.lease_keys_unordered
-
-    def counted(lease: int) -> list[bytes]:
-        listed.append(lease)
-        return list_keys(lease)
-
-    monkeypatch.setattr(world.machine.store, "lease_keys_unordered", counted)
-    for name in ("TURN_S", "SLICE_S", "INLINE_S"):
-        monkeypatch.setattr(slices, name, 1e-9)  # one piece at a time
-    method, request = "etcdserverpb.Lease/LeaseTimeToLive", rpc_pb2.LeaseTimeToLiveRequest(ID=100, keys=True)
-    for count, key in enumerate((b"a", b"b"), 1):
-        calls = [world.start(method, request) for _ in range(20)]
-        await asyncio.gather(*(call.over for call in calls))
-        assert len({call.answers[0] for call in calls}) == 1
-        assert len(listed) == count
-        world.put(key, lease=100)
 
 
 @on_loop

@@ -23,7 +23,7 @@ from raftkv.pb.services import SERVICES
 from tests.server.auth.cases import LEASES, Case, cases
 from tests.server.auth.oracle import ROLES, Role, is_allowed
 from tests.server.auth.test_guard import BAD_TOKEN, DENIED, LET_IN, NOBODY, on_loop
-from tests.server.auth.world import Call, World, stop
+from tests.server.auth.world import Call, World, stop, until
 
 OLD = (errors.INVALID_ARGUMENT, "etcdserver: revision of auth store is old")
 REFUSALS = {BAD_TOKEN[1]: BAD_TOKEN, DENIED[1]: DENIED, NOBODY[1]: NOBODY, OLD[1]: OLD}
@@ -269,6 +269,7 @@ def test_rights_that_are_taken_away_between_do_not_count() -> None:
                 token = world.token(name)
                 world.node.is_held = True
                 call = world.start(case.method, case.request, token)
+                await until(lambda call=call, world=world: call.done or world.node.holds)  # checks may take passes
                 revision = world.machine.store.revision
                 world.change(user_revoke_role=rpc_pb2.AuthUserRevokeRoleRequest(name=name, role=f"role-{name}"))
                 world.node.let_go()

@@ -84,6 +84,11 @@ class WorldNode(AwaitableNode):
         if not self.is_held:
             asyncio.get_running_loop().call_soon(self.let_go)
 
+    @property
+    def holds(self) -> bool:
+        """Whether something proposed or asked waits for ``let_go``."""
+        return bool(self._held)
+
     def drop(self) -> int:
         """Forget what was proposed; how many it were."""
         held, self._held = self._held, []

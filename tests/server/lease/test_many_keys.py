@@ -82,4 +82,4 @@ async def test_few_copies_of_the_keys_of_a_lease_are_there_at_a_time() -> None:
     assert store.copies == 0, "an entry is half applied"
     lessor.is_whole = True
     await calls
-    assert store.copies == CALLS
+    assert 1 <= store.copies <= CALLS // LONG_ACTIVE_MAX, "those under way together share one list"
