@@ -49,6 +49,9 @@ class Recovery:
         disk: the file operations.
         directory: of the log.
         names: its segments, oldest first.
+
+    Attributes:
+        unsure_offset, unsure: frames at the end of the last segment, of which nothing says that a sync succeeded.
     """
 
     def __init__(self, disk: Disk, directory: str, names: list[SegmentName]) -> None:
@@ -70,12 +73,15 @@ class Recovery:
             self._check_link(reader)
         # The head repeats hard state and marker, so the fold needs no earlier segment.
         self._feed_all(reader, ((0, record) for record in reader.head_state))
+        durable = reader.offset
         for frame in reader.frames():
             self._feed_all(reader, reader.records(frame))
+            durable = frame.header.durable
         self._check_tail(reader, last=name == self.names[-1])
         self.reader_path, self.size_bytes = reader.path, len(reader.data)
         self.total_bytes += self.size_bytes
         self.offset, self.crc, self.seed = reader.offset, reader.crc, reader.seed
+        self.unsure_offset, self.unsure = durable, reader.data[durable : reader.offset]
 
     def _check_link(self, reader: SegmentReader) -> None:
         # A head carries the checksum of the last frame before it, so the chain goes through all segments.

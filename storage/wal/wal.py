@@ -16,7 +16,8 @@ Invariants:
 - A sync seldom has more to write than the frames: now and then a frame is written with ``FILL_BYTES`` of zeros behind
   it. A file system has to note of each block of reserved space that it was written for the first time, as one more
   write of every sync that meets such a block: on ext4 a batch of 3 KB is synced in 0.13 ms instead of 0.18.
-- After a failed write or sync nothing more is ever written or synced by this object (``WALFailedError``).
+- After a failed write or sync nothing more is ever written or synced by this object (``WALFailedError``); the next
+  ``open`` writes anew what no sync is known to have made durable.
 - A segment is synced before its successor gets a name; each segment's head repeats hard state and last marker, so
   that earlier segments can go.
 
@@ -196,15 +197,18 @@ class WAL:
         # Behind a marker beyond the log there are no entries: the log goes on after the marker.
         self._last_index = max(recovery.replay.last_index, self._snapshot.index)
         self._fd = self._disk.open(recovery.path)
-        self._settle()
+        self._settle(recovery.unsure, recovery.unsure_offset)
         return recovered
 
-    def _settle(self) -> None:
+    def _settle(self, unsure: bytes, offset: int) -> None:
         """Make durable what was read: it may have come from the page cache of a killed process.
 
         Without this, a member could acknowledge an entry on the word of this ``open`` and lose it in a power cut.
         """
-        # Only the last segment can hold anything unsynced: each one before it was synced at the cut.
+        # Only the last segment can hold anything unsynced: each one before it was synced at the cut. If that process
+        # ended because a sync failed, the kernel takes those pages for written: only another write has it write them.
+        if unsure:
+            self._disk.write(self._fd, [unsure], offset)
         self._disk.sync_data(self._fd)
         # From here on the frames of this process may say so of the bytes before them.
         self._durable = self._offset

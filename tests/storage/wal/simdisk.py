@@ -2,7 +2,7 @@
 
 Contents that were not synced survive a crash sector by sector, each by a toss; so does each new name, rename and
 removal since the directory was last synced, in any combination. ``kill`` models the death of the process alone: the
-page cache stays.
+page cache stays. After a sync that failed it holds pages that count as written and are not on the disk.
 """
 
 from __future__ import annotations
@@ -13,19 +13,47 @@ import random
 from collections.abc import Sequence
 
 SECTOR = 512
+PAGE = 4096
 
 
 class Inode:
     def __init__(self) -> None:
         self.data = bytearray()
         self.durable = b""
+        self.given_up: set[int] = set()
+        """Pages that a failed sync has left clean: no later one writes them."""
+
+    def write(self, data: bytes, offset: int) -> None:
+        if len(self.data) < offset + len(data):
+            self.data.extend(bytes(offset + len(data) - len(self.data)))
+        self.data[offset : offset + len(data)] = data
+        if self.given_up:
+            self.given_up.difference_update(range(offset // PAGE, -(-(offset + len(data)) // PAGE)))
+
+    def sync(self) -> None:
+        self.durable = self.written()
+
+    def written(self) -> bytes:
+        """What a sync makes durable."""
+        image = bytearray(self.data)
+        for page in self.given_up:
+            part = slice(page * PAGE, min((page + 1) * PAGE, len(image)))
+            image[part] = self.durable[part].ljust(part.stop - part.start, b"\0")
+        return bytes(image)
+
+    def fail_sync(self) -> None:
+        """The device refused: the kernel reports it once, and takes the pages for written."""
+        for at in range(0, len(self.data), PAGE):
+            if self.data[at : at + PAGE] != self.durable[at : at + PAGE]:
+                self.given_up.add(at // PAGE)
 
     def after_power_cut(self, rng: random.Random) -> bytes:
-        if bytes(self.data) == self.durable:
+        written, self.given_up = self.written(), set()
+        if written == self.durable:
             return self.durable
-        size = rng.choice((len(self.data), len(self.durable)))
+        size = rng.choice((len(written), len(self.durable)))
         keep = rng.choice((0.0, 0.5, 0.9, 1.0))
-        old, new = self.durable.ljust(size, b"\0")[:size], bytes(self.data).ljust(size, b"\0")[:size]
+        old, new = self.durable.ljust(size, b"\0")[:size], written.ljust(size, b"\0")[:size]
         return b"".join((new if rng.random() < keep else old)[at : at + SECTOR] for at in range(0, size, SECTOR))
 
 
@@ -124,25 +152,26 @@ class SimDisk:
 
     def write(self, fd: int, buffers: Sequence[bytes], offset: int) -> None:
         data = b"".join(buffers)
-        file = self.open_files[fd].data
         try:
             self._call("write")
         except OSError:
             data = data[: len(data) // 2]
             raise
         finally:
-            if len(file) < offset + len(data):
-                file.extend(bytes(offset + len(data) - len(file)))
-            file[offset : offset + len(data)] = data
+            self.open_files[fd].write(data, offset)
 
     def allocate(self, fd: int, size: int) -> None:
         self._call("allocate")
         self.open_files[fd].data.extend(bytes(size - len(self.open_files[fd].data)))
 
     def sync_data(self, fd: int) -> None:
-        self._call("sync_data")
         inode = self.open_files[fd]
-        inode.durable = bytes(inode.data)
+        try:
+            self._call("sync_data")
+        except OSError:
+            inode.fail_sync()
+            raise
+        inode.sync()
 
     def rename(self, old: str, new: str) -> None:
         self._call("rename")

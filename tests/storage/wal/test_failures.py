@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -319,3 +320,22 @@ def test_a_crash_in_a_repair_is_repaired_again(disk: SimDisk, site: str) -> None
     broken = [name for name in disk.names if ".broken" in name]
     assert len(broken) == (2 if site == "walAfterRepairCopy" else 1)
     assert recover(disk).repair is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_a_failed_sync_left_in_the_page_cache_is_written_anew_by_the_next_open(seed: int) -> None:
+    """The kernel takes pages that it could not write for written: no sync of a later process would write them."""
+    disk, rng = SimDisk(), random.Random(seed)
+    wal = create(disk)
+    append_synced(wal, 1, rng.randrange(1, 4), data=b"d" * rng.choice((20, 900)))
+    wal.append(None, entries(wal.last_index + 1, wal.last_index + rng.randrange(1, 4), data=b"e" * 700))
+    disk.fail("sync_data", errno.EIO)
+    with pytest.raises(WALFailedError):
+        wal.sync()
+    disk.heal()
+    disk.kill()
+    # The member starts again, and says that it has these entries.
+    wal, recovered = reopen(disk)
+    promised = indexes(recovered.entries)
+    disk.power_cut(rng)
+    assert indexes(recover(disk).entries) == promised
