@@ -70,7 +70,8 @@ def release(transport: asyncio.BaseTransport | None) -> None:
     """
     if transport is not None and hasattr(transport, "_read_ready_cb"):
         transport._read_ready_cb = None
-        if "_write_ready" in vars(transport) and transport.is_closing():  # in Python 3.11 it is a method of the class
+        is_kept = "_write_ready" in vars(transport)  # in Python 3.11 it is a method of the class
+        if is_kept and transport.is_closing() and hasattr(transport, "_write_ready"):
             transport._write_ready = None
 
 
