@@ -209,6 +209,14 @@ def test_a_build_needs_only_what_it_asks_for() -> None:
     assert sorted(module for module in outside if not is_there(module)) == []
 
 
+def test_a_build_without_a_compiler_is_refused_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler -m64")
+    with pytest.raises(SystemExit, match="needs a C compiler, and no-such-compiler is not found"):
+        native.extensions()
+    monkeypatch.setenv("CC", sys.executable)
+    assert "compiler" not in native.missing()
+
+
 def test_libraries_are_all_there_and_as_new_as_their_sources_or_none_is() -> None:
     there = [at.exists() for at in native.libraries()]
     assert all(there) or not any(there), "make native, or make interpreted"
