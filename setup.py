@@ -75,7 +75,7 @@ DEV_TORCH = ["torch==2.13.0", *TORCH]
 
 # RAFTKV_NATIVE=1 compiles the hot path (requirements/native.py); who asks what a build needs is only told that.
 NATIVE = os.environ.get("RAFTKV_NATIVE") == "1"
-COMPILES = NATIVE and not {"egg_info", "sdist"} & set(sys.argv)
+COMPILES = NATIVE and not {"egg_info", "dist_info", "sdist"} & set(sys.argv)
 COMPILER = [text for text in DEV if text.startswith(("mypy==", "types-"))]
 
 STORAGE = ["raftkv.storage", *(f"raftkv.storage.{name}" for name in find_packages("storage"))]

@@ -24,7 +24,10 @@ Left out: modules that a call does not pass, modules that wait (asyncio's part o
 from __future__ import annotations
 
 import importlib.machinery
+import os
 import re
+import shlex
+import shutil
 import sys
 import sysconfig
 import zipfile
@@ -89,8 +92,10 @@ def extensions() -> list[Extension]:
         What setuptools is to compile.
 
     Raises:
-        SystemExit: a function would fail when an attribute that was None is so no more.
+        SystemExit: there is no compiler, or a function would fail when an attribute that was None is so no more.
     """
+    if absent := missing():
+        sys.exit(f"the native build needs {absent} (Debian: gcc, libc6-dev, python3-dev)")
     from mypyc.build import mypycify
 
     packed = ROOT / "raftkv" / "storage"
@@ -111,6 +116,15 @@ def extensions() -> list[Extension]:
         if places := asserted_none(generated.read_text(encoding="utf-8")):
             sys.exit(f"{generated.name}: read again after it was None: {', '.join(places)}")
     return found
+
+
+def missing() -> str:
+    """Return what a compilation would lack; empty: nothing that can be known before it."""
+    words = shlex.split(os.environ.get("CC") or str(sysconfig.get_config_var("CC") or "cc"))
+    if shutil.which(words[0]) is None:
+        return f"a C compiler, and {words[0]} is not found"
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    return "" if header.exists() else f"Python's headers, and {header} is not there"
 
 
 def asserted_none(code: str) -> list[str]:

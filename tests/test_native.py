@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
+import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -147,6 +151,70 @@ def test_an_attribute_that_the_c_asserts_to_be_none_is_found(value: str, places:
         '    CPy_AddTraceback("applying.py", "_run", 230, globals);',
     )
     assert native.asserted_none("\n".join(lines)) == places
+
+
+def imported_by(module: str) -> Iterator[str]:
+    """Yield the modules, here and elsewhere, that one imports anywhere: mypy reads all of them."""
+    package = module if PATHS[module].name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(tree_of(module)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parent = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            source = ".".join([*parent, *filter(None, [node.module])])
+            inside = [name for alias in node.names if (name := f"{source}.{alias.name}") in PATHS]
+            yield from (inside or [source])
+
+
+def needed_by(package: str) -> Iterator[str]:
+    """Yield the packages that one asks for, whatever the machine."""
+    for text in metadata.requires(package) or []:
+        if "extra ==" not in text:
+            yield re.split(r"[^A-Za-z0-9_.-]", text, maxsplit=1)[0]
+
+
+def test_a_build_needs_only_what_it_asks_for() -> None:
+    """In an environment of development all is installed, which hides what the users' builds end with."""
+    seen: set[str] = set()
+    todo, outside = list(COMPILED), set()
+    while todo:
+        if (module := todo.pop()) in seen:
+            continue
+        seen.add(module)
+        if module in PATHS:
+            parts = module.split(".")
+            todo += [".".join(parts[:end]) for end in range(1, len(parts))]
+            todo += imported_by(module)
+        elif module.partition(".")[0] not in {*sys.stdlib_module_names, "raftkv", "tests"}:
+            outside.add(module)
+    setup = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
+    (install,) = (
+        ast.literal_eval(node.value)
+        for node in setup.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "INSTALL"
+    )
+    packages = {re.split(r"[^A-Za-z0-9_.-]", text, maxsplit=1)[0] for text in install}
+    packages |= {name for package in sorted(packages) for name in needed_by(package)}
+    installed = {name.lower().replace("_", "-") for name in packages}
+    owners = metadata.packages_distributions()
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    overrides = [one for one in config["tool"]["mypy"]["overrides"] if one.get("ignore_missing_imports")]
+    ignored = {name.removesuffix(".*") for one in overrides for name in one["module"]}
+
+    def is_there(module: str) -> bool:
+        top = module.partition(".")[0]
+        return top in ignored or any(each.lower().replace("_", "-") in installed for each in owners.get(top, []))
+
+    assert "opentelemetry.trace" in outside, "the walk has ended early"
+    assert sorted(module for module in outside if not is_there(module)) == []
+
+
+def test_a_build_without_a_compiler_is_refused_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler -m64")
+    with pytest.raises(SystemExit, match="needs a C compiler, and no-such-compiler is not found"):
+        native.extensions()
+    monkeypatch.setenv("CC", sys.executable)
+    assert "compiler" not in native.missing()
 
 
 def test_libraries_are_all_there_and_as_new_as_their_sources_or_none_is() -> None:

@@ -18,6 +18,8 @@ from google.protobuf.message import DecodeError
 from raftkv.apply import request as requests
 from raftkv.apply.applier import PARSERS
 from raftkv.apply.auth.caller import Caller
+from raftkv.apply.plain import PlainPut
+from raftkv.apply.plain_txn import PlainTxn
 from raftkv.errors import MalformedEntryError
 from raftkv.offline.directory import is_running
 from raftkv.pb import raft_pb2
@@ -163,7 +165,9 @@ def decode(entry: Entry) -> Decoded:
 
 
 def _without_secrets(kind: int, message: Any) -> Any:
-    """Return a request as it may be shown: without hashes of passwords and tokens."""
+    """Return a request as it may be shown: a message, without hashes of passwords and tokens."""
+    if isinstance(message, (PlainPut, PlainTxn)):
+        return message.message()
     if kind == requests.Kind.AUTH:
         for _, change in message.ListFields():
             for secret in SECRETS & set(change.DESCRIPTOR.fields_by_name):

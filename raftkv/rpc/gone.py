@@ -94,11 +94,14 @@ def nothing() -> None:
 def release(transport: asyncio.BaseTransport | None) -> None:
     """Let go of a transport whose connection is lost.
 
-    A socket transport of Python 3.11 and 3.12 keeps a bound method of itself, so none of them is freed by its
-    reference count.
+    A socket transport keeps a bound method of itself, and from Python 3.12 on a second one unless it was closed, not
+    aborted; so none of them is freed by its reference count.
     """
     if transport is not None and hasattr(transport, "_read_ready_cb"):
         transport._read_ready_cb = None
+        is_kept = "_write_ready" in vars(transport)  # in Python 3.11 it is a method of the class
+        if is_kept and transport.is_closing() and hasattr(transport, "_write_ready"):
+            transport._write_ready = None
 
 
 def forget_frames(error: BaseException | None) -> None:

@@ -13,6 +13,9 @@ import pytest
 
 from tests.procs import RAFTKV, Cluster, wait_for
 
+OF_FORKS = ("-W", "ignore:This process:DeprecationWarning")
+"""From Python 3.12 on every fork of a process with threads is warned of, and a client has a thread."""
+
 PRELUDE = """
 import os, sys, threading, traceback
 import raftkv
@@ -55,7 +58,7 @@ def run(cluster, program, *, timeout_s=120):
     """Run a program after the prelude; what it prints."""
     text = PRELUDE + textwrap.dedent(program)
     done = subprocess.run(
-        [sys.executable, "-X", "dev", "-c", text, ",".join(cluster.endpoints)],
+        [sys.executable, "-X", "dev", *OF_FORKS, "-c", text, ",".join(cluster.endpoints)],
         capture_output=True,
         text=True,
         check=False,
@@ -323,7 +326,7 @@ def test_members_die_while_children_and_parent_go_on(three):
         kv.close()
     """
     process = subprocess.Popen(
-        [sys.executable, "-c", PRELUDE + textwrap.dedent(program), ",".join(three.endpoints)],
+        [sys.executable, *OF_FORKS, "-c", PRELUDE + textwrap.dedent(program), ",".join(three.endpoints)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

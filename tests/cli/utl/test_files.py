@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from raftkv.apply.request import Kind
+from raftkv.pb import rpc_pb2
 from raftkv.storage.hash import KVHash, hash_kv
 from tests.cli.runner import Ran, run_ctl, run_utl
 from tests.cli.test_programs import run
@@ -76,6 +78,18 @@ def test_dump_has_every_record_and_what_entries_ask_for(member: DataDirectory) -
     assert [(row["index"], row["kind"]) for row in entries] == [(3, "PUT"), (4, "PUT")]
     assert entries[0]["body"]["key"] == "azE="
     assert {"segment", "head", "metadata", "marker", "frame", "hardState", "tail"} <= {row["record"] for row in rows}
+
+
+def test_dump_shows_a_txn_of_single_keys(tmp_path: Path) -> None:
+    """It is executed in a form that is no message."""
+    operation = rpc_pb2.RequestOp(request_put=rpc_pb2.PutRequest(key=b"a", value=b"b"))
+    made = DataDirectory(tmp_path / "m")
+    made.write([(Kind.TXN, rpc_pb2.TxnRequest(success=[operation]).SerializeToString())])
+    path = made.close().path
+    assert 'TXN id=2 success { request_put { key: "a" value: "b" } }' in said("wal", "dump", path)
+    rows = map(json.loads, said("wal", "dump", path, "--json").splitlines())
+    (body,) = (row["body"] for row in rows if row["record"] == "entry" and row["kind"] == "TXN")
+    assert body == {"success": [{"Request": {"request_put": {"key": "YQ==", "value": "Yg=="}}}]}
 
 
 def test_verify_says_what_the_log_is(member: DataDirectory) -> None:
