@@ -41,6 +41,9 @@ _PROBES = tuple(getattr(socket, name) for name in ("TCP_KEEPIDLE", "TCP_KEEPINTV
 _HEADER_TOO_LARGE = 431
 _HEADER_TEXT = "request header too large"
 
+_FRAMINGS = frozenset((b"content-length", b"transfer-encoding"))
+"""Who has both may be understood otherwise by a proxy in between (RFC 9112 section 6.3): refused."""
+
 
 class Spawner(Protocol):
     """Runs tasks and takes reports; the server is one."""
@@ -176,6 +179,9 @@ class Http1Protocol(asyncio.Protocol):
                 # h11 counts only what is not complete yet: a header that came in one piece is measured here.
                 if self._fed_bytes - self._unread_bytes() > self._limits.http1_header_bytes:
                     self._refuse(_HEADER_TOO_LARGE, _HEADER_TEXT)
+                    return
+                if not _FRAMINGS.difference(name for name, _ in event.headers):
+                    self._refuse(400, "both Content-Length and Transfer-Encoding")
                     return
                 self._request = event
                 if self._raw_head and self._fed_bytes - self._unread_bytes() == len(self._raw_head):

@@ -157,7 +157,6 @@ class Applying:
         self._loop = asyncio.get_running_loop()
         self._queue: deque[Entry] = deque()
         self._under_way: _UnderWay | None = None
-        self._whole: list[Callable[[], None]] = []
         self._taken = node.applied
         self._until = perf_counter() + TURN_S
         self._entries_left = ENTRIES_PER_LOOK
@@ -180,13 +179,6 @@ class Applying:
     def is_whole(self) -> bool:
         """Whether no entry is half applied."""
         return self._under_way is None
-
-    def when_whole(self, callback: Callable[[], None]) -> None:
-        """Call back when no entry is half applied: at once, nearly always."""
-        if self._under_way is None:
-            callback()
-        else:
-            self._whole.append(callback)
 
     def take(self, entries: list[Entry]) -> None:
         """Apply what is committed, in order."""
@@ -215,7 +207,6 @@ class Applying:
             under_way.work.close()
             if under_way.waiter is not None:
                 under_way.waiter.fail(error)
-        self._call_when_whole()
 
     def _run(self) -> None:
         """Apply what is queued, in runs of one term, up to an entry that takes longer or the end of the turn's time."""
@@ -317,18 +308,12 @@ class Applying:
             self.times.took(does, perf_counter() - under_way.began_s)
             waiter = under_way.waiter
             self._node.applied_up_to(under_way.entry, [] if waiter is None else [(waiter, outcome)])
-            self._call_when_whole()
             self._until = perf_counter() + TURN_S
             self._run()
         except Exception as error:
             self._node.fatal(error)
             return
         self._wake()
-
-    def _call_when_whole(self) -> None:
-        whole, self._whole = self._whole, []
-        for callback in whole:
-            callback()
 
 
 def _weight(entry: Entry) -> int:

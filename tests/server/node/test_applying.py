@@ -88,13 +88,12 @@ def test_an_entry_under_way_holds_back_what_follows_and_nothing_else() -> None:
         applied = world.node.applied
         read, later = _Read(world), propose(world, put(b"new"), Kind.PUT)
         world.node.read(read)
-        called: list[str] = []
-        world.node.applying.when_whole(lambda: called.append("whole"))
         for _ in range(3):
             await asyncio.sleep(0)
         # The log goes on: the put is committed, but not applied, and readers see what was before.
         assert world.node.raw.raft.log.committed == applied + 2
-        assert (world.node.applied, deletion.outcome, later.outcome, called) == (applied, None, None, [])
+        assert (world.node.applied, deletion.outcome, later.outcome) == (applied, None, None)
+        assert not world.node.applying.is_whole
         assert count(world) == KEYS
         assert world.machine.store.durable_index <= applied
         await passes(world, lambda: later.outcome is not None and read.found is not None)
@@ -102,7 +101,7 @@ def test_an_entry_under_way_holds_back_what_follows_and_nothing_else() -> None:
         assert deletion.outcome.error is None
         assert read.found in (0, 1)  # the deletion is seen, the put perhaps
         assert count(world) == 1
-        assert (world.node.applied, called) == (applied + 2, ["whole"])
+        assert (world.node.applied, world.node.applying.is_whole) == (applied + 2, True)
         assert world.failures == []
         assert world.machine.reopened().store.applied_index == applied + 2
 
@@ -162,12 +161,9 @@ def test_an_error_in_the_middle_stops_the_member_and_reaches_no_disk(monkeypatch
 def test_a_snapshot_in_the_middle_replaces_the_entry() -> None:
     async def scenario() -> None:
         world, deletion = await begun()
-        waiting: list[str] = []
-        world.node.applying.when_whole(lambda: waiting.append("whole"))
         index = world.node.applied + 100
         world.node.applying.replaced(index)
         assert isinstance(deletion.outcome, errors.RequestTimeoutError)
-        assert waiting == ["whole"]
         for _ in range(10):
             await asyncio.sleep(0)
         assert world.node.applying.is_whole
