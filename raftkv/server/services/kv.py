@@ -196,9 +196,9 @@ class KVService:
 
     def txn(self, call: UnaryCall, data: bytes) -> None:
         """Compare and write; a txn of ranges alone stays out of the log."""
-        plain = plain_txn.decode(data, self._txn_operations_max)
-        if plain is not None and plain.writes:
-            self._responder.propose(call, Kind.TXN, data, PendingWrite(self._responder, call, plain))
+        decoded = plain_txn.decode(data, self._txn_operations_max)
+        if decoded is not None and decoded.writes:
+            self._responder.propose(call, Kind.TXN, data, PendingWrite(self._responder, call, decoded))
             return
         request = parse(call, rpc_pb2.TxnRequest, data)
         if request is None:
