@@ -354,8 +354,8 @@ class Applier:
             return self._put_with_options(request)
         if self.quotas.is_active:
             return self._put_with_options(request.message())
-        if request.lease and not self.leases.exists(request.lease):
-            raise errors.LeaseNotFoundError
+        if request.lease:
+            plain.check_lease(request, self.leases)
         # The plain put is most of all writes: no call between here and the store.
         write = self.store.begin()
         write.put(request.key, request.value, request.lease)

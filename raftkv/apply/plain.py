@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from raftkv import errors
+from raftkv.apply.txn import Leases
 from raftkv.pb import rpc_pb2
 
 _KEY: Final = 0x0A
@@ -100,6 +102,20 @@ def decode_put(data: bytes) -> PlainPut | None:
     except (NotPlain, IndexError):
         return None
     return PlainPut(key, value, lease) if at == size and key else None
+
+
+def check_lease(put: PlainPut, leases: Leases) -> None:
+    """Refuse a put that cannot be executed, as ``txn.check_put`` does.
+
+    Arguments:
+        put: with a lease.
+        leases: those that exist.
+
+    Raises:
+        LeaseNotFoundError: the key would be attached to a lease that does not exist.
+    """
+    if not leases.exists(put.lease):
+        raise errors.LeaseNotFoundError
 
 
 def decode_get(data: bytes) -> PlainGet | None:
