@@ -58,8 +58,8 @@ class AwaitableNode:
             body: its bytes.
             request: the same parsed, so that applying need not parse it again.
             caller: who causes it, as for ``Node.submit``.
-            on_abandoned: called with the outcome if the caller was cancelled before it came. Without it, a request that
-                is not under way yet when the caller is cancelled never will be.
+            on_abandoned: called with the outcome if the caller was cancelled before it had it. Without it, a request
+                that is not under way yet when the caller is cancelled never will be.
 
         Returns:
             The outcome, with the error of a request that applying refused.
@@ -76,6 +76,8 @@ class AwaitableNode:
         except asyncio.CancelledError:
             if on_abandoned is None:
                 self.withdraw(request_id)
+            else:
+                waiter.abandon()
             raise
 
     async def change_members(self, record: raft_pb2.MembershipChange) -> Outcome:
@@ -134,6 +136,12 @@ class _Awaited(Waiter):
     def fail(self, error: errors.StatusError) -> None:
         if not self.outcome.done():
             self.outcome.set_exception(error)
+
+    def abandon(self) -> None:
+        """Take note that the coroutine was cancelled: perhaps when the outcome was there, and it had not run since."""
+        outcome = self.outcome
+        if self._on_abandoned is not None and outcome.done() and not outcome.cancelled() and not outcome.exception():
+            self._on_abandoned(outcome.result())
 
 
 class _Read:

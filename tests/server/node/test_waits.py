@@ -74,6 +74,27 @@ def test_a_caller_that_is_gone_takes_its_request_back_unless_it_wants_to_know_wh
     asyncio.run(scenario())
 
 
+def test_a_caller_that_goes_in_the_turn_of_the_outcome_is_told_what_became_of_its_request() -> None:
+    # It does not see the outcome, which is there already: the key of a waiter for a lock stayed in the queue.
+    async def scenario() -> None:
+        abandoned: list[Outcome] = []
+        task, waiter = await _begin(ManualNode(), on_abandoned=abandoned.append)
+        outcome = Outcome(8)
+        waiter.finish(outcome)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert abandoned == [outcome]
+        task, waiter = await _begin(ManualNode(), on_abandoned=abandoned.append)
+        waiter.fail(errors.RequestTimeoutError())
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert abandoned == [outcome]
+
+    asyncio.run(scenario())
+
+
 def test_a_wait_for_a_condition_ends_with_the_turn_that_made_it_true() -> None:
     async def scenario() -> None:
         world = World()
