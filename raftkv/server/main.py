@@ -124,7 +124,7 @@ async def _serve(
 
     async def serves(member: Member) -> None:
         if not is_compiled():
-            _log.info("the hot path is interpreted: compiled, a member takes half the processor time (install.md)")
+            _log.info("the hot path is interpreted: compiled, a busy member takes half the processor time (install.md)")
         supervisor.ready(f"member {config.name} serves clients on {','.join(config.listen_client_urls)}")
         if on_ready is not None:
             await on_ready(member)

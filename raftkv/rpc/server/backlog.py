@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from raftkv.rpc.cork import Cork
 
 TURN_S: Final = 0.005
-"""As long as a pass over the sockets."""
+"""How long those that wait may take in a turn of the loop: as long as a pass over the sockets."""
 
 
 class Unfinished(Protocol):

@@ -81,7 +81,7 @@ def test_dump_has_every_record_and_what_entries_ask_for(member: DataDirectory) -
 
 
 def test_dump_shows_a_txn_of_single_keys(tmp_path: Path) -> None:
-    """It is executed in a form that is no message."""
+    """Show a txn that is executed in a form which is no message."""
     operation = rpc_pb2.RequestOp(request_put=rpc_pb2.PutRequest(key=b"a", value=b"b"))
     made = DataDirectory(tmp_path / "m")
     made.write([(Kind.TXN, rpc_pb2.TxnRequest(success=[operation]).SerializeToString())])

@@ -20,12 +20,16 @@ def test_a_member_that_waited_says_for_what(is_leaderless: bool, why: str, caplo
     async def at_once(_: object) -> None:
         """Have everything applied that was known at the start."""
 
+    async def never() -> None:
+        """Publish nothing, for ever."""
+        await asyncio.Event().wait()
+
     async def scenario() -> None:
         store = SimpleNamespace(revision=1)
         node: Any = SimpleNamespace(
             committed=7, applied=7, wait_until=at_once, is_leaderless=is_leaderless, store=store, conf_state=None
         )
-        readiness = Readiness(node, asyncio.Event().wait, 0.01)  # type: ignore[arg-type]
+        readiness = Readiness(node, never, 0.01)
         await readiness.wait()
         assert readiness.is_ready
 
