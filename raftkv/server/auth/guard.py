@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Final, Protocol
 
 from raftkv import errors
@@ -23,7 +24,7 @@ from raftkv.apply.auth.caller import Caller
 from raftkv.apply.auth.rights import Left, Rights
 from raftkv.apply.auth.store import AuthStore
 from raftkv.pb.services import Method
-from raftkv.rpc.server.calls import ServerCall, UnaryCall
+from raftkv.rpc.server.calls import Observer, ServerCall, UnaryCall
 from raftkv.rpc.server.listened import ListenedCall
 from raftkv.rpc.server.router import Kind
 from raftkv.rpc.server.stream import StreamCall
@@ -296,21 +297,24 @@ class Guard:
         """A stream of requests, each of which its service has checked."""
 
         async def guarded(call: StreamCall) -> None:
-            live = self._live.open(call)
+            self._live.open(call)
             try:
                 if self._auth.is_enabled:
                     await self._wait_for_token(call)
                 await handler(call)
             finally:
-                live.end()
+                self._live.close(call)
 
         return guarded
 
     def _listened(self, handler: Callable[..., Any]) -> Callable[..., Any]:
         """The same, of a stream without a task."""
 
+        live = self._live
+
         def guarded(call: ListenedCall) -> None:
-            self._live.open(call).end_with_call()
+            live.open(call)
+            call.observer = partial(_closed, live, call, call.observer)
             if self._auth.is_enabled and (ahead := self._ahead_of(call)) is not None:
                 self._wait_to_listen(ahead, call, handler)
             else:
@@ -353,6 +357,13 @@ def _ask(row: Row, rights: Rights, request: Any, caller: Caller | None) -> None:
 
 def _as_refused(row: Row, error: errors.StatusError) -> errors.StatusError:
     return errors.StatusError(str(error)) if row.is_recipe else error
+
+
+def _closed(live: LiveCalls, call: ServerCall, observer: Observer | None, code: int, answer: bytes) -> None:
+    """A stream without a task has ended: tell who observed it before."""
+    live.close(call)
+    if observer is not None:
+        observer(code, answer)
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

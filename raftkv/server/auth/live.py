@@ -1,10 +1,11 @@
 """Calls that last: watches, keep-alives, long answers, waits for locks. They end when right, user or token does.
 
     live = calls.add(call, credential, check)     # check(caller) raises what ends the call
-    live = calls.open(call)                       # a stream of requests: its service has each of them checked
+    calls.open(call)                              # a stream of requests: its service has each of them checked
+    live = calls.of(call)                         #     made when it is first asked for
     live.check_lease(id), live.read_refusal(key, end)  #     who sends one may change from one to the next
     live.recheck = stream.recheck                 #     looks through what is under way on it
-    live.end()
+    calls.close(call)
 
     auth.on_change -> changed() -> after the turn's entries: all calls are looked at, in slices
 
@@ -186,12 +187,13 @@ class LiveCalls:
         self._slices = slices
         self._loop = asyncio.get_running_loop()
         self._calls: dict[LiveCall, None] = {}
-        self._by_call: dict[ServerCall, LiveCall] = {}
+        self._streams: dict[ServerCall, LiveCall | None] = {}
+        """Streams of requests. Most are short, and nobody ever asks what is known of them."""
         self._is_changed = False
         self._is_looking = False
 
     def __len__(self) -> int:
-        return len(self._calls)
+        return len(self._calls) + len(self._streams)
 
     def add(self, call: ServerCall, credential: Credential | None, check: CheckCaller) -> LiveCall:
         """Note a call that was let in.
@@ -206,21 +208,27 @@ class LiveCalls:
         live.end_with_call()
         return live
 
-    def open(self, call: ServerCall) -> LiveCall:
-        """Note a stream of requests, whose service has each of them checked; it finds the note by ``of``."""
-        live = LiveCall(self, call, None, None)
-        self._calls[live] = None
-        self._by_call[call] = live
-        return live
+    def open(self, call: ServerCall) -> None:
+        """Note a stream of requests, whose service has each of them checked."""
+        self._streams[call] = None
 
     def of(self, call: ServerCall) -> LiveCall:
-        """Return what ``open`` noted."""
-        return self._by_call[call]
+        """Return what is known of a stream that is open."""
+        live = self._streams[call]
+        if live is None:
+            live = self._streams[call] = LiveCall(self, call, None, None)
+        return live
+
+    def close(self, call: ServerCall) -> None:
+        """Forget a stream of requests."""
+        live = self._streams.pop(call, None)
+        if live is not None:
+            live.end()
 
     def discard(self, live: LiveCall) -> None:
         """Forget a call."""
         self._calls.pop(live, None)
-        self._by_call.pop(live.call, None)
+        self._streams.pop(live.call, None)
 
     def at(self, moment_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
         """Call back at a moment of the wall's clock, or an hour from now: it is then looked at again."""
@@ -236,7 +244,7 @@ class LiveCalls:
         """The entries of a turn are applied: look through all calls, if anything has changed."""
         if self._is_changed and not self._is_looking:
             self._is_looking = True
-            self._slices.run(self._look, self._failed, len(self._calls))
+            self._slices.run(self._look, self._failed, len(self))
 
     def _look(self) -> Work[None]:
         while self._is_changed:
@@ -244,6 +252,10 @@ class LiveCalls:
             for live in list(self._calls):
                 if live in self._calls:
                     yield from live.steps()
+                    yield
+            for call in list(self._streams):
+                if call in self._streams:
+                    yield from self.of(call).steps()
                     yield
         self._is_looking = False
 

@@ -94,8 +94,11 @@ class Graces:
             stream: by which keep-alives came.
             severed: whether its connection broke, so that its client could not end it.
         """
+        kept = self._kept.pop(stream, None)
+        if kept is None:
+            return  # what nearly all streams are
         lost = []
-        for lease_id in self._kept.pop(stream, ()):
+        for lease_id in kept:
             keepers = self._keepers[lease_id]
             entry = keepers.pop(stream)
             if not keepers:

@@ -21,6 +21,7 @@ from raftkv.apply.auth.store import AuthStore
 from raftkv.apply.response import integer
 from raftkv.rpc.cork import Cork
 from raftkv.rpc.framing import PREFIX
+from raftkv.rpc.server.calls import ServerCall
 from raftkv.rpc.server.listened import ListenedCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.lease.graces import Graces
@@ -57,6 +58,9 @@ class Requests(Protocol):
     def header(self) -> bytes:
         """The header of a response about this moment."""
 
+    def check_lease(self, call: ServerCall, lease_id: int) -> Left:
+        """Refuse to keep a lease alive where users are asked for. Raises StatusError; returns what is left to check."""
+
     def when_checked(
         self,
         left: Generator[None, None, None],
@@ -91,18 +95,10 @@ class KeepAliveStream:
     Arguments:
         service: knows requests, and renews leases.
         call: the RPC, which this is the listener of.
-        check: raises the StatusError that refuses a lease where users are asked for, or returns what is left to check;
-            None: nobody asks.
     """
 
-    def __init__(
-        self,
-        service: Requests,
-        call: ListenedCall,
-        check: Callable[[int], Left] | None = None,
-    ) -> None:
+    def __init__(self, service: Requests, call: ListenedCall) -> None:
         self._auth = service.auth
-        self._check = check
         self._service = service
         self._call = call
         self._unanswered = 0
@@ -141,10 +137,10 @@ class KeepAliveStream:
         service.keep_alive(_ClientKeepAlive(lease_id, grace_ms, self, head))
 
     def _check_lease(self, lease_id: int) -> Left:
-        if self._check is None:
+        if self._call.done:  # and what the client has shown is known no more
             return None
         try:
-            return self._check(lease_id)
+            return self._service.check_lease(self._call, lease_id)
         except errors.StatusError as error:
             raise RpcError(error.code, str(error)) from None
 

@@ -264,9 +264,12 @@ class LeaseService:
             self._admission.check_read(call, serializable=False)
         except errors.StatusError as error:
             raise RpcError(error.code, str(error)) from None
-        check = None if self._live is None else self._live.of(call).check_lease
         self.leader_guard.watch_over(call)
-        call.listen(KeepAliveStream(self, call, check))
+        call.listen(KeepAliveStream(self, call))
+
+    def check_lease(self, call: ServerCall, lease_id: int) -> Left:
+        """Refuse to keep a lease alive where users are asked for. Raises StatusError; returns what is left to check."""
+        return None if self._live is None else self._live.of(call).check_lease(lease_id)
 
     def parse_keep_alive(self, data: bytes) -> tuple[int, bytes, int]:
         """Lease id of a request, the field of the response that repeats it, and the grace that it asks for.

@@ -299,7 +299,7 @@ async def test_an_ended_watch_is_freed_without_the_collector() -> None:
     try:
         call = world.start("etcdserverpb.Watch/Watch", watch(b"a1", b""), world.token("alice"))
         await settled(call, 1)
-        live = weakref.ref(next(iter(world.users.live._calls)))
+        live = weakref.ref(world.users.live.of(call))
         await stop(call)
         del call
         await asyncio.sleep(0)
