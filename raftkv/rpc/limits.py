@@ -54,7 +54,8 @@ class ServerLimits:
         crowded_idle_s: when there are as many, one without calls that was silent for so long is closed for others.
         preface_timeout_s: from accept (or end of handshake) to the first complete sign of HTTP.
         tls_handshake_timeout_s: from accept to the end of the TLS handshake (GHSA-6vch-q96h-7gc3).
-        unfinished_handshakes: connections between accept and that end; the oldest of more is closed.
+        unfinished_handshakes: connections between accept and that end, at most half of all; the oldest of more is
+            closed.
         ping_interval_min_s: a client may ping so often while it has open calls (etcd's MinTime); 0 counts its pings as
             control frames instead, and lets it choose when.
         ping_interval_idle_min_s: and so often while it has none (etcd: PermitWithoutStream=false; grpc-go's 2 h).

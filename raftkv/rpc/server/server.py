@@ -90,7 +90,8 @@ class Server:
         self.traffic = Traffic()
         self._crowd = Crowd(self.limits)
         self._around = tuple(around)
-        self.handshakes = Handshakes(self.limits.unfinished_handshakes)
+        # However few connections there may be: who cannot finish a handshake must not keep out who can.
+        self.handshakes = Handshakes(min(self.limits.unfinished_handshakes, max(1, self.limits.connections // 2)))
         self.router = Router()
         if origins is not None:
             self.router.origins = origins
