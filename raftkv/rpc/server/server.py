@@ -346,9 +346,8 @@ class Server:
         return paced
 
     def add(self, connection: Connection) -> bool:
-        """Count a new connection; False if there are too many: then idle ones are asked to go, for those to come."""
-        if len(self.connections) >= self.limits.connections:
-            self._crowd.refused(self.connections)
+        """Count a new connection; False if there are too many, and none has gone for it."""
+        if len(self.connections) >= self.limits.connections and not self._crowd.make_room(self.connections):
             return False
         self.connections.add(connection)
         return True
