@@ -10,7 +10,8 @@
 
 Before the events of a turn are delivered, the first slice has looked: what comes after a change of rights reaches only
 those who still may have it, unless there are so many calls that it takes several slices. A token that says when it ends
-has a timer. Calls are noted while users are not asked for too: when they are, nobody's calls end.
+has a timer, and its calls are looked at likewise: tokens end at full seconds, those of thousands of calls together.
+Calls are noted while users are not asked for too: when they are, nobody's calls end.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -32,7 +34,9 @@ from raftkv.server.node.slices import Slices, Work
 
 _log = logging.getLogger(__name__)
 
-CheckCaller = Callable[[Caller | None], None]
+CheckCaller = Callable[[Caller | None], Iterator[None]]
+"""Raises what ends a call; pauses now and then."""
+
 Refusal = Callable[[bytes, bytes], str]
 """Why an interval of keys may not be read, as a watch says it; empty: it may."""
 
@@ -131,13 +135,14 @@ class LiveCall:
     def _timed(self) -> None:
         """The token may have ended; if not, its timer was for as long as timers may be."""
         self._timer = None
-        for _ in self.steps():
-            pass
-        if self._credential is not None and self._timer is None:
-            self._set_timer(self._credential)
+        credential = self._credential
+        if credential is not None and not credential.is_over:
+            self._set_timer(credential)
+        else:
+            self._calls.look_at(self)
 
     def steps(self) -> Iterator[None]:
-        """The same, with pauses."""
+        """End what may not go on, with pauses."""
         if self.call.done or not self._calls.auth.is_enabled:
             return
         if self.recheck is not None:
@@ -145,8 +150,10 @@ class LiveCall:
             return
         try:
             caller = self._present()
-            # A stream of requests at least has to be a user's.
-            (self._check or self._calls.rights.check_user)(caller)
+            if self._check is None:
+                self._calls.rights.check_user(caller)  # a stream of requests at least has to be a user's
+            else:
+                yield from self._check(caller)
         except errors.StatusError as error:
             self.end()
             self.call.abort(RpcError(error.code, str(error)))
@@ -187,6 +194,8 @@ class LiveCalls:
         self._loop = asyncio.get_running_loop()
         self._calls: dict[LiveCall, None] = {}
         self._by_call: dict[ServerCall, LiveCall] = {}
+        self._due: deque[LiveCall] = deque()
+        """Calls to be looked at."""
         self._is_changed = False
         self._is_looking = False
 
@@ -234,14 +243,26 @@ class LiveCalls:
 
     def applied(self) -> None:
         """The entries of a turn are applied: look through all calls, if anything has changed."""
-        if self._is_changed and not self._is_looking:
+        if self._is_changed:
+            self._begin()
+
+    def look_at(self, live: LiveCall) -> None:
+        """Look at one call: its token has ended."""
+        self._due.append(live)
+        self._begin()
+
+    def _begin(self) -> None:
+        if not self._is_looking:
             self._is_looking = True
             self._slices.run(self._look, self._failed, len(self._calls))
 
     def _look(self) -> Work[None]:
-        while self._is_changed:
-            self._is_changed = False
-            for live in list(self._calls):
+        while self._is_changed or self._due:
+            if not self._due:
+                self._is_changed = False
+                self._due.extend(self._calls)
+            while self._due:
+                live = self._due.popleft()
                 if live in self._calls:
                     yield from live.steps()
                     yield
