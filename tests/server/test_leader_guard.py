@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ from raftkv.rpc.server.calls import ServerCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.node.node import Node
 from raftkv.server.services.leader_guard import LeaderGuard
+from tests.rpc.attacks.test_work_of_a_read import Turns
 from tests.rpc.loop import failure, on_loop, until
 
 INSISTS = ((b"hasleader", b"true"),)
@@ -54,3 +56,26 @@ async def test_calls_that_insist_end_with_the_leader_and_all_with_the_member() -
     guard.close()
     assert (await failure(waits_long)).text == patient.ends[0] == "etcdserver: server stopped"
     assert (insisting.ends[1:], over.ends) == ([], [])
+
+
+@on_loop
+async def test_a_turn_ends_some_of_very_many_streams_and_none_when_a_leader_is_found() -> None:
+    """A member that ends 60,000 streams at once hears nobody for a second, and takes no part in the election."""
+    node = SimpleNamespace(leader=NONE, settings=SimpleNamespace(election_s=0.001))
+    guard, turns = LeaderGuard(cast(Node, node)), Turns()
+    calls = [call(INSISTS) for _ in range(2_000)]
+    by_turn: Counter[int] = Counter()
+    for one in calls[:1_000]:
+        one.abort = lambda error: by_turn.update([turns.number])
+        guard.watch_over(one)
+    ends = [guard.until_leader_lost(one) for one in calls[1_000:]]
+    for end in ends:
+        end.add_done_callback(lambda ended: by_turn.update([turns.number]) or ended.exception())
+    guard.leader_changed()
+    await until(lambda: by_turn.total() >= 1_300)
+    assert max(by_turn.values()) <= 200
+    node.leader = 7
+    ended = by_turn.total()
+    await asyncio.sleep(0)
+    assert by_turn.total() <= ended + 200 < 2_000
+    turns.stop()
