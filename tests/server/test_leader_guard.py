@@ -11,7 +11,7 @@ from raftkv.raft.types import NONE
 from raftkv.rpc.server.calls import ServerCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.node.node import Node
-from raftkv.server.services.leader_guard import LeaderGuard
+from raftkv.server.services.leader_guard import ENDED_AT_ONCE, LeaderGuard
 from tests.rpc.attacks.test_work_of_a_read import Turns
 from tests.rpc.loop import failure, on_loop, until
 
@@ -65,17 +65,23 @@ async def test_a_turn_ends_some_of_very_many_streams_and_none_when_a_leader_is_f
     guard, turns = LeaderGuard(cast(Node, node)), Turns()
     calls = [call(INSISTS) for _ in range(2_000)]
     by_turn: Counter[int] = Counter()
+
+    def ended(how: Any) -> None:
+        by_turn[turns.number] += 1
+        if isinstance(how, asyncio.Future):
+            how.exception()
+        if by_turn.total() == 1_300:
+            node.leader = 7
+
     for one in calls[:1_000]:
-        one.abort = lambda error: by_turn.update([turns.number])
+        one.abort = ended
         guard.watch_over(one)
-    ends = [guard.until_leader_lost(one) for one in calls[1_000:]]
-    for end in ends:
-        end.add_done_callback(lambda ended: by_turn.update([turns.number]) or ended.exception())
+    for one in calls[1_000:]:
+        guard.until_leader_lost(one).add_done_callback(ended)
     guard.leader_changed()
-    await until(lambda: by_turn.total() >= 1_300)
-    assert max(by_turn.values()) <= 200
-    node.leader = 7
-    ended = by_turn.total()
-    await asyncio.sleep(0)
-    assert by_turn.total() <= ended + 200 < 2_000
+    await until(lambda: node.leader == 7)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert max(by_turn.values()) <= 2 * ENDED_AT_ONCE
+    assert by_turn.total() <= 1_300 + 2 * ENDED_AT_ONCE
     turns.stop()

@@ -306,4 +306,3 @@ async def test_a_turn_looks_through_some_of_what_ends_with_a_token(tmp_path: Pat
     await until(lambda: by_turn.total() >= 50)
     assert max(by_turn.values()) < 50
     turns.stop()
-
