@@ -95,7 +95,8 @@ class LeaderGuard:
         if self._timer is not None:
             self._timer.cancel()
         error = errors.StoppedError()
-        for stream in [*self._open, *self._calls]:
+        streams: list[asyncio.Future[None] | ServerCall] = [*self._open, *self._calls]
+        for stream in streams:
             _end(stream, error)
 
 
