@@ -57,7 +57,7 @@ _TIMER_SLACK_S: Final = 0.001
 
 
 SHORTEN_MAX: Final = 1_000
-"""Leases of lost owners that the leader is told of at once: it takes 5 us for each, and an owner may have 100,000."""
+"""Leases of lost owners that one call brings to the leader: it takes 5 us for each, and an owner may have 100,000."""
 
 LOST_MAX: Final = 1_000_000
 """Such leases that wait to be told; of more the oldest end with their TTL."""
