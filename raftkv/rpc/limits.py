@@ -51,10 +51,11 @@ class ServerLimits:
             WINDOW_UPDATE frames beyond one for each 32 bytes that the client was sent and four for each call it began.
         control_per_s: the same each second after the burst.
         connections: open connections of the server, unfinished handshakes included.
-        crowded_idle_s: when there are as many, one without calls that was silent for so long is closed for others.
+        crowded_idle_s: when there are as many, one for which nothing was done for so long is closed for others.
         preface_timeout_s: from accept (or end of handshake) to the first complete sign of HTTP.
         tls_handshake_timeout_s: from accept to the end of the TLS handshake (GHSA-6vch-q96h-7gc3).
-        unfinished_handshakes: connections between accept and that end; the oldest of more is closed.
+        unfinished_handshakes: connections between accept and that end, at most half of all; the oldest of more is
+            closed.
         ping_interval_min_s: a client may ping so often while it has open calls (etcd's MinTime); 0 counts its pings as
             control frames instead, and lets it choose when.
         ping_interval_idle_min_s: and so often while it has none (etcd: PermitWithoutStream=false; grpc-go's 2 h).
@@ -69,7 +70,8 @@ class ServerLimits:
             its questions: a stream that nobody reads any more has nothing else to end it.
         http1_header_bytes: request line and header of an HTTP/1.1 request, with the empty line at its end.
         http_body_bytes: body of a plain HTTP request, either version.
-        goaway_notice_timeout_s: how long a graceful close waits for the client to have seen the first GOAWAY.
+        goaway_notice_timeout_s: how long a graceful close waits for the client to have seen the first GOAWAY; 0: who
+            has to go for others is not told.
     """
 
     max_receive_message_bytes: int = 2 * MIB

@@ -41,7 +41,12 @@ A member pings for two reasons that know nothing of each other, silence and the 
 back on its stream that would forgive two pings at once: there is no shortest interval, only a rate.
 """
 
-METRICS_LIMITS: Final = ServerLimits(connections=descriptors.METRICS_CONNECTIONS)
+METRICS_LIMITS: Final = ServerLimits(
+    connections=descriptors.METRICS_CONNECTIONS, crowded_idle_s=0.0, goaway_notice_timeout_s=0.0
+)
+"""Connections are few, and a probe that finds no place has its member killed: whoever asks something takes the place of
+who only holds one.
+"""
 
 
 def client_limits(config: ServerConfig) -> ServerLimits:

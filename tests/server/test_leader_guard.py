@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,7 +11,8 @@ from raftkv.raft.types import NONE
 from raftkv.rpc.server.calls import ServerCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.node.node import Node
-from raftkv.server.services.leader_guard import LeaderGuard
+from raftkv.server.services.leader_guard import ENDED_AT_ONCE, LeaderGuard
+from tests.rpc.attacks.test_work_of_a_read import Turns
 from tests.rpc.loop import failure, on_loop, until
 
 INSISTS = ((b"hasleader", b"true"),)
@@ -54,3 +56,32 @@ async def test_calls_that_insist_end_with_the_leader_and_all_with_the_member() -
     guard.close()
     assert (await failure(waits_long)).text == patient.ends[0] == "etcdserver: server stopped"
     assert (insisting.ends[1:], over.ends) == ([], [])
+
+
+@on_loop
+async def test_a_turn_ends_some_of_very_many_streams_and_none_when_a_leader_is_found() -> None:
+    """A member that ends 60,000 streams at once hears nobody for a second, and takes no part in the election."""
+    node = SimpleNamespace(leader=NONE, settings=SimpleNamespace(election_s=0.001))
+    guard, turns = LeaderGuard(cast(Node, node)), Turns()
+    calls = [call(INSISTS) for _ in range(2_000)]
+    by_turn: Counter[int] = Counter()
+
+    def ended(how: Any) -> None:
+        by_turn[turns.number] += 1
+        if isinstance(how, asyncio.Future):
+            how.exception()
+        if by_turn.total() == 1_300:
+            node.leader = 7
+
+    for one in calls[:1_000]:
+        one.abort = ended
+        guard.watch_over(one)
+    for one in calls[1_000:]:
+        guard.until_leader_lost(one).add_done_callback(ended)
+    guard.leader_changed()
+    await until(lambda: node.leader == 7)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert max(by_turn.values()) <= 2 * ENDED_AT_ONCE
+    assert by_turn.total() <= 1_300 + 2 * ENDED_AT_ONCE
+    turns.stop()

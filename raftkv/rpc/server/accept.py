@@ -191,9 +191,21 @@ class Connection(asyncio.Protocol):
 
     @property
     def idle_since_s(self) -> float | None:
-        """Loop time of the last byte of a connection without calls; None: it has some, is going, or is not HTTP/2."""
-        h2 = self._h2
-        return None if h2 is None or h2.core.open_calls or h2.draining else h2.last_read_s
+        """Loop time since when nothing is done for the client; None: something is, it is going, or shakes hands."""
+        if self._h2 is not None:
+            return None if self._h2.core.open_calls or self._h2.draining else self._h2.last_read_s
+        if self._http1 is not None:
+            return self._http1.idle_since_s
+        return self._since_s if self._below_tls is None or self._below_tls is not self._transport else None
+
+    def make_way(self) -> bool:
+        """Go, for a connection that is one too many; whether the place is free now."""
+        if self._h2 is not None and self._server.limits.goaway_notice_timeout_s > 0:
+            self.drain()  # or a call that is on its way would be lost
+            return False
+        self.abort()
+        self._server.discard(self)
+        return True
 
     @property
     def held_bytes(self) -> int:

@@ -1,8 +1,9 @@
 """What a server does that has all the connections it may have: it makes room by letting idle ones go.
 
-A new connection is refused with a GOAWAY, which clients answer by trying again a little later. Meanwhile connections
-that have no call and have been silent for ``ServerLimits.crowded_idle_s`` are closed gracefully, the longest silent
-first: an honest client that is idle opens another when it needs one, and whoever only holds connections loses them.
+Connections for which nothing has been done for ``ServerLimits.crowded_idle_s`` are closed, the longest idle first: an
+honest client that is idle opens another when it needs one, and whoever only holds connections loses them. One that can
+be closed at once gives its place to the new one; one that speaks HTTP/2 is closed gracefully, and the new one is
+refused with a GOAWAY, which clients answer by trying again a little later.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 LOG_INTERVAL_S: Final = 10.0
-LOOK_INTERVAL_S: Final = 0.1
+LOOK_S_PER_CONNECTION: Final = 1e-5
+"""To look at all connections takes a tenth of that: so often it may be done."""
 LET_GO: Final = 32
-"""Connections that are asked to go at a time."""
+"""Connections that are asked to go at a time, and one of a hundred at most: for each that is let go, one comes."""
 
 
 class Crowd:
@@ -37,17 +39,24 @@ class Crowd:
         self.refused_total = 0
         self.let_go_total = 0
         self._idle_s = limits.crowded_idle_s
+        self._look_interval_s = LOOK_S_PER_CONNECTION * limits.connections
+        self._let_go_max = max(1, min(LET_GO, limits.connections // 100))
         self._look_at_s = self._log_at_s = float("-inf")
         self._refused_unsaid = 0
 
-    def refused(self, connections: Iterable[Connection]) -> None:
-        """A connection is being refused."""
-        self.refused_total += 1
-        self._refused_unsaid += 1
+    def make_room(self, connections: Iterable[Connection]) -> bool:
+        """Find room for a connection that is one too many; False: it is to be refused.
+
+        Arguments:
+            connections: all that are open.
+        """
         now_s = asyncio.get_running_loop().time()
         if now_s >= self._look_at_s:
-            self._look_at_s = now_s + LOOK_INTERVAL_S
-            self._let_go(connections, now_s)
+            self._look_at_s = now_s + self._look_interval_s
+            if self._let_go(connections, now_s):
+                return True
+        self.refused_total += 1
+        self._refused_unsaid += 1
         if now_s >= self._log_at_s:
             self._log_at_s = now_s + LOG_INTERVAL_S
             _log.warning(
@@ -56,11 +65,13 @@ class Crowd:
                 self.let_go_total,
             )
             self._refused_unsaid = 0
+        return False
 
-    def _let_go(self, connections: Iterable[Connection], now_s: float) -> None:
-        silent = [(one.idle_since_s, one) for one in connections]
-        idle = [(since_s, one) for since_s, one in silent if since_s is not None and now_s - since_s >= self._idle_s]
+    def _let_go(self, connections: Iterable[Connection], now_s: float) -> bool:
+        """Close some that are idle; whether there is room now."""
+        since = [(one.idle_since_s, one) for one in connections]
+        idle = [(since_s, one) for since_s, one in since if since_s is not None and now_s - since_s >= self._idle_s]
         idle.sort(key=lambda pair: pair[0])
-        for _, connection in idle[:LET_GO]:
-            self.let_go_total += 1
-            connection.drain()
+        have_gone = [connection.make_way() for _, connection in idle[: self._let_go_max]]
+        self.let_go_total += len(have_gone)
+        return any(have_gone)

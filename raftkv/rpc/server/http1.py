@@ -91,12 +91,13 @@ class Http1Protocol(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._writable = asyncio.Event()
         self._writable.set()
+        self._unread_since_s = 0.0
         self._stall = StallGuard(self._loop, limits.write_stall_timeout_s)
         self._draining = False
         self._finished = False
         self._last_read_s = self._loop.time()
         self._idle = False
-        self._idle_since_s = 0.0
+        self._idle_since_s = since_s
         self._idle_timer: asyncio.TimerHandle | None = None
         self._heads = KnownHeads()
         self._raw_head = b""
@@ -337,6 +338,7 @@ class Http1Protocol(asyncio.Protocol):
 
     def _go_on(self) -> None:
         """Take the next request, if it is there."""
+        self._idle_since_s = self._loop.time()
         if not self._begin_known():
             if self._fed_bytes or self._inbox:
                 self._await_header()
@@ -369,7 +371,6 @@ class Http1Protocol(asyncio.Protocol):
 
     def _await_request(self) -> None:
         self._idle = True
-        self._idle_since_s = self._loop.time()
         if self._idle_timer is None:  # one for many requests: to cancel and make it for each costs more than to ask
             self._idle_timer = self._loop.call_later(self._limits.http1_idle_timeout_s, self._idle_over)
 
@@ -384,6 +385,13 @@ class Http1Protocol(asyncio.Protocol):
 
     # ---- life
 
+    @property
+    def idle_since_s(self) -> float | None:
+        """Loop time since when no request is being answered, or nothing of the answer was read; None: one is."""
+        if self._task is None:
+            return self._idle_since_s
+        return None if self._writable.is_set() else self._unread_since_s
+
     def drain(self) -> None:
         """Close after the request under way, or now."""
         self._draining = True
@@ -393,6 +401,7 @@ class Http1Protocol(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The client does not keep up."""
         self._writable.clear()
+        self._unread_since_s = self._loop.time()
         self._stall.arm(self._transport, self._transport.abort)
 
     def resume_writing(self) -> None:

@@ -90,7 +90,8 @@ class Server:
         self.traffic = Traffic()
         self._crowd = Crowd(self.limits)
         self._around = tuple(around)
-        self.handshakes = Handshakes(self.limits.unfinished_handshakes)
+        # However few connections there may be: who cannot finish a handshake must not keep out who can.
+        self.handshakes = Handshakes(min(self.limits.unfinished_handshakes, max(1, self.limits.connections // 2)))
         self.router = Router()
         if origins is not None:
             self.router.origins = origins
@@ -345,9 +346,8 @@ class Server:
         return paced
 
     def add(self, connection: Connection) -> bool:
-        """Count a new connection; False if there are too many: then idle ones are asked to go, for those to come."""
-        if len(self.connections) >= self.limits.connections:
-            self._crowd.refused(self.connections)
+        """Count a new connection; False if there are too many, and none has gone for it."""
+        if len(self.connections) >= self.limits.connections and not self._crowd.make_room(self.connections):
             return False
         self.connections.add(connection)
         return True

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -347,10 +347,9 @@ class Guard:
         self._spawn(wait(), call)
 
 
-def _ask(row: Row, rights: Rights, request: Any, caller: Caller | None) -> None:
+def _ask(row: Row, rights: Rights, request: Any, caller: Caller | None) -> Iterator[None]:
     try:
-        for _ in row.ask(rights, request, caller) or ():
-            pass
+        yield from row.ask(rights, request, caller) or ()
     except errors.StatusError as error:
         raise _as_refused(row, error) from None
 

@@ -11,7 +11,8 @@
 
 Before the events of a turn are delivered, the first slice has looked: what comes after a change of rights reaches only
 those who still may have it, unless there are so many calls that it takes several slices. A token that says when it ends
-has a timer. Calls are noted while users are not asked for too: when they are, nobody's calls end.
+has a timer, and its calls are looked at likewise: tokens end at full seconds, those of thousands of calls together.
+Calls are noted while users are not asked for too: when they are, nobody's calls end.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -33,7 +35,9 @@ from raftkv.server.node.slices import Slices, Work
 
 _log = logging.getLogger(__name__)
 
-CheckCaller = Callable[[Caller | None], None]
+CheckCaller = Callable[[Caller | None], Iterator[None]]
+"""Raises what ends a call; pauses now and then."""
+
 Refusal = Callable[[bytes, bytes], str]
 """Why an interval of keys may not be read, as a watch says it; empty: it may."""
 
@@ -132,13 +136,14 @@ class LiveCall:
     def _timed(self) -> None:
         """The token may have ended; if not, its timer was for as long as timers may be."""
         self._timer = None
-        for _ in self.steps():
-            pass
-        if self._credential is not None and self._timer is None:
-            self._set_timer(self._credential)
+        credential = self._credential
+        if credential is not None and not credential.is_over:
+            self._set_timer(credential)
+        else:
+            self._calls.look_at(self)
 
     def steps(self) -> Iterator[None]:
-        """The same, with pauses."""
+        """End what may not go on, with pauses."""
         if self.call.done or not self._calls.auth.is_enabled:
             return
         if self.recheck is not None:
@@ -146,8 +151,10 @@ class LiveCall:
             return
         try:
             caller = self._present()
-            # A stream of requests at least has to be a user's.
-            (self._check or self._calls.rights.check_user)(caller)
+            if self._check is None:
+                self._calls.rights.check_user(caller)  # a stream of requests at least has to be a user's
+            else:
+                yield from self._check(caller)
         except errors.StatusError as error:
             self.end()
             self.call.abort(RpcError(error.code, str(error)))
@@ -186,14 +193,15 @@ class LiveCalls:
         self.callers = callers
         self._slices = slices
         self._loop = asyncio.get_running_loop()
-        self._calls: dict[LiveCall, None] = {}
-        self._streams: dict[ServerCall, LiveCall | None] = {}
-        """Streams of requests. Most are short, and nobody ever asks what is known of them."""
+        self._calls: dict[ServerCall, LiveCall | None] = {}
+        """What is known of each: of a stream of requests nothing, until somebody asks. Most are short."""
+        self._due: deque[ServerCall] = deque()
+        """Calls to be looked at."""
         self._is_changed = False
         self._is_looking = False
 
     def __len__(self) -> int:
-        return len(self._calls) + len(self._streams)
+        return len(self._calls)
 
     def add(self, call: ServerCall, credential: Credential | None, check: CheckCaller) -> LiveCall:
         """Note a call that was let in.
@@ -203,32 +211,30 @@ class LiveCalls:
             credential: what the caller has shown; None: nothing, since users are not asked for.
             check: raises the StatusError that refuses a caller.
         """
-        live = LiveCall(self, call, credential, check)
-        self._calls[live] = None
+        live = self._calls[call] = LiveCall(self, call, credential, check)
         live.end_with_call()
         return live
 
     def open(self, call: ServerCall) -> None:
         """Note a stream of requests, whose service has each of them checked."""
-        self._streams[call] = None
+        self._calls[call] = None
 
     def of(self, call: ServerCall) -> LiveCall:
-        """Return what is known of a stream that is open."""
-        live = self._streams[call]
+        """Return what is known of a call that has been noted and has not ended."""
+        live = self._calls[call]
         if live is None:
-            live = self._streams[call] = LiveCall(self, call, None, None)
+            live = self._calls[call] = LiveCall(self, call, None, None)
         return live
 
     def close(self, call: ServerCall) -> None:
         """Forget a stream of requests."""
-        live = self._streams.pop(call, None)
+        live = self._calls.pop(call, None)
         if live is not None:
             live.end()
 
     def discard(self, live: LiveCall) -> None:
         """Forget a call."""
-        self._calls.pop(live, None)
-        self._streams.pop(live.call, None)
+        self._calls.pop(live.call, None)
 
     def at(self, moment_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
         """Call back at a moment of the wall's clock, or an hour from now: it is then looked at again."""
@@ -242,19 +248,27 @@ class LiveCalls:
 
     def applied(self) -> None:
         """The entries of a turn are applied: look through all calls, if anything has changed."""
-        if self._is_changed and not self._is_looking:
+        if self._is_changed:
+            self._begin()
+
+    def look_at(self, live: LiveCall) -> None:
+        """Look at one call: its token has ended."""
+        self._due.append(live.call)
+        self._begin()
+
+    def _begin(self) -> None:
+        if not self._is_looking:
             self._is_looking = True
             self._slices.run(self._look, self._failed, len(self))
 
     def _look(self) -> Work[None]:
-        while self._is_changed:
-            self._is_changed = False
-            for live in list(self._calls):
-                if live in self._calls:
-                    yield from live.steps()
-                    yield
-            for call in list(self._streams):
-                if call in self._streams:
+        while self._is_changed or self._due:
+            if not self._due:
+                self._is_changed = False
+                self._due.extend(self._calls)
+            while self._due:
+                call = self._due.popleft()
+                if call in self._calls:
                     yield from self.of(call).steps()
                     yield
         self._is_looking = False

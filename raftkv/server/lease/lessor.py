@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -53,6 +54,13 @@ QUORUM_LATE_S: Final = 0.5
 
 _TIMER_SLACK_S: Final = 0.001
 """A timer that is set for the end of a lease comes when it is over, whatever the rounding of clocks."""
+
+
+SHORTEN_MAX: Final = 1_000
+"""Leases of lost owners that one call brings to the leader: it takes 5 us for each, and an owner may have 100,000."""
+
+LOST_MAX: Final = 1_000_000
+"""Such leases that wait to be told; of more the oldest end with their TTL."""
 
 
 class _Decision(Waiter):
@@ -121,6 +129,8 @@ class Lessor:
         self._timer: asyncio.TimerHandle | None = None
         self._queueing: asyncio.Handle | None = None
         self._end_timers: set[asyncio.TimerHandle] = set()
+        self._lost: deque[ConnectionLost] = deque(maxlen=LOST_MAX)
+        self._is_telling = False
         self.on_end: list[Callable[[int], None]] = []
         self.times.reloaded(leases.granted)
 
@@ -135,6 +145,7 @@ class Lessor:
         for timer in (self._timer, self._gathering, self._queueing, *self._end_timers):
             if timer is not None:
                 timer.cancel()
+        self._lost.clear()
         self._cancel_confirmations()
         pending, self._arrived = self._renewals.surrender() + self._arrived, []
         for one in pending:
@@ -353,11 +364,19 @@ class Lessor:
 
     def connections_lost(self, lost: list[ConnectionLost]) -> None:
         """Have the leader let leases end soon. Nobody waits for that; if it fails, they end with their TTL."""
-        self._on_leader.start(self._report(lost))
+        self._lost += lost
+        if not self._is_telling:
+            self._is_telling = True
+            self._on_leader.start(self._tell())
 
-    async def _report(self, lost: list[ConnectionLost]) -> None:
-        with suppress(errors.StatusError):
-            await self.shorten(lost)
+    async def _tell(self) -> None:
+        """Tell the leader of leases whose owners were lost, some at a time, however many were lost together."""
+        while self._lost:
+            some = [self._lost.popleft() for _ in range(min(SHORTEN_MAX, len(self._lost)))]
+            with suppress(errors.StatusError):
+                await self.shorten(some)
+            await asyncio.sleep(0)
+        self._is_telling = False
 
     async def shorten(self, lost: list[ConnectionLost], *, is_local: bool = True) -> None:
         """Have leases end soon whose owner's connection was lost.

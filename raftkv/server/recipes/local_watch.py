@@ -1,6 +1,6 @@
 """A watch of this process: what a client's watch stream is, with nothing between it and the hub.
 
-    watch = LocalWatch(hub, b"name/", b"name0", start_revision=8)
+    watch = LocalWatch(hub, b"name/", b"name0", 8, recipe.soon)
     response = await watch.next()          # rpc_pb2.WatchResponse with events
     watch.close()
 
@@ -33,14 +33,23 @@ class LocalWatch:
         hub: of the member.
         key, range_end: the interval, its end as on the wire.
         start_revision: the first revision wanted.
+        soon: calls back in a turn that has room for another reader to go on.
     """
 
-    def __init__(self, hub: WatchHub, key: bytes, range_end: bytes, start_revision: int) -> None:
+    def __init__(
+        self,
+        hub: WatchHub,
+        key: bytes,
+        range_end: bytes,
+        start_revision: int,
+        soon: Callable[[Callable[[], None]], None],
+    ) -> None:
         self._arrived = asyncio.Event()
+        self._soon = soon
         self._assembler = MessageAssembler(_MESSAGE_MAX_BYTES)
         self._error: errors.StatusError | None = None
         self._on_room: Callable[[], None] | None = None
-        self._queue: deque[tuple[int, rpc_pb2.WatchResponse]] = deque()
+        self._queue: deque[tuple[int, bytes]] = deque()
         self._queued_bytes = 0
         self._stream = WatchStream(hub, self, 0, self.fail)
         create = rpc_pb2.WatchCreateRequest(key=key, range_end=range_end, start_revision=start_revision)
@@ -66,11 +75,11 @@ class LocalWatch:
                 return response
 
     def _take(self) -> rpc_pb2.WatchResponse:
-        size_bytes, response = self._queue.popleft()
+        size_bytes, message = self._queue.popleft()
         self._queued_bytes -= size_bytes
         if self._on_room is not None:
             self._on_room()
-        return response
+        return rpc_pb2.WatchResponse.FromString(message)
 
     def fail(self, error: errors.StatusError) -> None:
         """End the watch: ``next`` raises once what came before is taken."""
@@ -104,8 +113,8 @@ class LocalWatch:
         for message in self._assembler.feed(frames):
             size_bytes = len(message) + _RESPONSE_OVERHEAD_BYTES
             self._queued_bytes += size_bytes
-            self._queue.append((size_bytes, rpc_pb2.WatchResponse.FromString(message)))
-        self._arrived.set()
+            self._queue.append((size_bytes, message))
+        self._soon(self._arrived.set)
 
     def on_room(self, callback: Callable[[], None] | None) -> None:
         """Call back each time something was taken; None to stop."""

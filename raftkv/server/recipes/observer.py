@@ -63,7 +63,8 @@ class Observer:
         await self._send(revision, leader)
         if self._error is not None:
             raise self._error
-        self._watch = LocalWatch(self._recipe.hub, self._prefix, prefix_end(self._prefix), revision + 1)
+        recipe, prefix = self._recipe, self._prefix
+        self._watch = LocalWatch(recipe.hub, prefix, prefix_end(prefix), revision + 1, recipe.soon)
         try:
             await self._follow(self._watch)
         except errors.CompactedError:

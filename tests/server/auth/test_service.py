@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import bcrypt
@@ -11,6 +15,7 @@ import pytest
 
 from raftkv import errors
 from raftkv.pb import auth_pb2, rpc_pb2
+from tests.rpc.attacks.test_work_of_a_read import Turns
 from tests.server.auth.test_guard import BAD_TOKEN, DENIED, LET_IN, NOBODY, on_loop, outcome, put
 from tests.server.auth.world import World, until
 
@@ -239,16 +244,22 @@ async def test_streams_of_nobody_end_when_users_are_asked_for() -> None:
     assert last.cancel_reason == "rpc error: code = InvalidArgument desc = etcdserver: user name is empty"
 
 
+def signing_world(folder: Path) -> World:
+    """A member whose tokens are signed, and end after a second."""
+    secret = folder / "secret"
+    secret.write_bytes(b"x" * 32)
+    secret.chmod(0o600)
+    world = World(auth_token=f"jwt,priv-key={secret},sign-method=HS256,ttl=1s")
+    world.user("alice", ("READWRITE", b"a", b"b"))
+    world.enable()
+    return world
+
+
 @pytest.mark.parametrize("method", ["etcdserverpb.Lease/LeaseKeepAlive", "etcdserverpb.Watch/Watch"])
-def test_streams_end_with_a_signed_token(tmp_path: Any, method: str) -> None:
+def test_streams_end_with_a_signed_token(tmp_path: Path, method: str) -> None:
     @on_loop
     async def main() -> None:
-        secret = tmp_path / "secret"
-        secret.write_bytes(b"x" * 32)
-        secret.chmod(0o600)
-        world = World(auth_token=f"jwt,priv-key={secret},sign-method=HS256,ttl=1s")
-        world.user("alice", ("READWRITE", b"a", b"b"))
-        world.enable()
+        world = signing_world(tmp_path)
         signer: Any = world.users._signed
         request: Any = rpc_pb2.LeaseKeepAliveRequest(ID=200)
         if method.endswith("Watch"):
@@ -265,5 +276,33 @@ def test_streams_end_with_a_signed_token(tmp_path: Any, method: str) -> None:
             assert last.cancel_reason == "rpc error: code = Unauthenticated desc = etcdserver: invalid auth token"
         else:
             assert call.status == BAD_TOKEN
+        # A stream of watches outlasts its token, and is not looked at again for it.
+        assert [live._timer for live in world.users.live._calls] == [None] * (not call.done)
 
     main()
+
+
+@on_loop
+async def test_a_turn_looks_through_some_of_what_ends_with_a_token(tmp_path: Path) -> None:
+    """Tokens end at full seconds, and a client has thousands of streams and watchers with one."""
+    world = signing_world(tmp_path)
+    signer: Any = world.users._signed
+    request = rpc_pb2.WatchRequest(create_request=rpc_pb2.WatchCreateRequest(key=b"a1"))
+    call = world.start("etcdserverpb.Watch/Watch", request, signer.sign(b"alice", world.auth.revision))
+    await until(lambda: len(call.answers) == 1)
+    turns = Turns()
+    by_turn: Counter[int] = Counter()
+
+    def recheck(refusal: object) -> Iterator[None]:
+        for _ in range(50):
+            until_s = time.perf_counter() + 0.001
+            while time.perf_counter() < until_s:
+                pass
+            by_turn[turns.number] += 1
+            yield
+
+    (live,) = world.users.live._calls
+    live.recheck = recheck
+    await until(lambda: by_turn.total() >= 50)
+    assert max(by_turn.values()) < 50
+    turns.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -12,19 +13,20 @@ import pytest
 from raftkv import errors
 from raftkv.apply.applier import Outcome
 from raftkv.apply.request import Kind
-from raftkv.pb import raft_pb2
+from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.types import NONE, StateRole
 from raftkv.rpc.cork import Cork
 from raftkv.rpc.status import Code, RpcError
 from raftkv.server.lease import lessor as lessor_module
 from raftkv.server.lease.graces import GRACE_MAX_MS, ConnectionLost, Graces
-from raftkv.server.lease.lessor import Lessor
-from raftkv.server.lease.on_leader import SHORTEN
+from raftkv.server.lease.lessor import SHORTEN_MAX, Lessor
+from raftkv.server.lease.on_leader import SHORTEN, WOKEN_AT_ONCE
 from raftkv.server.lease.renewals import RENEW_MAX, PendingKeepAlive
 from raftkv.server.lease.times import BEAT_S, LOGGED_S, OUTAGE_GRACE_S, PATIENCE_S, UNLOGGED
 from raftkv.server.node.surroundings import NodeSettings
 from raftkv.server.node.waits import AwaitableNode
 from tests.apply.machine import Machine
+from tests.rpc.attacks.test_work_of_a_read import Turns
 
 ME, FIRST, SECOND = 1, 2, 3
 
@@ -93,12 +95,14 @@ class Channel:
         self.calls: list[tuple[list[int], asyncio.Future[bytes]]] = []
         self.requests: list[tuple[str, bytes]] = []
         self._called = asyncio.Event()
+        self.on_call: Callable[[], object] = int
 
     def unary(self, path: str, request: bytes, *_: object, **__: object) -> asyncio.Future[bytes]:
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self.calls.append((list(raft_pb2.LeaseRenewRequest.FromString(request).ids), future))
         self.requests.append((path, request))
         self._called.set()
+        self.on_call()
         return future
 
     async def wait_calls(self, count: int) -> None:
@@ -339,6 +343,78 @@ def test_a_broken_connection_is_told_to_the_leader_at_once() -> None:
         again = raft_pb2.LeaseShortenRequest.FromString(follower.channels[FIRST].requests[1][1])
         assert again.ages_us[0] > request.ages_us[0], "it is as old as it is, not as when it was first told"
         follower.channels[FIRST].calls[1][1].set_result(b"")
+
+    run(scenario)
+
+
+def test_the_leader_is_told_of_very_many_lost_leases_some_at_a_time() -> None:
+    """A stream keeps 100,000, and many streams are cut together: all at once is seconds of the leader's loop."""
+
+    async def scenario(follower: Follower) -> None:
+        now = asyncio.get_running_loop().time()
+        channel = follower.channels[FIRST]
+        for first in (1, 1_501):
+            follower.lessor.connections_lost([ConnectionLost(first + number, 0.1, now) for number in range(1_500)])
+        told: list[int] = []
+        while len(told) < 3_000:
+            await channel.wait_calls(len(told) // SHORTEN_MAX + 1)
+            await turn()
+            assert len(channel.calls) == len(told) // SHORTEN_MAX + 1, "one at a time"
+            ids = raft_pb2.LeaseShortenRequest.FromString(channel.requests[-1][1]).ids
+            assert len(ids) <= SHORTEN_MAX
+            told += ids
+            channel.calls[-1][1].set_result(b"")
+        assert told == list(range(1, 3_001))
+        await turn()
+        follower.lessor.connections_lost([ConnectionLost(7, 0.1, now)])
+        await channel.wait_calls(4)
+        channel.calls[-1][1].set_result(b"")
+
+    run(scenario)
+
+
+def test_a_turn_of_the_leader_shortens_some_of_very_many_lost_leases() -> None:
+    async def scenario(member: Follower) -> None:
+        await member.lead()
+        now, turns = asyncio.get_running_loop().time(), Turns()
+        by_turn: Counter[int] = Counter()
+        shorten = member.lessor._shorten
+
+        def counted(lost: list[ConnectionLost]) -> None:
+            by_turn[turns.number] += len(lost)
+            shorten(lost)
+
+        member.lessor._shorten = counted  # type: ignore[method-assign]
+        for first in range(5):
+            lost = [ConnectionLost(first * 1_000 + number, 0.1, now) for number in range(1_000)]
+            member.lessor.connections_lost(lost)
+        while by_turn.total() < 5_000:
+            await turn()
+            member.node.confirm()
+        assert max(by_turn.values()) <= SHORTEN_MAX
+        turns.stop()
+
+    run(scenario)
+
+
+def test_a_turn_asks_a_new_leader_some_of_very_many_questions() -> None:
+    """Clients ask for the time of leases while nobody leads: each call waits in a task."""
+
+    async def scenario(follower: Follower) -> None:
+        follower.node.follow(NONE)
+        request = rpc_pb2.LeaseTimeToLiveRequest(ID=7)
+        asking = [asyncio.create_task(follower.lessor.time_to_live(request)) for _ in range(5 * WOKEN_AT_ONCE)]
+        await turn()
+        channel, turns = follower.channels[FIRST], Turns()
+        by_turn: Counter[int] = Counter()
+        channel.on_call = lambda: by_turn.update([turns.number])
+        follower.node.follow(FIRST)
+        await channel.wait_calls(len(asking))
+        assert max(by_turn.values()) <= WOKEN_AT_ONCE
+        turns.stop()
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
 
     run(scenario)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 
 import pytest
 
 from raftkv import errors
 from raftkv.pb import election_pb2
 from raftkv.rpc.status import Code, RpcError
+from raftkv.server.recipes.local_client import CALLED_AT_ONCE
 from raftkv.server.watch.stream import QUEUED_MAX_BYTES
 from tests.server.recipes.recipes import RecipeMember, quiet
 
@@ -163,6 +165,26 @@ def test_an_observer_sees_every_leader_and_proclamation_once() -> None:
             (8, b"e/c", b"4"),
         ]
         task.cancel()
+
+    _run(scenario)
+
+
+def test_a_turn_tells_some_of_very_many_observers_of_a_new_leader() -> None:
+    async def scenario(member: RecipeMember) -> None:
+        observing = [member.observe(b"e") for _ in range(3 * CALLED_AT_ONCE)]
+        await member.settle()
+        member.put(b"e/a")
+
+        def told() -> int:
+            return sum(len(spectator.sent) for spectator, _ in observing)
+
+        counts = [0]
+        while counts[-1] < len(observing):
+            await asyncio.sleep(0)
+            counts.append(told())
+        assert max(after - before for before, after in pairwise(counts)) <= CALLED_AT_ONCE
+        for _, task in observing:
+            task.cancel()
 
     _run(scenario)
 

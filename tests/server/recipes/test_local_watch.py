@@ -27,7 +27,7 @@ def test_history_then_what_comes() -> None:
     async def scenario(member: RecipeMember) -> None:
         first = member.put(b"a/1")
         member.put(b"b")
-        watch = LocalWatch(member.hub, b"a/", b"a0", first)
+        watch = LocalWatch(member.hub, b"a/", b"a0", first, member.recipe.soon)
         member.catch_up()
         assert await _revisions(watch) == [first]
         waiting = asyncio.ensure_future(_revisions(watch))
@@ -47,7 +47,7 @@ def test_compacted_history_ends_it() -> None:
         for _ in range(3):
             member.put(b"a")
         member.store.compact(4)
-        watch = LocalWatch(member.hub, b"a", b"", 2)
+        watch = LocalWatch(member.hub, b"a", b"", 2, member.recipe.soon)
         member.catch_up()
         with pytest.raises(errors.CompactedError) as ended:
             await watch.next()
@@ -58,7 +58,7 @@ def test_compacted_history_ends_it() -> None:
 
 def test_what_came_before_the_failure_is_still_given() -> None:
     async def scenario(member: RecipeMember) -> None:
-        watch = LocalWatch(member.hub, b"a", b"", member.store.revision + 1)
+        watch = LocalWatch(member.hub, b"a", b"", member.store.revision + 1, member.recipe.soon)
         revision = member.put(b"a")
         watch.fail(errors.StoppedError())
         assert await _revisions(watch) == [revision]

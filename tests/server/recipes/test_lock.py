@@ -12,7 +12,7 @@ from raftkv import errors
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.status import Code
 from raftkv.server.node import slices
-from raftkv.server.recipes.local_client import KEYS_AT_ONCE, refusal
+from raftkv.server.recipes.local_client import CALLED_AT_ONCE, KEYS_AT_ONCE, refusal
 from tests.server.recipes.recipes import RecipeMember, quiet
 
 Scenario = Callable[[RecipeMember], Awaitable[None]]
@@ -116,6 +116,27 @@ def _of_few(find: Callable[[rpc_pb2.RangeRequest], Any]) -> Callable[[rpc_pb2.Ra
         return find(request)
 
     return found
+
+
+def test_a_turn_wakes_some_of_very_many_who_wait_for_one_key() -> None:
+    """One lease is enough for all of them, and each looks at the store when it is woken."""
+
+    async def scenario(member: RecipeMember) -> None:
+        member.lock(b"n", 10)
+        await member.settle()
+        waiting = [member.lock(b"n", 11) for _ in range(3 * CALLED_AT_ONCE)]
+        await member.settle()
+        member.delete(b"n/a")
+        woken: list[int] = []
+        while len(member.node.reading) < len(waiting):
+            before = len(member.node.reading)
+            await asyncio.sleep(0)
+            woken.append(len(member.node.reading) - before)
+        assert max(woken) <= CALLED_AT_ONCE
+        await member.settle()
+        assert {task.result().key for task in waiting} == {b"n/b"}
+
+    _run(scenario)
 
 
 def test_the_same_lease_again_changes_nothing() -> None:

@@ -63,6 +63,22 @@ async def test_the_oldest_of_too_many_unfinished_handshakes_goes(room: Room) -> 
 
 
 @on_loop
+async def test_unfinished_handshakes_leave_room_for_others_however_few_connections_there_may_be(room: Room) -> None:
+    """The peer port takes 64 connections: who knows no certificate must not keep members apart by holding them."""
+    room.issue("server")
+    async with serving(room.security("server"), ServerLimits(connections=8)) as served:
+        half_open = []
+        for _ in range(20):
+            half_open.append(_connect(served))
+            await until(lambda: len(served.server.connections) >= min(len(half_open), 4))
+        assert await asked(served.target, room.security("server").dialing) == "server"
+        assert len(served.server.connections) <= 4
+        for connection in half_open:
+            connection.close()
+        await until(lambda: not served.server.connections)
+
+
+@on_loop
 async def test_few_steps_of_handshakes_are_done_in_one_turn() -> None:
     """A thousand that come at once would hold the loop for a second."""
     waiting, turn = Handshakes(100), [0]
