@@ -184,8 +184,9 @@ class Admission:
 
     def _check_space(self, size_bytes: int) -> None:
         if self._applier.alarms.no_space:
-            # Of both alarms this is what applying tells, and what nobody may overlook.
-            raise errors.CorruptClusterError if self._applier.alarms.corrupt else errors.NoSpaceError
+            if self._applier.alarms.corrupt:  # of both alarms applying tells this one, which nobody may overlook
+                raise errors.CorruptClusterError
+            raise errors.NoSpaceError
         cost = size_bytes + PUT_OVERHEAD_BYTES
         if self._quota_bytes is not None and self._size_bytes() + cost >= self._quota_bytes:
             self._refuse(f"the database has reached its quota of {self._quota_bytes} bytes (--quota-backend-bytes)")
