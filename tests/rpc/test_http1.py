@@ -26,6 +26,8 @@ async def handler(request: HttpRequest) -> HttpResponse:
         case "/show":
             shown = f"{request.method} {request.query} {request.header('x-y')} {request.header('no', '-')}"
             return HttpResponse(200, shown.encode(), (("X-Made", "yes"),))
+        case "/host" | "/":
+            return HttpResponse(200, f"{request.header('host')} {request.target}".encode())
         case "/stream":
             return HttpResponse(200, pieces())
         case "/broken-stream":
@@ -69,6 +71,27 @@ async def test_get() -> None:
     assert head.startswith(b"HTTP/1.1 200 OK\r\n")
     assert b"X-Made: yes" in head
     assert body == b"GET a=1&b z -"
+
+
+@pytest.mark.parametrize(
+    ("target", "seen"),
+    [
+        (b"http://a.example:23/host?a=/b", b"a.example:23 /host?a=/b"),
+        (b"HTTPS://[::1]/host", b"[::1] /host"),
+        (b"http://a.example", b"a.example /"),
+        (b"http://a.example?host", b"a.example /?host"),
+        (b"/host?http://a.example/", b"x /host?http://a.example/"),
+        (b"http://a:b@c.example/host", b"nothing here\n"),
+    ],
+)
+@on_loop
+async def test_a_target_in_absolute_form_names_the_host(target: bytes, seen: bytes) -> None:
+    """RFC 9112, 3.2.2: clients that take this server for their proxy send it, and the Host header counts no more."""
+    async with s.echo_server(LIMITS, handler) as echo:
+        for head in (b"Host: x\r\n", CLOSE):  # the first may become known
+            begin = b"GET %s HTTP/1.1\r\n" % target
+            answer = await exchange(echo.target, begin + head + b"\r\n" + begin + CLOSE + b"\r\n")
+            assert answer.endswith(b"\r\n\r\n" + seen)
 
 
 @on_loop

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 HttpHeaders = tuple[tuple[str, str], ...]
 
@@ -15,7 +16,7 @@ class HttpRequest:
 
     Attributes:
         method: ``GET``, ``POST``, …
-        target: request target as sent: path and query.
+        target: path and query, as sent.
         headers: names in lower case, in order.
         body: whole body, at most ``ServerLimits.http_body_bytes``.
         peer: address of the client.
@@ -51,6 +52,25 @@ class HttpRequest:
             default: returned where there is none.
         """
         return next((value for key, value in self.headers if key == name), default)
+
+
+_ABSOLUTE_FORM: Final = re.compile(r"https?://([^/?@]+)(.*)", re.IGNORECASE | re.DOTALL)
+
+
+def origin_form(target: str, headers: HttpHeaders) -> tuple[str, HttpHeaders]:
+    """Return the target of a request as path and query, and its headers with the host that the target names.
+
+    Clients send a whole URL to what they take for a proxy, and its host counts, not the header's (RFC 9112, 3.2.2).
+
+    Args:
+        target, headers: as sent; a target of another form (``*``) stays as it is.
+    """
+    absolute = _ABSOLUTE_FORM.fullmatch(target)
+    if absolute is None:
+        return target, headers
+    host, rest = absolute.groups()
+    others = tuple(field for field in headers if field[0] != "host")
+    return rest if rest.startswith("/") else "/" + rest, (("host", host), *others)
 
 
 @dataclass(frozen=True, slots=True)

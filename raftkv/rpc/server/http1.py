@@ -26,7 +26,15 @@ from raftkv.rpc.gone import forget_frames
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server.budget import AnswerBudget
 from raftkv.rpc.server.core import Peer
-from raftkv.rpc.server.http import HttpHandler, HttpHeaders, HttpRequest, HttpResponse, close_body, text_response
+from raftkv.rpc.server.http import (
+    HttpHandler,
+    HttpHeaders,
+    HttpRequest,
+    HttpResponse,
+    close_body,
+    origin_form,
+    text_response,
+)
 from raftkv.rpc.server.known_heads import KnownHeads, head_bytes, response_head
 from raftkv.rpc.stall import StallGuard
 
@@ -213,6 +221,8 @@ class Http1Protocol(asyncio.Protocol):
         return self._make_request(head.method.decode("ascii"), head.target.decode("latin-1"), headers, body)
 
     def _make_request(self, method: str, target: str, headers: HttpHeaders, body: bytes) -> HttpRequest:
+        if not target.startswith("/"):
+            target, headers = origin_form(target, headers)
         return HttpRequest(
             method=method,
             target=target,

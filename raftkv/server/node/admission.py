@@ -184,6 +184,8 @@ class Admission:
 
     def _check_space(self, size_bytes: int) -> None:
         if self._applier.alarms.no_space:
+            if self._applier.alarms.corrupt:  # of both alarms applying tells this one, which nobody may overlook
+                raise errors.CorruptClusterError
             raise errors.NoSpaceError
         cost = size_bytes + PUT_OVERHEAD_BYTES
         if self._quota_bytes is not None and self._size_bytes() + cost >= self._quota_bytes:

@@ -92,3 +92,18 @@ def test_what_an_alarm_refuses(cluster: Cluster, kind: Any) -> None:
         assert _told(wire, KV + "Put", put(b"a")) == OK
         again = wire.call(ALARM, Request(action=Request.DEACTIVATE, memberID=9, alarm=kind))
         assert (again.code, list(again.message.alarms)) == ("OK", [])
+
+
+def test_of_both_alarms_corruption_is_told(cluster: Cluster) -> None:
+    """Who hears of space alone would compact, and look no further."""
+    with Wire(cluster.endpoints) as wire:
+        wire.call(LEASE + "LeaseGrant", rpc_pb2.LeaseGrantRequest(TTL=100, ID=7))
+        try:
+            for kind in (rpc_pb2.NOSPACE, rpc_pb2.CORRUPT):
+                raised = wire.call(ALARM, Request(action=Request.ACTIVATE, memberID=9, alarm=kind))
+                assert raised.code == "OK"
+            found = {name: _told(wire, method, request) for name, (method, request, _, _) in ROWS.items()}
+        finally:
+            for kind in (rpc_pb2.NOSPACE, rpc_pb2.CORRUPT):
+                wire.call(ALARM, Request(action=Request.DEACTIVATE, memberID=9, alarm=kind))
+        assert found == {name: row[3] for name, row in ROWS.items()}
