@@ -7,7 +7,9 @@
 A member commits what the others have, however slowly it applies itself: behind one entry that takes minutes, or a
 database whose disk hangs. Its entries are in memory until they are applied and in the database. So above
 ``NodeSettings.unapplied_max_bytes`` it takes no more, as if appends were lost: the leader probes it until it takes one,
-waits for it if there is no quorum without it, and sends it the database if its own log is cut before.
+waits for it if there is no quorum without it, and sends it the database if its own log is cut before. Empty appends are
+left lying too: a refusal would bring the whole database, which cannot be installed while something is being applied,
+each time anew. Heartbeats say what is committed.
 
 This ends by itself: what is committed is applied without anything more of a leader, whoever that is.
 
@@ -54,9 +56,7 @@ class Backlog:
 
     def takes(self, message: Message) -> bool:
         """Whether there is room for a message of another member."""
-        if message.type != MessageType.APPEND or not message.entries:
-            return True
-        if self.size_bytes <= self._settings.unapplied_max_bytes:
+        if message.type != MessageType.APPEND or self.size_bytes <= self._settings.unapplied_max_bytes:
             return True
         self.appends_dropped += 1
         return False

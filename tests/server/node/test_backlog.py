@@ -73,6 +73,10 @@ def test_a_follower_that_applies_nothing_takes_a_limited_number_of_bytes_and_the
         node.receive([frozen.world.heartbeat(leader=2, commit=last)])
         await frozen.world.turns()
         assert len(frozen.world.sender.take(MessageType.HEARTBEAT_RESPONSE)) == 1
+        # A refusal would bring it the database, which it cannot install before it has applied, again and again.
+        node.receive([append(last + 5, [], last + 5)])
+        await frozen.world.turns()
+        assert not frozen.world.sender.take(MessageType.APPEND_RESPONSE)
         await frozen.thaw()
         assert (node.applied, node.backlog.size_bytes) == (last, 0)
         await frozen.fill(60 - last, MIB)
