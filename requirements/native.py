@@ -56,7 +56,7 @@ _NAMES = {
     "raftkv/rpc/server": "budget core http2 known_heads router",
     "raftkv/rpc/sockets": "poller transport",
     "raftkv/server/lease": "keep_alives renewals times",
-    "raftkv/server/node": "applying node proposals reads waits",
+    "raftkv/server/node": "applying backlog node proposals reads waits",
     "raftkv/server/peer": "codec",
     "raftkv/server/services": "kv responder",
     "raftkv/server/watch": "hub index intervals messages piece stream turn",

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from .config import NO_LIMIT
 from .errors import CompactedError, InvalidMessage, InvariantError, UnavailableError
 from .memory_log import ENTRY_OVERHEAD_BYTES, LogReader, MemoryLog, limit_size, size_of
 from .types import Entry, SnapshotMeta
@@ -123,10 +124,12 @@ class RaftLog:
     """
 
     __slots__ = (
+        "_counted_to",
         "_pages",
         "_slice_bytes",
         "_slice_entries",
         "_slice_key",
+        "_waiting_bytes",
         "applied",
         "applying",
         "applying_bytes",
@@ -153,6 +156,9 @@ class RaftLog:
         self.applying_bytes = 0
         self.applying_paused = False
         self._pages: deque[tuple[int, int, int]] = deque()
+        # Size of what is behind those pages, as far as it was counted.
+        self._waiting_bytes = 0
+        self._counted_to = self.applying
         # The last slice cut for an append message: followers at the same point share one list.
         self._slice_key = (0, 0, 0)
         self._slice_entries: list[Entry] = []
@@ -381,11 +387,27 @@ class RaftLog:
         size = payload + ENTRY_OVERHEAD_BYTES * len(entries)
         last = entries[-1].index
         self.applying = last
+        self._waiting_bytes = self._waiting_bytes - size if last < self._counted_to else 0
         self.applying_bytes += size
         self._pages.append((last, size, payload))
         # A page cut short by the limit means that the next entry does not fit until something is applied.
         self.applying_paused = self.applying_bytes >= self.max_applying_bytes or last < high
         return entries
+
+    def unapplied_bytes(self) -> int:
+        """Return the size of what is committed, on this member's disk, and not applied.
+
+        To ask for each append costs nothing until handing out pauses, and then each entry is looked at once.
+        """
+        if not self.applying_paused:
+            return self.applying_bytes  # the next Ready hands out what there is beside
+        high = self.max_appliable()
+        if self._counted_to < self.applying:
+            self._counted_to, self._waiting_bytes = self.applying, 0
+        if self._counted_to < high:
+            self._waiting_bytes += size_of(self.reader.entries(self._counted_to + 1, high + 1, NO_LIMIT))
+            self._counted_to = high
+        return self.applying_bytes + self._waiting_bytes
 
     def applied_to(self, index: int) -> int:
         """Note that the caller applied up to ``index``; return the payload bytes of the pages that this completes."""

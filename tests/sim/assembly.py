@@ -85,6 +85,9 @@ class MemberParameters:
     max_size_per_message_bytes: int = 1 << 20
     max_inflight_messages: int = 64
     max_uncommitted_bytes: int = 1 << 20
+    max_applying_bytes: int = 1 << 24
+    unapplied_max_bytes: int = 1 << 28
+    unwritten_max_bytes: int = 1 << 28
     commit_interval_s: float = 0.1
     compaction_pause_s: float = 0.01
     compaction_keys: int = 1_000
@@ -256,6 +259,13 @@ class Assembly:
         self.raw = self._make_core(log, store)
         ids = request_ids(self.id, int(self.cluster.scheduler.now * 1000) + self.incarnation)
         self.last_id = 0
+        settings = NodeSettings(
+            self.id,
+            self.tick_s,
+            parameters.election_ticks * parameters.tick_s,
+            unapplied_max_bytes=parameters.unapplied_max_bytes,
+            unwritten_max_bytes=parameters.unwritten_max_bytes,
+        )
         self.node = node = Node(
             raw=self.raw,
             log=log,
@@ -263,7 +273,7 @@ class Assembly:
             store=store,
             applier=applier,
             sender=me,
-            settings=NodeSettings(self.id, self.tick_s, parameters.election_ticks * parameters.tick_s),
+            settings=settings,
             ids=map(self._note_id, ids),
             conf_state=store.conf_state,
             applied=store.applied_index,
@@ -288,6 +298,7 @@ class Assembly:
             max_size_per_message_bytes=parameters.max_size_per_message_bytes,
             max_inflight_messages=parameters.max_inflight_messages,
             max_uncommitted_bytes=parameters.max_uncommitted_bytes,
+            max_committed_size_per_ready_bytes=parameters.max_applying_bytes,
             applied=store.applied_index,
         )
         return _Core(config, log, random.Random(self._rng.random()))

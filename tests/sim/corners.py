@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from tests.sim.journal import stream
 from tests.sim.nemesis import DEFRAGMENTING
 from tests.sim.swarm import RunParameters, draw, mixed
 
@@ -126,6 +127,32 @@ def late_corner(seed: int) -> RunParameters:
     )
     network = replace(base.cluster.network, delay_s_mean=0.01, loss=0.1, fifo=False)
     return replace(base, cluster=replace(base.cluster, member=member, network=network))
+
+
+def backlog_corner(seed: int) -> RunParameters:
+    """Databases that hang: members that commit much and apply nothing, and have room for little of it."""
+    base = draw(seed)
+    rng = stream(seed, "backlog")
+    member = replace(
+        base.cluster.member,
+        max_applying_bytes=rng.choice((0, 300)),
+        max_size_per_message_bytes=300,
+        unapplied_max_bytes=rng.choice((300, 1_000)),
+        unwritten_max_bytes=rng.choice((0, 100, 500)),
+        snapshot_entries=rng.choice((5, 20, 1_000)),
+        catch_up_entries=rng.choice((0, 5)),
+        commit_interval_s=0.02,
+    )
+    disk = replace(base.cluster.disk, commit_s_mean=0.001)
+    workload = replace(base.workload, clients_count=8, think_s_mean=0.02, read_weight=2)
+    nemesis = replace(
+        base.nemesis,
+        faults=("slow_database", "slow_database", "slow_database", "crash", "crash_leader", "isolate", "links"),
+        interval_s_mean=0.4,
+        duration_s_mean=1.0,
+    )
+    cluster = replace(base.cluster, voters_count=rng.choice((1, 3, 3, 5)), member=member, disk=disk)
+    return replace(base, duration_s=8.0, cluster=cluster, workload=workload, nemesis=nemesis)
 
 
 def election_corner(seed: int) -> RunParameters:
@@ -275,6 +302,7 @@ CORNERS: dict[str, Callable[[int], RunParameters]] = {
     "divergence": divergence_corner,
     "snapshot": snapshot_corner,
     "late": late_corner,
+    "backlog": backlog_corner,
     "election": election_corner,
     "lease": lease_corner,
     "watch": watch_corner,

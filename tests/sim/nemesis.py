@@ -240,6 +240,16 @@ class Nemesis:
             self._cluster.scheduler.after(self._duration_s(), setattr, device, "slow_factor", 1)
         return True
 
+    def _slow_database(self) -> bool:
+        """Commits of a database take seconds, its log is as fast as ever. Beside ``FAULTS``, as ``_defragment``."""
+        alive = self._alive()
+        if not alive:
+            return False
+        commits = self._cluster.members[self._rng.choice(alive)].commits
+        commits.slow_factor = self._rng.choice((100, 1_000, 10_000))
+        self._cluster.scheduler.after(self._duration_s(), setattr, commits, "slow_factor", 1)
+        return True
+
     def _skew(self) -> bool:
         member = self._cluster.members[self._rng.choice(sorted(self._cluster.members))]
         member.set_tick(self._cluster.parameters.member.tick_s * self._rng.uniform(0.7, 1.4))

@@ -55,6 +55,7 @@ class BudgetMetrics(Collector):
             "responses": (answers.used_bytes, answers.limit_bytes),
             "unfinished_requests": (answers.held_bytes, answers.held_limit_bytes),
             "proposals": (self._node.proposals.unsent_bytes, PENDING_BYTES_MAX),
+            "unapplied": (self._node.backlog.size_bytes, self._node.settings.unapplied_max_bytes),
             "watchers": (self._hub.watcher_bytes, MEMBER_WATCHERS_MAX_BYTES),
             # Each stream to a member has its own: the fullest one counts.
             "peer_messages": (
@@ -86,6 +87,11 @@ class BudgetMetrics(Collector):
                 "raftkv_proposals_dropped_total",
                 "Proposals of other members that this one could not pass on.",
                 self._node.proposals_dropped,
+            ),
+            (
+                "raftkv_appends_dropped_total",
+                "Messages of leaders that were not taken, because too much is committed and not applied.",
+                self._node.backlog.appends_dropped,
             ),
         )
         yield from gauges(

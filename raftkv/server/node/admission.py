@@ -1,4 +1,4 @@
-"""What a member refuses before anything else happens: no leader, learner, too large, no space.
+"""What a member refuses before anything else happens: no leader, learner, too large, too far behind, no space.
 
 Owns the reading of the metadata of calls (``hasleader``, the staleness bound of a read), the size limit of writes, and
 the quota. Applying is deterministic and cannot look at this member's disk; so space is checked here, where a write
@@ -179,6 +179,8 @@ class Admission:
             raise errors.NotSupportedForLearnerError
         if len(data) + REQUEST_OVERHEAD_BYTES > self._max_request_bytes:
             raise errors.RequestTooLargeError
+        if self._node.backlog.is_long:
+            raise errors.TooManyRequestsError
         if can_grow(kind, request):
             self._check_space(len(data))
 

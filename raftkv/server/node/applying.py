@@ -12,7 +12,7 @@ Very many short entries are too much for one turn of the node too: after ``TURN_
 answered as a unit, and the next turn goes on.
 
 What is applied is in memory until the database has it. Entries come faster than that where puts keep large values,
-which do not travel with them: so they wait while the database is ``UNWRITTEN_MAX_BYTES`` behind.
+which do not travel with them: so they wait while the database is ``NodeSettings.unwritten_max_bytes`` behind.
 
 A received snapshot replaces an entry under way with everything behind it, as it contains them; the end of the member
 leaves the disk at the entry before.
@@ -33,6 +33,7 @@ from raftkv.apply.request import INNER_KIND_AT, Kind
 from raftkv.raft.types import Entry, EntryType
 from raftkv.server.histograms import Buckets, doubling
 from raftkv.server.node.proposals import Proposals, Waiter
+from raftkv.server.node.surroundings import NodeSettings
 from raftkv.storage.failpoints import failpoint
 
 SLICE_S: Final = 0.015
@@ -47,10 +48,6 @@ PUT_BYTES_BITS: Final = 12
 _PUT: Final = bytes([Kind.PUT])
 ENTRIES_PER_LOOK: Final = 32
 """Entries between two looks at the clock."""
-
-UNWRITTEN_MAX_BYTES: Final = 256 * 1024 * 1024
-"""Keys and values that the database does not have yet, above which no entry is begun. One adds at most what its puts
-bring and keep (``apply.check.KEPT_VALUES_MAX``)."""
 
 CATCH_UP_S: Final = 0.02
 """Rest between two looks at how far the database is behind."""
@@ -68,6 +65,7 @@ class Owner(Protocol):
     applier: Applier
     applied: int
     proposals: Proposals
+    settings: NodeSettings
     stopped: bool
 
     def apply_conf_change(self, entry: Entry, answers: Answers) -> None:
@@ -242,7 +240,7 @@ class Applying:
     def _is_far_ahead(self) -> bool:
         """Whether the database has to catch up first. One without room does so only by what is still to be applied."""
         store = self._node.applier.store
-        return store.unwritten_bytes > UNWRITTEN_MAX_BYTES and store.space_error is None
+        return store.unwritten_bytes > self._node.settings.unwritten_max_bytes and store.space_error is None
 
     def _wait(self) -> None:
         if not self._is_waiting:

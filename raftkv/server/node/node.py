@@ -41,13 +41,7 @@ from raftkv.apply.auth.caller import Caller
 from raftkv.apply.membership import Decision, conf_change_of
 from raftkv.apply.request import Kind
 from raftkv.pb import raft_pb2, rpc_pb2
-from raftkv.raft.errors import (
-    ConfChangeError,
-    InvalidMessage,
-    ProposalDropped,
-    StepLocalMessage,
-    StepPeerNotFound,
-)
+from raftkv.raft.errors import ConfChangeError, InvalidMessage, ProposalDropped, StepLocalMessage, StepPeerNotFound
 from raftkv.raft.memory_log import MemoryLog
 from raftkv.raft.raw_node import RawNode
 from raftkv.raft.types import (
@@ -65,6 +59,7 @@ from raftkv.raft.types import (
 )
 from raftkv.rpc.cork import Cork
 from raftkv.server.node.applying import Applying
+from raftkv.server.node.backlog import Backlog
 from raftkv.server.node.conf_changes import ConfChanges, hide_beginning
 from raftkv.server.node.disk import Batch, Disk, Restore
 from raftkv.server.node.proposals import Forwarded, Proposals, Waiter
@@ -77,7 +72,6 @@ _log = logging.getLogger(__name__)
 
 APPLY_PER_TURN_MAX: Final = 1_000
 """Committed entries after which a turn gives other work on the loop a chance."""
-
 
 PROPOSE_BYTES_MAX: Final = 1024 * 1024
 """Requests that are proposed as one: what a follower passes on is one message, which its leader has to read."""
@@ -155,6 +149,7 @@ class Node(AwaitableNode):
         self.proposals = Proposals(ids, settings.request_timeout_s)
         # Changes of members that are applied and not told of yet.
         self._changes: list[tuple[Waiter | None, Outcome]] = []
+        self.backlog = Backlog(raw.raft.log, settings)
         self._conf_changes = ConfChanges(raw, self.proposals.is_waiting)
         self._stages = stages
         ask = raw.read_index if stages is None else stages.asking(raw.read_index)
@@ -168,8 +163,7 @@ class Node(AwaitableNode):
         self._loop = asyncio.get_running_loop()
         # What a request's handler has in its context ends with the request: a turn is for all of them.
         self._context = copy_context()
-        self._scheduled = False
-        self._in_turn = False
+        self._scheduled = self._in_turn = False
         self.applying = Applying(self, self._wake)
         self._unwritten_hard_state: HardState | None = None
         self._forwarded = Forwarded()
@@ -278,7 +272,8 @@ class Node(AwaitableNode):
             return
         try:
             for message in messages:
-                self._step(message)
+                if self.backlog.takes(message):
+                    self._step(message)
         except Exception as error:
             self.fatal(error)
             return
@@ -435,6 +430,7 @@ class Node(AwaitableNode):
         try:
             # One tick however late: time in which this process stood still must not count as silence of others.
             self.raw.tick()
+            self.backlog.tick()
             self.reads.tick(now)
             for waiter, sent in self.proposals.take_expired(now):
                 waiter.fail(timeout_error(self, self._sender, waiter.started_at, sent))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from raftkv import errors
 from raftkv.apply.applier import Outcome
@@ -23,20 +23,33 @@ from raftkv.raft.types import NONE, ConfState, Entry, Message
 from raftkv.server.node.proposals import Waiter
 from raftkv.server.node.reads import Reader
 
+UNAPPLIED_MAX: Final = 5_000
+"""As in etcd (maxGapBetweenApplyAndCommitIndex)."""
+
+UNAPPLIED_MAX_BYTES: Final = 256 * 1024 * 1024
+UNWRITTEN_MAX_BYTES: Final = 256 * 1024 * 1024
+
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
-    """Identity and timing of a node.
+    """Identity, timing and limits of a node.
 
     Attributes:
         member_id: of this member.
         tick_s: length of a Raft tick (etcd: heartbeat-interval).
         election_s: election timeout.
+        unapplied_max: entries that are committed for a tick and not applied, above which clients' writes are refused.
+        unapplied_max_bytes: likewise of all that is committed; above it, no more is taken from the leader either.
+        unwritten_max_bytes: keys and values that the database does not have yet, above which no entry is begun. One
+            adds at most what its puts bring and keep (``apply.check.KEPT_VALUES_MAX``).
     """
 
     member_id: int
     tick_s: float
     election_s: float
+    unapplied_max: int = UNAPPLIED_MAX
+    unapplied_max_bytes: int = UNAPPLIED_MAX_BYTES
+    unwritten_max_bytes: int = UNWRITTEN_MAX_BYTES
 
     @property
     def request_timeout_s(self) -> float:

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from raftkv.rpc.server.server import Server
 from raftkv.server.metrics.budgets import BudgetMetrics
+from raftkv.server.node.surroundings import NodeSettings
 
 
 def test_each_budget_has_a_use_and_a_limit() -> None:
@@ -15,7 +16,12 @@ def test_each_budget_has_a_use_and_a_limit() -> None:
         server = Server()
         server.answers.used_bytes, server.answers.held_bytes = 10, 20
         parts = {
-            "node": SimpleNamespace(proposals=SimpleNamespace(unsent_bytes=30), proposals_dropped=2),
+            "node": SimpleNamespace(
+                proposals=SimpleNamespace(unsent_bytes=30),
+                proposals_dropped=2,
+                backlog=SimpleNamespace(size_bytes=35, appends_dropped=3),
+                settings=NodeSettings(1, 0.1, 1.0),
+            ),
             "hub": SimpleNamespace(watcher_bytes=40),
             "admission": SimpleNamespace(disk_free_bytes=50),
             "transport": SimpleNamespace(
@@ -32,6 +38,7 @@ def test_each_budget_has_a_use_and_a_limit() -> None:
         "responses": 10,
         "unfinished_requests": 20,
         "proposals": 30,
+        "unapplied": 35,
         "watchers": 40,
         "peer_messages": 60,
     }
@@ -42,3 +49,4 @@ def test_each_budget_has_a_use_and_a_limit() -> None:
     assert found["raftkv_connections_limit/client"] == 10_000
     assert found["raftkv_disk_free_bytes"] == 50
     assert found["raftkv_proposals_dropped_total"] == 2
+    assert found["raftkv_appends_dropped_total"] == 3

@@ -28,6 +28,7 @@ from raftkv.server.node.surroundings import NodeSettings, Stages
 from tests.apply.machine import Machine
 
 ME = 1
+SETTINGS = NodeSettings(ME, 60.0, 600.0)
 
 
 class Caller(Waiter):
@@ -87,7 +88,13 @@ class MemoryDisk:
 class World:
     """A node among ``voters``; ``stages`` hears of requests; ``raft`` are settings of the core."""
 
-    def __init__(self, voters: tuple[int, ...] = (1, 2, 3), stages: Stages | None = None, **raft: Any) -> None:
+    def __init__(
+        self,
+        voters: tuple[int, ...] = (1, 2, 3),
+        stages: Stages | None = None,
+        settings: NodeSettings = SETTINGS,
+        **raft: Any,
+    ) -> None:
         self.machine = Machine()
         self.sender, self.disk = Sender(), MemoryDisk()
         self.cork = Cork()
@@ -103,7 +110,7 @@ class World:
             store=self.machine.store,
             applier=self.machine.applier,
             sender=self.sender,
-            settings=NodeSettings(ME, 60.0, 600.0),
+            settings=settings,
             ids=count(1),
             conf_state=ConfState(voters=voters),
             applied=0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -193,7 +194,7 @@ def test_entries_wait_for_a_database_that_is_far_behind(is_full: bool, monkeypat
 
     async def scenario() -> None:
         world = await leader()
-        monkeypatch.setattr(applying, "UNWRITTEN_MAX_BYTES", 250)
+        world.node.settings = replace(world.node.settings, unwritten_max_bytes=250)
         monkeypatch.setattr(applying, "ENTRIES_PER_LOOK", 1)
         store = world.machine.store
         commit, asked = store.commit, 0

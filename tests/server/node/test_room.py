@@ -33,7 +33,7 @@ class Room:
         self.copies = copies
         self.alarms = 0
         monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=free_bytes, f_frsize=1))
-        node: Any = SimpleNamespace(leader=1)
+        node: Any = SimpleNamespace(leader=1, backlog=SimpleNamespace(is_long=False))
         applier: Any = SimpleNamespace(alarms=SimpleNamespace(no_space=False))
         self.admission = Admission(
             node,

@@ -8,10 +8,11 @@ from raftkv import errors
 from raftkv.apply import plain, txn
 from raftkv.apply.applier import Applier
 from raftkv.apply.leases import Leases
-from raftkv.raft.types import HardState, Ready
+from raftkv.raft.types import HardState, Message, Ready
 from raftkv.server import wiring
 from raftkv.server.node import node as node_module
 from raftkv.server.node.applying import Applying
+from raftkv.server.node.backlog import Backlog
 from raftkv.server.node.disk import Mark as MarkBatch
 from raftkv.server.node.log_cut import LogCut
 from raftkv.server.node.node import Node
@@ -20,6 +21,7 @@ from raftkv.server.node.reads import ReadQueue
 from raftkv.server.snapshots import SnapshotSender, copies
 from tests.sim import assembly
 from tests.sim.corners import (
+    backlog_corner,
     compaction_corner,
     crash_corner,
     divergence_corner,
@@ -273,3 +275,11 @@ def _skipped_after_slice(patches: Patches) -> None:
         original(applying, under_way)
 
     original = patches.set(Applying, "_slice", apply_sliced)
+
+
+@mutant("full for ever", "what is applied makes room for more of the log (R10)", backlog_corner)
+def _full_for_ever(patches: Patches) -> None:
+    def takes(backlog: Backlog, message: Message) -> bool:
+        return original(backlog, message) and not (message.entries and backlog.appends_dropped)
+
+    original = patches.set(Backlog, "takes", takes)
