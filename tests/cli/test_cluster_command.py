@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from raftkv.cli.cluster.members import Member
+from raftkv.cli.cluster.members import Member, claimed
+from raftkv.cli.exits import CommandError
 from raftkv.cli.cluster.view import Row, make_table, news
 from raftkv.client.local.process import stop_all
 from tests.cli.runner import run_ctl, run_server
@@ -126,6 +127,16 @@ def test_a_taken_port_is_one_line(tmp_path):
             ["cluster", "--size=1", f"--client-ports={port}", f"--peer-ports={free_port()}", f"--data-dir={tmp_path}/x"]
         )
     assert (ran.code, ran.errors) == (1, f"raftkv: cannot listen on 127.0.0.1:{port}: Address already in use\n")
+
+
+def test_two_that_begin_at_once_do_not_both_take_the_ports():
+    ports = [free_port(), free_port()]
+    with claimed(ports):  # nobody listens yet
+        with pytest.raises(CommandError, match=f"cannot listen on 127.0.0.1:{ports[1]}: another .raftkv cluster."):
+            with claimed([free_port(), ports[1]]):
+                pass
+    with claimed(ports):
+        pass
 
 
 @pytest.mark.parametrize(
