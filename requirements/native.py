@@ -125,9 +125,8 @@ def missing() -> str:
     if shutil.which(words[0]) is None:
         return f"a C compiler, and {words[0]} is not found"
     # One that is there and fails would do so for each module, with pages.
-    tried = subprocess.run(
-        [*words, "-x", "c", "-fsyntax-only", "-"], input="#include <stdlib.h>\n", capture_output=True, text=True
-    )
+    trial = [*words, "-x", "c", "-fsyntax-only", "-"]
+    tried = subprocess.run(trial, input="#include <stdlib.h>\n", capture_output=True, text=True, check=False)
     if tried.returncode:
         why = (tried.stderr.strip() or f"exit status {tried.returncode}").splitlines()[0]
         return f"a C compiler, and {words[0]} compiles nothing: {why}"
