@@ -28,6 +28,7 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import sysconfig
 import zipfile
@@ -123,6 +124,12 @@ def missing() -> str:
     words = shlex.split(os.environ.get("CC") or str(sysconfig.get_config_var("CC") or "cc"))
     if shutil.which(words[0]) is None:
         return f"a C compiler, and {words[0]} is not found"
+    # One that is there and fails would do so for each module, with pages.
+    trial = [*words, "-x", "c", "-fsyntax-only", "-"]
+    tried = subprocess.run(trial, input="#include <stdlib.h>\n", capture_output=True, text=True, check=False)
+    if tried.returncode:
+        why = (tried.stderr.strip() or f"exit status {tried.returncode}").splitlines()[0]
+        return f"a C compiler, and {words[0]} compiles nothing: {why}"
     header = Path(sysconfig.get_path("include"), "Python.h")
     return "" if header.exists() else f"Python's headers, and {header} is not there"
 

@@ -52,6 +52,11 @@ def ensure_private_directory(path: str | os.PathLike[str], *, is_own: bool = Tru
             f"directory {path} has mode {stat.S_IMODE(mode):04o}: group or others may write to it; use chmod 0700"
         )
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        if os.statvfs(path).f_flag & os.ST_RDONLY:
+            raise StorageError(
+                f"directory {path} is on a file system that is mounted read-only, as the kernel does after an error of "
+                "the disk: see dmesg, and mount it writable"
+            )
         raise StorageError(f"directory {path} is not readable and writable by this user")
     return path
 

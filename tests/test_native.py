@@ -213,7 +213,10 @@ def test_a_build_without_a_compiler_is_refused_in_a_line(monkeypatch: pytest.Mon
     monkeypatch.setenv("CC", "no-such-compiler -m64")
     with pytest.raises(SystemExit, match="needs a C compiler, and no-such-compiler is not found"):
         native.extensions()
-    monkeypatch.setenv("CC", sys.executable)
+    monkeypatch.setenv("CC", "false -m64")
+    with pytest.raises(SystemExit, match="needs a C compiler, and false compiles nothing: exit status 1 "):
+        native.extensions()
+    monkeypatch.setenv("CC", "cc")
     assert "compiler" not in native.missing()
 
 

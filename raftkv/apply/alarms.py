@@ -7,7 +7,7 @@ version does not know refuses nothing; it can be in a log of another version, so
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol, cast
 
 from raftkv import errors
@@ -19,6 +19,10 @@ from raftkv.storage import schema
 _KEY: Final = struct.Struct(">Qi")
 ALARMS_MAX: Final = 1_000
 """Alarms that may be raised at a time: a client may name any member, also one that does not exist."""
+
+
+OnChange = Callable[[int, int, bool], object]
+"""Hears which member's alarm of which kind is now raised, or not."""
 
 
 class MetaStore(Protocol):
@@ -48,15 +52,18 @@ class Alarms:
     Arguments:
         store: where they are kept.
         bucket: name of their bucket (``storage.schema``).
+        on_change: hears of each alarm that is raised or switched off, also by ``reload``.
 
     Attributes:
         any, no_space, corrupt: whether any alarm, any NOSPACE, any CORRUPT is raised.
     """
 
-    def __init__(self, store: MetaStore, bucket: bytes) -> None:
+    def __init__(self, store: MetaStore, bucket: bytes, on_change: OnChange | None = None) -> None:
         self._store = store
         self._bucket = bucket
+        self._on_change = on_change
         self._raised: set[tuple[int, int]] = set()
+        self._told: set[tuple[int, int]] = set()
         self.any = self.no_space = self.corrupt = False
         self.reload()
 
@@ -67,11 +74,15 @@ class Alarms:
         self._note()
 
     def _note(self) -> None:
-        """Keep the answers that every write asks for."""
+        """Keep the answers that every write asks for, and tell what has changed."""
         kinds = {kind for _, kind in self._raised}
         self.any = bool(kinds)
         self.no_space = rpc_pb2.NOSPACE in kinds
         self.corrupt = rpc_pb2.CORRUPT in kinds
+        if self._on_change is not None:
+            for member_id, kind in sorted(self._raised ^ self._told):
+                self._on_change(member_id, kind, (member_id, kind) in self._raised)
+            self._told = set(self._raised)
 
     def execute(self, request: rpc_pb2.AlarmRequest) -> list[rpc_pb2.AlarmMember]:
         """Carry out GET, ACTIVATE or DEACTIVATE; return the alarms that the response lists.

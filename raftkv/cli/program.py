@@ -35,6 +35,7 @@ def leave(body: Callable[[], int], complain: Callable[[str], None]) -> int:
     Returns:
         the exit code.
     """
+    _open_closed_streams()
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as ``start`` left it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     _keep_memory_out_of_core_dumps()
@@ -54,6 +55,17 @@ def leave(body: Callable[[], int], complain: Callable[[str], None]) -> int:
     return ERROR
 
 
+def _open_closed_streams() -> None:
+    """Let streams that were closed at the start (``>&-``) be /dev/null.
+
+    Else the next file or socket would get the number, and what is written there.
+    """
+    for name in ("stdin", "stdout", "stderr"):  # in the order of their numbers: the lowest free one is given out
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, os.O_RDONLY if name == "stdin" else os.O_WRONLY)
+            setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", encoding="utf-8", closefd=False))
+
+
 def _keep_memory_out_of_core_dumps() -> None:
     """On Linux, let a core dump have no memory in it: passwords, tokens and keys are there.
 
@@ -67,19 +79,14 @@ def _ended(body: Callable[[], int], complain: Callable[[str], None]) -> int:
     try:
         code = body()
     except CommandError as error:
-        _flush()
+        sys.stdout.flush()
         if str(error):
             complain(str(error))
         return error.code
     except KeyboardInterrupt:
         code = INTERRUPTED
-    _flush()
+    sys.stdout.flush()
     return code
-
-
-def _flush() -> None:
-    if sys.stdout is not None:  # as it is in a program that was started with `>&-`
-        sys.stdout.flush()
 
 
 def _discard_output() -> None:
@@ -88,8 +95,7 @@ def _discard_output() -> None:
         null = os.open(os.devnull, os.O_WRONLY)
         for stream in (sys.stdout, sys.stderr):
             try:
-                if stream is not None:
-                    stream.flush()
+                stream.flush()
             except OSError:
                 os.dup2(null, stream.fileno())
         os.close(null)

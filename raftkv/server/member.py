@@ -49,7 +49,7 @@ from raftkv.server.maintenance.leadership import hand_over
 from raftkv.server.maintenance.quotas import QuotaService
 from raftkv.server.maintenance.service import MaintenanceService
 from raftkv.server.maintenance.snapshot import SnapshotService
-from raftkv.server.maintenance.space import Space
+from raftkv.server.maintenance.space import Space, tell_alarm
 from raftkv.server.membership.changes import Changes, Ways
 from raftkv.server.membership.departure import Departure
 from raftkv.server.membership.publication import Attributes, Publication
@@ -169,7 +169,7 @@ class Member:
         self._membership = Membership(store)
         self._departure = Departure(durable.member_id, self._membership, self._leave)
         self.versions = Versions(self._membership, durable.member_id)
-        self._applier = Applier(store, Alarms(store, schema.ALARM), self._membership, Leases(store))
+        self._applier = Applier(store, Alarms(store, schema.ALARM, tell_alarm), self._membership, Leases(store))
         self._make_snapshots(durable)
         self._transport = self._make_transport(durable)
         self.node = self._make_node(durable)

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from raftkv.cli.cluster.members import Member
+from raftkv.cli.cluster.members import Member, claimed
 from raftkv.cli.cluster.view import Row, make_table, news
+from raftkv.cli.exits import CommandError
 from raftkv.client.local.process import stop_all
 from tests.cli.runner import run_ctl, run_server
 from tests.procs import data_directory, free_port
@@ -126,6 +127,15 @@ def test_a_taken_port_is_one_line(tmp_path):
             ["cluster", "--size=1", f"--client-ports={port}", f"--peer-ports={free_port()}", f"--data-dir={tmp_path}/x"]
         )
     assert (ran.code, ran.errors) == (1, f"raftkv: cannot listen on 127.0.0.1:{port}: Address already in use\n")
+
+
+def test_two_that_begin_at_once_do_not_both_take_the_ports():
+    ports = [free_port(), free_port()]
+    text = f"cannot listen on 127.0.0.1:{ports[1]}: another `raftkv cluster` does"
+    with claimed(ports), pytest.raises(CommandError, match=text), claimed([free_port(), ports[1]]):
+        pass  # nobody listens yet
+    with claimed(ports):
+        pass
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from raftkv import __version__
 from tests.cli.programs import Running
 from tests.cli.runner import run_ctl, run_server
 from tests.long import long_except
-from tests.procs import RAFTKV, Cluster
+from tests.procs import RAFTKV, ROOT, Cluster
 
 BIN = Path(sys.executable).parent
 TIMEOUT_S = 30
@@ -59,6 +59,32 @@ def imported_by(code: str) -> set[str]:
         [sys.executable, "-c", f"{code}\nimport sys; print(*sys.modules)"], capture_output=True, text=True, check=True
     )
     return set(done.stdout.split())
+
+
+CLOSED = """
+import os, sys
+from raftkv.cli.program import leave
+
+def body():
+    report = os.open(sys.argv[1], os.O_WRONLY)
+    print("nobody reads this: \\xe4")
+    print("nor this", file=sys.stderr)
+    os.write(2, b"the log writes to numbers")
+    os.write(report, b"above 2" if report > 2 else b"%d" % report)
+    return 7 if sys.stdin.read() == "" and not sys.stdout.isatty() else 1
+
+sys.exit(leave(body, print))
+"""
+
+
+@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", ">&-", "2>&-"])
+def test_streams_that_were_closed_at_the_start_do_not_become_files(tmp_path: Path, closed: str) -> None:
+    """A shell's ``>&-``: what is opened next would have the number, be written to as output, or fail as None."""
+    report = tmp_path / "report"
+    report.touch()
+    words = ["sh", "-c", f'exec "$0" -c "$1" "$2" {closed}', sys.executable, CLOSED, str(report)]
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False, cwd=ROOT)
+    assert (done.returncode, report.read_text()) == (7, "above 2"), done.stderr.decode()
 
 
 def test_start_up_imports_only_what_is_needed():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -56,3 +57,13 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(StorageError, match=f"belongs to user {owner}, and this process runs as user {owner + 1}"):
         ensure_private_directory(tmp_path)
     assert ensure_private_directory(tmp_path, is_own=False) == str(tmp_path)
+
+
+def test_a_file_system_that_is_mounted_read_only_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(StorageError, match="is not readable and writable by this user"):
+        ensure_private_directory(tmp_path)
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_RDONLY))
+    with pytest.raises(StorageError, match="is on a file system that is mounted read-only, as the kernel does"):
+        ensure_private_directory(tmp_path)

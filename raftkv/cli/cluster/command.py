@@ -63,12 +63,14 @@ def main(words: Sequence[str]) -> int:
         parsed = daemon.parse(FLAGS, words, "cluster", takes_rest=True)
     except pflag.HelpRequested:
         return _help()
-    members = members_module.make_members(Path(parsed.values["data-dir"]), *_ports(parsed))
-    members_module.start_all(members, parsed.arguments)
-    try:
-        return asyncio.run(_watch(members))
-    finally:
-        stop_all(members, timeout_s=members_module.STOP_TIMEOUT_S)
+    client_ports, peer_ports = _ports(parsed)
+    with members_module.claimed([*client_ports, *peer_ports]):
+        members = members_module.make_members(Path(parsed.values["data-dir"]), client_ports, peer_ports)
+        members_module.start_all(members, parsed.arguments)
+        try:
+            return asyncio.run(_watch(members))
+        finally:
+            stop_all(members, timeout_s=members_module.STOP_TIMEOUT_S)
 
 
 def _help() -> int:

@@ -6,8 +6,9 @@ in the terminal reaches this program alone, which then stops the children.
 
 from __future__ import annotations
 
+import contextlib
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,27 @@ class Member(ServerProcess):
     def spawn_options(self) -> Mapping[str, Any]:
         """Implement ``ServerProcess.spawn_options``."""
         return {"start_new_session": True}
+
+
+@contextlib.contextmanager
+def claimed(ports: Sequence[int]) -> Iterator[None]:
+    """Keep other ``raftkv cluster`` from ports, also before the members listen: their answers would pass for ours.
+
+    Arguments:
+        ports: of all members.
+
+    Raises:
+        CommandError: another one has claimed a port.
+    """
+    with contextlib.ExitStack() as stack:
+        for port in set(ports):
+            # A name of the kernel's, which goes with this process, and is of its network as ports are.
+            claim = stack.enter_context(socket.socket(socket.AF_UNIX))
+            try:
+                claim.bind(f"\0raftkv-cluster/{port}")
+            except OSError:
+                raise CommandError(f"cannot listen on {HOST}:{port}: another `raftkv cluster` does") from None
+        yield
 
 
 def make_members(directory: Path, client_ports: Sequence[int], peer_ports: Sequence[int]) -> list[Member]:

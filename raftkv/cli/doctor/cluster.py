@@ -18,6 +18,7 @@ from raftkv.cli.doctor.judgement import Answer, Picture
 from raftkv.client.rpc import methods
 from raftkv.errors import ConfigError, StatusError
 from raftkv.pb import rpc_pb2
+from raftkv.pb.enums import alarm_name
 
 if TYPE_CHECKING:
     from raftkv.client.library import Client
@@ -50,7 +51,7 @@ async def ask(kv: Client) -> Picture:
     with contextlib.suppress(StatusError):
         request = rpc_pb2.AlarmRequest(action=rpc_pb2.AlarmRequest.GET)
         alarms = await core.call(methods.ALARM, request, timeout_s=TIMEOUT_S)
-        picture.alarms = [(alarm.memberID, rpc_pb2.AlarmType.Name(alarm.alarm)) for alarm in alarms.alarms]
+        picture.alarms = [(alarm.memberID, alarm_name(alarm.alarm)) for alarm in alarms.alarms]
     given = [endpoint.text for endpoint in core.endpoints]
     answers = await asyncio.gather(*(_ask_member(core, endpoint) for endpoint in given))
     known = {answer.member_id for answer in answers}

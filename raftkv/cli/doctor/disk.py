@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tempfile
@@ -146,7 +147,11 @@ def check_latency(subject: str, path: Path) -> Finding:
     try:
         times_ms = sync_times_ms(path)
     except OSError as error:
-        return skipped(subject, f"cannot write there: {error.strerror}")
+        figure = f"cannot write there: {error.strerror}"
+        if error.errno == errno.EROFS:
+            advice = "no member starts there: the kernel does that after an error of the disk (dmesg)"
+            return failure(subject, figure, advice)
+        return skipped(subject, figure)
     p50, p99 = (times_ms[min(int(len(times_ms) * share), len(times_ms) - 1)] for share in (0.5, 0.99))
     figure = f"p50 {p50:.2f} ms, p99 {p99:.2f} ms of {len(times_ms)}"
     advice = f"below {SLOW_SYNC_MS:g} ms is asked for: use an SSD, and let nobody share it"

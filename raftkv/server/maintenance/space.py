@@ -9,16 +9,38 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import Protocol
+from typing import Final, Protocol
 
 from raftkv.apply.alarms import Alarms
 from raftkv.apply.auth.caller import MEMBER
 from raftkv.apply.request import Kind
 from raftkv.errors import StatusError
 from raftkv.pb import rpc_pb2
+from raftkv.pb.enums import alarm_name
 from raftkv.server.node.surroundings import MemberLoop
 
 _log = logging.getLogger(__name__)
+
+
+_MEANINGS: Final[dict[int, str]] = {
+    rpc_pb2.NOSPACE: "writes that need room are refused on all members; make room",
+    rpc_pb2.CORRUPT: "all writes are refused on all members; compare raftkvctl endpoint hashkv --cluster, replace the "
+    "member that differs",
+}
+
+
+def tell_alarm(member_id: int, kind: int, is_raised: bool) -> None:
+    """Tell in the log of this member of an alarm of any: its clients are refused, and its operator looks here.
+
+    Arguments:
+        member_id, kind, is_raised: as of ``apply.alarms.OnChange``.
+    """
+    name = alarm_name(kind)
+    if not is_raised:
+        _log.info("the %s alarm of member %x is switched off", name, member_id)
+        return
+    meaning = _MEANINGS.get(kind, "it is of a version that this one does not know")
+    _log.warning("the %s alarm of member %x is raised: %s, then raftkvctl alarm disarm", name, member_id, meaning)
 
 
 class CopiesSent(Protocol):

@@ -14,6 +14,7 @@ as a founder again (``check_founder``); it asks who is there, and founds if nobo
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -30,6 +31,7 @@ from raftkv.rpc.tls import Security
 from raftkv.server.node.bootstrap import Origin
 from raftkv.server.peer.transport import PEER_CHANNEL, targets
 
+_log = logging.getLogger(__name__)
 MEMBERS: Final = SERVICES["raftkvpb.Peer"]["Members"]
 ASK_TIMEOUT_S: Final = 5.0
 """Longest wait for one peer URL."""
@@ -87,7 +89,16 @@ async def check_founder(config: ServerConfig, ssl: Security | None) -> None:
     founders = config.founding_members()
     others = sorted(url for _, (name, urls) in founders.items() if name != config.name for url in urls)
     asked = (_ask(url, ssl, FOUNDER_ASK_TIMEOUT_S) for url in others)
-    for answer in await asyncio.gather(*asked, return_exceptions=True):
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    if others and not any(isinstance(answer, raft_pb2.MembersResponse) for answer in answers):
+        _log.warning(
+            "no other founder answers, so this member begins as one of a new cluster: right at its first start. If it "
+            "has run before, its data is not in %s: stop it, bring the data back, or remove the member and add it "
+            "again (raftkvctl member remove %x, then member add)",
+            config.data_dir,
+            config.member_id,
+        )
+    for answer in answers:
         if isinstance(answer, raft_pb2.MembersResponse) and answer.cluster_id == cluster_id.cluster_id(founders):
             for member in answer.members:
                 if config.member_id == member.ID:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import json
 import os
@@ -13,7 +14,7 @@ import pytest
 from raftkv.cli.backup.manifest import Manifest, name_of
 from raftkv.cli.doctor import command, disk, machine
 from raftkv.cli.doctor.certificates import check_certificates, check_files
-from raftkv.cli.doctor.finding import Level
+from raftkv.cli.doctor.finding import Finding, Level
 from raftkv.cli.exits import CommandError
 from raftkv.cli.main import main as raftkv
 from raftkv.config import ServerConfig, TLSFiles
@@ -53,6 +54,19 @@ def test_a_file_system_without_nameless_files(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(os, "open", without)
     assert len(disk.sync_times_ms(tmp_path)) == 5
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_system_that_is_mounted_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refused(*_: object) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(disk, "_nameless", refused)
+    assert disk.check_latency("sync", tmp_path) == Finding(
+        "sync",
+        Level.FAILURE,
+        "cannot write there: Read-only file system",
+        "no member starts there: the kernel does that after an error of the disk (dmesg)",
+    )
 
 
 def test_rights_of_a_directory(tmp_path: Path):

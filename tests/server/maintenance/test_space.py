@@ -12,7 +12,7 @@ import pytest
 from raftkv import errors
 from raftkv.apply.alarms import Alarms
 from raftkv.pb import rpc_pb2
-from raftkv.server.maintenance.space import Space
+from raftkv.server.maintenance.space import Space, tell_alarm
 from raftkv.storage import schema
 
 MEMBER_ID = 7
@@ -95,3 +95,30 @@ def test_without_a_leader_it_is_tried_in_silence(caplog: pytest.LogCaptureFixtur
     asyncio.run(member.meet_a_full_disk(2))
     assert member.proposed == 1
     assert _lines(caplog) == [LINE]
+
+
+def test_each_member_tells_of_alarms_that_are_raised_switched_off_and_found(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    records: dict[bytes, bytes] = {}
+    store: Any = SimpleNamespace(
+        meta_items=lambda bucket: records.items(),
+        meta_put=lambda bucket, key, value: records.update({key: value}),
+        meta_delete=lambda bucket, key: records.pop(key),
+    )
+    alarms = Alarms(store, schema.ALARM, tell_alarm)
+    on, off = rpc_pb2.AlarmRequest.ACTIVATE, rpc_pb2.AlarmRequest.DEACTIVATE
+    for action, kind in ((on, rpc_pb2.NOSPACE), (on, rpc_pb2.NOSPACE), (on, rpc_pb2.CORRUPT), (off, rpc_pb2.CORRUPT)):
+        alarms.execute(rpc_pb2.AlarmRequest(action=action, memberID=0xAB, alarm=kind))
+    full = (
+        "the NOSPACE alarm of member ab is raised: writes that need room are refused on all members; "
+        "make room, then raftkvctl alarm disarm"
+    )
+    assert _lines(caplog) == [
+        full,
+        "the CORRUPT alarm of member ab is raised: all writes are refused on all members; compare raftkvctl endpoint "
+        "hashkv --cluster, replace the member that differs, then raftkvctl alarm disarm",
+        "the CORRUPT alarm of member ab is switched off",
+    ]
+    Alarms(store, schema.ALARM, tell_alarm)  # the next start
+    alarms.reload()  # the same by a database that was received
+    assert _lines(caplog)[3:] == [full]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import pytest
 
@@ -10,7 +11,7 @@ from raftkv.config import ServerConfig
 from raftkv.errors import ConfigError
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.rpc.server.server import Server
-from raftkv.server.membership.joining import MEMBERS, assign, discover
+from raftkv.server.membership.joining import MEMBERS, assign, check_founder, discover
 
 A, B, C = (f"http://127.0.0.1:{port}" for port in (1, 2, 3))
 
@@ -98,3 +99,17 @@ def test_nobody_answers() -> None:
 def test_a_server_that_knows_no_such_question() -> None:
     with pytest.raises(ConfigError, match="could not retrieve cluster information from the given URLs"):
         _discover(None)
+
+
+def test_a_founder_that_reaches_nobody_says_what_to_do_if_it_is_none(caplog: pytest.LogCaptureFixture) -> None:
+    alone = ServerConfig(
+        name="b", data_dir="/nowhere/b", initial_cluster=f"b={B}", initial_advertise_peer_urls=(B,), insecure_peers=True
+    )
+    asyncio.run(check_founder(alone, None))
+    assert caplog.messages == []
+
+    config = dataclasses.replace(alone, initial_cluster=f"a=http://127.0.0.1:1,b={B}")
+    asyncio.run(check_founder(config, None))
+    (line,) = caplog.messages
+    assert "no other founder answers" in line
+    assert f"raftkvctl member remove {config.member_id:x}" in line
