@@ -277,7 +277,8 @@ def test_streams_end_with_a_signed_token(tmp_path: Path, method: str) -> None:
         else:
             assert call.status == BAD_TOKEN
         # A stream of watches outlasts its token, and is not looked at again for it.
-        assert [live._timer for live in world.users.live._calls] == [None] * (not call.done)
+        live = world.users.live
+        assert [live.of(each)._timer for each in live._calls] == [None] * (not call.done)
 
     main()
 
@@ -301,8 +302,7 @@ async def test_a_turn_looks_through_some_of_what_ends_with_a_token(tmp_path: Pat
             by_turn[turns.number] += 1
             yield
 
-    (live,) = world.users.live._calls
-    live.recheck = recheck
+    world.users.live.of(call).recheck = recheck
     await until(lambda: by_turn.total() >= 50)
     assert max(by_turn.values()) < 50
     turns.stop()
