@@ -78,7 +78,6 @@ _log = logging.getLogger(__name__)
 APPLY_PER_TURN_MAX: Final = 1_000
 """Committed entries after which a turn gives other work on the loop a chance."""
 
-
 PROPOSE_BYTES_MAX: Final = 1024 * 1024
 """Requests that are proposed as one: what a follower passes on is one message, which its leader has to read."""
 
@@ -102,6 +101,7 @@ class Node(AwaitableNode):
         sender: delivers messages.
         settings: timing.
         ids: fresh request ids.
+        conf_state, applied: the members as of the last applied entry, and its index.
         on_fatal: called once, with the error that stopped the member.
         install_snapshot: replaces the store by a received snapshot, whose marker is in the log, and calls back when it
             has; the loop goes on meanwhile, but for applying and acknowledging.
