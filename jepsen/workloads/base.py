@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from jepsen.checker import Checker
 from jepsen.client import Client
@@ -33,6 +32,9 @@ class Workload(Protocol):
 
     Values written must be unique in the run (``Client.fresh_value``): the checkers find requests by them. For the same
     reason a txn that deletes must also put, in the same branch; a plain delete needs no such mark.
+
+    A workload with tasks of its own beside the load has ``companions(scene)`` too, which returns them as coroutines:
+    they go on through all faults, and end soon after ``scene.ending`` says so.
     """
 
     name: str
@@ -44,14 +46,6 @@ class Workload(Protocol):
 
     async def finish(self, client: Client) -> None:
         """Do the last reads, when all faults are healed and all other clients have ended."""
-        ...
-
-
-class Accompanied(Workload, Protocol):
-    """A workload with tasks of its own beside the load, such as watchers."""
-
-    def companions(self, scene: Scene) -> Iterable[Coroutine[Any, Any, None]]:
-        """Return tasks that go on through all faults and end soon after ``scene.ending`` says so."""
         ...
 
 

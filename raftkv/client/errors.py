@@ -56,7 +56,8 @@ class EndpointsFailed(errors.ContextDeadlineExceededError, ConnectionError):
     def __init__(self, failures: dict[str, str], timeout_s: float, *, definite: bool, explain: bool = True) -> None:
         self.failures = plain_failures(failures)
         reasons = "; ".join(f"{endpoint}: {reason}" for endpoint, reason in self.failures.items())
-        super().__init__(f"no answer within {timeout_s:g} s from {reasons or 'any endpoint'}" if explain else None)
+        waited = f"{round(timeout_s, 3):g} s"
+        super().__init__(f"no answer within {waited} from {reasons or 'any endpoint'}" if explain else None)
         self.__dict__["definite"] = definite
 
 

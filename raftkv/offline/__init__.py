@@ -10,7 +10,7 @@ Laws:
 
 Example::
 
-    report = verify_log("default.raftkv")
+    report = verify_log("default.etcd")
 
 Leaves out: words, output and exit codes (``cli.utl``), and everything that needs a running member.
 """

@@ -1,6 +1,6 @@
 """A member's log, or archived segments of one, read without changing anything, also while the member runs.
 
-    verified = verify("default.raftkv/member/wal")     # the whole chain of checksums, and what the log says
+    verified = verify("default.etcd/member/wal")     # the whole chain of checksums, and what the log says
     for found in entries(...): ...
 
 Owns what a *running* member does to a reader: the last segment grows while it is read, so a frame may be half there;

@@ -104,7 +104,7 @@ class Progress:
         "state",
     )
 
-    def __init__(self, next: int, inflights: Inflights, is_learner: bool = False) -> None:
+    def __init__(self, next: int, inflights: Inflights) -> None:
         # The follower's log is known to equal ours up to here.
         self.match = 0
         # First entry not yet sent. Everything between match and next is on its way.
@@ -119,7 +119,8 @@ class Progress:
         # No append leaves until a heartbeat response or an acknowledgement comes (probe sent, or window full).
         self.paused = False
         self.inflights = inflights
-        self.is_learner = is_learner
+        # Kept equal to the configuration by ``Tracker.switch``.
+        self.is_learner = False
 
     def reset(self, next: int, match: int) -> None:
         """Start anew for a new term.

@@ -144,7 +144,7 @@ def test_two_that_begin_at_once_do_not_both_take_the_ports():
         (["--size=0"], "--size must be between 1 and 6 (set to 0)"),
         (["--size=2", "--client-ports=1"], "--client-ports must be 2 numbers (set to 1)"),
         (["--size=1", "--client-ports=x"], "--client-ports must be 1 numbers (set to x)"),
-        (["--siz=1"], "unknown flag: --siz"),
+        (["--siz=1"], "unknown flag: --siz (did you mean --size?)"),
         (["extra"], "'extra' is not a valid flag of raftkv cluster"),
     ],
 )

@@ -70,6 +70,7 @@ BENCH = ["put", "range", "txn-put", "mixed", "watch", "watch-latency", "lease-ke
 def test_a_page_has_its_own_options_first_an_example_and_the_way_to_the_global_ones(command: str) -> None:
     text = page(command)
     assert max(map(len, text.splitlines())) <= WIDTH
+    assert not re.search(r"(\w-|-\w,)$", text, re.MULTILINE), "a flag is broken into two lines"
     own, _, rest = text.partition("\n\nExample")
     assert f"  raftkvctl {command}" in rest
     assert "--endpoints" not in own
@@ -101,7 +102,11 @@ def test_global_options_are_described_with_default_and_variable() -> None:
 
 def test_help_of_bench_is_its_page() -> None:
     assert isinstance(LEAVES["bench"], External)
-    assert b"watch-latency" in run_ctl(["help", "bench"]).output
+    pages = [run_ctl(words) for words in (["help", "bench"], ["bench", "--help"], ["bench"])]
+    assert {(page.code, page.errors) for page in pages} == {(0, "")}
+    assert {page.output for page in pages} == {pages[0].output}
+    assert b"watch-latency" in pages[0].output
+    assert b"..." not in pages[0].output.partition(b"Commands:")[2], "a description is cut short"
 
 
 @pytest.mark.parametrize("branch", ["run", "checkpoint", "member", "lease", "endpoint", "alarm", "downgrade", "check"])

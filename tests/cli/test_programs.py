@@ -142,6 +142,8 @@ def test_help_of_the_server():
 def test_unknown_commands():
     assert run_ctl(["gett", "a"]).errors == 'Error: unknown command "gett" for "raftkvctl" (did you mean get?)\n'
     assert run_ctl(["endpoint", "--nothing"]).errors == "Error: unknown flag: --nothing\n"
+    assert run_ctl(["get", "a", "--limt", "1"]).errors == "Error: unknown flag: --limt (did you mean --limit?)\n"
+    assert run_server(["--nam", "x"]).errors == "raftkv: flag provided but not defined: -nam (did you mean --name?)\n"
     assert run_server(["grpc-proxy", "start"]).errors == "raftkv: grpc-proxy is not implemented in raftkv\n"
     assert run_ctl(["version"], environment={"ETCDCTL_API": "2"}).errors == "Error: unsupported API version: 2\n"
 

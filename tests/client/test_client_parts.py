@@ -107,6 +107,11 @@ def test_every_endpoint_is_named_with_its_reason_and_whether_it_can_have_happene
     assert not raised.value.definite
 
 
+def test_a_time_limit_is_told_without_the_noise_of_floats():
+    assert str(EndpointsFailed({}, 2.99999, definite=True)) == "no answer within 3 s from any endpoint"
+    assert str(EndpointsFailed({}, 0.25, definite=True)) == "no answer within 0.25 s from any endpoint"
+
+
 def test_an_endpoint_that_is_silent_is_left_by_the_next_call():
     late = RpcError(errors.DEADLINE_EXCEEDED, "context deadline exceeded")
     cluster = FakeCluster(a=[late], b=[rpc_pb2.PutResponse().SerializeToString()])

@@ -139,3 +139,47 @@ def test_a_failed_snapshot_is_probed_from_the_old_match() -> None:
     progress.pending_snapshot = 0
     progress.become_probe()
     assert (progress.match, progress.next) == (3, 4)
+
+
+def streaming(match: int, sent: int) -> Progress:
+    """A follower that acknowledged up to ``match``, and is sent everything up to ``sent``, with that commit index."""
+    progress = Progress(match + 1, Inflights(3, 0))
+    progress.maybe_update(match)
+    progress.become_replicate()
+    progress.sent_entries(sent - match, 1)
+    progress.sent_commit = sent
+    return progress
+
+
+def test_a_commit_index_that_was_lost_with_its_entries_is_sent_again_with_them() -> None:
+    progress = streaming(match=2, sent=6)
+    assert not progress.can_bump_commit(6)
+    progress.become_probe()
+    assert progress.sent_commit == 2
+    progress.become_replicate()
+    progress.sent_entries(4, 1)
+    assert progress.can_bump_commit(6)
+
+
+def test_a_rejected_probe_takes_its_commit_index_back() -> None:
+    progress = Progress(7, Inflights(3, 0))
+    progress.sent_commit = 6
+    assert progress.maybe_decrement(6, 3)
+    assert (progress.next, progress.sent_commit, progress.is_paused()) == (4, 3, False)
+
+
+def test_a_snapshot_brings_its_commit_index() -> None:
+    progress = streaming(match=2, sent=4)
+    progress.become_snapshot(9)
+    assert (progress.sent_commit, progress.inflights.indexes()) == (9, [])
+    progress.become_probe()
+    assert (progress.next, progress.sent_commit) == (10, 9)
+
+
+def test_a_new_term_knows_nothing_of_what_was_sent_in_the_last() -> None:
+    progress = streaming(match=2, sent=6)
+    progress.become_snapshot(9)
+    progress.reset(next=10, match=0)
+    assert (progress.state, progress.is_paused(), progress.pending_snapshot) == (PROBE, False, 0)
+    assert (progress.match, progress.next, progress.sent_commit) == (0, 10, 0)
+    assert (progress.inflights.indexes(), progress.recent_active) == ([], False)

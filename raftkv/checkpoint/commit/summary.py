@@ -83,11 +83,6 @@ def indexed(run: RegistryKeys, checkpoint: Checkpoint) -> list[Operation]:
     return [put(key) for key in _index_keys(run, checkpoint)]
 
 
-def unindexed(run: RegistryKeys, checkpoint: Checkpoint) -> list[Operation]:
-    """Return the deletions of a checkpoint's metrics from the index."""
-    return [delete(key) for key in _index_keys(run, checkpoint)]
-
-
 def reindexed(run: RegistryKeys, before: Checkpoint, after: Checkpoint) -> list[Operation]:
     """Return what changes in the index when a checkpoint gets other metrics."""
     old, new = set(_index_keys(run, before)), set(_index_keys(run, after))

@@ -74,7 +74,10 @@ def range_(
     key_space_size: int,
     **shared: Any,
 ) -> None:
-    """Read KEY (to END); without KEY, single keys of a space that is written first."""
+    """Read keys.
+
+    Each read is of KEY (to END); without KEY, of single keys of a space that is written first.
+    """
     keys = [key.encode()] if key is not None else _fill(shared["endpoints"], key_size, val_size, key_space_size)
 
     def requests(rank: int) -> Iterator[Request]:

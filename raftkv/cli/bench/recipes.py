@@ -32,7 +32,10 @@ def _no_requests(rank: int) -> Iterator[Request]:
 @shared_flags
 @number("--leases", 0, 0, "Number of leases in all; 0 means one for each client.")
 def lease_keepalive(leases: int, **shared: Any) -> None:
-    """Renew leases; each client is a stream with one renewal under way."""
+    """Renew leases.
+
+    Each client is a stream with one renewal under way.
+    """
 
     def make(share: Share) -> _Renewals:
         # Leases are shared out as the clients are.
@@ -46,10 +49,11 @@ def lease_keepalive(leases: int, **shared: Any) -> None:
 @shared_flags
 @number("--locks", 1, 1, "Number of names that the clients contend for.")
 def lock(locks: int, **shared: Any) -> None:
-    """Acquire and release locks; the clients contend for --locks names, each process for its own.
+    """Acquire and release locks.
 
-    A call is an acquisition with the release that follows; its latency is that of the acquisition. No two clients may
-    hold a name at the same time: that is checked.
+    The clients contend for --locks names, each process for its own. A call is an
+    acquisition with the release that follows; its latency is that of the acquisition. No two clients may hold a name at
+    the same time: that is checked.
     """
 
     def make(share: Share) -> _Locks:

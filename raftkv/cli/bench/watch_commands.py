@@ -57,10 +57,10 @@ def watch(
     val_size: int,
     **shared: Any,
 ) -> None:
-    """Put TOTAL times and deliver each event to all watchers of its key; every watcher is checked.
+    """Put keys and deliver each event to all its watchers.
 
-    --clients are the puts under way (from the main process), --conns the connections of the watchers, which live in
-    --processes of their own. The rate is that of events, from the first put to the last event.
+    Every watcher is checked. --clients are the puts under way (from the main process), --conns the connections of the
+    watchers, which live in --processes of their own. The rate is that of events, from the first put to the last event.
     """
     keys = [f"bench-watch/{number:08d}".encode() for number in range(watched_key_total)]
     with failures_in_one_line():
@@ -187,7 +187,10 @@ def _print_watch(summary: dict[str, Any], as_json: bool) -> None:
 @PUT_RATE_FLAG
 @click.option("--watch-endpoints", default="", help="Members to watch at, if not those that the puts go to.")
 def watch_latency(put_rate: float, watch_endpoints: str, val_size: int, **shared: Any) -> None:
-    """Measure from the sending of a put to its event at one watcher; each client has a key and a watcher."""
+    """Measure the time from a put to its event.
+
+    Each client has a key and a watcher.
+    """
     with failures_in_one_line():
         members = choose_members(shared["endpoints"], shared["target_leader"])
         watched = watch_endpoints.split(",") if watch_endpoints else members

@@ -17,12 +17,10 @@ def version(invocation: Invocation) -> None:
 
 def options(invocation: Invocation) -> None:
     """Describe the options that every command has."""
-    import click
-
     from raftkv.cli.ctl.tree import GLOBAL_FLAGS
-    from raftkv.cli.goflags.command import flag_row
+    from raftkv.cli.goflags.command import Page, flag_row
 
-    formatter = click.HelpFormatter(max_width=80)
+    formatter = Page(max_width=80)
     formatter.write_text("Every command of raftkvctl takes these options, before or after its name.")
     formatter.write_text("An option that is not given is taken from its environment variable.")
     formatter.write_paragraph()

@@ -101,7 +101,7 @@ WATCH_FLAGS = (
 )
 
 _PUT_DETAILS = (
-    """Without VALUE, the value is read from standard input.  Write "--" before a VALUE that begins with "-"."""
+    """Without VALUE, the value is read from standard input. Write "--" before a VALUE that begins with "-"."""
 )
 _TXN_DETAILS = """Reads three parts from standard input, each ended by an empty line: comparisons, the requests to make
 if all of them hold, and the requests to make otherwise.
@@ -114,14 +114,14 @@ get k
 \b
 del k"""
 _WATCH_DETAILS = """The COMMAND runs for each change and finds it in its environment: ETCD_WATCH_REVISION,
-ETCD_WATCH_EVENT_TYPE, ETCD_WATCH_KEY and ETCD_WATCH_VALUE.  KEY and END may also be given by the environment variables
+ETCD_WATCH_EVENT_TYPE, ETCD_WATCH_KEY and ETCD_WATCH_VALUE. KEY and END may also be given by the environment variables
 ETCDCTL_WATCH_KEY and ETCDCTL_WATCH_RANGE_END.
 
 With -i each line of standard input is "watch" with flags and command, or "progress".
 
 If a member is lost, the watch goes on at another endpoint; no change is lost or printed twice."""
-_LOCK_DETAILS = """Without COMMAND the lock is held until SIGINT or SIGTERM arrives.  COMMAND finds ETCD_LOCK_KEY and
-ETCD_LOCK_REV in its environment; its exit code becomes that of raftkvctl.  It is ended if the lock is lost.  Write "--"
+_LOCK_DETAILS = """Without COMMAND the lock is held until SIGINT or SIGTERM arrives. COMMAND finds ETCD_LOCK_KEY and
+ETCD_LOCK_REV in its environment; its exit code becomes that of raftkvctl. It is ended if the lock is lost. Write "--"
 before a COMMAND that has flags of its own."""
 
 
@@ -188,7 +188,7 @@ def _coordination_commands() -> list[Leaf]:
     ttl = Flag("ttl", INT, 10, "seconds after which a holder that has died loses the lock")
     listen = Flag("listen", BOOL, usage="only print who leads", short="l")
     elect_details = """With PROPOSAL it takes part: when it leads it prints its key, and it stays until SIGINT or
-SIGTERM arrives; then it resigns.  Its lease has a TTL of 60 seconds."""
+SIGTERM arrives; then it resigns. Its lease has a TTL of 60 seconds."""
     return [
         _leaf("lock", "ctl.lock:lock", "NAME [COMMAND ...]", "Hold a lock", (ttl,), _LOCK_DETAILS)(
             "lock backup", "lock backup -- ./backup.sh --full"
@@ -262,10 +262,10 @@ def _maintenance_commands() -> list[click.Command]:
         _leaf("list", "ctl.maintenance:alarm_list", "", "List all alarms")("alarm list"),
         _leaf("disarm", "ctl.maintenance:alarm_disarm", "", "Disarm all alarms")("alarm disarm"),
     ]
-    defrag = """The database is written anew without the room that compactions have freed.  The member serves clients
+    defrag = """The database is written anew without the room that compactions have freed. The member serves clients
 meanwhile."""
-    move = "MEMBER is an id in hexadecimal.  The leader must be among the endpoints."
-    target = """VERSION is the minor version before the cluster's.  The job is recorded and shown by endpoint status;
+    move = "MEMBER is an id in hexadecimal. The leader must be among the endpoints."
+    target = """VERSION is the minor version before the cluster's. The job is recorded and shown by endpoint status;
 raftkv itself has no older version to go back to."""
     downgrade = [
         _leaf("validate", "ctl.maintenance:downgrade_validate", "VERSION", "Ask whether a downgrade is possible")(
@@ -277,7 +277,7 @@ raftkv itself has no older version to go back to."""
         _leaf("cancel", "ctl.maintenance:downgrade_cancel", "", "Cancel the downgrade under way")("downgrade cancel"),
     ]
     save = """FILE is a database in etcd's own format with its SHA-256: raftkvutl snapshot and etcdutl snapshot read
-it.  It is written as FILE.part, and gets its name when it is whole.  There is no time limit without
+it. It is written as FILE.part, and gets its name when it is whole. There is no time limit without
 --command-timeout."""
     snapshot = [
         _leaf("save", "ctl.snapshot:snapshot_save", "FILE", "Save the state of a member to a file", (), save)(
@@ -330,8 +330,8 @@ def _check_commands() -> Branch:
         )
 
     perf_flags, scale_flags = flags("/etcdctl-check-perf/"), flags("/etcdctl-check-datascale/")
-    perf = """The loads are 150, 1000, 8000 and 15000 puts a second.  PASS needs nine tenths of that, no put slower than
-0.5 s, and a standard deviation below 0.1 s.  Ctrl-C prints what was measured until then."""
+    perf = """The loads are 150, 1000, 8000 and 15000 puts a second. PASS needs nine tenths of that, no put slower than
+0.5 s, and a standard deviation below 0.1 s. Ctrl-C prints what was measured until then."""
     scale = "The loads are 10,000, 100,000, 1,000,000 and 3,000,000 keys of 1 KiB."
     children = [
         _leaf("perf", "ctl.check:perf", "", "Put at a steady rate for 60 s and judge the cluster", perf_flags, perf)(
@@ -349,7 +349,7 @@ def _check_commands() -> Branch:
     return Branch("check", "Judge a cluster by its answers to a load", children, GLOBAL_FLAGS)
 
 
-(_JSON,) = _ours(Flag("json", BOOL, usage="print JSON; watch prints one object a line"))
+(_JSON,) = _ours(Flag("json", BOOL, usage="print JSON"))
 _QUOTA_FLAGS = _ours(
     Flag("bytes", default="0", usage="largest sum of keys and values: 1000, 64KiB, 2GB; 0 means no limit"),
     Flag("keys", INT, usage="largest number of keys; 0 means no limit"),
@@ -357,8 +357,8 @@ _QUOTA_FLAGS = _ours(
 
 
 def _quota_commands() -> Branch:
-    details = """What exists below PREFIX is counted, its history is not.  A write that would take more is refused, as a
-whole; deletions give room back.  Prefixes may overlap."""
+    details = """What exists below PREFIX is counted, its history is not. A write that would take more is refused, as a
+whole; deletions give room back. Prefixes may overlap."""
     flags = (*_QUOTA_FLAGS, _JSON)
     children = [
         _leaf(
@@ -395,10 +395,10 @@ _EXEC_FLAGS = _ours(
     Flag("quiet", BOOL, usage="print nothing but what the workers print", short="q"),
 )
 _EXEC_DETAILS = """Starts the workers when enough nodes are there, with their ranks and the address of rank 0 in their
-environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, PET_*, TF_CONFIG, HOROVOD_*, RAFTKV_*).  Stops them and starts
+environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, PET_*, TF_CONFIG, HOROVOD_*, RAFTKV_*). Stops them and starts
 them again when nodes come or go, or when a worker fails anywhere.
 
-When all workers have ended well everywhere, the run is closed and the exit code is 0.  Otherwise it is the exit code of
+When all workers have ended well everywhere, the run is closed and the exit code is 0. Otherwise it is the exit code of
 the failed worker, 128 and the signal's number if a signal ended it, or 1 if another node closed the run."""
 
 
@@ -408,8 +408,8 @@ def _access_commands() -> list[Leaf]:
         Flag("dataset", LIST, usage="also the manifests of this dataset, to read"),
         Flag("read", BOOL, usage="to look at the runs and their checkpoints, not to take part"),
     )
-    grant = """RUNS is the id of a run, or the beginning of ids and a star.  Makes the role run:RUNS, with the keys of
-these runs and of their checkpoints and no others, and gives it to USER.  Whoever shares a cluster can change what its
+    grant = """RUNS is the id of a run, or the beginning of ids and a star. Makes the role run:RUNS, with the keys of
+these runs and of their checkpoints and no others, and gives it to USER. Whoever shares a cluster can change what its
 ledger says of other runs; it cannot read or change their keys or checkpoints."""
     revoke = "Takes the roles that run grant has given with the same words. Those that nobody has any more are deleted."
     at = "runs.access"
@@ -426,8 +426,8 @@ ledger says of other runs; it cannot read or change their keys or checkpoints.""
     ]
 
 
-_METRICS_DETAILS = """Watches the keys of all runs and checkpoints, so a scrape asks the cluster nothing.  One of these
-programs is enough for a cluster.  Whoever reaches the address may read the names of runs."""
+_METRICS_DETAILS = """Watches the keys of all runs and checkpoints, so a scrape asks the cluster nothing. One of these
+programs is enough for a cluster. Whoever reaches the address may read the names of runs."""
 
 
 def _run_commands() -> Branch:
@@ -449,9 +449,14 @@ def _run_commands() -> Branch:
             "Print what happened: generations, ranks, causes, seconds",
             flags,
         )("run timeline job7"),
-        _leaf("watch", "runs.commands:watch", "RUN", "Print what happens until SIGINT or SIGTERM arrives", flags)(
-            "run watch job7"
-        ),
+        _leaf(
+            "watch",
+            "runs.commands:watch",
+            "RUN",
+            "Print what happens until SIGINT or SIGTERM arrives",
+            flags,
+            "With --json each event is an object on a line of its own.",
+        )("run watch job7"),
         _leaf(
             "metrics",
             "runs.metrics:serve",
@@ -492,7 +497,7 @@ _TOP_FLAGS = _ours(
     Flag("json", BOOL, usage="print JSON, one object a line"),
 )
 _TOP_DETAILS = """Shows each member's role, term, log index and lag, revision, size, rates, watchers and how far they
-are behind, leader changes and alarms.  Rates come from the members' metrics.  q or Ctrl-C ends it."""
+are behind, leader changes and alarms. Rates come from the members' metrics. q or Ctrl-C ends it."""
 
 
 def _about_commands() -> list[click.Command]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import gc
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,6 +59,28 @@ def _options(command: click.Command, flags: Sequence[Flag], ctx: click.Context) 
     return [*map(_FlagOption, flags), *([help_option] if help_option else [])]
 
 
+class Page(click.HelpFormatter):
+    """A help page on which every flag stands whole on one line: click breaks lines behind hyphens, too."""
+
+    def write_text(self, text: str) -> None:
+        """Write paragraphs."""
+        super().write_text(text.replace("-", NO_BREAK_HYPHEN))
+
+    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        """Write rows of two columns.
+
+        Arguments:
+            rows, col_max, col_spacing: as of click.
+        """
+        super().write_dl([(name, text.replace("-", NO_BREAK_HYPHEN)) for name, text in rows], col_max, col_spacing)
+
+    def write(self, string: str) -> None:
+        """Write what has been broken into lines."""
+        super().write(string.replace(NO_BREAK_HYPHEN, "-").replace(NO_BREAK_SPACE, " "))
+
+
+NO_BREAK_HYPHEN = "\N{NON-BREAKING HYPHEN}"
+NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 HELP_ROW = ("-h, --help", "print this page")
 
 
@@ -89,7 +111,9 @@ def _write_globals(formatter: click.HelpFormatter, root: str, flags: Sequence[Fl
         if not inherited:
             formatter.write_dl(list(map(flag_row, flags)))
             return
-        names = (f"-{flag.short}, --{flag.name}" if flag.short else f"--{flag.name}" for flag in inherited)
+        names = (
+            f"-{flag.short},{NO_BREAK_SPACE}--{flag.name}" if flag.short else f"--{flag.name}" for flag in inherited
+        )
         formatter.write_text("  ".join(names))
         formatter.write_paragraph()
         first = inherited[0]
@@ -194,7 +218,7 @@ class External(click.Command):
         if not isinstance(function, click.Command):
             return int(function(list(words)) or SUCCESS)
         try:
-            return int(function.main(list(words), prog_name=program, standalone_mode=False) or SUCCESS)
+            return int(function.main(list(words) or ["--help"], prog_name=program, standalone_mode=False) or SUCCESS)
         except click.Abort:
             raise KeyboardInterrupt from None
         except click.ClickException as error:
@@ -329,6 +353,7 @@ def _context(path: Sequence[click.Command]) -> click.Context:
     context: click.Context | None = None
     for command in path:
         context = click.Context(command, parent=context, info_name=command.name)
+        context.formatter_class = Page
     assert context is not None
     return context
 
@@ -341,8 +366,4 @@ def _show_help(path: Sequence[click.Command]) -> int:
 
 
 def _unknown(branch: Branch, word: str, path: str) -> str:
-    import difflib
-
-    text = f'unknown command "{word}" for "{path}"'
-    near = difflib.get_close_matches(word, list(branch.commands), n=1)
-    return f"{text} (did you mean {near[0]}?)" if near else text
+    return f'unknown command "{word}" for "{path}"' + pflag.did_you_mean(word, branch.commands)

@@ -143,6 +143,20 @@ def parse(flags: Iterable[Flag], words: Sequence[str]) -> Parsed:
     return _Parser(flags).run(words)
 
 
+def did_you_mean(word: str, known: Iterable[str], dashes: str = "") -> str:
+    """Return the end of a refusal of an unknown word: the known one that it is likely meant for, or nothing.
+
+    Arguments:
+        word: what was given.
+        known: what would have been taken.
+        dashes: what stands before such a word.
+    """
+    import difflib
+
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.7)
+    return f" (did you mean {dashes}{near[0]}?)" if near else ""
+
+
 _KINDS: dict[str, str] = {
     BOOL: "true or false",
     INT: "a whole number",
@@ -183,7 +197,7 @@ class _Parser:
         if flag is None:
             if name == "help":
                 raise HelpRequested
-            raise FlagError(f"unknown flag: --{name}")
+            raise FlagError(f"unknown flag: --{name}" + did_you_mean(name, self.long, "--"))
         if not separator:
             value = "true" if flag.kind == BOOL else self._next(f"flag needs an argument: --{name}")
         self._set(flag, value)

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from raftkv.cli.exits import BAD_FLAGS, ERROR, CommandError
 from raftkv.cli.goflags import values as govalues
+from raftkv.cli.goflags.pflag import did_you_mean
 from raftkv.cli.server.flags import BOOLEANS, FLAGS, GATE_FIELDS, IDLE, REFUSED, duration
 from raftkv.cli.server.rotation import read_rotation
 from raftkv.config import ServerConfig, TLSFiles, Tracing
@@ -105,7 +106,7 @@ def _read_words(words: Sequence[str]) -> dict[str, str]:
         if not name or name.startswith("-"):
             raise CommandError(f"bad flag syntax: {word}", BAD_FLAGS)
         if name not in FLAGS and name not in ("version", "help", "h", "config-file"):
-            raise CommandError(f"flag provided but not defined: -{name}", BAD_FLAGS)
+            raise CommandError(f"flag provided but not defined: -{name}" + did_you_mean(name, FLAGS, "--"), BAD_FLAGS)
         if not separator:
             if name in BOOLEANS:
                 value = "true"

@@ -3,6 +3,6 @@
     words -> tree: which command -> the command's module -> raftkv.offline -> output: one record in a format
 
 Laws: a failure is one line on standard error and a code, never a traceback; nothing here talks to a member.
-Example: ``raftkvutl hashkv default.raftkv``. Read ``tree``, then any command. Leaves out: how flags are read
+Example: ``raftkvutl hashkv default.etcd``. Read ``tree``, then any command. Leaves out: how flags are read
 (``cli.goflags``), and the work itself (``raftkv.offline``).
 """

@@ -45,7 +45,7 @@ def restore_directory(invocation: Invocation) -> None:
     name = invocation["name"]
     config = ServerConfig(
         name=name,
-        data_dir=invocation["data-dir"] or f"{name}.raftkv",
+        data_dir=invocation["data-dir"] or f"{name}.etcd",
         wal_dir=invocation["wal-dir"],
         initial_cluster=invocation["initial-cluster"],
         initial_cluster_token=invocation["initial-cluster-token"],

@@ -20,15 +20,15 @@ COMPLETION_VARIABLE = "_RAFTKVUTL_COMPLETE"
 GLOBAL_FLAGS = (Flag("write-out", default="simple", usage="output format", short="w", choices=FORMATS),)
 
 
-_STATUS = """FILE is a snapshot that raftkvctl or etcdctl saved, or a database of etcd.  All of it is read.  The simple
+_STATUS = """FILE is a snapshot that raftkvctl or etcdctl saved, or a database of etcd. All of it is read. The simple
 format is: hash, revision, total keys, total size, version."""
-_RESTORE = """Every member of the new cluster is restored from the same FILE, with flags of its own.  FILE may be of
-raftkv or of etcd 3.4 to 3.6.  Users and roles in it are kept."""
+_RESTORE = """Every member of the new cluster is restored from the same FILE, with flags of its own. FILE may be of
+raftkv or of etcd 3.4 to 3.6. Users and roles in it are kept."""
 
 
 def _snapshot_commands() -> list[click.Command]:
     flags = (
-        Flag("data-dir", usage="directory to make; it does not exist or is empty (default NAME.raftkv)"),
+        Flag("data-dir", usage="directory to make; it does not exist or is empty (default NAME.etcd, as a member's)"),
         Flag("wal-dir", usage="directory to make for the log (default: inside --data-dir)"),
         Flag("name", default="default", usage="name of this member"),
         Flag("initial-cluster", default="default=http://localhost:2380", usage="members of the new cluster"),
@@ -45,7 +45,7 @@ def _snapshot_commands() -> list[click.Command]:
             "snapshot status backup.db", "snapshot status backup.db -w table"
         ),
         _leaf("restore", "snapshot:restore_directory", "FILE", "Make a data directory of a member", flags, _RESTORE)(
-            "snapshot restore old.db --data-dir new.raftkv",
+            "snapshot restore old.db --data-dir new.etcd",
             "snapshot restore old.db --bump-revision 1000000 --mark-compacted",
             "snapshot restore old.db --wal-archive-dir archive --to-revision 900",
         ),
@@ -64,20 +64,20 @@ def _database_commands() -> list[click.Command]:
     migrate = "raftkv has one format so far, that of version 3.6."
     return [
         _leaf("hashkv", "files:hashkv", "FILE", "Print the hash of the history in a database", (rev,), _HASHKV)(
-            "hashkv default.raftkv", "hashkv db --rev 1000 -w json"
+            "hashkv default.etcd", "hashkv db --rev 1000 -w json"
         ),
         _leaf("defrag", "files:defrag", "", "Write a database anew without its free pages", (directory,))(
-            "defrag --data-dir default.raftkv"
+            "defrag --data-dir default.etcd"
         ),
         _leaf("migrate", "files:migrate", "", "Bring data to the format of another version", migration, migrate)(
-            "migrate --data-dir default.raftkv --target-version 3.6"
+            "migrate --data-dir default.etcd --target-version 3.6"
         ),
     ]
 
 
-_HASHKV = """FILE is a snapshot, a database or a data directory.  The hash is the one that `raftkvctl endpoint
+_HASHKV = """FILE is a snapshot, a database or a data directory. The hash is the one that `raftkvctl endpoint
 hashkv` prints for that revision."""
-_WAL = "DIR is a data directory, or a directory with segments.  It is only read: the member may run."
+_WAL = "DIR is a data directory, or a directory with segments. It is only read: the member may run."
 
 
 def _wal_commands() -> Branch:
@@ -90,10 +90,10 @@ def _wal_commands() -> Branch:
 and last index, term, commit index, last marker, and whether a crash left something at the end."""
     children = [
         _leaf("dump", "wal:dump", "DIR", "Print every record of a log", flags, _WAL)(
-            "wal dump default.raftkv", "wal dump default.raftkv --start 100 --end 200 --json"
+            "wal dump default.etcd", "wal dump default.etcd --start 100 --end 200 --json"
         ),
         _leaf("verify", "wal:verify", "DIR", "Check a log from end to end", (), f"{verify}\n\n{_WAL}")(
-            "wal verify default.raftkv"
+            "wal verify default.etcd"
         ),
     ]
     return Branch("wal", "Look at write-ahead logs", children, GLOBAL_FLAGS)

@@ -12,13 +12,13 @@ from raftkv.cli.goflags.pflag import BOOL, DURATION, INT, LIST, Flag
 MakeLeaf = Callable[..., Callable[..., Leaf]]
 
 _KIND = Flag("kind", usage="only checkpoints of this kind; without it of all", choices=tuple(KINDS))
-_JSON = Flag("json", BOOL, usage="print JSON; watch prints one object a line")
+_JSON = Flag("json", BOOL, usage="print JSON")
 _URI = Flag("uri", BOOL, usage="print only where the checkpoint lies, for scripts")
 
 _WHICH = """WHICH is latest (without it), a step, tag:NAME, or the best by a metric: min:METRIC or max:METRIC."""
 _WATCH = """Each commit is printed once, in the order of commits; those that were deleted meanwhile are left out if the
-history is compacted.  It goes on through outages and at another member when its own is lost.  At the end, it prints the
-revision to go on from; with --json each object has it, as next_revision."""
+history is compacted. It goes on through outages and at another member when its own is lost. At the end, it prints the
+revision to go on from; with --json each commit is an object on a line of its own, and has it as next_revision."""
 
 
 def _ours(*flags: Flag) -> tuple[Flag, ...]:
@@ -75,15 +75,15 @@ def finding_commands(leaf: MakeLeaf) -> list[Leaf]:
 
 
 _VERIFY = """Every file is read and its digest compared with the one that its rank prepared; the store vouches for the
-list of files.  Exit code 1 names each file that is missing, has another size, or other contents."""
+list of files. Exit code 1 names each file that is missing, has another size, or other contents."""
 
-_EXPORT = f"""{_WHICH}  DIRECTORY is a path or a URL; it gets the files, their list, and the record, which is written
-last.  The checkpoint is pinned meanwhile, and every digest is checked.  Run it again after an interruption."""
+_EXPORT = f"""{_WHICH} DIRECTORY is a path or a URL; it gets the files, their list, and the record, which is written
+last. The checkpoint is pinned meanwhile, and every digest is checked. Run it again after an interruption."""
 _IMPORT = """DIRECTORY is an export, or has checkpoints of the HF Trainer, Lightning, DCP, DeepSpeed, Megatron, Orbax,
-TensorFlow, or safetensors.  What is whole is copied and committed, the lowest step first; what is not is refused with a
-reason, and the exit code is 1.  What the run has already is skipped.  It claims the run: a job that trains on is
+TensorFlow, or safetensors. What is whole is copied and committed, the lowest step first; what is not is refused with a
+reason, and the exit code is 1. What the run has already is skipped. It claims the run: a job that trains on is
 refused its next checkpoint."""
-_COPY = f"""{_WHICH}  The original stays as long as the copy does.  It claims INTO-RUN, as every writer does."""
+_COPY = f"""{_WHICH} The original stays as long as the copy does. It claims INTO-RUN, as every writer does."""
 
 
 def contents_commands(leaf: MakeLeaf) -> list[Leaf]:
@@ -106,7 +106,7 @@ def contents_commands(leaf: MakeLeaf) -> list[Leaf]:
             "RUN [WHICH]",
             "Compare the files of a checkpoint with what was committed",
             (*both, *every),
-            f"{_WHICH}  {_VERIFY}",
+            f"{_WHICH} {_VERIFY}",
         )("checkpoint verify bert", "checkpoint verify bert --all --json"),
         leaf(
             "export",
@@ -135,11 +135,11 @@ def contents_commands(leaf: MakeLeaf) -> list[Leaf]:
     ]
 
 
-_PIN = """Nothing deletes a pinned checkpoint.  A program that reads one pins it by itself (Registry.pin); this is for
+_PIN = """Nothing deletes a pinned checkpoint. A program that reads one pins it by itself (Registry.pin); this is for
 people, and for programs that cannot."""
 _GC = """The latest of each kind stays, and so does what has a tag, a pin or a child in another run, whatever the rules
-say.  --keep-... protect: what none of them names goes at once, unless there is a limit (--max-...): then it stays until
-the limit is passed.  Without any rule only what dead attempts have left is deleted.  A gc may be interrupted at any
+say. --keep-... protect: what none of them names goes at once, unless there is a limit (--max-...): then it stays until
+the limit is passed. Without any rule only what dead attempts have left is deleted. A gc may be interrupted at any
 point and run by several at once."""
 
 
@@ -154,7 +154,7 @@ def keeping_commands(leaf: MakeLeaf) -> list[Leaf]:
     (reader,) = _ours(Flag("reader", usage="name of who reads it; without it USER-HOST"))
     (duration,) = _ours(Flag("for", DURATION, usage="how long, as 90m or 24h; 0 means until unpin"))
     return [
-        leaf("pin", f"{at}:pin", "RUN [WHICH]", "Keep a checkpoint", (*both, reader, duration), f"{_WHICH}  {_PIN}")(
+        leaf("pin", f"{at}:pin", "RUN [WHICH]", "Keep a checkpoint", (*both, reader, duration), f"{_WHICH} {_PIN}")(
             "checkpoint pin bert 1000 --for 24h", "checkpoint pin bert min:loss --reader paper"
         ),
         leaf("unpin", f"{at}:unpin", "RUN [WHICH]", "Take a reader's pins away", (*both, reader), _WHICH)(

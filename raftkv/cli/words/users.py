@@ -14,11 +14,11 @@ _INTERVAL = (
     Flag("prefix", BOOL, usage="of all keys that begin with KEY"),
     Flag("from-key", BOOL, usage="of all keys from KEY on, in byte order"),
 )
-_ENABLE = """There must be a user root; it is given the role root if it lacks it.  Whoever comes without a user, or
+_ENABLE = """There must be a user root; it is given the role root if it lacks it. Whoever comes without a user, or
 without a right to what it asks for, is refused from then on."""
 _ADD = """Asks for the password, unless NAME:PASSWORD or --new-user-password has it, which everybody on the machine can
-read.  A user without password is known by the common name of its certificate alone."""
-_GRANT = """KIND is read, write or readwrite.  Without END and flags it is of KEY alone."""
+read. A user without password is known by the common name of its certificate alone."""
+_GRANT = """KIND is read, write or readwrite. Without END and flags it is of KEY alone."""
 
 
 def auth_commands(leaf: MakeLeaf, shared: Sequence[Flag]) -> list[Branch]:

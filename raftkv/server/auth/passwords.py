@@ -32,7 +32,6 @@ WAITING_MAX: Final = 64
 """Passwords that may wait at a time: about 4 s of one thread."""
 
 COST_MIN: Final = 4
-COST_MAX: Final = 31
 GIVEN_COST_MAX: Final = 16
 """Costliest hash that is looked at: a client may bring hashes of its own, and 31 takes a day."""
 

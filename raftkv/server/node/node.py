@@ -96,6 +96,7 @@ class Node(AwaitableNode):
         sender: delivers messages.
         settings: timing.
         ids: fresh request ids.
+        conf_state, applied: the members as of the last applied entry, and its index.
         on_fatal: called once, with the error that stopped the member.
         install_snapshot: replaces the store by a received snapshot, whose marker is in the log, and calls back when it
             has; the loop goes on meanwhile, but for applying and acknowledging.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from raftkv.cli.server.options import read_options
 from raftkv.storage.wal import WAL
 from tests.cli.runner import run_utl
 from tests.offline.etcd.files import file_of, make_database, saved
@@ -55,6 +56,17 @@ def test_restore_says_what_it_made(tmp_path: Path, file: Path) -> None:
     assert f"restored {file} to {tmp_path}/data: member 8e9e05c52164694d of cluster" in ran.errors
     assert "users and roles are kept, and users are asked for" in ran.errors
     assert WAL.exists(str(tmp_path / "data" / "member" / "wal"))
+
+
+@pytest.mark.parametrize("name", [[], ["--name", "b", "--initial-cluster", "b=http://localhost:2380"]])
+def test_a_member_finds_what_is_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: Path, name: list[str]
+) -> None:
+    """Both without --data-dir: if one looked elsewhere, the member would start with nothing."""
+    monkeypatch.chdir(tmp_path)
+    assert run_utl(["snapshot", "restore", str(file), *name]).code == 0
+    member = read_options(name, {}).config
+    assert WAL.exists(str(tmp_path / member.data_dir / "member" / "wal"))
 
 
 @pytest.mark.parametrize(

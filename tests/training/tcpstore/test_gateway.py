@@ -412,7 +412,7 @@ def test_a_gateway_waits_for_raftkv_and_can_be_stopped_meanwhile(tmp_path: Path)
         (["--run=a b"], 1, "run id 'a b' cannot be used"),
         (["--prefix=/no/slash"], 1, "ends with a slash"),
         (["--linger=0"], 1, "linger must be at least 1 s, not 0"),
-        (["--liste=1"], 2, "unknown flag: --liste"),
+        (["--liste=1"], 2, "unknown flag: --liste (did you mean --listen?)"),
         (["serve"], 2, "'serve' is not a valid flag of raftkv tcpstore-gateway"),
         (["--listen=192.0.2.1:1"], 1, "cannot listen on 192.0.2.1:1"),
     ],
