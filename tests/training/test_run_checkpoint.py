@@ -15,7 +15,7 @@ import raftkv
 import raftkv.training
 from raftkv.checkpoint.errors import AttemptOver, CheckpointError, DigestMismatch, StaleStep
 from raftkv.errors import ConfigError
-from raftkv.training import GenerationOver, Run
+from raftkv.training import BarrierTimeout, GenerationOver, Run
 from raftkv.training.api import checkpoint
 from raftkv.training.api.generation import Generation
 from raftkv.training.api.run import Resuming, Saving
@@ -134,6 +134,13 @@ def test_ranks_that_save_different_steps_save_none(ranks):
     assert [type(failure) for failure in failures] == [AttemptOver, ConfigError]
     assert str(failures[1]).startswith("rank 0 saves step 5, and rank 1 step 6: ")
     assert [done.step for done in in_all(ranks, lambda run: save(run, 7))] == [7, 7]
+
+
+@pytest.mark.parametrize("begin", [lambda run: run.checkpoint(1, timeout_s=0.1), lambda run: run.resume(timeout_s=0.1)])
+def test_a_time_limit_holds_for_a_rank_0_that_does_not_come(ranks, begin):
+    with pytest.raises(BarrierTimeout, match=r"was not complete within 0.1 s; missing: rank 0$"), begin(ranks[1]):
+        pass
+    assert not ranks[1].changed
 
 
 def test_who_does_not_wait_has_prepared(ranks):
