@@ -441,8 +441,12 @@ def test_who_waits_in_a_run_is_told_that_its_client_was_closed(play):
     play(scenario)
 
 
-def test_an_error_in_a_block_is_not_held_up_by_a_cluster_that_is_away(play, monkeypatch):
-    monkeypatch.setattr(async_run, "FAIL_S", 0.05)
+@pytest.mark.parametrize(
+    ("error", "limit"), [(ValueError("a bad batch"), "FAIL_S"), (asyncio.CancelledError("Ctrl-C"), "INTERRUPTED_S")]
+)
+def test_an_error_in_a_block_is_not_held_up_by_a_cluster_that_is_away(play, monkeypatch, error, limit):
+    monkeypatch.setattr(async_run, "FAIL_S", 3600)
+    monkeypatch.setattr(async_run, limit, 0.05)
 
     async def away(fault):
         await asyncio.Event().wait()
@@ -451,9 +455,9 @@ def test_an_error_in_a_block_is_not_held_up_by_a_cluster_that_is_away(play, monk
         async def train():
             async with await join(job.run_id, endpoints=job.endpoints, min_nodes=1) as run:
                 run._attachment.report = away
-                raise ValueError("a bad batch")
+                raise error
 
-        with pytest.raises(ValueError, match="a bad batch"):
+        with pytest.raises(type(error)):
             await asyncio.wait_for(train(), 20)
 
     play(scenario)

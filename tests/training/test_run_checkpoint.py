@@ -234,7 +234,7 @@ def test_a_pin_that_is_taken_in_the_moment_of_a_cancellation_is_given_back(monke
             pins.append(Pin(entering))
             return pins[0]
 
-        async def told(name, make):
+        async def told(name, make, timeout_s):
             return {"checkpoint": "{}"}
 
         generation = Generation(None, SimpleNamespace(run_id="job", generation=1), 1)

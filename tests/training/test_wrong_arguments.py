@@ -113,7 +113,7 @@ def test_of_the_client(kv):
 
 def test_of_a_run_its_checkpoints_and_datasets(kv, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where a path "x" is
-    run = raftkv.training.join("run", kv=kv, checkpoints=tmp_path / "checkpoints")
+    run = raftkv.training.join("run", kv=kv, lease_ttl_s=60, disconnect_grace_s=0, checkpoints=tmp_path / "checkpoints")
     steps = iter(range(1, 1 << 40))
 
     def saved(**options: Any) -> None:

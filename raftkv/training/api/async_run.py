@@ -59,6 +59,8 @@ CHECKPOINT_URI: Final = "RAFTKV_CHECKPOINT_URI"
 """In the environment: below which URL or path checkpoints lie, if ``join`` is not told."""
 FAIL_S: Final = 10.0
 """For recording why this rank leaves: whoever waits for the error is not to wait for a cluster that is away."""
+INTERRUPTED_S: Final = 0.5
+"""The same after Ctrl-C: whoever pressed it waits for the prompt."""
 FAREWELL: Final = "raftkv: end of the run"
 _OPTIONS: Final = tuple(sorted(field.name for field in fields(RunConfig) if field.name not in ("run_id", "slots")))
 
@@ -453,7 +455,8 @@ class Run:
         try:
             if not isinstance(error, TrainingError) and not self.changed:
                 line = f"{type(error).__name__}: {error}".partition("\n")[0]
-                async with asyncio.timeout(FAIL_S):
+                interrupted = isinstance(error, KeyboardInterrupt | asyncio.CancelledError)
+                async with asyncio.timeout(INTERRUPTED_S if interrupted else FAIL_S):
                     await self.report(message=line[:500], exit_code=1)
         except (RaftKVError, TimeoutError):
             pass  # its absence is seen all the same
