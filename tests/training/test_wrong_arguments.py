@@ -85,6 +85,11 @@ def test_of_the_client(kv):
         "watch": (watched, {**key, "start_revision": 0, "queue_bytes": 9, "end": None}),
         "connect": (raftkv.connect, {"endpoints": "127.0.0.1:2379"}),
     }
+    assert failures({**parts, **operations}) == []
+
+
+def test_of_the_calls_of_a_client(kv):
+    key = {"key": "k"}
     methods = each(
         kv,
         put={**key, "value": "v"},
@@ -107,11 +112,11 @@ def test_of_the_client(kv):
         endpoints={"service": "s"},
     )
     del methods["Client.status"]  # an endpoint may be anywhere: it is waited for
-    assert failures({**methods, **parts, **operations}) == []
+    assert failures(methods) == []
     kv.put("k", "as before")
 
 
-def test_of_a_run_its_checkpoints_and_datasets(kv, tmp_path: Path, monkeypatch):
+def test_of_a_run(kv, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where a path "x" is
     run = raftkv.training.join("run", kv=kv, lease_ttl_s=60, disconnect_grace_s=0, checkpoints=tmp_path / "checkpoints")
     steps = iter(range(1, 1 << 40))
@@ -155,6 +160,14 @@ def test_of_a_run_its_checkpoints_and_datasets(kv, tmp_path: Path, monkeypatch):
     assert failures({**methods, **parts}) == []
     assert not run.changed
 
+    run.leave()
+
+
+def test_of_a_registry(kv, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where a path "x" is
+    run = raftkv.training.join("other", kv=kv, lease_ttl_s=60, disconnect_grace_s=0, checkpoints=tmp_path / "run")
+    steps = iter(range(1, 1 << 40))
+    named = {"name": "n"}
     registry = raftkv.checkpoint.Registry(kv, "registry", uri=tmp_path / "registry")
     with run.checkpoint(next(steps)) as saving:
         saving.write("n", b"")
@@ -201,6 +214,7 @@ def test_of_a_run_its_checkpoints_and_datasets(kv, tmp_path: Path, monkeypatch):
         copy_from={**one, "claim": claim, "step": 1},
         adopt={"claim": claim, "uri": str(tmp_path / "none"), "step": 1},
     )
+    assert failures(methods) == []
     parts = {
         "Registry": (raftkv.checkpoint.Registry, {"kv": kv, "run_id": "registry"}),
         "Policy": (raftkv.checkpoint.Policy, {}),
@@ -209,8 +223,11 @@ def test_of_a_run_its_checkpoints_and_datasets(kv, tmp_path: Path, monkeypatch):
         "join": (lambda claim=claim, **options: registry.join(claim, timeout_s=0.01, **options), {"step": 1}),
         "pin": (pinned, {**one, "reader": "r"}),
     }
-    assert failures({**methods, **parts}) == []
+    assert failures(parts) == []
+    run.leave()
 
+
+def test_of_a_dataset(kv):
     data = raftkv.dataset.Dataset(kv, "dataset")
     data.publish([Entry("a", 1)])
     methods = each(
@@ -227,4 +244,3 @@ def test_of_a_run_its_checkpoints_and_datasets(kv, tmp_path: Path, monkeypatch):
         "Entry": (lambda **fields: data.publish([Entry(**fields)]), {"path": "a", "size": 1}),
     }
     assert failures({**methods, **parts}) == []
-    run.leave()
