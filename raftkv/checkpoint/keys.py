@@ -30,6 +30,7 @@ from functools import lru_cache
 from typing import Final
 from urllib.parse import quote, unquote
 
+from raftkv.client.arguments import text
 from raftkv.errors import ConfigError
 
 ROOT: Final = "/raftkv/checkpoint/"
@@ -89,7 +90,7 @@ def check_metric(name: str) -> str:
     Raises:
         ConfigError: it is empty, too long, or has control characters.
     """
-    if not (name and 0 <= _size(name) <= NAME_BYTES_MAX and name.isprintable()):
+    if not (text(name, "the name of a metric") and 0 <= _size(name) <= NAME_BYTES_MAX and name.isprintable()):
         raise ConfigError(f"metric {name!r} cannot be used: 1 to {NAME_BYTES_MAX} bytes, without control characters")
     return name
 
@@ -117,7 +118,7 @@ def check_file_name(name: str) -> str:
     Raises:
         ConfigError: it could lie outside of the checkpoint, or cannot be a name.
     """
-    parts = name.split("/")
+    parts = text(name, "a file name").split("/")
     if not 0 <= _size(name) <= 1024 or not all(_NAME.fullmatch(part) and part not in (".", "..") for part in parts):
         raise ConfigError(
             f"file name {name!r} cannot be used: a relative path of at most 1024 bytes, without '..', '\\' and "

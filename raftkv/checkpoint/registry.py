@@ -44,6 +44,7 @@ from raftkv.checkpoint.retention.policy import Policy
 from raftkv.checkpoint.storage.filesystems import absolute
 from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.verify import Progress
+from raftkv.client.arguments import instance, seconds
 from raftkv.client.control.control import ClientControl
 from raftkv.errors import ConfigError
 
@@ -119,6 +120,8 @@ class Registry:
             GenerationOver: it has ended.
             StatusError: the cluster refused.
         """
+        if not hasattr(fence, "conditions"):
+            raise TypeError(f"fence is that of a run (run.fence), not {fence!r}")
         return await claim_generation(
             self.control, self.run_id, f"round/{revision}", at_least=generation, world=fence, holder=self._holder,
             now=time.time,
@@ -270,7 +273,7 @@ class Registry:
 
     async def lineage(self, checkpoint: Checkpoint) -> list[Checkpoint]:
         """Return a checkpoint and those it descends from, in whichever run, the nearest first."""
-        return await self.lookup.lineage(checkpoint)
+        return await self.lookup.lineage(instance(checkpoint, Checkpoint, "checkpoint"))
 
     async def runs(self) -> list[RunLatest]:
         """Return the summaries of all runs of the cluster, of each kind, in the order of run ids."""
@@ -315,7 +318,11 @@ class Registry:
 
     async def unpin(self, checkpoint: Checkpoint | Reference, reader: str) -> int:
         """Take all pins of a reader on a checkpoint away; returns how many there were."""
-        reference = checkpoint.reference if isinstance(checkpoint, Checkpoint) else checkpoint
+        reference = (
+            checkpoint
+            if isinstance(checkpoint, Reference)
+            else instance(checkpoint, Checkpoint, "checkpoint").reference
+        )
         return await holds.unpin(self.control, reference, reader)
 
     async def holds(self) -> list[HoldInfo]:
@@ -351,6 +358,7 @@ class Registry:
         Raises:
             StatusError: the cluster refused; the next collection goes on.
         """
+        instance(policy, Policy, "policy")
         collector = Collector(
             self.control, self.run_id, self.uri, now=self._means.now, on_progress=on_progress, dry_run=dry_run
         )
@@ -368,7 +376,10 @@ class Registry:
 
         Raises:
             StatusError: the cluster refused.
+            ValueError: there is no pause.
         """
+        if seconds(every_s, "every_s") <= 0:
+            raise ValueError(f"every_s must be positive, not {every_s:g}")
         while True:
             collected = await self.collect(policy)
             if on_collected is not None:

@@ -26,6 +26,7 @@ from raftkv.checkpoint.retention import holds
 from raftkv.checkpoint.retention.holds import PIN_TTL_S
 from raftkv.client.sync.blocking import Blocking, Held, blocking
 from raftkv.client.sync.iteration import Stream
+from raftkv.client.sync.library import client_of
 
 if TYPE_CHECKING:
     from raftkv.checkpoint.commit.claim import Claim
@@ -110,7 +111,7 @@ class Registry(Blocking[aio.Registry]):
     """
 
     def __init__(self, kv: Client, run_id: str, *, uri: str = "") -> None:
-        loop, inner = kv.target()
+        loop, inner = client_of(kv).target()
         super().__init__(kv, loop, aio.Registry(inner, run_id, uri=uri))
         self.kv = kv
         self.run_id = run_id

@@ -10,6 +10,7 @@ TypeError: limit is a whole number, not True
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable
 from numbers import Integral, Real
 from typing import Any, TypeVar
@@ -77,6 +78,38 @@ def text(value: Any, name: str) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{name} is a text, not {value!r}")
     return value
+
+
+def instance(value: Any, kind: type[T], name: str) -> T:
+    """Return an object of a kind.
+
+    Arguments:
+        value: as the caller gave it.
+        kind: its class.
+        name: of the argument.
+
+    Raises:
+        TypeError: it is another one.
+    """
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} is a {kind.__name__}, not {value!r}")
+    return value
+
+
+def path(value: Any, name: str) -> str:
+    """Return a path, or a URL, as a text; a ``pathlib.Path`` is one too.
+
+    Arguments:
+        value: as the caller gave it.
+        name: of the argument.
+
+    Raises:
+        TypeError: it is none.
+    """
+    given = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(given, str):
+        raise TypeError(f"{name} is a path, not {value!r}")
+    return given
 
 
 def function(value: Callable[..., T], name: str) -> Callable[..., T]:

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from raftkv.client.admin import Admin
-from raftkv.client.arguments import seconds
+from raftkv.client.arguments import path, seconds
 from raftkv.client.credentials import Given, Secret, client_settings, file_settings, password_of
 from raftkv.client.endpoints import Endpoints
 from raftkv.client.kv import compares
@@ -227,7 +227,7 @@ def connect(
         files = file_settings(os.environ)
         ca_file, cert_file, key_file = (files.get(name, "") for name in ("ca_file", "cert_file", "key_file"))
     options = ClientOptions(
-        tls=_tls(tls, ca_file, cert_file, key_file),
+        tls=_tls(tls, path(ca_file, "ca_file"), path(cert_file, "cert_file"), path(key_file, "key_file")),
         user=who[0],
         password=who[1],
         token=who[2],

@@ -34,6 +34,7 @@ from raftkv.client.kv.compares import mod_revision
 from raftkv.client.kv.compares import version as version_of
 from raftkv.client.kv.operations import delete, get, get_range, put
 from raftkv.client.rpc.retry import until_answered
+from raftkv.client.sync.library import client_of
 from raftkv.client.sync.loop import LoopThread
 from raftkv.dataset import collect as collecting
 from raftkv.dataset import publish as publishing
@@ -116,7 +117,7 @@ class Dataset:
             raise ConfigError("bytes of a dataset's caches are not negative, its times positive")
         self.name = check_name("dataset", name)
         self.keys = DatasetKeys(name)
-        self._kv = kv
+        self._kv = client_of(kv)
         self._cache_bytes = cache_bytes
         self._directory = SharedDirectory(directory, directory_bytes) if directory else None
         self._follow = follow

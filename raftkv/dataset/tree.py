@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from raftkv.client.arguments import instance
 from raftkv.dataset.codec.blob import RAW_BYTES_MAX, seal
 from raftkv.dataset.codec.chunk import ENTRIES_MAX, Columns
 from raftkv.dataset.codec.node import CHILDREN_MAX, LEVEL_MAX, Child, Node
@@ -67,7 +68,7 @@ class Builder:
         self.size_bytes = 0
         self.chunks = 0
         self.stored_bytes = 0
-        self._cut = cut or Cut()
+        self._cut = Cut() if cut is None else instance(cut, Cut, "cut")
         self._columns = Columns()
         self._levels: list[list[Child]] = [[]]
         self._raw_bytes: list[int] = [0]

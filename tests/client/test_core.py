@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
@@ -12,7 +13,7 @@ from raftkv.client.errors import AuthenticationFailed, UnknownStatus
 from raftkv.client.rpc import methods
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.status import RpcError
-from tests.client.fakes import FakeCluster
+from tests.client.fakes import FakeCluster, FakeTransport
 
 UNREACHABLE = RpcError(errors.UNAVAILABLE, "connection refused", definite=True)
 LOST = RpcError(errors.UNAVAILABLE, "connection lost")
@@ -195,5 +196,38 @@ def test_a_caller_that_is_cancelled_leaves_at_once_but_a_txn_that_only_reads_run
             assert call.cancelled() is is_cancelled
             if not is_cancelled:
                 call.set_exception(RpcError(errors.UNAVAILABLE, "nobody waits for this"))
+
+    asyncio.run(run())
+
+
+class LateTransport(FakeTransport):
+    """Fails when it is let."""
+
+    def __init__(self):
+        super().__init__([])
+        self.asked, self.let = asyncio.Event(), asyncio.Event()
+
+    async def unary(self, path, message, timeout_s=None, metadata=()):
+        self.asked.set()
+        await self.let.wait()
+        raise LOST
+
+
+def test_a_call_that_nobody_waits_for_any_more_fails_in_silence():
+    async def run():
+        told = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        cluster = FakeCluster(a=[])
+        late = cluster.members["a"] = LateTransport()
+        async with Client(["a"], open_transport=cluster.open) as client:
+            waiting = asyncio.ensure_future(client.call(methods.READ_TXN, rpc_pb2.TxnRequest(), timeout_s=5.0))
+            await late.asked.wait()
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            late.let.set()
+            for _ in range(5):
+                await asyncio.sleep(0)
+        gc.collect()
+        assert told == []
 
     asyncio.run(run())

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from raftkv.client.sync.iteration import Stream
 from raftkv.client.sync.loop import LoopThread
+
+PATIENCE_S = 30.0
 
 
 class Numbers:
@@ -25,6 +29,26 @@ class Numbers:
 
     def cancel(self) -> None:
         """Nothing waits."""
+
+
+class Silence:
+    """A source of nothing.
+
+    Attributes:
+        asked: set when somebody waits.
+    """
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self._over = asyncio.Event()
+
+    async def next_batch(self) -> list[int]:
+        self.asked.set()
+        await self._over.wait()
+        return []
+
+    def cancel(self) -> None:
+        self._over.set()
 
 
 @pytest.fixture
@@ -75,3 +99,18 @@ def test_nothing_is_taken_after_the_end(loop: LoopThread) -> None:
     stream.cancel()
     assert list(stream) == []
     assert stream.get(timeout_s=1.0) is None
+
+
+@pytest.mark.parametrize("timeout_s", [-1, -0.5, 0])
+def test_a_time_that_is_over_waits_for_no_other_reader(loop: LoopThread, timeout_s: float) -> None:
+    source = Silence()
+    stream: Stream[int] = Stream(None, loop, source)
+    with ThreadPoolExecutor() as threads:
+        other = threads.submit(stream.get)
+        source.asked.wait(PATIENCE_S)
+        try:
+            with pytest.raises(TimeoutError):
+                stream.get(timeout_s=timeout_s)
+        finally:
+            stream.cancel()
+        assert other.result(PATIENCE_S) is None

@@ -171,6 +171,15 @@ def test_a_barrier_names_who_is_missing_and_can_be_waited_for_again(play):
     play(scenario)
 
 
+def test_a_broadcast_names_the_root_that_is_missing(play):
+    async def scenario(job: Job) -> None:
+        runs = await job.join(2)
+        with pytest.raises(BarrierTimeout, match=r"^broadcast 'v' was not complete within 0.2 s; missing: rank 0$"):
+            await runs[1].broadcast("v", timeout_s=0.2)
+
+    play(scenario)
+
+
 def test_values_travel_by_rank(play):
     async def scenario(job: Job) -> None:
         runs = await job.join()
@@ -432,8 +441,12 @@ def test_who_waits_in_a_run_is_told_that_its_client_was_closed(play):
     play(scenario)
 
 
-def test_an_error_in_a_block_is_not_held_up_by_a_cluster_that_is_away(play, monkeypatch):
-    monkeypatch.setattr(async_run, "FAIL_S", 0.05)
+@pytest.mark.parametrize(
+    ("error", "limit"), [(ValueError("a bad batch"), "FAIL_S"), (asyncio.CancelledError("Ctrl-C"), "INTERRUPTED_S")]
+)
+def test_an_error_in_a_block_is_not_held_up_by_a_cluster_that_is_away(play, monkeypatch, error, limit):
+    monkeypatch.setattr(async_run, "FAIL_S", 3600)
+    monkeypatch.setattr(async_run, limit, 0.05)
 
     async def away(fault):
         await asyncio.Event().wait()
@@ -442,9 +455,9 @@ def test_an_error_in_a_block_is_not_held_up_by_a_cluster_that_is_away(play, monk
         async def train():
             async with await join(job.run_id, endpoints=job.endpoints, min_nodes=1) as run:
                 run._attachment.report = away
-                raise ValueError("a bad batch")
+                raise error
 
-        with pytest.raises(ValueError, match="a bad batch"):
+        with pytest.raises(type(error)):
             await asyncio.wait_for(train(), 20)
 
     play(scenario)
@@ -597,3 +610,13 @@ def test_an_address_that_nobody_told_is_guessed():
     assert ipaddress.ip_address(guessed)
     assert is_loopback("127.0.1.1")
     assert not is_loopback("10.0.0.1")
+
+
+@pytest.mark.parametrize("environment", [{}, {"RAFTKV_RUN_ID": "away", "RAFTKV_EPOCH": "1", "RAFTKV_RANK": "0"}])
+def test_a_join_ends_by_its_time_limit_though_the_store_does_not_answer(environment, monkeypatch):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with socket.create_server(("127.0.0.1", 0)) as frozen:
+        endpoint = f"127.0.0.1:{frozen.getsockname()[1]}"
+        with pytest.raises(JoinTimeout, match=r"^run 'away' did not begin within 0.3 s: the store cannot be reached$"):
+            raftkv.training.join("" if environment else "away", endpoints=endpoint, timeout_s=0.3)

@@ -15,7 +15,7 @@ import raftkv
 import raftkv.training
 from raftkv.checkpoint.errors import AttemptOver, CheckpointError, DigestMismatch, StaleStep
 from raftkv.errors import ConfigError
-from raftkv.training import GenerationOver, Run
+from raftkv.training import BarrierTimeout, GenerationOver, Run
 from raftkv.training.api import checkpoint
 from raftkv.training.api.generation import Generation
 from raftkv.training.api.run import Resuming, Saving
@@ -136,6 +136,13 @@ def test_ranks_that_save_different_steps_save_none(ranks):
     assert [done.step for done in in_all(ranks, lambda run: save(run, 7))] == [7, 7]
 
 
+@pytest.mark.parametrize("begin", [lambda run: run.checkpoint(1, timeout_s=0.1), lambda run: run.resume(timeout_s=0.1)])
+def test_a_time_limit_holds_for_a_rank_0_that_does_not_come(ranks, begin):
+    with pytest.raises(BarrierTimeout, match=r"was not complete within 0.1 s; missing: rank 0$"), begin(ranks[1]):
+        pass
+    assert not ranks[1].changed
+
+
 def test_who_does_not_wait_has_prepared(ranks):
     committed, nothing = in_all(ranks, lambda run: save(run, 3, wait=False))
     assert (committed.step, nothing) == (3, None)
@@ -227,7 +234,7 @@ def test_a_pin_that_is_taken_in_the_moment_of_a_cancellation_is_given_back(monke
             pins.append(Pin(entering))
             return pins[0]
 
-        async def told(name, make):
+        async def told(name, make, timeout_s):
             return {"checkpoint": "{}"}
 
         generation = Generation(None, SimpleNamespace(run_id="job", generation=1), 1)

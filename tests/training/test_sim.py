@@ -184,6 +184,17 @@ def test_a_newcomer_costs_one_generation_and_a_standby_none() -> None:
         assert standby in run.members
 
 
+def test_a_standby_takes_a_place_however_long_it_has_waited() -> None:
+    with scenario(3, max_nodes=3, join_timeout_s=8.0) as run:
+        run.forms(3)
+        standby = run.add_agent()
+        run.pass_time(20.0)
+        assert standby.waiting
+        with run.generations(1):
+            run.node(2).kill()
+        assert standby in run.members
+
+
 @pytest.mark.parametrize("index", [0, 1, 2])
 def test_a_node_that_leaves_costs_one_generation(index: int) -> None:
     for seed in range(1, 6):

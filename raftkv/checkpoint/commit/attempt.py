@@ -47,6 +47,7 @@ from raftkv.checkpoint.records import (
     Reference,
     read,
 )
+from raftkv.client.arguments import instance
 from raftkv.client.control.control import Control
 from raftkv.client.control.records import RecordError
 from raftkv.client.control.reflector import below
@@ -109,10 +110,10 @@ class Attempt:
     """
 
     def __init__(self, means: Means, claim: Claim, record: AttemptRecord) -> None:
-        self.record = record
+        self.record = instance(record, AttemptRecord, "record")
         self._means = means
         self._control = means.control
-        self._claim = claim
+        self._claim = instance(claim, Claim, "claim")
         self._run = RegistryKeys(claim.run_id)
         self._keys: AttemptKeys = self._run.attempt(record.kind, record.id)
 
@@ -178,6 +179,7 @@ class Attempt:
     def _checked(self, rank: int, files: Sequence[FileRecord]) -> Prepared:
         if not 0 <= rank < self.record.world_size:
             raise ConfigError(f"rank {rank} does not exist: {self} is saved by {self.record.world_size} ranks")
+        files = [instance(file, FileRecord, "a file of a rank") for file in files]
         if len({file.name for file in files}) < len(files):
             raise ConfigError(f"rank {rank} names a file of step {self.record.step} twice; name each once")
         for file in files:

@@ -21,6 +21,7 @@ from raftkv.checkpoint.commit.outcome import Watching, limited
 from raftkv.checkpoint.errors import CheckpointExists
 from raftkv.checkpoint.keys import RANDOM_DIGITS, WORLD_SIZE_MAX, AttemptId, RegistryKeys
 from raftkv.checkpoint.records import AttemptRecord, read
+from raftkv.client.arguments import instance
 from raftkv.client.control.control import Control
 from raftkv.client.control.records import RecordError
 from raftkv.client.control.reflector import below
@@ -51,7 +52,7 @@ async def begin(means: Means, claim: Claim, record: AttemptRecord, make_uri: Cal
     """
     if not 1 <= record.world_size <= WORLD_SIZE_MAX:
         raise ConfigError(f"a checkpoint is saved by 1 to {WORLD_SIZE_MAX} ranks, not by {record.world_size}")
-    run = RegistryKeys(claim.run_id)
+    run = RegistryKeys(instance(claim, Claim, "claim").run_id)
     while True:
         reads = [get(run.record(record.kind, record.step)), get(run.latest(record.kind))]
         result = await under(means.control, claim, (), reads)
@@ -101,7 +102,7 @@ async def join(means: Means, claim: Claim, kind: str, step: int, timeout_s: floa
         FenceBroken, GenerationOver: the claim ended before.
         TimeoutError: nothing was begun in time.
     """
-    run = RegistryKeys(claim.run_id)
+    run = RegistryKeys(instance(claim, Claim, "claim").run_id)
     heads = below(run.attempts_at(kind, step, claim.generation))
     committed = run.record(kind, step)
     what = f"no coordinator began to save step {step} of run {claim.run_id!r} ({kind})"

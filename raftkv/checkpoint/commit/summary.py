@@ -35,6 +35,8 @@ def checked_metrics(metrics: Mapping[str, object] | None) -> dict[str, float]:
     Raises:
         ConfigError: there are too many, or a name or value cannot be used.
     """
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise TypeError(f"metrics are a mapping of names to numbers, not {metrics!r}")
     checked = {check_metric(name): _number(name, value) for name, value in (metrics or {}).items()}
     if len(checked) > METRICS_MAX:
         raise ConfigError(f"{len(checked)} metrics are too many for one checkpoint: at most {METRICS_MAX}")

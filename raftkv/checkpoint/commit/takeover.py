@@ -17,6 +17,7 @@ from raftkv.checkpoint.commit.opening import undecided
 from raftkv.checkpoint.errors import AttemptOver, CheckpointExists, CheckpointNotFound, PrepareConflict, StaleStep
 from raftkv.checkpoint.keys import RegistryKeys
 from raftkv.checkpoint.records import AttemptRecord, Checkpoint
+from raftkv.client.arguments import instance
 from raftkv.client.control.retries import until_answered
 from raftkv.client.kv.operations import get, get_range
 
@@ -49,7 +50,7 @@ async def take_over(means: Means, claim: Claim) -> list[Taken]:
     Raises:
         FenceBroken, GenerationOver: the claim is over.
     """
-    run = RegistryKeys(claim.run_id)
+    run = RegistryKeys(instance(claim, Claim, "claim").run_id)
     await under(means.control, claim, (), [get(run.fence)])  # a zombie hears it, even if there is nothing to decide
     dead = [head for head in await undecided(means.control, run) if head.generation < claim.generation]
     return [await _take(means, claim, head) for head in sorted(dead, key=lambda head: head.id)]

@@ -27,6 +27,7 @@ from urllib.parse import unquote
 from raftkv.checkpoint.errors import CheckpointNotFound, PinLost
 from raftkv.checkpoint.keys import PIN, TAG, RegistryKeys, check_name
 from raftkv.checkpoint.records import Checkpoint, Hold, Reference, readable
+from raftkv.client.arguments import instance
 from raftkv.client.control.control import Control, Grant
 from raftkv.client.control.retries import txn_until_answered, until_answered
 from raftkv.client.kv.compares import mod_revision, version
@@ -90,7 +91,7 @@ class Pin:
         time: float = 0.0,
         on_lost: Callable[[Pin], Any] | None = None,
     ) -> None:
-        self.checkpoint = checkpoint
+        self.checkpoint = instance(checkpoint, Checkpoint, "checkpoint")
         self.lost = asyncio.Event()
         self._control = control
         self._reader = check_name("reader", reader)
@@ -199,6 +200,7 @@ async def pin_for(control: Control, checkpoint: Checkpoint, reader: str, duratio
         CheckpointNotFound: the checkpoint is deleted, or about to be.
         ConfigError: the name cannot be used, or the time.
     """
+    instance(checkpoint, Checkpoint, "checkpoint")
     check_name("reader", reader)
     if duration_s < 0:
         raise ConfigError(f"a checkpoint is pinned for a time from 0 s on, not {duration_s} s")
@@ -262,7 +264,10 @@ async def tag(control: Control, run_id: str, name: str, checkpoint: Checkpoint, 
         CheckpointNotFound: the checkpoint is deleted, or about to be.
         ConfigError: the name cannot be used.
     """
-    key, target = RegistryKeys(run_id).tag(check_name("tag", name)), checkpoint.reference
+    key, target = (
+        RegistryKeys(run_id).tag(check_name("tag", name)),
+        instance(checkpoint, Checkpoint, "checkpoint").reference,
+    )
     record = RegistryKeys(target.run_id).record(target.kind, target.step)
     new = _tag_hold(run_id, name, target)
     while True:

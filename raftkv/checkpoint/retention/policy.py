@@ -35,6 +35,7 @@ from typing import Final
 from raftkv.checkpoint.find.lookup import MAX, MIN, check_mode
 from raftkv.checkpoint.keys import is_comparable
 from raftkv.checkpoint.records import Checkpoint, Reference
+from raftkv.client.arguments import instance
 from raftkv.errors import ConfigError
 
 LATEST: Final = "latest"
@@ -85,6 +86,7 @@ class Policy:
             if number is not None and not number >= 0:  # NaN is not
                 raise ConfigError(f"{name} of a retention policy cannot be {number}; give 0 or more")
         for best in self.keep_best:
+            instance(best, Best, "a rule of keep_best")
             check_mode(best.mode)
             if best.count < 1:
                 raise ConfigError(f"the best {best.count} by {best.metric} cannot be kept; give 1 or more")

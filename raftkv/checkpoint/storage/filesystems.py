@@ -13,6 +13,7 @@ import errno
 import os
 from typing import Any, Final, NamedTuple
 
+from raftkv.client import arguments
 from raftkv.errors import ConfigError
 
 _ADVICE: Final = {
@@ -69,6 +70,7 @@ def absolute(uri: str) -> str:
     >>> absolute("s3://bucket/job/"), absolute("memory://"), absolute("/"), absolute("")
     ('s3://bucket/job', 'memory://', '/', '')
     """
+    uri = arguments.path(uri, "the place of checkpoints")
     scheme, separator, path = uri.rpartition("://")
     if separator:
         return scheme + separator + (path.rstrip("/") or path[:1])

@@ -174,6 +174,8 @@ class ClientControl:
     """
 
     def __init__(self, kv: Client, *, is_patient: bool = False) -> None:
+        if not hasattr(kv, "scope"):
+            raise TypeError(f"kv is a client made by raftkv.aio.connect, not {kv!r}")
         self._kv = kv
         self._patience = Patience(TXN_TIMEOUT_MAX_S if is_patient else TXN_TIMEOUT_S)
         self._watches: set[asyncio.Task[None]] = set()
@@ -195,7 +197,7 @@ class ClientControl:
         if not isinstance(grant, _ClientGrant):
             raise TypeError("a grant of another control")
         if revoke:
-            await grant.lease.revoke()
+            await grant.lease.revoke(min(grant.ttl_s, CALL_TIMEOUT_S))  # later it has ended by itself
         else:
             grant.lease.stop()
 

@@ -21,7 +21,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
-from raftkv.client.arguments import many
+from raftkv.client.arguments import many, whole
 from raftkv.client.kv.guards import LeaseLike
 from raftkv.client.kv.kv import KV
 from raftkv.client.kv.operations import GetRange
@@ -45,6 +45,8 @@ Pairs = (
 
 WINDOW = 128
 """Calls under way at once: enough to fill a member's batches, far below its limit of streams."""
+WINDOW_MAX = 10_000
+"""Each is a task: with more of them, making them would hold up the leases of the client."""
 PAGE_SIZE = 1000
 """Keys a page: some 100 kB of short values."""
 
@@ -69,7 +71,7 @@ class Bulk(Part):
         Arguments:
             items: keys and values; an iterator is drawn from as room is made.
             lease: of all of them.
-            window: calls under way at once.
+            window: calls under way at once, up to ``WINDOW_MAX``.
             timeout_s: of each call; None: the client's.
 
         Raises:
@@ -137,7 +139,7 @@ class Bulk(Part):
             Compacted: the revision is gone.
             StatusError: a page could not be read in time.
         """
-        if page_size < 1:
+        if whole(page_size, "page_size") < 1:
             raise ValueError(f"page_size must be at least 1, not {page_size}")
         operation = GetRange(
             key, end, prefix, limit=page_size, revision=revision, keys_only=keys_only, serializable=serializable
@@ -192,8 +194,8 @@ async def pipelined(call: Callable[[Given], Awaitable[Result]], given: Iterable[
         given: what to call it with.
         window: calls under way at once.
     """
-    if window < 1:
-        raise ValueError(f"window must be at least 1, not {window}")
+    if not 1 <= whole(window, "window") <= WINDOW_MAX:
+        raise ValueError(f"window is a number from 1 to {WINDOW_MAX}, not {window}")
     run = _Run(call, enumerate(given))
     async with asyncio.TaskGroup() as group:
         for _ in range(window):

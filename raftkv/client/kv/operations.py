@@ -28,6 +28,13 @@ _SORT_TARGETS: Final = {
 }
 
 
+def _sort_target(sort_by: str) -> rpc_pb2.RangeRequest.SortTarget:
+    try:
+        return _SORT_TARGETS[sort_by]
+    except (KeyError, TypeError):
+        raise ValueError(f"sort_by is one of {', '.join(_SORT_TARGETS)}, not {sort_by!r}") from None
+
+
 class Operation(Protocol):
     """What a txn can hold."""
 
@@ -158,7 +165,7 @@ class GetRange:
         if self.descending or self.sort_by != "key":
             # Said in full: with the order left open, members apply the limit before they sort.
             order = rpc_pb2.RangeRequest.DESCEND if self.descending else rpc_pb2.RangeRequest.ASCEND
-            request.sort_order, request.sort_target = order, _SORT_TARGETS[self.sort_by]
+            request.sort_order, request.sort_target = order, _sort_target(self.sort_by)
         return request
 
     def result(self, answer: rpc_pb2.RangeResponse, space: Space, revision: int) -> RangeResult:

@@ -284,7 +284,11 @@ class Client:
         self, endpoint: Endpoint, method: Method[Any], body: bytes, timeout_s: float, metadata: Pairs = ()
     ) -> Awaitable[bytes]:
         call = self._transport(endpoint).unary(method.path, body, timeout_s, metadata)
-        return call if method.cancellable else asyncio.shield(call)
+        if method.cancellable:
+            return call
+        shielded = asyncio.ensure_future(call)
+        shielded.add_done_callback(_take_note)
+        return asyncio.shield(shielded)
 
     def _too_large(self, size_bytes: int) -> StatusError:
         limit = self.options.max_request_bytes
@@ -364,3 +368,9 @@ class Client:
 
 def _parse(method: Method[T], answer: bytes) -> T:
     return methods.parse_answer(method.response, answer)
+
+
+def _take_note(call: asyncio.Future[bytes]) -> None:
+    """Look at the outcome of a call: if its caller is gone, asyncio would tell of a failure that nobody looked at."""
+    if not call.cancelled():
+        call.exception()

@@ -71,8 +71,14 @@ def parse_endpoints(given: str | Iterable[str]) -> list[Endpoint]:
 
     Raises:
         ConfigError: there is none, or one is malformed.
+        TypeError: one is no text.
     """
+    if not isinstance(given, Iterable):
+        raise TypeError(f"endpoints are a text, or several in a list, not {given!r}")
     texts = given.split(",") if isinstance(given, str) else list(given)
+    for text in texts:
+        if not isinstance(text, str):
+            raise TypeError(f"an endpoint is a text as HOST:PORT, not {text!r}")
     endpoints = {text.strip(): parse_endpoint(text) for text in texts if text.strip()}
     if not endpoints:
         raise ConfigError("at least one endpoint must be given")

@@ -159,7 +159,11 @@ class Stream(Generic[T]):
 
     def _fetch(self, timeout_s: float | None) -> bool:
         """Get a batch, which another thread may take first; False: there will be none."""
-        if not self._fetching.acquire(timeout=-1 if timeout_s is None else timeout_s):
+        timeout_s = limit(timeout_s, "timeout_s")
+        # To a lock -1 is no limit: a program whose time is over by a second would wait for as long as another thread.
+        if not self._fetching.acquire(
+            timeout=-1 if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)
+        ):
             raise _nothing_came(timeout_s)
         try:
             if self._is_cancelled or self._batch:  # by another thread, meanwhile

@@ -376,6 +376,17 @@ class Client:
             target.loop.disown()
 
 
+def client_of(value: Client) -> Client:
+    """Return a blocking client that a caller gave.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if not hasattr(value, "target"):
+        raise TypeError(f"kv is a client made by raftkv.connect, not {value!r}")
+    return value
+
+
 def _drop(loop: LoopThread, kv: library.Client) -> None:
     """End the thread of a client that was forgotten, not closed, without waiting for it."""
     loop.close(kv.close(), wait=False)

@@ -23,16 +23,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from raftkv.checkpoint.registry import Registry
-from raftkv.client.arguments import limit
-from raftkv.client.library import connect
+from raftkv.client.arguments import limit, path
+from raftkv.client.library import Client, connect
 from raftkv.client.rpc.retry import until_answered
 from raftkv.errors import ConfigError, RaftKVError, StatusError
 from raftkv.training.api.attachment import Attachment, WorkerAttachment, WorkerPlace, worker_place
@@ -43,14 +44,13 @@ from raftkv.training.api.generation import Generation, checked_value, quoted
 from raftkv.training.api.leadership import Leadership, leader
 from raftkv.training.callbacks import Callbacks, UserCallbacks
 from raftkv.training.config import RunConfig
-from raftkv.training.errors import RunClosed, TrainingError
+from raftkv.training.errors import JoinTimeout, RunClosed, TrainingError
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import EXIT, Fault, Member
 from raftkv.training.rendezvous.address import guess_address
 from raftkv.training.rendezvous.participant import OnProgress, Participant
 
 if TYPE_CHECKING:
-    from raftkv.client.library import Client
     from raftkv.client.values import KeyValue
     from raftkv.training.rendezvous.world import World, WorldFence
 
@@ -59,6 +59,8 @@ CHECKPOINT_URI: Final = "RAFTKV_CHECKPOINT_URI"
 """In the environment: below which URL or path checkpoints lie, if ``join`` is not told."""
 FAIL_S: Final = 10.0
 """For recording why this rank leaves: whoever waits for the error is not to wait for a cluster that is away."""
+INTERRUPTED_S: Final = 0.5
+"""The same after Ctrl-C: whoever pressed it waits for the prompt."""
 FAREWELL: Final = "raftkv: end of the run"
 _OPTIONS: Final = tuple(sorted(field.name for field in fields(RunConfig) if field.name not in ("run_id", "slots")))
 
@@ -317,11 +319,12 @@ class Run:
             ConfigError: there is no place for checkpoints, or an argument cannot be used.
             CheckpointExists, StaleStep: the step, or a later one, is committed.
             AttemptOver: another rank has failed; nothing is committed.
+            BarrierTimeout, RanksMissing: ranks are missing, which it names.
             GenerationOver: the generation has ended.
         """
         return Saving(self._together(), step, Options(**options))
 
-    def resume(self, kind: str = "", *, trackers: Sequence[str] = ()) -> Resuming:
+    def resume(self, kind: str = "", *, trackers: Sequence[str] = (), timeout_s: float | None = None) -> Resuming:
         """Agree with all ranks on the checkpoint to go on from, in an ``async with`` block; None: there is none.
 
         What the generations before have left undecided is decided first. To be called by all ranks, in every
@@ -330,11 +333,13 @@ class Run:
         Arguments:
             kind: of the checkpoint; empty: of whichever kind the newest is.
             trackers: as for ``checkpoint``: they are right before the block begins.
+            timeout_s: for the other ranks; None: until the generation ends.
 
         Raises:
+            BarrierTimeout: ranks are missing, which it names.
             GenerationOver: the generation has ended.
         """
-        return Resuming(self._together(), kind, trackers)
+        return Resuming(self._together(), kind, trackers, timeout_s)
 
     def _together(self) -> Together:
         return Together(self._generation, self._collectives, self.checkpoints)
@@ -450,7 +455,8 @@ class Run:
         try:
             if not isinstance(error, TrainingError) and not self.changed:
                 line = f"{type(error).__name__}: {error}".partition("\n")[0]
-                async with asyncio.timeout(FAIL_S):
+                interrupted = isinstance(error, KeyboardInterrupt | asyncio.CancelledError)
+                async with asyncio.timeout(INTERRUPTED_S if interrupted else FAIL_S):
                     await self.report(message=line[:500], exit_code=1)
         except (RaftKVError, TimeoutError):
             pass  # its absence is seen all the same
@@ -492,7 +498,7 @@ async def join(
         endpoints: of the cluster; empty: ``RAFTKV_ENDPOINTS``, else 127.0.0.1:2379.
         kv: a client to be used instead; it must outlive the run.
         min_nodes, max_nodes: no generation begins with fewer, none has more; 0: as many as the minimum.
-        timeout_s: for the minimum to be there; None: ``join_timeout_s``.
+        timeout_s: for the store to answer, and for the minimum to be there; None: 10 s, and ``join_timeout_s``.
         on_progress: called on the loop while nodes gather.
         client: further settings of ``raftkv.aio.connect``: TLS files, user, password. What is not given is as
             ``RAFTKV_USER``, ``RAFTKV_PASSWORD_FILE``, ``RAFTKV_CACERT``, ... say.
@@ -509,6 +515,9 @@ async def join(
         StatusError: the cluster cannot be reached, or refused.
     """
     limit(timeout_s, "timeout_s")
+    checkpoints = path(checkpoints or "", "checkpoints")
+    if kv is not None and not isinstance(kv, Client):
+        raise TypeError(f"kv is a client made by raftkv.aio.connect, not {kv!r}")
     where = find_endpoints(run_id, endpoints)
     place = worker_place(os.environ) if not run_id else None
     config = _config(run_id, min_nodes, max_nodes, options) if place is None else None
@@ -549,23 +558,36 @@ async def _attach(
     own: bool,
     checkpoints: str,
 ) -> Run:
+    clock = asyncio.get_running_loop().time
+    began = clock()
     if place is not None:
-        attachment = await WorkerAttachment.take(kv, place)
+        async with _in_time(place.run_id, timeout_s):
+            attachment = await WorkerAttachment.take(kv, place)
         if attachment.world is None:
             raise RunClosed(place.run_id, "")
         return Run(kv, attachment, attachment.world, place, owns_client=own, checkpoints=checkpoints)
     if config is None:
         raise ConfigError("a node needs a configuration")
-    if config.address == config.host:  # nobody has told
-        address = await asyncio.get_running_loop().run_in_executor(None, guess_address, kv.scope.core.endpoints)
-        config = replace(config, address=address)
-    participant = await Participant.open(kv, config, on_progress=on_progress)
+    async with _in_time(config.run_id, timeout_s):
+        if config.address == config.host:  # nobody has told
+            address = await asyncio.get_running_loop().run_in_executor(None, guess_address, kv.scope.core.endpoints)
+            config = replace(config, address=address)
+        participant = await Participant.open(kv, config, on_progress=on_progress)
     try:
-        world = await participant.next_world(timeout_s)
+        world = await participant.next_world(timeout_s, spent_s=clock() - began)
     except BaseException:
         await participant.leave()
         raise
     return Run(kv, participant, world, None, owns_client=own, checkpoints=checkpoints)
+
+
+@contextlib.asynccontextmanager
+async def _in_time(run_id: str, timeout_s: float | None) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except TimeoutError:
+        raise JoinTimeout(run_id, timeout_s or 0.0, "the store cannot be reached") from None
 
 
 def _config(run_id: str, min_nodes: int, max_nodes: int, options: Mapping[str, Any]) -> RunConfig:

@@ -73,15 +73,18 @@ class Together(NamedTuple):
         world = self.generation.world
         return await self.registry.claim_run(world.generation, world.revision, world.fence)
 
-    async def decide(self, name: str, make: Callable[[], Coroutine[Any, Any, dict[str, Any]]]) -> dict[str, Any]:
+    async def decide(
+        self, name: str, make: Callable[[], Coroutine[Any, Any, dict[str, Any]]], timeout_s: float | None
+    ) -> dict[str, Any]:
         """Have rank 0 decide something for all; returns it. What it raises is raised by all.
 
         Arguments:
             name: of the broadcast.
             make: called by rank 0; JSON.
+            timeout_s: of the others, for rank 0; None: until the generation ends.
         """
         if self.generation.rank != 0:
-            told: dict[str, Any] = json.loads(await self.collectives.broadcast(name, None, 0, None))
+            told: dict[str, Any] = json.loads(await self.collectives.broadcast(name, None, 0, timeout_s))
             if "error" in told:
                 raise _error_of(told)
             return told
@@ -167,7 +170,7 @@ class Saving:
 
     async def __aenter__(self) -> Saving:
         try:
-            told = await self._together.decide(SAVE, self._begin)
+            told = await self._together.decide(SAVE, self._begin, self._options.timeout_s)
             if self._attempt is None:
                 claim = Claim.from_token(told["claim"], self._together.generation.fence)
                 self._attempt = self._together.registry.attempt(claim, AttemptRecord.decode(told["attempt"].encode()))
@@ -271,8 +274,11 @@ class Resuming:
     Every rank pins it while its block lasts, so that nobody deletes what one of them still reads.
     """
 
-    def __init__(self, together: Together, kind: str, trackers: Sequence[str] = ()) -> None:
+    def __init__(
+        self, together: Together, kind: str, trackers: Sequence[str] = (), timeout_s: float | None = None
+    ) -> None:
         self._together = together
+        self._timeout_s = limit(timeout_s, "timeout_s")
         self._kind = kind
         self._trackers = Trackers(together.registry, trackers, kind=kind)
         self._pin: Pin | None = None
@@ -285,14 +291,16 @@ class Resuming:
             raise
 
     async def _enter(self) -> Resumed | None:
-        told = await self._together.decide(RESUME, self._find)
+        told = await self._together.decide(RESUME, self._find, self._timeout_s)
         if "checkpoint" not in told:
             return None
         found = Checkpoint.decode(told["checkpoint"].encode())
         if self._pin is None:
             self._pin = self._pin_of(found)  # here before it is taken: whatever cuts this off, it is given back
             await self._together.generation.until_over(self._pin.take())
-        await self._together.collectives.barrier(RESUME, None)  # rank 0 holds it for those who have not pinned it yet
+        await self._together.collectives.barrier(
+            RESUME, self._timeout_s
+        )  # rank 0 holds it for those who have not pinned it yet
         return Resumed(found)
 
     async def _find(self) -> dict[str, Any]:

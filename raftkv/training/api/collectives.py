@@ -101,7 +101,7 @@ class Collectives:
             data = checked_value(value)
             await self._in_time(use, timeout_s, self._generation.commit(lambda empty: use.publish(empty, data)))
         else:
-            data = await self._in_time(use, timeout_s, self._opened(use))
+            data = await self._in_time(use, timeout_s, self._opened(use), root)
         self._finish(use)
         return data
 
@@ -157,19 +157,23 @@ class Collectives:
         except StatusError:
             return None
 
-    async def _in_time(self, use: _Use, timeout_s: float | None, waiting: Awaitable[Result]) -> Result:
+    async def _in_time(
+        self, use: _Use, timeout_s: float | None, waiting: Awaitable[Result], root: int | None = None
+    ) -> Result:
         try:
             async with asyncio.timeout(timeout_s) as within:
                 return await waiting
         except TimeoutError:
             if timeout_s is None or not within.expired():
                 raise
-        raise BarrierTimeout(use.title, timeout_s, await self._missing(use))
+        raise BarrierTimeout(use.title, timeout_s, await self._missing(use, root))
 
-    async def _missing(self, use: _Use) -> list[int]:
-        if use.name.startswith("value."):
-            return []
+    async def _missing(self, use: _Use, root: int | None) -> list[int]:
+        """Return the ranks that all wait for; none: the cluster does not answer."""
         try:
+            if root is not None:
+                await self._generation.kv.get(use.open, timeout_s=LAST_LOOK_TIMEOUT_S)
+                return [root]
             there = await self._generation.kv.range(
                 use.arrived, prefix=True, keys_only=True, timeout_s=LAST_LOOK_TIMEOUT_S
             )

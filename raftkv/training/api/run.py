@@ -311,13 +311,15 @@ class Run(Blocking[async_run.Run]):
         """
         return Saving(self, self._loop, self._ask(lambda run: run.checkpoint(step, **options)))
 
-    def resume(self, kind: str = "", *, trackers: Sequence[str] = ()) -> Resuming:
+    def resume(self, kind: str = "", *, trackers: Sequence[str] = (), timeout_s: float | None = None) -> Resuming:
         """Agree with all ranks on the checkpoint to go on from, in a ``with`` block; None: there is none.
 
         Arguments:
-            kind, trackers: see ``async_run.Run.resume``, which has the errors too.
+            kind, trackers, timeout_s: see ``async_run.Run.resume``, which has the errors too.
         """
-        return Resuming(self, self._loop, self._ask(lambda run: run.resume(kind, trackers=trackers)))
+        return Resuming(
+            self, self._loop, self._ask(lambda run: run.resume(kind, trackers=trackers, timeout_s=timeout_s))
+        )
 
     # ---- the end
 
@@ -383,7 +385,7 @@ def join(
         endpoints: of the cluster; empty: ``RAFTKV_ENDPOINTS``, else 127.0.0.1:2379.
         kv: a client (``raftkv.connect``) to be used instead; it must outlive the run.
         min_nodes, max_nodes: no generation begins with fewer, none has more; 0: as many as the minimum.
-        timeout_s: for the minimum to be there; None: ``join_timeout_s``.
+        timeout_s: for the store to answer, and for the minimum to be there; None: 10 s, and ``join_timeout_s``.
         on_progress: called while nodes gather, on the loop's own thread: it may print, and no more.
         client: further settings of ``raftkv.connect``: TLS files, user, password. What is not given is as
             ``RAFTKV_USER``, ``RAFTKV_PASSWORD_FILE``, ``RAFTKV_CACERT``, ... say.
@@ -403,7 +405,7 @@ def join(
     if kv is None:
         kv = sync.connect(async_run.find_endpoints(run_id, endpoints), **(client or {}))
     try:
-        loop, inner_client = kv.target()
+        loop, inner_client = sync.client_of(kv).target()
         joining = async_run.join(
             run_id,
             kv=inner_client,

@@ -177,7 +177,7 @@ class Supervisor:
             return len(done.results[1].items)
 
         if await self._during(world, until_answered(step)) == world.node_count:
-            await self._participant.close(SUCCEEDED)
+            await self._interruptible(self._participant.close(SUCCEEDED))
             return 0
         self._settings.tell(f"all workers of this node are done; waiting for those of {world.node_count - 1} others")
         await self._during(world, asyncio.Event().wait())
@@ -192,7 +192,8 @@ class Supervisor:
         if self._participant.closed or (root is not None and root.node != world.member.id):
             return None
         if self._restarts >= self._settings.max_restarts:
-            await self._participant.close(f"{fault}; no restarts left of {self._settings.max_restarts}")
+            reason = f"{fault}; no restarts left of {self._settings.max_restarts}"
+            await self._interruptible(self._participant.close(reason))
             return exit_code(end)
         self._restarts += 1
         self._settings.tell(f"restart {self._restarts} of {self._settings.max_restarts}")

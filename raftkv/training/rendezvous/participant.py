@@ -111,6 +111,7 @@ class Participant:
         )
         self._election = ArbiterElection(control, config, self._cache, self._registration)
         self._left = False
+        self._deadline = 0.0
         self._on_progress = on_progress
         self._reported: Progress | None = None
         self._callbacks: Callbacks[[Participant]] = Callbacks()
@@ -289,12 +290,13 @@ class Participant:
 
     # -- worlds
 
-    async def next_world(self, timeout_s: float | None = None) -> World:
+    async def next_world(self, timeout_s: float | None = None, *, spent_s: float = 0.0) -> World:
         """Say that everything of earlier worlds is stopped here, and wait for the next one with this node in it.
 
         Arguments:
             timeout_s: for the minimum to be there; None: ``join_timeout_s``. A node that others run without, as a
-                standby, waits for as long as they do.
+                standby, waits for as long as they do, and from then on for so long.
+            spent_s: how much of that has passed already, as for ``open``.
 
         Raises:
             RunClosed: it is over.
@@ -302,12 +304,12 @@ class Participant:
             StatusError: the store refused; the client is closed.
         """
         limit_s = self.config.join_timeout_s if timeout_s is None else timeout_s
-        deadline = self._loop.time() + limit_s
+        self._deadline = self._loop.time() + limit_s - spent_s
         try:
             while True:
-                async with asyncio.timeout_at(deadline):
+                async with asyncio.timeout_at(self._deadline):
                     await self._registration.declare(self._first_possible())
-                world = await self._formed(deadline)
+                world = await self._formed(limit_s)
                 if world is not None:
                     self._registration.starts(world.generation)
                     self.world = world
@@ -334,7 +336,7 @@ class Participant:
         was_there = self._registration.was_there(self._cache.round_revision)
         return is_whole and was_there and current.generation >= max(self.node.want, started + 1)
 
-    async def _formed(self, deadline: float) -> World | None:
+    async def _formed(self, limit_s: float) -> World | None:
         """Wait for a world that this node may start; None: one began and ended without it, so it must declare again."""
         while True:
             state, current = self._cache.state, self._cache.round
@@ -350,7 +352,11 @@ class Participant:
                 # If not, the run goes on without this node, which is about to say that it runs nothing.
                 return self._world(current) if self._may_start(current) else None
             self._report_progress()
-            await self._next_change(None if self._is_standby else deadline)
+            if self._is_standby:
+                await self._next_change(None)
+                self._deadline = self._loop.time() + limit_s  # it begins when others do not run any more
+            else:
+                await self._next_change(self._deadline)
 
     def _world(self, current: GenerationRecord) -> World:
         index = next(index for index, member in enumerate(current.members) if member.id == self.node.id)

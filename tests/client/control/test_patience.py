@@ -18,6 +18,8 @@ SERVICE_S = 0.01
 class BusyStore:
     """Executes one txn after the other, each for a while, also those whose senders have given them up."""
 
+    scope = None
+
     def __init__(self) -> None:
         self.executed = 0
         self._free_at = 0.0

@@ -179,7 +179,7 @@ def test_many_at_once(play):
         assert [item.value for item in items[1:]] == [b"%d" % number for number in reversed(range(300))]
         with pytest.raises(errors.LeaseNotFoundError):
             await kv.put_many({"a": "1", "b": "2"}, lease=4711)
-        with pytest.raises(ValueError, match="window must be at least 1"):
+        with pytest.raises(ValueError, match="window is a number from 1 to 10000"):
             await kv.get_many(["a"], window=0)
 
         def failing():

@@ -9,13 +9,16 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from raftkv.training.process.faults import End
 from raftkv.training.process.guard import find_marked
-from raftkv.training.process.supervisor import exit_code, free_port
+from raftkv.training.process.supervisor import Settings, Supervisor, exit_code, free_port
 from raftkv.training.process.workers import Workers, WorkerStartError
+from raftkv.training.records import Member
+from raftkv.training.rendezvous.world import World
 from tests.procs import wait_for
 
 TIMEOUT_S = 60.0
@@ -165,3 +168,70 @@ def test_a_command_that_cannot_be_run_is_one_line(command: str, code: int) -> No
 
 def test_a_free_port_is_one_that_can_be_had() -> None:
     assert 10_000 <= free_port() < 32_000
+
+
+class Away:
+    """A node's part in a run whose cluster is out of reach: who closes the run waits for it.
+
+    Attributes:
+        closing: set when somebody does.
+        left: the node has left.
+    """
+
+    closed = False
+    phase = None
+
+    def __init__(self) -> None:
+        self.closing = asyncio.Event()
+        self.left = False
+        self.nodes_waiting = 0
+
+    def on_change(self, _: object) -> Callable[[], None]:
+        return lambda: None
+
+    async def next_world(self) -> World:
+        return World("run", 1, (Member("n-1", "h", "127.0.0.1", 1),), 0, 1)
+
+    async def publish(self, _: str) -> None:
+        """Where workers meet."""
+
+    async def report(self, _: object) -> None:
+        self.nodes_waiting = 1
+
+    async def close(self, _: str) -> None:
+        self.closing.set()
+        await asyncio.Event().wait()
+
+    async def leave(self) -> None:
+        self.left = True
+
+
+class Nothing:
+    """A client of a store that is empty."""
+
+    async def range(self, *_: object, **options: object) -> list[object]:
+        return []
+
+    def txn(self, **_: object) -> Nothing:
+        return self
+
+    def then(self, *_: object) -> Nothing:
+        return self
+
+    async def commit(self) -> SimpleNamespace:
+        return SimpleNamespace(results=[None, SimpleNamespace(items=[None])])
+
+
+@pytest.mark.parametrize("code", ["import os; os._exit(7)", "pass"])
+def test_a_signal_ends_a_node_that_cannot_close_its_run(code: str) -> None:
+    async def main() -> None:
+        away = Away()
+        supervisor = Supervisor(Nothing(), away, Settings(command=(*PYTHON, code)))  # type: ignore[arg-type]
+        async with asyncio.timeout(TIMEOUT_S):
+            running = asyncio.ensure_future(supervisor.run())
+            await away.closing.wait()
+            supervisor.stop(signal.SIGTERM)
+            assert await running == 128 + signal.SIGTERM
+        assert away.left
+
+    asyncio.run(main())
