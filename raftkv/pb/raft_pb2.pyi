@@ -112,7 +112,7 @@ class SnapshotMeta(_message.Message):
     def __init__(self, index: _Optional[int] = ..., term: _Optional[int] = ..., conf_state: _Optional[_Union[ConfState, _Mapping]] = ...) -> None: ...
 
 class Message(_message.Message):
-    __slots__ = ("type", "to_id", "from_id", "term", "log_term", "index", "runs", "commit", "reject", "reject_hint", "snapshot", "context")
+    __slots__ = ("type", "to_id", "from_id", "term", "log_term", "index", "runs", "commit", "reject", "reject_hint", "snapshot", "context", "quiet")
     TYPE_FIELD_NUMBER: _ClassVar[int]
     TO_ID_FIELD_NUMBER: _ClassVar[int]
     FROM_ID_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +125,7 @@ class Message(_message.Message):
     REJECT_HINT_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    QUIET_FIELD_NUMBER: _ClassVar[int]
     type: int
     to_id: int
     from_id: int
@@ -137,7 +138,8 @@ class Message(_message.Message):
     reject_hint: int
     snapshot: SnapshotMeta
     context: bytes
-    def __init__(self, type: _Optional[int] = ..., to_id: _Optional[int] = ..., from_id: _Optional[int] = ..., term: _Optional[int] = ..., log_term: _Optional[int] = ..., index: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[EntryRun, _Mapping]]] = ..., commit: _Optional[int] = ..., reject: _Optional[bool] = ..., reject_hint: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotMeta, _Mapping]] = ..., context: _Optional[bytes] = ...) -> None: ...
+    quiet: bool
+    def __init__(self, type: _Optional[int] = ..., to_id: _Optional[int] = ..., from_id: _Optional[int] = ..., term: _Optional[int] = ..., log_term: _Optional[int] = ..., index: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[EntryRun, _Mapping]]] = ..., commit: _Optional[int] = ..., reject: _Optional[bool] = ..., reject_hint: _Optional[int] = ..., snapshot: _Optional[_Union[SnapshotMeta, _Mapping]] = ..., context: _Optional[bytes] = ..., quiet: _Optional[bool] = ...) -> None: ...
 
 class MessageBatch(_message.Message):
     __slots__ = ("messages", "traces")

@@ -50,6 +50,10 @@ class RaftConfig:
     """Skip the check of a membership change when it is proposed. Dangerous: only for a caller with its own check."""
     step_down_on_removal: bool = True
     """A leader that applies its own removal or demotion becomes a follower at once."""
+    quiet_commits: bool = False
+    """Followers do not answer what only tells them the commit index (an append without entries) if their log matches:
+    the answer says nothing new, and costs a leader with few proposals a wake-up from each follower. What was lost
+    meanwhile shows at the next heartbeat. etcd-io/raft answers each, and so do members of earlier versions."""
     applied: int = 0
     """Index up to which the caller's state machine already holds everything; set at restart, 0 for a fresh start."""
 

@@ -130,6 +130,8 @@ def describe_message(message: Message) -> str:
         words.append("reject")
         if message.type == MessageType.APPEND_RESPONSE:
             words.append(f"hint={message.log_term}/{message.reject_hint}")
+    if message.quiet:
+        words.append("quiet")
     if message.context:
         words.append(f"context={_context(message)}")
     if message.snapshot is not None:

@@ -112,6 +112,8 @@ def _forward_to_leader(raft: Raft, message: Message) -> None:
 def handle_append(raft: Raft, message: Message) -> None:
     """Append the leader's entries if they follow on the log here (paper section 5.3); answer once durable.
 
+    A quiet one without entries is not answered: the leader learns nothing from that.
+
     Arguments:
         raft: a follower of the sender.
         message: an APPEND.
@@ -128,6 +130,8 @@ def handle_append(raft: Raft, message: Message) -> None:
         return
     last_new = log.maybe_append(index, message.log_term, message.entries, message.commit)
     if last_new != REJECTED:
+        if message.quiet and not message.entries:
+            return
         raft.send(Message(_APPEND_RESPONSE, message.from_, raft.id, index=last_new))
         return
     # Tell the leader where the logs may match at best: below index, not above the term it asked for. It skips the

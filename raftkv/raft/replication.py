@@ -39,20 +39,22 @@ def flush(raft: Raft) -> None:
             send_appends(raft, peer, progress, progress.can_bump_commit(committed))
 
 
-def send_appends(raft: Raft, id: int, progress: Progress, send_if_empty: bool) -> None:
+def send_appends(raft: Raft, id: int, progress: Progress, tell_commit: bool) -> None:
     """Send a follower everything it may be sent now, in as many messages as that takes.
 
     Arguments:
         raft: a leader.
         id: of the follower.
         progress: its record.
-        send_if_empty: also send when there are no entries, to tell the commit index or to probe.
+        tell_commit: also send when there are no entries, to tell the commit index.
     """
-    while maybe_send_append(raft, id, progress, send_if_empty):
-        send_if_empty = False
+    # A probe, which may be empty too, asks where the logs match: it needs its answer.
+    quiet = raft.config.quiet_commits and progress.state is REPLICATE
+    while maybe_send_append(raft, id, progress, tell_commit, quiet):
+        tell_commit = False
 
 
-def maybe_send_append(raft: Raft, id: int, progress: Progress, send_if_empty: bool) -> bool:
+def maybe_send_append(raft: Raft, id: int, progress: Progress, send_if_empty: bool, quiet: bool = False) -> bool:
     """Send a follower one append, or a snapshot if the log no longer has what it needs.
 
     Arguments:
@@ -60,6 +62,7 @@ def maybe_send_append(raft: Raft, id: int, progress: Progress, send_if_empty: bo
         id: of the follower.
         progress: its record.
         send_if_empty: also send when there are no entries, to tell the commit index or to probe.
+        quiet: no answer is needed when there are no entries.
 
     Returns:
         whether something was sent.
@@ -80,9 +83,9 @@ def maybe_send_append(raft: Raft, id: int, progress: Progress, send_if_empty: bo
         return _maybe_send_snapshot(raft, id, progress)
     if not entries and not send_if_empty:
         return False
-    raft.messages.append(
-        Message(_APPEND, id, raft.id, raft.term, previous_term, next_index - 1, entries, log.committed)
-    )
+    message = Message(_APPEND, id, raft.id, raft.term, previous_term, next_index - 1, entries, log.committed)
+    message.quiet = quiet and not entries
+    raft.messages.append(message)
     progress.sent_entries(len(entries), size_bytes)
     progress.sent_commit = log.committed
     return True

@@ -143,7 +143,8 @@ class ConfChange:
 class Message:
     """One message between members (or, for the local kinds, from a member to itself).
 
-    Fields that a kind does not use keep their zero. ``entries`` is never mutated after the message is made.
+    Fields that a kind does not use keep their zero. ``entries`` is never mutated after the message is made. A ``quiet``
+    append has no entries, and is answered only if it is rejected.
     """
 
     __slots__ = (
@@ -153,6 +154,7 @@ class Message:
         "from_",
         "index",
         "log_term",
+        "quiet",
         "reject",
         "reject_hint",
         "snapshot",
@@ -175,6 +177,7 @@ class Message:
         reject_hint: int = 0,
         snapshot: SnapshotMeta | None = None,
         context: bytes = b"",
+        quiet: bool = False,
     ) -> None:
         self.type = type
         self.to = to
@@ -188,6 +191,7 @@ class Message:
         self.reject_hint = reject_hint
         self.snapshot = snapshot
         self.context = context
+        self.quiet = quiet
 
 
 class StateRole(enum.IntEnum):

@@ -275,8 +275,8 @@ class Member:
         raft_config = RaftConfig(
             id=durable.member_id,
             election_ticks=config.election_ticks,
-            heartbeat_ticks=1,
             pre_vote=config.pre_vote,
+            quiet_commits=True,
             applied=store.applied_index,
         )
         seed = random.SystemRandom().getrandbits(64)

@@ -183,6 +183,7 @@ class Scenario:
             reject="hint" in options or options.get("reject") == "yes",
             reject_hint=int(hint),
             context=options.get("context", "").encode(),
+            quiet=options.get("quiet") == "yes",
         )
         return self._try(to, "step", message)
 

@@ -299,6 +299,7 @@ class Assembly:
             max_inflight_messages=parameters.max_inflight_messages,
             max_uncommitted_bytes=parameters.max_uncommitted_bytes,
             max_committed_size_per_ready_bytes=parameters.max_applying_bytes,
+            quiet_commits=True,
             applied=store.applied_index,
         )
         return _Core(config, log, random.Random(self._rng.random()))

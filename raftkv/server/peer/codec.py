@@ -67,6 +67,8 @@ class BatchEncoder:
             parts.append(field(11, encode_snapshot_meta(message.snapshot).SerializeToString()))
         if message.context:
             parts.append(field(12, message.context))
+        if message.quiet:
+            parts.append(b"\x68\x01")
         return b"".join(parts)
 
     def _runs(self, entries: list[Entry]) -> bytes:
@@ -135,6 +137,7 @@ def _decode_message(message: raft_pb2.Message) -> Message:
         reject_hint=message.reject_hint,
         snapshot=decode_snapshot_meta(message.snapshot) if message.HasField("snapshot") else None,
         context=message.context,
+        quiet=message.quiet,
     )
 
 

@@ -36,13 +36,14 @@ MESSAGES = st.builds(
     reject=st.booleans(),
     snapshot=st.none() | st.builds(SnapshotMeta, U64, U64, CONF_STATES),
     context=st.binary(max_size=16),
+    quiet=st.booleans(),
 )
 
 
 def _fields(message: Message) -> tuple[object, ...]:
     ends = (message.type, message.from_, message.to, message.term)
     place = (message.log_term, message.index, message.commit, message.reject, message.reject_hint)
-    return (*ends, *place, message.entries, message.snapshot, message.context)
+    return (*ends, *place, message.entries, message.snapshot, message.context, message.quiet)
 
 
 @given(st.lists(MESSAGES, max_size=5))

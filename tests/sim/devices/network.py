@@ -63,6 +63,7 @@ def clone(message: Message) -> Message:
         message.reject_hint,
         message.snapshot,
         message.context,
+        message.quiet,
     )
 
 
