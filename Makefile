@@ -34,8 +34,8 @@ cluster: $(RUNTIME)  ## three members on loopback with a live status table
 foreign: $(FOREIGN)  ## other people's clients, for the tests: each in an environment of its own, exact versions
 
 native: $(VENV)  ## the hot path compiled: a wheel in dist/native/, its libraries in this checkout
-	rm -rf build/lib* build/bdist* dist/native
-	RAFTKV_NATIVE=1 $(BIN)/python -m pip wheel -q --no-deps $(if $(LOCKED),--no-build-isolation) -w dist/native .
+	$(BIN)/python -m requirements.native remove
+	$(BIN)/python -m bench.guided $(if $(LOCKED),--locked)
 	$(BIN)/python -m requirements.native unpack dist/native/*.whl
 
 interpreted: $(VENV)  ## undo `make native`

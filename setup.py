@@ -76,6 +76,7 @@ DEV_TORCH = ["torch==2.13.0", *TORCH]
 # RAFTKV_NATIVE=1 compiles the hot path (requirements/native.py); who asks what a build needs is only told that.
 NATIVE = os.environ.get("RAFTKV_NATIVE") == "1"
 COMPILES = NATIVE and not {"egg_info", "dist_info", "sdist"} & set(sys.argv)
+COMMANDS = {"build_ext": import_module("requirements.side_by_side").BuildLibraries} if COMPILES else {}
 COMPILER = [text for text in DEV if text.startswith(("mypy==", "types-"))]
 
 STORAGE = ["raftkv.storage", *(f"raftkv.storage.{name}" for name in find_packages("storage"))]
@@ -83,7 +84,7 @@ PACKAGES = sorted({*find_packages(include=["raftkv", "raftkv.*"]), *STORAGE})
 
 setup(
     name="raftkv",
-    cmdclass={"bdist_wheel": import_module("requirements.bill").Wheel},
+    cmdclass={"bdist_wheel": import_module("requirements.bill").Wheel, **COMMANDS},
     ext_modules=import_module("requirements.native").extensions() if COMPILES else [],
     setup_requires=[*INSTALL, *COMPILER] if NATIVE else [],
     version="0.2.0",

@@ -1,7 +1,7 @@
 """The native build: modules of the hot path, compiled by mypyc from the same sources that an interpreter runs.
 
     RAFTKV_NATIVE=1 pip wheel .    a wheel for this platform and this Python
-    make native                    that wheel, and its libraries beside the sources of this checkout
+    make native                    laid out by counts of calls (``bench/guided``), beside the sources of this checkout
     make interpreted               takes them away again
 
 Owns the list of what is compiled. A wheel without it has the same sources and runs on every platform; a native one has
@@ -85,6 +85,18 @@ BOUND_LINK = ["-Wl,-Bsymbolic"]
 """Calls within a library are bound when it is linked, not looked up in a table: 2 to 4 % of a put. Link-time
 optimization brings nothing beside it."""
 
+GUIDE = "RAFTKV_GUIDE"
+"""Variable of the environment: ``count`` compiles libraries that count which way calls take and write that when their
+process ends; ``use`` compiles by these counts, which lie beside the objects. Both must be builds of the same sources in
+the same folder."""
+_GUIDED = {
+    "": ([], []),
+    "count": (["-fprofile-generate"], ["-fprofile-generate"]),
+    # What was not reached is compiled as if there were no counts, not for size.
+    "use": (["-fprofile-use", "-fprofile-partial-training", "-Wno-missing-profile"], []),
+}
+"""Further flags of the compiler and the linker."""
+
 
 def extensions() -> list[Extension]:
     """Translate the modules to C.
@@ -109,10 +121,11 @@ def extensions() -> list[Extension]:
     for group, names in APART.items():
         path = str(build / group)
         found += mypycify(names, opt_level="3", debug_level="0", multi_file=True, group_name=group, target_dir=path)
+    compiling, linking = _GUIDED[os.environ.get(GUIDE, "")]
     if sys.platform == "linux":
         for extension in found:
-            extension.extra_compile_args += BOUND_COMPILE
-            extension.extra_link_args += BOUND_LINK
+            extension.extra_compile_args += BOUND_COMPILE + compiling
+            extension.extra_link_args += BOUND_LINK + linking
     for generated in sorted(build.rglob("__native*.c")):
         if places := asserted_none(generated.read_text(encoding="utf-8")):
             sys.exit(f"{generated.name}: read again after it was None: {', '.join(places)}")
@@ -121,7 +134,7 @@ def extensions() -> list[Extension]:
 
 def missing() -> str:
     """Return what a compilation would lack; empty: nothing that can be known before it."""
-    words = shlex.split(os.environ.get("CC") or str(sysconfig.get_config_var("CC") or "cc"))
+    words = _compiler()
     if shutil.which(words[0]) is None:
         return f"a C compiler, and {words[0]} is not found"
     # One that is there and fails would do so for each module, with pages.
@@ -132,6 +145,16 @@ def missing() -> str:
         return f"a C compiler, and {words[0]} compiles nothing: {why}"
     header = Path(sysconfig.get_path("include"), "Python.h")
     return "" if header.exists() else f"Python's headers, and {header} is not there"
+
+
+def is_gcc() -> bool:
+    """Tell whether the compiler is gcc, of whose counts the guided build is made."""
+    found = subprocess.run([*_compiler(), "--version"], capture_output=True, text=True, check=False)
+    return sys.platform == "linux" and "Free Software Foundation" in found.stdout
+
+
+def _compiler() -> list[str]:
+    return shlex.split(os.environ.get("CC") or str(sysconfig.get_config_var("CC") or "cc"))
 
 
 def asserted_none(code: str) -> list[str]:
