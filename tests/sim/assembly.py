@@ -81,6 +81,7 @@ class MemberParameters:
     election_ticks: int = 10
     heartbeat_ticks: int = 1
     pre_vote: bool = True
+    quiet_commits: bool = True
     check_quorum: bool = True
     max_size_per_message_bytes: int = 1 << 20
     max_inflight_messages: int = 64
@@ -299,7 +300,7 @@ class Assembly:
             max_inflight_messages=parameters.max_inflight_messages,
             max_uncommitted_bytes=parameters.max_uncommitted_bytes,
             max_committed_size_per_ready_bytes=parameters.max_applying_bytes,
-            quiet_commits=True,
+            quiet_commits=parameters.quiet_commits,
             applied=store.applied_index,
         )
         return _Core(config, log, random.Random(self._rng.random()))

@@ -115,7 +115,7 @@ def snapshot_corner(seed: int) -> RunParameters:
 
 
 def late_corner(seed: int) -> RunParameters:
-    """Membership changes and snapshots while applying lags far behind."""
+    """Membership changes and snapshots while applying lags far behind, under leaders of an earlier version."""
     base = membership_corner(seed)
     member = replace(
         base.cluster.member,
@@ -124,6 +124,7 @@ def late_corner(seed: int) -> RunParameters:
         snapshot_entries=5,
         catch_up_entries=0,
         commit_interval_s=0.1,
+        quiet_commits=False,
     )
     network = replace(base.cluster.network, delay_s_mean=0.01, loss=0.1, fifo=False)
     return replace(base, cluster=replace(base.cluster, member=member, network=network))

@@ -160,6 +160,8 @@ class Stream:
         self.number = number
         self.severed = False
         self.is_over = False
+        self.done = False
+        """The member has answered, or the client is gone: what its handler sees."""
         self.is_stalled = False
         """The client does not read: what is sent waits."""
         self._take = take
@@ -197,6 +199,7 @@ class Stream:
     abort = fail_with
 
     def _answer(self, error: RpcError | None) -> None:
+        self.done = True
         self._release()
         self._outbox.put(self._finish, error)
 
@@ -250,7 +253,7 @@ class Stream:
 
     def close(self, *, severed: bool = True) -> None:
         """The connection of the client breaks, or it ends the call; on the member's loop."""
-        self.severed, self.is_over = severed, True
+        self.severed, self.is_over, self.done = severed, True, True
         self._release()
         if self._task is not None:
             self._task.cancel()
