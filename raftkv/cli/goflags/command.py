@@ -221,6 +221,9 @@ class External(click.Command):
             return int(function.main(list(words) or ["--help"], prog_name=program, standalone_mode=False) or SUCCESS)
         except click.Abort:
             raise KeyboardInterrupt from None
+        except click.NoSuchOption as error:
+            near = pflag.did_you_mean(error.option_name, error.possibilities or ())
+            raise CommandError(f"unknown flag: {error.option_name}{near}", error.exit_code) from None
         except click.ClickException as error:
             raise CommandError(error.format_message(), error.exit_code) from None
 
