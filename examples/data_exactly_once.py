@@ -3,6 +3,8 @@
 The model is how often each sample went into it, so that anybody can see. It is committed together with the position in
 the data, every few steps; whoever goes on, however many they are, goes on from both. Steps after the last commit are
 done again, from the model before them: nothing is counted twice, and nothing is left out.
+
+Needs fsspec: `pip install 'raftkv[checkpoint]'`.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 Servers register themselves under a lease (``kv.endpoints``), in the format of etcd's Go client. grpcio takes no
 resolver of one's own, so ``ServiceChannel`` makes a channel to all addresses at once (``ipv4:a,b,c``, calls go round),
 and another one when they change; connections that both have are kept by grpcio. Stubs work on it as on any channel.
+
+Needs grpcio.
 """
 
 from __future__ import annotations

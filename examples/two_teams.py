@@ -2,6 +2,8 @@
 
 Alice's team has the runs that begin with ``vision-``, Bob's those with ``speech-``. A training run of Alice saves a
 checkpoint; then Bob tries to read it, to join her run, to end it, and to watch it.
+
+Needs fsspec: `pip install 'raftkv[checkpoint]'`.
 """
 
 from __future__ import annotations

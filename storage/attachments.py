@@ -2,7 +2,7 @@
 
     attached = Attachments()
     attached.attach(b"jobs/1", 7)         # by the put that says so; detaches from another lease
-    attached.keys(7)                      # [b"jobs/1"], in order: what the end of lease 7 deletes
+    attached.keys_unordered(7)            # [b"jobs/1"]: what the end of lease 7 deletes
     attached.key_from(7, b"k")            # None: the first key of lease 7 from b"k" on
     attached.of_key[b"jobs/1"]            # 7
 
@@ -69,13 +69,8 @@ class Attachments:
         if not keys:
             del self._keys[lease]
 
-    def keys(self, lease: int) -> list[bytes]:
-        """Return the keys of a lease, in order."""
-        # A set has no order that two members would share.
-        return sorted(self._keys.get(lease, ()))
-
     def keys_unordered(self, lease: int) -> list[bytes]:
-        """Return the keys of a lease in no order: without the sort, which takes long for very many keys."""
+        """Return the keys of a lease, in an order that no two members share: to sort very many takes long."""
         return list(self._keys.get(lease, ()))
 
     def key_from(self, lease: int, key: bytes) -> bytes | None:

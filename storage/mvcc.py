@@ -323,12 +323,8 @@ class Store:
         """Return the id of the lease that a key is attached to now, 0 for none."""
         return self._leases.get(key, 0)
 
-    def lease_keys(self, lease: int) -> list[bytes]:
-        """Return the keys attached to a lease now, in order."""
-        return self._attachments.keys(lease)
-
     def lease_keys_unordered(self, lease: int) -> list[bytes]:
-        """Return the keys attached to a lease now in no order, for leases of very many keys."""
+        """Return the keys attached to a lease now, in no order: it may have very many."""
         return self._attachments.keys_unordered(lease)
 
     def lease_key_from(self, lease: int, key: bytes) -> bytes | None:
@@ -338,10 +334,6 @@ class Store:
     def lease_key_count(self, lease: int) -> int:
         """Return the number of keys attached to a lease now."""
         return self._attachments.count(lease)
-
-    def leased_keys(self) -> dict[bytes, int]:
-        """Return the lease of every attached key: the live table, not to be changed."""
-        return self._leases
 
     def range(
         self,

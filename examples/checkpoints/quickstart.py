@@ -3,6 +3,8 @@
     python examples/checkpoints/quickstart.py --endpoints 127.0.0.1:2379 --place /tmp/checkpoints --until 60
 
 Without --endpoints it starts a throwaway cluster of its own. The "model" is one number that approaches pi.
+
+Needs fsspec: `pip install 'raftkv[checkpoint]'`.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 By itself this starts a cluster, a server, and plays the trainer and the evaluator. The server watches which checkpoint
 is the best, pins it before it loads it, swaps models between two requests, and lets the one before go. With
 RAFTKV_ENDPOINTS it is a server of the run that is named: python serving.py RUN.
+
+Needs fsspec: `pip install 'raftkv[checkpoint]'`.
 """
 
 from __future__ import annotations

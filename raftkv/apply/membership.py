@@ -172,18 +172,13 @@ class Membership:
 
     Arguments:
         store: where they are kept.
-        bucket, removed_bucket: names of their buckets.
 
     Attributes:
         check_caller: refuses a change by who asked for it; the applier's, which knows users and roles.
     """
 
-    def __init__(
-        self, store: MetaStore, bucket: bytes = schema.MEMBERS, removed_bucket: bytes = schema.MEMBERS_REMOVED
-    ) -> None:
+    def __init__(self, store: MetaStore) -> None:
         self._store = store
-        self._bucket = bucket
-        self._removed_bucket = removed_bucket
         self.members: dict[int, rpc_pb2.Member] = {}
         self._versions: dict[int, str] = {}
         self.check_caller: Callable[[Caller | None], None] = lambda caller: None
@@ -192,10 +187,10 @@ class Membership:
 
     def reload(self) -> None:
         """Read the members back from the store: at start, and after a snapshot replaced it."""
-        with schema.reading(self._bucket):
-            records = (rpc_pb2.Member.FromString(value) for _, value in self._store.meta_items(self._bucket))
+        with schema.reading(schema.MEMBERS):
+            records = (rpc_pb2.Member.FromString(value) for _, value in self._store.meta_items(schema.MEMBERS))
             self.members = {member.ID: member for member in records}
-            self.removed = {_KEY.unpack(key)[0] for key, _ in self._store.meta_items(self._removed_bucket)}
+            self.removed = {_KEY.unpack(key)[0] for key, _ in self._store.meta_items(schema.MEMBERS_REMOVED)}
         prefix = schema.CLUSTER_VERSION_PREFIX
         with schema.reading(schema.CLUSTER):
             self._versions = {
@@ -296,8 +291,8 @@ class Membership:
         self.members.pop(member_id, None)
         self.removed.add(member_id)
         key = _KEY.pack(member_id)
-        self._store.meta_delete(self._bucket, key)
-        self._store.meta_put(self._removed_bucket, key, _REMOVED)
+        self._store.meta_delete(schema.MEMBERS, key)
+        self._store.meta_put(schema.MEMBERS_REMOVED, key, _REMOVED)
         self._save_version(member_id, "")
 
     def _save_version(self, member_id: int, version: str) -> None:
@@ -313,4 +308,4 @@ class Membership:
 
     def _save(self, member: rpc_pb2.Member) -> None:
         self.members[member.ID] = member
-        self._store.meta_put(self._bucket, _KEY.pack(member.ID), member.SerializeToString(deterministic=True))
+        self._store.meta_put(schema.MEMBERS, _KEY.pack(member.ID), member.SerializeToString(deterministic=True))

@@ -96,9 +96,9 @@ def _run(words: list[str]) -> int:
 
         return gateway.main(rest)
     if command == "version":
-        return _version()
+        return _serve(["--version", *rest])
     if command == "help":
-        return _help()
+        return _run([*rest[:1], "--help"])
     if command in _ABSENT:
         raise CommandError(f"{command} is not implemented in raftkv")
     raise CommandError(f"'{command}' is not a valid flag or command; see raftkv --help")

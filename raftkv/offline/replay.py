@@ -112,7 +112,7 @@ class _Replay:
         # In pieces, so that one can stop between two revisions of an entry.
         at_once_max = AT_ONCE_MAX if target.revision is None else 0
         alarms, leases = Alarms(store, schema.ALARM), Leases(store)
-        membership = Membership(store, schema.MEMBERS)
+        membership = Membership(store)
         self._applier = Applier(store, alarms, membership, leases, at_once_max=at_once_max)
 
     def _limit(self) -> tuple[int | None, str]:

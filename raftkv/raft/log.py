@@ -341,7 +341,7 @@ class RaftLog:
         room = max_size_bytes - size_of(stable)
         tail = self.unstable.entries[: high - offset]
         # limit_size gives at least one entry, which here may be one too many.
-        if room <= 0 or len(tail[0].data) + ENTRY_OVERHEAD_BYTES > room:
+        if len(tail[0].data) + ENTRY_OVERHEAD_BYTES > room:
             return stable
         return stable + limit_size(tail, room)
 

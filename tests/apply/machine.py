@@ -55,7 +55,7 @@ class Machine:
         self.backend = backend or MemoryBackend()
         self.store = Store.open(self.backend)
         self.alarms = Alarms(self.store, schema.ALARM)
-        self.membership = Membership(self.store, schema.MEMBERS)
+        self.membership = Membership(self.store)
         self.applier = Applier(self.store, self.alarms, self.membership, ManyLeases(self.store), **limits)
 
     def apply(self, request: Any, parsed: bool = False, is_answered: bool = True) -> Outcome:

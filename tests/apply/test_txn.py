@@ -96,6 +96,8 @@ REFUSED = [
     ([get(b"a", revision=99), put(b"x", ignore_value=True)], errors.KeyNotFoundError),
     ([put(b"c"), txn(then=[get(b"a", revision=99)])], errors.FutureRevisionError),
     ([delete(b"a", b"\0"), put(b"b", ignore_value=True)], errors.KeyNotFoundError),
+    ([delete(b"b", b"\0"), put(b"b", ignore_lease=True)], errors.KeyNotFoundError),
+    ([delete(b"b", b"\0"), delete(b"c", b"\0"), put(b"b", ignore_value=True)], errors.KeyNotFoundError),
 ]
 
 
@@ -110,6 +112,19 @@ def test_what_is_refused_changes_nothing(
     assert (machine.hash(), machine.store.revision) == (before, 5)
     # On the path that is not taken, the same is harmless.
     assert not machine.answer(txn([compare("VERSION", "EQUAL", b"a", 9)], operations)).succeeded
+
+
+def test_keeping_the_value_of_a_key_that_was_not_deleted_before(machine: Machine) -> None:
+    """Only an end that is open reaches further than the check for duplicate keys sees."""
+    machine.answer(txn(then=[delete(b"0"), delete(b"1", b"a"), put(b"b", ignore_value=True)]))
+    machine.answer(txn(then=[delete(b"b", b"\0"), put(b"a", ignore_value=True)]))
+    assert (machine.value(b"a"), machine.value(b"b")) == (b"3", None)
+
+
+def test_ranges_at_the_oldest_revision_and_at_the_newest(machine: Machine) -> None:
+    machine.apply(compact(3))
+    answer = machine.answer(txn(then=[put(b"c"), get(b"a", revision=3), get(b"a", revision=5)]))
+    assert [part.response_range.kvs[0].value for part in answer.responses[1:]] == [b"2", b"3"]
 
 
 def test_keeping_value_or_lease(machine: Machine) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from raftkv.cli.ctl.tree import GLOBAL_FLAGS, make_tree
 from raftkv.cli.goflags.command import Branch, External, Leaf
-from tests.cli.runner import run_ctl
+from tests.cli.runner import run_ctl, run_server
 from tests.procs import find_tool
 
 WIDTH = 80
@@ -88,6 +88,10 @@ def test_pages_of_bench(command: str) -> None:
     assert f"  raftkvctl bench {command}" in text.partition("Example")[2]
     assert "ETCDCTL_ENDPOINTS" in text
     assert "INTEGER RANGE" not in text
+    assert ">=" not in text
+    assert text.startswith(f"Usage: raftkvctl bench {command}")
+    assert "print this page" in text
+    assert not re.search(r"^  -.*  [A-Z]", text, re.MULTILINE), "another page begins no description with a capital"
 
 
 def test_global_options_are_described_with_default_and_variable() -> None:
@@ -115,3 +119,30 @@ def test_an_unknown_command_of_a_group_is_refused(branch: str) -> None:
     assert (ran.code, ran.output) == (1, b"")
     assert ran.errors == f'Error: unknown command "foo" for "raftkvctl {branch}"\n'
     assert run_ctl([branch]).code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["putt"], 'unknown command "putt" for "raftkvctl bench" (did you mean put?)'),
+        (["put", "--client", "3"], "unknown flag: --client (did you mean --clients?)"),
+        (["put", "--clients", "0"], "Invalid value for '--clients': 0 is not a whole number of 1 or more"),
+        (["put", "--clients", "many"], "Invalid value for '--clients': many is not a whole number of 1 or more"),
+        (["mixed", "--read-share", "nan"], "Invalid value for '--read-share': nan is not a number from 0 to 1"),
+        (["txn-put", "--txn-ops", "129"], "Invalid value for '--txn-ops': 129 is not a whole number from 1 to 128"),
+    ],
+)
+def test_words_that_bench_does_not_know_are_refused(words: list[str], error: str) -> None:
+    ran = run_ctl(["bench", *words])
+    assert (ran.code, ran.output, ran.errors) == (2, b"", f"Error: {error}\n")
+
+
+@pytest.mark.parametrize("command", ["join", "cluster", "certs", "doctor", "backup", "torchft-lighthouse", "serve"])
+def test_help_of_a_command_of_the_server_is_its_page(command: str) -> None:
+    asked, named = run_server(["help", command]), run_server([command, "--help"])
+    assert (asked.code, asked.output, asked.errors) == (0, named.output, "")
+
+
+def test_words_that_the_server_does_not_know_are_refused() -> None:
+    assert run_server(["help", "jion"]).errors == "raftkv: 'jion' is not a valid flag or command; see raftkv --help\n"
+    assert run_server(["version", "x"]).errors == "raftkv: 'x' is not a valid flag\n"

@@ -37,7 +37,7 @@ class DataDirectory:
         self.snapshots.mkdir(parents=True, mode=0o700)
         self.backend = LMDBBackend(self.snapshots / "db", MAP_SIZE_BYTES)
         self.store = Store.open(self.backend)
-        membership = Membership(self.store, schema.MEMBERS)
+        membership = Membership(self.store)
         membership.bootstrap([rpc_pb2.Member(ID=MEMBER_ID, name="m", peerURLs=["http://127.0.0.1:1"])])
         self.store.set_conf_state(ConfState(voters=(MEMBER_ID,)))
         self.applier = Applier(self.store, Alarms(self.store, schema.ALARM), membership, Leases(self.store))

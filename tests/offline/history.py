@@ -59,7 +59,7 @@ class History:
         self.path = path
         self.backend = LMDBBackend(path / "db", MAP_SIZE_BYTES)
         self.store = Store.open(self.backend)
-        membership = Membership(self.store, schema.MEMBERS)
+        membership = Membership(self.store)
         self.leases = Leases(self.store)
         self.applier = Applier(self.store, Alarms(self.store, schema.ALARM), membership, self.leases)
         self.generator = Generator(seed=seed, view=View(base=1, revision=1))

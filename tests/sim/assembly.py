@@ -248,7 +248,7 @@ class Assembly:
         applier = Applier(
             store,
             Alarms(store, schema.ALARM),
-            Membership(store, schema.MEMBERS),
+            Membership(store),
             self.leases,
             at_once_max=parameters.at_once_max,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -172,6 +173,42 @@ def test_deletions_are_taken_in_order_whatever_the_order_they_came_in(
                 assert 0 < len(some) <= taken_at_once
                 assert not (deletions.count and deletions.takes_more)
             assert taken == sorted(keys)
+
+
+def test_no_more_deletions_are_collected_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a compaction would hold 8 bytes in memory for each revision that it drops, however many they are."""
+    monkeypatch.setattr(compaction, "COLLECTED_MAX", 50)
+    store = Store.open(MemoryBackend())
+    fill(store, 3500)
+    store.commit()
+    store.compact(store.revision)
+    store.set_applied(store.applied_index, store.applied_term)
+    job = store._compactor._jobs[0]
+    collected: list[int] = []
+    while store.is_compacting:
+        store.compaction_step(1)
+        collected.append(job.deletions.count)
+        store.commit()
+    assert sum(1 for before, now in pairwise(collected) if now < before) > 10
+    assert max(collected) < 50 + max(count - before for before, count in pairwise(collected)) <= 50 + DROPS_PER_STEP
+    store.close()
+
+
+def test_a_view_holds_up_the_compactions_that_come_after_it_alone(backend: Backend) -> None:
+    store = Store.open(backend)
+    fill(store, 100)
+    store.compact(50)
+    after = store.pin()
+    store.set_applied(store.applied_index, store.applied_term)
+    assert store.compaction_step(), "the view is of what this compaction leaves"
+    finish(store)
+    fill(store, 100, 2)
+    store.compact(120)
+    store.set_applied(store.applied_index, store.applied_term)
+    assert not store.compaction_step()
+    after.let_go()
+    finish(store)
+    store.close()
 
 
 def test_a_step_is_bounded(backend: Backend) -> None:

@@ -105,7 +105,7 @@ class Script:
         return "".join(f"{at} {view.key.decode()}={view.value.decode()}\n" for at, view in views)
 
     def _leases(self) -> str:
-        return "".join(f"{key.decode()} {lease}\n" for key, lease in sorted(self.store.leased_keys().items()))
+        return "".join(f"{key.decode()} {lease}\n" for key, lease in sorted(self.store._attachments.of_key.items()))
 
     def _hash(self, revision: str) -> str:
         found: list = []

@@ -16,14 +16,41 @@ import click
 
 from raftkv.cli.bench import load as bench_load
 from raftkv.cli.bench.load import Load, Request
-from raftkv.cli.bench.options import client_options, example, number, run_calls, shared_flags, write_flags
+from raftkv.cli.bench.options import (
+    Measurement,
+    client_options,
+    example,
+    number,
+    run_calls,
+    shared_flags,
+    within,
+    write_flags,
+)
 from raftkv.cli.bench.recipes import lease_keepalive, lock
 from raftkv.cli.bench.watch_commands import watch, watch_latency
+from raftkv.cli.goflags.pflag import did_you_mean
 from raftkv.errors import RaftKVError
 from raftkv.rpc.status import RpcError
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Measurements(Measurement, click.Group):
+    command_class = Measurement
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in self.commands:
+            near = did_you_mean(args[0], self.commands)
+            ctx.fail(f'unknown command "{args[0]}" for "{ctx.command_path}"{near}')
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=_Measurements,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    options_metavar="",
+    subcommand_metavar="COMMAND [options]",
+)
 def bench() -> None:
     """Measure a cluster: raftkv, etcd, or anything that speaks the etcd v3 API."""
 
@@ -35,7 +62,7 @@ for _command in (watch, watch_latency, lease_keepalive, lock):
 @bench.command(epilog=example("put", "put --clients 100 --conns 10 --total 100000 --val-size 1024"))
 @shared_flags
 @write_flags
-@click.option("--sequential-keys", is_flag=True, help="Go through the keys in order.")
+@click.option("--sequential-keys", is_flag=True, help="go through the keys in order")
 def put(key_size: int, val_size: int, key_space_size: int, sequential_keys: bool, **shared: Any) -> None:
     """Put keys."""
 
@@ -61,9 +88,9 @@ def put(key_size: int, val_size: int, key_space_size: int, sequential_keys: bool
     type=click.Choice(["l", "s"]),
     default="l",
     show_default=True,
-    help="Read consistency: l is linearizable, s is serializable.",
+    help="read consistency: l is linearizable, s is serializable",
 )
-@number("--limit", 0, 0, "Largest number of keys that one read returns; 0 means all.")
+@number("--limit", 0, 0, "largest number of keys that one read returns; 0 means all")
 def range_(
     key: str | None,
     end: str,
@@ -90,7 +117,7 @@ def range_(
 @shared_flags
 @write_flags
 @click.option(
-    "--txn-ops", default=1, show_default=True, type=click.IntRange(1, 128), metavar="N", help="Number of puts in a txn."
+    "--txn-ops", default=1, show_default=True, type=within(int, 1, 128), metavar="N", help="number of puts in a txn"
 )
 def txn_put(txn_ops: int, key_size: int, val_size: int, key_space_size: int, **shared: Any) -> None:
     """Put keys in txns."""
@@ -108,7 +135,7 @@ def txn_put(txn_ops: int, key_size: int, val_size: int, key_space_size: int, **s
 @shared_flags
 @write_flags
 @click.option(
-    "--read-share", default=0.75, show_default=True, type=click.FloatRange(0, 1), metavar="X", help="Share of reads."
+    "--read-share", default=0.75, show_default=True, type=within(float, 0, 1), metavar="X", help="share of reads"
 )
 def mixed(read_share: float, key_size: int, val_size: int, key_space_size: int, **shared: Any) -> None:
     """Read (linearizably) and put single keys."""

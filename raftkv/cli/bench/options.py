@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import click
 
 from raftkv.cli.bench.load import Load, Result, Runnable
 from raftkv.cli.bench.processes import MakeLoad, MakeRequests, run_in_processes
+from raftkv.cli.goflags.command import HELP_ROW
 from raftkv.client import Client, ClientOptions
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.certificates import tls_context
@@ -26,6 +28,42 @@ SETUP_TIMEOUT_S = 10.0
 INTERRUPTED = 130
 
 
+def within(kind: type[int] | type[float], least: float, most: float = math.inf) -> Callable[[str], float]:
+    """Return what reads a number within bounds, and refuses others in words.
+
+    Arguments:
+        kind: int or float.
+        least, most: the bounds.
+    """
+    name = "a whole number" if kind is int else "a number"
+    bounds = f"of {least} or more" if most == math.inf else f"from {least} to {most}"
+
+    def read(text: str) -> float:
+        try:
+            found = kind(text)
+        except ValueError:
+            found = math.nan
+        if least <= found <= most:
+            return found
+        raise click.BadParameter(f"{text} is not {name} {bounds}")
+
+    return read
+
+
+class Measurement(click.Command):
+    """A command whose page is worded as those of the other commands."""
+
+    def __init__(self, name: str | None, **more: Any) -> None:
+        super().__init__(name, **{"options_metavar": "[options]", **more})
+
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        """Return the flag that prints the page."""
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.help = HELP_ROW[1]
+        return option
+
+
 def number(name: str, default: int, least: int, text: str) -> Callable[[F], F]:
     """Return a flag that is a whole number.
 
@@ -35,7 +73,7 @@ def number(name: str, default: int, least: int, text: str) -> Callable[[F], F]:
         least: the smallest that is allowed.
         text: for the help page.
     """
-    kind = click.IntRange(least)
+    kind = within(int, least)
     return click.option(name, default=default, show_default=True, type=kind, metavar="N", help=text)
 
 
@@ -54,16 +92,16 @@ def shared_flags(function: F) -> F:
             show_default=True,
             envvar="ETCDCTL_ENDPOINTS",
             show_envvar=True,
-            help="Members to measure, separated by commas.",
+            help="members to measure, separated by commas",
         ),
-        number("--clients", 1, 1, "Number of clients; each has one call under way."),
-        number("--conns", 1, 1, "Number of connections that the clients share."),
-        number("--processes", 1, 1, "Number of processes that make the load."),
-        number("--total", 10_000, 1, "Number of calls to make."),
+        number("--clients", 1, 1, "number of clients; each has one call under way"),
+        number("--conns", 1, 1, "number of connections that the clients share"),
+        number("--processes", 1, 1, "number of processes that make the load"),
+        number("--total", 10_000, 1, "number of calls to make"),
         *_connection_flags(),
-        click.option("--target-leader", is_flag=True, help="Connect to the leader only."),
-        click.option("--seed", default=1, show_default=True, metavar="N", help="Seed of the random keys and values."),
-        click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object."),
+        click.option("--target-leader", is_flag=True, help="connect to the leader only"),
+        number("--seed", 1, 0, "seed of the random keys and values"),
+        click.option("--json", "as_json", is_flag=True, help="print the result as one JSON object"),
     )
     for option in reversed(options):
         function = option(function)
@@ -72,9 +110,9 @@ def shared_flags(function: F) -> F:
 
 _CONNECTION = "raftkv.bench.connection"
 _CONNECTION_FLAGS = (
-    ("--cacert", "ETCDCTL_CACERT", "ca_file", "Authorities of the members' certificates."),
-    ("--cert", "ETCDCTL_CERT", "cert_file", "Certificate to show."),
-    ("--cert-key", "ETCDCTL_KEY", "key_file", "Key of that certificate."),
+    ("--cacert", "ETCDCTL_CACERT", "ca_file", "authorities of the members' certificates"),
+    ("--cert", "ETCDCTL_CERT", "cert_file", "certificate to show"),
+    ("--cert-key", "ETCDCTL_KEY", "key_file", "key of that certificate"),
 )
 
 
@@ -106,9 +144,9 @@ def client_options() -> ClientOptions:
 def write_flags(function: F) -> F:
     """Return the flags of measurements that write."""
     options = (
-        number("--key-size", 8, 1, "Size of a key in bytes."),
-        number("--val-size", 256, 0, "Size of a value in bytes."),
-        number("--key-space-size", 10_000, 1, "Number of different keys."),
+        number("--key-size", 8, 1, "size of a key in bytes"),
+        number("--val-size", 256, 0, "size of a value in bytes"),
+        number("--key-space-size", 10_000, 1, "number of different keys"),
     )
     for option in reversed(options):
         function = option(function)

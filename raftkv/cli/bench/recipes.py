@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from raftkv.cli.bench.load import LoadError, Request, Result, Run, connections
-from raftkv.cli.bench.options import Share, client_options, example, number, run_load, shared_flags
+from raftkv.cli.bench.options import Measurement, Share, client_options, example, number, run_load, shared_flags
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.endpoints import parse_endpoints
 from raftkv.client.rpc.transport import Transport
@@ -28,9 +28,9 @@ def _no_requests(rank: int) -> Iterator[Request]:
     return iter(())
 
 
-@click.command("lease-keepalive", epilog=example("lease-keepalive --clients 100 --leases 1000"))
+@click.command("lease-keepalive", cls=Measurement, epilog=example("lease-keepalive --clients 100 --leases 1000"))
 @shared_flags
-@number("--leases", 0, 0, "Number of leases in all; 0 means one for each client.")
+@number("--leases", 0, 0, "number of leases in all; 0 means one for each client")
 def lease_keepalive(leases: int, **shared: Any) -> None:
     """Renew leases.
 
@@ -45,9 +45,9 @@ def lease_keepalive(leases: int, **shared: Any) -> None:
     run_load("lease-keepalive", make, _no_requests, **shared)
 
 
-@click.command(epilog=example("lock --clients 10 --locks 2"))
+@click.command(cls=Measurement, epilog=example("lock --clients 10 --locks 2"))
 @shared_flags
-@number("--locks", 1, 1, "Number of names that the clients contend for.")
+@number("--locks", 1, 1, "number of names that the clients contend for")
 def lock(locks: int, **shared: Any) -> None:
     """Acquire and release locks.
 

@@ -12,6 +12,7 @@ import click
 
 from raftkv.cli.bench.load import Load, Request, Result, Run, connections
 from raftkv.cli.bench.options import (
+    Measurement,
     Progress,
     choose_members,
     client_options,
@@ -21,6 +22,7 @@ from raftkv.cli.bench.options import (
     number,
     print_result,
     shared_flags,
+    within,
 )
 from raftkv.cli.bench.watch import WatchCount, WatcherProcess, WatchShare
 from raftkv.client.rpc import methods
@@ -29,25 +31,25 @@ from raftkv.client.rpc.transport import Transport
 from raftkv.pb import rpc_pb2
 
 EVENT_TIMEOUT_S = 30.0
-VALUE_FLAG = number("--val-size", 256, 0, "Size of a value in bytes.")
+VALUE_FLAG = number("--val-size", 256, 0, "size of a value in bytes")
 PUT_RATE_FLAG = click.option(
     "--put-rate",
     default=0.0,
     show_default=True,
-    type=click.FloatRange(0),
+    type=within(float, 0),
     metavar="N",
-    help="Largest number of puts a second; 0 means as fast as they are answered.",
+    help="largest number of puts a second; 0 means as fast as they are answered",
 )
 
 
-@click.command(epilog=example("watch --streams 10 --watch-per-stream 100 --total 1000"))
+@click.command(cls=Measurement, epilog=example("watch --streams 10 --watch-per-stream 100 --total 1000"))
 @shared_flags
 @VALUE_FLAG
-@number("--streams", 10, 1, "Number of watch streams.")
-@number("--watch-per-stream", 100, 1, "Number of watchers on each stream.")
-@number("--watched-key-total", 1, 1, "Number of different keys that are watched, in turn.")
+@number("--streams", 10, 1, "number of watch streams")
+@number("--watch-per-stream", 100, 1, "number of watchers on each stream")
+@number("--watched-key-total", 1, 1, "number of different keys that are watched, in turn")
 @PUT_RATE_FLAG
-@click.option("--idle", is_flag=True, help="Put keys that nobody watches.")
+@click.option("--idle", is_flag=True, help="put keys that nobody watches")
 def watch(
     streams: int,
     watch_per_stream: int,
@@ -181,11 +183,11 @@ def _print_watch(summary: dict[str, Any], as_json: bool) -> None:
         click.echo(f"  {count} puts failed: {text}")
 
 
-@click.command("watch-latency", epilog=example("watch-latency --clients 10 --put-rate 500"))
+@click.command("watch-latency", cls=Measurement, epilog=example("watch-latency --clients 10 --put-rate 500"))
 @shared_flags
 @VALUE_FLAG
 @PUT_RATE_FLAG
-@click.option("--watch-endpoints", default="", help="Members to watch at, if not those that the puts go to.")
+@click.option("--watch-endpoints", default="", help="members to watch at, if not those that the puts go to")
 def watch_latency(put_rate: float, watch_endpoints: str, val_size: int, **shared: Any) -> None:
     """Measure the time from a put to its event.
 

@@ -84,18 +84,13 @@ NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 HELP_ROW = ("-h, --help", "print this page")
 
 
-def flag_row(flag: Flag, *, with_variable: bool = True) -> tuple[str, str]:
-    """Return a flag and what help pages say of it: its values, its use, its default, its environment variable.
-
-    Arguments:
-        flag: which.
-        with_variable: name its environment variable too.
-    """
+def flag_row(flag: Flag) -> tuple[str, str]:
+    """Return a flag and what help pages say of it: its values, its use, its default, its environment variable."""
     values = "|".join(flag.choices) if len("|".join(flag.choices)) < CHOICES_WIDTH else "WORD"
     names = f"-{flag.short}, --{flag.name}" if flag.short else f"--{flag.name}"
     notes = [", ".join(flag.choices)] if flag.choices and values == "WORD" else []
     notes += [f"default: {flag.shown_default}"] if flag.shown_default else []
-    notes += [f"environment: {flag.variable}"] if flag.variable and with_variable else []
+    notes += [f"environment: {flag.variable}"] if flag.variable else []
     shown = "" if flag.kind == BOOL else f" {values or _METAVARS[flag.kind]}"
     return f"{names}{shown}", f"{flag.usage} [{'; '.join(notes)}]" if notes else flag.usage
 
@@ -221,6 +216,9 @@ class External(click.Command):
             return int(function.main(list(words) or ["--help"], prog_name=program, standalone_mode=False) or SUCCESS)
         except click.Abort:
             raise KeyboardInterrupt from None
+        except click.NoSuchOption as error:
+            near = pflag.did_you_mean(error.option_name, error.possibilities or ())
+            raise CommandError(f"unknown flag: {error.option_name}{near}", error.exit_code) from None
         except click.ClickException as error:
             raise CommandError(error.format_message(), error.exit_code) from None
 

@@ -194,7 +194,7 @@ def _build(
             forward(backend, base)
         store = _opened_store(path, backend)
         members = [rpc_pb2.Member(ID=key, name=name, peerURLs=urls) for key, (name, urls) in founders.items()]
-        Membership(store, schema.MEMBERS).bootstrap(members)
+        Membership(store).bootstrap(members)
         store.meta_put(schema.CLUSTER, schema.CLUSTER_LOG_MADE, b"")
         store.set_conf_state(conf_state)
         store.set_applied(INDEX, TERM)

@@ -213,11 +213,6 @@ class Connection(asyncio.Protocol):
         return self._h2.core.held_bytes if self._h2 is not None else 0
 
     @property
-    def write_blocked(self) -> bool:
-        """True while the client does not read what we write."""
-        return self._h2 is not None and not self._h2.writable
-
-    @property
     def reading(self) -> bool:
         """False while the client is not read, because it does not read us."""
         return self._transport is not None and self._transport.is_reading()

@@ -304,6 +304,6 @@ def why(ledger: Ledger, run: str, hosts: Mapping[str, int]) -> str:
     return f"number {place} in line for slots that {_some(holders)} hold{'s' if len(holders) == 1 else ''}{reserving}"
 
 
-def _some(names: Sequence[str], most: int = 3) -> str:
-    shown = ", ".join(names[:most])
-    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:3])
+    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown

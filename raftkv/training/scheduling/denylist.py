@@ -81,7 +81,7 @@ class Reported:
     revision: int
 
 
-def root_cause(faults: Iterable[Reported], lost: Iterable[Reported] = ()) -> Fault | None:
+def root_cause(faults: Iterable[Reported]) -> Fault | None:
     """Find what began the end of a generation.
 
     Out of memory goes before a signal, a signal before the loss of a node, that before an exit code, and an exit code
@@ -90,9 +90,8 @@ def root_cause(faults: Iterable[Reported], lost: Iterable[Reported] = ()) -> Fau
 
     Arguments:
         faults: all that was reported of the generation.
-        lost: nodes that were found to be gone.
     """
-    told = [(_weakness(each.fault), each.revision, each.fault) for each in (*faults, *lost)]
+    told = [(_weakness(each.fault), each.revision, each.fault) for each in faults]
     causes = [each for each in told if each[0] < _NEVER]
     return min(causes, key=lambda each: each[:2])[2] if causes else None
 

@@ -137,6 +137,21 @@ def test_directories_that_a_key_names_stay(tmp_path: Path) -> None:
     play(story())
 
 
+def test_where_no_fence_is_left_no_directory_is_taken_for_an_orphan(tmp_path: Path) -> None:
+    """It alone says which attempts are over: a store from before the run claimed it may be a restored one."""
+
+    async def story() -> None:
+        world = Kept(tmp_path)
+        await world.save(1)
+        orphan = _orphan(world)
+        world.delete(KEYS.fence)
+        done = await world.collect()
+        assert (done.orphans, done.failures) == ([], [])
+        assert Place(orphan).exists("late.bin")
+
+    play(story())
+
+
 def test_where_others_write_too_no_directory_is_taken_for_an_orphan(tmp_path: Path) -> None:
     """Another run, or another cluster, with the same place: what it has saved is not ours to delete."""
 

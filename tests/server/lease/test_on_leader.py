@@ -449,6 +449,25 @@ def test_the_leader_does_not_wait_for_its_next_beat() -> None:
     run(scenario)
 
 
+def test_of_the_leases_of_a_broken_connection_the_first_to_end_is_not_waited_for() -> None:
+    async def scenario(follower: Follower) -> None:
+        times = follower.lessor.times
+        for lease_id in (7, 8):
+            times.granted(lease_id, 3600)
+        await follower.lead()
+        assert [times.renew(lease_id) for lease_id in (7, 8)] == [UNLOGGED] * 2
+        now = asyncio.get_running_loop().time()
+        follower.lessor.connections_lost([ConnectionLost(8, 3000.0, now), ConnectionLost(7, 0.01, now)])
+        await turn()
+        await follower.confirm()
+        await follower.wait_read()
+        await follower.confirm()
+        assert list(raft_pb2.LeaseDecision.FromString(follower.node.proposed[0][1]).ids) == [7]
+        follower.lessor.stop()
+
+    run(scenario)
+
+
 def test_a_member_that_stops_ends_no_lease() -> None:
     async def scenario(follower: Follower) -> None:
         node = follower.node
@@ -513,6 +532,25 @@ def test_a_leader_confirmed_a_moment_ago_answers_a_logged_lease_before_the_turn_
         at_once = Asked(7)
         member.lessor.keep_alive(at_once)
         assert at_once.told == [60], "no turn of the loop lies between a keep-alive and its answer"
+
+    run(scenario)
+
+
+def test_only_a_lease_whose_renewal_is_in_the_log_is_renewed_at_once() -> None:
+    """The next leader has to know of it: what no member has logged is not to be answered from memory."""
+
+    async def scenario(member: Follower) -> None:
+        times = member.lessor.times
+        times.granted(7, 60)
+        times.granted(8, 60)
+        await member.lead()
+        await member.ask(7)
+        await member.confirm()
+        member.node.finish()
+        assert [member.lessor.renew_at_once(lease_id) for lease_id in (7, 8, 9)] == [60, 0, 0]
+        member.node.applied -= 1  # a lease may have ended in what is to be applied
+        member.lessor.flush()
+        assert member.lessor.renew_at_once(7) == 0
 
     run(scenario)
 

@@ -15,7 +15,6 @@ from raftkv.rpc.status import RpcError
 from raftkv.server.peer.service import PeerService
 from raftkv.server.peer.transport import peer_metadata
 from raftkv.server.peer.versions import WIRE_KEY, Versions, introduction, wire_refusal
-from raftkv.storage import schema
 from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.hash import hash_database
 from raftkv.storage.mvcc import Store
@@ -31,7 +30,7 @@ def _record(member_id: int, version: str) -> raft_pb2.MemberRecord:
 
 
 def _membership(store: Store) -> Membership:
-    membership = Membership(store, schema.MEMBERS)
+    membership = Membership(store)
     membership.bootstrap([rpc_pb2.Member(ID=OWN), rpc_pb2.Member(ID=OTHER)])
     return membership
 
@@ -126,10 +125,10 @@ def test_a_published_version_outlives_a_restart_and_is_not_part_of_the_compared_
     store.commit()
     # A member of 0.1 that applied the same entry did not keep it.
     assert hash_database(backend) == without
-    assert Membership(store, schema.MEMBERS).version_of(OTHER) == "0.2.0"
+    assert Membership(store).version_of(OTHER) == "0.2.0"
     # Started again with a version that does not say what it is.
     membership.set_attributes(_record(OTHER, ""))
-    assert Membership(store, schema.MEMBERS).version_of(OTHER) == ""
+    assert Membership(store).version_of(OTHER) == ""
     membership.set_attributes(_record(NEW, "0.2.0"))
     assert membership.version_of(NEW) == "", "not a member"
     store.close()

@@ -46,11 +46,11 @@ def test_among_equals_the_first_that_was_told() -> None:
     later = replace(FAILED, rank=9, host="h9")
     assert root_cause(told(FAILED, later)) == FAILED
     assert root_cause(told(later, FAILED)) == later
-    assert root_cause([], told(LOST)) == LOST
+    assert root_cause(told(LOST)) == LOST
 
 
 def test_an_abort_is_no_stronger_than_an_exit_code() -> None:
-    assert root_cause(told(ABORTED), [Reported(LOST, 999)]) == LOST
+    assert root_cause([*told(ABORTED), Reported(LOST, 999)]) == LOST
     assert root_cause(told(FAILED, ABORTED)) == FAILED
 
 
