@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from operator import add
+from operator import add, ge
 from struct import unpack
 from typing import Final
 
@@ -101,6 +101,9 @@ def scan_steps(read: ReadTxn) -> Generator[None, None, Restored]:
         # Every record, read anyway: damage is found at the start, not when a client asks for the key.
         datas = _unseal_all(revision_keys, records)
         revisions = _revisions(revision_keys)
+        # A damaged page may name one record twice, and the one in whose place it does not at all.
+        if revision >= revisions[0] or any(map(ge, revisions, islice(revisions, 1, None))):
+            raise CorruptionError(f"the records behind revision {describe(revision)} are not in order")
         _restore_run(restored, revision_keys, revisions, datas)
         revision = revisions[-1]
         yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import gc
 import logging
 import os
@@ -64,6 +65,9 @@ def run(config: ServerConfig, extend_http: ExtendHttp | None = None, on_ready: O
 
 
 def _run(config: ServerConfig, extend_http: ExtendHttp | None, on_ready: OnReady | None) -> int:
+    if not faulthandler.is_enabled():
+        # A page of the database that was damaged may end the process within LMDB: the log says at least where.
+        faulthandler.enable()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     collect_in_small_passes()
     os.umask(0o077)

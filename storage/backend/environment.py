@@ -44,7 +44,7 @@ class Environment:
 
     Raises:
         StorageError: the file cannot be opened or is no database.
-        CorruptionError: it was cut short, and is only looked at.
+        CorruptionError: it was cut short, and is only looked at; or it is damaged.
     """
 
     def __init__(self, path: Path, map_size_bytes: int, *, read_only: bool = False) -> None:
@@ -102,16 +102,26 @@ class Environment:
             return {name: open_bucket(name, create=False) for name in schema.BUCKETS}
         # All at once, before any reader: a read transaction sees only buckets that were there when it began.
         with self.raw.begin(write=True) as txn:
+            found, stated = sum(1 for _ in txn.cursor()), txn.stat()["entries"]
+            # What a damaged page no longer names would be made anew, with nothing in it.
+            if found != stated:
+                raise CorruptionError(f"the database {self.path} has {found} buckets, and should have {stated}")
             return {name: open_bucket(name, txn=txn) for name in schema.BUCKETS}
 
     def measure(self) -> tuple[int, int]:
         """Return the bytes that the file takes and those that hold data.
 
         The first counts every page up to the last one ever used, free ones in between included.
+
+        Raises:
+            CorruptionError: the record of a bucket is damaged.
         """
-        with self.raw.begin() as txn:
-            pages = sum(_pages(txn.stat(handle)) for handle in self.handles.values())
-            pages += _pages(self.raw.stat()) + _META_PAGES
+        try:
+            with self.raw.begin() as txn:
+                pages = sum(_pages(txn.stat(handle)) for handle in self.handles.values())
+                pages += _pages(self.raw.stat()) + _META_PAGES
+        except lmdb.Error as error:
+            raise CorruptionError(f"the database {self.path} cannot be read: {error}") from error
         return (self.raw.info()["last_pgno"] + 1) * self._page_bytes, pages * self._page_bytes
 
     def rename(self, target: Path) -> None:

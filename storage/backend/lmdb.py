@@ -72,27 +72,42 @@ class LMDBReadTxn:
         try:
             # One descent of the tree to the first key, then from leaf to leaf; a caller that stops early closes the
             # cursor.
+            last, found = b"", 0
             with self._txn.cursor(self._handles[bucket]) as cursor:
-                if not (cursor.set_range(start) if start else cursor.first()):
-                    return
-                for item in cursor.iternext():
+                is_any = cursor.set_range(start) if start else cursor.first()
+                for item in cursor.iternext() if is_any else ():
                     if end is not None and item[0] >= end:
                         return
+                    if item[0] <= last:
+                        raise CorruptionError(f"the records of the bucket {bucket.decode()} are not in order")
+                    last = item[0]
+                    found += 1
                     yield item
+            if not start:
+                self._check_count(bucket, found)
         except lmdb.Error as error:
             raise CorruptionError(f"the database cannot be read in bucket {bucket.decode()}: {error}") from error
 
     def runs(self, bucket: bytes, items_max: int) -> Iterator[list[tuple[bytes, bytes]]]:
         """Implement ``ReadTxn.runs``."""
         try:
+            found = 0
             with self._txn.cursor(self._handles[bucket]) as cursor:
                 cursor.first()
                 items = cursor.iternext()
                 # All of a list in one call: the interpreter has no part in it.
                 while run := list(islice(items, items_max)):
+                    found += len(run)
                     yield run
+            self._check_count(bucket, found)
         except lmdb.Error as error:
             raise CorruptionError(f"the database cannot be read in bucket {bucket.decode()}: {error}") from error
+
+    def _check_count(self, bucket: bytes, found: int) -> None:
+        """Refuse a bucket of which not all was found: a damaged page may lack records, and what is left look whole."""
+        stated = self._txn.stat(self._handles[bucket])["entries"]
+        if found != stated:
+            raise CorruptionError(f"the bucket {bucket.decode()} has {found} records, and should have {stated}")
 
     def close(self) -> None:
         """Implement ``ReadTxn.close``."""

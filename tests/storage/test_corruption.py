@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,71 @@ def test_a_flipped_bit_in_a_record_is_never_served(tmp_path: Path, part: str) ->
         with pytest.raises(CorruptionError, match=rf"revision {number + 2}\.0 is corrupt" if first else "revision"):
             Store.open(backend)
         backend.close()
+
+
+def damage_page(damaged: bytearray, needle: bytes, kind: str) -> None:
+    """Let the page with this in the newest state name one of its records twice, or one fewer."""
+    # Later pages are newer: earlier ones are of states before it, which nobody reads any more.
+    page = damaged.rindex(needle) // 4096 * 4096
+    if kind == "one twice":
+        damaged[page + 16 : page + 18] = damaged[page + 18 : page + 20]
+    else:
+        (end_of_pointers,) = struct.unpack_from("<H", damaged, page + 12)
+        struct.pack_into("<H", damaged, page + 12, end_of_pointers - 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("one twice", "^the records behind revision .* are not in order"),
+        ("one fewer", f"^the bucket key has {KEYS - 1} records, and should have {KEYS}"),
+    ],
+)
+def test_a_page_that_no_longer_names_a_record_is_refused(tmp_path: Path, kind: str, message: str) -> None:
+    """Every record that is left is what was written; the one that is missing was never missed."""
+    path = tmp_path / "db"
+    damaged = bytearray(written(path))
+    damage_page(damaged, to_key(pack(KEYS + 1, 0)), kind)
+    path.write_bytes(damaged)
+    backend = LMDBBackend(path, MAP_SIZE_BYTES)
+    with pytest.raises(CorruptionError, match=message):
+        Store.open(backend)
+    backend.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("one twice", "^the records of the bucket authUsers are not in order"),
+        ("one fewer", "^the bucket authUsers has 1 records, and should have 2"),
+    ],
+)
+def test_a_page_that_no_longer_names_a_small_record_is_refused(tmp_path: Path, kind: str, message: str) -> None:
+    path = tmp_path / "db"
+    backend = LMDBBackend(path, MAP_SIZE_BYTES)
+    batch = WriteBatch()
+    batch.values = {(schema.AUTH_USERS, name): b"who they are" for name in (b"first user", b"second user")}
+    backend.commit(batch)
+    backend.close()
+    damaged = bytearray(path.read_bytes())
+    damage_page(damaged, b"second user", kind)
+    path.write_bytes(damaged)
+    backend = LMDBBackend(path, MAP_SIZE_BYTES)
+    read = backend.begin_read()
+    with pytest.raises(CorruptionError, match=message):
+        list(read.items(schema.AUTH_USERS))
+    read.close()
+    backend.close()
+
+
+def test_a_page_that_no_longer_names_a_bucket_is_refused(tmp_path: Path) -> None:
+    """Else it would be made anew: without users, everything is allowed."""
+    path = tmp_path / "db"
+    damaged = bytearray(written(path))
+    damage_page(damaged, schema.MEMBERS_REMOVED, "one fewer")
+    path.write_bytes(damaged)
+    with pytest.raises(CorruptionError, match=f"has {len(schema.BUCKETS) - 1} buckets, and should have"):
+        LMDBBackend(path, MAP_SIZE_BYTES)
 
 
 def test_a_record_that_changes_after_open_is_refused_at_the_read() -> None:

@@ -264,7 +264,7 @@ def memory_log(recovered: Recovered, store: Store) -> MemoryLog:
         store: what is applied.
 
     Raises:
-        CorruptionError: the log ends before what is in the database.
+        CorruptionError: the log ends before what is in the database, or is another one.
     """
     log = MemoryLog()
     if recovered.snapshot.index > 0:
@@ -273,6 +273,11 @@ def memory_log(recovered: Recovered, store: Store) -> MemoryLog:
     if log.last_index() < store.applied_index:
         raise CorruptionError(
             f"the log ends at {log.last_index()}, but entries up to {store.applied_index} are in the database"
+        )
+    if log.term(store.applied_index) != store.applied_term:
+        raise CorruptionError(
+            f"entry {store.applied_index} is of term {log.term(store.applied_index)} in the log, and of term "
+            f"{store.applied_term} in the database"
         )
     state = recovered.hard_state
     # The commit index on disk may lag: what is applied was committed.

@@ -12,8 +12,9 @@ import pytest
 
 from raftkv import __version__
 from raftkv.config import ServerConfig
-from raftkv.errors import StorageError
-from raftkv.server.node.bootstrap import open_durable
+from raftkv.errors import CorruptionError, StorageError
+from raftkv.raft import Entry, HardState
+from raftkv.server.node.bootstrap import Durable, open_durable
 from raftkv.storage import schema
 from raftkv.storage.backend.writer import InlineWriter
 from raftkv.storage.wal import WAL, wal
@@ -27,6 +28,10 @@ def _fail(error: BaseException) -> None:
 def _open_and_close(config: ServerConfig) -> None:
     durable = open_durable(config, InlineWriter(), _fail)
     durable.mark.note(durable.store.applied_index, durable.store.applied_term)
+    _close(durable)
+
+
+def _close(durable: Durable) -> None:
     durable.mark.close()
     durable.store.close()
     durable.wal.close()
@@ -96,3 +101,16 @@ def test_the_formats_of_this_version_are_taken(tmp_path: Path) -> None:
         _open_and_close(config)
     # As the first version left it: no number in the mark.
     assert (tmp_path / "data/member/snap/applied").read_bytes()[20:24] == bytes(4)
+
+
+def test_a_database_of_another_term_than_its_log_is_refused(tmp_path: Path) -> None:
+    """Either of the two numbers that say how far the log is applied may be damaged: they have no checksum."""
+    config = ServerConfig(data_dir=str(tmp_path / "data"))
+    durable = open_durable(config, InlineWriter(), _fail)
+    durable.wal.append(HardState(2, 0, 3), [Entry(1, 1), Entry(1, 2), Entry(2, 3)])
+    durable.wal.sync()
+    durable.store.set_applied(2, 2)
+    durable.store.commit()
+    _close(durable)
+    with pytest.raises(CorruptionError, match=r"^entry 2 is of term 1 in the log, and of term 2 in the database$"):
+        open_durable(config, InlineWriter(), _fail)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -109,6 +110,16 @@ def test_a_byte_of_a_stored_value_before_a_start(stopped: Member) -> None:
     _flip(database, _value(7))
     reason = "record of revision 9.0 is corrupt: its checksum is wrong"
     assert start_to_end(stopped).one_line() == f"raftkv: the database {database} is damaged: {reason}"
+
+
+def test_a_page_that_ends_the_process(stopped: Member) -> None:
+    """A damaged page may make LMDB read behind the end of the file, which is a SIGBUS: the log says where it was."""
+    stopped.restart()
+    assert stopped.process is not None
+    stopped.process.send_signal(signal.SIGBUS)
+    assert wait_for_end(stopped) == -signal.SIGBUS
+    assert "Fatal Python error: Bus error" in log_of(stopped)
+    assert "main.py" in log_of(stopped).rpartition("Fatal Python error")[2]
 
 
 def test_a_byte_of_a_stored_value_while_it_is_served(stopped: Member) -> None:
