@@ -269,9 +269,19 @@ class LiveCalls:
             while self._due:
                 call = self._due.popleft()
                 if call in self._calls:
-                    yield from self.of(call).steps()
+                    yield from self._look_at(call)
                     yield
         self._is_looking = False
+
+    def _look_at(self, call: ServerCall) -> Iterator[None]:
+        """One that cannot be judged ends, and the others are looked at all the same."""
+        live = self.of(call)
+        try:
+            yield from live.steps()
+        except Exception as error:
+            _log.error("a call of a user could not be looked at", exc_info=error)
+            live.end()
+            call.abort(RpcError(errors.INTERNAL, "internal error"))
 
     def _failed(self, error: Exception) -> None:
         self._is_looking = False
