@@ -213,7 +213,7 @@ def test_a_host_that_broke_two_generations_is_left_out_and_told_why(play) -> Non
         options = {"fault_limit": 2, "fault_window_s": 600, "fault_cooldown_s": 300}
         good, other, bad = [await stage.agent("g", host, 2, 3, **options) for host in ("good", "other", "bad")]
         for generation in (1, 2):
-            await until(lambda: len(good.hosts) == 3)
+            await until(lambda: len(good.hosts) == len(bad.hosts) == 3)
             await stage.fail(good, culprit=bad)
             await until(lambda generation=generation: good.worlds[-1].generation > generation and good.hosts)
         await until(lambda: good.hosts == other.hosts == ["good", "other"])
