@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 import raftkv.checkpoint
 from raftkv.checkpoint.commit import attempt
-from raftkv.checkpoint.errors import DigestMismatch, FenceBroken, StaleStep
+from raftkv.checkpoint.errors import DigestMismatch, FenceBroken, StaleStep, StorageError
 from raftkv.checkpoint.retention.policy import Best, Policy
 from raftkv.checkpoint.saver import Saver
 from raftkv.checkpoint.storage import local
@@ -108,6 +109,20 @@ def test_what_the_policy_does_not_keep_goes_after_each_commit(registry):
             made.write(Path(saving.uri), {"model.pt": b"m"})
     assert [found.step for found in registry.checkpoints()] == [2, 4]
     assert len(list(Path(registry.uri).glob("step-*"))) == 2
+
+
+def test_a_directory_that_was_deleted_while_it_was_written_is_not_committed(registry):
+    saver = Saver(registry)
+    with saver.saving(1) as saving:
+        made.write(Path(saving.uri), {"model.pt": b"m"})
+
+    def save_without():
+        with saver.saving(2) as saving:
+            shutil.rmtree(saving.uri)
+
+    with pytest.raises(StorageError, match=r"^cannot read .*/step-0*2\..*: No such file or directory"):
+        save_without()
+    assert registry.latest().step == 1
 
 
 @pytest.mark.parametrize(
