@@ -14,9 +14,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
+
+FAREWELL_S: Final = 0.5
+"""How long the end of a block that was interrupted tells the cluster of it: whoever pressed Ctrl-C waits for the
+prompt, and what could not be given back ends with its lease."""
+
+
+def farewell_s(error: BaseException | None) -> float | None:
+    """Return how long the end of a block may take to give back what it held; None: as long as any call.
+
+    Arguments:
+        error: that the block ended with.
+    """
+    return FAREWELL_S if isinstance(error, KeyboardInterrupt | asyncio.CancelledError) else None
 
 
 class Interrupt:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -12,12 +13,13 @@ import pytest
 
 import raftkv.checkpoint
 from raftkv.checkpoint.commit import attempt
-from raftkv.checkpoint.errors import DigestMismatch, FenceBroken, StaleStep
+from raftkv.checkpoint.errors import DigestMismatch, FenceBroken, StaleStep, StorageError
 from raftkv.checkpoint.retention.policy import Best, Policy
 from raftkv.checkpoint.saver import Saver
 from raftkv.checkpoint.storage import local
 from raftkv.checkpoint.storage.local import local_directory
 from raftkv.checkpoint.storage.verify import verify
+from raftkv.client import interrupts
 from raftkv.errors import ConfigError
 from tests.checkpoint.importers import fabricated as made
 
@@ -109,22 +111,41 @@ def test_what_the_policy_does_not_keep_goes_after_each_commit(registry):
     assert len(list(Path(registry.uri).glob("step-*"))) == 2
 
 
-def test_an_error_in_a_block_is_not_held_up_by_a_cluster_that_is_away(registry, monkeypatch):
+def test_a_directory_that_was_deleted_while_it_was_written_is_not_committed(registry):
+    saver = Saver(registry)
+    with saver.saving(1) as saving:
+        made.write(Path(saving.uri), {"model.pt": b"m"})
+
+    def save_without():
+        with saver.saving(2) as saving:
+            shutil.rmtree(saving.uri)
+
+    with pytest.raises(StorageError, match=r"^cannot read .*/step-0*2\..*: No such file or directory"):
+        save_without()
+    assert registry.latest().step == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "module", "limit"),
+    [(KeyError("boom"), attempt, "GIVE_UP_S"), (KeyboardInterrupt("boom"), interrupts, "FAREWELL_S")],
+)
+def test_an_error_in_a_block_is_not_held_up_by_a_cluster_that_is_away(registry, monkeypatch, error, module, limit):
     async def away(self, reason):
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(attempt, "GIVE_UP_S", 0.05)
+    monkeypatch.setattr(attempt, "GIVE_UP_S", 3600)
+    monkeypatch.setattr(module, limit, 0.05)
     monkeypatch.setattr(attempt.Attempt, "abort", away)
     failures = []
 
     def save():
         try:
             with Saver(registry).saving(4):
-                raise KeyError("boom")
-        except KeyError as error:
-            failures.append(str(error))
+                raise error
+        except type(error) as raised:
+            failures.append(raised)
 
     saving = threading.Thread(target=save, daemon=True)
     saving.start()
     saving.join(20)
-    assert failures == ["'boom'"]
+    assert failures == [error]

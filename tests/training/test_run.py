@@ -13,8 +13,9 @@ import pytest
 
 import raftkv.training
 from raftkv.aio import connect
+from raftkv.client.control.control import ClientControl
 from raftkv.client.rpc.endpoints import parse_endpoints
-from raftkv.errors import ConfigError, StatusError
+from raftkv.errors import ConfigError, NoLeaderError, StatusError
 from raftkv.training import BarrierTimeout, GenerationOver, JoinTimeout, RunClosed
 from raftkv.training.aio import Run, join
 from raftkv.training.api import async_run
@@ -459,6 +460,25 @@ def test_an_error_in_a_block_is_not_held_up_by_a_cluster_that_is_away(play, monk
 
         with pytest.raises(type(error)):
             await asyncio.wait_for(train(), 20)
+
+    play(scenario)
+
+
+def test_who_is_not_answered_as_it_leaves_asks_for_nothing_more(play, monkeypatch):
+    ended = []
+
+    async def away(*_):
+        raise NoLeaderError
+
+    async def end(self, grant, *, revoke):
+        ended.append(revoke)
+
+    async def scenario(job):
+        (run,) = await job.join(1, min_nodes=1)
+        monkeypatch.setattr(ClientControl, "end", end)
+        monkeypatch.setattr(ClientControl, "txn", away)
+        await run.leave()
+        assert ended == [False]
 
     play(scenario)
 

@@ -52,6 +52,7 @@ from raftkv.client.control.control import Control
 from raftkv.client.control.records import RecordError
 from raftkv.client.control.reflector import below
 from raftkv.client.control.retries import until_answered
+from raftkv.client.interrupts import farewell_s
 from raftkv.client.kv.compares import mod_revision, version
 from raftkv.client.kv.operations import Operation, delete, get, put
 from raftkv.client.values import KeyValue
@@ -373,7 +374,7 @@ class Attempt:
                 return True
 
     async def give_up(self, error: BaseException, who: str = "") -> None:
-        """Abort it because of an error, which is the one to tell: this raises none, and takes ``GIVE_UP_S`` at most.
+        """Abort it because of an error, which is the one to tell: this raises none, and ends soon.
 
         Whatever keeps it from being aborted now, the next claim does it.
 
@@ -383,7 +384,7 @@ class Attempt:
         """
         line = f"{type(error).__name__}: {error}".partition("\n")[0][:500]
         with contextlib.suppress(RaftKVError, TimeoutError):
-            async with asyncio.timeout(GIVE_UP_S):
+            async with asyncio.timeout(farewell_s(error) or GIVE_UP_S):
                 await self.abort(f"{who}: {line}" if who else line)
 
     # ---- what is there

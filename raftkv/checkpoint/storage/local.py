@@ -70,11 +70,13 @@ def digest_tree(uri: str) -> list[FileRecord]:
     """Make all files below a uri durable, and return them with their digests.
 
     Raises:
-        StorageError: one could not be read or synced.
+        StorageError: one could not be read or synced; the directory is gone.
     """
     files = RankFiles(uri)
     if files.place.is_local:
-        for name in files.place.names():
+        with files.place.named("read"):  # a directory that has been deleted is no checkpoint without files
+            names = sorted(os.listdir(files.place.root))
+        for name in names:
             files.path(name)
     else:
         for found in files.place.list():

@@ -197,7 +197,7 @@ class ClientControl:
         if not isinstance(grant, _ClientGrant):
             raise TypeError("a grant of another control")
         if revoke:
-            await grant.lease.revoke(min(grant.ttl_s, CALL_TIMEOUT_S))  # later it has ended by itself
+            await grant.lease.revoke(min(grant.ttl_s, TXN_TIMEOUT_S))  # else it ends by itself
         else:
             grant.lease.stop()
 

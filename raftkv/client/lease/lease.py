@@ -26,7 +26,7 @@ from typing import Any
 
 from raftkv.client.arguments import function, seconds, whole
 from raftkv.client.errors import LeaseLost
-from raftkv.client.interrupts import Interrupt, tell
+from raftkv.client.interrupts import Interrupt, farewell_s, tell
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.methods import Method
 from raftkv.client.scope import Part, Scope
@@ -275,7 +275,7 @@ class Lease:
                 raise LeaseLost(self.id, self._over)
             return
         try:
-            await self.revoke()
+            await self.revoke(farewell_s(error))
         except StatusError:
             return  # nobody keeps it alive: it ends with its TTL
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from raftkv.client.arguments import limit
 from raftkv.client.errors import LeaseLost
-from raftkv.client.interrupts import tell
+from raftkv.client.interrupts import farewell_s, tell
 from raftkv.client.kv.kv import KV
 from raftkv.client.lease.lease import Lease, checked_ttl
 from raftkv.client.rpc.retry import Backoff
@@ -161,12 +161,15 @@ class Session:
 
     async def close(self) -> None:
         """End it, with its keys. Its owner is not told: it was the owner's wish."""
+        await self._end(None)
+
+    async def _end(self, timeout_s: float | None) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         if self._lease is not None:
             try:
-                await self._lease.revoke()
+                await self._lease.revoke(timeout_s)
             except RaftKVError:
                 return  # nobody keeps it alive: it ends with its TTL
 
@@ -229,7 +232,7 @@ class Session:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        await self._end(farewell_s(error))
 
 
 class Sessions(Part):

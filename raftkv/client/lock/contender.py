@@ -125,8 +125,11 @@ class Contender:
         finally:
             hub.remove(watcher)
 
-    async def leave(self) -> bool:
+    async def leave(self, timeout_s: float | None = None) -> bool:
         """Leave the queue, if need be without knowing if it was ever in it; False: it was not.
+
+        Arguments:
+            timeout_s: None: the client's.
 
         Raises:
             StatusError: the cluster could not be told.
@@ -142,9 +145,9 @@ class Contender:
                 ours = create_revision(self.key) == self.fence
             else:
                 ours = value_of(self.key) == to_bytes(self._value)
-            return (await Txn(self._scope).when(ours).then(Delete(self.key)).commit()).succeeded
+            return (await Txn(self._scope).when(ours).then(Delete(self.key)).commit(timeout_s=timeout_s)).succeeded
 
-        left = await until_answered(step, self._scope.timeout_s)
+        left = await until_answered(step, self._scope.timeout_s if timeout_s is None else timeout_s)
         # If the key was gone at a second attempt, the first had done it for all that can be known.
         return left or attempts > 1
 

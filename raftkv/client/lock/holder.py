@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from raftkv.client.arguments import limit
 from raftkv.client.errors import FenceLost, LockNotFree
-from raftkv.client.interrupts import Interrupt
+from raftkv.client.interrupts import Interrupt, farewell_s
 from raftkv.client.lease.lease import Lease, checked_ttl
 from raftkv.client.lock.contender import Contender, within
+from raftkv.client.rpc.retry import is_transient
 from raftkv.client.scope import Scope
 from raftkv.client.space import Text
 from raftkv.errors import StatusError
@@ -111,9 +112,9 @@ class Holder:
         self._is_entering = True
         try:
             return await self._stand_in_line(wait)
-        except BaseException:
+        except BaseException as error:
             self._first = False
-            await self._leave_quietly()
+            await self._leave_quietly(self._farewell_s(error))
             raise
         finally:
             self._is_entering = False
@@ -139,8 +140,11 @@ class Holder:
         lease.check()
         return lease
 
-    async def _leave(self) -> None:
+    async def _leave(self, timeout_s: float | None = None) -> None:
         """Give it back.
+
+        Arguments:
+            timeout_s: None: the client's.
 
         Raises:
             FenceLost: it was not held any more: somebody may have had it meanwhile.
@@ -151,23 +155,35 @@ class Holder:
         if place is None:
             return
         try:
-            left = await place.leave()
+            left = await place.leave(timeout_s)
+        except StatusError as error:
+            if is_transient(error):  # nobody would answer now either
+                self._stop_lease()
+            raise
         finally:
-            await self._end_lease()
+            await self._end_lease(timeout_s)
         if was_first and not left:
             raise place.lost()
 
-    async def _end_lease(self) -> None:
+    def _farewell_s(self, error: BaseException | None) -> float | None:
+        """How long to try: with a lease of its owner's, which may live on, a key that stays would block the others."""
+        return farewell_s(error) if self._given is None else None
+
+    def _stop_lease(self) -> None:
+        if self._given is None and self._lease is not None:
+            self._lease.stop()
+
+    async def _end_lease(self, timeout_s: float | None) -> None:
         if self._given is None and self._lease is not None:
             try:
-                await self._lease.revoke()
+                await self._lease.revoke(timeout_s)
             except StatusError:
                 return  # nobody keeps it alive: it ends with its TTL
 
-    async def _leave_quietly(self) -> None:
+    async def _leave_quietly(self, timeout_s: float | None = None) -> None:
         self._first = False
         try:
-            await self._leave()
+            await self._leave(timeout_s)
         except StatusError:
             return  # its lease is not kept alive any more, or it is its owner's to end
 
@@ -190,7 +206,7 @@ class Holder:
                 block.__exit__(kind, error, trace)
         finally:
             if kind is not None or is_lost:
-                await self._leave_quietly()
+                await self._leave_quietly(self._farewell_s(error))
             else:
                 await self._leave()
         if is_lost and kind is None:

@@ -411,13 +411,16 @@ class Run:
 
     async def leave(self) -> None:
         """Leave the run. If it goes on, the generation ends for the others. Does nothing the second time."""
+        await self._leave()
+
+    async def _leave(self, *, is_away: bool = False) -> None:
         if self._is_left:
             return
         self._is_left = True
         self._unwatch()
         self._generation.end("this rank has left")
         self._collectives.close()
-        await self._attachment.leave()
+        await self._attachment.leave(is_away=is_away)
         if self._owns_client:
             await self.kv.close()
 
@@ -452,16 +455,19 @@ class Run:
 
     async def fail(self, error: BaseException) -> None:
         """Leave because of an error, which the others then see as the cause. A block that an error ends does this."""
+        is_away = False
         try:
             if not isinstance(error, TrainingError) and not self.changed:
                 line = f"{type(error).__name__}: {error}".partition("\n")[0]
                 interrupted = isinstance(error, KeyboardInterrupt | asyncio.CancelledError)
                 async with asyncio.timeout(INTERRUPTED_S if interrupted else FAIL_S):
                     await self.report(message=line[:500], exit_code=1)
-        except (RaftKVError, TimeoutError):
-            pass  # its absence is seen all the same
+        except TimeoutError:
+            is_away = True  # its absence is seen all the same
+        except RaftKVError:
+            pass
         finally:
-            await self.leave()
+            await self._leave(is_away=is_away)
 
     async def __aenter__(self) -> Run:
         return self

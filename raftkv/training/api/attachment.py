@@ -150,8 +150,12 @@ class WorkerAttachment:
     async def close(self, reason: str = "finished") -> None:
         """Do nothing: the run is the agent's to close."""
 
-    async def leave(self) -> None:
-        """Watch no more. The node stays: it is the agent's."""
+    async def leave(self, *, is_away: bool = False) -> None:
+        """Watch no more. The node stays: it is the agent's.
+
+        Arguments:
+            is_away: as for ``Participant.leave``.
+        """
         self._cache.close()
 
     def on_change(self, callback: Callable[[Any], None]) -> Callable[[], None]:

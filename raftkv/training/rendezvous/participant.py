@@ -40,6 +40,7 @@ from raftkv.client.control.reflector import Reflector
 from raftkv.client.control.retries import until_answered
 from raftkv.client.kv.compares import Compare, mod_revision, version
 from raftkv.client.kv.operations import Delete, GetRange, Operation, Put
+from raftkv.client.rpc.retry import is_transient
 from raftkv.client.values import Event, KeyValue, TxnResult
 from raftkv.errors import StatusError
 from raftkv.training.callbacks import Callbacks
@@ -171,17 +172,23 @@ class Participant:
             raise
         return participant
 
-    async def leave(self) -> None:
-        """Leave the run. A generation that this node was in ends at once, unless the run is closed."""
+    async def leave(self, *, is_away: bool = False) -> None:
+        """Leave the run. A generation that this node was in ends at once, unless the run is closed.
+
+        Arguments:
+            is_away: the store did not answer just now: it is asked for nothing, and the end of the lease tells.
+        """
         try:
-            if self.closed and not self._left:
+            if is_away or self._left:
+                pass
+            elif self.closed:
                 # What this node's workers still wrote after the run was closed goes with the last who leaves.
                 await self._control.txn([self._state_as_seen()], self._leftovers())
-            elif self.world is not None and not self._left and self.nodes_waiting == 0:
+            elif self.world is not None and self.nodes_waiting == 0:
                 await self._say_goodbye(self.world)
-        except StatusError:
-            pass  # the end of the lease tells it as well, only later
-        await self._go()
+        except StatusError as error:
+            is_away = is_transient(error)  # the end of the lease tells it as well, only later
+        await self._go(is_away=is_away)
 
     async def _say_goodbye(self, world: World) -> None:
         fault = Fault(world.generation, self.node.id, self.node.host, cause=LEFT, time=time.time())
@@ -193,14 +200,14 @@ class Participant:
         parts = ("boot", "deny", "fault", "store", "strike", "sync")
         return [Delete(f"{self._keys.base}{part}/", prefix=True) for part in parts]
 
-    async def _go(self) -> None:
+    async def _go(self, *, is_away: bool = False) -> None:
         self._left = True
         self._election.close()
         self._cache.close()
         self._calls.close()
         self._wake()
-        await self._registration.leave()
-        if self.config.cluster:
+        await self._registration.leave(revoke=not is_away)
+        if self.config.cluster and not is_away:
             await give_back(self._control, self.config.cluster, self.config.run_id)
 
     async def close(self, reason: str = "finished") -> None:

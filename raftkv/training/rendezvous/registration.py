@@ -111,15 +111,19 @@ class Registration:
                 raise self.refusal
             await self._settled.wait()
 
-    async def leave(self) -> None:
-        """End the registration."""
+    async def leave(self, *, revoke: bool = True) -> None:
+        """End the registration.
+
+        Arguments:
+            revoke: False: the store does not answer, so the lease is left to its TTL.
+        """
         self._left = True
         self._settled.set()
         if self._again is not None:
             self._again.cancel()
         if self.grant is not None:
             grant, self.grant = self.grant, None
-            await self._drop(grant)
+            await self._drop(grant, revoke=revoke)
 
     def was_there(self, revision: int) -> bool:
         """Tell whether the node's key exists, as far as is known, and has existed since before a revision."""
@@ -236,9 +240,9 @@ class Registration:
             GetRange(*keys.calls),
         ]
 
-    async def _drop(self, grant: Grant) -> None:
+    async def _drop(self, grant: Grant, *, revoke: bool = True) -> None:
         try:
-            await self._control.end(grant, revoke=True)
+            await self._control.end(grant, revoke=revoke)
         except StatusError:
             return  # nobody keeps it alive: it ends with its TTL
 

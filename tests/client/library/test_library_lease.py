@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 
 import pytest
 
 from raftkv import errors
 from raftkv.aio import LeaseLost, connect, put
+from raftkv.client import interrupts
 from tests.client.waiting import until
 
 
@@ -220,6 +222,32 @@ def test_without_a_cluster_a_lease_is_lost_in_time(member):
                 await asyncio.to_thread(member.members[0].restart)
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda kv: kv.lease(3600),
+        lambda kv: kv.session(3600),
+        lambda kv: kv.lock("x", ttl=3600),
+        lambda kv: kv.campaign("y", ttl=3600),
+    ],
+    ids=["lease", "session", "lock", "campaign"],
+)
+def test_ctrl_c_in_a_block_is_not_held_up_by_a_cluster_that_is_away(member, monkeypatch, make):
+    monkeypatch.setattr(interrupts, "FAREWELL_S", 0.05)
+    server = member.members[0].process
+
+    async def scenario():
+        async with connect(member.endpoints, timeout_s=3600) as kv, make(kv):
+            server.send_signal(signal.SIGSTOP)
+            raise asyncio.CancelledError("Ctrl-C")
+
+    try:
+        with pytest.raises(asyncio.CancelledError, match="Ctrl-C"):
+            asyncio.run(asyncio.wait_for(scenario(), 20))
+    finally:
+        server.send_signal(signal.SIGCONT)
 
 
 def test_a_session_comes_back_with_its_keys(play):

@@ -6,7 +6,9 @@ import asyncio
 
 import pytest
 
+from raftkv import errors
 from raftkv.aio import FenceLost, LeaseLost, LockLost, LockNotFree, StatusError, TermLost, TxnConflict, connect, put
+from raftkv.client.lock.contender import Contender
 from raftkv.client.rpc import methods
 from raftkv.pb import lock_pb2
 from tests.client.waiting import until
@@ -252,6 +254,22 @@ async def put_surely(kv, key, value, fence):
         except StatusError as error:
             if error.definite:
                 raise
+
+
+def test_what_could_not_leave_the_queue_asks_for_nothing_more(play, monkeypatch):
+    async def away(self, timeout_s=None):
+        raise errors.NoLeaderError
+
+    monkeypatch.setattr(Contender, "leave", away)
+
+    async def scenario(kv):
+        lock = await kv.lock("name").acquire()
+        with pytest.raises(errors.NoLeaderError):
+            await lock.release()
+        assert not lock.lease.alive
+        assert (await kv.lease_info(lock.lease.id)).ttl > 0
+
+    play(scenario)
 
 
 def test_elections(play):

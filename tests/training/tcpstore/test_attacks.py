@@ -461,6 +461,8 @@ def test_waits_are_bounded_by_number_and_by_what_they_hold() -> None:
 class _Kv:
     """A client whose watches never see anything, and whose txns find large values."""
 
+    scope = None
+
     def __init__(self) -> None:
         self.watches = 0
         self.watches_max = 0
