@@ -61,6 +61,7 @@ FIRST_KNOWN_IN: Final[dict[int, tuple[int, int]]] = {
 }
 """Major and minor of the first version that knows a kind: it is proposed when all members run that or a later one."""
 
+_KNOWN: Final = frozenset(map(int, Kind))
 _VERSION_SIZE_BYTES: Final = 2
 _IDENTITY: Final = struct.Struct(">BQH")
 INNER_KIND_AT: Final = HEADER_SIZE_BYTES + _VERSION_SIZE_BYTES
@@ -134,6 +135,19 @@ def decode(data: bytes) -> tuple[int, int, bytes] | None:
         return None
     kind, request_id = _HEADER.unpack_from(data)
     return kind, request_id, data[HEADER_SIZE_BYTES:]
+
+
+def is_known(data: bytes) -> bool:
+    """Return whether this version can apply an entry: one of a kind that it does not know would stop it.
+
+    Arguments:
+        data: of the entry. One too short to be a request changes nothing, so it stops nobody.
+    """
+    if len(data) < HEADER_SIZE_BYTES:
+        return True
+    if data[0] == Kind.IDENTIFIED and len(data) > INNER_KIND_AT:
+        return data[INNER_KIND_AT] in _KNOWN
+    return data[0] in _KNOWN
 
 
 def needed_version(kind: int, body: bytes) -> str:

@@ -54,7 +54,8 @@ _CANDIDATES: Final = frozenset((StateRole.CANDIDATE, StateRole.PRE_CANDIDATE))
 _FROM_LEADER: Final = frozenset((_APPEND, _HEARTBEAT, _SNAPSHOT))
 _AFTER_APPEND: Final = frozenset((_APPEND_RESPONSE, _VOTE, _VOTE_RESPONSE, _PRE_VOTE_RESPONSE))
 # Proposals and reads are passed on to whoever leads, in whatever term: they carry none.
-_WITHOUT_TERM: Final = frozenset((MessageType.PROPOSE, MessageType.READ_INDEX))
+WITHOUT_TERM: Final = frozenset((MessageType.PROPOSE, MessageType.READ_INDEX))
+"""Kinds of which a message may have term 0."""
 _WITH_OWN_TERM: Final = frozenset((_VOTE, _VOTE_RESPONSE, _PRE_VOTE, _PRE_VOTE_RESPONSE))
 
 
@@ -227,7 +228,7 @@ class Raft:
         if kind in _WITH_OWN_TERM:
             if message.term == 0:
                 raise InvariantError(f"{kind.name} needs its term set")
-        elif kind not in _WITHOUT_TERM:
+        elif kind not in WITHOUT_TERM:
             message.term = self.term
         if kind not in _AFTER_APPEND:
             self.messages.append(message)

@@ -28,6 +28,7 @@ release, and what to do when the disk is full: that is the member's loop.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NoReturn
@@ -60,6 +61,7 @@ FILL_BYTES: Final = 128 * 1024
 """Zeros written behind a frame that reaches what was never written. Twice as much takes a disk a millisecond now and
 then, half as much gains less with batches of 32 KB."""
 _ZEROS: Final = bytes(FILL_BYTES)
+_NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
 
 
 class WAL:
@@ -388,6 +390,8 @@ class WAL:
     def prepare_next(self) -> None:
         """Allocate the next segment, so that the cut to it does not wait for the disk. Runs on any thread.
 
+        Nothing is done while no file can be opened, in this process or on this machine.
+
         Raises:
             WALSpaceError: the disk is full, while there is still room in this segment.
             WALFailedError: the system refused for another reason.
@@ -397,7 +401,9 @@ class WAL:
         try:
             self._spare.prepare()
         except OSError as error:
-            self._fail("allocate", error)
+            # This segment has room, and somebody may close a file before it is full: ``needs_next`` stays true.
+            if error.errno not in _NO_DESCRIPTOR:
+                self._fail("allocate", error)
 
     def cut(self) -> bool:
         """Go on in a new segment, if the present one has entries, so that it can be archived; return whether it had.

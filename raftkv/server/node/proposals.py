@@ -10,6 +10,7 @@ if it was sent, it may still commit, and nobody knows.
 from __future__ import annotations
 
 import itertools
+import logging
 import random
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -19,6 +20,8 @@ from mypy_extensions import mypyc_attr
 from raftkv import errors
 from raftkv.apply import request as requests
 from raftkv.apply.applier import Outcome
+
+_log = logging.getLogger(__name__)
 
 PENDING_MAX: Final = 20_000
 """Proposals that may wait at a time; more are refused with "too many requests"."""
@@ -227,7 +230,11 @@ class _Timed(dict[int, Waiter]):
 
 
 class Forwarded:
-    """Proposals that followers passed on to this leader, to be appended together with its own."""
+    """Proposals that followers passed on to this leader, to be appended together with its own.
+
+    An entry of a kind that a member does not know stops it, again at each start: no other member, nor a bit that its
+    memory lost, is to put one into the log of all.
+    """
 
     def __init__(self) -> None:
         self._datas: list[bytes] = []
@@ -240,9 +247,12 @@ class Forwarded:
         """Keep proposals for the next turn; how many were dropped: those get no answer, and time out."""
         if self._size_bytes > FORWARDED_BYTES_MAX:
             return len(datas)
-        self._datas += datas
-        self._size_bytes += sum(map(len, datas))
-        return 0
+        known = [data for data in datas if requests.is_known(data)]
+        self._datas += known
+        self._size_bytes += sum(map(len, known))
+        if dropped := len(datas) - len(known):
+            _log.warning("dropped %d proposals of other members, of a kind that this version does not know", dropped)
+        return dropped
 
     def take(self, bytes_max: int) -> list[bytes]:
         """Take the oldest, as many as fit into ``bytes_max``, but at least one."""

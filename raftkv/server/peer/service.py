@@ -144,7 +144,7 @@ class PeerService:
                 self._failed(sender)
                 raise RpcError(errors.INVALID_ARGUMENT, f"not a batch of raft messages: {error!r}") from None
             for message in messages:
-                if message.from_ != sender or message.to != own:
+                if message.from_ != sender or message.to != own or message.type == MessageType.SNAPSHOT:
                     self._check_route(call, sender, message)
             self._receive(messages)
 
@@ -211,7 +211,10 @@ class PeerService:
             raise RpcError(errors.PERMISSION_DENIED, f"raftkv: {error}") from None
 
     def _check_route(self, call: ServerCall, sender: int, message: Message) -> None:
-        """Refuse a message in another's name, or for another; what members pass on for each other is neither."""
+        """Refuse a message in another's name, or for another; what members pass on for each other is neither.
+
+        A snapshot has a stream of its own: without its database the member would stop, and never start again.
+        """
         is_member = message.type in _PASSED_ON and message.from_ in self._membership.members
         if message.to == self._member_id and is_member:
             return

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from raftkv.apply.request import Kind, decode
+from raftkv.apply.request import Kind, decode, encode, versioned
 from raftkv.errors import TooManyRequestsError
 from raftkv.pb import rpc_pb2
 from raftkv.raft.types import Entry, Message, MessageType
@@ -113,6 +113,32 @@ def test_a_leader_keeps_what_followers_passed_on_while_its_log_takes_no_more() -
             await world.turns()
         assert world.machine.store.revision == 13
         assert world.node.proposals_dropped == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        bytes([255]) + bytes(20),
+        bytes([0]) + bytes(8),
+        encode(Kind.IDENTIFIED, 7, versioned(Kind.IDENTIFIED, bytes([200]) + bytes(20))),
+    ],
+    ids=["later", "never-given-out", "in-a-callers-name"],
+)
+def test_a_leader_takes_nothing_of_a_kind_that_would_stop_it(data: bytes) -> None:
+    """Every member stops at such an entry, again at each start: one damaged byte would end the cluster for good."""
+
+    async def scenario() -> None:
+        world = World(voters=(1,))
+        await lead(world)
+        body, _ = put(10)
+        entries = [Entry(0, 0, data), Entry(0, 0, encode(Kind.PUT, 7, body)), Entry(0, 0, b"short")]
+        world.node.receive([Message(MessageType.PROPOSE, to=1, from_=2, entries=entries)])
+        await world.turns()
+        assert not world.failures
+        assert world.machine.store.revision == 2
+        assert world.node.proposals_dropped == 1
 
     asyncio.run(scenario())
 

@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from raftkv.pb import rpc_pb2
-from raftkv.raft.types import Message, MessageType
+from raftkv.raft.types import Message, MessageType, SnapshotMeta
 from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.client.stream import ClientStream
 from raftkv.rpc.status import Code
@@ -41,11 +41,15 @@ def _batch(*messages: Message) -> bytes:
         (Message(MessageType.HEARTBEAT, to=OTHER, from_=0, term=7), "HEARTBEAT from 0 to 2"),
         (Message(MessageType.HEARTBEAT, to=THIRD, from_=OWN, term=7), "HEARTBEAT from 1 to 3"),
         (Message(MessageType.PROPOSE, to=OTHER, from_=9), "PROPOSE from 9 to 2"),
+        (
+            Message(MessageType.SNAPSHOT, to=OTHER, from_=OWN, term=7, snapshot=SnapshotMeta(9, 7)),
+            "SNAPSHOT from 1 to 2",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 @on_loop
-async def test_a_message_in_another_name_ends_the_stream(
+async def test_a_message_in_another_name_or_without_its_database_ends_the_stream(
     caplog: pytest.LogCaptureFixture, forged: Message, text: str
 ) -> None:
     receiver = Receiver()

@@ -89,6 +89,23 @@ def test_a_disk_without_room_for_one_more_name_is_a_full_disk(disk: SimDisk) -> 
     assert indexes(recover(disk).entries) == list(range(1, 61))
 
 
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_a_lack_of_descriptors_is_waited_out_while_there_is_still_room(disk: SimDisk, number: int) -> None:
+    """Any program can take all files of a machine for a moment; the log needs none before its segment is full."""
+    wal = create(disk)
+    append_synced(wal, 1, 25)
+    disk.fail("create", number)
+    wal.prepare_next()
+    assert wal.needs_next
+    append_synced(wal, 26, 27)
+    disk.heal()
+    wal.prepare_next()
+    assert not wal.needs_next
+    append_synced(wal, 28, 60)
+    wal.close()
+    assert indexes(recover(disk).entries) == list(range(1, 61))
+
+
 @pytest.mark.parametrize("operation", ["allocate", "create"])
 def test_a_full_disk_at_create_leaves_nothing_behind(disk: SimDisk, operation: str) -> None:
     disk.fail(operation, errno.ENOSPC)
