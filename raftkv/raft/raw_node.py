@@ -28,8 +28,8 @@ from mypy_extensions import mypyc_attr
 
 from . import candidate, confchange, follower, leader, replication
 from .config import RaftConfig
-from .core import WITHOUT_TERM, Raft
-from .errors import InvalidMessage, InvariantError, StepLocalMessage, StepPeerNotFound
+from .core import Raft
+from .errors import InvariantError, StepLocalMessage, StepPeerNotFound
 from .memory_log import LogReader
 from .status import Status, status_of
 from .types import (
@@ -119,9 +119,6 @@ class RawNode:
         kind = message.type
         if kind in _LOCAL:
             raise StepLocalMessage(f"{MessageType(kind).name} from outside")
-        # A candidate would take the term of whoever says to lead it, and a voter answer in it.
-        if not message.term and kind not in WITHOUT_TERM:
-            raise InvalidMessage(f"{MessageType(kind).name} without a term")
         raft = self.raft
         if kind in _RESPONSES and message.from_ not in raft.tracker.progress:
             raise StepPeerNotFound(f"{MessageType(kind).name} from {message.from_}")

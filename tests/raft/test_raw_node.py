@@ -10,7 +10,6 @@ from raftkv.raft import (
     ConfState,
     Entry,
     HardState,
-    InvalidMessage,
     InvariantError,
     MemoryLog,
     Message,
@@ -23,18 +22,8 @@ from raftkv.raft import (
     StepLocalMessage,
     StepPeerNotFound,
 )
-from raftkv.raft.core import WITHOUT_TERM
 
 from .member import FixedRandom, Member
-
-LOCAL = (
-    MessageType.HUP,
-    MessageType.BEAT,
-    MessageType.UNREACHABLE,
-    MessageType.SNAPSHOT_STATUS,
-    MessageType.CHECK_QUORUM,
-    MessageType.FORGET_LEADER,
-)
 
 
 def _single() -> Member:
@@ -96,27 +85,20 @@ def test_advance_is_the_shorthand_for_durable_and_applied() -> None:
     assert (node.status().commit, node.status().applied) == (3, 3)
 
 
-@pytest.mark.parametrize("kind", LOCAL)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        MessageType.HUP,
+        MessageType.BEAT,
+        MessageType.UNREACHABLE,
+        MessageType.SNAPSHOT_STATUS,
+        MessageType.CHECK_QUORUM,
+        MessageType.FORGET_LEADER,
+    ],
+)
 def test_local_kinds_do_not_come_from_outside(kind: MessageType) -> None:
     with pytest.raises(StepLocalMessage):
         _single().node.step(Message(kind, to=1, from_=2))
-
-
-@pytest.mark.parametrize("role", [StateRole.FOLLOWER, StateRole.PRE_CANDIDATE, StateRole.CANDIDATE])
-@pytest.mark.parametrize("kind", [kind for kind in MessageType if kind not in (*LOCAL, *WITHOUT_TERM)])
-def test_what_needs_a_term_is_refused_without_one(kind: MessageType, role: StateRole) -> None:
-    """A candidate took the term 0 of a heartbeat for its own, and a vote in it could not be answered: both stopped."""
-    log = MemoryLog(conf_state=ConfState(voters=(1, 2, 3)), hard_state=HardState(term=5))
-    member = Member(RaftConfig(id=1, pre_vote=role == StateRole.PRE_CANDIDATE), log, FixedRandom(0))
-    if role != StateRole.FOLLOWER:
-        member.node.campaign()
-    _settle(member)
-    before = member.node.status()
-    assert before.role == role
-    with pytest.raises(InvalidMessage, match=f"{kind.name} without a term"):
-        member.node.step(Message(kind, to=1, from_=2))
-    assert member.node.status() == before
-    assert not member.node.has_ready()
 
 
 @pytest.mark.parametrize(
