@@ -53,6 +53,10 @@ class Transport(Protocol):
         """
         ...
 
+    async def first_attempt(self) -> bool:
+        """Connect, and tell once the first attempt has ended whether there is a connection."""
+        ...
+
     def reconnect_now(self) -> None:
         """If it waits before it connects again: wait no longer."""
         ...
