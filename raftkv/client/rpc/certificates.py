@@ -113,7 +113,7 @@ class _Renewed:
         """Whoever the context let in."""
 
     def failed(self, address: str, reason: str) -> None:
-        """The call that wanted the connection is told."""
+        """The call that wanted the connection fails with the reason."""
 
 
 def for_http(context: ssl.SSLContext) -> ssl.SSLContext:
