@@ -37,10 +37,10 @@ def ensure_private_directory(path: str | os.PathLike[str], *, is_own: bool = Tru
         _make_missing(path)
         found = os.stat(path)
     except OSError as error:
-        raise StorageError(f"cannot make directory {path}: {error.strerror}") from error
+        raise StorageError(obstacle(path) or f"cannot make directory {path}: {error.strerror}") from error
     mode = found.st_mode
     if not stat.S_ISDIR(mode):
-        raise StorageError(f"{path} is not a directory")
+        raise StorageError(obstacle(path))
     if is_own and found.st_uid != os.geteuid():
         raise StorageError(
             f"directory {path} belongs to user {found.st_uid}, and this process runs as user {os.geteuid()}: "
@@ -59,6 +59,16 @@ def ensure_private_directory(path: str | os.PathLike[str], *, is_own: bool = Tru
             )
         raise StorageError(f"directory {path} is not readable and writable by this user")
     return path
+
+
+def obstacle(path: str) -> str:
+    """Name what is in the way of a directory, there or above; empty: nothing is, as far as names go."""
+    there = os.path.abspath(path)
+    while not os.path.lexists(there):
+        there = os.path.dirname(there)
+    if os.path.isdir(there):
+        return ""
+    return f"{there} is a link to nothing" if os.path.islink(there) else f"{there} is not a directory"
 
 
 def format_refusal(what: str, stated: int, known: int) -> str:

@@ -129,6 +129,14 @@ def test_a_taken_port_is_one_line(tmp_path):
     assert (ran.code, ran.errors) == (1, f"raftkv: cannot listen on 127.0.0.1:{port}: Address already in use\n")
 
 
+def test_a_file_in_the_place_of_the_directory_is_named(tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    ports = (f"--client-ports={free_port()}", f"--peer-ports={free_port()}")
+    ran = run_server(["cluster", "--size=1", f"--data-dir={file}", *ports])
+    assert (ran.code, ran.errors) == (1, f"raftkv: {file} is not a directory\n")
+
+
 def test_two_that_begin_at_once_do_not_both_take_the_ports():
     ports = [free_port(), free_port()]
     text = f"cannot listen on 127.0.0.1:{ports[1]}: another `raftkv cluster` does"

@@ -28,6 +28,9 @@ class FakeTransport:
             raise RpcError(answer.code, answer.text, definite=answer.definite)
         return answer(path, message, tuple(metadata)) if callable(answer) else answer
 
+    async def first_attempt(self):
+        return True
+
     async def close(self) -> None:
         self.closed = True
 

@@ -274,7 +274,7 @@ def test_an_archive_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     source = tmp_path / "0000000000000000-0000000000000001.wal"
     source.write_bytes(b"one")
-    with pytest.raises(StorageError, match="cannot make directory"):
+    with pytest.raises(StorageError, match="is not a directory"):
         ArchiveDirectory(tmp_path / "file" / "archive").store(source)
 
 

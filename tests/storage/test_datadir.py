@@ -40,15 +40,16 @@ def test_a_directory_that_others_may_write_is_refused(tmp_path: Path, bits: int)
         ensure_private_directory(tmp_path)
 
 
-def test_what_is_not_a_directory_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match="is not a directory"):
-        ensure_private_directory(tmp_path / "file")
-    with pytest.raises(StorageError, match="cannot make directory"):
-        ensure_private_directory(tmp_path / "file" / "below")
-    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(StorageError, match="cannot make directory"):
-        ensure_private_directory(tmp_path / "dangling")
+def test_what_is_not_a_directory_is_named(tmp_path: Path) -> None:
+    file, dangling = tmp_path / "file", tmp_path / "dangling"
+    file.touch()
+    dangling.symlink_to(tmp_path / "nowhere")
+    for path in (file, file / "below", file / "below" / "that"):
+        with pytest.raises(StorageError, match=f"^{file} is not a directory$"):
+            ensure_private_directory(path)
+    for path in (dangling, dangling / "below"):
+        with pytest.raises(StorageError, match=f"^{dangling} is a link to nothing$"):
+            ensure_private_directory(path)
 
 
 def test_a_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

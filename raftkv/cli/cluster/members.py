@@ -14,6 +14,7 @@ from typing import Any
 
 from raftkv.cli.exits import CommandError
 from raftkv.client.local.process import HOST, LocalClusterError, ServerProcess, initial_cluster, stop_all
+from raftkv.offline.directory import obstacle
 
 FIRST_CLIENT_PORT = 2379
 FIRST_PEER_PORT = 2380
@@ -83,7 +84,8 @@ def make_members(directory: Path, client_ports: Sequence[int], peer_ports: Seque
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise CommandError(f"cannot use directory {directory}: {error.strerror}") from None
+        why = obstacle(str(directory)) or f"cannot use directory {directory}: {error.strerror}"
+        raise CommandError(why) from None
     members = [
         Member(f"node{number}", directory, client, peer)
         for number, (client, peer) in enumerate(zip(client_ports, peer_ports, strict=True), start=1)

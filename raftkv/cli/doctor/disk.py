@@ -15,7 +15,7 @@ from raftkv.cli.doctor.finding import Finding, Level, at_most, failure, ok, skip
 from raftkv.cli.doctor.judgement import SLOW_SYNC_MS
 from raftkv.cli.output.printer import human_size
 from raftkv.errors import RaftKVError, StorageError
-from raftkv.offline.directory import database_of, is_running, log_of
+from raftkv.offline.directory import database_of, is_running, log_of, obstacle
 from raftkv.offline.log import verify
 
 WRITE_BYTES: Final = 2300
@@ -63,6 +63,8 @@ def check_disk(data_dir: str, wal_dir: str = "") -> list[Finding]:
 
 
 def _check_directory(subject: str, path: str) -> list[Finding]:
+    if in_the_way := obstacle(path):
+        return [failure(subject, in_the_way, "give another directory, or move what is in its way")]
     there = _nearest(path)
     found = [_check_rights(subject, path)] if there == Path(path) else [skipped(subject, f"{path} is not there yet")]
     found.append(_check_kind(f"{subject}: file system", there))

@@ -1,8 +1,11 @@
-"""What a client trusts and shows under TLS, from files."""
+"""What a client trusts and shows under TLS, from files, and from what they are replaced by while it runs."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -10,7 +13,21 @@ from weakref import WeakKeyDictionary
 if TYPE_CHECKING:
     import ssl
 
-_makers: WeakKeyDictionary[ssl.SSLContext, Callable[[], ssl.SSLContext]] = WeakKeyDictionary()
+    from raftkv.rpc.tls import Security
+
+_Stamp = tuple[tuple[int, int, int] | None, ...]
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """How a context was made, from which files, and which they were then."""
+
+    make: Callable[[], ssl.SSLContext]
+    files: tuple[str, ...]
+    stamp: _Stamp
+
+
+_origins: WeakKeyDictionary[ssl.SSLContext, _Origin] = WeakKeyDictionary()
 """How each context was made that is in use."""
 
 
@@ -30,6 +47,8 @@ def tls_context(ca_file: str = "", cert_file: str = "", key_file: str = "", *, v
     """
     import ssl
 
+    files = tuple(name for name in (ca_file, cert_file, key_file) if name)
+    stamp = _stamp_of(files)
     context = ssl.create_default_context(cafile=ca_file or None)
     context.hostname_checks_common_name = False
     # Strict checks are Python's default from 3.13 on; they refuse authorities that etcd and openssl have long made.
@@ -40,8 +59,61 @@ def tls_context(ca_file: str = "", cert_file: str = "", key_file: str = "", *, v
     if not verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-    _makers[context] = partial(tls_context, ca_file, cert_file, key_file, verify=verify)
+    make = partial(tls_context, ca_file, cert_file, key_file, verify=verify)
+    _origins[context] = _Origin(make, files, stamp)
     return context
+
+
+def _stamp_of(files: tuple[str, ...]) -> _Stamp:
+    stamp: list[tuple[int, int, int] | None] = []
+    for name in files:
+        try:
+            found = os.stat(name)
+        except OSError:
+            stamp.append(None)
+        else:
+            stamp.append((found.st_ino, found.st_mtime_ns, found.st_size))
+    return tuple(stamp)
+
+
+def renewed(context: ssl.SSLContext) -> ssl.SSLContext | Security:
+    """Return what gives each handshake the files of its moment: certificates end before the programs that show them.
+
+    Arguments:
+        context: one of ``tls_context``; of somebody else's making, it is returned as it is.
+    """
+    origin = _origins.get(context)
+    return context if origin is None or not origin.files else _Renewed(context, origin)
+
+
+class _Renewed:
+    """A ``Security`` of files. While they cannot be used, as halfway through their renewal, the old ones go on."""
+
+    def __init__(self, context: ssl.SSLContext, origin: _Origin) -> None:
+        self._use(context)
+        self._origin = origin
+        self._stamp = origin.stamp
+
+    def _use(self, context: ssl.SSLContext) -> None:
+        from raftkv.rpc.tls import CLIENT_PROTOCOLS
+
+        context.set_alpn_protocols(list(CLIENT_PROTOCOLS))
+        self._context = context
+
+    def context(self) -> ssl.SSLContext:
+        """Return the context of the next handshake."""
+        stamp = _stamp_of(self._origin.files)
+        if stamp != self._stamp:
+            with contextlib.suppress(OSError):
+                self._use(self._origin.make())
+                self._stamp = stamp
+        return self._context
+
+    async def admit(self, tls: ssl.SSLObject, address: str) -> None:
+        """Whoever the context let in."""
+
+    def failed(self, address: str, reason: str) -> None:
+        """The call that wanted the connection fails with the reason."""
 
 
 def for_http(context: ssl.SSLContext) -> ssl.SSLContext:
@@ -53,5 +125,5 @@ def for_http(context: ssl.SSLContext) -> ssl.SSLContext:
     Raises:
         OSError: a file cannot be read or used any more.
     """
-    make = _makers.get(context)
-    return context if make is None else make()
+    origin = _origins.get(context)
+    return context if origin is None else origin.make()

@@ -3,6 +3,7 @@
 Owns the answer to "which member, and what if it does not answer":
 
 1. Calls go to one endpoint until it fails; then to the next, round and round, with a short pause after each round.
+   Which is the first to be asked, a race for the first connection decides (``race``).
 2. A call is repeated if it certainly never reached a member, or if the member said UNAVAILABLE and the method is
    repeatable. Everything else is raised at once.
 3. The deadline bounds all of it together; when it passes the error is ``context deadline exceeded``.
@@ -12,7 +13,7 @@ Owns the answer to "which member, and what if it does not answer":
 
 Streams are opened at one endpoint and never repeated: whoever opened one knows where it stood (see ``stream``).
 
-One event loop, no threads, no tasks of its own.
+One event loop, no threads, no tasks of its own but that race.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from raftkv.client.rpc.attempts import Attempts
 from raftkv.client.rpc.endpoints import Endpoint, parse_endpoints
 from raftkv.client.rpc.login import Login, LoginRequest
 from raftkv.client.rpc.methods import Method, StreamMethod
+from raftkv.client.rpc.race import race
 from raftkv.client.rpc.streams import Stream
 from raftkv.client.rpc.tracing import Pairs
 from raftkv.client.rpc.transport import Transport, open_transport
@@ -115,6 +117,8 @@ class Client:
         self._open = open_transport
         self._transports: dict[str, Transport] = {}
         self._current = 0
+        self._undecided = len(self.endpoints) > 1
+        self._race: asyncio.Task[None] | None = None
         self._closed = False
         self._login = Login(self.options.user, Secret(self.options.password), Secret(self.options.token))
 
@@ -142,6 +146,9 @@ class Client:
     async def close(self) -> None:
         """Close all connections."""
         self._closed = True
+        if self._race is not None:
+            self._race.cancel()
+            await asyncio.wait([self._race])
         transports, self._transports = list(self._transports.values()), {}
         for transport in transports:
             await transport.close()
@@ -200,6 +207,8 @@ class Client:
             StatusError: the user could not be authenticated.
         """
         endpoints = self.endpoints if endpoint is None else parse_endpoints([endpoint])
+        if self._undecided and endpoint is None:
+            await self._wait_first_connection(timeout_s)
         if (now := monotonic()) >= self._login.renew_at:
             await self._renew(endpoints, now + LOGIN_TIMEOUT_S)
         login = self._login
@@ -247,7 +256,10 @@ class Client:
         Raises:
             AuthenticationFailed: the cluster refuses.
         """
-        await self._renew(self.endpoints, monotonic() + timeout_s)
+        deadline = monotonic() + timeout_s
+        if self._undecided:
+            await self._wait_first_connection(timeout_s)
+        await self._renew(self.endpoints, deadline)
         return self._login.token
 
     def renew_token(self) -> bool:
@@ -267,6 +279,9 @@ class Client:
         now = monotonic()
         deadline = now + timeout_s
         login = self._login
+        if self._undecided and endpoints is self.endpoints:
+            await self._wait_first_connection(timeout_s)
+            timeout_s = max(deadline - monotonic(), _SHORTEST_S)
         if now >= login.renew_at:
             await self._renew(endpoints, deadline)
             timeout_s = max(deadline - monotonic(), _SHORTEST_S)
@@ -357,6 +372,26 @@ class Client:
         answer = await self._attempt(attempts, endpoints, methods.AUTHENTICATE, request)
         return _parse(methods.AUTHENTICATE, answer).token
 
+    async def _wait_first_connection(self, timeout_s: float | None) -> None:
+        """Let the endpoints race, until one is connected, none can be, or the time is up."""
+        if self._race is None and not self._closed:
+            self._race = asyncio.create_task(self._run_race())
+            self._race.add_done_callback(_take_note)
+        if self._race is not None:
+            await asyncio.wait([self._race], timeout=timeout_s)
+
+    async def _run_race(self) -> None:
+        try:
+            winner, transports = await race(self.endpoints, lambda endpoint: self._open(endpoint, self.options))
+            for endpoint, transport in transports.items():
+                # A call whose time was up in between, or that goes to one endpoint, may have opened its own.
+                if self._transports.setdefault(endpoint.text, transport) is not transport:
+                    await transport.close()
+            if winner is not None:
+                self._current = self.endpoints.index(winner)
+        finally:
+            self._undecided = False
+
     def _transport(self, endpoint: Endpoint) -> Transport:
         transport = self._transports.get(endpoint.text)
         if transport is None:
@@ -370,7 +405,7 @@ def _parse(method: Method[T], answer: bytes) -> T:
     return methods.parse_answer(method.response, answer)
 
 
-def _take_note(call: asyncio.Future[bytes]) -> None:
+def _take_note(call: asyncio.Future[Any]) -> None:
     """Look at the outcome of a call: if its caller is gone, asyncio would tell of a failure that nobody looked at."""
     if not call.cancelled():
         call.exception()

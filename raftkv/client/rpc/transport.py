@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Protocol
 
-from raftkv.client.rpc.certificates import tls_context
+from raftkv.client.rpc.certificates import renewed, tls_context
 
 if TYPE_CHECKING:
     import ssl as ssl_module
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from raftkv.rpc.client.stream import ClientStream
     from raftkv.rpc.limits import ChannelOptions
     from raftkv.rpc.metadata import Metadata
+    from raftkv.rpc.tls import Security
 
 RECONNECT_PAUSE_MAX_S = 1.0
 """A person waits at the other end: a member that comes back shall be found soon."""
@@ -53,6 +54,10 @@ class Transport(Protocol):
         """
         ...
 
+    async def first_attempt(self) -> bool:
+        """Connect, and tell once the first attempt has ended whether there is a connection."""
+        ...
+
     def reconnect_now(self) -> None:
         """If it waits before it connects again: wait no longer."""
         ...
@@ -76,7 +81,7 @@ def open_transport(endpoint: Endpoint, options: ClientOptions) -> Transport:
 
 def channel_arguments(
     endpoint: Endpoint, options: ClientOptions
-) -> tuple[str, ssl_module.SSLContext | None, ChannelOptions]:
+) -> tuple[str, ssl_module.SSLContext | Security | None, ChannelOptions]:
     """Return what a channel of ``raftkv.rpc`` is made with: target, TLS, settings.
 
     Arguments:
@@ -98,4 +103,4 @@ def channel_arguments(
         keepalive_time_s=None if options.keepalive_time_s is None else max(options.keepalive_time_s, PROBE_MIN_S),
         keepalive_timeout_s=options.keepalive_timeout_s,
     )
-    return endpoint.target, context if secure else None, settings
+    return endpoint.target, renewed(context) if secure and context is not None else None, settings

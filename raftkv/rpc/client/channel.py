@@ -92,6 +92,7 @@ class Channel:
         self._keepalive_time_s = self.options.keepalive_time_s
         self._task: asyncio.Task[None] | None = None
         self._skip_wait = asyncio.Event()
+        self._attempted = asyncio.Event()
         self._base_headers: dict[str, Headers] = {}
         self._timeouts: dict[float, tuple[bytes, bytes]] = {}
 
@@ -236,6 +237,12 @@ class Channel:
         if self._task is None and self.state is not ChannelState.SHUTDOWN:
             self._task = self._loop.create_task(self._keep_connected())
 
+    async def first_attempt(self) -> bool:
+        """Connect, and tell once the first attempt has ended whether there is a connection."""
+        self.connect()
+        await self._attempted.wait()
+        return self.state is ChannelState.READY
+
     def reconnect_now(self) -> None:
         """Do not wait before the next attempt (the server is known to be back)."""
         self._failures = 0
@@ -297,6 +304,8 @@ class Channel:
         # While connecting fails, attempts are not news: the failure stays until one succeeds.
         if self._failure is not None and state is ChannelState.CONNECTING:
             return
+        if state is not ChannelState.CONNECTING:
+            self._attempted.set()
         if state is not self.state:
             self.state = state
             if self._on_state is not None:

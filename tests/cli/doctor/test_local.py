@@ -86,6 +86,14 @@ def test_a_directory_without_a_member_in_it_is_named(tmp_path: Path):
     assert (level, "\n" in figure) == (Level.FAILURE, False)
 
 
+def test_a_file_in_the_place_of_a_directory_is_named(tmp_path: Path):
+    file = tmp_path / "file"
+    file.touch()
+    for path in (file, file / "below"):
+        (found,) = disk.check_disk(str(path))
+        assert (found.level, found.figure) == (Level.FAILURE, f"{file} is not a directory")
+
+
 def test_a_damaged_log_is_found_before_the_next_start(tmp_path: Path):
     data = tmp_path / "data"
     snap, log = data / "member" / "snap", data / "member" / "wal"

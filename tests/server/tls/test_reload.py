@@ -7,6 +7,10 @@ import logging
 
 import pytest
 
+from raftkv.client import ClientOptions
+from raftkv.client.rpc.certificates import tls_context
+from raftkv.client.rpc.endpoints import parse_endpoint
+from raftkv.client.rpc.transport import channel_arguments
 from raftkv.errors import ConfigError
 from raftkv.rpc import Channel, Code
 from raftkv.server.tls.security import PortSecurity
@@ -36,6 +40,30 @@ async def test_a_new_certificate_and_a_new_authority_count_at_once(room: Room) -
         assert (await failure(asked(served.target, room.security("alice").dialing))).code is Code.UNAVAILABLE
         room.issue("alice")
         assert await asked(served.target, alice.dialing) == "alice"
+
+
+@on_loop
+async def test_a_client_that_runs_on_takes_up_what_its_files_have_become(room: Room) -> None:
+    """Also what they became before it made its first connection; and nothing, while they are of no use."""
+    room.issue("server")
+    room.issue("alice")
+    context = tls_context(room.path("ca.crt"), room.path("alice.crt"), room.path("alice.key"))
+    room.issue("alice", common_name="bob")
+    async with serving(room.security("server")) as served:
+        _, security, _ = channel_arguments(parse_endpoint(served.target), ClientOptions(tls=context))
+        assert await asked(served.target, security) == "bob"
+        kept = room.read("alice.key")
+        room.issue("other")
+        for damage in ("key of another", "not PEM", "gone"):
+            room.damage("alice.key", damage)
+            assert await asked(served.target, security) == "bob"
+        room.put("alice.key", kept)
+        # The authority is replaced on both sides, and with it all certificates.
+        del room.authorities["ca"]
+        room.issue("server")
+        assert (await failure(asked(served.target, security))).code is Code.UNAVAILABLE
+        room.issue("alice", common_name="carol")
+        assert await asked(served.target, security) == "carol"
 
 
 @pytest.mark.parametrize("damage", ["key of another", "not PEM", "gone", "open to others"])
