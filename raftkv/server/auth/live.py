@@ -274,7 +274,7 @@ class LiveCalls:
         self._is_looking = False
 
     def _look_at(self, call: ServerCall) -> Iterator[None]:
-        """One that cannot be judged ends, and the others are looked at all the same."""
+        """End a call that cannot be looked at, and leave the others to be looked at all the same."""
         live = self.of(call)
         try:
             yield from live.steps()
