@@ -1,7 +1,8 @@
 """The native build: modules of the hot path, compiled by mypyc from the same sources that an interpreter runs.
 
     RAFTKV_NATIVE=1 pip wheel .    a wheel for this platform and this Python
-    make native                    laid out by counts of calls (``bench/guided``), beside the sources of this checkout
+    make native                    that wheel, and its libraries beside the sources of this checkout
+    make guided                    the same, laid out by counts of which way calls take (``bench/guided``)
     make interpreted               takes them away again
 
 Owns the list of what is compiled. A wheel without it has the same sources and runs on every platform; a native one has

@@ -1,4 +1,4 @@
-"""Makes the native wheel that `make native` lays beside the sources: six minutes on two cores.
+"""Makes the native wheel that `make guided` lays beside the sources: six minutes on two cores.
 
     python -m bench.guided              dist/native/raftkv-....whl
     python -m bench.guided --locked     with what is installed, as in CI
@@ -6,7 +6,7 @@
     wheel that counts -> three members of it, under loads of `raftkvctl bench` -> counts -> wheel laid out by them
 
 Code that no load has reached is compiled as in the plain build (`RAFTKV_NATIVE=1 pip wheel .`), which does the same and
-takes two minutes. A compiler that is not gcc makes that one.
+takes half the time. A compiler that is not gcc makes that one.
 """
 
 from __future__ import annotations
