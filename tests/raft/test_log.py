@@ -166,6 +166,9 @@ class LogMachine(RuleBasedStateMachine):
         kept = 0
         while kept < len(sent) and self.model[index + kept : index + kept + 1] == [sent[kept]]:
             kept += 1
+        # Nor does a leader take back what it has appended in its own term.
+        if kept < len(sent) and self.term in self.model[index + kept :]:
+            return
         result = self.log.maybe_append(index, term, _entries(index + 1, sent, size=3), commit)
         if kept < len(sent):
             self.model[index + kept :] = sent[kept:]
