@@ -48,7 +48,7 @@ class Backlog:
         return self._log.unapplied_bytes()
 
     def tick(self) -> None:
-        """See how far applying is behind. What was committed since the last tick may be one large batch: no reason."""
+        """Compare what is applied with what was committed at the last tick: what came since may be one large batch."""
         log, settings = self._log, self._settings
         entries = self._committed_at_tick - log.applied
         self._committed_at_tick = log.committed

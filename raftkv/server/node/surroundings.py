@@ -24,7 +24,7 @@ from raftkv.server.node.proposals import Waiter
 from raftkv.server.node.reads import Reader
 
 UNAPPLIED_MAX: Final = 5_000
-"""As in etcd (maxGapBetweenApplyAndCommitIndex)."""
+"""Entries; etcd's number (maxGapBetweenApplyAndCommitIndex)."""
 
 UNAPPLIED_MAX_BYTES: Final = 256 * 1024 * 1024
 UNWRITTEN_MAX_BYTES: Final = 256 * 1024 * 1024

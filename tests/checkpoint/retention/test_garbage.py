@@ -138,7 +138,7 @@ def test_directories_that_a_key_names_stay(tmp_path: Path) -> None:
 
 
 def test_where_no_fence_is_left_no_directory_is_taken_for_an_orphan(tmp_path: Path) -> None:
-    """It alone says which attempts are over: a store from before the run claimed it may be a restored one."""
+    """Keep all files: the fence alone says which attempts are over, and a store that lacks it may be a restored one."""
 
     async def story() -> None:
         world = Kept(tmp_path)

@@ -378,13 +378,14 @@ def test_a_turn_of_the_leader_shortens_some_of_very_many_lost_leases() -> None:
         await member.lead()
         now, turns = asyncio.get_running_loop().time(), Turns()
         by_turn: Counter[int] = Counter()
-        shorten = member.lessor._shorten
+        lessor: Any = member.lessor
+        shorten = lessor._shorten
 
         def counted(lost: list[ConnectionLost]) -> None:
             by_turn[turns.number] += len(lost)
             shorten(lost)
 
-        member.lessor._shorten = counted  # type: ignore[method-assign]
+        lessor._shorten = counted
         for first in range(5):
             lost = [ConnectionLost(first * 1_000 + number, 0.1, now) for number in range(1_000)]
             member.lessor.connections_lost(lost)

@@ -44,7 +44,7 @@ async def test_a_new_certificate_and_a_new_authority_count_at_once(room: Room) -
 
 @on_loop
 async def test_a_client_that_runs_on_takes_up_what_its_files_have_become(room: Room) -> None:
-    """Also what they became before it made its first connection; and nothing, while they are of no use."""
+    """Take up what files became before the first connection too, and nothing while they are of no use."""
     room.issue("server")
     room.issue("alice")
     context = tls_context(room.path("ca.crt"), room.path("alice.crt"), room.path("alice.key"))

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -225,8 +226,9 @@ class Nothing:
 @pytest.mark.parametrize("code", ["import os; os._exit(7)", "pass"])
 def test_a_signal_ends_a_node_that_cannot_close_its_run(code: str) -> None:
     async def main() -> None:
-        away = Away()
-        supervisor = Supervisor(Nothing(), away, Settings(command=(*PYTHON, code)))  # type: ignore[arg-type]
+        nothing: Any = Nothing()
+        away: Any = Away()
+        supervisor = Supervisor(nothing, away, Settings(command=(*PYTHON, code)))
         async with asyncio.timeout(TIMEOUT_S):
             running = asyncio.ensure_future(supervisor.run())
             await away.closing.wait()
