@@ -244,6 +244,26 @@ async def test_streams_of_nobody_end_when_users_are_asked_for() -> None:
     assert last.cancel_reason == "rpc error: code = InvalidArgument desc = etcdserver: user name is empty"
 
 
+@on_loop
+async def test_a_call_that_cannot_be_looked_at_ends_and_the_others_are_looked_at() -> None:
+    world = World()
+    create = rpc_pb2.WatchCreateRequest(key=b"a")
+    watching = world.start("etcdserverpb.Watch/Watch", rpc_pb2.WatchRequest(create_request=create))
+    keeping = world.start("etcdserverpb.Lease/LeaseKeepAlive", rpc_pb2.LeaseKeepAliveRequest(ID=200))
+    await until(lambda: len(keeping.answers) == len(watching.answers) == 1)
+
+    def recheck(refusal: object) -> Iterator[None]:
+        yield
+        raise ZeroDivisionError
+
+    world.users.live.of(watching).recheck = recheck
+    world.enable()
+    world.node.let_go()
+    await until(lambda: keeping.done and watching.done)
+    assert keeping.status == NOBODY
+    assert watching.status == (errors.INTERNAL, "internal error")
+
+
 def signing_world(folder: Path) -> World:
     """A member whose tokens are signed, and end after a second."""
     secret = folder / "secret"
