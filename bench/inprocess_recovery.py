@@ -1,12 +1,17 @@
 """From the death of a rank to the next collective of those that are left, which keep their processes.
 
-    python -m bench.inprocess_recovery [--trials 10] [--fault rank,rank0,raft-leader,raft-leader+rank,freeze] [--json]
+    python -m bench.inprocess_recovery [--trials 10] [--fault rank,rank0,raft-leader,raft-leader+rank,freeze]
+                                       [--device cuda] [--json]
 
-Three ranks (gloo) on a cluster of three with fsync, all on this machine. They do steps of one allreduce and a pause. A
-trial kills (SIGKILL; `freeze`: stops) one, and takes the time until the *last* survivor has completed an allreduce of
-the new generation, by the clock that all processes share (CLOCK_MONOTONIC). Then a process is started in its place: a
-new generation as well, which is not counted. `raft-leader` alone is to change nothing: its time is the longest step
-meanwhile.
+Three ranks (gloo; on `cuda` NCCL) on a cluster of three with fsync, all on this machine. They do steps of one allreduce
+of a gradient, a step of SGD, and a pause. A trial kills (SIGKILL; `freeze`: stops) one, and takes the time until the
+*last* survivor has completed an allreduce of the new generation, by the clock that all processes share
+(CLOCK_MONOTONIC). Then a process is started in its place: a new generation as well, which is not counted. `raft-leader`
+alone is to change nothing: its time is the longest step meanwhile.
+
+Each step adds exactly 1 to every weight, and a failed one nothing: whatever else is seen is BAD. On `cuda` all ranks
+share the one GPU of this machine, over NCCL's sockets: each says that it is a host of its own, for NCCL takes a GPU
+once a host.
 
 `rounds_per_fault` must be 1 (of `raft-leader`: 0). The breakdown is `ElasticGroup.last_recovery` of the slowest
 survivor: what is missing to the whole is the time until the broken connection is noticed, and the first allreduce.
@@ -16,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import queue
 import signal
 import statistics
@@ -33,18 +39,22 @@ import raftkv
 ROOT = Path(__file__).resolve().parents[1]
 FAULTS = ("rank", "rank0", "raft-leader", "raft-leader+rank", "freeze")
 LIMIT_S = 0.15
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 PAUSE_S = 0.005
 SETTLE_S = 0.5
 LONG_STEP_S = 0.05
 OBSERVE_S = 4.0
+WEIGHTS = {"cpu": 1_000, "cuda": 4_000_000}
+"""On the GPU so many that a fault finds an allreduce under way."""
 
 
 # ---- a rank
 
 
-def work(endpoints: str, ranks: int, grace_s: float) -> None:
+def work(endpoints: str, ranks: int, grace_s: float, device: str) -> None:
     """Do steps until killed; say in JSON when a generation had its first allreduce, and which steps took long."""
+    if device == "cuda":
+        os.environ |= {"NCCL_HOSTID": str(os.getpid()), "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
     import torch
     import torch.distributed as dist
 
@@ -52,16 +62,29 @@ def work(endpoints: str, ranks: int, grace_s: float) -> None:
     import raftkv.training
 
     torch.set_num_threads(1)
+    weights = torch.zeros(WEIGHTS[device], device=device)
+    optimizer = torch.optim.SGD([weights], lr=1.0)
+    weights.grad = torch.zeros_like(weights)
+
+    def share(group: raftkv.torch.ElasticGroup) -> None:
+        dist.broadcast(weights, group.source)
+
     pause = threading.Event()
     run = raftkv.training.join(
         "bench", endpoints=endpoints, min_nodes=2, max_nodes=ranks, expected_nodes=ranks, disconnect_grace_s=grace_s,
         address="127.0.0.1", fault_limit=0,
     )  # fmt: skip
     seen_generation, last = 0, time.monotonic()
-    with run, raftkv.torch.ElasticGroup(run) as group:
+    with run, raftkv.torch.ElasticGroup(run, "nccl" if device == "cuda" else "gloo", sync=share) as group:
         for step in group.steps(sys.maxsize):
             with step:
-                dist.all_reduce(torch.ones(1000))
+                weights.grad.fill_(-1 / group.world_size)
+                dist.all_reduce(weights.grad)
+                weights.grad.round_()
+                optimizer.step()
+            done = step.number + (step.failure is None)
+            if not bool((weights == done).all()):
+                tell(event="wrong", rank=group.rank, step=step.number, failure=repr(step.failure))
             now = time.monotonic()
             if step.failure is None and group.generation != seen_generation:
                 seen_generation = group.generation
@@ -101,6 +124,7 @@ class Seen:
     """The trials of one fault."""
 
     seconds: list[float] = field(default_factory=list)
+    wrong: int = 0
     rounds: list[int] = field(default_factory=list)
     parts: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
@@ -108,13 +132,14 @@ class Seen:
 class Job:
     """The ranks, and a queue of what they say."""
 
-    def __init__(self, endpoints: list[str], ranks: int, grace_s: float) -> None:
+    def __init__(self, endpoints: list[str], ranks: int, grace_s: float, device: str) -> None:
         self.size = ranks
+        self.wrong = 0
         self.said: queue.Queue[tuple[Rank, dict[str, Any]]] = queue.Queue()
         self.ranks: list[Rank] = []
         self._command = [
             sys.executable, "-W", "ignore", "-m", "bench.inprocess_recovery",
-            "--work", ",".join(endpoints), "--ranks", str(ranks), "--grace", str(grace_s),
+            "--work", ",".join(endpoints), "--ranks", str(ranks), "--grace", str(grace_s), "--device", device,
         ]  # fmt: skip
 
     def start_one(self) -> None:
@@ -137,6 +162,9 @@ class Job:
         rank, facts = self.said.get(timeout=timeout_s)
         if facts["event"] == "generation":
             rank.rank, rank.generation = facts["rank"], facts["generation"]
+        elif facts["event"] == "wrong":
+            self.wrong += 1
+            print(f"wrong: {facts}", file=sys.stderr)
         return rank, facts
 
     def end(self, victim: Rank, with_signal: int) -> float:
@@ -211,17 +239,18 @@ def longest_step(job: Job) -> float:
     return longest
 
 
-def measure(faults: list[str], trials: int, ranks: int, grace_s: float) -> list[dict[str, Any]]:
+def measure(faults: list[str], trials: int, ranks: int, grace_s: float, device: str) -> list[dict[str, Any]]:
     """A row for each fault."""
     rows = []
     with raftkv.local(size=3, flags=("--log-level", "error")) as cluster:
-        job = Job(cluster.endpoints, ranks, grace_s)
+        job = Job(cluster.endpoints, ranks, grace_s, device)
         try:
             for fault in faults:
                 seen = Seen()
                 for number in range(trials):
                     trial(fault, job, cluster, seen)
                     print(f"{fault} {number + 1}/{trials}: {seen.seconds[-1] * 1000:.0f} ms", file=sys.stderr)
+                seen.wrong, job.wrong = job.wrong, 0
                 rows.append(row_of(fault, seen))
         finally:
             job.close()
@@ -235,17 +264,18 @@ def row_of(fault: str, seen: Seen) -> dict[str, Any]:
         "median_s": round(statistics.median(seen.seconds), 4),
         "max_s": round(max(seen.seconds), 4),
         "rounds_per_fault": statistics.mean(seen.rounds),
+        "wrong_steps": seen.wrong,
         "parts_s": {
             name: round(statistics.median(values), 4) for name, values in seen.parts.items() if name != "generation"
         },
     }
 
 
-def is_good(row: dict[str, Any]) -> bool:
-    """The verdict: one round a fault; and for a killed rank the limit."""
-    if row["rounds_per_fault"] != (0 if row["fault"] == "raft-leader" else 1):
+def is_good(row: dict[str, Any], device: str) -> bool:
+    """The verdict: weights right, one round a fault; and for a killed rank the limit, which knows no CUDA."""
+    if row["wrong_steps"] or row["rounds_per_fault"] != (0 if row["fault"] == "raft-leader" else 1):
         return False
-    return row["fault"] not in ("rank", "rank0") or row["median_s"] <= LIMIT_S
+    return device != "cpu" or row["fault"] not in ("rank", "rank0") or row["median_s"] <= LIMIT_S
 
 
 def main() -> int:
@@ -254,26 +284,27 @@ def main() -> int:
     parser.add_argument("--fault", default=",".join(FAULTS[:4]), help=f"some of {', '.join(FAULTS)}")
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument("--grace", type=float, default=0.03, help="disconnect_grace_s of the run")
+    parser.add_argument("--device", default="cpu", choices=tuple(WEIGHTS))
     parser.add_argument("--json", action="store_true", help="a line for each fault")
     parser.add_argument("--work", default="", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.work:
-        work(given.work, given.ranks, given.grace)
+        work(given.work, given.ranks, given.grace, given.device)
         return 0
     faults = given.fault.split(",")
     if unknown := sorted(set(faults) - set(FAULTS)):
         parser.error(f"no such fault: {unknown[0]}; there are {', '.join(FAULTS)}")
-    rows = measure(faults, given.trials, given.ranks, given.grace)
+    rows = measure(faults, given.trials, given.ranks, given.grace, given.device)
     for row in rows:
         if given.json:
             print(json.dumps(row))
         else:
-            verdict = "" if is_good(row) else "  BAD"
+            verdict = "" if is_good(row, given.device) else "  BAD"
             print(
                 f"{row['fault']:18} median {row['median_s'] * 1000:6.0f} ms  max {row['max_s'] * 1000:6.0f} ms  "
                 f"rounds {row['rounds_per_fault']:g}{verdict}"
             )
-    return 0 if all(is_good(row) for row in rows) else 1
+    return 0 if all(is_good(row, given.device) for row in rows) else 1
 
 
 if __name__ == "__main__":

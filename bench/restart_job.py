@@ -39,7 +39,11 @@ class Unrecovered(Exception):
 
 @dataclass(frozen=True)
 class Backend:
-    """A rendezvous to compare: its name here, torch's name, and its settings."""
+    """A rendezvous to compare: its name here, torch's name, and its settings.
+
+    With ``on_gpu`` the workers talk by NCCL and share the one GPU of this machine: NCCL takes a GPU once a host, so each
+    node says that it is a host of its own.
+    """
 
     name: str
     rdzv: str
@@ -47,24 +51,23 @@ class Backend:
     environment: tuple[tuple[str, str], ...] = ()
     cap_s: float = 60.0
     """A trial is given up after so long."""
+    on_gpu: bool = False
 
 
 # Ten faults of one node in a row would have it left out.
 _RAFTKV_CONF = f"lease_ttl={LEASE_TTL_S},last_call_timeout=2,fault_limit=0"
+_C10D_CONF = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
 _SHARED_OFF = (("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"),)
+_SOCKETS = (("NCCL_SOCKET_IFNAME", "lo"), ("NCCL_IB_DISABLE", "1"))
 BACKENDS = {
     backend.name: backend
     for backend in (
         Backend("raftkv", "raftkv", _RAFTKV_CONF),
         Backend("etcd", "raftkv", _RAFTKV_CONF),
         Backend("c10d", "c10d", "", cap_s=120.0),
-        Backend(
-            "c10d-tuned",
-            "c10d",
-            "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3",
-            _SHARED_OFF,
-            cap_s=120.0,
-        ),
+        Backend("c10d-tuned", "c10d", _C10D_CONF, _SHARED_OFF, cap_s=120.0),
+        Backend("raftkv-nccl", "raftkv", _RAFTKV_CONF, _SOCKETS, on_gpu=True),
+        Backend("c10d-nccl", "c10d", _C10D_CONF, _SHARED_OFF + _SOCKETS, cap_s=120.0, on_gpu=True),
     )
 }
 
@@ -199,8 +202,9 @@ class Job:
             *(f"--rdzv-endpoint={self.endpoint}", f"--rdzv-id={self.run_id}", "--nnodes=2:4", "--nproc-per-node=1"),
             *(f"--max-restarts={RESTARTS}", "--local-addr=127.0.0.1", *self._conf(name), str(SCRIPT)),
             *("--steps=0", f"--stop-file={self._stop_file}", f"--notes={self.directory / 'steps'}"),
+            f"--backend={'nccl' if self.backend.on_gpu else 'gloo'}",
         ]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", **dict(self.backend.environment)}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **dict(self.backend.environment), "NCCL_HOSTID": name}
         log = self.directory / f"{name}.log"
         with log.open("ab") as output:
             process = subprocess.Popen(

@@ -8,7 +8,7 @@ rendezvous; `respawn_s` is the part until the next workers were started: the res
 
 Backends: `raftkv`; `etcd`: raftkv's rendezvous on real etcd 3.5.1, whose leases last 2 s at least; `c10d`: torch's own
 with its defaults, one trial; `c10d-tuned`: its store not shared with workers, last call 2 s, keep-alive 1 s x 3. Trials
-are given up after 60 s, with c10d after 120 s.
+are given up after 60 s, with c10d after 120 s. `raftkv-nccl`, `c10d-nccl` (tuned): workers on the GPU, by NCCL.
 
 `--json` prints one line for each fault and backend. Without it: progress and a table with ratios. If everything was
 measured, or with `--write`, the results are kept: `bench/restart_results.json`, `docs/training/restart.png`,

@@ -27,7 +27,8 @@ What it holds to:
    of them has completed; ``group.source`` is the lowest rank that has, and its state is what ``sync`` hands out. So a
    step must change the state only after its last collective.
 2. The end of a generation interrupts: who is blocked in a collective with a frozen peer is woken (``interrupt``) when
-   raftkv has noticed that the peer is gone, and given up (``waits``) where gloo does not wake it.
+   raftkv has noticed that the peer is gone, and given up (``waits``) where gloo does not wake it. NCCL's communicators
+   are aborted (``nccl``), and what they have left on the device is not used.
 3. One generation, one group: the old group is torn down before this rank says that it is ready for the next generation.
 
 Where the time goes is in ``group.last_recovery``. Between the death of a rank and the next collective there are: the
@@ -36,8 +37,9 @@ raftkv; and gloo's mesh. Nothing polls. Each process serves a TCPStore from the 
 their stores' addresses when they agree: who is rank 0 next is known, with its address, when the generation begins; only
 newcomers have to read it from raftkv.
 
-NCCL: communicators are aborted, by a thread of their own, when the generation ends. Its watchdog must not end the
-process instead, so ``TORCH_NCCL_ASYNC_ERROR_HANDLING=0`` is set unless the environment says otherwise.
+NCCL: a collective that was aborted ends as if it had succeeded. Each step waits for the device at its end, and before
+``optimizer.step()``; who changes state in another way calls ``group.settle()`` before. Torch's watchdog must not end
+the process meanwhile, so ``TORCH_NCCL_ASYNC_ERROR_HANDLING=0`` is set unless the environment says otherwise.
 
 Leaves out: what is in a checkpoint; processes that come back (see ``torchrun --rdzv-backend=raftkv`` for workers
 that are started anew).
@@ -51,24 +53,24 @@ import json
 import os
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d
 
 from raftkv.errors import ConfigError
 from raftkv.torch.interrupt import cut_connections, cut_gloo, gloo_devices
+from raftkv.torch.nccl import Aborted, Communicators
+from raftkv.torch.progress import NO_STEP, Agreed, Progress, Told, agree
 from raftkv.torch.states import Load, Save, States
 from raftkv.torch.waits import Waits
-from raftkv.training.errors import GenerationOver, TrainingError
+from raftkv.training.errors import GenerationOver, StateLost, TrainingError
 
 if TYPE_CHECKING:
     from raftkv.training.api.run import Run
@@ -123,12 +125,15 @@ class Step:
         self._group = group
 
     def __enter__(self) -> int:
+        self._group.is_settled = False
         return self.number
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         if error is None:
+            # After a settle the state was changed: then the step is done, whatever happens to the generation.
+            self.failure = None if self._group.is_settled else self._group.find_abort()
             return False
         if not self._group.is_recoverable(error):
             return False
@@ -157,12 +162,14 @@ class ElasticGroup:
     Attributes:
         step: the next to be done.
         source: the lowest rank whose state is that of ``step``.
+        is_settled: ``settle`` has found the collectives of the present step whole.
         last_recovery: where the time of the last recovery went; None: there was none.
 
     Raises:
         ConfigError: there is a process group already, this process is an agent's worker, or the run has no place for
             checkpoints.
         CheckpointError: the latest checkpoint cannot be loaded.
+        StateLost: whoever had the state was lost while it handed it out, and there is no checkpoint to load.
         RunClosed, JoinTimeout: no generation begins any more.
     """
 
@@ -189,8 +196,8 @@ class ElasticGroup:
         self.step = step
         self.source = 0
         self._states = States(run, load, save, save_every)
-        self._first_step = step
-        self._has_state = False
+        self._progress = Progress(step)
+        self.is_settled = False
         self.last_recovery: Recovery | None = None
         self._backend = backend
         self._sync = sync
@@ -202,8 +209,10 @@ class ElasticGroup:
         self._meeting: tuple[str, int] | None = None
         self._in_use = 0
         self._in_a_row = 0
+        self._communicators: Communicators | None = None
         if "nccl" in backend:
             os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+            self._communicators = Communicators(self.settle)
         self._waits = Waits(lambda: self._in_use != 0 and run.changed) if backend == "gloo" else None
         self._server = TCPStore("localhost", 0, None, True, wait_for_workers=False)
         self._unwatch = run.on_change_nowait(self._on_change)
@@ -251,6 +260,7 @@ class ElasticGroup:
                     if step.failure is not None:
                         raise step.failure
                     self.step += 1
+                    self._progress.keep(self.step)
                     self._in_a_row = 0
                     self._states.save_if_due(self)
                 else:
@@ -280,7 +290,28 @@ class ElasticGroup:
             return True
         if not isinstance(error, RuntimeError | OSError) or isinstance(error, TrainingError):
             return False
-        return self.run.changed or isinstance(error, dist.DistError) or "gloo/transport" in str(error)
+        return self.run.changed or isinstance(error, dist.DistError | Aborted) or "gloo/transport" in str(error)
+
+    def settle(self) -> None:
+        """Wait until the collectives on the device are done, and raise if they may not be whole.
+
+        For steps that change state otherwise than by an optimizer of torch's, on NCCL: call it after the last
+        collective, before the first change. Does nothing on gloo, whose collectives raise by themselves.
+
+        Raises:
+            Aborted: the generation has ended meanwhile; ``with step`` and ``guard`` know it.
+        """
+        if self._communicators is not None:
+            self._communicators.settle(self.generation)
+        self.is_settled = True
+
+    def find_abort(self) -> Aborted | None:
+        """Wait for the device; return what ``settle`` raises."""
+        try:
+            self.settle()
+        except Aborted as aborted:
+            return aborted
+        return None
 
     def recover(self, error: BaseException | None = None) -> None:
         """Tear the group down, come back to the run, and build the group of the next generation.
@@ -312,6 +343,8 @@ class ElasticGroup:
 
     def _end_watching(self) -> None:
         self._unwatch()
+        if self._communicators is not None:
+            self._communicators.close()
         if self._waits is not None:
             self._waits.close()
 
@@ -332,11 +365,7 @@ class ElasticGroup:
                 self._in_use = self.generation
                 is_new = self._open()
                 built = time.monotonic()
-                if is_new and self._states.loads:
-                    self.step = self._states.load(self, is_shared=self._sync is not None)
-                if self._sync is not None:
-                    self._sync(self)
-                self._has_state = True
+                self._share(is_new)
                 return built, time.monotonic()
             except (TrainingError, RuntimeError, OSError) as error:
                 if not self.is_recoverable(error):
@@ -347,17 +376,29 @@ class ElasticGroup:
             self._tear_down()
             self.run.rejoin()
 
+    def _share(self, is_new: bool) -> None:
+        """Give all ranks the state of the step that the group goes on with."""
+        if is_new and self._states.loads:
+            self.step = self._states.load(self, is_shared=self._sync is not None)
+        if self.step == NO_STEP:
+            raise StateLost(self.run.run_id)
+        if self._sync is not None:
+            if self.rank != self.source and (self.step != self._progress.told.step or self._communicators):
+                self._progress.receive()
+            self._sync(self)
+            self.settle()
+        self._progress.keep(self.step)
+
     def _open(self) -> bool:
         """Build the group of this generation; returns whether no rank has state."""
-        if not self._has_state:
-            self.step = self._first_step  # what was loaded, and not handed out, does not count
         rank, size, member = self.rank, self.world_size, self.run.world.member
         own = _join(member.address or member.host, self._server.port)
         self._meeting = _resolved(own if rank == 0 else self._find_store())
         if rank == 0:
             self.run.publish_nowait(own)  # for newcomers: nobody here waits for it
         self._store = PrefixStore(f"raftkv/{self.run.run_id}/{self.generation}", self._connect())
-        self._store.set(f"rank/{rank}", json.dumps([member.id, own, self.step, self._has_state]))
+        told = self._progress.told
+        self._store.set(f"rank/{rank}", json.dumps([member.id, own, told.step, told.has_state]))
         self._check()
         dist.init_process_group(self._backend, store=self._store, rank=rank, world_size=size, timeout=self._timeout)
         return self._agree(self._store, rank, size)
@@ -378,22 +419,21 @@ class ElasticGroup:
             return store
 
     def _agree(self, store: Store, rank: int, size: int) -> bool:
-        """Settle the step to go on with, and whose state counts; rank 0 reads what all have told and says it.
+        """Agree on the step to go on with, and whose state counts; rank 0 reads what all have told and says it.
 
         Returns whether no rank has state.
         """
         if rank == 0:
             told = [json.loads(text) for text in store.multi_get([f"rank/{number}" for number in range(size)])]
-            step = max(item[2] for item in told)
-            source = next(number for number, item in enumerate(told) if item[2] == step)
-            stores = {item[0]: item[1] for item in told[:KNOWN_STORES]}
-            is_new = not any(item[3] for item in told)
-            store.set("agreed", json.dumps({"step": step, "source": source, "stores": stores, "is_new": is_new}))
+            agreed = agree([Told(step, has_state) for _, _, step, has_state in told])
+            stores = {member: address for member, address, *_ in told[:KNOWN_STORES]}
+            store.set("agreed", json.dumps({**asdict(agreed), "stores": stores}))
         else:
-            agreed = json.loads(store.get("agreed"))
-            step, source, stores, is_new = (agreed[name] for name in ("step", "source", "stores", "is_new"))
-        self.step, self.source, self._stores = step, source, stores
-        return bool(is_new)
+            heard = json.loads(store.get("agreed"))
+            stores = heard.pop("stores")
+            agreed = Agreed(**heard)
+        self.step, self.source, self._stores = agreed.step, agreed.source, stores
+        return agreed.is_new
 
     def _check(self) -> None:
         if self.run.changed:
@@ -412,7 +452,7 @@ class ElasticGroup:
             return
         if self._waits is not None:
             self._waits.leak(distributed_c10d._world.pg_map)
-        if "nccl" in self._backend:
+        if self._communicators is not None:
             distributed_c10d._abort_process_group()
         else:
             dist.destroy_process_group()
@@ -422,9 +462,8 @@ class ElasticGroup:
         """On the client's loop: the generation has ended. Wake this process' threads, until they have let go of it."""
         generation, wait_s = self.generation, _CUT_AGAIN_S
         loop = asyncio.get_running_loop()
-        if "nccl" in self._backend and self._in_use == generation:
-            groups = list(distributed_c10d._world.pg_map)  # these, and none that is made later
-            threading.Thread(target=_abort_nccl, args=(groups,), name="raftkv-abort", daemon=True).start()
+        if self._communicators is not None and self._in_use == generation:
+            self._communicators.abort(generation)
 
         def cut() -> None:
             nonlocal wait_s
@@ -441,25 +480,6 @@ class ElasticGroup:
         cut_gloo(self._foreign)
         if self._meeting is not None:
             cut_connections(*self._meeting)
-
-
-def _abort_nccl(given: list[Any]) -> None:
-    """Abort the communicators of groups, together: one alone might wait for another."""
-    groups = [group for group in given if _has_nccl(group)]
-    if not groups:
-        return
-    first = groups[0]._get_backend(torch.device("cuda"))
-    first._group_start()
-    for group in groups:
-        group.abort()
-    first._group_end()
-
-
-def _has_nccl(group: Any) -> bool:
-    try:
-        return "nccl" in str(group._get_backend(torch.device("cuda")).name()).lower()
-    except RuntimeError:
-        return False
 
 
 def _join(host: str, port: int) -> str:

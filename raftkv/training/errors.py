@@ -58,3 +58,14 @@ class GenerationOver(TrainingError):
 
 EpochOver = GenerationOver
 """Alias."""
+
+
+class StateLost(TrainingError):
+    """No rank has a whole state any more: the one that had it was lost while it handed it out."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(
+            f"run {run_id!r}: the rank that had the state was lost while it handed it out, and no checkpoint can be "
+            "loaded; start the job again from where its state is kept (ElasticGroup(..., load=, save=) does so by itself)"
+        )
+        self.run_id = run_id

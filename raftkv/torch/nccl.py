@@ -1,0 +1,97 @@
+"""What a group on NCCL needs beyond one on gloo: its collectives run on the device, and end there without an error.
+
+A collective of NCCL is queued on a stream, and the call returns. When a peer is lost, only an abort of communicators
+ends the kernels that wait for it, and then they end as if they had succeeded, with whatever bytes had come by then:
+``optimizer.step()`` behind such an ``all_reduce`` applies gradients that never were. So whoever wants to know whether a
+collective has succeeded first waits for the device, and then looks whether there was an abort: a kernel that has ended
+before it has all its data.
+
+    communicators = Communicators()
+    communicators.abort(generation)     # any thread: the generation has ended
+    communicators.settle(generation)    # the user's: raises Aborted if that came before the device was done
+
+``settle`` is also called before every ``Optimizer.step`` of the process, by a hook of torch's, so that a training loop
+written for gloo is right on NCCL too.
+
+Leaves out: several devices in one process; ``settle`` waits for the current one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch.distributed import distributed_c10d
+from torch.optim import Optimizer
+
+
+class Aborted(RuntimeError):
+    """Collectives of a generation may have been cut off: what they have written is not to be used."""
+
+
+class Communicators:
+    """The communicators of NCCL of the present groups; see the module.
+
+    Arguments:
+        settle_step: called before each step of an optimizer of this process, until ``close``.
+        wait: for all that is queued on the device; another in tests.
+    """
+
+    def __init__(
+        self, settle_step: Callable[[], object], wait: Callable[[], object] = torch.cuda.synchronize
+    ) -> None:
+        self._wait = wait
+        self._aborted = 0
+        self._unhook = _before_steps(settle_step)
+
+    def abort(self, generation: int) -> None:
+        """Abort those that there are now, on a thread of its own; what is settled in the generation then raises."""
+        self._aborted = generation  # before any kernel ends because of it
+        groups = list(distributed_c10d._world.pg_map)  # these, and none that is made later
+        threading.Thread(target=_abort, args=(groups,), name="raftkv-abort", daemon=True).start()
+
+    def settle(self, generation: int) -> None:
+        """Wait until the device has done what is queued.
+
+        Raises:
+            Aborted: the communicators of the generation were aborted, maybe before that.
+        """
+        self._wait()
+        if self._aborted == generation:
+            raise Aborted(f"generation {generation} ended while its collectives were on the device")
+
+    def close(self) -> None:
+        """Let optimizers step as they like. Harmless when repeated."""
+        self._unhook()
+
+
+def _before_steps(settle: Callable[[], object]) -> Callable[[], object]:
+    """Have something called before each step of any optimizer; returns what ends that."""
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        settle()
+
+    handle: Final = register_optimizer_step_pre_hook(before)
+    return handle.remove
+
+
+def _abort(given: list[Any]) -> None:
+    """Abort the communicators of groups, together: one alone might wait for another."""
+    groups = [group for group in given if _has_nccl(group)]
+    if not groups:
+        return
+    first = groups[0]._get_backend(torch.device("cuda"))
+    first._group_start()
+    for group in groups:
+        group._get_backend(torch.device("cuda")).abort()
+    first._group_end()
+
+
+def _has_nccl(group: Any) -> bool:
+    try:
+        return "nccl" in str(group._get_backend(torch.device("cuda")).name()).lower()
+    except RuntimeError:
+        return False
