@@ -41,8 +41,8 @@ class Unrecovered(Exception):
 class Backend:
     """A rendezvous to compare: its name here, torch's name, and its settings.
 
-    With ``on_gpu`` the workers talk by NCCL and share the one GPU of this machine: NCCL takes a GPU once a host, so each
-    node says that it is a host of its own.
+    With ``on_gpu`` the workers talk by NCCL and share the one GPU of this machine: NCCL takes a GPU once a host, so
+    each node says that it is a host of its own.
     """
 
     name: str

@@ -57,7 +57,7 @@ class Rank:
 
     def save(self, way: str, step: int) -> dict[str, Any]:
         """Save in a way; returns what it took."""
-        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.state_dict_loader import load
 
         from raftkv.torch.checkpoint import Reader
 
@@ -66,15 +66,14 @@ class Rank:
         future = self.begin(way, step)
         held = time.monotonic()
         steps = 0
-        while future is not None and not future.done():
-            self.train()
+        while future is not None and not self.train(future.done()):
             steps += 1
         if future is not None:
             future.result()
         committed = time.monotonic()
-        self.train()
+        self.train(True)
         loaded = {name: tensor.clone() for name, tensor in self._tensors.items()}
-        dcp.load(loaded, storage_reader=Reader(self._run.checkpoints, step))
+        load(loaded, storage_reader=Reader(self._run.checkpoints, step))
         is_same = all(bool((loaded[name] == tensor).all()) for name, tensor in before.items())
         return {
             "way": way, "held_s": held - began, "committed_s": committed - began, "steps": steps, "is_same": is_same,
@@ -82,28 +81,29 @@ class Rank:
 
     def begin(self, way: str, step: int) -> Any:
         """Save, or begin to; returns the future of an asynchronous save."""
-        import torch.distributed.checkpoint as dcp
-        from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+        from torch.distributed.checkpoint import state_dict_saver as saver
 
         from raftkv.torch.checkpoint import Writer
 
         writer = Writer(self._run, step)
         if way == "save":
-            dcp.save(self._tensors, storage_writer=writer)
+            saver.save(self._tensors, storage_writer=writer)
             return None
-        kind = AsyncCheckpointerType.PROCESS if way == "process" else AsyncCheckpointerType.THREAD
-        return dcp.async_save(self._tensors, storage_writer=writer, async_checkpointer_type=kind)
+        kind = saver.AsyncCheckpointerType.PROCESS if way == "process" else saver.AsyncCheckpointerType.THREAD
+        return saver.async_save(self._tensors, storage_writer=writer, async_checkpointer_type=kind)
 
-    def train(self) -> None:
-        """Change the state, by what all ranks have to do with."""
+    def train(self, is_done: bool) -> bool:
+        """Change the state, by what all ranks have to do with; returns whether all are done."""
         import torch.distributed as dist
 
-        if self._gradient.is_cuda:
-            dist.all_reduce(self._gradient)  # on gloo the save has the group to itself
-            self._gradient.fill_(1)
+        if self._gradient.is_cuda:  # on the CPU the save has the group to itself
+            self._gradient.fill_(float(is_done))
+            dist.all_reduce(self._gradient)
+            is_done = bool(self._gradient[0] == dist.get_world_size())
         for tensor in self._tensors.values():
             tensor.add_(1)
         self._group.settle()
+        return is_done
 
 
 def work(endpoints: str, directory: str, size_bytes: int, device: str, rounds: int) -> None:
