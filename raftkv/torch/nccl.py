@@ -13,11 +13,15 @@ before it has all its data.
 ``settle`` is also called before every ``Optimizer.step`` of the process, by a hook of torch's, so that a training loop
 written for gloo is right on NCCL too.
 
+Torch has a watchdog for each group, which would end the process at the first error, and before that would sleep for a
+minute while others write their flight recorders. ``ENVIRONMENT`` turns both off, unless the user's says otherwise.
+
 Leaves out: several devices in one process; ``settle`` waits for the current one.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any, Final
@@ -25,6 +29,9 @@ from typing import Any, Final
 import torch
 from torch.distributed import distributed_c10d
 from torch.optim import Optimizer
+
+
+ENVIRONMENT: Final = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
 
 
 class Aborted(RuntimeError):
@@ -42,6 +49,8 @@ class Communicators:
     def __init__(
         self, settle_step: Callable[[], object], wait: Callable[[], object] = torch.cuda.synchronize
     ) -> None:
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
         self._wait = wait
         self._aborted = 0
         self._unhook = _before_steps(settle_step)

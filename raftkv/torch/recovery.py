@@ -38,8 +38,7 @@ their stores' addresses when they agree: who is rank 0 next is known, with its a
 newcomers have to read it from raftkv.
 
 NCCL: a collective that was aborted ends as if it had succeeded. Each step waits for the device at its end, and before
-``optimizer.step()``; who changes state in another way calls ``group.settle()`` before. Torch's watchdog must not end
-the process meanwhile, so ``TORCH_NCCL_ASYNC_ERROR_HANDLING=0`` is set unless the environment says otherwise.
+``optimizer.step()``; who changes state in another way calls ``group.settle()`` before.
 
 Leaves out: what is in a checkpoint; processes that come back (see ``torchrun --rdzv-backend=raftkv`` for workers
 that are started anew).
@@ -211,7 +210,6 @@ class ElasticGroup:
         self._in_a_row = 0
         self._communicators: Communicators | None = None
         if "nccl" in backend:
-            os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
             self._communicators = Communicators(self.settle)
         self._waits = Waits(lambda: self._in_use != 0 and run.changed) if backend == "gloo" else None
         self._server = TCPStore("localhost", 0, None, True, wait_for_workers=False)
