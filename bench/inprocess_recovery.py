@@ -75,7 +75,7 @@ def work(endpoints: str, ranks: int, grace_s: float, device: str) -> None:
         address="127.0.0.1", fault_limit=0,
     )  # fmt: skip
     seen_generation, last = 0, time.monotonic()
-    with run, raftkv.torch.ElasticGroup(run, "nccl" if device == "cuda" else "gloo", sync=share) as group:
+    with run, elastic_group(run, device, share) as group:
         for step in group.steps(sys.maxsize):
             with step:
                 weights.grad.fill_(-1 / group.world_size)
@@ -101,6 +101,16 @@ def work(endpoints: str, ranks: int, grace_s: float, device: str) -> None:
                 tell(event="long", seconds=now - last, at=now)
             last = now
             pause.wait(PAUSE_S)
+
+
+def elastic_group(run: Any, device: str, share: Any) -> Any:
+    import torch
+
+    import raftkv.torch
+
+    if device == "cpu":
+        return raftkv.torch.ElasticGroup(run, sync=share)
+    return raftkv.torch.ElasticGroup(run, "nccl", sync=share, device=torch.device("cuda", 0))
 
 
 def tell(**facts: Any) -> None:

@@ -117,25 +117,23 @@ def work(endpoints: str, directory: str, size_bytes: int, device: str, rounds: i
     import raftkv.training
 
     torch.set_num_threads(2)
-    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+    backend, gpu = ("cpu:gloo,cuda:nccl", torch.device("cuda", 0)) if device == "cuda" else ("gloo", None)
     run = raftkv.training.join(
         "async", endpoints=endpoints, min_nodes=1, max_nodes=RANKS, expected_nodes=RANKS, address="127.0.0.1",
         last_call_timeout_s=PATIENCE_S, checkpoints=directory,
     )  # fmt: skip
-    with run, raftkv.torch.ElasticGroup(run, backend) as group:
+    with run, raftkv.torch.ElasticGroup(run, backend, device=gpu) as group:
         rank, step = Rank(run, group, size_bytes, device), 0
         for way in WAYS:
             for _ in range(rounds + 1):
                 step += 1
                 tell(rank=run.rank, **rank.save(way, step))
-        for way in WAYS[1:]:
-            if run.world_size == RANKS:
-                survive(run, group, rank, way, step + 1)
+        survive(run, group, rank, step + 1)
 
 
-def survive(run: Any, group: Any, rank: Rank, way: str, step: int) -> None:
-    """Rank 1 is killed while the save is under way; rank 0 goes on alone, and saves the step that comes after it."""
-    future = rank.begin(way, step)
+def survive(run: Any, group: Any, rank: Rank, step: int) -> None:
+    """Rank 1 is killed while a save is under way; rank 0 goes on alone, and saves the step that comes after it."""
+    future = rank.begin("thread", step)
     if run.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     died = time.monotonic()
@@ -152,7 +150,7 @@ def survive(run: Any, group: Any, rank: Rank, way: str, step: int) -> None:
     rank.begin("save", step + 1)
     newest = run.checkpoints.latest("dcp").step
     tell(
-        rank=0, way=f"{way}, rank 1 killed", known_s=known - died, recovered_s=recovered - known, outcome=outcome,
+        rank=0, way="thread, rank 1 killed", known_s=known - died, recovered_s=recovered - known, outcome=outcome,
         found=found, is_right=found in (step - 1, step) and newest == step + 1,
     )  # fmt: skip
 

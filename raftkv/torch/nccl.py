@@ -16,22 +16,32 @@ written for gloo is right on NCCL too.
 Torch has a watchdog for each group, which would end the process at the first error, and before that would sleep for a
 minute while others write their flight recorders. ``ENVIRONMENT`` turns both off, unless the user's says otherwise.
 
-Leaves out: several devices in one process; ``settle`` waits for the current one.
+What cannot be aborted is the making of communicators: a rank that freezes in it holds up all others until it thaws.
+Made in ``init_process_group``, for a device that is named, they take a fraction of a second in which every rank is
+known to be there; made by the first collective, whenever that comes. A process that is stuck there can only be ended.
+
+Leaves out: several devices in one process.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
 from torch.distributed import distributed_c10d
 from torch.optim import Optimizer
 
-
-ENVIRONMENT: Final = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
+ENVIRONMENT: Final = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1",  # the watchdog sleeps four times as long, whatever is dumped
+}
+STUCK_S: Final = 10.0
+"""For so long after the end of a generation its communicators may still be in the making."""
 
 
 class Aborted(RuntimeError):
@@ -43,17 +53,36 @@ class Communicators:
 
     Arguments:
         settle_step: called before each step of an optimizer of this process, until ``close``.
-        wait: for all that is queued on the device; another in tests.
+        device: of this rank; None: the current one, at each call.
+        wait: for all that is queued on a device; another in tests.
     """
 
     def __init__(
-        self, settle_step: Callable[[], object], wait: Callable[[], object] = torch.cuda.synchronize
+        self,
+        settle_step: Callable[[], object],
+        device: torch.device | None = None,
+        wait: Callable[[torch.device | None], object] = torch.cuda.synchronize,
     ) -> None:
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
+        self.device = device
         self._wait = wait
         self._aborted = 0
+        self._is_connecting = False
         self._unhook = _before_steps(settle_step)
+
+    @contextmanager
+    def connecting(self) -> Iterator[None]:
+        """Tell that communicators are in the making while the block lasts."""
+        self._is_connecting = True
+        try:
+            yield
+        finally:
+            self._is_connecting = False
+
+    def are_stuck(self, over_for_s: float) -> bool:
+        """Tell whether they are still in the making, so long after the generation was over."""
+        return self._is_connecting and over_for_s > STUCK_S
 
     def abort(self, generation: int) -> None:
         """Abort those that there are now, on a thread of its own; what is settled in the generation then raises."""
@@ -67,7 +96,7 @@ class Communicators:
         Raises:
             Aborted: the communicators of the generation were aborted, maybe before that.
         """
-        self._wait()
+        self._wait(self.device)
         if self._aborted == generation:
             raise Aborted(f"generation {generation} ended while its collectives were on the device")
 

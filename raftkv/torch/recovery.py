@@ -65,13 +65,15 @@ from torch.distributed import distributed_c10d
 
 from raftkv.errors import ConfigError
 from raftkv.torch.interrupt import cut_connections, cut_gloo, gloo_devices
-from raftkv.torch.nccl import Aborted, Communicators
+from raftkv.torch.nccl import STUCK_S, Aborted, Communicators
 from raftkv.torch.progress import NO_STEP, Agreed, Progress, Told, agree
 from raftkv.torch.states import Load, Save, States
 from raftkv.torch.waits import Waits
 from raftkv.training.errors import GenerationOver, StateLost, TrainingError
 
 if TYPE_CHECKING:
+    import torch
+
     from raftkv.training.api.run import Run
 
 KNOWN_STORES: Final = 8
@@ -150,6 +152,8 @@ class ElasticGroup:
             ``group.source`` here. It may use collectives; if the generation ends in it, it is called again in the next.
         step: the step to begin with, as a checkpoint of this process says; the furthest of all ranks counts.
         timeout_s: of collectives.
+        device: of this rank, for NCCL: its communicators are then made at once, while all ranks are there. Without it
+            the first collective makes them, and a rank that freezes before holds up all others until it thaws.
         load: called with the group and the latest checkpoint of the run (``run.resume``), before ``sync``, when no rank
             has state of its own and the checkpoint is further than ``step``: the group goes on with its step. With
             ``sync`` on ``group.source`` alone, else on all ranks; no collectives, please.
@@ -180,6 +184,7 @@ class ElasticGroup:
         sync: Callable[[ElasticGroup], object] | None = None,
         step: int = 0,
         timeout_s: float = 600.0,
+        device: torch.device | None = None,
         load: Load | None = None,
         save: Save | None = None,
         save_every: int = 0,
@@ -210,7 +215,7 @@ class ElasticGroup:
         self._in_a_row = 0
         self._communicators: Communicators | None = None
         if "nccl" in backend:
-            self._communicators = Communicators(self.settle)
+            self._communicators = Communicators(self.settle, device)
         self._waits = Waits(lambda: self._in_use != 0 and run.changed) if backend == "gloo" else None
         self._server = TCPStore("localhost", 0, None, True, wait_for_workers=False)
         self._unwatch = run.on_change_nowait(self._on_change)
@@ -398,8 +403,16 @@ class ElasticGroup:
         told = self._progress.told
         self._store.set(f"rank/{rank}", json.dumps([member.id, own, told.step, told.has_state]))
         self._check()
-        dist.init_process_group(self._backend, store=self._store, rank=rank, world_size=size, timeout=self._timeout)
-        return self._agree(self._store, rank, size)
+        is_new = self._agree(self._store, rank, size)  # all ranks are there
+        self._init(self._store, rank, size)
+        return is_new
+
+    def _init(self, store: Store, rank: int, size: int) -> None:
+        device = None if self._communicators is None else self._communicators.device
+        with self._communicators.connecting() if self._communicators and device else contextlib.nullcontext():
+            dist.init_process_group(
+                self._backend, store=store, rank=rank, world_size=size, timeout=self._timeout, device_id=device
+            )
 
     def _find_store(self) -> str:
         """Find where rank 0 serves: as it published in a generation before, or in this one."""
@@ -460,6 +473,7 @@ class ElasticGroup:
         """On the client's loop: the generation has ended. Wake this process' threads, until they have let go of it."""
         generation, wait_s = self.generation, _CUT_AGAIN_S
         loop = asyncio.get_running_loop()
+        over_at = loop.time()
         if self._communicators is not None and self._in_use == generation:
             self._communicators.abort(generation)
 
@@ -467,12 +481,24 @@ class ElasticGroup:
             nonlocal wait_s
             if self._in_use != generation:
                 return
+            if self._communicators is not None and self._communicators.are_stuck(loop.time() - over_at):
+                self._end_process()
             self._interrupt()
             # A connection that was being made just now is found the next time.
             loop.call_later(wait_s, cut)
             wait_s = min(2 * wait_s, _CUT_AGAIN_MAX_S)
 
         cut()
+
+    def _end_process(self) -> None:
+        """End a process whose thread nothing can wake: its node is then lost, and the others go on without it."""
+        print(
+            f"raftkv: run {self.run.run_id!r}: NCCL was still connecting {STUCK_S:g} s after the end of generation "
+            f"{self.generation}, as when a rank freezes meanwhile; this process ends, so that it can be started anew",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(1)
 
     def _interrupt(self) -> None:
         cut_gloo(self._foreign)

@@ -65,7 +65,7 @@ class StateLost(TrainingError):
 
     def __init__(self, run_id: str) -> None:
         super().__init__(
-            f"run {run_id!r}: the rank that had the state was lost while it handed it out, and no checkpoint can be "
-            "loaded; start the job again from where its state is kept (ElasticGroup(..., load=, save=) does so by itself)"
+            f"run {run_id!r}: the rank that had the state was lost while it handed it out, and there is no checkpoint "
+            "to load; start the job again from where its state is kept (ElasticGroup(..., load=, save=) does so itself)"
         )
         self.run_id = run_id
