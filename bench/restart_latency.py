@@ -24,7 +24,7 @@ import json
 import shutil
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,11 +52,10 @@ def main() -> None:
     with ExitStack() as stack:
         tell = _silent if options.json else stack.enter_context(_Progress())
         for backend in options.backend:
-            measured, wrong = measure(BACKENDS[backend], options.fault, options.trials, tell)
-            lines += measured
-            problems += [f"{backend}: {text}" for text in [*wrong, *_missed(measured)]]
-            if options.json:
-                for line in measured:
+            for line, wrong in measure(BACKENDS[backend], options.fault, options.trials, tell):
+                lines.append(line)
+                problems += [f"{backend}: {text}" for text in [*wrong, *_missed(line)]]
+                if options.json:
                     print(json.dumps(line.plain()), flush=True)
     if not options.json:
         show(lines)
@@ -67,13 +66,11 @@ def main() -> None:
     sys.exit(1 if problems else 0)
 
 
-def _missed(lines: list[Line]) -> list[str]:
-    """Bars that raftkv's medians miss; the others' are what they are."""
-    return [
-        f"{line.fault}: median {line.median_s:.2f} s, the bar is {line.bar_s:g} s"
-        for line in lines
-        if line.backend == "raftkv" and line.median_s is not None and line.median_s > line.bar_s
-    ]
+def _missed(line: Line) -> list[str]:
+    """The bar, if it is one of raftkv's medians that misses it; the others' are what they are."""
+    if line.backend != "raftkv" or line.median_s is None or line.median_s <= line.bar_s:
+        return []
+    return [f"{line.fault}: median {line.median_s:.2f} s, the bar is {line.bar_s:g} s"]
 
 
 def _parse() -> argparse.Namespace:
@@ -138,9 +135,8 @@ class _Trials:
     verdict: str = ""
 
 
-def measure(backend: Backend, faults: list[str], trials: int, tell: Tell) -> tuple[list[Line], list[str]]:
-    """All faults with one backend, on one cluster, a fresh job for each; returns lines, and what was wrong."""
-    lines, problems = [], []
+def measure(backend: Backend, faults: list[str], trials: int, tell: Tell) -> Iterator[tuple[Line, list[str]]]:
+    """All faults with one backend, on one cluster, a fresh job for each; yields each one's line, and what was wrong."""
     count = min(trials, C10D_TRIALS.get(backend.name, trials))
     with ExitStack() as stack:
         cluster = None
@@ -154,9 +150,7 @@ def measure(backend: Backend, faults: list[str], trials: int, tell: Tell) -> tup
             if fault.needs_cluster and cluster is None:
                 continue
             done = _run_job(fault, backend, cluster, directory / name, count, tell)
-            problems += done.problems
-            lines.append(_line(fault, backend, done))
-    return lines, problems
+            yield _line(fault, backend, done), done.problems
 
 
 def _run_job(

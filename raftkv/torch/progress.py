@@ -5,9 +5,9 @@ old nor the new one; if the group breaks then, they have none any more, and the 
 with. If the source is lost as well, there is only a checkpoint left.
 
     progress = Progress(first_step=0)
-    agreed = agree([told for told in ranks])     # of rank 0; the others are handed it
-    progress.receive()                           # from here on this rank's state is being overwritten
-    progress.keep(agreed.step)                   # and here it is whole again
+    agreed = agree(told)                                 # rank 0 does, and says it to the others
+    progress.receive(agreed.step, is_overwritten=True)   # from here on this rank's state is being overwritten
+    progress.keep(agreed.step)                           # and here it is whole again
 
 Leaves out: how ranks tell each other; where a checkpoint comes from.
 """
@@ -76,6 +76,13 @@ class Progress:
         """Note that the state is that of a step, whole."""
         self._told = Told(step, has_state=True)
 
-    def receive(self) -> None:
-        """Note that the state is being overwritten: until ``keep`` there is none."""
-        self._told = Told(NO_STEP, has_state=False)
+    def receive(self, step: int, *, is_overwritten: bool) -> None:
+        """Note that the source's state of a step is about to come in place of this rank's, until ``keep``.
+
+        Arguments:
+            step: the one that the group goes on with.
+            is_overwritten: a sync that is cut off may leave bytes that are neither rank's. If not, a state of the same
+                step stays what it is: each byte is replaced by the same one.
+        """
+        if is_overwritten or step != self._told.step:
+            self._told = Told(NO_STEP, has_state=False)

@@ -386,8 +386,8 @@ class ElasticGroup:
         if self.step == NO_STEP:
             raise StateLost(self.run.run_id)
         if self._sync is not None:
-            if self.rank != self.source and (self.step != self._progress.told.step or self._communicators):
-                self._progress.receive()
+            if self.rank != self.source:
+                self._progress.receive(self.step, is_overwritten=self._communicators is not None)
             self._sync(self)
             self.settle()
         self._progress.keep(self.step)
@@ -408,8 +408,10 @@ class ElasticGroup:
         return is_new
 
     def _init(self, store: Store, rank: int, size: int) -> None:
-        device = None if self._communicators is None else self._communicators.device
-        with self._communicators.connecting() if self._communicators and device else contextlib.nullcontext():
+        communicators = self._communicators
+        device = None if communicators is None else communicators.device
+        connects = contextlib.nullcontext() if communicators is None or device is None else communicators.connecting()
+        with connects:
             dist.init_process_group(
                 self._backend, store=store, rank=rank, world_size=size, timeout=self._timeout, device_id=device
             )

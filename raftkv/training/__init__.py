@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from raftkv.training.errors import JoinTimeout as JoinTimeout
     from raftkv.training.errors import RunClosed as RunClosed
     from raftkv.training.errors import RunConflict as RunConflict
+    from raftkv.training.errors import StateLost as StateLost
     from raftkv.training.errors import TrainingError as TrainingError
 
 _PLACES: Final = {
@@ -47,13 +48,14 @@ _PLACES: Final = {
     "Run": "api.run",
     "RunClosed": "errors",
     "RunConflict": "errors",
+    "StateLost": "errors",
     "TrainingError": "errors",
     "join": "api.run",
 }
 
 __all__ = [
-    "BarrierTimeout", "EpochOver", "GenerationOver", "JoinTimeout", "Run", "RunClosed", "RunConflict", "TrainingError",
-    "aio", "join",
+    "BarrierTimeout", "EpochOver", "GenerationOver", "JoinTimeout", "Run", "RunClosed", "RunConflict", "StateLost",
+    "TrainingError", "aio", "join",
 ]  # fmt: skip
 
 
