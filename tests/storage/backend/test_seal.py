@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -43,13 +42,13 @@ def _stated(path: Path) -> tuple[int, int]:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Iterator[Path]:
+def path(tmp_path: Path) -> Path:
     """A database with one value in each sealed bucket, closed."""
     with closing(LMDBBackend(tmp_path / "db", MAP_SIZE_BYTES)) as backend:
         batch = _batch()
         batch.values |= {(bucket, b"some name"): NEEDLE % bucket for bucket in SEALED_BUCKETS}
         backend.commit(batch)
-    yield tmp_path / "db"
+    return tmp_path / "db"
 
 
 def _flip(path: Path, needle: bytes, rng: random.Random) -> None:
