@@ -8,7 +8,7 @@
 
 A client knows less than the server: a renewal took place between its call and its answer; a lease was over when
 anything later was seen (a revision, a refusal, TTL 0), and still alive when anything earlier was asked for. Each rule
-takes the bound that acquits the server; a new member takes all leases for renewed when it receives the data, and so does
+takes the bound that acquits the server; a new member takes all leases for renewed when it receives the data, as does
 each member at its start, so after the death of all, or of a quorum, every lease may last its TTL again. Leases of
 which a grant was never acknowledged are not checked, and of ids that were, or may have been, granted again only L1 and
 L6.
