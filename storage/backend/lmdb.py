@@ -37,6 +37,7 @@ from raftkv.storage.backend.base import WriteBatch
 from raftkv.storage.backend.copying import copy_compact, pieces
 from raftkv.storage.backend.defragmentation import NOTED_MAX, LMDBDefragmentation, Notes
 from raftkv.storage.backend.environment import Environment
+from raftkv.storage.backend.pages import check_pages
 from raftkv.storage.backend.seal import SEALED_BUCKETS, total
 from raftkv.storage.datadir import sync_directory
 from raftkv.storage.failpoints import failpoint
@@ -144,6 +145,11 @@ class LMDBBackend:
         """Called on the thread that commits with the seconds that a commit took."""
         self.waits_for_readers = False
         """Whether ``grow`` found a reader open: one that can stop should."""
+        if path.exists():
+            try:
+                check_pages(path)
+            except OSError as error:
+                raise StorageError(f"cannot open the database {path}: {error.strerror}") from error
         self._environment = Environment(path, map_size_bytes, read_only=read_only)
         try:
             self._check_seal()
