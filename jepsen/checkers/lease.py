@@ -13,7 +13,7 @@ each member at its start, so after the death of all, or of a quorum, every lease
 which a grant was never acknowledged are not checked, and of ids that were, or may have been, granted again only L1 and
 L6.
 
-L4 (steps of the wall clock) is not seen here: no fault steps it yet.
+L4 (steps of the wall clock change nothing): by the same rules, under the faults ``ahead`` and ``behind``.
 """
 
 from __future__ import annotations

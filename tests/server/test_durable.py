@@ -1,4 +1,4 @@
-"""Who waits for the database to have what was written is told when its disk is full, instead of waiting with it."""
+"""Whoever waits for the database to have what was written gets an error when its disk is full, and does not wait with it."""
 
 from __future__ import annotations
 
