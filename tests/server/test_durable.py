@@ -1,4 +1,4 @@
-"""Whoever waits for the database to have what was written gets an error when its disk is full, and does not wait with it."""
+"""Whoever waits for the database to have what was written gets an error when its disk is full."""
 
 from __future__ import annotations
 
