@@ -24,7 +24,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -138,6 +138,8 @@ class Cluster:
         self.members = [_member(folder, n, ports[each * (n - 1) : each * n]) for n in range(1, settings.size + 1)]
         self.removed: list[Member] = []
         self.network: Network | None = None
+        self.environment: Callable[[Member], Mapping[str, str]] = lambda member: {}
+        """What every life of a member finds in its environment beside that of this process."""
         self._numbers = settings.size
         peers = ",".join(f"{member.name}=http://{member.peer_address}" for member in self.members)
         for member in self.members:
@@ -197,7 +199,9 @@ class Cluster:
                 raise DbError(f"{member.name} runs already")
             member.lives += 1
             member.log = (member.folder / "log").open("ab")
-            member.process = launch(self._command(member), environment or {}, member.log)
+            member.process = launch(
+                self._command(member), {**self.environment(member), **(environment or {})}, member.log
+            )
 
     def kill(self, members: Iterable[Member]) -> None:
         """End members with ``kill -9``, as near to one instant as can be; return when the processes are gone."""

@@ -15,6 +15,7 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from jepsen.checkers.logs import signs_of_bugs
 from jepsen.client import Client, Gate
 from jepsen.db import ROOT, Cluster, Member, Settings, require_disk
 from jepsen.endpoints import Endpoints
+from jepsen.faults import clocks
 from jepsen.faults import nemesis as nemeses
 from jepsen.faults.nemesis import LIVE_S, Nemesis
 from jepsen.history import History, Recorder, save
@@ -97,6 +99,8 @@ async def run(options: Options) -> Report:
     if nemeses.uses_network(options.nemesis):
         options = replace(options, settings=replace(options.settings, network=True))
     cluster = Cluster(folder, options.settings)
+    if nemeses.uses_clocks(options.nemesis):
+        cluster.environment = partial(clocks.environment, library_path=clocks.library())
     require_disk(folder)
     try:
         await cluster.open_network(options.seed)

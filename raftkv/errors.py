@@ -254,6 +254,13 @@ class NoSpaceError(StatusError):
     text = "etcdserver: mvcc: database space exceeded"
 
 
+class UnwrittenError(StatusError):
+    """What was asked for reads the database itself, which has no room for what was written before."""
+
+    code = RESOURCE_EXHAUSTED
+    text = "raftkv: the disk has no room for what was written before: make room, and ask again"
+
+
 class QuotaExceededError(NoSpaceError):
     """A prefix has a quota, and would take more. The text begins as etcd's of a full database, and names the prefix."""
 

@@ -45,6 +45,8 @@ _USED_BYTES: Final = _BODY_BYTES + _SUM.size
 def check_mark_format(path: Path) -> None:
     """Refuse the mark of a later version, before anything is changed.
 
+    A number in one slot alone was written by nobody: that slot is damaged, and its checksum decides.
+
     Arguments:
         path: of the file; there may be none.
 
@@ -57,10 +59,12 @@ def check_mark_format(path: Path) -> None:
         return
     except OSError as error:
         raise StorageError(f"cannot open {path}: {error.strerror}") from error
-    for slot in range(0, len(data) - _SLOT_BYTES + 1, _SLOT_BYTES):
-        (stated,) = _FORMAT.unpack_from(data, slot + _USED_BYTES)
-        if refusal := format_refusal(f"the mark {path}", stated or FORMAT_VERSION, FORMAT_VERSION):
-            raise StorageError(refusal)
+    if len(data) < _FILE_BYTES:
+        return
+    stated, other = (_FORMAT.unpack_from(data, slot + _USED_BYTES)[0] for slot in (0, _SLOT_BYTES))
+    refusal = format_refusal(f"the mark {path}", stated or FORMAT_VERSION, FORMAT_VERSION)
+    if refusal and stated == other:
+        raise StorageError(refusal)
 
 
 class AppliedMark:

@@ -8,6 +8,8 @@ databases; within a bucket keys sort as bytes.
     lease, alarm, members, members_removed, cluster, auth, authUsers, authRoles
                      owned by the modules above: opaque to the store
 
+Beside the buckets lies the checksum of all of them but ``key`` (``backend/seal.py``).
+
 ``meta`` is written in the same transaction as the data it describes: what is on disk is always the exact state
 after the entry ``consistent_index``, so that replay of the log skips nothing and repeats nothing (etcd's data
 inconsistency of 3.5.0, issue 13766, was a violation of this rule).

@@ -8,11 +8,12 @@
 
 A client knows less than the server: a renewal took place between its call and its answer; a lease was over when
 anything later was seen (a revision, a refusal, TTL 0), and still alive when anything earlier was asked for. Each rule
-takes the bound that acquits the server; a new member takes all leases for renewed when it receives the data. Leases of
+takes the bound that acquits the server; a new member takes all leases for renewed when it receives the data, as does
+each member at its start, so after the death of all, or of a quorum, every lease may last its TTL again. Leases of
 which a grant was never acknowledged are not checked, and of ids that were, or may have been, granted again only L1 and
 L6.
 
-L4 (steps of the wall clock) is not seen here: no fault steps it yet.
+L4 (steps of the wall clock change nothing): by the same rules, under the faults ``ahead`` and ``behind``.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ _GONE = "etcdserver: requested lease not found"
 _EXISTS = "etcdserver: lease already exists"
 
 Span = tuple[int, int]
+Trouble = tuple[int, int, bool]
+"""From when until when, and whether all who remembered the renewals may have died."""
 
 
 def check(history: History) -> list[Violation]:
@@ -177,9 +180,9 @@ class _LeaseCheck:
         ttl = max(ttl for _, ttl in self._lease.renewals())
         doubtful = any(op.kind == "info" for op in attempts) or self._times.restarts
         due = max(op.returned for op in attempts if op.kind != "fail") + ttl + self._times.slack
-        for began, ended in self._times.troubles:
+        for began, ended, forgotten in self._times.troubles:
             if began < due:
-                due = max(due, ended + self._times.slack + (ttl if doubtful else 0))
+                due = max(due, ended + self._times.slack + (ttl if doubtful or forgotten else 0))
         # Who receives the data takes every lease for renewed then, and may lead as soon as it votes.
         return max([due, *(ended + self._times.slack + ttl for began, ended in self._times.arrivals if began < due)])
 
@@ -269,19 +272,20 @@ def _arrivals(history: History) -> list[Span]:
     return list(spans.values())
 
 
-def _troubles(history: History) -> list[Span]:
+def _troubles(history: History) -> list[Trouble]:
     """From each fault until the cluster worked again: a write called after the healing was acknowledged."""
     acked = sorted((op.call, op.returned) for op in history.operations if op.wrote)
-    troubles: list[Span] = []
-    began = 0
+    troubles: list[Trouble] = []
+    began, forgotten = 0, False
     for event in history.events:
         if event["event"] == "heal":
             place = bisect_left(acked, (event["at"], 0))
             worked = acked[place][1] if place < len(acked) else event["at"]
-            troubles.append((began or event["at"], worked))
-            began = 0
+            troubles.append((began or event["at"], worked, forgotten))
+            began, forgotten = 0, False
         elif event["event"] == "died":
-            troubles.append((event["at"], event["at"]))
-        elif "target" in event and not began:
-            began = event["at"]
+            troubles.append((event["at"], event["at"], False))
+        elif "target" in event:
+            began = began or event["at"]
+            forgotten |= event["event"] == "kill" and event["target"] in ("all", "quorum")
     return troubles

@@ -5,6 +5,7 @@ Owns what goes wrong in a run, and when:
     nemesis      kill, pause, wipe; the schedule; inject -> hold -> heal -> the cluster must work again
     partitions   cut, offline, deaf, mute, bridge, slow, reset: what each cuts and delays
     network      the relays that cut and delay, between members and between them and clients
+    clocks       ahead, behind: wall clocks that step, and back
     members      who is a member: grow, replace, lose a disk, remove the leader, shrink
     failpoints   the points at which members die, and which of them a storm can reach
 
@@ -23,5 +24,5 @@ Example::
     steps = schedule(parse("kill,pause-leader", size=3), seed=7)
     await nemesis.carry_out(next(steps))
 
-Left out: loss of power (SIGKILL loses nothing that the kernel has), and clocks that step.
+Left out: loss of power (SIGKILL loses nothing that the kernel has).
 """

@@ -6,8 +6,9 @@ through: each wait is for a condition with a limit, and a limit that runs out af
 Changes of members (``members.py``) are not undone: what must work afterwards is the changed cluster.
 
 Faults with targets are named ``<fault>-<target>``, such as ``kill-leader``; ``kill`` alone stands for all of its
-targets. To add one (a full disk, a clock), write a class with ``inject`` and ``heal`` and enter it in ``FAULTS``;
-members' addresses and folders are in ``db.Member``. Faults of the network are in ``partitions.py``.
+targets. To add one (a full disk), write a class with ``inject`` and ``heal`` and enter it in ``FAULTS``;
+members' addresses and folders are in ``db.Member``. Faults of the network are in ``partitions.py``, of clocks in
+``clocks.py``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from jepsen.db import Cluster, Member
-from jepsen.faults import failpoints, members, partitions
+from jepsen.faults import clocks, failpoints, members, partitions
 from jepsen.history import Recorder
 from jepsen.probe import Probe
 
@@ -110,9 +111,10 @@ FAULTS: dict[str, Callable[[], Fault]] = {
     "wipe": Wipe,
     "failpoint": failpoints.Crash,
     "member": members.Change,
+    **clocks.FAULTS,
     **partitions.FAULTS,
 }
-GROUPS: dict[str, tuple[str, ...]] = {"network": tuple(partitions.FAULTS)}
+GROUPS: dict[str, tuple[str, ...]] = {"network": tuple(partitions.FAULTS), "clock": tuple(clocks.FAULTS)}
 """Names that stand for several faults."""
 
 _KILLING = frozenset({"kill", "wipe", CRASHING})
@@ -169,6 +171,11 @@ def uses_network(names: str) -> bool:
     return any(name.partition("-")[0] in partitions.FAULTS for name in _expand(names))
 
 
+def uses_clocks(names: str) -> bool:
+    """Return whether a list of faults has any of wall clocks."""
+    return any(name.partition("-")[0] in clocks.FAULTS for name in _expand(names))
+
+
 def _expand(names: str) -> Iterator[str]:
     for name in filter(None, names.split(",")):
         yield from GROUPS.get(name, (name,))
@@ -186,9 +193,9 @@ def schedule(wanted: list[tuple[str, str]], seed: int) -> Iterator[Step]:
         changes = iter([one for one in wanted if one[0] == CHANGING])
         mixed = rng.sample(wanted, len(wanted))
         for fault, target in (next(changes) if one[0] == CHANGING else one for one in mixed):
-            network = fault in partitions.FAULTS
-            held = network or fault == "pause" or rng.random() < 0.4
-            hold_s = rng.uniform(0.3, 4.0 if network else 2.0) if held else 0.0
+            network, clock = fault in partitions.FAULTS, fault in clocks.FAULTS
+            held = network or clock or fault == "pause" or rng.random() < 0.4
+            hold_s = rng.uniform(0.3, 4.0 if network or clock else 2.0) if held else 0.0
             # A cut that heals at once is not noticed: most go on until their time is up.
             acks = rng.randint(ACKS_MIN, ACKS_MAX) * (5 if network and rng.random() < 0.8 else 1)
             yield Step(fault, target, hold_s, acks, settle=rng.random() < 0.5, shuffle=rng.getrandbits(32))

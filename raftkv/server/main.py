@@ -32,6 +32,9 @@ _log = logging.getLogger(__name__)
 NEEDS_UPGRADE_STATUS: Final = 3
 """Exit status of a member whose log holds what only a later version knows. Its data is as it was."""
 
+_AFTER_DAMAGE: Final = "remove this member and add it anew (raftkv join), or restore a backup"
+"""What the last line of a member says whose data is not what was written: nobody can mend it in place."""
+
 SWITCH_INTERVAL_S: Final = 0.000_5
 """How long the loop may keep the interpreter when the log or database thread wants it (Python's default: 5 ms)."""
 
@@ -81,7 +84,9 @@ def _run(config: ServerConfig, extend_http: ExtendHttp | None, on_ready: OnReady
         selector = TurnSelector(LoopTurns())
         with asyncio.Runner(loop_factory=lambda: _Loop(selector)) as runner:
             received, failure = runner.run(_serve(config, selector, extend_http, on_ready))
-    except (ConfigError, StorageError, CorruptionError) as error:
+    except CorruptionError as error:
+        return _complain(f"{error}; {_AFTER_DAMAGE}")
+    except (ConfigError, StorageError) as error:
         return _complain(str(error))
     except MemberRemovedError as error:
         return _complain(str(error), 0)
@@ -89,6 +94,8 @@ def _run(config: ServerConfig, extend_http: ExtendHttp | None, on_ready: OnReady
         return _complain(str(failure), NEEDS_UPGRADE_STATUS)
     if isinstance(failure, SpaceError):
         return _complain(f"stopped: {failure}; make room, and start the member again")
+    if isinstance(failure, CorruptionError):
+        return _complain(f"stopped: {failure}; {_AFTER_DAMAGE}")
     if failure is not None:
         return _complain(f"stopped: {failure}")
     if os.getpid() == 1:

@@ -132,7 +132,7 @@ class LMDBDefragmentation:
         brought = 0
         while some := list(_some(items)):
             self._rest()
-            with copy.raw.begin(write=True) as txn, txn.cursor(handle) as cursor:
+            with copy.writing() as sealed, sealed.raw.cursor(handle) as cursor:
                 cursor.putmulti(some, append=True, overwrite=False)
             brought += len(some)
         return brought
@@ -141,18 +141,14 @@ class LMDBDefragmentation:
         deletes, values = iter(notes.deletes), iter(notes.values)
         while keys := list(islice(deletes, RECORDS_PER_COMMIT)):
             self._rest()
-            with copy.raw.begin(write=True, db=copy.handles[schema.KEY]) as txn:
+            with copy.writing() as sealed:
                 for key in keys:
-                    txn.delete(key)
+                    sealed.raw.delete(key, db=copy.handles[schema.KEY])
         while names := list(islice(values, RECORDS_PER_COMMIT)):
             self._rest()
-            with copy.raw.begin(write=True) as txn:
+            with copy.writing() as sealed:
                 for bucket, key in names:
-                    value = source.get(bucket, key)
-                    if value is None:
-                        txn.delete(key, db=copy.handles[bucket])
-                    else:
-                        txn.put(key, value, db=copy.handles[bucket])
+                    sealed.put(bucket, key, source.get(bucket, key))
         return len(notes)
 
     def _rest(self) -> None:

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +23,7 @@ import lmdb
 
 from raftkv.errors import CorruptionError, StorageError
 from raftkv.storage import schema
+from raftkv.storage.backend.seal import SEALED_BUCKETS, SealedTxn, read_seal, total
 from raftkv.storage.datadir import sync_directory
 
 READERS_MAX: Final = 126
@@ -40,6 +43,7 @@ class Environment:
         raw: LMDB's own object.
         handles: of the buckets, by name.
         identity: tells the file from every other one, whatever its name.
+        seal: the checksum that the file states of its values (``seal.py``), if it has one that counts.
         users: read transactions and copies that are open; changed under the backend's lock.
 
     Raises:
@@ -74,6 +78,8 @@ class Environment:
                 # Slots of processes that were killed: each keeps the pages of its state from being reused.
                 self.raw.reader_check()
             self.handles = self._open_buckets()
+            with self.raw.begin() as txn:
+                self.seal = read_seal(txn, self.handles[schema.META], self.raw.info()["last_txnid"])
             self.identity = identity_of(path)
             if is_new:
                 # Else a power cut could leave a member whose log was made after its database without the latter.
@@ -81,6 +87,7 @@ class Environment:
         except (lmdb.Error, OSError) as error:
             raise StorageError(f"cannot open the database {path}: {error}") from error
         self._page_bytes = int(self.raw.stat()["psize"])
+        self._sum: int | None = self.seal.sum if self.seal else None
 
     def _restore_length(self) -> None:
         """Let a file that was cut short read as zeros beyond its end: an error then, not the death of the process.
@@ -105,8 +112,23 @@ class Environment:
             found, stated = sum(1 for _ in txn.cursor()), txn.stat()["entries"]
             # What a damaged page no longer names would be made anew, with nothing in it.
             if found != stated:
-                raise CorruptionError(f"the database {self.path} has {found} buckets, and should have {stated}")
+                raise CorruptionError(f"the database {self.path} has {found} top entries, and should have {stated}")
             return {name: open_bucket(name, txn=txn) for name in schema.BUCKETS}
+
+    @contextmanager
+    def writing(self) -> Iterator[SealedTxn]:
+        """Open a write transaction, which is sealed and committed at the end of the block."""
+        before = self._sum_of_values() if self._sum is None else self._sum
+        with self.raw.begin(write=True) as txn:
+            sealed = SealedTxn(txn, self.handles, before)
+            yield sealed
+            sealed.seal()
+        # Only now: a transaction that found no room changed nothing.
+        self._sum = sealed.sum
+
+    def _sum_of_values(self) -> int:
+        with self.raw.begin() as txn:
+            return total((name, txn.cursor(self.handles[name])) for name in SEALED_BUCKETS)
 
     def measure(self) -> tuple[int, int]:
         """Return the bytes that the file takes and those that hold data.

@@ -37,6 +37,8 @@ from raftkv.storage.backend.base import WriteBatch
 from raftkv.storage.backend.copying import copy_compact, pieces
 from raftkv.storage.backend.defragmentation import NOTED_MAX, LMDBDefragmentation, Notes
 from raftkv.storage.backend.environment import Environment
+from raftkv.storage.backend.pages import check_pages
+from raftkv.storage.backend.seal import SEALED_BUCKETS, total
 from raftkv.storage.datadir import sync_directory
 from raftkv.storage.failpoints import failpoint
 
@@ -130,6 +132,7 @@ class LMDBBackend:
 
         Raises:
             StorageError: the file cannot be opened or is no database.
+            CorruptionError: what it holds is not what was written.
         """
         self.path = path
         self._map_size_bytes = map_size_bytes
@@ -142,8 +145,34 @@ class LMDBBackend:
         """Called on the thread that commits with the seconds that a commit took."""
         self.waits_for_readers = False
         """Whether ``grow`` found a reader open: one that can stop should."""
+        if path.exists():
+            try:
+                check_pages(path)
+            except OSError as error:
+                raise StorageError(f"cannot open the database {path}: {error.strerror}") from error
         self._environment = Environment(path, map_size_bytes, read_only=read_only)
-        self._measure()
+        try:
+            self._check_seal()
+            self._measure()
+        except BaseException:
+            self.close()
+            raise
+
+    def _check_seal(self) -> None:
+        """Refuse values that are not what was written; see ``seal.py``."""
+        seal = self._environment.seal
+        if seal is None or not seal.is_checkable:
+            return
+        try:
+            with closing(self.begin_read()) as read:
+                found = total((bucket, read.items(bucket)) for bucket in SEALED_BUCKETS)
+        except CorruptionError as error:
+            raise CorruptionError(f"the database {self.path} is damaged: {error}") from error
+        if found != seal.sum:
+            raise CorruptionError(
+                f"the database {self.path} is damaged: its applied index, members, leases or users are not what was "
+                f"written (checksum {found:08x}, sealed {seal.sum:08x})"
+            )
 
     def _measure(self) -> None:
         self._size_bytes, self._size_in_use_bytes = self._environment.measure()
@@ -168,10 +197,11 @@ class LMDBBackend:
         try:
             failpoint("beforeCommit")
             with self._committing:
-                with self._environment.raw.begin(write=True) as txn:
-                    self._append(txn, batch.records)
-                    self._delete(txn, batch.deletes)
-                    self._put(txn, batch.values)
+                with self._environment.writing() as txn:
+                    self._append(txn.raw, batch.records)
+                    self._delete(txn.raw, batch.deletes)
+                    for (bucket, key), value in batch.values.items():
+                        txn.put(bucket, key, value)
                 if self._notes is not None:
                     self._notes.add(batch)
             failpoint("afterCommit")
@@ -198,14 +228,6 @@ class LMDBBackend:
         # One that is absent is no error: after a crash a compaction deletes again what is gone already.
         for key in keys:
             txn.delete(key, db=handle)
-
-    def _put(self, txn: lmdb.Transaction, values: dict[tuple[bytes, bytes], bytes | None]) -> None:
-        handles = self._environment.handles
-        for (bucket, key), value in values.items():
-            if value is None:
-                txn.delete(key, db=handles[bucket])
-            else:
-                txn.put(key, value, db=handles[bucket])
 
     def grow(self) -> bool:
         """Implement ``Backend.grow``. Doubles the map: address space, of which there are many terabytes."""

@@ -14,7 +14,7 @@ from jepsen import wire
 from jepsen.__main__ import duration_s, main
 from jepsen.db import Cluster, DbError, Settings, filesystem_of, free_ports, require_disk
 from jepsen.endpoints import Endpoints
-from jepsen.faults import nemesis
+from jepsen.faults import clocks, nemesis
 from jepsen.faults.members import Change
 from jepsen.history import History, save
 from jepsen.ops import Request, TxnResult, decode, did_write, encode, may_write
@@ -151,6 +151,25 @@ def test_a_failover_is_counted_only_when_nothing_else_was_down() -> None:
 def test_unknown_faults_are_refused(names: str) -> None:
     with pytest.raises(ValueError, match="unknown nemesis"):
         nemesis.parse(names, 3)
+
+
+def test_a_clock_jumps_and_is_set_right_again(tmp_runs: Path) -> None:
+    """libfaketime reads the file; a clock that was set stays so over the lives of its member."""
+    cluster = Cluster(tmp_runs / "c", Settings(size=3))
+    hit, other = cluster.members[:2]
+    for member in (hit, other):
+        variables = clocks.environment(member, "/lib/faketime.so")
+        assert variables["LD_PRELOAD"] == "/lib/faketime.so"
+        assert Path(variables["FAKETIME_TIMESTAMP_FILE"]) == member.folder / "clock"
+    for name, offset in (("ahead", "+3h"), ("behind", "-3h")):
+        fault = nemesis.FAULTS[name]()
+        fault.inject(cluster, [hit])
+        clocks.environment(hit, "/lib/faketime.so")
+        assert [(member.folder / "clock").read_text() for member in (hit, other)] == [offset, "+0"]
+        fault.heal(cluster, [hit])
+        assert (hit.folder / "clock").read_text() == "+0"
+    assert nemesis.uses_clocks("kill,clock")
+    assert not nemesis.uses_clocks("kill,network")
 
 
 def test_durability_is_not_tested_in_memory() -> None:

@@ -93,9 +93,9 @@ class Life:
         self.streams.append(Stream("w", 0, 1, Watched("~l/", "~l0"), 0, [message]))
         return self
 
-    def fault(self, began: float, healed: float) -> Life:
+    def fault(self, began: float, healed: float, target: str = "leader") -> Life:
         self.events += [
-            {"event": "kill", "at": int(began * S), "target": "leader"},
+            {"event": "kill", "at": int(began * S), "target": target},
             {"event": "heal", "at": int(healed * S)},
         ]
         return self
@@ -141,6 +141,7 @@ GOOD = {
     .read(2.4),
     "key taken over": Life().grant(0).grant(0, 9, 8).keyed(0.2).keyed(0.4, lease_id=8).read(4.9),
     "late because of a fault": born().fault(1, 4).ask(4.1, Put("q", "q"), LOST).read(4.9).ended().read(7),
+    "all of it again because all were killed": born().fault(1, 3, "all").read(6.5).ended().read(7),
     "id taken": born().ask(1, Grant(ID, 2), EXISTS).ended().read(2.2),
     "id used again": born().ended().read(2.2).grant(3),
     "id perhaps used again": born().ended().read(2.2).ask(3, Grant(ID, 2), LOST).renew(3.5),
@@ -175,6 +176,7 @@ BAD = {
     "never": (born().read(60), "L3 late"),
     "late without keys": (Life().grant(0).time_to_live(5.2, 0), "L3 late"),
     "late after a fault": (born().fault(1, 3).ask(3.1, Put("q", "q"), LOST).read(6.3).ended().read(7), "L3 late"),
+    "late after the death of all": (born().fault(1, 3, "all").read(8.3).ended().read(9), "L3 late"),
     "renewed after its end": (born().ended().read(2.2).renew(3), "L5 after its end"),
     "answered alive after its end": (born().ended().read(2.2).time_to_live(3, 1), "L5 after its end"),
     "renewed after it was refused": (

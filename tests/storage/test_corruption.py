@@ -93,8 +93,8 @@ def test_a_page_that_no_longer_names_a_record_is_refused(tmp_path: Path, kind: s
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("one twice", "^the records of the bucket authUsers are not in order"),
-        ("one fewer", "^the bucket authUsers has 1 records, and should have 2"),
+        ("one twice", "/db is damaged: the records of the bucket authUsers are not in order"),
+        ("one fewer", "/db is damaged: the bucket authUsers has 1 records, and should have 2"),
     ],
 )
 def test_a_page_that_no_longer_names_a_small_record_is_refused(tmp_path: Path, kind: str, message: str) -> None:
@@ -107,12 +107,8 @@ def test_a_page_that_no_longer_names_a_small_record_is_refused(tmp_path: Path, k
     damaged = bytearray(path.read_bytes())
     damage_page(damaged, b"second user", kind)
     path.write_bytes(damaged)
-    backend = LMDBBackend(path, MAP_SIZE_BYTES)
-    read = backend.begin_read()
     with pytest.raises(CorruptionError, match=message):
-        list(read.items(schema.AUTH_USERS))
-    read.close()
-    backend.close()
+        LMDBBackend(path, MAP_SIZE_BYTES)
 
 
 def test_a_page_that_no_longer_names_a_bucket_is_refused(tmp_path: Path) -> None:
@@ -121,7 +117,7 @@ def test_a_page_that_no_longer_names_a_bucket_is_refused(tmp_path: Path) -> None
     damaged = bytearray(written(path))
     damage_page(damaged, schema.MEMBERS_REMOVED, "one fewer")
     path.write_bytes(damaged)
-    with pytest.raises(CorruptionError, match=f"has {len(schema.BUCKETS) - 1} buckets, and should have"):
+    with pytest.raises(CorruptionError, match=f"has {len(schema.BUCKETS)} top entries, and should have"):
         LMDBBackend(path, MAP_SIZE_BYTES)
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -23,6 +22,7 @@ from raftkv.cli.backup import manifest as rules
 from raftkv.cli.backup.manifest import DATA_SUFFIX, MANIFEST_SUFFIX, PART_SUFFIX, Manifest
 from raftkv.cli.backup.place import Place
 from raftkv.cli.backup.report import Report
+from raftkv.cli.backup.temporary import temporary_directory
 from raftkv.cli.daemons import daemon
 from raftkv.cli.exits import BAD_FLAGS, ERROR, SUCCESS, CommandError
 from raftkv.cli.goflags import pflag
@@ -248,8 +248,8 @@ def _prune_archive(archive: Path, place: Place, report: Report) -> None:
 @contextlib.contextmanager
 def _temporary(values: dict[str, Any]) -> Iterator[Path]:
     try:
-        with tempfile.TemporaryDirectory(prefix="raftkv-backup-", dir=values["temporary-dir"] or None) as directory:
-            yield Path(directory)
+        with temporary_directory(values["temporary-dir"]) as directory:
+            yield directory
     except FileNotFoundError as error:
         raise CommandError(f"cannot make a temporary directory: {error.strerror}: {error.filename}") from None
 

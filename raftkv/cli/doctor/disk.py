@@ -15,6 +15,7 @@ from raftkv.cli.doctor.finding import Finding, Level, at_most, failure, ok, skip
 from raftkv.cli.doctor.judgement import SLOW_SYNC_MS
 from raftkv.cli.output.printer import human_size
 from raftkv.errors import RaftKVError, StorageError
+from raftkv.offline.database import hash_database_file
 from raftkv.offline.directory import database_of, is_running, log_of, obstacle
 from raftkv.offline.log import verify
 
@@ -31,6 +32,10 @@ FAR_TOO_SLOW_MS: Final = 100.0
 FREE_MIN_BYTES: Final = 256 * 1024**2
 FREE_LOW_BYTES: Final = 2 * 1024**3
 FREE_LOW_SHARE: Final = 0.1
+
+_AFTER_DAMAGE: Final = (
+    "if the other members are well, remove this one and let it join again with none; else restore a backup"
+)
 
 _NOT_DURABLE: Final = {
     "tmpfs": "it is memory: a restart of the machine loses all; use a disk",
@@ -57,8 +62,7 @@ def check_disk(data_dir: str, wal_dir: str = "") -> list[Finding]:
         if path:
             found += _check_directory(subject, path)
     if os.path.isdir(os.path.join(data_dir, "member")):
-        member = _check_user(data_dir, wal_dir)
-        found += [member] if member.level is not Level.OK else [member, _check_log(wal_dir or log_of(data_dir))]
+        found += _check_member(data_dir, wal_dir)
     return found
 
 
@@ -194,6 +198,14 @@ def _nameless(directory: Path) -> int:
         return descriptor
 
 
+def _check_member(data_dir: str, wal_dir: str) -> list[Finding]:
+    member = _check_user(data_dir, wal_dir)
+    if member.level is not Level.OK:
+        return [member]
+    log = wal_dir or log_of(data_dir)
+    return [member, _check_log(log), _check_database(data_dir, log)]
+
+
 def _check_user(data_dir: str, wal_dir: str) -> Finding:
     subject = "data directory: member"
     try:
@@ -212,11 +224,22 @@ def _check_user(data_dir: str, wal_dir: str) -> Finding:
 def _check_log(directory: str) -> Finding:
     """Read the whole log: damage in it shows at a start, which may be the next night."""
     subject = "data directory: log"
-    advice = "if the other members are well, remove this one and let it join again with none; else restore a backup"
     try:
         found = verify(directory)
     except (RaftKVError, OSError) as error:
-        return failure(subject, " ".join(str(error).split()), advice)
+        return failure(subject, " ".join(str(error).split()), _AFTER_DAMAGE)
     entries = f"entries {found.first_index} to {found.last_index}" if found.last_index else "no entries"
     end = f", a write at its end was cut off: {found.torn}" if found.torn else ""
     return ok(subject, f"{entries} in {human_size(found.size_bytes)}, all checksums right{end}")
+
+
+def _check_database(data_dir: str, log: str) -> Finding:
+    """Read all of the database, as a start does."""
+    subject = "data directory: database"
+    if is_running(log):
+        return skipped(subject, "the member runs, and checks what it reads")
+    try:
+        found = hash_database_file(data_dir)
+    except (RaftKVError, OSError) as error:
+        return failure(subject, " ".join(str(error).split()), _AFTER_DAMAGE)
+    return ok(subject, f"revision {found.revision}, all checksums right")

@@ -15,6 +15,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from raftkv import errors
@@ -22,6 +23,7 @@ from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.server import AsyncUnaryHandler
+from raftkv.server.durable import when_durable
 from raftkv.server.histograms import Buckets, doubling
 from raftkv.server.maintenance.comparison import Hash
 from raftkv.server.services.responder import parse_or_raise, refusals
@@ -66,12 +68,12 @@ class Hashes:
 
         Raises:
             CompactedError, FutureRevisionError: there is no such revision.
+            UnwrittenError: the database has no room for what was written.
         """
-        ready: asyncio.Future[Callable[[], KVHash]] = asyncio.get_running_loop().create_future()
-        self._store.hash_kv(revision, lambda job: None if ready.done() else ready.set_result(job))
+        job: Callable[[], KVHash] = await when_durable(self._store, partial(self._store.hash_kv, revision))
         began_s = time.perf_counter()
         try:
-            found = await asyncio.to_thread(await ready)
+            found = await asyncio.to_thread(job)
         except errors.InvariantError as error:
             self._on_fatal(error)  # the history here is damaged
             raise
@@ -99,8 +101,8 @@ class Hashes:
             return
         try:
             found = await self.at(revision)
-        except errors.CompactedError:
-            return  # the next compaction came first
+        except (errors.CompactedError, errors.UnwrittenError):
+            return  # the next compaction came first, or the disk is full
         if found.compact_revision != revision:
             return  # hashed before the compaction was on disk
         self._kept[revision] = found

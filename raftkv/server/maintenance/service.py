@@ -20,6 +20,7 @@ from raftkv.raft.types import NONE
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.server import ETCD_STORAGE_VERSION, ETCD_VERSION
+from raftkv.server.durable import when_durable
 from raftkv.server.maintenance.defragmentation import DefragmentCommand, Defragmenter
 from raftkv.server.maintenance.downgrade import DowngradeCommand
 from raftkv.server.maintenance.hashes import Hashes
@@ -118,14 +119,16 @@ class MaintenanceService:
         Of what the database means: a restart leaves it, and members that have applied the same writes agree.
         """
         self._check(call)
-        settled = asyncio.Event()
         # Commits follow the log, and a compaction its own answer: without waiting for both, two hashes of one
         # revision could differ.
-        self._responder.applier.when_compacted(lambda: self._store.flush(settled.set))
-        await settled.wait()
+        with refusals():
+            await when_durable(self._store, self._settle)
         async with self._hashes.clients_turn:
             value, _ = await asyncio.to_thread(hash_database, self._store.backend)
         return self._header() + rpc_pb2.HashResponse(hash=value).SerializeToString()
+
+    def _settle(self, done: Callable[[None], None]) -> None:
+        self._responder.applier.when_compacted(lambda: self._store.flush(lambda: done(None)))
 
     async def hash_kv(self, data: bytes, call: UnaryCall) -> bytes:
         """Hash of the key space up to a revision; equal on all members that have it."""

@@ -30,6 +30,7 @@ from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
+from raftkv.server.durable import flushed
 from raftkv.server.histograms import Buckets, doubling
 from raftkv.server.services.responder import parse_or_raise, refusals
 from raftkv.storage import schema
@@ -93,9 +94,7 @@ class SnapshotService:
                 self._streams -= 1
 
     async def _serve(self, call: StreamCall) -> None:
-        flushed = asyncio.Event()
-        self._store.flush(flushed.set)
-        await flushed.wait()
+        await flushed(self._store)
         for _ in range(ATTEMPTS_MAX):
             stream = _Stream(self._backend)
             try:

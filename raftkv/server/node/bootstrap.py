@@ -143,8 +143,7 @@ def open_durable(
         _begin(config, origin, wal_dir, snapshots)
     # Before the log is opened, which cuts a torn tail: of data that a later version wrote nothing is changed.
     check_mark_format(snapshots / MARK_NAME)
-    database = snapshots / "db"
-    schema.check_format(read_value(database, schema.META, schema.META_FORMAT_VERSION), f"the database {database}")
+    _check_database_format(snapshots / "db")
     with contextlib.ExitStack() as opened:  # and closed again, if any of it cannot be used
         wal, recovered = WAL.open(wal_dir, disk=_wal_disk(config))
         opened.callback(wal.close)
@@ -164,6 +163,16 @@ def open_durable(
             go_on_alone(metadata.member_id, wal, log, store)
         opened.pop_all()
     return Durable(metadata.cluster_id, metadata.member_id, wal, log, backend, store, mark, snapshots)
+
+
+def _check_database_format(path: Path) -> None:
+    try:
+        schema.check_format(read_value(path, schema.META, schema.META_FORMAT_VERSION), f"the database {path}")
+    except StorageError as refusal:
+        # A number that is not what was written asks for a version that there may never be.
+        with contextlib.suppress(StorageError):
+            LMDBBackend(path, read_only=True).close()
+        raise refusal
 
 
 def _wal_disk(config: ServerConfig) -> Disk:

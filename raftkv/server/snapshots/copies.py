@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from raftkv.errors import StorageError
+from raftkv.server.durable import flushed
 from raftkv.server.snapshots.files import check_room, on_thread, outgoing_path, remove_database
 from raftkv.storage.mvcc import Store
 from raftkv.storage.snapshot import SnapshotInfo, write_snapshot
@@ -166,9 +167,7 @@ class Copies:
             path: of the file.
             stop: set when nobody wants it any more.
         """
-        flushed = asyncio.Event()
-        self._store.flush(flushed.set)
-        await flushed.wait()
+        await flushed(self._store)
         check_room(self._directory, self._store.size_in_use_bytes)
         return await on_thread(lambda: write_snapshot(self._store.backend, path, _pace(stop)))
 

@@ -13,6 +13,7 @@ from raftkv.cli.backup.manifest import DAY_S, Manifest, name_of, not_needed, old
 from raftkv.cli.backup.place import LEFT_OVER_S, Place
 from raftkv.cli.backup.report import Report
 from raftkv.cli.backup.take import preferred
+from raftkv.cli.backup.temporary import temporary_directory
 from raftkv.cli.exits import CommandError
 from raftkv.client.values import EndpointStatus
 from tests.cli.runner import run_server
@@ -187,3 +188,21 @@ def test_followers_are_asked_first() -> None:
     asked = [one("leader", 1, 9), one("late", 2, 5), one("dead", 0, 0, error="gone"), one("new", 3, 9),
              one("learner", 4, 9, learner=True)]  # fmt: skip
     assert [member.endpoint for member in preferred(asked)] == ["new", "late", "learner", "leader", "dead"]
+
+
+def test_what_killed_backups_left_in_the_temporary_directory_goes_with_the_next(tmp_path: Path) -> None:
+    """Each is as large as the database: those of some nights would fill the disk."""
+    left, file, elsewhere = tmp_path / "raftkv-backup-left", tmp_path / "raftkv-backup-file", tmp_path / "elsewhere"
+    for directory in (left, elsewhere):
+        directory.mkdir()
+        (directory / "snapshot.db").write_bytes(b"x")
+    file.touch()
+    (tmp_path / "raftkv-backup-link").symlink_to(elsewhere)
+    with temporary_directory(str(tmp_path)) as used:
+        (used / "snapshot.db").write_bytes(b"x")
+        assert not left.exists()
+        with temporary_directory(str(tmp_path)):
+            assert list(used.iterdir()), "in use"
+    assert not used.exists()
+    assert file.exists()
+    assert list(elsewhere.iterdir())

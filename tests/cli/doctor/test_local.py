@@ -21,6 +21,7 @@ from raftkv.config import ServerConfig, TLSFiles
 from raftkv.pb import raft_pb2
 from raftkv.raft.types import Entry, HardState
 from raftkv.storage.wal import WAL
+from tests.offline.directory import DataDirectory, put
 
 
 @pytest.fixture(autouse=True)
@@ -118,6 +119,22 @@ def test_a_damaged_log_is_found_before_the_next_start(tmp_path: Path):
     level, figure = by_subject(disk.check_disk(str(data)))["data directory: log"]
     assert (level, "\n" in figure) == (Level.FAILURE, False)
     assert figure.startswith(f"write-ahead log {segment} is damaged at offset ")
+
+
+def test_a_damaged_database_is_found_before_the_next_start(tmp_path: Path):
+    directory = DataDirectory(tmp_path / "data")
+    directory.write(put(b"key %d" % number, b"needle") for number in range(9))
+    running = by_subject(disk.check_disk(str(directory.path)))["data directory: database"]
+    assert running == (Level.SKIPPED, "the member runs, and checks what it reads")
+    directory.close()
+    whole = by_subject(disk.check_disk(str(directory.path)))["data directory: database"]
+    assert whole == (Level.OK, "revision 10, all checksums right")
+    database = directory.snapshots / "db"
+    damaged = bytearray(database.read_bytes())
+    damaged[damaged.rindex(b"needle")] ^= 1
+    database.write_bytes(damaged)
+    level, figure = by_subject(disk.check_disk(str(directory.path)))["data directory: database"]
+    assert (level, figure) == (Level.FAILURE, "record of revision 2.0 is corrupt: its checksum is wrong")
 
 
 @pytest.mark.parametrize(

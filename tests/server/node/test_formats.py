@@ -114,3 +114,22 @@ def test_a_database_of_another_term_than_its_log_is_refused(tmp_path: Path) -> N
     _close(durable)
     with pytest.raises(CorruptionError, match=r"^entry 2 is of term 1 in the log, and of term 2 in the database$"):
         open_durable(config, InlineWriter(), _fail)
+
+
+def test_a_damaged_format_number_asks_for_no_other_version(tmp_path: Path) -> None:
+    """Whoever reads "run a later raftkv" looks for one, and not at the disk."""
+    config = ServerConfig(data_dir=str(tmp_path / "data"))
+    _open_and_close(config)
+    mark = tmp_path / "data/member/snap/applied"
+    for slot in (0, 64):
+        flipped = bytearray(mark.read_bytes())
+        flipped[slot + 21] ^= 4
+        mark.write_bytes(flipped)
+        _open_and_close(config)
+        mark.write_bytes(bytes(len(flipped)))
+    database = tmp_path / "data/member/snap/db"
+    damaged = bytearray(database.read_bytes())
+    damaged[damaged.rindex(schema.META_FORMAT_VERSION) + len(schema.META_FORMAT_VERSION) + 6] ^= 4
+    database.write_bytes(damaged)
+    with pytest.raises(CorruptionError, match="/db is damaged: "):
+        open_durable(config, InlineWriter(), _fail)

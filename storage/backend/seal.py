@@ -1,0 +1,125 @@
+"""One checksum for all that has none of its own: how far the log is applied, members, leases, users, alarms.
+
+Records of revisions carry a checksum each. The values of all other buckets are small, and read at the start or never
+again: a flipped bit in the applied index has entries applied twice or left out, one in a lease or a role changes who
+may do what, and only on this member. So every transaction that writes also writes the *seal*, which is checked when
+the database is opened.
+
+    main database of LMDB     raftkv_seal  ->  transaction u64, applied index u64, sum u32, CRC32C of these u32
+
+The sum is the XOR of one CRC32C for each value, so a change costs the old value and the new one, not a walk. It lies
+beside the buckets, because what is in a bucket is hashed and compared by members of all versions.
+
+Versions that do not know the seal leave it as it is. So it counts only
+
+- if the last transaction of the file is the one that it names, or
+- if the file is a compact copy, which has transaction 1 whatever it was made of, and the applied index is the same.
+
+A database without a seal that counts is taken as it is, and sealed by the next transaction.
+
+Left out: the bucket of revisions, whose records are many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final
+
+import lmdb
+from google_crc32c import value as crc32c
+
+from raftkv.storage import schema
+
+SEAL: Final = b"raftkv_seal"
+SEALED_BUCKETS: Final = tuple(bucket for bucket in schema.BUCKETS if bucket != schema.KEY)
+
+_BODY: Final = Struct("<QQI")
+_SUM: Final = Struct("<I")
+_COPY_TXN: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """A seal that counts.
+
+    Attributes:
+        sum: of the values, as they were written.
+        is_checkable: whether nothing but this transaction made the file what it is. A copy was checked on its way.
+    """
+
+    sum: int
+    is_checkable: bool
+
+
+def sum_of(bucket: bytes, key: bytes, value: bytes) -> int:
+    """Return the part of one value in the sum."""
+    checksum: int = crc32c(b"%b %d " % (bucket, len(key)) + key + value)
+    return checksum
+
+
+def total(values: Iterable[tuple[bytes, Iterable[tuple[bytes, bytes]]]]) -> int:
+    """Return the sum of whole buckets, each given as its name and its items."""
+    found = 0
+    for bucket, items in values:
+        for key, value in items:
+            found ^= sum_of(bucket, key, value)
+    return found
+
+
+def read_seal(txn: lmdb.Transaction, meta: lmdb._Database, last_txn: int) -> Seal | None:
+    """Return the seal of a database, ``None`` if it has none that counts.
+
+    Arguments:
+        txn: reads the last state.
+        meta: handle of the bucket ``meta``.
+        last_txn: number of the transaction that wrote that state.
+    """
+    data = txn.get(SEAL)
+    if data is None or len(data) != _BODY.size + _SUM.size:
+        return None
+    sealed_txn, index, stated = _BODY.unpack_from(data)
+    if _SUM.unpack_from(data, _BODY.size)[0] != crc32c(data[: _BODY.size]):
+        return None
+    if sealed_txn == last_txn:
+        return Seal(stated, is_checkable=True)
+    is_copy = last_txn == _COPY_TXN and txn.get(schema.META_CONSISTENT_INDEX, db=meta) == schema.encode_integer(index)
+    return Seal(stated, is_checkable=False) if is_copy else None
+
+
+class SealedTxn:
+    """The values of one write transaction, and what they make of the sum.
+
+    Arguments:
+        txn: writes.
+        handles: of the buckets, by name.
+        before: the sum of what is there.
+
+    Attributes:
+        sum: of what is there now.
+    """
+
+    def __init__(self, txn: lmdb.Transaction, handles: Mapping[bytes, lmdb._Database], before: int) -> None:
+        self.raw = txn
+        self.sum = before
+        self._handles = handles
+
+    def put(self, bucket: bytes, key: bytes, value: bytes | None) -> None:
+        """Put or, for ``None``, delete a value of any bucket but that of the revisions."""
+        txn, handle = self.raw, self._handles[bucket]
+        old = txn.get(key, db=handle)
+        if old is not None:
+            self.sum ^= sum_of(bucket, key, bytes(old))
+        if value is None:
+            txn.delete(key, db=handle)
+        else:
+            txn.put(key, value, db=handle)
+            self.sum ^= sum_of(bucket, key, value)
+
+    def seal(self) -> None:
+        """Write the seal; the last change of the transaction."""
+        applied = self.raw.get(schema.META_CONSISTENT_INDEX, db=self._handles[schema.META])
+        index = schema.decode_integer(None if applied is None else bytes(applied))
+        body = _BODY.pack(self.raw.id(), index or 0, self.sum)
+        self.raw.put(SEAL, body + _SUM.pack(crc32c(body)))

@@ -1,0 +1,85 @@
+"""Pages that are not where they were written end the open with a line, and not the process within LMDB."""
+
+from __future__ import annotations
+
+import mmap
+import random
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from raftkv.errors import CorruptionError, StorageError
+from raftkv.storage.backend.lmdb import LMDBBackend
+from raftkv.storage.backend.pages import _last_meta, check_pages
+from raftkv.storage.mvcc import Store
+from tests.storage.conftest import MAP_SIZE_BYTES
+
+PAGE_BYTES = mmap.PAGESIZE
+KEYS = 600
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A database of some pages, a few of them free, with values that take pages of their own."""
+    path = tmp_path_factory.mktemp("pages") / "db"
+    with closing(LMDBBackend(path, MAP_SIZE_BYTES)) as backend, closing(Store.open(backend)) as store:
+        for number in range(KEYS):
+            txn = store.begin()
+            txn.put(b"key %03d" % (number % 50), b"value %03d " % number * (900 if number % 100 == 0 else 9))
+            txn.end()
+            store.set_applied(number + 1, 1)
+            if number % 100 == 0:
+                store.commit()
+        store.commit()
+    return path.read_bytes()
+
+
+def _contents(path: Path) -> list[tuple[bytes, bytes]]:
+    with closing(LMDBBackend(path, MAP_SIZE_BYTES)) as backend, closing(Store.open(backend)) as store:
+        return list(store.history(0, KEYS + 1))
+
+
+def _page(data: bytes, number: int) -> bytes:
+    return data[number * PAGE_BYTES : (number + 1) * PAGE_BYTES]
+
+
+@pytest.mark.parametrize("kind", ["zeros", "of another place", "garbage"])
+def test_a_page_that_was_lost_is_never_read_for_another(tmp_path: Path, clean: bytes, kind: str) -> None:
+    path, rng = tmp_path / "db", random.Random(kind)
+    path.write_bytes(clean)
+    expected, refused = _contents(path), 0
+    pages = len(clean) // PAGE_BYTES
+    for number in range(2, pages):
+        other = _page(clean, rng.randrange(2, pages))
+        page = {"zeros": bytes(PAGE_BYTES), "of another place": other, "garbage": rng.randbytes(PAGE_BYTES)}[kind]
+        damaged = bytearray(clean)
+        damaged[number * PAGE_BYTES : (number + 1) * PAGE_BYTES] = page
+        path.write_bytes(damaged)
+        try:
+            assert _contents(path) == expected  # a free page, or the same one
+        except (CorruptionError, StorageError) as error:
+            refused += len(str(error).splitlines()) == 1
+    assert refused > pages // 2
+
+
+def test_a_free_page_that_is_in_use_is_refused(tmp_path: Path, clean: bytes) -> None:
+    """The next commit would write over it."""
+    path = tmp_path / "db"
+    path.write_bytes(clean)
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as data:
+        meta = _last_meta(data)
+        assert meta is not None
+        leaf = meta.free.root * PAGE_BYTES
+        node = leaf + int.from_bytes(data[leaf + 16 : leaf + 18], "little")
+        first = node + 8 + 8 + 8  # behind the head of the node, its key, and the count
+        data[first : first + 8] = meta.main.root.to_bytes(8, "little")
+    with pytest.raises(CorruptionError, match=rf"page {meta.main.root} is in use, and on the list of free pages"):
+        check_pages(path)
+
+
+def test_a_sound_file_passes(tmp_path: Path, clean: bytes) -> None:
+    path = tmp_path / "db"
+    for data in (b"", b"no database", clean):
+        path.write_bytes(data)
+        check_pages(path)

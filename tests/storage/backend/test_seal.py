@@ -1,0 +1,141 @@
+"""What has no checksum of its own in the database is sealed: a flipped bit in it is found when the file is opened."""
+
+from __future__ import annotations
+
+import random
+import struct
+from contextlib import closing
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from raftkv.errors import CorruptionError, SpaceError
+from raftkv.storage import schema
+from raftkv.storage.backend.base import WriteBatch
+from raftkv.storage.backend.lmdb import LMDBBackend
+from raftkv.storage.backend.seal import SEAL, SEALED_BUCKETS, total
+from tests.storage.conftest import MAP_SIZE_BYTES
+
+NEEDLE = b"needle-%b-0123456789"
+
+
+def _batch(**values: bytes | None) -> WriteBatch:
+    batch = WriteBatch()
+    batch.values = {(schema.LEASE, name.encode()): value for name, value in values.items()}
+    batch.values[schema.META, schema.META_CONSISTENT_INDEX] = schema.encode_integer(7)
+    return batch
+
+
+def _sum(backend: LMDBBackend) -> int:
+    with closing(backend.begin_read()) as read:
+        return total((bucket, read.items(bucket)) for bucket in SEALED_BUCKETS)
+
+
+def _stated(path: Path) -> tuple[int, int]:
+    """The transaction and the sum of the seal."""
+    with lmdb.open(str(path), subdir=False, max_dbs=20) as environment, environment.begin() as txn:
+        data = txn.get(SEAL)
+        assert data is not None
+        txn_id, _, found, _ = struct.unpack("<QQII", data)
+        return txn_id, found
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A database with one value in each sealed bucket, closed."""
+    with closing(LMDBBackend(tmp_path / "db", MAP_SIZE_BYTES)) as backend:
+        batch = _batch()
+        batch.values |= {(bucket, b"some name"): NEEDLE % bucket for bucket in SEALED_BUCKETS}
+        backend.commit(batch)
+    return tmp_path / "db"
+
+
+def _flip(path: Path, needle: bytes, rng: random.Random) -> None:
+    data = bytearray(path.read_bytes())
+    data[data.rindex(needle) + rng.randrange(len(needle))] ^= 1 << rng.randrange(8)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("bucket", SEALED_BUCKETS)
+def test_a_flipped_bit_in_a_value_is_found_at_open(path: Path, bucket: bytes) -> None:
+    clean, rng = path.read_bytes(), random.Random(bucket)
+    for needle in (NEEDLE % bucket, b"some name" + NEEDLE % bucket):
+        for _ in range(5):
+            path.write_bytes(clean)
+            _flip(path, needle, rng)
+            for read_only in (True, False):
+                with pytest.raises(CorruptionError, match="/db is damaged: "):
+                    LMDBBackend(path, MAP_SIZE_BYTES, read_only=read_only)
+
+
+def test_a_flipped_bit_in_the_applied_index_is_found_at_open(path: Path) -> None:
+    """Else entries would be applied twice, or left out."""
+    _flip(path, schema.META_CONSISTENT_INDEX + schema.encode_integer(7), random.Random(1))
+    with pytest.raises(CorruptionError, match=r"its applied index, members, leases or users are not what was written"):
+        LMDBBackend(path, MAP_SIZE_BYTES)
+
+
+def test_the_sum_follows_every_change(tmp_path: Path) -> None:
+    rng = random.Random(3)
+    path = tmp_path / "db"
+    for _ in range(4):
+        with closing(LMDBBackend(path, MAP_SIZE_BYTES)) as backend:
+            for _ in range(10):
+                names = rng.sample("abcdefgh", 4)
+                backend.commit(_batch(**{name: rng.choice([None, b"", rng.randbytes(20)]) for name in names}))
+            found = _sum(backend)
+        assert _stated(path)[1] == found
+
+
+def test_a_batch_without_room_does_not_count(tmp_path: Path) -> None:
+    with closing(LMDBBackend(tmp_path / "db", 1 << 18)) as backend:
+        backend.commit(_batch(a=b"1"))
+        with pytest.raises(SpaceError):
+            backend.commit(_batch(a=b"2", b=bytes(1 << 20)))
+        backend.commit(_batch(c=b"3"))
+    LMDBBackend(tmp_path / "db", 1 << 18).close()
+
+
+def test_what_a_version_without_seals_wrote_is_taken(path: Path) -> None:
+    with lmdb.open(str(path), subdir=False, max_dbs=20) as environment:
+        lease = environment.open_db(schema.LEASE)
+        with environment.begin(write=True) as txn:
+            txn.put(b"other", b"value", db=lease)
+    with closing(LMDBBackend(path, MAP_SIZE_BYTES)) as backend:
+        backend.commit(_batch(a=b"1"))
+        found = _sum(backend)
+    assert _stated(path)[1] == found
+    LMDBBackend(path, MAP_SIZE_BYTES).close()
+
+
+@pytest.mark.parametrize("is_stale", [False, True])
+def test_a_copy_goes_on_with_the_sum_of_its_source(path: Path, tmp_path: Path, is_stale: bool) -> None:
+    """Unless a version without seals wrote to the source: then the sum is of an earlier state."""
+    if is_stale:
+        with lmdb.open(str(path), subdir=False, max_dbs=20) as environment:
+            meta = environment.open_db(schema.META)
+            with environment.begin(write=True) as txn:
+                txn.put(schema.META_CONSISTENT_INDEX, schema.encode_integer(9), db=meta)
+    with closing(LMDBBackend(path, MAP_SIZE_BYTES)) as backend:
+        backend.copy_to(tmp_path / "copy")
+    with closing(LMDBBackend(tmp_path / "copy", MAP_SIZE_BYTES)) as backend:
+        backend.commit(_batch(a=b"1"))
+        found = _sum(backend)
+    assert _stated(tmp_path / "copy")[1] == found
+    LMDBBackend(tmp_path / "copy", MAP_SIZE_BYTES).close()
+
+
+def test_a_defragmented_database_is_sealed(path: Path) -> None:
+    with closing(LMDBBackend(path, MAP_SIZE_BYTES)) as backend:
+        defragmentation = backend.defragment(path.with_name("copy"))
+        defragmentation.copy()
+        backend.commit(_batch(a=b"1", b=b"2"))
+        defragmentation.catch_up()
+        backend.commit(_batch(a=None, b=b"3"))
+        defragmentation.finish()
+        defragmentation.adopt()
+        defragmentation.close()
+        found = _sum(backend)
+    assert _stated(path)[1] == found
+    LMDBBackend(path, MAP_SIZE_BYTES).close()
