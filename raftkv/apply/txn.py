@@ -49,7 +49,7 @@ in which it applies nothing else. A piece of a long range counts as ``KEYS_OF_PI
 
 KEYS_OF_PIECE: Final = 256
 VALUE_SORT_WEIGHT: Final = 4
-"""To sort by values costs so many times what it costs to look at the keys, or more."""
+"""How many times as much a range costs that is sorted by values: at least so much was measured."""
 KEYS_OF_RANGE: Final = 64
 """What a single key counts as, and the first piece of a longer range: one value may be as large as a request."""
 

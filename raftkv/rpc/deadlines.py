@@ -107,11 +107,6 @@ class DeadlineWheel:
         self._ticks.clear()
         self._due.clear()
 
-    @property
-    def bucket_count(self) -> int:
-        """Buckets held (for tests of the memory bound)."""
-        return len(self._ticks)
-
 
 def _nobody(when: float) -> None:
     del when

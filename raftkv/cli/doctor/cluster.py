@@ -28,7 +28,7 @@ _FSYNC: Final = "etcd_disk_wal_fsync_duration_seconds"
 _ROUND_TRIP: Final = "etcd_network_peer_round_trip_time_seconds"
 
 FIGURES_MIN: Final = 100
-"""With fewer, the slowest of a start would be the 99th percentile."""
+"""Fewer figures say nothing: the slowest of a start would be their 99th percentile."""
 
 TIMEOUT_S: Final = 3.0
 TRIES: Final = 5
