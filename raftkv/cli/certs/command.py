@@ -139,7 +139,7 @@ def _print_notes(members: Mapping[str, Sequence[str]], others: Mapping[str, Sequ
     """Print what the commands above do not show."""
     if members and _contact(others):
         print(
-            "\nUntil it votes, a member has a client's certificate (root's, if there are users): RAFTKV_CERT, RAFTKV_KEY."
+            "\nUntil it votes, each needs a client's certificate (root's, if there are users): RAFTKV_CERT, RAFTKV_KEY"
         )
     alike = Counter(hosts[0] for hosts in members.values())
     if alike and max(alike.values()) > 1:
