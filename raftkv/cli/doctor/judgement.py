@@ -96,7 +96,7 @@ def judge(picture: Picture, timing: ServerConfig | None = None) -> Iterator[Find
     if not answered:
         return
     yield _quorum(picture, answered)
-    yield _leader(answered)
+    yield _leader(picture, answered)
     yield _versions(answered)
     yield _alarms(picture)
     yield _lag(answered)
@@ -152,14 +152,14 @@ def _quorum(picture: Picture, answered: list[Answer]) -> Finding:
     return ok("quorum", figure)
 
 
-def _leader(answered: list[Answer]) -> Finding:
+def _leader(picture: Picture, answered: list[Answer]) -> Finding:
     leaders = Counter(answer.status.leader for answer in answered if answer.status is not None)
     terms = {answer.status.raftTerm for answer in answered if answer.status is not None}
     if set(leaders) == {0}:
         return failure("leader", "none", "a quorum of members must reach each other's peer ports")
     if len(leaders) > 1:
         return warning("leader", "members do not agree", "ask again: an election is under way, or a member is cut off")
-    return ok("leader", f"{next(iter(leaders)):x} in term {max(terms)}")
+    return ok("leader", f"{_name(picture, next(iter(leaders)))} in term {max(terms)}")
 
 
 def _versions(answered: list[Answer]) -> Finding:

@@ -80,6 +80,7 @@ def test_learners_are_no_part_of_the_quorum():
 
 def test_leaders():
     found = picture()
+    assert of(found, "leader").figure == "m1 in term 3"
     found.answers[0] = answer(1, leader=2)
     assert of(found, "leader").level == Level.WARNING
     found.answers = [answer(at, leader=0) for at in (1, 2, 3)]
