@@ -495,7 +495,7 @@ def _change(view: WriteView, operation: Operation, nested: Iterator[Path]) -> No
     """Execute an operation where nobody waits for the answer."""
     kind, request = operation
     if kind == _PUT:
-        # Only then must the old value be read, though nobody wants to see it.
+        # What is kept must be read, though nobody wants to see it.
         if request.ignore_value or request.ignore_lease:
             put(view, request)
         else:

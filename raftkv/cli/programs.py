@@ -1,6 +1,6 @@
 """The commands of ``raftkv``, each with the module whose ``main`` runs it; ``raftkvctl`` and ``raftkvutl`` have trees.
 
-Whoever types a command of one program after the name of another is told where it is; so this is known without imports.
+An error line names the program of a command that was typed after the name of another, so this is known without imports.
 Left out: ``serve``, ``version`` and ``help``, which are ways to call the server itself.
 """
 
