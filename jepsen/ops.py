@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 END_OF_KEYS = "\0"
-"""As the end of a range: every key from the start on."""
+"""The end of a range of every key from the start on."""
 
 SERVERS = "~"
 """Keys that begin so may be deleted by the server itself: leases end, locks are given up."""

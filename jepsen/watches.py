@@ -99,7 +99,7 @@ class Stream:
 
     @property
     def name(self) -> str:
-        """For reports."""
+        """What reports call it."""
         return f"{self.watcher}.{self.attempt} on m{self.member}"
 
     @property

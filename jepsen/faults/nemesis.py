@@ -101,9 +101,9 @@ class Wipe:
 
 
 CRASHING = "failpoint"
-"""Its targets are points of the code; any member may be the one."""
+"""The fault whose targets are points of the code; it may strike any member."""
 CHANGING = "member"
-"""Its targets are changes of the members, which come in their order (``members.py``)."""
+"""The fault whose targets are changes of the members, made in their order (``members.py``)."""
 
 FAULTS: dict[str, Callable[[], Fault]] = {
     "kill": Kill,

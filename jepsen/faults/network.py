@@ -31,7 +31,7 @@ CLIENTS = 0
 """The number that stands for all clients."""
 
 Pair = tuple[int, int]
-"""From whom, to whom."""
+"""The member that sends, and the one that receives."""
 
 _CHUNK_BYTES = 1 << 16
 _HOST = "127.0.0.1"

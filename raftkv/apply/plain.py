@@ -24,7 +24,7 @@ _KEY: Final = 0x0A
 _VALUE: Final = 0x12
 _LEASE: Final = 0x18
 _SERIALIZABLE: Final = 0x38
-# Of the last byte of a number below 2**63; one that is negative has a tenth.
+# The shift of the ninth and last byte of a number below 2**63; negative numbers have ten bytes.
 _SHIFT_MAX: Final = 56
 
 

@@ -40,7 +40,7 @@ _SUCCESS: Final = 0x12
 _FAILURE: Final = 0x1A
 _RANGE: Final = 0x0A
 _PUT: Final = 0x12
-# Of a target: the tag of its operand.
+# Indexed by the target of a compare: the tag of its operand.
 _OPERAND_TAGS: Final = (0x20, 0x28, 0x30, 0x3A, 0x40)
 _RESULTS: Final = 4
 _VALUE: Final = rpc_pb2.Compare.VALUE

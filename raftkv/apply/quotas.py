@@ -41,12 +41,14 @@ PREFIX_BYTES_MAX: Final = 256
 QUOTAS_MAX: Final = 1_000
 LIMIT_MAX: Final = (1 << 63) - 1
 REMOVE: Final = -1
-"""Both limits of an entry that removes a quota."""
+"""What both limits are in an entry that removes a quota."""
 
 BYTES_PER_PIECE: Final = 256 * 1024
+"""Bytes of values that are read between two pauses. The size of a value is known only once it is read, and each may be
+as large as a request.
+"""
 KEY_COST_BYTES: Final = 1024
-"""Bytes of values that are read between two pauses, and for how many a key counts beside its value: the size of a value
-is known once it is read, and each may be as large as a request."""
+"""Bytes that a key counts for beside its value."""
 
 KEY_PREFIX: Final = b"raftkv_quota/"
 """Begins the keys of quotas in ``cluster``: the prefix follows, and the value begins with its two limits."""

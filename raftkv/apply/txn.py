@@ -49,7 +49,7 @@ in which it applies nothing else. A piece of a long range counts as ``KEYS_OF_PI
 
 KEYS_OF_PIECE: Final = 256
 VALUE_SORT_WEIGHT: Final = 4
-"""To sort by values costs so many times what it costs to look at the keys, or more."""
+"""How many times as much a range costs that is sorted by values: at least so much was measured."""
 KEYS_OF_RANGE: Final = 64
 """What a single key counts as, and the first piece of a longer range: one value may be as large as a request."""
 
@@ -495,7 +495,7 @@ def _change(view: WriteView, operation: Operation, nested: Iterator[Path]) -> No
     """Execute an operation where nobody waits for the answer."""
     kind, request = operation
     if kind == _PUT:
-        # Only then must the old value be read, though nobody wants to see it.
+        # What is kept must be read, though nobody wants to see it.
         if request.ignore_value or request.ignore_lease:
             put(view, request)
         else:

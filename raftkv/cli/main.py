@@ -15,10 +15,12 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from raftkv import __version__
 from raftkv.cli.exits import ERROR, SUCCESS, CommandError
 from raftkv.cli.program import leave
+from raftkv.cli.programs import COMMANDS
 
 API_VERSION = "3.6"
 _ABSENT = ("gateway", "grpc-proxy")
@@ -67,41 +69,26 @@ def _run(words: list[str]) -> int:
     rest = words[1:] if words[:1] == [command] else words
     if command == "serve":
         return _serve(rest)
-    if command == "cluster":
-        from raftkv.cli.cluster import command as cluster
-
-        return cluster.main(rest)
-    if command == "backup":
-        from raftkv.cli.backup import command as backup
-
-        return backup.main(rest)
-    if command == "doctor":
-        from raftkv.cli.doctor import command as doctor
-
-        return doctor.main(rest)
-    if command == "certs":
-        from raftkv.cli.certs import command as certs
-
-        return certs.main(rest)
-    if command == "join":
-        from raftkv.cli.server import join
-
-        return join.main(rest)
-    if command == "torchft-lighthouse":
-        from raftkv.cli.daemons import torchft_lighthouse as lighthouse
-
-        return lighthouse.main(rest)
-    if command == "tcpstore-gateway":
-        from raftkv.cli.daemons import tcpstore_gateway as gateway
-
-        return gateway.main(rest)
+    if command in COMMANDS:
+        code: int = import_module(COMMANDS[command]).main(rest)
+        return code
     if command == "version":
         return _serve(["--version", *rest])
     if command == "help":
         return _run([*rest[:1], "--help"])
     if command in _ABSENT:
         raise CommandError(f"{command} is not implemented in raftkv")
-    raise CommandError(f"'{command}' is not a valid flag or command; see raftkv --help")
+    raise CommandError(_unknown(command))
+
+
+def _unknown(command: str) -> str:
+    from raftkv.cli.ctl import tree as ctl
+    from raftkv.cli.utl import tree as utl
+
+    for program, tree in (("raftkvctl", ctl.make_tree()), ("raftkvutl", utl.make_tree())):
+        if command in tree.commands:
+            return f"'{command}' is a command of {program}, not of raftkv"
+    return f"'{command}' is not a valid flag or command; see raftkv --help"
 
 
 def _serve(words: list[str]) -> int:

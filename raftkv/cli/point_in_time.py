@@ -12,7 +12,7 @@ from raftkv.cli.goflags.pflag import INT, Flag
 
 if TYPE_CHECKING:
     from raftkv.offline.copy import Forward
-    from raftkv.offline.replay import Replayed
+    from raftkv.offline.replay import Replayed, Target
 
 FLAGS = (
     Flag("wal-archive-dir", usage="archived segments of the log: go on from the snapshot by their entries", ours=True),
@@ -21,8 +21,8 @@ FLAGS = (
 )
 
 
-def forward_of(values: Mapping[str, Any]) -> Forward | None:
-    """Return what brings a snapshot forward to where the flags say; None: it stays as it is.
+def target_of(values: Mapping[str, Any]) -> Target | None:
+    """Return where a restore stops that goes on from its snapshot; None: it does not go on.
 
     Raises:
         CommandError: flags that exclude each other, or cannot be read.
@@ -36,14 +36,27 @@ def forward_of(values: Mapping[str, Any]) -> Forward | None:
         raise CommandError("--to-revision and --to-time exclude each other", BAD_ARGUMENTS)
     if revision < 0:
         raise CommandError(f"--to-revision must not be negative (set to {revision})", BAD_ARGUMENTS)
-    from raftkv.offline.replay import Target, forward_to, parse_time
+    from raftkv.offline.replay import Target, parse_time
 
     try:
         time_s = parse_time(text) if text else None
     except ValueError as error:
         raise CommandError(f"--to-time must be a time such as 2026-01-31T12:00:00Z: {error}", BAD_ARGUMENTS) from None
+    return Target(revision or None, time_s)
 
-    return forward_to(Path(archive), Target(revision or None, time_s), _tell)
+
+def forward_of(values: Mapping[str, Any]) -> Forward | None:
+    """Return what brings a snapshot forward to where the flags say; None: it stays as it is.
+
+    Raises:
+        CommandError: as ``target_of``.
+    """
+    target = target_of(values)
+    if target is None:
+        return None
+    from raftkv.offline.replay import forward_to
+
+    return forward_to(Path(values["wal-archive-dir"]), target, _tell)
 
 
 def _tell(replayed: Replayed) -> None:

@@ -82,7 +82,7 @@ class Secret:
             found = self._given()
             text = await found if inspect.isawaitable(found) else found
         except Exception as error:
-            # Not its text, which may be about the secret.
+            # The error's text is left out: the secret may be in it.
             raise ConfigError(f"the function that returns a secret failed: {type(error).__name__}") from error
         if not isinstance(text, str) or not text:
             raise ConfigError("the function that returns a secret returned no text")

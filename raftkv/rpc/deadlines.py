@@ -87,7 +87,7 @@ class DeadlineWheel:
         due, self._expired_at = self._due, now
         while self._ticks and self._ticks[0] * TICK_S <= now:
             due.extend(self._buckets.pop(heapq.heappop(self._ticks)))
-        # Only now: an entry that is sorted in again must not be looked at twice at one time.
+        # Fired only after all buckets are taken: an entry that is sorted in again must not be looked at twice.
         for _ in range(min(len(due), FIRED_MAX)):
             self._fire(due.popleft(), now)
 
@@ -106,11 +106,6 @@ class DeadlineWheel:
         self._buckets.clear()
         self._ticks.clear()
         self._due.clear()
-
-    @property
-    def bucket_count(self) -> int:
-        """Buckets held (for tests of the memory bound)."""
-        return len(self._ticks)
 
 
 def _nobody(when: float) -> None:

@@ -2,6 +2,8 @@
 
 if not turnstile.try_enter():
     await turnstile.enter()
+
+It is for coroutines; ``paced`` does the same for callbacks.
 """
 
 from __future__ import annotations

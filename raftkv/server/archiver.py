@@ -61,7 +61,7 @@ class Applied(Protocol):
 
     @property
     def applied_term(self) -> int:
-        """Its term."""
+        """Term of the last entry applied."""
 
     @property
     def revision(self) -> int:

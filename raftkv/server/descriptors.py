@@ -19,7 +19,7 @@ from raftkv.errors import ConfigError
 _log = logging.getLogger(__name__)
 
 RESERVED: Final = 150
-"""For log segments, database, snapshots, listeners, standard streams, and the connections below."""
+"""Descriptors kept for log segments, database, snapshots, listeners, standard streams, and the connections below."""
 
 PEER_CONNECTIONS: Final = 64
 """Connections that the peer port accepts; a member opens a few to each other one."""

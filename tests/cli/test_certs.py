@@ -70,7 +70,17 @@ def test_files_are_private_and_nothing_is_written_over(
     assert command.main([str(folder), "c=127.0.0.3", "--client", "carol"]) == 0
     assert {path: path.read_bytes() for path in files} == files
     assert shlex.join(made["start"]["a"]).startswith("raftkv --name a --listen-client-urls https://127.0.0.1:2379 ")
-    assert "raftkv --name c " in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "raftkv join https://127.0.0.1:2379 --name c " in shown
+    assert "--initial-cluster" not in shown, "it would found a cluster of its own"
+    assert "RAFTKV_CERT, RAFTKV_KEY" in shown
+
+
+def test_members_of_one_host_are_told_to_change_their_ports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([str(tmp_path / "tls"), "a=127.0.0.1", "b=127.0.0.1"]) == 0
+    assert "need ports of their own" in capsys.readouterr().out
+    assert command.main([str(tmp_path / "other"), "a=127.0.0.1", "b=127.0.0.2"]) == 0
+    assert "need ports of their own" not in capsys.readouterr().out
 
 
 @on_loop

@@ -145,4 +145,10 @@ def test_help_of_a_command_of_the_server_is_its_page(command: str) -> None:
 
 def test_words_that_the_server_does_not_know_are_refused() -> None:
     assert run_server(["help", "jion"]).errors == "raftkv: 'jion' is not a valid flag or command; see raftkv --help\n"
+
+
+def test_a_command_of_another_program_is_named_with_its_program() -> None:
+    assert run_ctl(["doctor"]).errors == 'Error: unknown command "doctor" for "raftkvctl": it is a command of raftkv\n'
+    assert run_server(["get", "a"]).errors == "raftkv: 'get' is a command of raftkvctl, not of raftkv\n"
+    assert run_server(["hashkv", "a"]).errors == "raftkv: 'hashkv' is a command of raftkvutl, not of raftkv\n"
     assert run_server(["version", "x"]).errors == "raftkv: 'x' is not a valid flag\n"

@@ -72,6 +72,7 @@ async def test_a_turn_ends_some_of_very_many_streams_and_none_when_a_leader_is_f
             how.exception()
         if by_turn.total() == 1_300:
             node.leader = 7
+            guard.leader_changed()
 
     for one in calls[:1_000]:
         one.abort = ended

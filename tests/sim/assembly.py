@@ -191,7 +191,7 @@ class _Store(Store):
 
 
 class _Admission(Admission):
-    """On a disk with room."""
+    """Admission of a member whose disk always has room."""
 
     def watch_disk(self) -> None:
         self._disk_free_bytes = DISK_FREE_BYTES

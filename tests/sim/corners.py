@@ -312,4 +312,4 @@ CORNERS: dict[str, Callable[[int], RunParameters]] = {
     "batch": batch_corner,
     "defragment": defragment_corner,
 }
-"""By name; ``draw`` is the whole swarm."""
+"""Parameters by the name of the corner; ``draw`` is the whole swarm."""

@@ -35,11 +35,11 @@ RECOVERY_TIMEOUTS_MAX = 10
 RECOVERY_TIMEOUTS_MAX_WITHOUT_PRE_VOTE = 60
 """A member with a fast clock and an old log interrupts the campaigns of the only one who can win: chance must help."""
 CONVERGENCE_TIMEOUTS_MAX = 40
-"""And all members have applied the same log within so many."""
+"""After the faults stop, all members have applied the same log within so many election timeouts."""
 WATCHERS_S_MAX = 30.0
-"""And all watchers have all events within so many seconds."""
+"""After that, all watchers have all events within so many seconds."""
 PLANS_S_MAX = 60.0
-"""And what operators had begun ends within so many."""
+"""What operators had begun ends within so many seconds."""
 MACHINE_S_MEAN = 0.5
 """From the addition of a member to the start of its machine."""
 _PROBE_CLIENT = 1_000_000

@@ -88,10 +88,10 @@ CONSEQUENCES = {
     "old append truncates": (draw, ("R6", "K4", "invariants")),
     "election restriction skipped": (draw, ("R3", "R6", "invariants")),
 }
-"""With the direct checks off, what a bug leads to must still be seen."""
+"""Bugs whose consequences must be seen also without the rules that check them directly; those are switched off."""
 
 FIRST_CONSEQUENCES = {"vote not persisted": 182}
-"""As ``FIRST_SEEDS``."""
+"""``FIRST_SEEDS`` of that test."""
 
 
 @pytest.mark.parametrize("name", long_except(FOUND_BY_SEEDS, set(FOUND_BY_SEEDS[::7]) - RARE))

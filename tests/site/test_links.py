@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ TOP = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md"]
 PAGES = [*TOP, *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
 README_LINES_MAX = 60
 FOLDER_FILES_MAX = 20
+NAMED_PAGE = re.compile(r"(?<![\w/.])docs/[\w/-]+\.md\b")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 slug = slugify(case="lower")
 
@@ -46,6 +49,18 @@ def test_links_of_a_page_lead_somewhere(page: str) -> None:
         if anchor and target.suffix == ".md":
             name = str(target.resolve().relative_to(ROOT))
             assert anchor in anchors(name) or not name.startswith("docs/"), f"{page}: {path}#{anchor}"
+
+
+def test_pages_that_other_files_name_exist() -> None:
+    """As in the head of a unit, or in a docstring: nobody clicks there, so a page that moves leaves them behind."""
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    named: dict[str, set[str]] = {}
+    for file in tracked.rstrip("\0").split("\0"):
+        with contextlib.suppress(OSError, UnicodeDecodeError):  # links to folders; pictures
+            for page in NAMED_PAGE.findall((ROOT / file).read_text(encoding="utf-8")):
+                named.setdefault(page, set()).add(file)
+    assert len(named) > 10, "few files name any: the pattern finds nothing"
+    assert {page: files for page, files in named.items() if not (ROOT / page).is_file()} == {}
 
 
 def test_every_page_is_in_the_navigation_and_has_one_title() -> None:

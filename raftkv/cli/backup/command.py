@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from raftkv.cli.backup import manifest as rules
 from raftkv.cli.backup.manifest import DATA_SUFFIX, MANIFEST_SUFFIX, PART_SUFFIX, Manifest
@@ -28,8 +28,11 @@ from raftkv.cli.exits import BAD_FLAGS, ERROR, SUCCESS, CommandError
 from raftkv.cli.goflags import pflag
 from raftkv.cli.goflags.pflag import BOOL, DURATION, INT, Flag
 from raftkv.cli.point_in_time import FLAGS as POINT_IN_TIME_FLAGS
-from raftkv.cli.point_in_time import forward_of
+from raftkv.cli.point_in_time import forward_of, target_of
 from raftkv.errors import RaftKVError
+
+if TYPE_CHECKING:
+    from raftkv.offline.replay import Target
 
 RETRY_S: Final = 60.0
 """Time after which a scheduled backup that failed is tried again, if its next turn is later."""
@@ -54,7 +57,7 @@ TAKE_FLAGS = (
     *CLUSTER_FLAGS,
 )
 RESTORE_FLAGS = (
-    Flag("backup", usage="name of the backup; without it the newest"),
+    Flag("backup", usage="name of the backup; without it the newest, or the newest before the point in time"),
     Flag("data-dir", usage="directory of the new member (required)"),
     Flag("wal-dir", usage="directory of its log, if on its own disk"),
     Flag("name", default="default", usage="name of the new member"),
@@ -301,8 +304,8 @@ def _restore(place: Place, values: dict[str, Any]) -> int:
 
     if not values["data-dir"]:
         raise CommandError('required flag(s) "data-dir" not set')
-    forward = forward_of(values)
-    backup, report = _chosen(place, values["backup"]), Report(json=values["json"])
+    target, report = target_of(values), Report(json=values["json"])
+    backup = _chosen(place, values["backup"], target)
     config = ServerConfig(
         name=values["name"],
         data_dir=values["data-dir"],
@@ -317,12 +320,13 @@ def _restore(place: Place, values: dict[str, Any]) -> int:
         with report.progress() as progress:
             place.download(backup.name + DATA_SUFFIX, path, progress.copied(backup.name, backup.size_bytes))
             check(backup, path)
-            made = restore(path, config, forward=forward)
+            made = restore(path, config, forward=forward_of(values))
     report.restored(backup.name, made.revision, values["data-dir"])
     return SUCCESS
 
 
-def _chosen(place: Place, name: str) -> Manifest:
+def _chosen(place: Place, name: str, target: Target | None = None) -> Manifest:
+    """The backup of a name, or the newest, or the newest from which the log leads to a point in time."""
     backups, damaged = place.look()
     found = [one for one in backups if not name or one.name == name]
     newest = name or max((*damaged, *(one.name for one in found)), default="")
@@ -330,6 +334,10 @@ def _chosen(place: Place, name: str) -> Manifest:
         raise CommandError(damaged[newest] + ("" if name else "; --backup restores another one by name"))
     if not found:
         raise CommandError(f"there is {f'no backup {name}' if name else 'no backup'} in {place.url}")
+    if target is not None and not name:
+        found = [one for one in found if rules.begins_before(one, target.revision, target.time_s)]
+        if not found:
+            raise CommandError(f"all backups in {place.url} are newer than what is to be restored")
     return rules.oldest_first(found)[-1]
 
 

@@ -98,6 +98,17 @@ def oldest_first(backups: Iterable[Manifest]) -> list[Manifest]:
     return [moment[-1] for moment in sorted(moments, key=lambda moment: moment[:-1])]
 
 
+def begins_before(backup: Manifest, revision: int | None, time_s: float | None) -> bool:
+    """Return whether a restore to a point in time may begin with a backup: an archived log leads forward only.
+
+    Arguments:
+        backup: any.
+        revision: to be restored; None: not by revision.
+        time_s: to be restored, in seconds since the epoch; None: not by time.
+    """
+    return (revision is None or backup.revision <= revision) and (time_s is None or backup.taken_s <= time_s)
+
+
 def not_needed(backups: Sequence[Manifest], keep: int, keep_days: float, now_s: float) -> list[Manifest]:
     """Return the backups that the rules let go; never the newest.
 

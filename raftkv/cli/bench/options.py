@@ -285,7 +285,7 @@ class Progress:
             self._bar.stop()
 
     def update(self, answered: int) -> None:
-        """So many calls are answered."""
+        """Show how many calls are answered."""
         if self._bar is not None:
             self._bar.update(self._task, completed=answered)
 

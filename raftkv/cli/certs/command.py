@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -48,7 +49,8 @@ Usage:
   raftkv certs revoke DIRECTORY [flags]                   put certificates on the lists of revoked ones, and delete them
 
 HOST is a name or IP address at which a member is reached, without a port; the first one is advertised. The
-command prints the flags to start the members with. Called again it adds to what is there, and never writes over it.
+command prints the flags to start the members with. Called again it adds to what is there, and never writes over it;
+members that are added join the others, for which each needs a client's certificate until it votes.
 Copy DIRECTORY/members/NAME to the host of the member NAME, and keep ca.key and peer-ca.key away from all of them.
 Members take up renewed files and lists (--client-crl-file, --peer-crl-file) while they run.
 
@@ -125,15 +127,37 @@ def _run(command: str, folder: Folder, members: Mapping[str, Sequence[str]], val
         folder.remove(values["member"], values["client"])
         print(json.dumps({"lists": lists}) if is_json else "\n".join(f"revoked by {path}" for path in lists))
     else:
+        others = folder.hosts()
         made = folder.make(members, values["client"], values["days"], values["ca-days"])
-        _print(made, {name: _flags(folder, name, members) for name in members}, is_json=is_json)
+        _print(made, {name: _start(folder, name, members, others) for name in members}, is_json=is_json)
+        if not is_json:
+            _print_notes(members, others)
     return SUCCESS
 
 
-def _flags(folder: Folder, name: str, members: Mapping[str, Sequence[str]]) -> list[str]:
-    """The words that start a member with its certificates."""
+def _print_notes(members: Mapping[str, Sequence[str]], others: Mapping[str, Sequence[str]]) -> None:
+    """Print what the commands above do not show."""
+    if members and _contact(others):
+        print(
+            "\nUntil it votes, each needs a client's certificate (root's, if there are users): RAFTKV_CERT, RAFTKV_KEY"
+        )
+    alike = Counter(hosts[0] for hosts in members.values())
+    if alike and max(alike.values()) > 1:
+        print("\nMembers on the same host need ports of their own: change them in all the commands.")
+
+
+def _contact(others: Mapping[str, Sequence[str]]) -> str:
+    """A host by which members that are there already are reached; empty: there is none."""
+    return next((host for hosts in others.values() for host in hosts if "*" not in host), "")
+
+
+def _start(
+    folder: Folder, name: str, members: Mapping[str, Sequence[str]], others: Mapping[str, Sequence[str]]
+) -> list[str]:
+    """The words that start a member with its certificates: as a founder, or to join those that are there already."""
     at = folder.member_folder(name)
     client = f"https://{_in_url(members[name][0])}:{CLIENT_PORT}"
+    contact = _contact(others)
     peers = {member: f"https://{_in_url(hosts[0])}:{PEER_PORT}" for member, hosts in members.items()}
     flags = {
         "name": name,
@@ -141,7 +165,7 @@ def _flags(folder: Folder, name: str, members: Mapping[str, Sequence[str]]) -> l
         "advertise-client-urls": client,
         "listen-peer-urls": peers[name],
         "initial-advertise-peer-urls": peers[name],
-        "initial-cluster": ",".join(f"{member}={url}" for member, url in peers.items()),
+        "initial-cluster": "" if contact else ",".join(f"{member}={url}" for member, url in peers.items()),
         "cert-file": at / "server.crt",
         "key-file": at / "server.key",
         "trusted-ca-file": at / "ca.crt",
@@ -149,7 +173,8 @@ def _flags(folder: Folder, name: str, members: Mapping[str, Sequence[str]]) -> l
         "peer-key-file": at / "peer.key",
         "peer-trusted-ca-file": at / "peer-ca.crt",
     }
-    return ["raftkv", *(word for flag, value in flags.items() for word in (f"--{flag}", str(value)))]
+    program = ["raftkv", "join", f"https://{_in_url(contact)}:{CLIENT_PORT}"] if contact else ["raftkv"]
+    return [*program, *(word for flag, value in flags.items() if value for word in (f"--{flag}", str(value)))]
 
 
 def _in_url(host: str) -> str:

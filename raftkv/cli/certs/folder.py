@@ -175,6 +175,11 @@ class Folder:
             found += [_read(kind, member / f"{kind}.crt") for kind in ("server", "peer")]
         return found + [_read("client", path) for path in sorted((self._path / "clients").glob("*.crt"))]
 
+    def hosts(self) -> dict[str, tuple[str, ...]]:
+        """Return the hosts of each member that has certificates here, the advertised one first."""
+        servers = [_read("server", path) for path in sorted((self._path / "members").glob("*/server.crt"))]
+        return {one.name: one.hosts for one in servers}
+
     def member_folder(self, name: str) -> Path:
         """Return the directory of a member."""
         return self._member(name)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from raftkv.cli import metrics
 from raftkv.cli.doctor.judgement import Answer, Picture
 from raftkv.client.rpc import methods
-from raftkv.errors import ConfigError, StatusError
+from raftkv.errors import INVALID_ARGUMENT, PERMISSION_DENIED, UNAUTHENTICATED, ConfigError, StatusError
 from raftkv.pb import rpc_pb2
 from raftkv.pb.enums import alarm_name
 
@@ -27,8 +27,11 @@ if TYPE_CHECKING:
 _FSYNC: Final = "etcd_disk_wal_fsync_duration_seconds"
 _ROUND_TRIP: Final = "etcd_network_peer_round_trip_time_seconds"
 
+_REFUSALS: Final = (PERMISSION_DENIED, UNAUTHENTICATED, INVALID_ARGUMENT)
+"""What a member answers to a user who may not ask, to an old token, and to nobody in particular."""
+
 FIGURES_MIN: Final = 100
-"""With fewer, the slowest of a start would be the 99th percentile."""
+"""Fewer figures say nothing: the slowest of a start would be their 99th percentile."""
 
 TIMEOUT_S: Final = 3.0
 TRIES: Final = 5
@@ -73,7 +76,8 @@ async def _ask_member(core: Core, endpoint: str) -> Answer:
         status = await ask_status()  # opens the connection
         rtt_ms = await _shortest_ms(ask_status)
     except (StatusError, ConfigError) as error:
-        return Answer(endpoint, error=str(error))
+        is_refusal = isinstance(error, StatusError) and error.code in _REFUSALS
+        return Answer(endpoint, error=str(error), is_refusal=is_refusal)
     program, clock_s = await asyncio.to_thread(_ask_http, core, endpoint)
     fsync_ms, peers_ms = await asyncio.to_thread(_ask_metrics, core, endpoint)
     return Answer(

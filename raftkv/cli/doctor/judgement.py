@@ -29,6 +29,9 @@ SLOW_PEERS_MS: Final = 100.0
 
 QUOTA_WARNING: Final = 0.8
 QUOTA_FAILURE: Final = 0.95
+TLS_TROUBLE: Final = ("certificate", "TLS", "closed the connection before its HTTP/2 settings came")
+"""Words of a connection that failed though a member listens: the last are those of a port for TLS to plain text."""
+
 FRAGMENTED_SHARE: Final = 0.5
 FRAGMENTED_BYTES: Final = 256 * 1024**2
 
@@ -40,6 +43,7 @@ class Answer:
     Attributes:
         endpoint: as it was asked.
         status: its answer; None: there is none, and ``error`` says why.
+        is_refusal: whether ``error`` is what the member itself has answered: not to this user.
         rtt_ms: shortest round trip of a call.
         clock_s: between which two figures its clock is ahead of this machine's; None: unknown.
         program: what runs there, e.g. ``raftkv/0.2.0``; empty: it does not say.
@@ -49,6 +53,7 @@ class Answer:
     endpoint: str
     status: rpc_pb2.StatusResponse | None = None
     error: str = ""
+    is_refusal: bool = False
     rtt_ms: float = 0.0
     clock_s: tuple[float, float] | None = None
     program: str = ""
@@ -91,7 +96,7 @@ def judge(picture: Picture, timing: ServerConfig | None = None) -> Iterator[Find
     if not answered:
         return
     yield _quorum(picture, answered)
-    yield _leader(answered)
+    yield _leader(picture, answered)
     yield _versions(answered)
     yield _alarms(picture)
     yield _lag(answered)
@@ -106,11 +111,19 @@ def _name(picture: Picture, member_id: int) -> str:
     return names.get(member_id) or f"{member_id:x}"
 
 
+def _advice(answer: Answer) -> str:
+    """What to do about a member that has not told its status: one that runs must not be replaced."""
+    if answer.is_refusal:
+        return "it runs, and asks for a user who may see its status: --user root, or root's --cert and --key"
+    if any(words in answer.error for words in TLS_TROUBLE):
+        return "it runs, but not with this TLS: https://, --cacert, --cert, --key; raftkv certs list: what has expired"
+    return "start it, or open the way to it; if it is gone for good: raftkvctl member replace"
+
+
 def _members(picture: Picture) -> Iterator[Finding]:
     for answer in picture.answers:
         if answer.status is None:
-            advice = "start it, or open the way to it; if it is gone for good: raftkvctl member replace"
-            yield failure(f"member at {answer.endpoint}", answer.error, advice)
+            yield failure(f"member at {answer.endpoint}", answer.error, _advice(answer))
         else:
             yield ok(
                 f"member at {answer.endpoint}", f"{_name(picture, answer.member_id)}, {answer.rtt_ms:.2f} ms a call"
@@ -139,14 +152,14 @@ def _quorum(picture: Picture, answered: list[Answer]) -> Finding:
     return ok("quorum", figure)
 
 
-def _leader(answered: list[Answer]) -> Finding:
+def _leader(picture: Picture, answered: list[Answer]) -> Finding:
     leaders = Counter(answer.status.leader for answer in answered if answer.status is not None)
     terms = {answer.status.raftTerm for answer in answered if answer.status is not None}
     if set(leaders) == {0}:
         return failure("leader", "none", "a quorum of members must reach each other's peer ports")
     if len(leaders) > 1:
         return warning("leader", "members do not agree", "ask again: an election is under way, or a member is cut off")
-    return ok("leader", f"{next(iter(leaders)):x} in term {max(terms)}")
+    return ok("leader", f"{_name(picture, next(iter(leaders)))} in term {max(terms)}")
 
 
 def _versions(answered: list[Answer]) -> Finding:

@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 
+from raftkv.cli import programs
 from raftkv.cli.exits import ERROR, SUCCESS, CommandError
 from raftkv.cli.goflags import pflag
 from raftkv.cli.goflags.pflag import BOOL, DURATION, INT, LIST, STRING, UINT, Flag
@@ -364,4 +365,6 @@ def _show_help(path: Sequence[click.Command]) -> int:
 
 
 def _unknown(branch: Branch, word: str, path: str) -> str:
-    return f'unknown command "{word}" for "{path}"' + pflag.did_you_mean(word, branch.commands)
+    is_server_s = word in programs.COMMANDS and " " not in path
+    hint = ": it is a command of raftkv" if is_server_s else pflag.did_you_mean(word, branch.commands)
+    return f'unknown command "{word}" for "{path}"' + hint

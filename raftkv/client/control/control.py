@@ -39,7 +39,7 @@ class Grant(Protocol):
 
     @property
     def id(self) -> int:
-        """In the cluster."""
+        """Its id in the cluster."""
         ...
 
     @property

@@ -39,7 +39,7 @@ OnLost = Callable[["Lease"], Any]
 GRACE_MAX_S = 9_000_000_000
 """The longest TTL that the cluster grants."""
 SHORTEST_S = 0.001
-"""For a grant whose time another one of the same lease has used up."""
+"""Time limit of a grant that has waited for another one of the same lease until its own time was up."""
 _GRANT_ANY = Method(methods.LEASE_GRANT.path, methods.LEASE_GRANT.response, True)
 """A grant of any id: one that was granted to nobody's knowledge ends by itself, so the call may be repeated."""
 

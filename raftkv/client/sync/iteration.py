@@ -160,7 +160,7 @@ class Stream(Generic[T]):
     def _fetch(self, timeout_s: float | None) -> bool:
         """Get a batch, which another thread may take first; False: there will be none."""
         timeout_s = limit(timeout_s, "timeout_s")
-        # To a lock -1 is no limit: a program whose time is over by a second would wait for as long as another thread.
+        # ``acquire`` takes -1 for no limit: whoever is a second late would wait for as long as another thread reads.
         if not self._fetching.acquire(
             timeout=-1 if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)
         ):

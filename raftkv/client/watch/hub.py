@@ -60,9 +60,9 @@ class WatchHub:
 
     def __init__(self, core: Client, progress_interval_s: float = PROGRESS_INTERVAL_S) -> None:
         self.failures: dict[str, str] = {}
-        """Endpoint to why a stream could not be had there; empty while one works."""
+        """For each endpoint, why no stream could be opened there; empty while a stream works."""
         self.failing_since = 0.0
-        """By the loop's clock, when the first of ``failures`` came."""
+        """Loop time when the first of ``failures`` came."""
         self.on_failure: Callable[[], None] | None = None
         """Called after each stream that failed."""
         self.progress_interval_s = progress_interval_s

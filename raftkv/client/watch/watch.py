@@ -68,7 +68,7 @@ class Watch:
 
     @property
     def is_parked(self) -> bool:
-        """Its reader is so far behind that the client has given it up at the cluster until more is read."""
+        """Whether its reader is so far behind that the client has ended it at the cluster until more is read."""
         return self._watcher.parked
 
     async def ready(self, timeout_s: float | None = None) -> None:

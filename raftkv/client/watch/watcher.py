@@ -150,12 +150,12 @@ class Watcher:
 
     @property
     def is_full(self) -> bool:
-        """Its reader is so far behind that it must be parked."""
+        """Whether its reader is so far behind that it must be parked."""
         return self._queued_bytes >= self.queue_bytes
 
     @property
     def has_room(self) -> bool:
-        """Its reader has come so far that it may go on after it was parked."""
+        """Whether its reader has caught up so far that it may go on after it was parked."""
         return self._queued_bytes <= self.queue_bytes // 2
 
     def end(self, error: Exception | None = None, refusal: rpc_pb2.WatchResponse | None = None) -> None:

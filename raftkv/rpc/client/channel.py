@@ -280,7 +280,7 @@ class Channel:
         if not is_last:
             return
         self._failure = RpcError(Code.UNAVAILABLE, f"connection error: {text}", definite=True)
-        # Not always the first attempt after a loss: a process that dies closes its connections before its port.
+        # The first attempt after a loss may still succeed: a process that dies closes its connections before its port.
         if self._refusals >= len(self.targets) and not self._is_refused:
             self._is_refused = True
             if self._on_refused is not None:

@@ -217,11 +217,6 @@ class Connection(asyncio.Protocol):
         """False while the client is not read, because it does not read us."""
         return self._transport is not None and self._transport.is_reading()
 
-    @property
-    def transport_buffer_size(self) -> int:
-        """Bytes that wait for the socket."""
-        return self._transport.get_write_buffer_size() if self._transport is not None else 0
-
     def drain(self) -> None:
         """Close gracefully, as far as the protocol knows how."""
         if self._h2 is not None:

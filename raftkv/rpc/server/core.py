@@ -45,7 +45,6 @@ from raftkv.rpc.server.budget import CONNECTION_FULL, NOT_READ, AnswerAccount, A
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.router import GRPC_CONTENT_TYPES, Refusal, Route, Router, refuse
 from raftkv.rpc.status import Code, Headers, RpcError, status_headers
-from raftkv.rpc.tls import common_name_of
 
 _unpack: Final = PREFIX.unpack_from
 _GOAWAY_PING = b"goawayok"
@@ -75,11 +74,6 @@ class Peer:
     certificate: dict[str, Any] | None = None
     tls: bool = False
     loopback: bool = False
-
-    @property
-    def common_name(self) -> str:
-        """The one common name of a verified certificate: the user that the caller is. Empty: it has shown none."""
-        return common_name_of(self.certificate)
 
     def __str__(self) -> str:
         return self.address

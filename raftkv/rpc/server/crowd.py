@@ -22,9 +22,11 @@ _log = logging.getLogger(__name__)
 
 LOG_INTERVAL_S: Final = 10.0
 LOOK_S_PER_CONNECTION: Final = 1e-5
-"""To look at all connections takes a tenth of that: so often it may be done."""
+"""Rest between two looks at all connections, for each of them. A look takes 1 us for each, so all looks together take a
+tenth of the time at most.
+"""
 LET_GO: Final = 32
-"""Connections that are asked to go at a time, and one of a hundred at most: for each that is let go, one comes."""
+"""Connections that one look asks to go at most, and never more than one of a hundred: each makes room for one only."""
 
 
 class Crowd:
@@ -68,7 +70,7 @@ class Crowd:
         return False
 
     def _let_go(self, connections: Iterable[Connection], now_s: float) -> bool:
-        """Close some that are idle; whether there is room now."""
+        """Close some that are idle, and return whether one of them has gone at once."""
         since = [(one.idle_since_s, one) for one in connections]
         idle = [(since_s, one) for since_s, one in since if since_s is not None and now_s - since_s >= self._idle_s]
         idle.sort(key=lambda pair: pair[0])

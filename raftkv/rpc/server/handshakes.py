@@ -7,11 +7,10 @@ memory. So steps are done in the order in which their bytes came, ``STEPS_A_TURN
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from raftkv.rpc.paced import Paced
 from raftkv.rpc.tls import RefusedPeerError
 
 STEPS_A_TURN: Final = 8
@@ -39,7 +38,7 @@ class Handshakes:
     def __init__(self, unfinished_max: int) -> None:
         self._max = unfinished_max
         self._unfinished: dict[Handshake, None] = {}
-        self._steps: deque[Callable[[], None]] = deque()
+        self._steps = Paced(STEPS_A_TURN)
 
     def __len__(self) -> int:
         return len(self._unfinished)
@@ -58,16 +57,8 @@ class Handshakes:
         Arguments:
             step: does nothing if its handshake is over by then.
         """
-        self._steps.append(step)
-        if len(self._steps) == 1:
-            asyncio.get_running_loop().call_soon(self._do_some)
+        self._steps.add(step)
 
     def done(self, handshake: Handshake) -> bool:
         """Forget it: it is finished, or has failed; False if it was forgotten already."""
         return self._unfinished.pop(handshake, self) is None
-
-    def _do_some(self) -> None:
-        for _ in range(min(STEPS_A_TURN, len(self._steps))):
-            self._steps.popleft()()
-        if self._steps:
-            asyncio.get_running_loop().call_soon(self._do_some)

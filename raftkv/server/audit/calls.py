@@ -41,9 +41,9 @@ class Level(IntEnum):
     AUTH = 1
     """Logins; changes of users, roles, members; everything an operator does. Whatever is in no other level."""
     WRITES = 2
-    """And what changes keys, leases, locks, elections."""
+    """All of ``AUTH``, and what changes keys, leases, locks, elections."""
     ALL = 3
-    """And what only reads: ranges, watches, keep-alives, health, plain HTTP."""
+    """All of ``WRITES``, and what only reads: ranges, watches, keep-alives, health, plain HTTP."""
 
 
 HELD_BYTES_MAX: Final = 4096

@@ -140,6 +140,6 @@ def _hash(password: str, cost: int) -> bytes:
 
 
 def _lower_priority() -> None:
-    """On Linux each thread has a priority of its own."""
+    """Let other threads go first: a Linux thread has a priority of its own."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

@@ -217,7 +217,7 @@ class AuthService:
         if request.hashedPassword and not password:
             _check_hash(request.hashedPassword)
         elif not password and isinstance(request, rpc_pb2.AuthUserChangePasswordRequest):
-            # As in etcd no password is right then; a user who is added with the empty one has it.
+            # As in etcd, after a change to the empty password none is right; a user who was added with it may log in.
             self._passwords.check(password)
         else:
             request.hashedPassword = base64.b64encode(await self._passwords.hash(password)).decode()

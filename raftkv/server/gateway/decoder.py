@@ -41,7 +41,7 @@ _RANGES: Final = {
 
 
 class _OddError(Exception):
-    """Not what most clients send: it is read again in Go's way."""
+    """The message is not what most clients send: it is read again in Go's way."""
 
 
 def _odd(*_: object) -> NoReturn:

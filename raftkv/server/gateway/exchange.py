@@ -197,7 +197,7 @@ class Exchange:
         return 0
 
     def queued_by_streams(self) -> list[int]:
-        """For each streaming call that has bytes waiting: how many."""
+        """How many bytes wait, for each streaming call that has any."""
         return []
 
     def give_up(self, reason: bytes) -> None:

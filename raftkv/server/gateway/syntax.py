@@ -132,7 +132,7 @@ def scan(data: bytes, start: int) -> Steps:
     """
     starts, ends = array("Q"), array("Q")
     numbers: list[int] = []
-    """For each container that is open: which it is in ``starts``."""
+    """Indexes in ``starts`` of the containers that are open, the outermost first."""
     large: dict[int, int] = {}
     """Where large strings end."""
     at, tokens = start, 0

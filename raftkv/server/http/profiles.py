@@ -32,7 +32,7 @@ FRAMES_MAX: Final = 200
 HEAP_LINES_MAX: Final = 100
 
 Stack = tuple[CodeType, ...]
-"""From the outermost function to the innermost."""
+"""Functions that were running, from the outermost to the innermost."""
 
 Place = tuple[str, int, str]
 """File, line, function."""

@@ -78,7 +78,7 @@ class HttpService:
             return HttpResponse(405, b"Method Not Allowed\n", (("allow", "GET"), *_CHECKED))
         if request.path == "/version":
             answer = _json(200, _version())
-            # So that `raftkv doctor` can compare clocks, and versions of raftkv: the answer itself has etcd's alone.
+            # `raftkv doctor` compares clocks and versions of raftkv by these: the body has the version of etcd alone.
             more = ("date", formatdate(usegmt=True)), ("server", f"raftkv/{__version__}")
             return HttpResponse(200, answer.body, (*answer.headers, *more))
         if checks is not None:

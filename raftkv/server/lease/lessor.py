@@ -118,7 +118,7 @@ class Lessor:
         self._on_leader = OnLeader(node, self._is_primary, channel, introduction)
         self._random = random.SystemRandom()
         self._cork = cork
-        # Of the keep-alives of this turn; 0: there were none.
+        # When the keep-alives of this turn time out (loop time); 0: none has come.
         self._deadline = 0.0
         self._is_recent = False
         self._arrived: list[PendingKeepAlive] = []

@@ -18,7 +18,6 @@ Leaves out: what is asked (``lessor``), and how the peer port answers it (``Leas
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +30,7 @@ from raftkv.pb.services import SERVICES, Method
 from raftkv.raft.types import NONE
 from raftkv.rpc.client.calls import UnaryFuture
 from raftkv.rpc.client.channel import Channel
+from raftkv.rpc.paced import Paced
 from raftkv.rpc.status import RpcError
 from raftkv.server.node.node import Node
 
@@ -101,6 +101,7 @@ class OnLeader:
         # In order of their begin, not of their addresses: what a change of the leader wakes is the same in each replay.
         self._calls: dict[UnaryFuture, None] = {}
         self._pauses: dict[asyncio.Future[None], None] = {}
+        self._waking = Paced(WOKEN_AT_ONCE)
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._is_closed = False
 
@@ -210,16 +211,7 @@ class OnLeader:
         """Wait no longer for what went to the old leader, and try again what waited for a new one."""
         self._recent_until = 0.0
         self._changes += 1
-        self._wake_some(
-            deque([*[call.cancel for call in self._calls], *[partial(_end, over) for over in self._pauses]])
-        )
-
-    def _wake_some(self, waiting: deque[Callable[[], object]]) -> None:
-        """Wake as many as one turn may: each goes on in a task of its own."""
-        for _ in range(min(WOKEN_AT_ONCE, len(waiting))):
-            waiting.popleft()()
-        if waiting:
-            self._loop.call_soon(self._wake_some, waiting)
+        self._waking.begin([*[call.cancel for call in self._calls], *[partial(_end, over) for over in self._pauses]])
 
     def start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run something that nobody awaits. An error that it lets escape stops the member."""

@@ -143,7 +143,7 @@ class Renewals:
         else:
             for pending in batch:
                 pending.fail(error)
-        # Of those that came meanwhile, some may be answered by now.
+        # Some of the keep-alives that came meanwhile need no entry any more: they are answered, the others are logged.
         waiting, self._unlogged = self._unlogged, []
         self.take(waiting)
 

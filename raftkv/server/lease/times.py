@@ -244,7 +244,7 @@ class LeaseTimes:
         if lease.is_expiring or (lease.ends_at <= now and self._end_of(lease) <= now):
             return EXPIRING
         lease.ends_at = now + lease.ttl_s
-        # Not in lease time, which may stand still while the clocks of other members run.
+        # By the monotonic clock: lease time may stand still while the clocks of other members run.
         lease.kept_at = self._clock.monotonic()
         return FRESH if lease.kept_at - lease.logged_at < LOGGED_S else UNLOGGED
 

@@ -20,7 +20,6 @@ Leaves out what the recipes mean: ``recipes.queue`` (who is first), ``lock``, ``
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, Protocol
 
@@ -31,6 +30,7 @@ from raftkv.apply.auth.caller import MEMBER, Caller
 from raftkv.apply.request import Kind
 from raftkv.pb import kv_pb2, rpc_pb2
 from raftkv.pb.services import Method
+from raftkv.rpc.paced import Paced
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.status import RpcError
@@ -73,8 +73,7 @@ class Recipe:
         self.store = responder.applier.store
         self._waits: set[Callable[[errors.StatusError], None]] = set()
         self._deletions: set[asyncio.Task[None]] = set()
-        self._due: OrderedDict[Callable[[], None], None] = OrderedDict()
-        self._is_calling = False
+        self._due = Paced(CALLED_AT_ONCE)
         self._closed = False
 
     def close(self) -> None:
@@ -313,17 +312,7 @@ class Recipe:
         Arguments:
             callback: what it makes others do should take 0.1 ms; called once, however often that was asked for.
         """
-        self._due[callback] = None
-        if not self._is_calling:
-            self._is_calling = True
-            asyncio.get_running_loop().call_soon(self._call_some)
-
-    def _call_some(self) -> None:
-        for _ in range(min(CALLED_AT_ONCE, len(self._due))):
-            self._due.popitem(last=False)[0]()
-        self._is_calling = bool(self._due)
-        if self._is_calling:
-            asyncio.get_running_loop().call_soon(self._call_some)
+        self._due.add(callback)
 
 
 def _let_be(outcome: Outcome) -> None:

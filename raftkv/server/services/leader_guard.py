@@ -11,11 +11,12 @@ fails over instead of standing still for ever (etcd: server/etcdserver/api/v3rpc
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from functools import partial
 from typing import Final
 
 from raftkv import errors
 from raftkv.raft.types import NONE
+from raftkv.rpc.paced import Paced
 from raftkv.rpc.server.calls import ServerCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.node.node import Node
@@ -41,6 +42,7 @@ class LeaderGuard:
         self._open: dict[asyncio.Future[None], None] = {}
         self._calls: dict[ServerCall, bool] = {}
         """Calls without tasks, and whether they insist on a leader."""
+        self._ending = Paced(ENDED_AT_ONCE)
         self._timer: asyncio.TimerHandle | None = None
 
     def until_leader_lost(self, call: ServerCall) -> asyncio.Future[None]:
@@ -70,7 +72,8 @@ class LeaderGuard:
         self._calls.pop(call, None)
 
     def leader_changed(self) -> None:
-        """Start to count the time without a leader, or stop."""
+        """Start to count the time without a leader; or stop that, and end no more streams."""
+        self._ending.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -79,16 +82,9 @@ class LeaderGuard:
 
     def _give_up(self) -> None:
         insisting = [call for call, insists in self._calls.items() if insists]
-        self._end_some(deque([*self._waiting, *insisting]), errors.NoLeaderError())
-
-    def _end_some(self, streams: deque[asyncio.Future[None] | ServerCall], error: errors.StatusError) -> None:
-        """End as many as one turn may, unless a leader was found."""
-        if self._node.leader != NONE:
-            return
-        for _ in range(min(ENDED_AT_ONCE, len(streams))):
-            _end(streams.popleft(), error)
-        if streams:
-            self._loop.call_soon(self._end_some, streams, error)
+        streams: list[asyncio.Future[None] | ServerCall] = [*self._waiting, *insisting]
+        error = errors.NoLeaderError()
+        self._ending.begin(partial(_end, stream, error) for stream in streams)
 
     def close(self) -> None:
         """The member stops: streams that would never end by themselves end now, so that nobody waits for them."""

@@ -1,5 +1,4 @@
-"""The files of databases on their way: their names, the room that they may take, who works on them,
-and their end."""
+"""The files of databases on their way to or from this member: names, room on the disk, threads, removal."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ class SnapshotSender:
             message.to,
             f", which has {offset} of {copy.info.size_bytes} bytes" if offset else "",
         )
-        # Not to a member that is away: the log would be held for it until somebody else needs the room.
+        # A member that is away is not waited for: the log would be held for it until somebody else needs the room.
         stream = channel.stream(PATH, metadata=metadata, timeout_s=SEND_TIMEOUT_S, wait_for_ready=False)
         stream.room_bytes = QUEUED_MAX_BYTES
         try:

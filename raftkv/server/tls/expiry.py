@@ -64,14 +64,13 @@ def _end_of(path: str) -> float:
         raise ConfigError(f"cannot read when the certificates of {path} end: {error}") from None
 
 
-def warn(ends: Mapping[str, End], now_s: float | None = None) -> None:
+def warn(ends: Mapping[str, End]) -> None:
     """Log what ends within ``WARNING_S``.
 
     Arguments:
         ends: by use.
-        now_s: Unix time; None: now.
     """
-    now_s = time.time() if now_s is None else now_s
+    now_s = time.time()
     for end in dict.fromkeys(ends.values()):
         left_s = end.time_s - now_s
         date = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(end.time_s))

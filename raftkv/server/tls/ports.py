@@ -22,7 +22,7 @@ WARN_INTERVAL_S: Final = 86_400.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ports(Collector):
-    """Both kinds, and what ``/metrics`` tells of them.
+    """The security of the ports for clients and for members, and what ``/metrics`` tells of it.
 
     Attributes:
         client, peer: their security.

@@ -121,11 +121,6 @@ class Figures:
         self._probe: asyncio.Task[None] | None = None
         self.fsync, self.write, self.read = (Latencies(self._clock) for _ in range(3))
 
-    @property
-    def is_measuring(self) -> bool:
-        """Whether somebody asked lately."""
-        return self._timer is not None
-
     def take(self) -> dict[str, Any]:
         """Return the figures now, and measure latencies for a while."""
         self._measure()

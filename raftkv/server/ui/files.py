@@ -44,7 +44,7 @@ SAFE_HEADERS: Final = (
     ("cross-origin-opener-policy", "same-origin"),
     ("cross-origin-resource-policy", "same-origin"),
 )
-"""On every answer below /ui."""
+"""Headers of every answer below /ui."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,11 +83,6 @@ class Live:
         """Whether records are made."""
         return self._task is not None
 
-    @property
-    def viewer_count(self) -> int:
-        """How many look."""
-        return len(self._viewers)
-
     def look(self, may_look: Callable[[], bool]) -> AsyncIterator[bytes]:
         """Return the records from now on, as server-sent events.
 

@@ -104,7 +104,7 @@ class Group:
         self.interval = interval
         self.next_revision = 0
         self.plain: dict[WatchStream, dict[int, bytes]] = {}
-        """By stream: watch id to its field in a response."""
+        """For each stream, the ids of its watchers here, each with its encoded field of a response."""
         self.special = _NO_WATCHERS
 
     def __bool__(self) -> bool:

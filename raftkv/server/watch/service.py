@@ -72,7 +72,7 @@ class WatchRunner:
         more = self.hub.catch_up()
         if more and not self._scheduled:
             self._scheduled = True
-            # As long again as it took belongs to everybody else.
+            # The loop does other work for as long as this took.
             self._loop.call_later(self._loop.time() - started_at, self._run)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from raftkv.cli.backup.take import preferred
 from raftkv.cli.backup.temporary import temporary_directory
 from raftkv.cli.exits import CommandError
 from raftkv.client.values import EndpointStatus
+from raftkv.offline.replay import Target
 from tests.cli.runner import run_server
 
 NOW_S = 1_790_000_000.0
@@ -113,6 +115,20 @@ def test_a_damaged_manifest_costs_its_own_backup_alone(damage: bytes, tmp_path: 
     newer = backup(NOW_S + DAY_S)
     put(place, newer, tmp_path)
     assert _chosen(place, "") == newer
+
+
+def test_a_point_in_time_is_reached_from_the_newest_backup_before_it(tmp_path: Path) -> None:
+    """An archive of the log leads forward only, and at night nobody knows which backup is old enough."""
+    place = Place(str(tmp_path / "b"))
+    old, middle, new = (replace(backup(NOW_S + at * DAY_S), revision=10 * at, index=10 * at) for at in (1, 2, 3))
+    for one in (old, middle, new):
+        put(place, one, tmp_path)
+    assert _chosen(place, "", Target()) == new
+    assert _chosen(place, "", Target(time_s=middle.taken_s + 1)) == _chosen(place, "", Target(revision=29)) == middle
+    assert _chosen(place, "", Target(revision=20)) == _chosen(place, middle.name, Target(revision=1)) == middle
+    for target in (Target(revision=9), Target(time_s=old.taken_s - 1)):
+        with pytest.raises(CommandError, match="are newer than what is to be restored"):
+            _chosen(place, "", target)
 
 
 def test_a_damaged_manifest_stops_no_pruning_of_backups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

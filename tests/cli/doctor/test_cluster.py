@@ -33,6 +33,13 @@ async def test_members_are_found_and_asked(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr(cluster, "FIGURES_MIN", 1)
         again = {one.subject: one.level for one in judge(await cluster.ask(kv))}
         assert again["disks of members: p99 of fsync"] is not Level.SKIPPED
+        await kv.users.add("root", "root-pw")
+        await kv.roles.add("root")
+        await kv.users.grant_role("root", "root")
+        await kv.users.enable_auth()
+        refused = await cluster.ask(kv)
+        assert [answer.is_refusal for answer in refused.answers] == [True]
+        assert "--user root" in next(judge(refused)).advice
 
 
 def test_a_cluster_that_does_not_answer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):

@@ -80,6 +80,7 @@ def test_learners_are_no_part_of_the_quorum():
 
 def test_leaders():
     found = picture()
+    assert of(found, "leader").figure == "m1 in term 3"
     found.answers[0] = answer(1, leader=2)
     assert of(found, "leader").level == Level.WARNING
     found.answers = [answer(at, leader=0) for at in (1, 2, 3)]
@@ -147,6 +148,23 @@ def test_who_never_came_and_who_cannot_be_reached():
     found.peers[1] = ("m2", "http://m2:2", None)
     assert of(found, "member 3").level == Level.WARNING
     assert of(found, "peer port of m2").level == Level.WARNING
+
+
+@pytest.mark.parametrize(
+    ("silent", "advice"),
+    [
+        (Answer("a:1", error="connection refused"), "member replace"),
+        (Answer("a:1", error="certificate verify failed: certificate has expired"), "not with this TLS"),
+        (Answer("a:1", error="the other end requires a certificate, and none was shown"), "not with this TLS"),
+        (Answer("a:1", error="the other end does not speak TLS"), "not with this TLS"),
+        (Answer("a:1", error="transport: a:1 closed the connection before its HTTP/2 settings came"), "https://"),
+        (Answer("a:1", error="etcdserver: permission denied", is_refusal=True), "--user root"),
+    ],
+)
+def test_nobody_is_told_to_replace_a_member_that_runs(silent: Answer, advice: str):
+    found = of(Picture(error="no answer", answers=[silent]), "member at")
+    assert advice in found.advice
+    assert found.advice.startswith("it runs") == ("replace" not in found.advice)
 
 
 def test_no_answer_at_all_is_no_guess():

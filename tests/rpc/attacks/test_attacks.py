@@ -423,7 +423,7 @@ async def test_a_peer_that_reads_nothing_cannot_make_us_hold_its_answers() -> No
                 await asyncio.sleep(0)
         (connection,) = [one for one in echo.server.connections if one.open_calls]
         assert echo.streams[0].send_buffer_size <= limits.stream_send_buffer_bytes + 70_000
-        assert connection.transport_buffer_size <= 2 * limits.transport_buffer_bytes + 70_000
+        assert connection._transport.get_write_buffer_size() <= 2 * limits.transport_buffer_bytes + 70_000
 
 
 @on_loop

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 
 from raftkv.config import TLSFiles
 from raftkv.rpc import Channel, ChannelOptions, Server, ServerLimits, UnaryCall
-from raftkv.rpc.tls import Security
+from raftkv.rpc.tls import Security, common_name_of
 from raftkv.server.tls.context import Rules
 from raftkv.server.tls.issue import CLIENT, SERVER, Authority, Pair
 from raftkv.server.tls.security import PortSecurity
@@ -143,7 +143,7 @@ class Serving:
 
     def _who(self, call: UnaryCall, message: bytes) -> None:
         self.certificates.append(call.peer.certificate)
-        call.reply(call.peer.common_name.encode())
+        call.reply(common_name_of(call.peer.certificate).encode())
 
 
 @contextlib.asynccontextmanager
