@@ -115,7 +115,7 @@ def test_a_client_hears_at_once_that_a_member_is_behind(count: int, size_bytes: 
             raise_no_space=lambda reason: None,
             make_room=lambda: False,
         )
-        call = cast(ServerCall, SimpleNamespace(headers=[]))
+        call = cast(ServerCall, SimpleNamespace(headers=()))
         request: Any = rpc_pb2.DeleteRangeRequest(key=b"k")
         await frozen.fill(count, size_bytes)
         node._tick()
