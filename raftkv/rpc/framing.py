@@ -6,7 +6,7 @@
 
 Any cutting of the bytes gives the same messages. The length is checked when the prefix is known, before a byte of
 the message is kept, so a peer can make us hold at most one message below the limit per stream.
-Compression is not offered: a set flag is an error, worded as grpc-go words it.
+A set flag is an error here, worded as grpc-go words it; ``packed`` has the messages of calls that compress them.
 """
 
 from __future__ import annotations
@@ -104,6 +104,16 @@ class MessageAssembler:
     def crumbled(self) -> bool:
         """True if the unfinished message comes in pieces so small that taking them costs more than it is worth."""
         return self.pieces > PIECES_FREE and self.pieces * PIECE_BYTES_MIN > self.held_bytes
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether messages that have come are not ready yet; here they are always."""
+        return False
+
+    def drop(self) -> None:
+        """Forget what has come."""
+        self._chunks.clear()
+        self.held_bytes = self.pieces = 0
 
     def feed(self, data: bytes) -> list[bytes]:
         """Take a payload, return the messages it completes.

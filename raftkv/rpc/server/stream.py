@@ -47,7 +47,7 @@ class StreamCall(ServerCall):
 
     def __init__(self, core: ServerCore, stream_id: int, headers: Headers, route: Route) -> None:
         super().__init__(core, stream_id, headers, route)
-        self.inbox = Inbox(core.assembler(), partial(core.consume_of, stream_id))
+        self.inbox = Inbox(core.assembler(route.is_packed), partial(core.consume_of, stream_id))
         self.sent_bytes = 0
         self._held_bytes = 0
         self._drained: asyncio.Future[None] | None = None
@@ -61,14 +61,17 @@ class StreamCall(ServerCall):
         return self
 
     async def __anext__(self) -> bytes:
-        message = await self.inbox.get()
+        message = await self.receive()
         if message is None:
             raise StopAsyncIteration
         return message
 
     async def receive(self) -> bytes | None:
         """Return the next request message, or None when the client has half-closed."""
-        return await self.inbox.get()
+        message = await self.inbox.get()
+        if self._held_bytes:
+            self._hold(self.inbox.held_bytes)
+        return message
 
     def put_back(self, message: bytes) -> None:
         """Have a message that was received come again: whoever guards the handler has only looked at it."""
@@ -182,6 +185,11 @@ class StreamCall(ServerCall):
         """True if its unfinished message comes in far too small pieces."""
         return self.inbox.assembler.crumbled
 
+    @property
+    def is_busy(self) -> bool:
+        """True while what has come is not unpacked."""
+        return self.inbox.assembler.is_busy
+
     def on_data(self, data: bytes, end_stream: bool) -> None:
         """Take a piece of the request stream."""
         core = self._core
@@ -205,6 +213,8 @@ class StreamCall(ServerCall):
         self._core.hold(size - held)
 
     def _half_closed(self) -> None:
+        if self.inbox.assembler.is_busy:
+            return
         self.request_done = True
         if self.inbox.assembler.held_bytes:
             raise RpcError(Code.INTERNAL, "unexpected EOF")
@@ -223,7 +233,7 @@ class StreamCall(ServerCall):
     def released(self) -> None:
         """Stop the handler of a cancelled call, wake its sender, give the windows back."""
         self._hold(0)
-        self.inbox.assembler.held_bytes = 0
+        self.inbox.assembler.drop()
         self.inbox.discard()
         self.inbox.release()
         if self._state == ANSWERED and self.sent_bytes:
