@@ -49,8 +49,8 @@ def message_too_large(length: int, limit: int) -> RpcError:
     return RpcError(Code.RESOURCE_EXHAUSTED, f"grpc: received message larger than max ({length} vs. {limit})")
 
 
-def check_prefix(flag: int, length: int, limit: int, encoding: bytes | None, on_server: bool = True) -> None:
-    """Raise the RpcError of grpc-go for a prefix that cannot be accepted.
+def refusal_of(flag: int, length: int, limit: int, encoding: bytes | None, on_server: bool = True) -> RpcError:
+    """Return the error of grpc-go for a prefix that cannot be accepted.
 
     Args:
         flag, length: of the prefix; the length in bytes.
@@ -59,11 +59,10 @@ def check_prefix(flag: int, length: int, limit: int, encoding: bytes | None, on_
         on_server: which side refuses: the texts differ.
     """
     if flag == 1:
-        raise _compressed(encoding, on_server)
+        return _compressed(encoding, on_server)
     if flag != 0:
-        raise RpcError(Code.INTERNAL, f"grpc: received unexpected payload format {flag}")
-    if length > limit:
-        raise message_too_large(length, limit)
+        return RpcError(Code.INTERNAL, f"grpc: received unexpected payload format {flag}")
+    return message_too_large(length, limit)
 
 
 def _compressed(encoding: bytes | None, on_server: bool) -> RpcError:
@@ -143,7 +142,7 @@ class MessageAssembler:
         while size - offset >= PREFIX_BYTES:
             flag, length = _unpack(data, offset)
             if flag or length > self._limit:
-                check_prefix(flag, length, self._limit, self._encoding, self._on_server)
+                raise refusal_of(flag, length, self._limit, self._encoding, self._on_server)
             end = offset + PREFIX_BYTES + length
             if end > size:
                 self._need = PREFIX_BYTES + length

@@ -15,7 +15,7 @@ import zlib
 from collections import deque
 from typing import Final
 
-from raftkv.rpc.framing import PREFIX, PREFIX_BYTES, MessageAssembler, check_prefix, message_too_large
+from raftkv.rpc.framing import PREFIX, PREFIX_BYTES, MessageAssembler, message_too_large, refusal_of
 from raftkv.rpc.status import Code, RpcError
 
 PIECE_BYTES: Final = 8 * 1024
@@ -127,11 +127,13 @@ class PackedAssembler(MessageAssembler):
     While ``is_busy``, ``feed(b"")`` goes on with what has come, and nothing else may be fed.
     """
 
-    __slots__ = ("_kept_bytes", "_unpacking", "_waiting", "_waiting_bytes")
+    __slots__ = ("_kept_bytes", "_refused", "_unpacking", "_waiting", "_waiting_bytes")
 
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(limit_bytes, GZIP)
         self._kept_bytes = 0
+        self._refused: tuple[int, int] | None = None
+        """The flag and the length that end the call, behind the messages that wait."""
         self._unpacking: Unpacking | None = None
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._waiting_bytes = 0
@@ -139,7 +141,7 @@ class PackedAssembler(MessageAssembler):
     @property
     def is_busy(self) -> bool:
         """Whether messages that have come are not unpacked yet."""
-        return self._unpacking is not None or len(self._waiting) > 0
+        return self._unpacking is not None or len(self._waiting) > 0 or self._refused is not None
 
     def feed(self, data: bytes) -> list[bytes]:
         """Take a payload, or go on with the last one; returns what is whole."""
@@ -148,7 +150,7 @@ class PackedAssembler(MessageAssembler):
     def drop(self) -> None:
         """Forget what has come."""
         super().drop()
-        self._unpacking = None
+        self._unpacking = self._refused = None
         self._waiting.clear()
         self._waiting_bytes = 0
 
@@ -159,7 +161,9 @@ class PackedAssembler(MessageAssembler):
         while size - offset >= PREFIX_BYTES:
             flag, length = PREFIX.unpack_from(data, offset)
             if flag > 1 or length > self._limit:
-                check_prefix(flag & ~1, length, self._limit, GZIP)
+                self._refused = (0 if flag == 1 else flag, length)
+                offset = size
+                break
             end = offset + PREFIX_BYTES + length
             if end > size:
                 self._need = PREFIX_BYTES + length
@@ -169,13 +173,15 @@ class PackedAssembler(MessageAssembler):
             offset = end
         self._keep(data[offset:])
         self._kept_bytes = self.held_bytes
-        return self._go_on() if self._waiting else []
+        return self._go_on() if self.is_busy else []
 
     def _go_on(self) -> list[bytes]:
         """Do one step with the first message that is not unpacked."""
         unpacking = self._unpacking
         message: bytes | None = None
         if unpacking is None:
+            if not self._waiting and self._refused is not None:
+                raise refusal_of(*self._refused, self._limit, GZIP)
             flag, message = self._waiting.popleft()
             self._waiting_bytes -= len(message)
             if flag:

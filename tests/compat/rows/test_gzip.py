@@ -1,4 +1,4 @@
-"""Compressed requests: what clients of gRPC send with one flag, and what no client sends, asked of etcd and of raftkv."""
+"""Compressed requests, to etcd and to raftkv: what clients of gRPC send with one flag, and what no client sends."""
 
 from __future__ import annotations
 
@@ -58,7 +58,11 @@ ROWS: dict[str, tuple[str | None, bytes, tuple[int, str]]] = {
     "ten octets": ("gzip", framed(PACKED[:8] + b"\0\0"), (13, CUT)),
     "another head": ("gzip", framed(b"no gzip at all"), (13, HEADER)),
     "another method": ("gzip", framed(PACKED[:2] + b"\x07" + PACKED[3:]), (13, HEADER)),
-    "a wrong check of the head": ("gzip", framed(PACKED[:3] + b"\x02" + PACKED[4:10] + b"zz" + PACKED[10:]), (13, HEADER)),
+    "a wrong check of the head": (
+        "gzip",
+        framed(PACKED[:3] + b"\x02" + PACKED[4:10] + b"zz" + PACKED[10:]),
+        (13, HEADER),
+    ),
     "cut": ("gzip", framed(PACKED[:-9]), (13, CUT)),
     "a wrong checksum": ("gzip", framed(PACKED[:-8] + bytes(4) + PACKED[-4:]), (13, CHECKSUM)),
     "a wrong size": ("gzip", framed(PACKED[:-4] + b"\1\0\0\0"), (13, CHECKSUM)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -77,7 +78,7 @@ def test_a_bomb_is_unpacked_a_piece_at_a_time_and_counted() -> None:
     assert got == [message, message]
     steps = len(sizes) // 2
     assert steps >= LIMIT_BYTES // ROOM_BYTES
-    rises = [after - before for before, after in zip(sizes, sizes[1:], strict=False)]
+    rises = [after - before for before, after in pairwise(sizes)]
     assert max(rises) <= ROOM_BYTES
     assert max(sizes) > LIMIT_BYTES - 2 * ROOM_BYTES
     assert sizes[-1] == 0
