@@ -262,10 +262,11 @@ LARGE_BYTES: Final = 64 * 1024
 class UnaryCall(ServerCall):
     """One request, one answer: ``reply(bytes)`` or ``fail(code, text)``, at once or later from the loop."""
 
-    __slots__ = ("assembler", "message")
+    __slots__ = ("_kept_bytes", "assembler", "message")
 
     def __init__(self, core: ServerCore, stream_id: int, headers: Headers, route: Route) -> None:
         super().__init__(core, stream_id, headers, route)
+        self._kept_bytes = 0
         self.assembler: MessageAssembler | None = None
         self.message: bytes | None = None
 
@@ -401,7 +402,12 @@ class UnaryCall(ServerCall):
             raise RpcError(Code.INTERNAL, "unexpected EOF")
         if self.message is None:
             raise RpcError(Code.INTERNAL, NO_MESSAGE)
-        self._core.run_unary(self, self._take_message(self.message))
+        message = self._take_message(self.message)
+        # What it asks for may have to wait: for a leader, a lock, a quorum.
+        self._kept_bytes = len(message)
+        self._core.keep(self._kept_bytes)
+        if self._state == OPEN:
+            self._core.run_unary(self, message)
 
     def _take_message(self, message: bytes) -> bytes:
         self.message = None
@@ -409,7 +415,10 @@ class UnaryCall(ServerCall):
         return message
 
     def released(self) -> None:
-        """Forget an unfinished message, and one without the end of its request."""
+        """Forget an unfinished message, and one without the end of its request; a whole one is over."""
+        if self._kept_bytes:
+            self._core.keep(-self._kept_bytes)
+            self._kept_bytes = 0
         if self.message is not None:
             self._take_message(self.message)
         if self.assembler is not None:

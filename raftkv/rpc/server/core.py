@@ -130,7 +130,7 @@ class ServerCore:
         self.settled = False
         self.severed = False
         """Set when the connection has gone and this end did not close it."""
-        self.held_bytes = 0
+        self.held_bytes = self._kept_bytes = 0
         self._calls_bytes = self._unread_bytes = 0
         self.account = AnswerAccount(environment.answers, limits, environment.clock, self)
         self._environment = environment
@@ -531,6 +531,7 @@ class ServerCore:
         self._drain_watch.clear()
         self.h2.stop()
         self.hold(-self.held_bytes)
+        self.keep(-self._kept_bytes)
         self._holds = False
         self._calls_bytes = self._unread_bytes = 0
         self.account.close()
@@ -553,8 +554,8 @@ class ServerCore:
     # ---- what the account of its answers uses
 
     def held_size(self) -> int:
-        """Bytes of unfinished messages."""
-        return self.held_bytes
+        """Bytes of unfinished messages, and of large requests that are not answered."""
+        return self.held_bytes + self._kept_bytes
 
     def queued_size(self) -> int:
         """Bytes of bodies that have not left."""
@@ -659,6 +660,20 @@ class ServerCore:
             return
         self.held_bytes += amount
         self._environment.answers.held_bytes += amount
+
+    def keep(self, amount: int) -> None:
+        """Account for bytes of requests until they are answered: of all connections, since one may ask for much.
+
+        Args:
+            amount: of a large request; negative when it is over.
+        """
+        if not self._holds:
+            return
+        self._kept_bytes += amount
+        budget = self._environment.answers
+        budget.held_bytes += amount
+        if budget.held_bytes > budget.held_limit_bytes and amount > 0:
+            budget.drop_greediest()
 
     def check_held(self) -> None:
         """Raise RESOURCE_EXHAUSTED when the unfinished messages of the connection are too many."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from raftkv.rpc.framing import frame
 from raftkv.rpc.h2 import OK_TRAILERS, RESPONSE_HEADERS, H2Error
@@ -21,6 +21,9 @@ from raftkv.rpc.status import Code, Headers, RpcError
 if TYPE_CHECKING:
     from raftkv.rpc.server.core import ServerCore
     from raftkv.rpc.server.router import Route
+
+KEPT_BYTES_MIN: Final = 16 * 1024
+"""A first request above this is counted until the call is over; smaller ones are within what any call is counted as."""
 
 StreamHandler = Callable[["StreamCall"], Awaitable[None]]
 
@@ -39,6 +42,7 @@ class StreamCall(ServerCall):
         "_drained",
         "_held_bytes",
         "_initial",
+        "_kept_bytes",
         "_on_room",
         "_sent_headers",
         "inbox",
@@ -49,7 +53,7 @@ class StreamCall(ServerCall):
         super().__init__(core, stream_id, headers, route)
         self.inbox = Inbox(core.assembler(route.is_packed), partial(core.consume_of, stream_id))
         self.sent_bytes = 0
-        self._held_bytes = 0
+        self._held_bytes = self._kept_bytes = 0
         self._drained: asyncio.Future[None] | None = None
         self._on_room: Callable[[], None] | None = None
         self._initial: Headers = ()
@@ -71,6 +75,10 @@ class StreamCall(ServerCall):
         message = await self.inbox.get()
         if self._held_bytes:
             self._hold(self.inbox.held_bytes)
+        # Most streams have one request, and keep it till their end.
+        if message is not None and len(message) > KEPT_BYTES_MIN and not self._kept_bytes and self._state == OPEN:
+            self._kept_bytes = len(message)
+            self._core.keep(self._kept_bytes)
         return message
 
     def put_back(self, message: bytes) -> None:
@@ -233,6 +241,9 @@ class StreamCall(ServerCall):
     def released(self) -> None:
         """Stop the handler of a cancelled call, wake its sender, give the windows back."""
         self._hold(0)
+        if self._kept_bytes:
+            self._core.keep(-self._kept_bytes)
+            self._kept_bytes = 0
         self.inbox.assembler.drop()
         self.inbox.discard()
         self.inbox.release()

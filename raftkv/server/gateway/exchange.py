@@ -165,6 +165,9 @@ class Exchange:
     def hold(self, amount: int) -> None:
         """The request is counted where its bytes are read."""
 
+    def keep(self, amount: int) -> None:
+        """The request is counted where its bytes are read."""
+
     # ---- what unary calls ask of their engine
 
     def answer(self, stream_id: int, message: bytes) -> bool:
