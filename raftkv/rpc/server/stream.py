@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 KEPT_BYTES_MIN: Final = 16 * 1024
 """A first request above this is counted until the call is over; smaller ones are within what any call is counted as."""
+KEPT_TIMES: Final = 4
+"""It is kept as bytes, as a message, and as what the handler makes of its fields, such as the ends of an interval."""
 
 StreamHandler = Callable[["StreamCall"], Awaitable[None]]
 
@@ -77,7 +79,7 @@ class StreamCall(ServerCall):
             self._hold(self.inbox.held_bytes)
         # Most streams have one request, and keep it till their end.
         if message is not None and len(message) > KEPT_BYTES_MIN and not self._kept_bytes and self._state == OPEN:
-            self._kept_bytes = len(message)
+            self._kept_bytes = KEPT_TIMES * len(message)
             self._core.keep(self._kept_bytes)
         return message
 
@@ -160,7 +162,10 @@ class StreamCall(ServerCall):
         """Send the response header now, with initial metadata (header form); only the first call counts."""
         if not self._sent_headers:
             self._sent_headers = True
-            self._core.h2.send_headers(self.stream_id, RESPONSE_HEADERS + metadata)
+            try:
+                self._core.h2.send_headers(self.stream_id, RESPONSE_HEADERS + metadata)
+            except H2Error:
+                return  # the close of the stream is about to be reported
             self._core.answered()
 
     @property

@@ -19,7 +19,7 @@ from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.core import RECEIVE_S, Environment, Peer, ServerCore
 from raftkv.rpc.server.listened import ListenedCall
 from raftkv.rpc.server.router import Route, Router
-from raftkv.rpc.server.stream import TaskCall
+from raftkv.rpc.server.stream import KEPT_TIMES, TaskCall
 from tests.rpc import raw
 from tests.rpc import services as s
 from tests.rpc.loop import on_loop, until
@@ -63,10 +63,11 @@ class End:
             clock=lambda: next(ticks) * LOOK_S,
             wheel=DeadlineWheel(lambda when: None),
             spawn=asyncio.ensure_future,
-            report=lambda path, error: None,
+            report=lambda path, error: self.reports.append(error),
             translate=lambda error: None,
             answers=AnswerBudget(limits),
         )
+        self.reports: list[BaseException] = []
         self.core = ServerCore(router, limits, self.environment, Peer())
         self.core.receive(raw.PREFACE + raw.settings())
 
@@ -200,7 +201,7 @@ async def test_messages_that_nobody_reads_are_counted_until_somebody_does(is_pac
 @on_loop
 async def test_large_requests_are_counted_until_they_are_answered() -> None:
     """What they ask for may wait for a leader, a lock or a quorum: thousands of calls of one connection may."""
-    limits = ServerLimits(process_assembly_bytes=8 * MIB)
+    limits = ServerLimits(process_assembly_bytes=16 * MIB)
     end = End(limits)
     calls: list[UnaryCall] = []
     router = Router()
@@ -208,6 +209,7 @@ async def test_large_requests_are_counted_until_they_are_answered() -> None:
 
     async def reader(call: TaskCall) -> None:
         await call.receive()
+        call.send_headers()
         await asyncio.Event().wait()
 
     router.add(Route(READ, TaskCall, reader))
@@ -218,24 +220,26 @@ async def test_large_requests_are_counted_until_they_are_answered() -> None:
     async def ask(stream_id: int, path: str) -> None:
         end.core.receive(asked(stream_id, path, packed(2 * MIB)))
         end.finish()
-        await asyncio.sleep(0)
+        for _ in range(5):
+            await asyncio.sleep(0)
 
     for stream_id in (1, 3):
         await ask(stream_id, UNARY)
     assert answers.held_bytes == 4 * MIB
     await ask(5, READ)
-    assert answers.held_bytes == end.core.held_size() == 6 * MIB
+    assert answers.held_bytes == end.core.held_size() == 4 * MIB + KEPT_TIMES * 2 * MIB
     calls[0].reply(b"")
-    assert answers.held_bytes == 4 * MIB
+    assert answers.held_bytes == 2 * MIB + KEPT_TIMES * 2 * MIB
     end.core.receive(raw.reset(3) + raw.reset(5))
     end.finish()
     assert answers.held_bytes == 0
-    for stream_id in range(7, 17, 2):
-        await ask(stream_id, UNARY)
+    for stream_id in range(7, 13, 2):
+        await ask(stream_id, READ)
     assert end.core.closing
     assert answers.held_bytes == 0
     assert answers.ended_total == 1
     end.core.close_calls()
+    assert end.reports == []
 
 
 @on_loop
