@@ -11,6 +11,7 @@ import itertools
 
 import pytest
 
+from raftkv.rpc import Channel, StreamCall
 from raftkv.rpc.deadlines import DeadlineWheel
 from raftkv.rpc.framing import PREFIX, frame
 from raftkv.rpc.limits import ServerLimits
@@ -22,7 +23,7 @@ from raftkv.rpc.server.router import Route, Router
 from raftkv.rpc.server.stream import KEPT_TIMES, TaskCall
 from tests.rpc import raw
 from tests.rpc import services as s
-from tests.rpc.loop import on_loop, until
+from tests.rpc.loop import failure, on_loop, until
 
 MIB = 1024 * 1024
 LOOK_S = 0.001
@@ -240,6 +241,23 @@ async def test_large_requests_are_counted_until_they_are_answered() -> None:
     assert answers.ended_total == 1
     end.core.close_calls()
     assert end.reports == []
+
+
+@on_loop
+async def test_a_handler_need_not_know_that_its_call_is_over() -> None:
+    """It was given up over its head; the header that it sends then is no failure of its own."""
+    async with s.echo_server() as echo:
+
+        async def given_up(call: StreamCall) -> None:
+            await call.receive()
+            call.fail(8, "given up")
+            call.send_headers()
+
+        echo.server.stream(READ, given_up)
+        async with Channel(echo.target) as channel, channel.stream(READ) as stream:
+            await stream.send(b"")
+            assert (await failure(stream.receive())).text == "given up"
+        assert echo.reported == []
 
 
 @on_loop
