@@ -51,7 +51,7 @@ _NAMES = {
         "candidate confchange config core follower leader log memory_log progress quorum raw_node read_index "
         "replication tracker types"
     ),
-    "raftkv/rpc": "cork deadlines framing h2 inbox limits metadata policing protocol stall",
+    "raftkv/rpc": "cork deadlines framing h2 inbox limits metadata packed policing protocol stall",
     "raftkv/rpc/http2": (
         "client connection control fields frames hpack huffman listener sending server streams tables"
     ),

@@ -29,7 +29,7 @@ from raftkv.apply import request as requests
 from raftkv.apply.alarms import Alarms
 from raftkv.apply.auth.caller import Caller
 from raftkv.apply.auth.rights import KINDS_OF_MEMBERS, Rights
-from raftkv.apply.auth.store import AuthStore
+from raftkv.apply.auth.store import AuthStore, Pieces
 from raftkv.apply.downgrade import Downgrade
 from raftkv.apply.leases import Leases
 from raftkv.apply.membership import Membership
@@ -493,8 +493,14 @@ class Applier:
         body = b"" if quota is None else admin_pb2.QuotaSetResponse(quota=quota.message()).SerializeToString()
         return Outcome(self.store.revision, body)
 
-    def _auth(self, change: raft_pb2.AuthChange) -> Outcome:
+    def _auth(self, change: raft_pb2.AuthChange) -> Outcome | Work:
         answer = self.auth.execute(change, self.index)
+        if isinstance(answer, Generator):
+            return self._auth_in_pieces(answer)
+        return Outcome(self.store.revision, answer.SerializeToString())
+
+    def _auth_in_pieces(self, pieces: Pieces) -> Work:
+        answer = yield from pieces
         return Outcome(self.store.revision, answer.SerializeToString())
 
     def _downgrade(self, wanted: rpc_pb2.DowngradeInfo) -> Outcome:

@@ -15,12 +15,13 @@ from .errors import (
     DROPPED_TRANSFER,
     DROPPED_UNCOMMITTED_LIMIT,
     ConfChangeError,
+    InvalidMessage,
     InvariantError,
     ProposalDropped,
 )
 from .progress import PROBE, REPLICATE, SNAPSHOT, Progress
 from .read_index import ReadRequest
-from .types import NONE, Entry, EntryType, Message, MessageType, ReadState, StateRole
+from .types import INDEX_MAX, NONE, Entry, EntryType, Message, MessageType, ReadState, StateRole
 
 if TYPE_CHECKING:
     from .core import Raft
@@ -105,6 +106,8 @@ def _handle_append_response(raft: Raft, message: Message, progress: Progress) ->
         _handle_rejection(raft, message, progress)
         return
     if index > log.last_index:
+        if index > INDEX_MAX:
+            raise InvalidMessage(f"{message.from_} acknowledged {index}, beyond any log")
         raise InvariantError(f"{message.from_} acknowledged {index}, our log ends at {log.last_index}")
     # Old news, except that a probed follower at its known match shows that it is reachable again.
     if not progress.maybe_update(index) and not (progress.match == index and progress.state is PROBE):

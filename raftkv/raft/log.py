@@ -28,7 +28,7 @@ from collections import deque
 from .config import NO_LIMIT
 from .errors import CompactedError, InvalidMessage, InvariantError, UnavailableError
 from .memory_log import ENTRY_OVERHEAD_BYTES, LogReader, MemoryLog, limit_size, size_of
-from .types import Entry, SnapshotMeta
+from .types import INDEX_MAX, Entry, SnapshotMeta
 
 __all__ = ["ENTRY_OVERHEAD_BYTES", "LogReader", "MemoryLog", "RaftLog", "Unstable", "limit_size", "size_of"]
 
@@ -303,6 +303,8 @@ class RaftLog:
         """Raise the commit index; a smaller one changes nothing."""
         if index > self.committed:
             if index > self.last_index:
+                if index > INDEX_MAX:
+                    raise InvalidMessage(f"commit {index} is beyond any log")
                 raise InvariantError(
                     f"commit {index} is beyond the last entry {self.last_index}: "
                     "was the log corrupted, truncated or lost?"

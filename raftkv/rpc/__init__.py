@@ -26,7 +26,7 @@ Example::
     async with Channel(f"127.0.0.1:{port}") as channel:
         assert await channel.unary("/pkg.Echo/Say", b"hello", timeout_s=5) == b"hello"
 
-Leaves out: retries, load balancing (the client library), authentication of users, compression.
+Leaves out: retries, load balancing (the client library), authentication of users, compression of what is sent.
 
 A name below is imported when it is first used, so that a client does not load the server, nor a server the client.
 """

@@ -6,7 +6,7 @@
 
 Any cutting of the bytes gives the same messages. The length is checked when the prefix is known, before a byte of
 the message is kept, so a peer can make us hold at most one message below the limit per stream.
-Compression is not offered: a set flag is an error, worded as grpc-go words it.
+A set flag is an error here, worded as grpc-go words it; ``packed`` has the messages of calls that compress them.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def message_too_large(length: int, limit: int) -> RpcError:
     return RpcError(Code.RESOURCE_EXHAUSTED, f"grpc: received message larger than max ({length} vs. {limit})")
 
 
-def check_prefix(flag: int, length: int, limit: int, encoding: bytes | None, on_server: bool = True) -> None:
-    """Raise the RpcError of grpc-go for a prefix that cannot be accepted.
+def refusal_of(flag: int, length: int, limit: int, encoding: bytes | None, on_server: bool = True) -> RpcError:
+    """Return the error of grpc-go for a prefix that cannot be accepted.
 
     Args:
         flag, length: of the prefix; the length in bytes.
@@ -59,11 +59,10 @@ def check_prefix(flag: int, length: int, limit: int, encoding: bytes | None, on_
         on_server: which side refuses: the texts differ.
     """
     if flag == 1:
-        raise _compressed(encoding, on_server)
+        return _compressed(encoding, on_server)
     if flag != 0:
-        raise RpcError(Code.INTERNAL, f"grpc: received unexpected payload format {flag}")
-    if length > limit:
-        raise message_too_large(length, limit)
+        return RpcError(Code.INTERNAL, f"grpc: received unexpected payload format {flag}")
+    return message_too_large(length, limit)
 
 
 def _compressed(encoding: bytes | None, on_server: bool) -> RpcError:
@@ -105,6 +104,16 @@ class MessageAssembler:
         """True if the unfinished message comes in pieces so small that taking them costs more than it is worth."""
         return self.pieces > PIECES_FREE and self.pieces * PIECE_BYTES_MIN > self.held_bytes
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether messages that have come are not ready yet; here they are always."""
+        return False
+
+    def drop(self) -> None:
+        """Forget what has come."""
+        self._chunks.clear()
+        self.held_bytes = self.pieces = 0
+
     def feed(self, data: bytes) -> list[bytes]:
         """Take a payload, return the messages it completes.
 
@@ -133,7 +142,7 @@ class MessageAssembler:
         while size - offset >= PREFIX_BYTES:
             flag, length = _unpack(data, offset)
             if flag or length > self._limit:
-                check_prefix(flag, length, self._limit, self._encoding, self._on_server)
+                raise refusal_of(flag, length, self._limit, self._encoding, self._on_server)
             end = offset + PREFIX_BYTES + length
             if end > size:
                 self._need = PREFIX_BYTES + length

@@ -115,8 +115,15 @@ class Inbox:
 
     @property
     def held_bytes(self) -> int:
-        """Memory that is not held back by the window: the unfinished message, and what messages cost as objects."""
-        return self.assembler.held_bytes + MESSAGE_OVERHEAD_BYTES * len(self._messages)
+        """Memory that is not held back by the window.
+
+        That is the unfinished message, what messages cost as objects, and of those that nobody has read the part that
+        was given back before they were whole, or came out of less.
+        """
+        held, count = self.assembler.held_bytes, len(self._messages)
+        if count:
+            held += MESSAGE_OVERHEAD_BYTES * count + max(0, self.unread - self.unacknowledged)
+        return held
 
     @property
     def unacknowledged(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 
 from bench.hostile.attacker import EVERYTHING, KV, Attacker, RawConnection, grpc_request
 from bench.hostile.rows.row import Row
@@ -136,6 +137,38 @@ async def _halves(attacker: Attacker) -> None:
             connection.close()
 
 
+async def _packed(attacker: Attacker) -> None:
+    """Messages of 2 MB that are 2 KB on the wire, one behind the other: puts, and requests of keep-alive streams."""
+    await asyncio.gather(*(_bombs(attacker) for _ in range(attacker.connections(20))))
+
+
+async def _bombs(attacker: Attacker) -> None:
+    data = gzip.compress(rpc_pb2.PutRequest(key=b"k", value=bytes(2_000_000)).SerializeToString())
+    message = b"\1" + len(data).to_bytes(4, "big") + data
+    extra = (b"grpc-encoding", b"gzip")
+    put, keep = (raw.grpc_headers(path, extra) for path in (KV + "Put", "/etcdserverpb.Lease/LeaseKeepAlive"))
+    while not attacker.is_over():
+        connection = await _open(attacker)
+        if connection is None:
+            continue
+        connection.discard_answers()
+        stream_id, alive = 1, True
+        while alive and not attacker.is_over():
+            calls = b"".join(
+                raw.headers(number, put)
+                + raw.message(number, message, raw.END_STREAM)
+                + raw.headers(number + 2, keep)
+                + raw.message(number + 2, message * 7)
+                + raw.reset(number + 2)
+                for number in range(stream_id, stream_id + 40, 4)
+            )
+            stream_id += 40
+            alive = await connection.send(calls)
+            await asyncio.sleep(0)
+        connection.close()
+        attacker.refused("connection closed")
+
+
 ROWS = (
     Row("flood-ping", "PING frames as fast as they are taken", _pings),
     Row("flood-settings", "SETTINGS frames as fast as they are taken", _settings),
@@ -144,5 +177,6 @@ ROWS = (
     Row("flood-reset", "requests that are reset at once, as fast as they are taken", _resets),
     Row("closed-window", "100 reads of 20 MB each that have no window for the answers", _closed_window, _fill_20mb),
     Row("slow-readers", "20 clients read 1,000 values of 1 MB, 200 KB a second", _slow_readers, _fill_1000_large),
+    Row("gzip", "20 connections with compressed messages of 2 KB that are 2 MB", _packed),
     Row("unfinished", "1,000 puts of 1 MB of which 16 KB come", _halves),
 )

@@ -1,6 +1,6 @@
 """Users and roles, and whether users are asked for: replicated, in buckets of their own.
 
-    auth.execute(raft_pb2.AuthChange(user_add=...), index)   # applies an entry: a response, or StatusError
+    auth.execute(raft_pb2.AuthChange(user_add=...), index)   # applies an entry: a response, pieces, or StatusError
     auth.users[b"alice"].password_hash                       # for reading; roles by name in ``auth.roles``
     auth.on_change.append(callback)                          # revision or is_enabled may have changed
 
@@ -25,7 +25,7 @@ from __future__ import annotations
 import base64
 import binascii
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, Final
 
 from raftkv import errors
@@ -35,6 +35,9 @@ from raftkv.apply.auth.permissions import is_interval
 from raftkv.apply.auth.records import ROOT, ROOT_USER, Role, User
 from raftkv.pb import auth_pb2, raft_pb2, rpc_pb2
 from raftkv.storage import schema
+
+Pieces = Generator[None, None, Any]
+"""Work that pauses now and then, and returns the response."""
 
 OnTokenGrant = Callable[[bytes, bytes, int], None]
 """Gets user, SHA-256 of the token's secret part, and the index of the entry."""
@@ -123,11 +126,14 @@ class AuthStore:
         return found is not None and role in found.message.roles
 
     def execute(self, change: raft_pb2.AuthChange, index: int) -> Any:
-        """Carry out a change; return the response, without header.
+        """Carry out a change.
 
         Arguments:
             change: of an entry.
             index: of the entry.
+
+        Returns:
+            The response, without header; or work to be driven to its end, which returns it.
 
         Raises:
             StatusError: it is refused; nothing has changed.
@@ -244,10 +250,13 @@ class AuthStore:
         self._changed()
         return rpc_pb2.AuthRoleAddResponse()
 
-    def _role_delete(self, request: rpc_pb2.AuthRoleDeleteRequest) -> rpc_pb2.AuthRoleDeleteResponse:
+    def _role_delete(self, request: rpc_pb2.AuthRoleDeleteRequest) -> Pieces:
         if self.is_enabled and request.role == ROOT:
             raise errors.InvalidAuthManagementError
-        self.directory.delete_role(self._role(request.role))
+        return self._role_delete_in_pieces(self._role(request.role))
+
+    def _role_delete_in_pieces(self, role: Role) -> Pieces:
+        yield from self.directory.delete_role(role)
         self._changed()
         return rpc_pb2.AuthRoleDeleteResponse()
 

@@ -164,6 +164,11 @@ class ServerCall:
         """True if its unfinished message comes in far too small pieces."""
         return False
 
+    @property
+    def is_busy(self) -> bool:
+        """True while messages that have come are not unpacked: ``on_data`` goes on with them, and must come next."""
+        return False
+
     def on_data(self, data: bytes, end_stream: bool) -> None:
         """Take a piece of the request body."""
         raise NotImplementedError
@@ -257,10 +262,11 @@ LARGE_BYTES: Final = 64 * 1024
 class UnaryCall(ServerCall):
     """One request, one answer: ``reply(bytes)`` or ``fail(code, text)``, at once or later from the loop."""
 
-    __slots__ = ("assembler", "message")
+    __slots__ = ("_kept_bytes", "assembler", "message")
 
     def __init__(self, core: ServerCore, stream_id: int, headers: Headers, route: Route) -> None:
         super().__init__(core, stream_id, headers, route)
+        self._kept_bytes = 0
         self.assembler: MessageAssembler | None = None
         self.message: bytes | None = None
 
@@ -268,6 +274,11 @@ class UnaryCall(ServerCall):
     def crumbled(self) -> bool:
         """True if its unfinished message comes in far too small pieces."""
         return self.assembler is not None and self.assembler.crumbled
+
+    @property
+    def is_busy(self) -> bool:
+        """True while what has come is not unpacked."""
+        return self.assembler is not None and self.assembler.is_busy
 
     def reply(self, message: bytes, trailers: Headers = ()) -> None:
         """Answer OK.
@@ -367,7 +378,7 @@ class UnaryCall(ServerCall):
         core = self._core
         assembler = self.assembler
         if assembler is None:
-            assembler = self.assembler = core.assembler()
+            assembler = self.assembler = core.assembler(self.route.is_packed)
         held = assembler.held_bytes
         try:
             messages = assembler.feed(data)
@@ -378,21 +389,38 @@ class UnaryCall(ServerCall):
             if self.message is not None:
                 raise RpcError(Code.INTERNAL, TOO_MANY_MESSAGES)
             self.message = message
+            core.hold(len(message))  # the end of the request may be long in coming
         core.check_held()
         if end_stream and self._state == OPEN:
             self._request_complete(assembler)
 
     def _request_complete(self, assembler: MessageAssembler) -> None:
+        if assembler.is_busy:
+            return
         self.request_done = True
         if assembler.held_bytes:
             raise RpcError(Code.INTERNAL, "unexpected EOF")
         if self.message is None:
             raise RpcError(Code.INTERNAL, NO_MESSAGE)
-        message, self.message = self.message, None
-        self._core.run_unary(self, message)
+        message = self._take_message(self.message)
+        # What it asks for may have to wait: for a leader, a lock, a quorum.
+        self._kept_bytes = len(message)
+        self._core.keep(self._kept_bytes)
+        if self._state == OPEN:
+            self._core.run_unary(self, message)
+
+    def _take_message(self, message: bytes) -> bytes:
+        self.message = None
+        self._core.hold(-len(message))
+        return message
 
     def released(self) -> None:
-        """Forget an unfinished message."""
+        """Forget an unfinished message, and one without the end of its request; a whole one is over."""
+        if self._kept_bytes:
+            self._core.keep(-self._kept_bytes)
+            self._kept_bytes = 0
+        if self.message is not None:
+            self._take_message(self.message)
         if self.assembler is not None:
             self._core.hold(-self.assembler.held_bytes)
             self.assembler = None

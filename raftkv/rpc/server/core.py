@@ -39,6 +39,7 @@ from raftkv.rpc.h2 import (
 from raftkv.rpc.http2.streams import Outbox
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.metadata import decode_timeout
+from raftkv.rpc.packed import ENCODINGS, GZIP, PackedAssembler
 from raftkv.rpc.policing import PingPolicy, ResetAllowance, TokenBucket, UpdateAllowance
 from raftkv.rpc.protocol import DrainWatcher
 from raftkv.rpc.server.budget import CONNECTION_FULL, NOT_READ, AnswerAccount, AnswerBudget, StallWatch
@@ -123,7 +124,7 @@ class ServerCore:
         self.settled = False
         self.severed = False
         """Set when the connection has gone and this end did not close it."""
-        self.held_bytes = 0
+        self.held_bytes = self._kept_bytes = 0
         self._calls_bytes = self._unread_bytes = 0
         self.account = AnswerAccount(environment.answers, limits, environment.clock, self)
         self._environment = environment
@@ -141,6 +142,8 @@ class ServerCore:
         self._queued_bytes = 0
         self._until_s = 0.0
         self._holds = True
+        self._busy_call: ServerCall | None = None
+        self._busy_ends = False
         self._freeing: list[Outbox] = []
         self._stalls = StallWatch(limits.send_stall_timeout_s)
         self._drain_watch: set[DrainWatcher] = set()
@@ -173,7 +176,10 @@ class ServerCore:
         h2 = self.h2
         self._overloaded = self.account.full
         self._until_s = self._environment.clock() + RECEIVE_S
-        h2.go_on()
+        if self._busy_call is not None:
+            self._unpack(self._busy_call, self._busy_ends)
+        if self._busy_call is None:
+            h2.go_on()
         self._received(h2)
 
     @property
@@ -211,12 +217,14 @@ class ServerCore:
     def prepare(self, fields: Headers) -> Route | None:
         """Return the route that the header of a request asks for; None: it is no usual call, and is looked at again."""
         found = dict(fields)
-        route = self._routes.get(found.get(b":path", b""))
+        encoding = found.get(b"grpc-encoding", b"identity")
+        routes = self._router.packed_routes if encoding == GZIP else self._routes
+        route = routes.get(found.get(b":path", b""))
         is_usual = (
             route is not None
             and found.get(b"content-type") in GRPC_CONTENT_TYPES
             and found[b":method"] == b"POST"
-            and found.get(b"grpc-encoding", b"identity") == b"identity"
+            and encoding in ENCODINGS
             and (b"origin" not in found or self._router.origins.allows(found[b"origin"].decode("latin-1")))
         )
         return route if is_usual else None
@@ -314,9 +322,27 @@ class ServerCore:
         if not data and not end_stream:
             self._count_control()
         call.on_data(data, end_stream)
-        if self.held_bytes and call.crumbled:
-            self.abort(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_small_frames")
+        if self.held_bytes:
+            if call.is_busy:
+                self._unpack(call, end_stream)
+            elif call.crumbled:
+                self.abort(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_small_frames")
         self._look_at_clock()
+
+    def _unpack(self, call: ServerCall, end_stream: bool) -> None:
+        """Go on with the compressed messages of a call until its time is over: no frame is looked at before the last.
+
+        Args:
+            call: is busy with them.
+            end_stream: whether its request ends with them.
+        """
+        self._busy_call = None
+        while call.is_busy:
+            if self._environment.clock() > self._until_s and self.h2 is not CLOSED:
+                self._busy_call, self._busy_ends = call, end_stream
+                self.h2.is_held = True
+                return
+            call.on_data(b"", end_stream)
 
     def run_unary(self, call: UnaryCall, message: bytes) -> None:
         """Run the handler of a unary call whose request is complete."""
@@ -493,11 +519,13 @@ class ServerCore:
         for call in calls:
             call.cut()
         self._lost_calls += calls
+        self._busy_call = None
         if self.h2.queued_body_size() > FREE_BYTES_PER_STEP:
             self.spawn(free_in_steps(self.h2))
         self._drain_watch.clear()
         self.h2.stop()
         self.hold(-self.held_bytes)
+        self.keep(-self._kept_bytes)
         self._holds = False
         self._calls_bytes = self._unread_bytes = 0
         self.account.close()
@@ -520,8 +548,8 @@ class ServerCore:
     # ---- what the account of its answers uses
 
     def held_size(self) -> int:
-        """Bytes of unfinished messages."""
-        return self.held_bytes
+        """Bytes of unfinished messages, and of large requests that are not answered."""
+        return self.held_bytes + self._kept_bytes
 
     def queued_size(self) -> int:
         """Bytes of bodies that have not left."""
@@ -611,9 +639,14 @@ class ServerCore:
         if self.h2.want_write:
             self.wake()
 
-    def assembler(self) -> MessageAssembler:
-        """Return an assembler under this server's message limit."""
-        return MessageAssembler(self.limits.max_receive_message_bytes)
+    def assembler(self, is_packed: bool) -> MessageAssembler:
+        """Return an assembler under this server's message limit.
+
+        Args:
+            is_packed: for messages that may be compressed.
+        """
+        limit_bytes = self.limits.max_receive_message_bytes
+        return PackedAssembler(limit_bytes) if is_packed else MessageAssembler(limit_bytes)
 
     def hold(self, amount: int) -> None:
         """Account for bytes of unfinished messages, until the connection is lost: then nothing is counted any more."""
@@ -621,6 +654,20 @@ class ServerCore:
             return
         self.held_bytes += amount
         self._environment.answers.held_bytes += amount
+
+    def keep(self, amount: int) -> None:
+        """Account for bytes of requests until they are answered: of all connections, since one may ask for much.
+
+        Args:
+            amount: of a large request; negative when it is over.
+        """
+        if not self._holds:
+            return
+        self._kept_bytes += amount
+        budget = self._environment.answers
+        budget.held_bytes += amount
+        if budget.held_bytes > budget.held_limit_bytes and amount > 0:
+            budget.drop_greediest()
 
     def check_held(self) -> None:
         """Raise RESOURCE_EXHAUSTED when the unfinished messages of the connection are too many."""

@@ -82,7 +82,7 @@ class ListenedCall(StreamCall):
 
     def _half_closed(self) -> None:
         super()._half_closed()
-        if self._listener is not None:
+        if self._listener is not None and self.request_done:
             self._listener.half_closed()
 
     def released(self) -> None:

@@ -6,11 +6,12 @@ Texts and codes of refusals are grpc-go's (``server.go`` handleStream, ``interna
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
 from raftkv.rpc.framing import decompressor_missing
+from raftkv.rpc.packed import ENCODINGS
 from raftkv.rpc.server.http import Origins
 from raftkv.rpc.status import Code, Headers, RpcError, status_headers
 
@@ -18,6 +19,9 @@ ORIGIN_BYTES_SHOWN = 200
 """What the refusal of a web page repeats of its origin."""
 
 GRPC_CONTENT_TYPES = frozenset((b"application/grpc", b"application/grpc+proto"))
+
+ACCEPTED: Headers = ((b"grpc-accept-encoding", b"identity,gzip"),)
+"""Told to who asks for another encoding, as gRPC's protocol has it; grpc-go leaves it out."""
 
 
 class Kind(Enum):
@@ -71,12 +75,14 @@ class Route:
         open: makes the call object: ``open(core, stream_id, headers, route)``.
         handler: what the call object runs.
         counts: of its calls.
+        is_packed: whether the messages of the call may be compressed.
     """
 
     path: str
     open: Callable[..., Any]
     handler: Callable[..., Any]
     counts: CallCounts = field(default_factory=CallCounts, compare=False)
+    is_packed: bool = False
 
 
 @dataclass(slots=True)
@@ -84,10 +90,12 @@ class Router:
     """The methods of a server, its plain HTTP handler, and the web pages that may call.
 
     Attributes:
+        routes, packed_routes: by path, the second for calls whose messages may be compressed.
         on_refused: hears of calls that no handler sees, with the path and the code of gRPC.
     """
 
     routes: dict[bytes, Route] = field(default_factory=dict)
+    packed_routes: dict[bytes, Route] = field(default_factory=dict)
     services: set[str] = field(default_factory=set)
     http: Route | None = None
     origins: Origins = field(default_factory=Origins)
@@ -102,6 +110,7 @@ class Router:
         if key in self.routes:
             raise ValueError(f"{route.path} is registered already")
         self.routes[key] = route
+        self.packed_routes[key] = replace(route, is_packed=True)
         self.services.add(service)
 
     def unknown(self, path: bytes) -> RpcError:
@@ -117,15 +126,16 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A response to a request that no handler sees: HTTP status and gRPC status."""
+    """A response to a request that no handler sees: HTTP status, gRPC status, and further header fields."""
 
     http_status: int
     error: RpcError
+    fields: Headers = ()
 
     def headers(self) -> Headers:
         """Return the trailers-only response."""
         head = ((b":status", b"%d" % self.http_status), (b"content-type", b"application/grpc"))
-        return head + status_headers(self.error.code, self.error.text)
+        return head + self.fields + status_headers(self.error.code, self.error.text)
 
 
 def refuse(fields: dict[bytes, bytes], route: Route | None, router: Router) -> Refusal | None:
@@ -152,6 +162,6 @@ def refuse(fields: dict[bytes, bytes], route: Route | None, router: Router) -> R
     if route is None:
         return Refusal(200, router.unknown(fields.get(b":path", b"")))
     encoding = fields.get(b"grpc-encoding", b"identity")
-    if encoding != b"identity":
-        return Refusal(200, decompressor_missing(encoding))
+    if encoding not in ENCODINGS:
+        return Refusal(200, decompressor_missing(encoding), ACCEPTED)
     return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from raftkv.rpc.framing import frame
 from raftkv.rpc.h2 import OK_TRAILERS, RESPONSE_HEADERS, H2Error
@@ -21,6 +21,11 @@ from raftkv.rpc.status import Code, Headers, RpcError
 if TYPE_CHECKING:
     from raftkv.rpc.server.core import ServerCore
     from raftkv.rpc.server.router import Route
+
+KEPT_BYTES_MIN: Final = 16 * 1024
+"""A first request above this is counted until the call is over; smaller ones are within what any call is counted as."""
+KEPT_TIMES: Final = 4
+"""It is kept as bytes, as a message, and as what the handler makes of its fields, such as the ends of an interval."""
 
 StreamHandler = Callable[["StreamCall"], Awaitable[None]]
 
@@ -39,6 +44,7 @@ class StreamCall(ServerCall):
         "_drained",
         "_held_bytes",
         "_initial",
+        "_kept_bytes",
         "_on_room",
         "_sent_headers",
         "inbox",
@@ -47,9 +53,9 @@ class StreamCall(ServerCall):
 
     def __init__(self, core: ServerCore, stream_id: int, headers: Headers, route: Route) -> None:
         super().__init__(core, stream_id, headers, route)
-        self.inbox = Inbox(core.assembler(), partial(core.consume_of, stream_id))
+        self.inbox = Inbox(core.assembler(route.is_packed), partial(core.consume_of, stream_id))
         self.sent_bytes = 0
-        self._held_bytes = 0
+        self._held_bytes = self._kept_bytes = 0
         self._drained: asyncio.Future[None] | None = None
         self._on_room: Callable[[], None] | None = None
         self._initial: Headers = ()
@@ -61,14 +67,21 @@ class StreamCall(ServerCall):
         return self
 
     async def __anext__(self) -> bytes:
-        message = await self.inbox.get()
+        message = await self.receive()
         if message is None:
             raise StopAsyncIteration
         return message
 
     async def receive(self) -> bytes | None:
         """Return the next request message, or None when the client has half-closed."""
-        return await self.inbox.get()
+        message = await self.inbox.get()
+        if self._held_bytes:
+            self._hold(self.inbox.held_bytes)
+        # Most streams have one request, and keep it till their end.
+        if message is not None and len(message) > KEPT_BYTES_MIN and not self._kept_bytes and self._state == OPEN:
+            self._kept_bytes = KEPT_TIMES * len(message)
+            self._core.keep(self._kept_bytes)
+        return message
 
     def put_back(self, message: bytes) -> None:
         """Have a message that was received come again: whoever guards the handler has only looked at it."""
@@ -149,7 +162,10 @@ class StreamCall(ServerCall):
         """Send the response header now, with initial metadata (header form); only the first call counts."""
         if not self._sent_headers:
             self._sent_headers = True
-            self._core.h2.send_headers(self.stream_id, RESPONSE_HEADERS + metadata)
+            try:
+                self._core.h2.send_headers(self.stream_id, RESPONSE_HEADERS + metadata)
+            except H2Error:
+                return  # the close of the stream is about to be reported
             self._core.answered()
 
     @property
@@ -182,6 +198,11 @@ class StreamCall(ServerCall):
         """True if its unfinished message comes in far too small pieces."""
         return self.inbox.assembler.crumbled
 
+    @property
+    def is_busy(self) -> bool:
+        """True while what has come is not unpacked."""
+        return self.inbox.assembler.is_busy
+
     def on_data(self, data: bytes, end_stream: bool) -> None:
         """Take a piece of the request stream."""
         core = self._core
@@ -205,6 +226,8 @@ class StreamCall(ServerCall):
         self._core.hold(size - held)
 
     def _half_closed(self) -> None:
+        if self.inbox.assembler.is_busy:
+            return
         self.request_done = True
         if self.inbox.assembler.held_bytes:
             raise RpcError(Code.INTERNAL, "unexpected EOF")
@@ -223,7 +246,10 @@ class StreamCall(ServerCall):
     def released(self) -> None:
         """Stop the handler of a cancelled call, wake its sender, give the windows back."""
         self._hold(0)
-        self.inbox.assembler.held_bytes = 0
+        if self._kept_bytes:
+            self._core.keep(-self._kept_bytes)
+            self._kept_bytes = 0
+        self.inbox.assembler.drop()
         self.inbox.discard()
         self.inbox.release()
         if self._state == ANSWERED and self.sent_bytes:

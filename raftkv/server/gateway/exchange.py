@@ -157,11 +157,15 @@ class Exchange:
         self.report(path, error)
         return RpcError(Code.INTERNAL, "internal error")
 
-    def assembler(self) -> MessageAssembler:
-        """Return an assembler under the server's message limit."""
+    def assembler(self, is_packed: bool) -> MessageAssembler:
+        """Return an assembler under the server's message limit: here are no compressed messages."""
+        del is_packed
         return MessageAssembler(self.limits.max_receive_message_bytes)
 
     def hold(self, amount: int) -> None:
+        """The request is counted where its bytes are read."""
+
+    def keep(self, amount: int) -> None:
         """The request is counted where its bytes are read."""
 
     # ---- what unary calls ask of their engine

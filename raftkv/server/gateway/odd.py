@@ -36,6 +36,7 @@ Steps = Generator[None, None, None]
 _KINDS: Final = {ord('"'): "string", ord("{"): "object", ord("["): "array", ord("t"): "bool", ord("f"): "bool"}
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")
 _SIXES: Final = re.compile(rb"[A-Za-z0-9+/\r\n]*")
+_BREAKS: Final = re.compile(rb"[\r\n]*")
 _WIDTHS: Final = {
     FieldDescriptor.CPPTYPE_INT32: ("int32", -(2**31), 2**31),
     FieldDescriptor.CPPTYPE_INT64: ("int64", -(2**63), 2**63),
@@ -315,17 +316,20 @@ def _check_padding(text: bytes, at: int, quantum: int) -> None:
     if quantum < 2:
         raise _illegal(at - 1)
     if quantum == 2:
-        while at < len(text) and text[at] in b"\r\n":
-            at += 1
+        at = _skip_breaks(text, at)
         if at == len(text):
             raise _illegal(len(text))
         if text[at] != ord("="):
             raise _illegal(at - 1)
         at += 1
-    while at < len(text) and text[at] in b"\r\n":
-        at += 1
+    at = _skip_breaks(text, at)
     if at < len(text):
         raise _illegal(at)
+
+
+def _skip_breaks(text: bytes, at: int) -> int:
+    match = _BREAKS.match(text, at)
+    return at if match is None else match.end()
 
 
 def _illegal(offset: int) -> JsonError:

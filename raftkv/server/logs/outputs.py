@@ -14,6 +14,7 @@ from typing import Final
 from raftkv.config import ServerConfig
 from raftkv.server.logs.files import open_output
 from raftkv.server.logs.handler import ThreadedHandler
+from raftkv.server.logs.repeats import Repeats
 
 _LEVELS: Final = {
     "debug": logging.DEBUG,
@@ -39,7 +40,7 @@ class _JSONFormatter(logging.Formatter):
             "level": _NAMES.get(record.levelno, "info"),
             "ts": moment.strftime("%Y-%m-%dT%H:%M:%S.%f") + "Z",
             "logger": record.name,
-            "msg": record.getMessage(),
+            "msg": record.getMessage() + getattr(record, "more", ""),
         }
         if record.exc_info:
             fields["error"] = self.formatException(record.exc_info)
@@ -52,7 +53,7 @@ def configure(config: ServerConfig) -> None:
     Raises:
         ConfigError: a file cannot be written.
     """
-    console = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    console = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s%(more)s", defaults={"more": ""})
     formatter = _JSONFormatter() if config.log_format == "json" else console
     root = logging.getLogger()
     close()
@@ -62,6 +63,7 @@ def configure(config: ServerConfig) -> None:
         is_stream = output in ("default", "stderr", "stdout")
         handler = ThreadedHandler(open_output(output, None if is_stream else config.log_rotation))
         handler.setFormatter(formatter)
+        handler.addFilter(Repeats())
         root.addHandler(handler)
 
 

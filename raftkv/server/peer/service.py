@@ -29,6 +29,7 @@ from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import RpcError
 from raftkv.rpc.tls import RefusedPeerError
 from raftkv.server.peer.codec import decode
+from raftkv.server.peer.strangers import make_room
 from raftkv.server.peer.transport import CLUSTER_ID_KEY, FROM_KEY, LEAVING_S, TO_KEY, URLS_KEY
 from raftkv.server.peer.versions import Versions, wire_refusal
 from raftkv.server.tls.identity import check_sender, hosts_of
@@ -135,9 +136,13 @@ class PeerService:
         await call.send(_EMPTY)
         self._heard_of(sender, str(call.metadata.get(URLS_KEY, "")))
         received, own, decode = self.received_bytes, self._member_id, self._decode
+        if sender not in received:
+            make_room(received, self._membership.members)
+            received[sender] = 0
 
         def take(batch: bytes) -> None:
-            received[sender] = received.get(sender, 0) + len(batch)
+            if sender in received:  # a stranger may be forgotten
+                received[sender] += len(batch)
             try:
                 messages = decode(batch)
             except (DecodeError, KeyError, IndexError) as error:
@@ -225,7 +230,10 @@ class PeerService:
         raise RpcError(errors.INVALID_ARGUMENT, f"raftkv: {text}")
 
     def _failed(self, sender: int) -> None:
-        self.received_failures[sender] = self.received_failures.get(sender, 0) + 1
+        failures = self.received_failures
+        if sender not in failures:
+            make_room(failures, self._membership.members)
+        failures[sender] = failures.get(sender, 0) + 1
 
     def _refuse(self, call: ServerCall, reason: str) -> None:
         """Log a refusal once, however often the stranger tries, and from whichever port."""

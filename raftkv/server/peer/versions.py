@@ -22,9 +22,12 @@ from typing import Any, Final, Protocol
 
 from raftkv import __version__
 from raftkv.errors import NotCapableError
+from raftkv.server.peer.strangers import make_room
 
 VERSION_KEY: Final = "raftkv-version"
 WIRE_KEY: Final = "raftkv-wire"
+
+VERSION_LENGTH_MAX: Final = 64
 
 WIRE_FORMAT: Final = 1
 """Format of what members send each other; those that do not state one speak the first."""
@@ -74,7 +77,9 @@ class Versions:
             member_id: of the member.
             metadata: of its call.
         """
-        before, version = self._heard.get(member_id), str(metadata.get(VERSION_KEY, ""))
+        before, version = self._heard.get(member_id), str(metadata.get(VERSION_KEY, ""))[:VERSION_LENGTH_MAX]
+        if before is None:
+            make_room(self._heard, self._members.members)
         self._heard[member_id] = version
         if before == "" and version:
             self.on_upgraded()

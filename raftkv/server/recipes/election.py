@@ -151,6 +151,7 @@ class ElectionService:
         message = await call.receive()
         request: election_pb2.LeaderRequest = self._recipe.admit(call, _METHODS["Observe"], message)
         observer = Observer(self._recipe, request.name, call)
+        del message, request  # the stream may last for days
         end = self._guard.until_leader_lost(call)
         end.add_done_callback(lambda end: None if end.cancelled() else _stop(observer, end))
         call.send_headers()

@@ -23,7 +23,7 @@ from google.protobuf.message import DecodeError
 from raftkv import errors
 from raftkv.pb import raft_pb2
 from raftkv.pb.services import SERVICES
-from raftkv.raft.types import Message, MessageType
+from raftkv.raft.types import INDEX_MAX, Message, MessageType
 from raftkv.rpc.server.server import AsyncUnaryHandler
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import RpcError
@@ -140,7 +140,7 @@ class SnapshotReceiver:
         message = header.message
         if message.from_id != sender:
             raise errors.StorageError(f"member {sender:x} sent a snapshot in the name of {message.from_id:x}")
-        if message.type != MessageType.SNAPSHOT or not message.snapshot.index:
+        if message.type != MessageType.SNAPSHOT or not 0 < message.snapshot.index <= INDEX_MAX:
             raise errors.StorageError("a snapshot does not say what it is")
         meta = decode_snapshot_meta(message.snapshot)
         path = await self._path(header)

@@ -16,6 +16,10 @@ from raftkv.server.histograms import Buckets, doubling
 _TRANSFER_S: Final = doubling(0.1, 10)
 
 
+PEERS_MAX: Final = 128
+"""Ids that are counted: anybody may claim one on a peer port without TLS."""
+
+
 class Transfers:
     """Counts of one direction, by member.
 
@@ -38,6 +42,8 @@ class Transfers:
         Arguments:
             peer_id: of the other end.
         """
+        if peer_id not in self.under_way:
+            self._make_room()
         self.under_way[peer_id] = self.under_way.get(peer_id, 0) + 1
         self.succeeded.setdefault(peer_id, 0)
         self.failed.setdefault(peer_id, 0)
@@ -52,3 +58,11 @@ class Transfers:
             self.durations.setdefault(peer_id, Buckets(_TRANSFER_S)).observe(time.perf_counter() - began_s)
         finally:
             self.under_way[peer_id] -= 1
+
+    def _make_room(self) -> None:
+        """Forget the first of too many that has nothing under way."""
+        if len(self.under_way) >= PEERS_MAX:
+            idle = [peer_id for peer_id, count in self.under_way.items() if not count]
+            for counts in (self.under_way, self.succeeded, self.failed, self.durations):
+                for peer_id in idle[:1]:
+                    counts.pop(peer_id, None)

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from raftkv import errors
+from raftkv.apply.applier import Outcome
 from raftkv.apply.auth import directory
 from raftkv.apply.auth.caller import MEMBER, Caller
-from raftkv.apply.request import Kind, versioned
+from raftkv.apply.auth.directory import HOLDERS_AT_ONCE
+from raftkv.apply.request import Kind, identified, versioned
 from raftkv.pb import auth_pb2, raft_pb2
 from raftkv.storage import schema
 from tests.apply.auth.machine import HASH, HASHED, READ, READWRITE, WRITE, AuthMachine, permission
@@ -148,6 +150,29 @@ def test_a_deleted_role_is_taken_from_its_users() -> None:
     assert machine.applier.auth.users[b"alice"].roles == []
     assert machine.change(role_add={"name": "r"}) is None
     assert machine.applier.auth.users[b"alice"].permission_count == 0
+    assert_reads_back(machine)
+
+
+def test_a_role_of_many_is_taken_from_them_in_pieces() -> None:
+    machine = machine_of(True)
+    alice = machine.applier.auth.users[b"alice"]
+    count = 3 * HOLDERS_AT_ONCE + 1
+    for number in range(count - 1):
+        name = f"user-{number}"
+        machine.applier.auth.directory.add_user(auth_pb2.User(name=name.encode(), password=HASH))
+        machine.applier.auth.directory.grant_role(machine.applier.auth.users[name.encode()], "r")
+    revision = machine.applier.auth.revision
+    body = versioned(Kind.AUTH, raft_pb2.AuthChange(role_delete={"role": "r"}).SerializeToString())
+    work = machine.applier.begin(Kind.IDENTIFIED, identified(machine.caller("root"), Kind.AUTH, body))
+    assert not isinstance(work, Outcome)
+    left = []
+    for _ in work:
+        left.append(sum(user.roles == ["r"] for user in machine.applier.auth.users.values()))
+        assert machine.applier.auth.revision == revision
+    assert left == [count - HOLDERS_AT_ONCE * piece for piece in (1, 2, 3)]
+    assert machine.applier.auth.revision == revision + 1
+    assert alice.roles == []
+    machine.store.set_applied(machine.store.applied_index + 1, 1)
     assert_reads_back(machine)
 
 

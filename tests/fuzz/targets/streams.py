@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import struct
+from collections.abc import Callable
 from typing import cast
 
 from raftkv import errors
 from raftkv.apply.response import HeaderEncoder
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.cork import Cork
-from raftkv.rpc.framing import MessageAssembler, frame
+from raftkv.rpc.framing import PREFIX, MessageAssembler, frame
+from raftkv.rpc.packed import PackedAssembler
 from raftkv.rpc.server.listened import ListenedCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.lease.keep_alives import KeepAliveStream
@@ -116,21 +119,39 @@ def _keep_alives() -> list[bytes]:
 
 def _assembled(data: bytes) -> None:
     """Input: where to cut (2 bytes each, 3 of them), then framed messages: cut or whole, the same comes of it."""
+    _cut_or_whole(data, lambda: MessageAssembler(1000))
+
+
+def _unpacked(data: bytes) -> None:
+    """Input: the same, of which some are compressed."""
+    _cut_or_whole(data, lambda: PackedAssembler(1000))
+
+
+def _cut_or_whole(data: bytes, make: Callable[[], MessageAssembler]) -> None:
     cuts = sorted(at % max(1, len(data) - 6) for (at,) in struct.iter_unpack(">H", data[:6].ljust(6, b"\0")))
     stream = data[6:]
     ends = [0, *cuts, len(stream)]
     found = []
     for pieces in ([stream], [stream[start:end] for start, end in itertools.pairwise(ends)]):
-        assembler, messages, error = MessageAssembler(1000), [], ""
+        assembler, messages, error = make(), [], ""
         try:
             for piece in pieces:
                 messages += assembler.feed(piece)
+                while assembler.is_busy:
+                    messages += assembler.feed(b"")
         except RpcError as refusal:
             error = str(refusal)
         found.append((error, messages if not error else None))
     assert found[0] == found[1]
     if found[0][0]:
         raise RpcError(errors.INTERNAL, found[0][0])
+
+
+def _compressed() -> list[bytes]:
+    packed = [gzip.compress(one, level, mtime=0) for one, level in ((b"", 9), (b"hello" * 50, 9), (b"plain", 0))]
+    framed = b"".join(PREFIX.pack(1, len(one)) + one for one in packed)
+    both = PREFIX.pack(1, len(packed[1] + packed[2])) + packed[1] + packed[2]
+    return [b"\0\1\0\7\0\3" + framed + frame(b"plain"), b"\0\1\0\7\0\3" + both]
 
 
 DECODED = (*REFUSED,)
@@ -143,5 +164,12 @@ TARGETS = (
         lambda: [b"\0\1\0\7\0\3" + frame(b"hello") + frame(b"") + frame(b"x" * 200)],
         (RpcError,),
         tokens=(b"\0\0\0\0\0", b"\1\0\0\0\1", b"\0\xff\xff\xff\xff"),
+    ),
+    Target(
+        "packed-framing",
+        lambda directory: _unpacked,
+        _compressed,
+        (RpcError,),
+        tokens=(b"\1\0\0\0\1", b"\x1f\x8b\x08", b"\0\0\xff\xff", bytes(8)),
     ),
 )

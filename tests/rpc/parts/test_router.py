@@ -46,7 +46,7 @@ def test_unknown_paths(path: bytes, text: str) -> None:
             7,
             'web pages may not call this server: origin "http://evil.example" is not allowed',
         ),
-        ({b"grpc-encoding": b"gzip"}, 200, 12, 'grpc: Decompressor is not installed for grpc-encoding "gzip"'),
+        ({b"grpc-encoding": b"snappy"}, 200, 12, 'grpc: Decompressor is not installed for grpc-encoding "snappy"'),
     ],
 )
 def test_refusals(changed: dict[bytes, bytes], http_status: int, code: int, text: str | None) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
 import tracemalloc
+from types import FrameType
 
 import pytest
 
@@ -44,6 +47,33 @@ def test_a_large_value_is_read_in_little_memory(name: str, body: bytes) -> None:
         tracemalloc.stop()
     assert len(text) < 5000
     assert peak < KEPT_MAX_BYTES
+
+
+@pytest.mark.parametrize("text", ["QQ=%s", "QQ==%s", "QQ=%s=", "QUE=%sx", "%sQQ==", "Q%sQ"])
+def test_no_line_is_run_for_each_character_of_a_text(text: str) -> None:
+    """Line breaks within base64 are allowed, as many as fit."""
+
+    def lines_run(breaks: int) -> int:
+        count = 0
+
+        def trace(frame: FrameType, event: str, _: object) -> object:
+            nonlocal count
+            count += event == "line"
+            return trace
+
+        body = json.dumps({"key": text % ("\n" * breaks)}).encode()
+        sys.settrace(trace)
+        try:
+            for _ in Reader(body).next(rpc_pb2.PutRequest, is_last=True):
+                pass
+        except JsonError:
+            pass
+        finally:
+            sys.settrace(None)
+        return count
+
+    lines_run(1000)  # what is made at first use
+    assert lines_run(1000) == lines_run(2000)
 
 
 @on_loop

@@ -33,8 +33,8 @@ class Receiver:
         )
         self.received: list[Message] = []
         anything: Any = None
-        versions = Versions(self.members, OTHER)
-        self.service = PeerService(CLUSTER, OTHER, self.members, self.received.extend, anything, {}, versions)
+        self.versions = Versions(self.members, OTHER)
+        self.service = PeerService(CLUSTER, OTHER, self.members, self.received.extend, anything, {}, self.versions)
         self.server = Server()
         self.service.register(self.server)
 

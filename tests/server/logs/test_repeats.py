@@ -1,0 +1,80 @@
+"""Lines that others can cause at will: some of each place, then one a second, which says how many are missing."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from raftkv.config import ServerConfig
+from raftkv.server.logs import outputs
+from raftkv.server.logs.repeats import BURST, INTERVAL_S, Repeats
+
+
+class Kept(logging.Handler):
+    """Keeps the texts of what passes."""
+
+    def __init__(self, repeats: Repeats) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.addFilter(repeats)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage() + getattr(record, "more", ""))
+
+
+def test_a_place_has_some_lines_and_then_one_a_second() -> None:
+    now_s = 0.0
+    kept = Kept(Repeats(lambda: now_s))
+    logger = logging.Logger("test")
+    logger.addHandler(kept)
+
+    def dropped(number: int) -> None:
+        logger.warning("dropped a message of %x", number)
+
+    for number in range(1000):
+        dropped(number)
+    assert kept.texts == [f"dropped a message of {number:x}" for number in range(BURST)]
+    logger.info("another place")
+    assert kept.texts.pop() == "another place"
+    for number in range(5):
+        now_s += INTERVAL_S
+        for _ in range(10):
+            dropped(number)
+    expected = [f" ({1000 - BURST} more like it were left out before)", *[" (9 more like it were left out before)"] * 4]
+    assert [text.partition("of ")[2] for text in kept.texts[BURST:]] == [f"{n:x}{expected[n]}" for n in range(5)]
+    now_s += 2 * BURST * INTERVAL_S
+    del kept.texts[:]
+    for number in range(1000):
+        dropped(number)
+    assert len(kept.texts) == BURST
+
+
+@pytest.mark.parametrize("level", [logging.DEBUG, logging.CRITICAL])
+def test_what_was_asked_for_and_the_last_words_are_all_written(level: int) -> None:
+    kept = Kept(Repeats(lambda: 0.0))
+    logger = logging.Logger("test")
+    logger.addHandler(kept)
+    for _ in range(2 * BURST):
+        logger.log(level, "line")
+    assert kept.texts == ["line"] * (2 * BURST)
+
+
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_outputs_are_bounded(tmp_path: Path, log_format: str) -> None:
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    path = tmp_path / "raftkv.log"
+    try:
+        outputs.configure(ServerConfig(log_outputs=(str(path),), log_format=log_format))
+        for _ in range(100 * BURST):
+            logging.getLogger("test").warning("again")
+        outputs.close()
+    finally:
+        root.handlers[:], root.level = before
+    lines = path.read_text().splitlines()
+    texts = [json.loads(line)["msg"] if log_format == "json" else line.partition("test: ")[2] for line in lines]
+    assert BURST <= len(texts) < 50 * BURST
+    assert set(texts[:BURST]) == {"again"}
