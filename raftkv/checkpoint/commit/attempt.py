@@ -31,6 +31,7 @@ from raftkv.checkpoint.errors import (
     AttemptOver,
     CheckpointExists,
     CheckpointNotFound,
+    FilesChanged,
     PrepareConflict,
     RanksMissing,
     StaleStep,
@@ -59,6 +60,7 @@ from raftkv.client.values import KeyValue
 from raftkv.errors import ConfigError, RaftKVError, StatusError
 
 WriteManifest = Callable[[str, bytes], Awaitable[None]]
+CheckFiles = Callable[[str, Manifest], Awaitable[None]]
 
 GIVE_UP_S: Final = 10.0
 """For giving up an attempt that has failed: whoever waits for the error is not to wait for a cluster that is away."""
@@ -78,6 +80,7 @@ class Means:
     Attributes:
         control: the store.
         write_manifest: writes the manifest, durably, below the uri of an attempt.
+        check_files: raises FilesChanged if what a manifest lists is not below that uri, or has another size.
         now: the wall clock in seconds, for people.
         draw: a random number below the one that is given.
         leave_mark: leaves a file with a name and contents below a uri; None: no marks are left (``retention.marks``).
@@ -85,6 +88,7 @@ class Means:
 
     control: Control
     write_manifest: WriteManifest
+    check_files: CheckFiles
     now: Callable[[], float]
     draw: Callable[[int], int] = secrets.randbelow
     leave_mark: Callable[[str, str, bytes], Awaitable[None]] | None = None
@@ -265,6 +269,7 @@ class Attempt:
             ConfigError: there are too many metrics, or one cannot be used.
             RanksMissing: some did not prepare in time.
             PrepareConflict: two ranks have prepared the same file.
+            FilesChanged: what a rank has prepared is gone, or was cut.
             CheckpointExists: another attempt has committed the step.
             StaleStep: a newer step is committed.
             AttemptOver: it was aborted.
@@ -280,6 +285,12 @@ class Attempt:
         except CheckpointExists:
             return await self.commit()  # by another process of this claim: it is read
         await self.check()  # nothing is written for readers that a dead generation could leave behind
+        try:
+            await self._means.check_files(self.uri, manifest)  # first: the manifest would make the directory anew
+        except FilesChanged:
+            if (await self._read()).head is None:  # given up meanwhile, so its bytes are being deleted; or committed
+                return await self.commit()
+            raise
         await self._means.write_manifest(self.uri, manifest.encoded)
         checkpoint = self._checkpoint(manifest, metrics)
         while (committed := await self._try_commit(checkpoint)) is None:

@@ -10,14 +10,17 @@ import asyncio
 import random
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from raftkv.checkpoint.commit.attempt import Means
 from raftkv.checkpoint.commit.claim import Claim
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
+from raftkv.checkpoint.commit.manifest import Manifest
 from raftkv.checkpoint.errors import CheckpointError
 from raftkv.checkpoint.registry import Registry
 from raftkv.checkpoint.retention import marks
+from raftkv.checkpoint.storage.place import Place
+from raftkv.checkpoint.storage.verify import check_there
 from raftkv.client.kv.compares import Compare, mod_revision
 from raftkv.client.kv.operations import Operation
 from raftkv.client.values import TxnResult
@@ -26,7 +29,7 @@ from tests.virtual_loop import WALL_AT_START_S, NodeLoop
 from tests.virtual_store.network import Link, SimControl
 
 from .checker import ROUND
-from .disk import Disk
+from .disk import Disk, SimPlace
 
 if TYPE_CHECKING:
     from .run import Simulation
@@ -110,7 +113,12 @@ class Process:
         self.world_revision = 0
         self.exited = False
         means = Means(
-            ProcessControl(self), self._write_manifest, self._wall, self.random.randrange, leave_mark=marks.leave_file
+            ProcessControl(self),
+            self._write_manifest,
+            self._check_files,
+            self._wall,
+            self.random.randrange,
+            leave_mark=marks.leave_file,
         )
         self.registry = Registry.over(means, run_id, uri=f"sim://{run_id}")
         simulation.processes.append(self)
@@ -163,6 +171,10 @@ class Process:
     async def _write_manifest(self, uri: str, data: bytes) -> None:
         await self.pause(0.0, self.simulation.settings.write_s)
         self.disk.write(f"{uri}/{MANIFEST}", data)
+
+    async def _check_files(self, uri: str, manifest: Manifest) -> None:
+        await self.pause(0.0, self.simulation.settings.write_s)
+        check_there(cast(Place, SimPlace(uri)), manifest)
 
     def _wall(self) -> float:
         return WALL_AT_START_S + self.loop.time()
