@@ -183,19 +183,31 @@ class Registry:
             check_step(step), 0, 0, check_kind(kind), world_size, "", parent, dict(metadata or {}), self._holder
         )
 
-    async def join(self, claim: Claim, step: int, *, kind: str = FILES, timeout_s: float | None = None) -> Attempt:
+    async def join(
+        self,
+        claim: Claim,
+        step: int,
+        *,
+        kind: str = FILES,
+        timeout_s: float | None = None,
+        after: int | None = None,
+        who: str = opening.WHO,
+    ) -> Attempt:
         """Wait until the coordinator has begun to save a checkpoint.
 
         Arguments:
             claim: the coordinator's, or one of the same generation.
             step, kind: of the checkpoint.
             timeout_s: None: as long as the claim lasts.
+            after, who: see ``commit.opening.join``.
 
         Raises:
+            ConfigError: the coordinator saves another step.
             FenceBroken, GenerationOver: the claim is over.
             TimeoutError: nothing was begun in time.
         """
-        return await opening.join(self._means, claim, check_kind(kind), check_step(step), timeout_s)
+        kind, step = check_kind(kind), check_step(step)
+        return await opening.join(self._means, claim, kind, step, timeout_s, after=after, who=who)
 
     async def set_metrics(self, step: int, kind: str, metrics: Mapping[str, object]) -> Checkpoint:
         """Add metrics to a committed checkpoint, or replace those of the same names, as an evaluator does.

@@ -132,7 +132,9 @@ def test_whatever_fails_on_rank_0_is_told_to_all(ranks, monkeypatch):
 def test_ranks_that_save_different_steps_save_none(ranks):
     failures = in_all(ranks, lambda run: outcome(lambda: save(run, 5 + run.rank)))
     assert [type(failure) for failure in failures] == [AttemptOver, ConfigError]
-    assert str(failures[1]).startswith("rank 0 saves step 5, and rank 1 step 6: ")
+    words = "the coordinator saves step 5, and rank 1 step 6: all ranks save the same steps, in the same order"
+    assert str(failures[1]) == words
+    assert f"was given up, or deleted: rank 1 failed: ConfigError: {words}" in str(failures[0])
     assert [done.step for done in in_all(ranks, lambda run: save(run, 7))] == [7, 7]
 
 

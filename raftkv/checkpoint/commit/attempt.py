@@ -35,6 +35,7 @@ from raftkv.checkpoint.errors import (
     PrepareConflict,
     RanksMissing,
     StaleStep,
+    printable,
 )
 from raftkv.checkpoint.keys import CHILD, AttemptKeys, RegistryKeys, check_file_name
 from raftkv.checkpoint.records import (
@@ -95,11 +96,12 @@ class Means:
 
 
 class _Seen(NamedTuple):
-    """What a decision is made on: three keys at one revision."""
+    """What a decision is made on: keys at one revision."""
 
     head: KeyValue | None
     record: KeyValue | None
     latest: KeyValue | None
+    deleting: KeyValue | None
 
 
 class Attempt:
@@ -139,7 +141,7 @@ class Attempt:
         """
         seen = await self._read()
         if seen.head is None and self._own(seen.record) is None:
-            raise self._over()
+            raise self._over(seen.deleting)
 
     # ---- ranks
 
@@ -170,15 +172,15 @@ class Attempt:
             self._claim,
             [version(key) == 0, version(self._keys.head) > 0],
             [put(key, value)],
-            [get(key), get(self._run.record(self.record.kind, self.record.step))],
+            [get(key), get(self._run.record(self.record.kind, self.record.step)), get(self._deleting)],
         )
         if result.succeeded:
             return
-        found, record = result.results
+        found, record, deleting = result.results
         if found is not None and found.value != value:
             raise PrepareConflict(f"rank {rank} has prepared other files for {self} already; abort it, and save again")
         if found is None and self._own(record) is None:
-            raise self._over()
+            raise self._over(deleting)
         # Else an earlier copy of this call was applied, and the attempt may be committed by now.
 
     def _checked(self, rank: int, files: Sequence[FileRecord]) -> Prepared:
@@ -213,9 +215,10 @@ class Attempt:
         async with limited(timeout_s, what), Watching(self._control, self._claim, (self._keys.head, "")) as copy:
             is_decided = await copy.holds(lambda items: not items)
         # Asked even if the claim has ended: it may have been committed just before.
-        committed = self._own((await self._read_unfenced()).record)
+        seen = await self._read_unfenced()
+        committed = self._own(seen.record)
         if committed is None:
-            raise self._over() if is_decided else self._claim.broken()
+            raise self._over(seen.deleting) if is_decided else self._claim.broken()
         return committed
 
     # ---- the coordinator
@@ -343,7 +346,7 @@ class Attempt:
         """Return the head, unless it cannot be committed any more."""
         self.refuse(seen.record, seen.latest)
         if seen.head is None:
-            raise self._over()
+            raise self._over(seen.deleting)
         return seen.head
 
     def refuse(self, record: KeyValue | None, latest: KeyValue | None) -> None:
@@ -377,7 +380,7 @@ class Attempt:
             if seen.head is None:
                 return self._own(seen.record) is None
             gone = Deleting(self.uri, reason, self._means.now())
-            deleting = put(self._run.deleting(self.record.kind, self.record.id), gone.encode())
+            deleting = put(self._deleting, gone.encode())
             # The ranks' keys go too: nothing that was prepared for bytes which are to be deleted may ever be committed.
             operations: list[Operation] = [delete(self._keys.head), delete(self._keys.ranks, prefix=True), deleting]
             as_seen = mod_revision(self._keys.head) == seen.head.mod_revision
@@ -410,14 +413,23 @@ class Attempt:
 
     def _reads(self) -> list[Operation]:
         kind, step = self.record.kind, self.record.step
-        return [get(self._keys.head), get(self._run.record(kind, step)), get(self._run.latest(kind))]
+        keys = (self._keys.head, self._run.record(kind, step), self._run.latest(kind), self._deleting)
+        return [get(key) for key in keys]
+
+    @property
+    def _deleting(self) -> str:
+        """Return the key that says that its bytes are garbage, and why, until they are deleted."""
+        return self._run.deleting(self.record.kind, self.record.id)
 
     def _own(self, found: KeyValue | None) -> Checkpoint | None:
         """Return the committed checkpoint if it is of this attempt."""
         checkpoint = None if found is None else read(Checkpoint, found)
         return checkpoint if checkpoint is not None and checkpoint.id == self.record.id else None
 
-    def _over(self) -> AttemptOver:
+    def _over(self, deleting: KeyValue | None) -> AttemptOver:
+        with contextlib.suppress(RecordError):
+            if deleting is not None and (reason := printable(read(Deleting, deleting).reason)):
+                return AttemptOver(f"{self} was given up, or deleted: {reason}; save again, or a later step")
         return AttemptOver(f"{self} was given up, or was committed and has been deleted since; save a later step")
 
     async def _clean(self) -> None:
