@@ -218,7 +218,7 @@ class Attempt:
         seen = await self._read_unfenced()
         committed = self._own(seen.record)
         if committed is None:
-            raise self._over(seen.deleting) if is_decided else self._claim.broken()
+            raise self._over(seen.deleting) if is_decided else self._claim.broken(copy.why_over or "")
         return committed
 
     # ---- the coordinator

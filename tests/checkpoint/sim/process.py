@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,9 +21,10 @@ from raftkv.checkpoint.registry import Registry
 from raftkv.checkpoint.retention import marks
 from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.verify import check_there
+from raftkv.client.control.reflector import Interval
 from raftkv.client.kv.compares import Compare, mod_revision
 from raftkv.client.kv.operations import Operation
-from raftkv.client.values import TxnResult
+from raftkv.client.values import KeyValue, TxnResult
 from raftkv.errors import StatusError
 from tests.virtual_loop import WALL_AT_START_S, NodeLoop
 from tests.virtual_store.network import Link, SimControl
@@ -53,7 +54,15 @@ class SimFence:
     def conditions(self) -> tuple[Compare, ...]:
         return (mod_revision(ROUND) == self.revision,)
 
-    def broken(self) -> Exception:
+    @property
+    def watched(self) -> Interval:
+        return ROUND, ""
+
+    def why_over(self, items: Mapping[bytes, KeyValue]) -> str | None:
+        item = items.get(ROUND.encode())
+        return None if item is not None and item.mod_revision == self.revision else "another has begun"
+
+    def broken(self, reason: str = "") -> Exception:
         return GenerationOver(f"the generation that began at revision {self.revision} is over")
 
 
