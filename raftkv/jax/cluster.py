@@ -28,7 +28,7 @@ from raftkv.client.credentials import client_settings
 from raftkv.client.rpc.endpoints import parse_endpoints
 from raftkv.client.sync.library import Client, connect
 from raftkv.errors import ConfigError, RaftKVError
-from raftkv.training.config import RunConfig
+from raftkv.training.config import CONNECT_TIMEOUT_S, RunConfig
 from raftkv.training.records import EXIT, Fault
 from raftkv.training.rendezvous.sync_participant import Participant
 from raftkv.training.rendezvous.world import World
@@ -184,6 +184,7 @@ def run_config(environment: Mapping[str, str], address: str, timeout_s: float) -
         min_nodes=limits[0],
         max_nodes=limits[1],
         last_call_timeout_s=last_call_s,
+        connect_timeout_s=min(timeout_s, CONNECT_TIMEOUT_S),
         join_timeout_s=timeout_s,
         address=environment.get("RAFTKV_ADDRESS", address),
     )
