@@ -36,6 +36,7 @@ from raftkv.client.arguments import limit, path, seconds
 from raftkv.client.library import Client, connect
 from raftkv.client.rpc.retry import until_answered
 from raftkv.errors import ConfigError, RaftKVError, StatusError
+from raftkv.rpc.client.lookup import beside
 from raftkv.training.api.attachment import Attachment, WorkerAttachment, WorkerPlace, worker_place
 from raftkv.training.api.checkpoint import Options, Resuming, Saving, Together
 from raftkv.training.api.collectives import Collectives
@@ -582,7 +583,7 @@ async def _as_node(
     began = clock()
     async with _in_time(config.run_id, timeout_s):
         if config.address == config.host:  # nobody has told
-            address = await asyncio.get_running_loop().run_in_executor(None, guess_address, kv.scope.core.endpoints)
+            address = await beside(lambda: guess_address(kv.scope.core.endpoints))
             config = replace(config, address=address)
         participant = await Participant.open(kv, config, on_progress=on_progress)
     try:
