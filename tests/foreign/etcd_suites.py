@@ -33,7 +33,8 @@ SOURCES: Final = Path("/usr/share/gocode")
 """Where Debian puts the sources of Go packages."""
 PACKAGE: Final = "go.etcd.io/etcd"
 PROGRAMS: Final = Path(sys.executable).parent
-READY: Final = "ready to serve client requests"
+READY: Final = ('"enabled capabilities for version", "published"', '"ready to serve client requests"')
+"""What the tests wait for in a member's log: two lines of etcd 3.4, and the one of raftkv and of etcd 3.5."""
 CASE_LIMIT_S: Final = 240
 TEST_LIMIT_S: Final = 180
 
@@ -42,6 +43,10 @@ LEFT_OUT: Final = {
     r"Proxy|Gateway": "etcd's proxies are programs of their own and work before any server",
     r"ReleaseUpgrade": "needs an older etcd's program",
     r"TestCluster": "covers the tests themselves",
+    r"ExampleConfig": "needs a file that Debian's sources lack",
+    r"TestCtlV3Alarm$": "of a false health etcd 3.4 tells no reason; raftkv does, as etcd 3.5",
+    r"TestCtlV3Version$": "wants the version of etcd 3.4",
+    r"TestCtlV3AuthLeaseRevoke$": "wants a line that the Go client of etcd 3.4 logs",
 }
 
 CASES: Final = (
@@ -113,13 +118,19 @@ def _build_e2e(home: Path, patience: int) -> Path:
     """Build the tests from a copy, in which a test of etcdctl has more time: programs of Python start more slowly."""
     copy = home / "go" / "src" / "e2e"
     shutil.copytree(SOURCES / "src" / PACKAGE / "tests" / "e2e", copy)
-    test = copy / "ctl_v3_test.go"
-    text = test.read_text(encoding="utf-8")
-    factor = f"timeout = {2 * patience}*cx.dialTimeout"
-    test.write_text(text.replace("timeout = 2*cx.dialTimeout", factor), encoding="utf-8")
+    limit = "timeout = {}*cx.dialTimeout"
+    _replace(copy / "ctl_v3_test.go", limit.format(2), limit.format(2 * patience))
+    _replace(copy / "etcd_process.go", *READY)
     program = home / "e2e.test"
     _go(home, "test", "-c", "-o", str(program), "e2e")
     return program
+
+
+def _replace(path: Path, old: str, new: str) -> None:
+    text = path.read_text(encoding="utf-8")
+    if old not in text:
+        raise click.ClickException(f"{path.name} is not that of etcd 3.4: it lacks {old!r}")
+    path.write_text(text.replace(old, new), encoding="utf-8")
 
 
 def _go(home: Path, *words: str) -> None:
@@ -134,15 +145,10 @@ def _go(home: Path, *words: str) -> None:
 
 def _write_programs(folder: Path, etcdctl: str) -> None:
     folder.mkdir(parents=True)
-    # The tests of etcd 3.4 wait for two lines of its log; the tests of 3.5 wait for raftkv's one.
-    lines = f"s/{READY}/{READY}, published\\nenabled capabilities for version/"
-    _write_program(folder / "etcd", f"exec {PROGRAMS / 'raftkv'} \"$@\" 2> >(sed -u '{lines}' >&2)")
-    _write_program(folder / "etcdctl", f'exec {etcdctl} "$@"')
-
-
-def _write_program(path: Path, line: str) -> None:
-    path.write_text(f"#!/bin/bash\n{line}\n", encoding="utf-8")
-    path.chmod(0o755)
+    for name, program in (("etcd", PROGRAMS / "raftkv"), ("etcdctl", etcdctl)):
+        path = folder / name
+        path.write_text(f'#!/bin/sh\nexec {program} "$@"\n', encoding="utf-8")
+        path.chmod(0o755)
 
 
 def _passes_alone(home: Path, program: Path, test: str, patience: int) -> bool:
