@@ -75,6 +75,25 @@ class RanksMissing(CheckpointError, TimeoutError):
         self.missing = missing
 
 
+class FilesChanged(CheckpointError):
+    """A file that a rank had prepared was gone or cut before the commit; nothing was committed.
+
+    Attributes:
+        name: of the file, below the checkpoint.
+        rank: whose it is.
+    """
+
+    definite = True
+
+    def __init__(self, where: str, name: str, rank: int, why: str) -> None:
+        super().__init__(
+            f"{where}: {name}, which rank {rank} had prepared, {why}; nothing was committed: find out what deletes or "
+            "cuts files there, and save again"
+        )
+        self.name = name
+        self.rank = rank
+
+
 class DigestMismatch(CheckpointError):
     """A file is not what was prepared: it is missing, has another size, or other contents.
 

@@ -29,6 +29,7 @@ from raftkv.checkpoint.commit import opening, takeover
 from raftkv.checkpoint.commit.attempt import Attempt, Means
 from raftkv.checkpoint.commit.claim import CLAIM_NAME, Claim, WorldConditions, claim_generation
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
+from raftkv.checkpoint.commit.manifest import Manifest
 from raftkv.checkpoint.commit.takeover import Taken
 from raftkv.checkpoint.exchange import Incoming
 from raftkv.checkpoint.find.bests import Bests
@@ -43,7 +44,7 @@ from raftkv.checkpoint.retention.holds import HoldInfo, Pin
 from raftkv.checkpoint.retention.policy import Policy
 from raftkv.checkpoint.storage.filesystems import absolute
 from raftkv.checkpoint.storage.place import Place
-from raftkv.checkpoint.storage.verify import Progress
+from raftkv.checkpoint.storage.verify import Progress, check_there
 from raftkv.client.arguments import instance, seconds
 from raftkv.client.control.control import ClientControl
 from raftkv.errors import ConfigError
@@ -67,7 +68,7 @@ class Registry:
 
     def __init__(self, kv: Client, run_id: str, *, uri: str = "") -> None:
         control = ClientControl(kv, is_patient=True)
-        self._set_up(Means(control, write_manifest, time.time, leave_mark=marks.leave_file), run_id, uri)
+        self._set_up(Means(control, write_manifest, check_files, time.time, leave_mark=marks.leave_file), run_id, uri)
 
     @classmethod
     def over(cls, means: Means, run_id: str, *, uri: str = "") -> Registry:
@@ -182,19 +183,31 @@ class Registry:
             check_step(step), 0, 0, check_kind(kind), world_size, "", parent, dict(metadata or {}), self._holder
         )
 
-    async def join(self, claim: Claim, step: int, *, kind: str = FILES, timeout_s: float | None = None) -> Attempt:
+    async def join(
+        self,
+        claim: Claim,
+        step: int,
+        *,
+        kind: str = FILES,
+        timeout_s: float | None = None,
+        after: int | None = None,
+        who: str = opening.WHO,
+    ) -> Attempt:
         """Wait until the coordinator has begun to save a checkpoint.
 
         Arguments:
             claim: the coordinator's, or one of the same generation.
             step, kind: of the checkpoint.
             timeout_s: None: as long as the claim lasts.
+            after, who: see ``commit.opening.join``.
 
         Raises:
+            ConfigError: the coordinator saves another step.
             FenceBroken, GenerationOver: the claim is over.
             TimeoutError: nothing was begun in time.
         """
-        return await opening.join(self._means, claim, check_kind(kind), check_step(step), timeout_s)
+        kind, step = check_kind(kind), check_step(step)
+        return await opening.join(self._means, claim, kind, step, timeout_s, after=after, who=who)
 
     async def set_metrics(self, step: int, kind: str, metrics: Mapping[str, object]) -> Checkpoint:
         """Add metrics to a committed checkpoint, or replace those of the same names, as an evaluator does.
@@ -509,3 +522,8 @@ class Registry:
 async def write_manifest(uri: str, data: bytes) -> None:
     """Write the manifest of an attempt, durably. Raises StorageError."""
     await asyncio.to_thread(lambda: Place(uri).write(MANIFEST, data))
+
+
+async def check_files(uri: str, manifest: Manifest) -> None:
+    """Look whether the files of an attempt lie there as they were prepared. Raises FilesChanged, StorageError."""
+    await asyncio.to_thread(check_there, Place(uri), manifest)

@@ -91,6 +91,7 @@ class CheckpointManager:
         self._claim = _shared(registry, claim)
         self._thread = ThreadPoolExecutor(1, "raftkv-checkpoint")
         self._under_way: Future[None] | None = None
+        self._attempt_number = 0
         self._last: int | None = self.latest_step()
 
     # ---- finding
@@ -151,6 +152,7 @@ class CheckpointManager:
         Raises:
             CheckpointExists, StaleStep: the step, or a later one, is committed.
             FenceBroken, GenerationOver: another job has claimed the checkpoints.
+            ConfigError: process 0 saves another step.
             AttemptOver: another process has failed.
             StorageError: it could not be written.
         """
@@ -162,7 +164,11 @@ class CheckpointManager:
         if jax.process_index() == 0:
             attempt = self._registry.begin(self._claim, step, world_size=jax.process_count(), kind=ORBAX)
         else:
-            attempt = self._registry.join(self._claim, step, kind=ORBAX, timeout_s=JOIN_TIMEOUT_S)
+            who = f"process {jax.process_index()}"
+            attempt = self._registry.join(
+                self._claim, step, kind=ORBAX, timeout_s=JOIN_TIMEOUT_S, after=self._attempt_number, who=who
+            )
+            self._attempt_number = attempt.record.number
         try:
             self._write(attempt, layout, parts, metrics)
         except BaseException as error:

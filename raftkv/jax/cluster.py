@@ -22,14 +22,15 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from raftkv.client.credentials import client_settings
 from raftkv.client.rpc.endpoints import parse_endpoints
 from raftkv.client.sync.library import Client, connect
 from raftkv.errors import ConfigError, RaftKVError
-from raftkv.training.config import RunConfig
+from raftkv.training.config import CONNECT_TIMEOUT_S, RunConfig
 from raftkv.training.records import EXIT, Fault
+from raftkv.training.rendezvous.address import guess_address
 from raftkv.training.rendezvous.sync_participant import Participant
 from raftkv.training.rendezvous.world import World
 
@@ -142,7 +143,7 @@ def join(environment: Mapping[str, str], timeout_s: float, port: str | None = No
         ConfigError, JoinTimeout, RunClosed, RunConflict, StatusError: as of ``RaftKVCluster.get_coordinator_address``.
     """
     endpoints = environment.get("RAFTKV_ENDPOINTS", "127.0.0.1:2379")
-    config = run_config(environment, _own_address(endpoints), timeout_s)
+    config = run_config(environment, guess_address(parse_endpoints(endpoints)), timeout_s)
     kv = connect(endpoints, **{"user": ""} | client_settings(environment))
     try:
         participant = Participant.open(kv, config)
@@ -184,6 +185,7 @@ def run_config(environment: Mapping[str, str], address: str, timeout_s: float) -
         min_nodes=limits[0],
         max_nodes=limits[1],
         last_call_timeout_s=last_call_s,
+        connect_timeout_s=min(timeout_s, CONNECT_TIMEOUT_S),
         join_timeout_s=timeout_s,
         address=environment.get("RAFTKV_ADDRESS", address),
     )
@@ -217,18 +219,6 @@ def _leave(kv: Client, participant: Participant, world: World) -> None:
         pass  # the lease ends by itself
     finally:
         kv.close()
-
-
-def _own_address(endpoints: str) -> str:
-    """Find the address of this machine on the way to the cluster; nothing is sent."""
-    endpoint: Any = parse_endpoints(endpoints)[0]
-    try:
-        kind, _, _, _, target = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(kind, socket.SOCK_DGRAM) as probe:
-            probe.connect(target)
-            return str(probe.getsockname()[0])
-    except OSError:
-        return socket.gethostname()
 
 
 def _free_port() -> int:

@@ -17,7 +17,7 @@ Owns the translation between an agent of torch and a ``Participant``, and nothin
 What it holds to:
 
 1. A healthy worker never ends because the cluster cannot be reached: the agent's looks are answered from memory, and
-   calls wait for the cluster. Only the first contact fails, with one line, after a few seconds.
+   calls wait for the cluster. Only the first contact fails, with one line, after ``connect_timeout``.
 2. Each generation has a store of its own on the node of rank 0; no key of an earlier generation is ever met.
 3. An agent that is ended by a signal does not close the run; one that has finished while others must do the generation
    again does not either.
@@ -50,17 +50,19 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from raftkv.client.control.records import RecordError
+from raftkv.client.control.retries import until_answered
 from raftkv.client.sync.library import Client
 from raftkv.client.sync.loop import Closed
 from raftkv.errors import ConfigError, RaftKVError, StatusError
 from raftkv.torch import settings
 from raftkv.torch.agent_store import AgentStore, GenerationEnded, StoreUnreachable, connect_store, host_store
 from raftkv.training.api.attachment import announce
-from raftkv.training.errors import GenerationOver, JoinTimeout, RunClosed, RunConflict
+from raftkv.training.config import RunConfig
+from raftkv.training.errors import ClusterAway, GenerationOver, JoinTimeout, RunClosed, RunConflict
 from raftkv.training.keys import RunKeys
 from raftkv.training.process.exit_watch import WorkerWatch
 from raftkv.training.process.faults import End, Worker, signal_name
-from raftkv.training.rendezvous.participant import Progress
+from raftkv.training.rendezvous.participant import Progress, in_words, waiting
 from raftkv.training.rendezvous.sync_participant import Participant
 from raftkv.training.rendezvous.world import World
 
@@ -117,14 +119,25 @@ def create_handler(params: RendezvousParameters) -> RaftKVRendezvousHandler:
     except ConfigError as error:
         raise failure(ConfigError, str(error)) from None
     try:
-        kv.get(RunKeys(given.run.run_id).state, serializable=True, timeout_s=FIRST_CONTACT_S)
+        _first_contact(kv, given.run)
     except RaftKVError as error:
         kv.close()
         raise failure(
             RendezvousConnectionError,
-            f"cannot use the cluster at --rdzv-endpoint={params.endpoint}: {error}",
+            str(error) if isinstance(error, ClusterAway) else f"--rdzv-endpoint={params.endpoint}: {error}",
         ) from None
     return RaftKVRendezvousHandler(kv, given)
+
+
+def _first_contact(kv: Client, run: RunConfig) -> None:
+    """Wait for the cluster, and say so. Raises StatusError: it refused, or did not answer in time."""
+    loop, client = kv.target()
+    key = RunKeys(run.run_id).state
+    with in_words(client, run.run_id, run.connect_timeout_s):
+        get = until_answered(
+            lambda: client.get(key, serializable=True, timeout_s=FIRST_CONTACT_S), run.connect_timeout_s, waiting(_say)
+        )
+        loop.run(get)
 
 
 class RaftKVRendezvousHandler(RendezvousHandler):

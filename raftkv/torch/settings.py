@@ -7,7 +7,6 @@ workers it runs.
 
 from __future__ import annotations
 
-import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from raftkv.client.rpc.endpoints import Endpoint, parse_endpoints, require_ports
 from raftkv.client.sync.library import Client, connect
 from raftkv.errors import ConfigError
 from raftkv.training.config import OPTION_NAMES, RunConfig, parse_options
+from raftkv.training.rendezvous.address import guess_address
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous.api import RendezvousParameters
@@ -133,36 +133,6 @@ def _port(value: object) -> int:
     if not text.isdecimal() or int(text) > _PORT_MAX:
         raise ConfigError(f"--rdzv-conf: {STORE_PORT}={value}: a port expected, or 0 for any")
     return int(text)
-
-
-def guess_address(endpoints: tuple[Endpoint, ...]) -> str:
-    """Guess this node's address as others see it: the one from which it speaks to the cluster.
-
-    If the cluster is on this machine that says nothing; then what the host's own name stands for, or its loopback.
-    """
-    address = next(filter(None, map(_address_towards, endpoints)), "127.0.0.1")
-    if not _is_loopback(address):
-        return address
-    try:
-        named = socket.gethostbyname(socket.gethostname())
-    except OSError:
-        return address
-    return address if _is_loopback(named) else named
-
-
-def _address_towards(endpoint: Endpoint) -> str:
-    """Find the source address of packets to a host; none are sent."""
-    try:
-        family, kind, protocol, _, place = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.connect(place)
-            return str(probe.getsockname()[0])
-    except OSError:
-        return ""
-
-
-def _is_loopback(address: str) -> bool:
-    return address.startswith("127.") or address == "::1"
 
 
 def _slots_of_launch() -> int:

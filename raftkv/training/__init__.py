@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from raftkv.training.api.generation import BarrierTimeout as BarrierTimeout
     from raftkv.training.api.run import Run as Run
     from raftkv.training.api.run import join as join
+    from raftkv.training.errors import ClusterAway as ClusterAway
     from raftkv.training.errors import EpochOver as EpochOver
     from raftkv.training.errors import GenerationOver as GenerationOver
     from raftkv.training.errors import JoinTimeout as JoinTimeout
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 _PLACES: Final = {
     "BarrierTimeout": "api.generation",
+    "ClusterAway": "errors",
     "EpochOver": "errors",
     "GenerationOver": "errors",
     "JoinTimeout": "errors",
@@ -54,8 +56,8 @@ _PLACES: Final = {
 }
 
 __all__ = [
-    "BarrierTimeout", "EpochOver", "GenerationOver", "JoinTimeout", "Run", "RunClosed", "RunConflict", "StateLost",
-    "TrainingError", "aio", "join",
+    "BarrierTimeout", "ClusterAway", "EpochOver", "GenerationOver", "JoinTimeout", "Run", "RunClosed", "RunConflict",
+    "StateLost", "TrainingError", "aio", "join",
 ]  # fmt: skip
 
 

@@ -22,6 +22,9 @@ FILL: Final = "fill"
 TOPOLOGY: Final = "topology"
 RANK_POLICIES: Final = (APPEND, FILL, TOPOLOGY)
 
+CONNECT_TIMEOUT_S: Final = 60.0
+"""As long as torch's own rendezvous waits for its store (``read_timeout``): nodes and the store start side by side."""
+
 IGNORED: Final = frozenset((
     "timeout", "rank", "is_host", "store_type", "read_timeout", "close_timeout", "heartbeat_timeout",
     "keep_alive_interval", "keep_alive_max_attempt", "protocol", "cacert", "ssl_cert", "ssl_cert_key",
@@ -33,7 +36,7 @@ _WHOLE: Final = (
     "min_nodes", "max_nodes", "expected_nodes", "weight", "slots", "host_slots", "fault_limit", "fault_window_s",
     "fault_cooldown_s",
 )  # fmt: skip
-_SECONDS: Final = ("lease_ttl_s", "disconnect_grace_s", "last_call_timeout_s", "join_timeout_s")
+_SECONDS: Final = ("lease_ttl_s", "disconnect_grace_s", "last_call_timeout_s", "connect_timeout_s", "join_timeout_s")
 _TEXTS: Final = ("cluster", "rank_policy", "host", "address", "topology")
 
 
@@ -47,6 +50,7 @@ class RunConfig:
         lease_ttl_s: a node that is silent for so long is lost; the cluster may raise it (etcd to 2).
         disconnect_grace_s: a node whose connection breaks is lost after so long; 0: only the TTL counts.
         last_call_timeout_s: the first generation waits so long for more nodes once the minimum is there.
+        connect_timeout_s: a node that starts tries so long to reach the store, as when all start at once.
         join_timeout_s: a node gives up waiting for a generation after so long.
         expected_nodes: the first generation begins at once when so many are there; 0: not known.
         rank_policy: where newcomers go: ``append``: behind; ``fill``: into the places of those that are gone;
@@ -65,6 +69,7 @@ class RunConfig:
     lease_ttl_s: int = 1
     disconnect_grace_s: float = 0.1
     last_call_timeout_s: float = 5.0
+    connect_timeout_s: float = CONNECT_TIMEOUT_S
     join_timeout_s: float = 600.0
     expected_nodes: int = 0
     rank_policy: str = APPEND
@@ -107,8 +112,9 @@ class RunConfig:
         for name in ("disconnect_grace_s", "last_call_timeout_s", "expected_nodes", "fault_limit", "host_slots"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{_user_name(name)} must not be negative: {getattr(self, name):g}")
-        if self.join_timeout_s <= 0:
-            raise ConfigError(f"join_timeout must be positive, not {self.join_timeout_s:g}")
+        for name in ("connect_timeout_s", "join_timeout_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{_user_name(name)} must be positive, not {getattr(self, name):g}")
         if self.rank_policy not in RANK_POLICIES:
             raise ConfigError(f"rank_policy is one of {', '.join(RANK_POLICIES)}, not {self.rank_policy!r}")
         host = self.host or socket.gethostname()
@@ -128,6 +134,7 @@ _OPTIONS: Final[dict[str, tuple[str, Callable[[str], Any], str]]] = {
     "lease_ttl": ("lease_ttl_s", int, "whole seconds"),
     "disconnect_grace": ("disconnect_grace_s", _seconds, "seconds"),
     "last_call_timeout": ("last_call_timeout_s", _seconds, "seconds"),
+    "connect_timeout": ("connect_timeout_s", _seconds, "seconds"),
     "join_timeout": ("join_timeout_s", _seconds, "seconds"),
     "expected_nodes": ("expected_nodes", int, "a number"),
     "rank_policy": ("rank_policy", str, "a name"),

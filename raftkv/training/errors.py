@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raftkv.errors import RaftKVError
+from raftkv.errors import UNAVAILABLE, RaftKVError, StatusError
 
 
 class TrainingError(RaftKVError):
@@ -17,6 +17,18 @@ class RunClosed(TrainingError):
         super().__init__(f"run {run_id!r} is closed{because}")
         self.run_id = run_id
         self.reason = reason
+
+
+class ClusterAway(TrainingError, StatusError):
+    """The cluster did not answer a node, or a worker, that starts."""
+
+    code = UNAVAILABLE
+
+    def __init__(self, run_id: str, endpoints: str, timeout_s: float, why: StatusError) -> None:
+        super().__init__(
+            f"run {run_id!r} cannot be joined: the cluster at {endpoints} did not answer within {timeout_s:g} s "
+            f"({why}); start it or correct the endpoints, and start this again (connect_timeout says how long to try)"
+        )
 
 
 class JoinTimeout(TrainingError):

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 import raftkv.checkpoint
+from raftkv.checkpoint import saver as saver_module
 from raftkv.checkpoint.commit import attempt
-from raftkv.checkpoint.errors import DigestMismatch, FenceBroken, StaleStep, StorageError
+from raftkv.checkpoint.errors import DigestMismatch, FenceBroken, FilesChanged, StaleStep, StorageError
 from raftkv.checkpoint.retention.policy import Best, Policy
 from raftkv.checkpoint.saver import Saver
 from raftkv.checkpoint.storage import local
@@ -61,8 +62,8 @@ def test_a_block_that_raises_commits_nothing_and_the_step_can_be_saved_again(reg
         raise KeyError("boom")
     assert saving.checkpoint is None
     assert saver.newest() is None
-    with saver.saving(4):
-        pass
+    with saver.saving(4) as saving:
+        made.write(Path(saving.uri), {"model.pt": b"m"})
     with pytest.raises(StaleStep), saver.saving(3):
         pass
 
@@ -120,9 +121,37 @@ def test_a_directory_that_was_deleted_while_it_was_written_is_not_committed(regi
         with saver.saving(2) as saving:
             shutil.rmtree(saving.uri)
 
+    def save_nothing():
+        with saver.saving(2):
+            pass
+
     with pytest.raises(StorageError, match=r"^cannot read .*/step-0*2\..*: No such file or directory"):
         save_without()
+    with pytest.raises(StorageError, match=r"^there are no files below .*/step-0*2\."):
+        save_nothing()
     assert registry.latest().step == 1
+
+
+@pytest.mark.parametrize("damage", [shutil.rmtree, lambda uri: os.truncate(f"{uri}/model.pt", 3)])
+def test_files_that_go_between_their_digests_and_the_commit_are_not_committed(registry, monkeypatch, damage):
+    def digest_tree(uri):
+        files = original(uri)
+        damage(uri)
+        return files
+
+    original = local.digest_tree
+    monkeypatch.setattr(saver_module, "digest_tree", digest_tree)
+
+    def save():
+        with Saver(registry).saving(1) as saving:
+            made.write(Path(saving.uri), {"model.pt": b"model"})
+        return saving
+
+    with pytest.raises(FilesChanged, match=r"step-0*1\..*: model\.pt, which rank 0 had prepared, (is not|has 3 bytes)"):
+        save()
+    assert registry.checkpoints() == []
+    monkeypatch.undo()
+    assert verify(save().checkpoint).is_whole
 
 
 @pytest.mark.parametrize(

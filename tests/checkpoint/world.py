@@ -15,7 +15,9 @@ from typing import Any
 
 from raftkv.checkpoint.commit.attempt import Attempt, Means
 from raftkv.checkpoint.commit.claim import Claim
+from raftkv.checkpoint.commit.manifest import Manifest
 from raftkv.checkpoint.digest import of_bytes
+from raftkv.checkpoint.errors import FilesChanged
 from raftkv.checkpoint.keys import RegistryKeys
 from raftkv.checkpoint.records import Checkpoint, FileRecord, Reference
 from raftkv.checkpoint.registry import Registry
@@ -32,11 +34,13 @@ class World(StoreWorld):
 
     Attributes:
         files: manifests, by uri.
+        lost: uris of attempts whose files somebody has deleted.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.files: dict[str, bytes] = {}
+        self.lost: set[str] = set()
         self.time_s = 1_800_000_000.0
         self.random = random.Random(7)
 
@@ -45,7 +49,12 @@ class World(StoreWorld):
             await asyncio.sleep(0)
             self.files[uri] = data
 
-        means = Means(self.control(seed, lost), write_manifest, lambda: self.time_s, self.random.randrange)
+        async def check_files(uri: str, manifest: Manifest) -> None:
+            for rank, file in manifest.files:
+                if uri in self.lost:
+                    raise FilesChanged(uri, file.name, rank, "is not there any more")
+
+        means = Means(self.control(seed, lost), write_manifest, check_files, lambda: self.time_s, self.random.randrange)
         return Registry.over(means, run_id, uri=f"memory://{run_id}")
 
     def put(self, key: str | bytes, value: bytes | str) -> None:

@@ -76,8 +76,14 @@ with raftkv.connect(os.environ["RAFTKV_ENDPOINTS"]) as kv:
         for step in (1, 2):
             manager.save(step, {"spread": spread, "all": np.arange(3)})
         back = manager.restore(like={"spread": spread, "all": np.zeros(3)})
+        manager.save(3 + jax.process_index(), {"all": np.arange(3)})
+        try:
+            mixed = manager.wait_until_finished()
+        except Exception as error:
+            mixed = str(error).partition(": all ranks")[0]
+        manager.save(5, {"all": np.arange(3)})
     own = [shard.data.tolist() for shard in back["spread"].addressable_shards]
-    print("RESULT", jax.process_index(), manager.all_steps(), own, back["all"].tolist())
+    print("RESULT", jax.process_index(), manager.all_steps(), own, back["all"].tolist(), mixed)
 """
 
 
@@ -103,7 +109,9 @@ def test_each_process_writes_its_shards(raftkv_cluster: LocalCluster, tmp_path: 
     settings = {"RAFTKV_NNODES": "2", "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo"}
     processes = [start(raftkv_cluster, TOGETHER, str(tmp_path), **settings) for _ in range(2)]
     lines = sorted(line for process in processes for line in ended(process).splitlines() if line.startswith("RESULT"))
+    mixed = "the coordinator saves step 3, and process 1 step 4"
     assert lines == [
-        "RESULT 0 [1, 2] [[[0.0, 1.0], [2.0, 3.0]]] [0, 1, 2]",
-        "RESULT 1 [1, 2] [[[4.0, 5.0], [6.0, 7.0]]] [0, 1, 2]",
+        "RESULT 0 [1, 2, 5] [[[0.0, 1.0], [2.0, 3.0]]] [0, 1, 2] step 3 of run 'together' (orbax) was given up, "
+        f"or deleted: process 1 failed: ConfigError: {mixed}",
+        f"RESULT 1 [1, 2, 5] [[[4.0, 5.0], [6.0, 7.0]]] [0, 1, 2] {mixed}",
     ]

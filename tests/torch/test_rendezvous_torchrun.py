@@ -193,11 +193,13 @@ def test_a_failure_is_one_line(tmp_path: Path) -> None:
     endpoint = f"127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=raftkv", f"--rdzv-endpoint={endpoint}"]
     done = subprocess.run(
-        [*command, "--rdzv-id=job", "no-script.py"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+        [*command, "--rdzv-id=job", "--rdzv-conf=connect_timeout=0.5", "no-script.py"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert done.returncode == 1
     assert re.fullmatch(
-        rf"raftkv: cannot use the cluster at --rdzv-endpoint={endpoint}: no answer within 4 s from .*refused\n",
+        rf"raftkv: run 'job' cannot be joined: the cluster at {endpoint} "
+        r"did not answer within 0\.5 s \(.*refused\); start it or correct the endpoints, and start this again .*\n",
         done.stderr,
     ), done.stderr
 

@@ -14,6 +14,7 @@ import pytest
 import raftkv
 import raftkv.training
 from raftkv.checkpoint.errors import AttemptOver, CheckpointError, DigestMismatch, StaleStep
+from raftkv.checkpoint.sync import Attempt
 from raftkv.errors import ConfigError
 from raftkv.training import BarrierTimeout, GenerationOver, Run
 from raftkv.training.api import checkpoint
@@ -132,7 +133,9 @@ def test_whatever_fails_on_rank_0_is_told_to_all(ranks, monkeypatch):
 def test_ranks_that_save_different_steps_save_none(ranks):
     failures = in_all(ranks, lambda run: outcome(lambda: save(run, 5 + run.rank)))
     assert [type(failure) for failure in failures] == [AttemptOver, ConfigError]
-    assert str(failures[1]).startswith("rank 0 saves step 5, and rank 1 step 6: ")
+    words = "the coordinator saves step 5, and rank 1 step 6: all ranks save the same steps, in the same order"
+    assert str(failures[1]) == words
+    assert f"was given up, or deleted: rank 1 failed: ConfigError: {words}" in str(failures[0])
     assert [done.step for done in in_all(ranks, lambda run: save(run, 7))] == [7, 7]
 
 
@@ -247,3 +250,37 @@ def test_a_pin_that_is_taken_in_the_moment_of_a_cancellation_is_given_back(monke
         assert pins[0].released
 
     asyncio.run(scenario())
+
+
+def prepared(attempt: Attempt) -> object:
+    return attempt.prepared(20.0, but=[0])
+
+
+def outcome_of(attempt: Attempt) -> object:
+    return attempt.outcome(20.0)
+
+
+@pytest.mark.parametrize("wait", [prepared, outcome_of])
+@pytest.mark.parametrize("how", ["leaves", "closes"])
+def test_waits_for_ranks_end_with_the_generation_though_nobody_claims_the_next(ranks, wait, how):
+    """Whoever waits is one of those without whom no next generation begins."""
+    registry, world = ranks[0].checkpoints, ranks[0].world
+    attempt = registry.begin(registry.claim_run(world.generation, world.revision, world.fence), 1, world_size=2)
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(outcome, lambda: wait(attempt))
+        if how == "leaves":
+            ranks[1].leave()
+        else:
+            ranks[1].close("enough")
+        over = waiting.result()
+    assert type(over) is GenerationOver
+    assert str(over).startswith(f"generation 1 of run {ranks[0].run_id!r} is over: ")
+
+
+def test_a_rank_that_waits_for_the_beginning_of_a_save_hears_that_the_generation_has_ended(ranks):
+    registry, world = ranks[1].checkpoints, ranks[1].world
+    claim = registry.claim_run(world.generation, world.revision, world.fence)
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(outcome, lambda: registry.join(claim, 1, timeout_s=20.0))
+        ranks[0].leave()
+        assert type(waiting.result()) is GenerationOver

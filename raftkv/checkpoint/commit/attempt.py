@@ -31,9 +31,11 @@ from raftkv.checkpoint.errors import (
     AttemptOver,
     CheckpointExists,
     CheckpointNotFound,
+    FilesChanged,
     PrepareConflict,
     RanksMissing,
     StaleStep,
+    printable,
 )
 from raftkv.checkpoint.keys import CHILD, AttemptKeys, RegistryKeys, check_file_name
 from raftkv.checkpoint.records import (
@@ -59,6 +61,7 @@ from raftkv.client.values import KeyValue
 from raftkv.errors import ConfigError, RaftKVError, StatusError
 
 WriteManifest = Callable[[str, bytes], Awaitable[None]]
+CheckFiles = Callable[[str, Manifest], Awaitable[None]]
 
 GIVE_UP_S: Final = 10.0
 """For giving up an attempt that has failed: whoever waits for the error is not to wait for a cluster that is away."""
@@ -78,6 +81,7 @@ class Means:
     Attributes:
         control: the store.
         write_manifest: writes the manifest, durably, below the uri of an attempt.
+        check_files: raises FilesChanged if what a manifest lists is not below that uri, or has another size.
         now: the wall clock in seconds, for people.
         draw: a random number below the one that is given.
         leave_mark: leaves a file with a name and contents below a uri; None: no marks are left (``retention.marks``).
@@ -85,17 +89,19 @@ class Means:
 
     control: Control
     write_manifest: WriteManifest
+    check_files: CheckFiles
     now: Callable[[], float]
     draw: Callable[[int], int] = secrets.randbelow
     leave_mark: Callable[[str, str, bytes], Awaitable[None]] | None = None
 
 
 class _Seen(NamedTuple):
-    """What a decision is made on: three keys at one revision."""
+    """What a decision is made on: keys at one revision."""
 
     head: KeyValue | None
     record: KeyValue | None
     latest: KeyValue | None
+    deleting: KeyValue | None
 
 
 class Attempt:
@@ -135,7 +141,7 @@ class Attempt:
         """
         seen = await self._read()
         if seen.head is None and self._own(seen.record) is None:
-            raise self._over()
+            raise self._over(seen.deleting)
 
     # ---- ranks
 
@@ -166,15 +172,15 @@ class Attempt:
             self._claim,
             [version(key) == 0, version(self._keys.head) > 0],
             [put(key, value)],
-            [get(key), get(self._run.record(self.record.kind, self.record.step))],
+            [get(key), get(self._run.record(self.record.kind, self.record.step)), get(self._deleting)],
         )
         if result.succeeded:
             return
-        found, record = result.results
+        found, record, deleting = result.results
         if found is not None and found.value != value:
             raise PrepareConflict(f"rank {rank} has prepared other files for {self} already; abort it, and save again")
         if found is None and self._own(record) is None:
-            raise self._over()
+            raise self._over(deleting)
         # Else an earlier copy of this call was applied, and the attempt may be committed by now.
 
     def _checked(self, rank: int, files: Sequence[FileRecord]) -> Prepared:
@@ -209,9 +215,10 @@ class Attempt:
         async with limited(timeout_s, what), Watching(self._control, self._claim, (self._keys.head, "")) as copy:
             is_decided = await copy.holds(lambda items: not items)
         # Asked even if the claim has ended: it may have been committed just before.
-        committed = self._own((await self._read_unfenced()).record)
+        seen = await self._read_unfenced()
+        committed = self._own(seen.record)
         if committed is None:
-            raise self._over() if is_decided else self._claim.broken()
+            raise self._over(seen.deleting) if is_decided else self._claim.broken(copy.why_over or "")
         return committed
 
     # ---- the coordinator
@@ -265,6 +272,7 @@ class Attempt:
             ConfigError: there are too many metrics, or one cannot be used.
             RanksMissing: some did not prepare in time.
             PrepareConflict: two ranks have prepared the same file.
+            FilesChanged: what a rank has prepared is gone, or was cut.
             CheckpointExists: another attempt has committed the step.
             StaleStep: a newer step is committed.
             AttemptOver: it was aborted.
@@ -280,6 +288,12 @@ class Attempt:
         except CheckpointExists:
             return await self.commit()  # by another process of this claim: it is read
         await self.check()  # nothing is written for readers that a dead generation could leave behind
+        try:
+            await self._means.check_files(self.uri, manifest)  # first: the manifest would make the directory anew
+        except FilesChanged:
+            if (await self._read()).head is None:  # given up meanwhile, so its bytes are being deleted; or committed
+                return await self.commit()
+            raise
         await self._means.write_manifest(self.uri, manifest.encoded)
         checkpoint = self._checkpoint(manifest, metrics)
         while (committed := await self._try_commit(checkpoint)) is None:
@@ -332,7 +346,7 @@ class Attempt:
         """Return the head, unless it cannot be committed any more."""
         self.refuse(seen.record, seen.latest)
         if seen.head is None:
-            raise self._over()
+            raise self._over(seen.deleting)
         return seen.head
 
     def refuse(self, record: KeyValue | None, latest: KeyValue | None) -> None:
@@ -366,7 +380,7 @@ class Attempt:
             if seen.head is None:
                 return self._own(seen.record) is None
             gone = Deleting(self.uri, reason, self._means.now())
-            deleting = put(self._run.deleting(self.record.kind, self.record.id), gone.encode())
+            deleting = put(self._deleting, gone.encode())
             # The ranks' keys go too: nothing that was prepared for bytes which are to be deleted may ever be committed.
             operations: list[Operation] = [delete(self._keys.head), delete(self._keys.ranks, prefix=True), deleting]
             as_seen = mod_revision(self._keys.head) == seen.head.mod_revision
@@ -399,14 +413,23 @@ class Attempt:
 
     def _reads(self) -> list[Operation]:
         kind, step = self.record.kind, self.record.step
-        return [get(self._keys.head), get(self._run.record(kind, step)), get(self._run.latest(kind))]
+        keys = (self._keys.head, self._run.record(kind, step), self._run.latest(kind), self._deleting)
+        return [get(key) for key in keys]
+
+    @property
+    def _deleting(self) -> str:
+        """Return the key that says that its bytes are garbage, and why, until they are deleted."""
+        return self._run.deleting(self.record.kind, self.record.id)
 
     def _own(self, found: KeyValue | None) -> Checkpoint | None:
         """Return the committed checkpoint if it is of this attempt."""
         checkpoint = None if found is None else read(Checkpoint, found)
         return checkpoint if checkpoint is not None and checkpoint.id == self.record.id else None
 
-    def _over(self) -> AttemptOver:
+    def _over(self, deleting: KeyValue | None) -> AttemptOver:
+        with contextlib.suppress(RecordError):
+            if deleting is not None and (reason := printable(read(Deleting, deleting).reason)):
+                return AttemptOver(f"{self} was given up, or deleted: {reason}; save again, or a later step")
         return AttemptOver(f"{self} was given up, or was committed and has been deleted since; save a later step")
 
     async def _clean(self) -> None:

@@ -17,7 +17,7 @@ Leaves out when to claim: ``Registry.claim``.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -25,6 +25,7 @@ from raftkv.checkpoint.errors import FenceBroken
 from raftkv.checkpoint.keys import RegistryKeys
 from raftkv.checkpoint.records import FenceRecord, read
 from raftkv.client.control.control import Control
+from raftkv.client.control.reflector import Interval
 from raftkv.client.control.retries import until_answered
 from raftkv.client.kv.compares import Compare, mod_revision
 from raftkv.client.kv.operations import Operation, get, put
@@ -39,15 +40,32 @@ CLAIM_NAME: Final = "claim/"
 
 
 class WorldConditions(Protocol):
-    """The fence of a generation of a run; ``training.rendezvous.world.WorldFence`` is one."""
+    """The fence of a generation of a run; ``training.rendezvous.world.WorldFence`` is one.
+
+    Attributes:
+        watched: the keys that tell of its end, before a write that is refused does.
+    """
+
+    @property
+    def watched(self) -> Interval:
+        """See the class."""
+        ...
+
+    def why_over(self, items: Mapping[bytes, KeyValue]) -> str | None:
+        """Return why it has ended; None: it lasts.
+
+        Arguments:
+            items: the keys that are ``watched``.
+        """
+        ...
 
     @property
     def conditions(self) -> tuple[Compare, ...]:
         """All must hold while the generation lasts."""
         ...
 
-    def broken(self) -> Exception:
-        """Make the error for a write after its end."""
+    def broken(self, reason: str = "") -> Exception:
+        """Make the error for a write, or a wait, after its end."""
         ...
 
 
@@ -77,9 +95,13 @@ class Claim:
         """Implement ``client.kv.guards.Conditions.compares``."""
         return [condition.to_message(Space()) for condition in self.conditions]
 
-    def broken(self) -> Exception:
-        """Make the error of a write that was refused because the claim is over."""
-        return FenceBroken(self.run_id, self.generation) if self.world is None else self.world.broken()
+    def broken(self, reason: str = "") -> Exception:
+        """Make the error of a write that was refused, or of a wait that ended, because the claim is over.
+
+        Arguments:
+            reason: of the end of its generation, if that is known.
+        """
+        return FenceBroken(self.run_id, self.generation) if self.world is None else self.world.broken(reason)
 
     @property
     def token(self) -> str:

@@ -14,10 +14,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Final, cast
 
 from raftkv.checkpoint.commit.attempt import RECORD_MAX_BYTES, Attempt, Means
 from raftkv.checkpoint.commit.claim import Claim, under
-from raftkv.checkpoint.commit.outcome import Watching, limited
+from raftkv.checkpoint.commit.outcome import Items, Watching, limited
 from raftkv.checkpoint.errors import CheckpointExists
 from raftkv.checkpoint.keys import RANDOM_DIGITS, WORLD_SIZE_MAX, AttemptId, RegistryKeys
 from raftkv.checkpoint.records import AttemptRecord, read
@@ -31,6 +32,8 @@ from raftkv.client.kv.compares import mod_revision
 from raftkv.client.kv.operations import get, get_range, put
 from raftkv.client.values import KeyValue, RangeResult
 from raftkv.errors import ConfigError
+
+WHO: Final = "this rank"
 
 _log = logging.getLogger(__name__)
 
@@ -88,7 +91,16 @@ def _encoded(record: AttemptRecord) -> bytes:
     return value
 
 
-async def join(means: Means, claim: Claim, kind: str, step: int, timeout_s: float | None = None) -> Attempt:
+async def join(
+    means: Means,
+    claim: Claim,
+    kind: str,
+    step: int,
+    timeout_s: float | None = None,
+    *,
+    after: int | None = None,
+    who: str = WHO,
+) -> Attempt:
     """Wait until the coordinator has begun an attempt in this generation.
 
     Arguments:
@@ -96,8 +108,12 @@ async def join(means: Means, claim: Claim, kind: str, step: int, timeout_s: floa
         claim: under which.
         kind, step: what is to be saved.
         timeout_s: None: as long as the claim lasts.
+        after: number of the attempt of this kind that this rank took part in before, 0 for none: if one of another step
+            has begun since, the ranks save different steps. None: a coordinator may save several side by side.
+        who: this rank, for the error that says so.
 
     Raises:
+        ConfigError: the coordinator saves another step.
         CheckpointExists: the step is committed already.
         FenceBroken, GenerationOver: the claim ended before.
         TimeoutError: nothing was begun in time.
@@ -106,12 +122,46 @@ async def join(means: Means, claim: Claim, kind: str, step: int, timeout_s: floa
     heads = below(run.attempts_at(kind, step, claim.generation))
     committed = run.record(kind, step)
     what = f"no coordinator began to save step {step} of run {claim.run_id!r} ({kind})"
-    async with limited(timeout_s, what), Watching(means.control, claim, heads, (committed, "")) as copy:
-        items = await copy.until(lambda items: any(_is_head(key) or key == committed.encode() for key in items))
+    intervals = [heads, (committed, "")] if after is None else [heads, (committed, ""), (run.begun, "")]
+
+    def is_there(items: Items) -> bool:
+        return any(_is_head(key) or key == committed.encode() for key in items)
+
+    def other(items: Items) -> AttemptId | None:
+        begun = _begun(items.get(run.begun.encode()))
+        if after is None or begun is None or begun.number <= after:
+            return None
+        return begun if begun.generation == claim.generation and begun.step != step else None
+
+    async with limited(timeout_s, what), Watching(means.control, claim, *intervals) as copy:
+        while not is_there(items := await copy.until(lambda items: is_there(items) or other(items) is not None)):
+            begun = cast(AttemptId, other(items))
+            head = (await under(means.control, claim, (), [get(run.attempt(kind, begun).head)])).results[0]
+            if head is not None:
+                error = different_steps(begun.step, step, who)
+                await Attempt(means, claim, read(AttemptRecord, head)).give_up(
+                    error, f"{who} failed"
+                )  # else its coordinator would wait
+                raise error
+            after = begun.number  # of another kind, or given up
     found = [read(AttemptRecord, item) for key, item in items.items() if _is_head(key)]
     if not found:
         raise CheckpointExists(f"step {step} of run {claim.run_id!r} ({kind}) is committed already")
     return Attempt(means, claim, max(found, key=lambda head: head.number))
+
+
+def different_steps(begun: int, step: int, who: str) -> ConfigError:
+    """Make the error of a rank that is asked for its part of another step than it saves."""
+    return ConfigError(
+        f"the coordinator saves step {begun}, and {who} step {step}: all ranks save the same steps, in the same order"
+    )
+
+
+def _begun(item: KeyValue | None) -> AttemptId | None:
+    try:
+        return None if item is None else AttemptId.parse(item.value.decode())
+    except ValueError:
+        return None  # it is not raftkv's
 
 
 def _is_head(key: bytes) -> bool:

@@ -1,7 +1,12 @@
 """How ranks wait for each other: on copies of a few keys, and no longer than their claim lasts.
 
-async with Watching(control, claim, (keys.head, "")) as copy:
-    await copy.until(lambda items: not items)      # FenceBroken as soon as somebody else has claimed the run
+::
+
+    async with Watching(control, claim, (keys.head, "")) as copy:
+        await copy.until(lambda items: not items)      # FenceBroken as soon as somebody else has claimed the run
+
+A claim of a run ends with the generation that it stands on, when that is known to end: the next claim may be far away,
+since whoever waits here is one of those that the next generation waits for.
 """
 
 from __future__ import annotations
@@ -35,6 +40,7 @@ class Watching:
         self._changed = asyncio.Event()
         self._refusal: Exception | None = None
         self._fence = self._follow(control, (RegistryKeys(claim.run_id).fence, ""))
+        self._world = None if claim.world is None else self._follow(control, claim.world.watched)
         self._copies = [self._follow(control, interval) for interval in intervals]
 
     def _follow(self, control: Control, interval: Interval) -> Reflector:
@@ -48,17 +54,23 @@ class Watching:
         return {key: item for copy in self._copies for key, item in copy.items.items()}
 
     @property
-    def is_over(self) -> bool:
-        """Whether the claim is known to have ended."""
+    def why_over(self) -> str | None:
+        """Return why the claim has ended, as far as that is known: empty: it is not known why; None: it lasts."""
+        world = self._claim.world
+        reason = None if world is None or self._world is None else world.why_over(self._world.items)
         fence = self._fence.get(RegistryKeys(self._claim.run_id).fence)
-        return fence is None or fence.mod_revision != self._claim.revision
+        has_ended = fence is None or fence.mod_revision != self._claim.revision
+        return "" if has_ended and reason is None else reason
+
+    @property
+    def _everything(self) -> list[Reflector]:
+        return [self._fence, *([] if self._world is None else [self._world]), *self._copies]
 
     async def __aenter__(self) -> Watching:
-        everything = (self._fence, *self._copies)
-        for reflector in everything:
+        for reflector in self._everything:
             reflector.start()
         try:
-            await self._until(lambda: all(reflector.is_following for reflector in everything))
+            await self._until(lambda: all(reflector.is_following for reflector in self._everything))
         except BaseException:
             self._close()
             raise
@@ -70,7 +82,7 @@ class Watching:
         self._close()
 
     def _close(self) -> None:
-        for reflector in (self._fence, *self._copies):
+        for reflector in self._everything:
             reflector.close()
 
     async def holds(self, is_so: Callable[[Items], bool]) -> bool:
@@ -79,7 +91,9 @@ class Watching:
         Raises:
             StatusError: the cluster refuses to show the keys, or the client was closed.
         """
-        await self._until(lambda: is_so(self.items) or self.is_over)
+        await self._until(lambda: is_so(self.items) or self.why_over is not None)
+        if not is_so(self.items):  # each copy has a watch of its own: what came before the end may not be known yet
+            await asyncio.gather(*(copy.refresh() for copy in self._copies))
         return is_so(self.items)
 
     async def until(self, is_so: Callable[[Items], bool]) -> Items:
@@ -90,7 +104,7 @@ class Watching:
             StatusError: the cluster refuses to show the keys, or the client was closed.
         """
         if not await self.holds(is_so):
-            raise self._claim.broken()
+            raise self._claim.broken(self.why_over or "")
         return self.items
 
     async def _until(self, is_so: Callable[[], bool]) -> None:

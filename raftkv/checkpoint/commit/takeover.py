@@ -1,7 +1,8 @@
 """What a new generation makes of the attempts of those before: nothing is left undecided.
 
 The coordinator of an attempt prepares last, and prepares everything that readers need. So an attempt that all ranks
-have prepared is whole, and is committed by whoever comes next; any other is given up, and its bytes are garbage.
+have prepared is whole, and is committed by whoever comes next, unless its files were deleted or cut meanwhile; any
+other is given up, and its bytes are garbage.
 
     taken = await take_over(means, claim)     # then look for `latest`
 """
@@ -14,14 +15,21 @@ from typing import Final
 from raftkv.checkpoint.commit.attempt import Attempt, Means
 from raftkv.checkpoint.commit.claim import Claim, under
 from raftkv.checkpoint.commit.opening import undecided
-from raftkv.checkpoint.errors import AttemptOver, CheckpointExists, CheckpointNotFound, PrepareConflict, StaleStep
+from raftkv.checkpoint.errors import (
+    AttemptOver,
+    CheckpointExists,
+    CheckpointNotFound,
+    FilesChanged,
+    PrepareConflict,
+    StaleStep,
+)
 from raftkv.checkpoint.keys import RegistryKeys
 from raftkv.checkpoint.records import AttemptRecord, Checkpoint
 from raftkv.client.arguments import instance
 from raftkv.client.control.retries import until_answered
 from raftkv.client.kv.operations import get, get_range
 
-_UNFIT: Final = (AttemptOver, CheckpointExists, CheckpointNotFound, PrepareConflict, StaleStep)
+_UNFIT: Final = (AttemptOver, CheckpointExists, CheckpointNotFound, FilesChanged, PrepareConflict, StaleStep)
 """Why an attempt that all ranks have prepared cannot be committed, by anybody."""
 
 

@@ -13,7 +13,7 @@ import os
 import shutil
 
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
-from raftkv.checkpoint.errors import DigestMismatch
+from raftkv.checkpoint.errors import DigestMismatch, StorageError
 from raftkv.checkpoint.records import Checkpoint, FileRecord
 from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.rank_files import RankFiles
@@ -70,7 +70,7 @@ def digest_tree(uri: str) -> list[FileRecord]:
     """Make all files below a uri durable, and return them with their digests.
 
     Raises:
-        StorageError: one could not be read or synced; the directory is gone.
+        StorageError: one could not be read or synced; the directory is gone, or nothing lies there.
     """
     files = RankFiles(uri)
     if files.place.is_local:
@@ -82,7 +82,10 @@ def digest_tree(uri: str) -> list[FileRecord]:
         for found in files.place.list():
             digest = digest_of(files.place, found.name, on_bytes=lambda _: None)
             files.add(FileRecord(found.name, found.size_bytes, digest))
-    return files.finish()
+    records = files.finish()
+    if not records:
+        raise StorageError(f"there are no files below {files.place.uri}: write there before the save ends")
+    return records
 
 
 def local_directory(checkpoint: Checkpoint, directory: str = "") -> str:

@@ -177,11 +177,15 @@ class Place:
         with self.named("look for", name):
             return bool(self.fs.isfile(self.path(name)))
 
-    def size_bytes(self, name: str) -> int:
-        """Return the length of a file. Raises StorageError."""
-        with self.named("look for", name):
-            self.fs.invalidate_cache()
-            return int(self.fs.size(self.path(name)))
+    def size_now(self, name: str) -> int | None:
+        """Return the length that a file has now, whatever was remembered; None: it is gone. Raises StorageError."""
+        with self.named("look for", name), suppress(FileNotFoundError, NotADirectoryError):
+            if not self.is_local:
+                self.fs.invalidate_cache()
+                return int(self.fs.size(self.path(name)))
+            with open(self.path(name), "rb") as file:
+                return os.fstat(file.fileno()).st_size
+        return None
 
     def list(self) -> Sequence[Found]:
         """Return all files below, by name; none if there is no such directory. Raises StorageError."""

@@ -70,7 +70,7 @@ def digest_files(
     def one(file: FileRecord, counter: Callable[[int], None]) -> FileRecord:
         own = digest_of(place, file.name, on_bytes=counter)
         place.make_durable(file.name, contents=True)
-        if place.size_bytes(file.name) != file.size_bytes:
+        if place.size_now(file.name) != file.size_bytes:
             raise StorageError(f"{place.uri}/{file.name} is still written to; wait until it is finished")
         return FileRecord(file.name, file.size_bytes, own)
 

@@ -5,6 +5,7 @@
     report = verify(checkpoint, on_progress=lambda done, total: ...)
     report.is_whole, report.missing, report.wrong_size, report.wrong_digest, report.extra
     with open_verified(checkpoint, "model.bin") as file: ...     # DigestMismatch before the first byte
+    check_there(place, manifest)                                 # before a commit: sizes only
 
 The record has the digest of the manifest, the manifest those of all files: so the store vouches for every byte, and
 whoever can write to the place of the bytes alone can change nothing unnoticed. Digests are made on several threads, a
@@ -26,7 +27,7 @@ from raftkv.checkpoint import digest
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
 from raftkv.checkpoint.commit.manifest import Manifest
 from raftkv.checkpoint.digest import Digest
-from raftkv.checkpoint.errors import DigestMismatch, StorageError
+from raftkv.checkpoint.errors import DigestMismatch, FilesChanged, StorageError
 from raftkv.checkpoint.records import Checkpoint, FileRecord
 from raftkv.checkpoint.storage.place import Found, Place
 from raftkv.client.control.records import RecordError
@@ -119,6 +120,29 @@ def decode_manifest(uri: str, data: bytes, wanted: str) -> Manifest:
         return Manifest.decode(data)
     except RecordError as error:
         raise DigestMismatch(uri, MANIFEST, f"cannot be read: {error}") from None
+
+
+def check_there(place: Place, manifest: Manifest) -> None:
+    """Look whether every file that ranks have prepared is there with its size; none is read.
+
+    Arguments:
+        place: of the attempt.
+        manifest: of what the ranks have prepared.
+
+    Raises:
+        FilesChanged: one is not.
+        StorageError: the place cannot be read.
+    """
+    there = {found.name: found.size_bytes for found in place.list()}
+    for rank, file in manifest.files:
+        if there.get(file.name) == file.size_bytes:
+            continue
+        # A list may be older than the file on a network file system. Who opens the file hears what is there now.
+        size_bytes = place.size_now(file.name)
+        if size_bytes is None:
+            raise FilesChanged(place.uri, file.name, rank, "is not there any more")
+        if size_bytes != file.size_bytes:
+            raise FilesChanged(place.uri, file.name, rank, f"has {size_bytes} bytes now, not {file.size_bytes}")
 
 
 def verify(checkpoint: Checkpoint, *, on_progress: Progress | None = None, threads: int = THREADS) -> Report:

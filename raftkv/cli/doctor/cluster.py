@@ -19,6 +19,7 @@ from raftkv.client.rpc import methods
 from raftkv.errors import INVALID_ARGUMENT, PERMISSION_DENIED, UNAUTHENTICATED, ConfigError, StatusError
 from raftkv.pb import rpc_pb2
 from raftkv.pb.enums import alarm_name
+from raftkv.rpc.client.lookup import addresses
 
 if TYPE_CHECKING:
     from raftkv.client.library import Client
@@ -105,7 +106,8 @@ async def _reach(url: str) -> float | None:
     host, _, port = url.partition("://")[2].rpartition(":")
 
     async def connect() -> None:
-        _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        address, *_ = await addresses(host.strip("[]"), int(port))
+        _, writer = await asyncio.open_connection(address, int(port))
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()

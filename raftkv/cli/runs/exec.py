@@ -25,7 +25,7 @@ from raftkv.training.process.output.destinations import make_directory, parse_ra
 from raftkv.training.process.supervisor import PORTS_FIELD, Settings, Supervisor, free_port
 from raftkv.training.process.workers import WorkerStartError
 from raftkv.training.records import GATHERING, RUNNING
-from raftkv.training.rendezvous.participant import Participant, Progress
+from raftkv.training.rendezvous.participant import Participant, Progress, waiting
 
 if TYPE_CHECKING:
     from raftkv.client.library import Client
@@ -137,7 +137,9 @@ def _settings(invocation: Invocation, session: Session, command: tuple[str, ...]
 async def _take_part(kv: Client, config: RunConfig, settings: Settings) -> int:
     ports = ",".join(str(free_port()) for _ in range(config.slots)) if "tf" in settings.styles else ""
     data = {PORTS_FIELD: ports} if ports else {}
-    participant = await Participant.open(kv, config, data=data, on_progress=lambda one: _tell_progress(settings, one))
+    participant = await Participant.open(
+        kv, config, data=data, on_progress=lambda one: _tell_progress(settings, one), on_trouble=waiting(settings.tell)
+    )
     supervisor = Supervisor(kv, participant, settings)
     loop = asyncio.get_running_loop()
     for number in FORWARDED:

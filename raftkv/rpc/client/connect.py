@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import ssl as ssl_module
+from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from raftkv.rpc.client.core import ClientCore
+from raftkv.rpc.client.lookup import addresses
 from raftkv.rpc.encrypted import EncryptedTransport
 from raftkv.rpc.gone import forget_frames, release
 from raftkv.rpc.keepalive import KEEPALIVE_PING, Keepalive
@@ -242,9 +244,23 @@ async def _open(target: str, ssl: Security | None, channel: Channel, connection:
         transport, _ = await loop.create_unix_connection(lambda: _opening(ssl, connection), target[5:])
     else:
         host, port = split_target(target)
-        transport, _ = await loop.create_connection(lambda: _opening(ssl, connection), host, port)
+        transport = await _open_tcp(lambda: _opening(ssl, connection), host, port)
     if ssl is not None:
         await _start_tls(transport, ssl, target, channel.options.authority or host, connection)
+
+
+async def _open_tcp(opening: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> asyncio.Transport:
+    """Connect to the first address of a host that takes it."""
+    loop = asyncio.get_running_loop()
+    errors: list[OSError] = []
+    for address in await addresses(host, port):
+        try:
+            return (await loop.create_connection(opening, address, port))[0]
+        except OSError as error:
+            errors.append(error)
+    if all(isinstance(error, ConnectionRefusedError) for error in errors):
+        raise errors[0]
+    raise OSError("; ".join(dict.fromkeys(map(reason_of, errors))))
 
 
 def _opening(ssl: Security | None, connection: ClientConnection) -> asyncio.BaseProtocol:

@@ -106,9 +106,16 @@ class Link:
             self.registry.take_over(self._claim)
         return self._claim
 
-    def claim_of(self, token: str) -> Claim:
-        """Return the claim that the coordinator has handed on."""
+    def claim_of(self, token: str, *, is_new: bool = True) -> Claim:
+        """Return the claim that the coordinator has handed on.
+
+        Arguments:
+            token: of the claim.
+            is_new: it was handed on for this save. Else it may be of a generation before, and a run knows its own.
+        """
         world = self._world
+        if world is not None and not is_new:
+            return self.claim()
         self._claim = Claim.from_token(token, None if world is None else world.fence)
         return self._claim
 

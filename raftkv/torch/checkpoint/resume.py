@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
 
-from raftkv.checkpoint.errors import CheckpointNotFound
+from raftkv.checkpoint.errors import AttemptOver, CheckpointNotFound
 from raftkv.checkpoint.kinds import DCP
 from raftkv.checkpoint.records import Checkpoint
 from raftkv.errors import RaftKVError
@@ -80,7 +80,8 @@ def typed(reader: Reader | None = None) -> Iterator[None]:
     except CheckpointException as error:
         if reader is not None and reader.failure is not None:
             raise reader.failure from error
-        for cause, _ in error.failures.values():
-            if isinstance(cause, RaftKVError):
-                raise cause from error
+        causes = [cause for cause, _ in error.failures.values() if isinstance(cause, RaftKVError)]
+        # A rank that failed gives the attempt up, which the others hear: its own error is the one to tell.
+        for cause in sorted(causes, key=lambda cause: isinstance(cause, AttemptOver)):
+            raise cause from error
         raise

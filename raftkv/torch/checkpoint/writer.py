@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from raftkv.checkpoint.commit.claim import Claim
+from raftkv.checkpoint.commit.opening import different_steps
 from raftkv.checkpoint.digest import SHA256, Digest
 from raftkv.checkpoint.errors import AttemptOver, FenceBroken, StorageError
 from raftkv.checkpoint.keys import check_step
@@ -56,6 +57,7 @@ class _Part:
         claim: token of the coordinator's.
         head: the attempt's record.
         is_used: this process has written it; a planner that caches plans hands it out again at the next save.
+        last: number of the attempt for which it was used last.
     """
 
     prefix: _StoragePrefix
@@ -63,6 +65,7 @@ class _Part:
     claim: str
     head: bytes
     is_used: bool = False
+    last: int = 0
 
 
 class Writer(FileSystemWriter):
@@ -207,12 +210,16 @@ class Writer(FileSystemWriter):
         return claim.token, self._attempt.record.encode()
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's files; durable, and prepared, when the future is there."""
+        """Write this rank's files; durable, and prepared, when the future is there.
+
+        Raises:
+            ConfigError: this rank saves another step than the coordinator; DCP raises it on all ranks.
+        """
         part = plan.storage_data
         if not isinstance(part, _Part):
             raise ConfigError("the planner has lost what the storage writer put into the plan; use another planner")
-        attempt = self._enter(part)
         try:
+            attempt = self._enter(part)
             files = self._files = RankFiles(attempt.uri, digest=self._digest)
             streams: Any = _Streams(files)
             self.fs = streams
@@ -231,14 +238,21 @@ class Writer(FileSystemWriter):
 
     def _enter(self, part: _Part) -> Attempt:
         """Return the attempt; with a planner that caches plans the part may be of an earlier one."""
-        claim = self._link.claim_of(part.claim)
-        if self._attempt is None:
-            if part.is_used:
-                self._attempt = self._link.registry.join(claim, self.step, kind=self._kind, timeout_s=self._timeout_s)
-            else:
-                self._attempt = self._link.registry.attempt(claim, AttemptRecord.decode(part.head))
-        part.is_used = True
         self._part = part
+        was_used, part.is_used, who = part.is_used, True, f"rank {part.rank}"
+        claim = self._link.claim_of(part.claim, is_new=not was_used)
+        if self._attempt is None:
+            head = AttemptRecord.decode(part.head)
+            if was_used:
+                self._attempt = self._link.registry.join(
+                    claim, self.step, kind=self._kind, timeout_s=self._timeout_s, after=part.last, who=who
+                )
+                part.last = self._attempt.record.number
+            else:
+                part.last = head.number
+                self._attempt = self._link.registry.attempt(claim, head)
+                if head.step != self.step:
+                    raise different_steps(head.step, self.step, who)
         return self._attempt
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:

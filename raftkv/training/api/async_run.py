@@ -29,13 +29,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from raftkv.checkpoint.registry import Registry
-from raftkv.client.arguments import limit, path
+from raftkv.client.arguments import limit, path, seconds
 from raftkv.client.library import Client, connect
 from raftkv.client.rpc.retry import until_answered
 from raftkv.errors import ConfigError, RaftKVError, StatusError
+from raftkv.rpc.client.lookup import beside
 from raftkv.training.api.attachment import Attachment, WorkerAttachment, WorkerPlace, worker_place
 from raftkv.training.api.checkpoint import Options, Resuming, Saving, Together
 from raftkv.training.api.collectives import Collectives
@@ -43,7 +44,7 @@ from raftkv.training.api.counter import Counter
 from raftkv.training.api.generation import Generation, checked_value, quoted
 from raftkv.training.api.leadership import Leadership, leader
 from raftkv.training.callbacks import Callbacks, UserCallbacks
-from raftkv.training.config import RunConfig
+from raftkv.training.config import CONNECT_TIMEOUT_S, RunConfig
 from raftkv.training.errors import JoinTimeout, RunClosed, TrainingError
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import EXIT, Fault, Member
@@ -504,7 +505,8 @@ async def join(
         endpoints: of the cluster; empty: ``RAFTKV_ENDPOINTS``, else 127.0.0.1:2379.
         kv: a client to be used instead; it must outlive the run.
         min_nodes, max_nodes: no generation begins with fewer, none has more; 0: as many as the minimum.
-        timeout_s: for the store to answer, and for the minimum to be there; None: 10 s, and ``join_timeout_s``.
+        timeout_s: for the store to answer, and for the minimum to be there; None: ``connect_timeout_s`` for the one,
+            ``join_timeout_s`` for the other.
         on_progress: called on the loop while nodes gather.
         client: further settings of ``raftkv.aio.connect``: TLS files, user, password. What is not given is as
             ``RAFTKV_USER``, ``RAFTKV_PASSWORD_FILE``, ``RAFTKV_CACERT``, ... say.
@@ -515,10 +517,11 @@ async def join(
 
     Raises:
         ConfigError: an option is unknown or cannot be; the environment is no worker's.
+        ClusterAway: the store did not answer in time.
         JoinTimeout: too few nodes came in time.
         RunClosed, RunConflict: see ``Participant.open``.
         GenerationOver: of a worker: its generation is over already.
-        StatusError: the cluster cannot be reached, or refused.
+        StatusError: the cluster refused.
     """
     limit(timeout_s, "timeout_s")
     checkpoints = path(checkpoints or "", "checkpoints")
@@ -530,7 +533,10 @@ async def join(
     own = kv is None
     kv = kv if kv is not None else connect(where, **(client or {}))
     try:
-        return await _attach(kv, config, place, timeout_s, on_progress, own, checkpoints)
+        if config is not None:
+            return await _as_node(kv, config, timeout_s, on_progress, own, checkpoints)
+        given = seconds(options.get("connect_timeout_s", CONNECT_TIMEOUT_S), "connect_timeout_s")
+        return await _as_worker(kv, cast(WorkerPlace, place), timeout_s, given, own, checkpoints)
     except BaseException:
         if own:
             await kv.close()
@@ -555,10 +561,19 @@ def find_endpoints(run_id: str, endpoints: str | Iterable[str]) -> str | Iterabl
     return endpoints or os.environ.get("RAFTKV_ENDPOINTS") or DEFAULT_ENDPOINTS
 
 
-async def _attach(
+async def _as_worker(
+    kv: Client, place: WorkerPlace, timeout_s: float | None, connect_timeout_s: float, own: bool, checkpoints: str
+) -> Run:
+    async with _in_time(place.run_id, timeout_s):
+        attachment = await WorkerAttachment.take(kv, place, connect_timeout_s)
+    if attachment.world is None:
+        raise RunClosed(place.run_id, "")
+    return Run(kv, attachment, attachment.world, place, owns_client=own, checkpoints=checkpoints)
+
+
+async def _as_node(
     kv: Client,
-    config: RunConfig | None,
-    place: WorkerPlace | None,
+    config: RunConfig,
     timeout_s: float | None,
     on_progress: OnProgress | None,
     own: bool,
@@ -566,17 +581,9 @@ async def _attach(
 ) -> Run:
     clock = asyncio.get_running_loop().time
     began = clock()
-    if place is not None:
-        async with _in_time(place.run_id, timeout_s):
-            attachment = await WorkerAttachment.take(kv, place)
-        if attachment.world is None:
-            raise RunClosed(place.run_id, "")
-        return Run(kv, attachment, attachment.world, place, owns_client=own, checkpoints=checkpoints)
-    if config is None:
-        raise ConfigError("a node needs a configuration")
     async with _in_time(config.run_id, timeout_s):
         if config.address == config.host:  # nobody has told
-            address = await asyncio.get_running_loop().run_in_executor(None, guess_address, kv.scope.core.endpoints)
+            address = await beside(lambda: guess_address(kv.scope.core.endpoints))
             config = replace(config, address=address)
         participant = await Participant.open(kv, config, on_progress=on_progress)
     try:

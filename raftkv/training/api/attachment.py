@@ -15,10 +15,11 @@ from raftkv.client.kv.operations import Put
 from raftkv.client.rpc.retry import until_answered
 from raftkv.errors import ConfigError
 from raftkv.training.callbacks import Callbacks
+from raftkv.training.config import CONNECT_TIMEOUT_S
 from raftkv.training.errors import GenerationOver, RunClosed
 from raftkv.training.keys import RunKeys, check_run_id
 from raftkv.training.records import Fault, State
-from raftkv.training.rendezvous.participant import Participant
+from raftkv.training.rendezvous.participant import Participant, in_words
 from raftkv.training.rendezvous.ranks import first_ranks
 from raftkv.training.rendezvous.record_cache import RecordCache
 from raftkv.training.rendezvous.world import World
@@ -78,20 +79,25 @@ class WorkerAttachment:
         self._callbacks: Callbacks[[WorkerAttachment]] = Callbacks()
 
     @classmethod
-    async def take(cls, kv: Client, place: WorkerPlace) -> WorkerAttachment:
+    async def take(
+        cls, kv: Client, place: WorkerPlace, connect_timeout_s: float = CONNECT_TIMEOUT_S
+    ) -> WorkerAttachment:
         """Find the generation that this worker was started for.
 
         Arguments:
             kv: a client, whole, not a view.
             place: from the environment.
+            connect_timeout_s: for the cluster to answer.
 
         Raises:
+            ClusterAway: it did not.
             GenerationOver: another has begun.
             ConfigError: the generation has no such rank.
             StatusError: the cluster refused.
         """
         attachment = cls(kv, place)
-        record = await until_answered(lambda: kv.range(*attachment._keys.record), kv.scope.timeout_s)
+        with in_words(kv, place.run_id, connect_timeout_s):
+            record = await until_answered(lambda: kv.range(*attachment._keys.record), connect_timeout_s)
         attachment._cache.load(record, record.revision)
         try:
             attachment.world = attachment._find_world()

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from raftkv.checkpoint import errors
 from raftkv.checkpoint.commit.attempt import Attempt
 from raftkv.checkpoint.commit.claim import Claim
+from raftkv.checkpoint.commit.opening import different_steps
 from raftkv.checkpoint.commit.summary import checked_metrics
 from raftkv.checkpoint.errors import AttemptOver, CheckpointError, CheckpointNotFound, FenceBroken
 from raftkv.checkpoint.kinds import FILES
@@ -183,10 +184,7 @@ class Saving:
 
     def _check_step(self, begun: int) -> None:
         if begun != self.step:
-            raise ConfigError(
-                f"rank 0 saves step {begun}, and rank {self._together.generation.rank} step {self.step}: "
-                "all ranks save the same steps, in the same order"
-            )
+            raise different_steps(begun, self.step, f"rank {self._together.generation.rank}")
 
     async def _begin(self) -> dict[str, Any]:
         claim = await self._together.claim()

@@ -385,7 +385,8 @@ def join(
         endpoints: of the cluster; empty: ``RAFTKV_ENDPOINTS``, else 127.0.0.1:2379.
         kv: a client (``raftkv.connect``) to be used instead; it must outlive the run.
         min_nodes, max_nodes: no generation begins with fewer, none has more; 0: as many as the minimum.
-        timeout_s: for the store to answer, and for the minimum to be there; None: 10 s, and ``join_timeout_s``.
+        timeout_s: for the store to answer, and for the minimum to be there; None: ``connect_timeout_s`` for the one,
+            ``join_timeout_s`` for the other.
         on_progress: called while nodes gather, on the loop's own thread: it may print, and no more.
         client: further settings of ``raftkv.connect``: TLS files, user, password. What is not given is as
             ``RAFTKV_USER``, ``RAFTKV_PASSWORD_FILE``, ``RAFTKV_CACERT``, ... say.
@@ -396,10 +397,11 @@ def join(
 
     Raises:
         ConfigError: an option is unknown or cannot be; the environment is no worker's.
+        ClusterAway: the store did not answer in time.
         JoinTimeout: too few nodes came in time.
         RunClosed, RunConflict: the run is over, or another job's.
         GenerationOver: of a worker: its generation is over already.
-        StatusError: the cluster cannot be reached, or refused.
+        StatusError: the cluster refused.
     """
     own = kv is None
     if kv is None:

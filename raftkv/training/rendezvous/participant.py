@@ -29,7 +29,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,7 @@ from raftkv.client.arguments import limit
 from raftkv.client.control.control import ClientControl, Control
 from raftkv.client.control.records import RecordError
 from raftkv.client.control.reflector import Reflector
-from raftkv.client.control.retries import until_answered
+from raftkv.client.control.retries import OnTrouble, until_answered
 from raftkv.client.kv.compares import Compare, mod_revision, version
 from raftkv.client.kv.operations import Delete, GetRange, Operation, Put
 from raftkv.client.rpc.retry import is_transient
@@ -45,7 +46,7 @@ from raftkv.client.values import Event, KeyValue, TxnResult
 from raftkv.errors import StatusError
 from raftkv.training.callbacks import Callbacks
 from raftkv.training.config import RunConfig
-from raftkv.training.errors import GenerationOver, JoinTimeout, RunClosed, RunConflict
+from raftkv.training.errors import ClusterAway, GenerationOver, JoinTimeout, RunClosed, RunConflict
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import BROKEN, CLOSED, GATHERING, LEFT, RUNNING, Fault, GenerationRecord, Node, State
 from raftkv.training.rendezvous.arbiter_election import ArbiterElection
@@ -129,6 +130,7 @@ class Participant:
         *,
         data: Mapping[str, str] | None = None,
         on_progress: OnProgress | None = None,
+        on_trouble: OnTrouble | None = None,
     ) -> Participant:
         """Register a node in a run.
 
@@ -137,14 +139,17 @@ class Participant:
             config: the run and this node.
             data: small texts that other nodes can read.
             on_progress: called on the loop while nodes gather.
+            on_trouble: called on the loop while the store does not answer; see ``rpc.retry.until_answered``.
 
         Raises:
+            ClusterAway: the store did not answer within ``connect_timeout_s``.
             ConfigError: the configuration cannot work.
             RunClosed: the run is over, and nodes of it are still there.
             RunConflict: its nodes were started with other limits.
-            StatusError: the store cannot be reached, or refused.
+            StatusError: the store refused.
         """
-        return await cls.start(ClientControl(kv), config, data=data, on_progress=on_progress)
+        with in_words(kv, config.run_id, config.connect_timeout_s):
+            return await cls.start(ClientControl(kv), config, data=data, on_progress=on_progress, on_trouble=on_trouble)
 
     @classmethod
     async def start(
@@ -154,6 +159,7 @@ class Participant:
         *,
         data: Mapping[str, str] | None = None,
         on_progress: OnProgress | None = None,
+        on_trouble: OnTrouble | None = None,
     ) -> Participant:
         """Register like ``open``, over any control.
 
@@ -161,11 +167,11 @@ class Participant:
             control: the store.
             config: the run and this node.
             data: small texts that other nodes can read.
-            on_progress: called on the loop while nodes gather.
+            on_progress, on_trouble: see ``open``.
         """
         participant = cls(control, config, data or {}, on_progress)
         try:
-            await participant._registration.open()
+            await participant._registration.open(on_trouble)
             await participant._check_run()
         except BaseException:
             await participant._go()
@@ -511,6 +517,30 @@ class Participant:
         if progress != self._reported:
             self._reported = progress
             self._on_progress(progress)
+
+
+@contextmanager
+def in_words(kv: Client, run_id: str, timeout_s: float) -> Iterator[None]:
+    """Say of a start that the store did not answer what to do about it."""
+    try:
+        yield
+    except StatusError as error:
+        if not is_transient(error):
+            raise
+        endpoints = ",".join(endpoint.text for endpoint in kv.scope.core.endpoints)
+        raise ClusterAway(run_id, endpoints, timeout_s, error) from None
+
+
+def waiting(say: Callable[[str], object]) -> OnTrouble:
+    """Return what says once, for people, that a start waits for the store."""
+    told: list[StatusError] = []
+
+    def tell(error: StatusError | None) -> None:
+        if error is not None and not told:
+            told.append(error)
+            say(f"waits for the cluster: {error}")
+
+    return tell
 
 
 def _new_node(config: RunConfig, data: Mapping[str, str]) -> Node:

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Final
 
 from raftkv.client.control.control import Control, Grant
-from raftkv.client.control.retries import until_answered
+from raftkv.client.control.retries import OnTrouble, until_answered
 from raftkv.client.errors import is_client_closed
 from raftkv.client.kv.compares import mod_revision, version
 from raftkv.client.kv.operations import Get, GetRange, Operation, Put
@@ -37,8 +37,6 @@ _log = logging.getLogger(__name__)
 OUTAGE_S: Final = 3.0
 """A lease that was not confirmed for so long beyond its TTL means that the store was out of reach, for others too. An
 election is shorter, and costs no live node its lease: it must not keep the dead ones in."""
-OPEN_LIMIT_S: Final = 10.0
-"""How long the first registration is tried, through an election say; a wrong address should be reported soon."""
 
 
 class Registration:
@@ -91,13 +89,16 @@ class Registration:
         self._beat_at = 0.0
         self._stood_still_s = 0.0
 
-    async def open(self) -> None:
+    async def open(self, on_trouble: OnTrouble | None = None) -> None:
         """Register for the first time.
 
+        Arguments:
+            on_trouble: see ``rpc.retry.until_answered``.
+
         Raises:
-            StatusError: the store cannot be reached, or refused.
+            StatusError: the store cannot be reached within ``connect_timeout_s``, or refused.
         """
-        await until_answered(self._register, OPEN_LIMIT_S)
+        await until_answered(self._register, self._config.connect_timeout_s, on_trouble)
         self._beat()
 
     async def wait(self) -> None:

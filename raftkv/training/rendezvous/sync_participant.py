@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from raftkv.client.control.retries import OnTrouble
 from raftkv.client.sync.blocking import Blocking, blocking
 from raftkv.client.sync.library import Client
 from raftkv.training.config import RunConfig
@@ -35,6 +36,7 @@ class Participant(Blocking[aio_participant.Participant]):
         *,
         data: Mapping[str, str] | None = None,
         on_progress: OnProgress | None = None,
+        on_trouble: OnTrouble | None = None,
     ) -> Participant:
         """Register a node in a run; arguments and errors as of ``participant.Participant.open``.
 
@@ -42,11 +44,13 @@ class Participant(Blocking[aio_participant.Participant]):
             kv: a client, whole, not a view; it must outlive the participant.
             config: the run and this node.
             data: small texts that other nodes can read.
-            on_progress: called on the client's thread while nodes gather.
+            on_progress, on_trouble: called on the client's thread.
         """
         loop, client = kv.target()
-        inner = loop.run(aio_participant.Participant.open(client, config, data=data, on_progress=on_progress))
-        return cls(kv, loop, inner)
+        opening = aio_participant.Participant.open(
+            client, config, data=data, on_progress=on_progress, on_trouble=on_trouble
+        )
+        return cls(kv, loop, loop.run(opening))
 
     next_world = blocking(aio_participant.Participant.next_world)
     report = blocking(aio_participant.Participant.report)

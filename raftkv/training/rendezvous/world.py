@@ -12,15 +12,19 @@ is there. A process that slept through its lease therefore writes nothing, whate
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from raftkv.client.control.records import RecordError
+from raftkv.client.control.reflector import Interval
 from raftkv.client.kv.compares import Compare, mod_revision, version
 from raftkv.client.space import Space
+from raftkv.client.values import KeyValue
 from raftkv.pb import rpc_pb2
 from raftkv.training.errors import GenerationOver
 from raftkv.training.keys import RunKeys
-from raftkv.training.records import Member
+from raftkv.training.records import BROKEN, CLOSED, Member, State
 from raftkv.training.rendezvous import ranks
 
 
@@ -108,11 +112,17 @@ class World:
 
 
 class WorldFence:
-    """The conditions under which a world may write; see the module."""
+    """The conditions under which a world may write; see the module.
+
+    Attributes:
+        conditions: all must hold.
+        watched: the keys that tell of its end.
+    """
 
     def __init__(self, world: World) -> None:
         self._world = world
         keys = RunKeys(world.run_id)
+        self.watched: Interval = keys.record
         self.conditions: tuple[Compare, ...] = (
             mod_revision(keys.round) == world.revision,
             version(keys.node(world.member.id)) > 0,
@@ -122,6 +132,28 @@ class WorldFence:
         """Implement ``client.guards.Fence.compares``."""
         return [condition.to_message(Space()) for condition in self.conditions]
 
-    def broken(self) -> GenerationOver:
-        """Implement ``client.guards.Fence.broken``."""
-        return GenerationOver(self._world.run_id, self._world.generation)
+    def why_over(self, items: Mapping[bytes, KeyValue]) -> str | None:
+        """Return why the generation has ended, or is about to; None: it lasts, as far as the records say.
+
+        Arguments:
+            items: the keys that are ``watched``.
+        """
+        keys, world = RunKeys(self._world.run_id), self._world
+        current, item = items.get(keys.round.encode()), items.get(keys.state.encode())
+        if current is None or current.mod_revision != world.revision:
+            return "another generation has begun"
+        try:
+            state = None if item is None else State.decode(item.value)
+        except RecordError:
+            return None  # whoever takes part in the run says so
+        if state is None or (state.phase != CLOSED and (state.phase, state.generation) != (BROKEN, world.generation)):
+            return None
+        return state.reason
+
+    def broken(self, reason: str = "") -> GenerationOver:
+        """Implement ``client.guards.Fence.broken``.
+
+        Arguments:
+            reason: of the end, if it is known.
+        """
+        return GenerationOver(self._world.run_id, self._world.generation, reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from raftkv.checkpoint.errors import (
     CheckpointExists,
     CheckpointNotFound,
     FenceBroken,
+    FilesChanged,
     PrepareConflict,
     RanksMissing,
     StaleStep,
@@ -380,3 +382,25 @@ def test_giving_up_raises_nothing_and_ends_whether_the_cluster_answers_or_not(mo
             await away.give_up(ValueError("the cluster is away"))
 
     play(story())
+
+
+def test_files_that_went_because_the_attempt_was_given_up_are_not_the_reason() -> None:
+    async def story() -> None:
+        world = World()
+        registry = world.registry()
+        attempt = await prepared(registry, await registry.claim(), 100)
+        world.lost.add(attempt.uri)
+        with pytest.raises(FilesChanged):
+            await attempt.commit()
+        assert attempt.uri not in world.files
+        checking = attempt.check
+        attempt.check = lambda: _after(checking(), attempt.abort("a rank has failed"))  # type: ignore[method-assign]
+        with pytest.raises(AttemptOver):
+            await attempt.commit()
+
+    play(story())
+
+
+async def _after(first: Awaitable[None], then: Awaitable[Any]) -> None:
+    await first
+    await then

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pytest
@@ -10,7 +11,9 @@ import pytest
 from raftkv.checkpoint.commit.claim import Claim
 from raftkv.checkpoint.errors import FenceBroken
 from raftkv.client.control.records import RecordError
+from raftkv.client.control.reflector import Interval
 from raftkv.client.kv.compares import Compare, mod_revision
+from raftkv.client.values import KeyValue
 from raftkv.errors import ConfigError
 from tests.checkpoint.world import KEYS, World, files_of, play
 
@@ -27,7 +30,15 @@ class WorldFence:
     def conditions(self) -> tuple[Compare, ...]:
         return (mod_revision("round") == self.revision,)
 
-    def broken(self) -> Exception:
+    @property
+    def watched(self) -> Interval:
+        return "round", ""
+
+    def why_over(self, items: Mapping[bytes, KeyValue]) -> str | None:
+        item = items.get(b"round")
+        return None if item is not None and item.mod_revision == self.revision else "another has begun"
+
+    def broken(self, reason: str = "") -> Exception:
         return WorldOver("the generation is over")
 
 

@@ -68,15 +68,18 @@ def test_what_cannot_be_committed_is_given_up_with_its_reason() -> None:
         clash = await registry.begin(old, 400, world_size=2)
         for rank in range(2):
             await clash.prepare(rank, files_of(7))
+        lost = await prepared(registry, old, 450)
+        world.lost.add(lost.uri)
         odd = await prepared(registry, old, 500, but=(1,))
         world.put(f"{KEYS.attempt(KIND, odd.record.id).ranks}000000x", b"{}")  # counted, but nobody's
         taken = await registry.take_over(await registry.claim())
-        assert [each.checkpoint for each in taken] == [None] * 5
+        assert [each.checkpoint for each in taken] == [None] * 6
         reasons = [each.reason for each in taken]
         assert [reason.split(" of run")[0] for reason in reasons[:2]] == ["step 100", "step 150"]
         assert "is of rank 0" in reasons[2]
         assert "both have a file '7.bin'" in reasons[3]
-        assert reasons[4] == "1 of 2 ranks had prepared when generation 1 ended"
+        assert "0.bin, which rank 0 had prepared, is not there any more" in reasons[4]
+        assert reasons[5] == "1 of 2 ranks had prepared when generation 1 ended"
         assert (await registry.latest()).step == 200
 
     play(story())

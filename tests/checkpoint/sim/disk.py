@@ -69,6 +69,10 @@ class SimPlace:
             Found(path.removeprefix(f"{self.uri}/"), len(self.disk.files[path])) for path in self.disk.below(self.uri)
         ]
 
+    def size_now(self, name: str) -> int | None:
+        data = self.disk.files.get(f"{self.uri}/{name}")
+        return None if data is None else len(data)
+
     def read(self, name: str) -> bytes:
         return self.disk.files[f"{self.uri}/{name}"]
 

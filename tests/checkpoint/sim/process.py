@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from raftkv.checkpoint.commit.attempt import Means
 from raftkv.checkpoint.commit.claim import Claim
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
+from raftkv.checkpoint.commit.manifest import Manifest
 from raftkv.checkpoint.errors import CheckpointError
 from raftkv.checkpoint.registry import Registry
 from raftkv.checkpoint.retention import marks
+from raftkv.checkpoint.storage.place import Place
+from raftkv.checkpoint.storage.verify import check_there
+from raftkv.client.control.reflector import Interval
 from raftkv.client.kv.compares import Compare, mod_revision
 from raftkv.client.kv.operations import Operation
-from raftkv.client.values import TxnResult
+from raftkv.client.values import KeyValue, TxnResult
 from raftkv.errors import StatusError
 from tests.virtual_loop import WALL_AT_START_S, NodeLoop
 from tests.virtual_store.network import Link, SimControl
 
 from .checker import ROUND
-from .disk import Disk
+from .disk import Disk, SimPlace
 
 if TYPE_CHECKING:
     from .run import Simulation
@@ -50,7 +54,15 @@ class SimFence:
     def conditions(self) -> tuple[Compare, ...]:
         return (mod_revision(ROUND) == self.revision,)
 
-    def broken(self) -> Exception:
+    @property
+    def watched(self) -> Interval:
+        return ROUND, ""
+
+    def why_over(self, items: Mapping[bytes, KeyValue]) -> str | None:
+        item = items.get(ROUND.encode())
+        return None if item is not None and item.mod_revision == self.revision else "another has begun"
+
+    def broken(self, reason: str = "") -> Exception:
         return GenerationOver(f"the generation that began at revision {self.revision} is over")
 
 
@@ -110,7 +122,12 @@ class Process:
         self.world_revision = 0
         self.exited = False
         means = Means(
-            ProcessControl(self), self._write_manifest, self._wall, self.random.randrange, leave_mark=marks.leave_file
+            ProcessControl(self),
+            self._write_manifest,
+            self._check_files,
+            self._wall,
+            self.random.randrange,
+            leave_mark=marks.leave_file,
         )
         self.registry = Registry.over(means, run_id, uri=f"sim://{run_id}")
         simulation.processes.append(self)
@@ -163,6 +180,10 @@ class Process:
     async def _write_manifest(self, uri: str, data: bytes) -> None:
         await self.pause(0.0, self.simulation.settings.write_s)
         self.disk.write(f"{uri}/{MANIFEST}", data)
+
+    async def _check_files(self, uri: str, manifest: Manifest) -> None:
+        await self.pause(0.0, self.simulation.settings.write_s)
+        check_there(cast(Place, SimPlace(uri)), manifest)
 
     def _wall(self) -> float:
         return WALL_AT_START_S + self.loop.time()

@@ -36,7 +36,7 @@ def test_what_is_written_is_listed_read_and_deleted(root: str) -> None:
     assert there.names() == ["a*", "a1", "b [1]?.bin", "sub"]
     assert there.read("b [1]?.bin") == b"b [1]?.bin"
     assert b"".join(there.chunks("sub/deep/ü.bin", 3)) == "sub/deep/ü.bin".encode()
-    assert there.size_bytes("a*") == 2
+    assert there.size_now("a*") == 2
     there.delete("a*")  # a name, not a pattern
     there.delete("a*")
     assert [found.name for found in there.list()] == NAMES[1:]

@@ -13,13 +13,14 @@ import pytest
 from raftkv.checkpoint import digest
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
 from raftkv.checkpoint.commit.manifest import Manifest
-from raftkv.checkpoint.errors import DigestMismatch, StorageError
+from raftkv.checkpoint.errors import DigestMismatch, FilesChanged, StorageError
 from raftkv.checkpoint.keys import AttemptId
 from raftkv.checkpoint.kinds import FILES
 from raftkv.checkpoint.records import AttemptRecord, Checkpoint, Prepared
 from raftkv.checkpoint.storage import verify as module
-from raftkv.checkpoint.storage.place import Place
+from raftkv.checkpoint.storage.place import Found, Place
 from raftkv.checkpoint.storage.verify import (
+    check_there,
     load_manifest,
     open_verified,
     read_verified,
@@ -198,3 +199,28 @@ def test_memory_is_bounded_whatever_the_size_of_a_file(tmp_path: Path) -> None:
         assert tracemalloc.get_traced_memory()[1] < 32 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_files_that_are_gone_or_cut_are_found_by_their_sizes(place: Place) -> None:
+    manifest = load_manifest(saved(place, DATA))
+    check_there(place, manifest)
+    place.write("sub/b.bin", b"b" * 1999)
+    with pytest.raises(FilesChanged, match=r"sub/b\.bin, which rank 0 had prepared, has 1999 bytes now, not 2000"):
+        check_there(place, manifest)
+    place.write("sub/b.bin", b"")
+    with pytest.raises(FilesChanged, match="has 0 bytes now, not 2000"):
+        check_there(place, manifest)
+    for name in ("sub/b.bin", "a.bin", "empty", MANIFEST):
+        place.delete(name)
+    with pytest.raises(FilesChanged, match=r"a\.bin, which rank 0 had prepared, is not there any more"):
+        check_there(place, manifest)
+    place.delete_empty_directories()
+    with pytest.raises(FilesChanged, match="is not there any more"):
+        check_there(place, manifest)
+    assert place.list() == []
+
+
+def test_a_list_that_is_older_than_the_files_is_not_believed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = load_manifest(saved(place, DATA))
+    monkeypatch.setattr(place, "list", lambda: [Found("a.bin", 3), Found("empty", 0)])
+    check_there(place, manifest)

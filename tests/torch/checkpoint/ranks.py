@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -75,6 +76,22 @@ def save(registry: Registry) -> Any:
     return [*found, [(each.step, each.kind, each.world_size) for each in registry.checkpoints()]]
 
 
+def mixed(registry: Registry) -> Any:
+    """Rank 1 saves another step than rank 0; from the second step on with plans that torch's planner has kept."""
+    rank, found = dist.get_rank(), []
+    assert resume(registry, state(0)) is None
+    for step, is_cached in ((1, False), (2, True), (3, True)):
+        planner = DefaultSavePlanner(enable_plan_caching=is_cached)
+        for own in (step + 10 * rank, step):
+            try:
+                with typed():
+                    dcp.save(state(7), storage_writer=Writer(registry, own, timeout_s=30.0), planner=planner)
+                found.append("saved")
+            except RaftKVError as error:
+                found.append(str(error))
+    return [found, [each.step for each in registry.checkpoints()]]
+
+
 def load(registry: Registry) -> Any:
     """With whatever number of ranks."""
     loaded = state(0)
@@ -115,7 +132,7 @@ def main(what: str, endpoints: str, directory: str, rendezvous: str, rank: int, 
         "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=size, timeout=timedelta(seconds=60)
     )
     with raftkv.connect(endpoints) as kv:
-        found = {"save": save, "load": load, "killed": killed}[what](Registry(kv, "two", uri=directory))
+        found = {"save": save, "mixed": mixed, "load": load, "killed": killed}[what](Registry(kv, "two", uri=directory))
         print(json.dumps(found), flush=True)
         os._exit(0)  # without the farewells of process groups, whose other ranks may be dead
 

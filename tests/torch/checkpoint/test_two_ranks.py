@@ -49,3 +49,14 @@ def test_two_ranks_save_and_any_number_loads(tmp_path):
         assert run("load", cluster, tmp_path, 3) == [[3, [sum(range(48)) + 48 * 3, 9], 3, "1"]] * 3
         with cluster.connect() as kv:
             assert kv.count("/raftkv/checkpoint/run/two/attempt/", prefix=True) == 0, "the next start has given it up"
+
+
+@pytest.mark.long
+def test_ranks_that_save_different_steps_commit_none(tmp_path):
+    with raftkv.local() as cluster:
+        for said, steps in run("mixed", cluster, tmp_path, 2):
+            assert steps == [1, 2, 3]
+            assert said[1::2] == ["saved"] * 3
+            assert [words.partition(":")[0] for words in said[::2]] == [
+                f"the coordinator saves step {step}, and rank 1 step {step + 10}" for step in (1, 2, 3)
+            ]

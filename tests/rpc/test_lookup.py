@@ -1,0 +1,108 @@
+"""Names of hosts while DNS does not answer: nobody waits for a lookup beyond its own limit, least of all an exit."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from raftkv.rpc.client.lookup import addresses, beside
+
+PATIENCE_S = 60.0
+DEAD_DNS = """
+import asyncio, os, socket, sys, threading
+
+def hang(host, *arguments, **more):
+    assert host == "dead.invalid", host
+    threading.Event().wait()
+
+socket.getaddrinfo = hang
+import raftkv, raftkv.aio, raftkv.training.aio
+from raftkv.errors import StatusError
+from raftkv.training import JoinTimeout
+
+async def ask():
+    async with raftkv.aio.connect("dead.invalid:2379", timeout_s=0.3) as kv:
+        await kv.get("a")
+
+async def take_part():
+    await raftkv.training.aio.join("job", endpoints="dead.invalid:2379", timeout_s=0.3)
+
+def ask_blocking():
+    with raftkv.connect("dead.invalid:2379", timeout_s=0.3) as kv:
+        kv.get("a")
+
+try:
+    {call}
+except (StatusError, JoinTimeout) as error:
+    print(type(error).__name__)
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("asyncio.run(ask())", "EndpointsFailed"),
+        ("ask_blocking()", "EndpointsFailed"),
+        ("asyncio.run(take_part())", "JoinTimeout"),
+    ],
+)
+def test_a_program_ends_though_a_lookup_never_does(call: str, said: str) -> None:
+    program = [sys.executable, "-W", "error", "-c", DEAD_DNS.replace("{call}", call)]
+    done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert (done.stdout.strip(), done.stderr, done.returncode) == (said, "", 0)
+
+
+def test_lookups_of_one_name_share_a_thread_and_all_hear_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    go = threading.Event()
+
+    def look_up(host: str, port: int, **_: Any) -> list[Any]:
+        asked.append(host)
+        go.wait(PATIENCE_S)
+        if host == "none.invalid":
+            raise socket.gaierror(-2, "Name or service not known")
+        tcp = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
+        return [(*tcp, ("192.0.2.1", port)), (*tcp, ("192.0.2.1", port)), (*tcp, ("192.0.2.2", port))]
+
+    async def story() -> None:
+        first = asyncio.create_task(addresses("a.invalid", 1))
+        others = [asyncio.create_task(addresses("a.invalid", 1)) for _ in range(5)]
+        none = asyncio.create_task(addresses("none.invalid", 1))
+        await asyncio.sleep(0)
+        first.cancel()
+        go.set()
+        assert await asyncio.gather(*others) == [["192.0.2.1", "192.0.2.2"]] * 5
+        with pytest.raises(socket.gaierror, match="not known"):
+            await none
+        assert sorted(asked) == ["a.invalid", "none.invalid"]
+        await addresses("a.invalid", 1)
+        assert asked.count("a.invalid") == 2, "what is known is not remembered: DNS may say another thing next time"
+        assert [await addresses(host, 1) for host in ("127.0.0.1", "::1")] == [["127.0.0.1"], ["::1"]]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    asyncio.run(story())
+
+
+def test_an_answer_after_the_end_of_the_loop_disturbs_nobody(capfd: pytest.CaptureFixture[str]) -> None:
+    go = threading.Event()
+
+    def work() -> None:
+        go.wait(PATIENCE_S)
+
+    async def story() -> None:
+        waiting = asyncio.create_task(beside(work))
+        await asyncio.sleep(0)
+        waiting.cancel()
+
+    asyncio.run(story())
+    workers = [thread for thread in threading.enumerate() if thread.name == "raftkv-lookup"]
+    go.set()
+    for worker in workers:
+        worker.join(PATIENCE_S)
+    assert capfd.readouterr().err == ""
