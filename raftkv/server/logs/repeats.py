@@ -22,7 +22,7 @@ BURST: Final = 50
 INTERVAL_S: Final = 1.0
 
 PLACES_MAX: Final = 10_000
-"""Places that are told apart by their texts, far more than there are: a text that others make up would be one more."""
+"""Places that texts distinguish, far more than there are: a text that others make up would be one more."""
 
 _OWN: Final = "raftkv"
 
