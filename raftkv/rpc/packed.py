@@ -124,7 +124,8 @@ def _broken(text: str) -> RpcError:
 class PackedAssembler(MessageAssembler):
     """Messages of a call that said ``grpc-encoding: gzip``: each may be compressed or plain.
 
-    While ``is_busy``, ``feed(b"")`` goes on with what has come, and nothing else may be fed.
+    While ``is_busy``, ``feed(b"")`` goes on with what has come, and nothing else may be fed. What waits is counted with
+    its prefix, so that ``held_bytes`` is more than nothing then.
     """
 
     __slots__ = ("_kept_bytes", "_refused", "_unpacking", "_waiting", "_waiting_bytes")
@@ -162,6 +163,7 @@ class PackedAssembler(MessageAssembler):
             flag, length = PREFIX.unpack_from(data, offset)
             if flag > 1 or length > self._limit:
                 self._refused = (0 if flag == 1 else flag, length)
+                self._waiting_bytes += PREFIX_BYTES
                 offset = size
                 break
             end = offset + PREFIX_BYTES + length
@@ -169,7 +171,7 @@ class PackedAssembler(MessageAssembler):
                 self._need = PREFIX_BYTES + length
                 break
             self._waiting.append((flag, data[offset + PREFIX_BYTES : end]))
-            self._waiting_bytes += length
+            self._waiting_bytes += PREFIX_BYTES + length
             offset = end
         self._keep(data[offset:])
         self._kept_bytes = self.held_bytes
@@ -183,7 +185,7 @@ class PackedAssembler(MessageAssembler):
             if not self._waiting and self._refused is not None:
                 raise refusal_of(*self._refused, self._limit, GZIP)
             flag, message = self._waiting.popleft()
-            self._waiting_bytes -= len(message)
+            self._waiting_bytes -= PREFIX_BYTES + len(message)
             if flag:
                 unpacking = self._unpacking = Unpacking(message, self._limit)
         if unpacking is not None:

@@ -43,7 +43,7 @@ class Environment:
         raw: LMDB's own object.
         handles: of the buckets, by name.
         identity: tells the file from every other one, whatever its name.
-        seal: the checksum that the file states of its values (``seal.py``), if it has one that counts.
+        sealed_sum: what the file states of its values (``seal.py``), if it had a seal that counts.
         users: read transactions and copies that are open; changed under the backend's lock.
 
     Raises:
@@ -78,16 +78,17 @@ class Environment:
                 # Slots of processes that were killed: each keeps the pages of its state from being reused.
                 self.raw.reader_check()
             self.handles = self._open_buckets()
-            with self.raw.begin() as txn:
-                self.seal = read_seal(txn, self.handles[schema.META], self.raw.info()["last_txnid"])
             self.identity = identity_of(path)
+            self._inode = path.stat().st_ino
+            with self.raw.begin() as txn:
+                self.sealed_sum = read_seal(txn, self._inode)
             if is_new:
                 # Else a power cut could leave a member whose log was made after its database without the latter.
                 sync_directory(str(path.parent))
         except (lmdb.Error, OSError) as error:
             raise StorageError(f"cannot open the database {path}: {error}") from error
         self._page_bytes = int(self.raw.stat()["psize"])
-        self._sum: int | None = self.seal.sum if self.seal else None
+        self._sum = self.sealed_sum
 
     def _restore_length(self) -> None:
         """Let a file that was cut short read as zeros beyond its end: an error then, not the death of the process.
@@ -120,7 +121,7 @@ class Environment:
         """Open a write transaction, which is sealed and committed at the end of the block."""
         before = self._sum_of_values() if self._sum is None else self._sum
         with self.raw.begin(write=True) as txn:
-            sealed = SealedTxn(txn, self.handles, before)
+            sealed = SealedTxn(txn, self.handles, self._inode, before)
             yield sealed
             sealed.seal()
         # Only now: a transaction that found no room changed nothing.

@@ -5,17 +5,15 @@ again: a flipped bit in the applied index has entries applied twice or left out,
 may do what, and only on this member. So every transaction that writes also writes the *seal*, which is checked when
 the database is opened.
 
-    main database of LMDB     raftkv_seal  ->  transaction u64, applied index u64, sum u32, CRC32C of these u32
+    main database of LMDB     raftkv_seal  ->  transaction u64, inode u64, sum u32, CRC32C of these u32
 
 The sum is the XOR of one CRC32C for each value, so a change costs the old value and the new one, not a walk. It lies
 beside the buckets, because what is in a bucket is hashed and compared by members of all versions.
 
-Versions that do not know the seal leave it as it is. So it counts only
-
-- if the last transaction of the file is the one that it names, or
-- if the file is a compact copy, which has transaction 1 whatever it was made of, and the applied index is the same.
-
-A database without a seal that counts is taken as it is, and sealed by the next transaction.
+Versions that do not know the seal leave it as it is. So it counts only if the last transaction of this very file is
+the one that it names: numbers of transactions begin again in a compact copy, and with such a version one may come to
+the number that the seal of its source has. A database without a seal that counts, a copy too, is taken as it is, and
+sealed by the next transaction.
 
 Left out: the bucket of revisions, whose records are many.
 """
@@ -23,7 +21,6 @@ Left out: the bucket of revisions, whose records are many.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 
@@ -37,20 +34,6 @@ SEALED_BUCKETS: Final = tuple(bucket for bucket in schema.BUCKETS if bucket != s
 
 _BODY: Final = Struct("<QQI")
 _SUM: Final = Struct("<I")
-_COPY_TXN: Final = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Seal:
-    """A seal that counts.
-
-    Attributes:
-        sum: of the values, as they were written.
-        is_checkable: whether nothing but this transaction made the file what it is. A copy was checked on its way.
-    """
-
-    sum: int
-    is_checkable: bool
 
 
 def sum_of(bucket: bytes, key: bytes, value: bytes) -> int:
@@ -68,24 +51,20 @@ def total(values: Iterable[tuple[bytes, Iterable[tuple[bytes, bytes]]]]) -> int:
     return found
 
 
-def read_seal(txn: lmdb.Transaction, meta: lmdb._Database, last_txn: int) -> Seal | None:
-    """Return the seal of a database, ``None`` if it has none that counts.
+def read_seal(txn: lmdb.Transaction, inode: int) -> int | None:
+    """Return the sum that a database states of its values, ``None`` if it has no seal that counts.
 
     Arguments:
         txn: reads the last state.
-        meta: handle of the bucket ``meta``.
-        last_txn: number of the transaction that wrote that state.
+        inode: of the file.
     """
     data = txn.get(SEAL)
     if data is None or len(data) != _BODY.size + _SUM.size:
         return None
-    sealed_txn, index, stated = _BODY.unpack_from(data)
     if _SUM.unpack_from(data, _BODY.size)[0] != crc32c(data[: _BODY.size]):
         return None
-    if sealed_txn == last_txn:
-        return Seal(stated, is_checkable=True)
-    is_copy = last_txn == _COPY_TXN and txn.get(schema.META_CONSISTENT_INDEX, db=meta) == schema.encode_integer(index)
-    return Seal(stated, is_checkable=False) if is_copy else None
+    sealed_txn, sealed_inode, stated = _BODY.unpack_from(data)
+    return int(stated) if (sealed_txn, sealed_inode) == (txn.id(), inode) else None
 
 
 class SealedTxn:
@@ -94,16 +73,18 @@ class SealedTxn:
     Arguments:
         txn: writes.
         handles: of the buckets, by name.
+        inode: of the file.
         before: the sum of what is there.
 
     Attributes:
         sum: of what is there now.
     """
 
-    def __init__(self, txn: lmdb.Transaction, handles: Mapping[bytes, lmdb._Database], before: int) -> None:
+    def __init__(self, txn: lmdb.Transaction, handles: Mapping[bytes, lmdb._Database], inode: int, before: int) -> None:
         self.raw = txn
         self.sum = before
         self._handles = handles
+        self._inode = inode
 
     def put(self, bucket: bytes, key: bytes, value: bytes | None) -> None:
         """Put or, for ``None``, delete a value of any bucket but that of the revisions."""
@@ -119,7 +100,5 @@ class SealedTxn:
 
     def seal(self) -> None:
         """Write the seal; the last change of the transaction."""
-        applied = self.raw.get(schema.META_CONSISTENT_INDEX, db=self._handles[schema.META])
-        index = schema.decode_integer(None if applied is None else bytes(applied))
-        body = _BODY.pack(self.raw.id(), index or 0, self.sum)
+        body = _BODY.pack(self.raw.id(), self._inode, self.sum)
         self.raw.put(SEAL, body + _SUM.pack(crc32c(body)))

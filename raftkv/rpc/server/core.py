@@ -337,8 +337,9 @@ class ServerCore:
             end_stream: whether its request ends with them.
         """
         self._busy_call = None
-        while call.is_busy:
-            if self._environment.clock() > self._until_s and self.h2 is not CLOSED:
+        # A connection may be ended for what it unpacks: its calls are over then, and let go of in a later turn.
+        while call.is_busy and self.h2 is not CLOSED:
+            if self._environment.clock() > self._until_s:
                 self._busy_call, self._busy_ends = call, end_stream
                 self.h2.is_held = True
                 return

@@ -4,6 +4,9 @@ A request of an administrator, a message of a member, a stranger's attempt may e
 what happened, and nobody wants a million of them, nor a full disk. So each place has ``BURST`` lines at once, and one
 each ``INTERVAL_S`` after that; the next that is written says how many were left out. What is below INFO is for whoever
 asked for it, and the last words of a member are always written.
+
+Compiled code has no frames: all that it logs seems to come from the interpreted line that called it, such as one of the
+event loop. So the text before its values are filled in, which no two places of raftkv's share, belongs to the place.
 """
 
 from __future__ import annotations
@@ -18,6 +21,11 @@ BURST: Final = 50
 
 INTERVAL_S: Final = 1.0
 
+PLACES_MAX: Final = 10_000
+"""Places that texts distinguish, far more than there are: a text that others make up would be one more."""
+
+_OWN: Final = "raftkv"
+
 
 class Repeats(logging.Filter):
     """What one handler has written.
@@ -29,7 +37,7 @@ class Repeats(logging.Filter):
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._places: dict[tuple[str, int], _Place] = {}
+        self._places: dict[tuple[str, int, str, str], _Place] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Tell whether a record is written; its attribute ``more`` then says what was left out before it.
@@ -40,10 +48,7 @@ class Repeats(logging.Filter):
         record.more = ""
         if not logging.INFO <= record.levelno < logging.CRITICAL:
             return True
-        key = (record.pathname, record.lineno)
-        place = self._places.get(key)
-        if place is None:
-            place = self._places[key] = _Place()
+        place = self._place(record)
         now_s = self._clock()
         # The time up to which its lines are spent: in the past, it has all of them.
         spent_s = max(place.spent_s, now_s) + INTERVAL_S
@@ -55,6 +60,14 @@ class Repeats(logging.Filter):
             record.more = f" ({place.left_out} more like it were left out before)"
             place.left_out = 0
         return True
+
+    def _place(self, record: logging.LogRecord) -> _Place:
+        # Other people's texts without values have them in the text.
+        text = str(record.msg) if record.args or record.name.startswith(_OWN) else ""
+        key = (record.pathname, record.lineno, record.name, text)
+        if key not in self._places and len(self._places) >= PLACES_MAX:
+            key = (record.pathname, record.lineno, record.name, "")
+        return self._places.setdefault(key, _Place())
 
 
 class _Place:

@@ -55,7 +55,9 @@ CATCH_UP_S: Final = 60.0
 
 RETRY_MIN_S: Final = 0.5
 RETRY_MAX_S: Final = 30.0
-"""Rest before the next copy for a member after its first failure, which doubles with each further one, up to this."""
+"""Rest of a member after its first failure, until it is sent the next copy; it doubles with each further one, up to
+this. Rests in which leadership was lost are no failures: the next leader's would be the longer for each.
+"""
 
 
 class SnapshotSender:
@@ -87,10 +89,11 @@ class SnapshotSender:
         self._is_wanted = is_wanted
         self._is_served = is_served
         self._report = report
-        self._sends: dict[int, asyncio.Task[bool]] = {}
-        self._failures: dict[int, int] = {}
+        self._sends: dict[int, asyncio.Task[bool | None]] = {}
+        self._failures: dict[int, tuple[int, float]] = {}
+        """By member: how many there were since it was last served, and until when it rests."""
         self._catching_up: dict[int, tuple[int, float]] = {}
-        self._tasks: set[asyncio.Task[bool]] = set()
+        self._tasks: set[asyncio.Task[bool | None]] = set()
         self._holding: set[asyncio.Task[Any]] = set()
         self.copies = Copies(store, directory)
         self.transfers = Transfers()
@@ -118,20 +121,24 @@ class SnapshotSender:
         self._tasks.add(task)
         task.add_done_callback(partial(self._ended, message.to))
 
-    def _ended(self, to: int, task: asyncio.Task[bool]) -> None:
+    def _ended(self, to: int, task: asyncio.Task[bool | None]) -> None:
         """The one place where sends end, however they do: by themselves, cancelled, or not even begun."""
         self._tasks.discard(task)
         self._holding.discard(task)
-        ok = not task.cancelled() and task.exception() is None and task.result()
+        result = False if task.cancelled() or task.exception() is not None else task.result()
         if self._sends.get(to) is not task:
             return  # another to the same member has taken its place, and will report
         del self._sends[to]
-        if ok:
+        now = task.get_loop().time()
+        if result:
             # It has to install what it got, and to catch up with what was written meanwhile: were the log cut in
             # between, it would need the next database, and so on for as long as there are many writes.
-            self._catching_up[to] = self._store.applied_index, task.get_loop().time() + CATCH_UP_S
-        self._failures[to] = 0 if ok else self._failures.get(to, 0) + 1
-        self._report(to, ok)
+            self._catching_up[to] = self._store.applied_index, now + CATCH_UP_S
+            self._failures.pop(to, None)
+        elif result is False:
+            count = self._failures.get(to, (0, 0.0))[0]
+            self._failures[to] = count + 1, now + min(RETRY_MAX_S, RETRY_MIN_S * 2 ** min(count, 10))
+        self._report(to, bool(result))
 
     def give_up(self, reason: str) -> bool:
         """End all that is being made or sent, as failed; whether there was anything."""
@@ -153,12 +160,13 @@ class SnapshotSender:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.copies.close()
 
-    async def _send(self, message: Message) -> bool:
-        failures = self._failures.get(message.to, 0)
-        if failures:
-            await asyncio.sleep(min(RETRY_MAX_S, RETRY_MIN_S * 2 ** min(failures - 1, 10)))
+    async def _send(self, message: Message) -> bool | None:
+        """Deliver a copy; whether that succeeded, ``None`` if it was not tried."""
+        rest_s = self._failures.get(message.to, (0, 0.0))[1] - asyncio.get_running_loop().time()
+        if rest_s > 0:
+            await asyncio.sleep(rest_s)
         if not self._is_wanted(message):
-            return False
+            return None
         task = asyncio.current_task()
         if task is not None:
             self._holding.add(task)

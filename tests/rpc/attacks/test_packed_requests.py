@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import itertools
 
 import pytest
 
@@ -29,6 +28,8 @@ MIB = 1024 * 1024
 LOOK_S = 0.001
 """How far the clock goes each time it is looked at."""
 LOOKS = round(RECEIVE_S / LOOK_S) + 1
+LOOKS_MAX = 100_000
+"""Of one test: who looks more often goes on for ever."""
 UNARY, HEARD, READ = "/test.Packed/Unary", "/test.Packed/Heard", "/test.Packed/Read"
 
 
@@ -53,7 +54,7 @@ class End:
 
     def __init__(self, limits: ServerLimits | None = None) -> None:
         limits = limits or ServerLimits()
-        ticks = itertools.count()
+        ticks = iter(range(LOOKS_MAX))
         router = Router()
         self.heard = Heard()
         self.asked: list[int] = []
@@ -145,6 +146,32 @@ def test_damaged_data_ends_its_call_alone() -> None:
     assert end.heard.said == [5, "released"]
     assert end.asked == [5]
     assert end.core.pull(MIB).count(b"gzip: invalid header") == 2
+
+
+def test_messages_of_nothing_do_not_hold_up_what_is_behind_them() -> None:
+    """Clients leave them plain, whatever they compress else."""
+    end = End()
+    end.core.receive(asked(1, HEARD, frame(b"") * 3, 0) + raw.message(1, packed(5), raw.END_STREAM))
+    assert end.heard.said == [0, 0, 0, 5, "half-closed"]
+    end.core.receive(asked(3, UNARY, frame(b"") * 2) + asked(5, HEARD, frame(b"") + PREFIX.pack(2, 0)))
+    end.finish()
+    assert end.heard.said[5:] == [0, "released"]
+    assert end.core.open_calls == 1  # the first, whose listener has not answered
+    assert end.core.held_bytes == 0
+
+
+def test_a_connection_that_is_ended_while_it_is_unpacked_is_not_unpacked_any_more() -> None:
+    """Not what is broken of it either, which no step would ever pass."""
+    end = End(ServerLimits(process_assembly_bytes=MIB))
+    whole = gzip.compress(bytes(2 * MIB))
+    broken = whole[:-8] + bytes(4) + whole[-4:]
+    end.core.receive(asked(1, UNARY, PREFIX.pack(1, len(broken)) + broken))
+    end.finish()
+    assert end.core.closing
+    assert end.environment.answers.ended_total == 1
+    assert not end.core.close_calls()
+    assert end.asked == []
+    assert end.environment.answers.held_bytes == 0
 
 
 @pytest.mark.parametrize("is_packed", [False, True], ids=["plain", "gzip"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from raftkv.config import ServerConfig
-from raftkv.server.logs import outputs
+from raftkv.server.logs import outputs, repeats
 from raftkv.server.logs.repeats import BURST, INTERVAL_S, Repeats
 
 
@@ -50,6 +50,31 @@ def test_a_place_has_some_lines_and_then_one_a_second() -> None:
     for number in range(1000):
         dropped(number)
     assert len(kept.texts) == BURST
+
+
+@pytest.mark.parametrize(("name", "values"), [("raftkv.server", ()), ("other", (7,))])
+def test_places_that_look_like_one_are_told_apart_by_their_texts(name: str, values: tuple[int, ...]) -> None:
+    """Lines of compiled code seem to come from whoever called it: the loop, for nearly all of them."""
+    kept = Kept(Repeats(lambda: 0.0))
+    logger = logging.Logger(name)
+    logger.addHandler(kept)
+    texts = ["refused" + " %d" * len(values), "lost the leader" + " %d" * len(values)]
+    for text in texts:
+        for _ in range(2 * BURST):
+            logger.warning(text, *values)
+    assert kept.texts == [text % values for text in texts for _ in range(BURST)]
+
+
+def test_texts_with_their_values_in_them_make_no_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeats, "PLACES_MAX", 3)
+    kept = Kept(Repeats(lambda: 0.0))
+    for name, few in (("other", 0), ("raftkv.server", 2)):
+        logger = logging.Logger(name)
+        logger.addHandler(kept)
+        for number in range(5 * BURST):
+            logger.warning(f"number {number}")
+        assert len(kept.texts) == BURST + few
+        del kept.texts[:]
 
 
 @pytest.mark.parametrize("level", [logging.DEBUG, logging.CRITICAL])

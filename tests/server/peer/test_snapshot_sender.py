@@ -201,6 +201,49 @@ def test_how_a_send_ends_is_told(tmp_path: Path, ending: str, ok: bool) -> None:
     run(tmp_path, scenario)
 
 
+def test_a_rest_in_which_leadership_was_lost_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender, "RETRY_MIN_S", 3600.0)
+    monkeypatch.setattr(sender, "RETRY_MAX_S", 3600.0)
+
+    async def scenario(world: World) -> None:
+        world.channels[2] = Channel("takes")
+        world.wanted = False
+        world.sender.send(snapshot(2))
+        await world.settled()
+        world.wanted = True
+        world.sender.send(snapshot(2))
+        await world.settled()
+        assert world.reports == [(2, False), (2, True)]
+
+    run(tmp_path, scenario)
+
+
+def test_a_member_rests_after_its_failure_not_after_the_next_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each leader's term may be shorter than the rest."""
+    monkeypatch.setattr(sender, "RETRY_MIN_S", 3600.0)
+    monkeypatch.setattr(sender, "RETRY_MAX_S", 3600.0)
+
+    async def scenario(world: World) -> None:
+        channel = world.channels[2] = Channel("refuses")
+        world.sender.send(snapshot(2))
+        await world.settled()
+        channel.ending = "takes"
+        world.sender.send(snapshot(2))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert len(channel.streams) == 1
+        loop = asyncio.get_running_loop()
+        clock = loop.time
+        monkeypatch.setattr(loop, "time", lambda: clock() + 3600)
+        world.sender.send(snapshot(2))
+        await world.settled()
+        assert world.reports == [(2, False), (2, True)]
+
+    run(tmp_path, scenario)
+
+
 def test_a_send_asked_for_by_the_report_of_the_last_is_made(tmp_path: Path) -> None:
     """The core sends again as soon as it hears of a failure: in the very turn in which the old send ends."""
 
