@@ -169,6 +169,10 @@ class Recipe:
             raise outcome.error
         return outcome.revision, rpc_pb2.TxnResponse.FromString(outcome.body)
 
+    def check_size(self, size_bytes: int) -> None:
+        """Refuse a request that will be too large, before it is made. Raises RequestTooLargeError."""
+        self.responder.admission.check_size(size_bytes)
+
     def delete_if_same(self, key: bytes, create_revision: int) -> None:
         """Delete a key unless it is gone or was made anew; nobody waits for it, and it is tried until decided.
 
