@@ -25,13 +25,14 @@ class Turnstile:
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
         self._is_scheduled = False
+        self._called = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def try_enter(self, weight: int = 1) -> bool:
-        """Enter, if this turn has room: then nobody waits."""
-        if self._left <= 0:
+        """Enter, if this turn has room and nobody waits."""
+        if self._left <= 0 or self._waiting:
             return False
         self._left -= weight
         self._schedule()
@@ -42,6 +43,7 @@ class Turnstile:
         if not self.try_enter(weight):
             turn = self._loop.create_future()
             self._waiting.append((turn, weight))
+            self._schedule()
             await turn
 
     def _schedule(self) -> None:
@@ -51,11 +53,12 @@ class Turnstile:
 
     def _next_turn(self) -> None:
         self._is_scheduled = False
-        self._left = self._in_a_turn
-        if self._waiting:
-            self._schedule()  # before those who are called now: what they take is of this turn
-        while self._waiting and self._left > 0:
+        self._left = self._in_a_turn - self._called  # who was called in the turn before goes on in this one
+        self._called = 0
+        if self._waiting or self._left < self._in_a_turn:
+            self._schedule()  # before those who are called now: what they take is of that turn
+        while self._waiting and self._called < self._in_a_turn:
             turn, weight = self._waiting.popleft()
             if not turn.done():  # it was cancelled meanwhile
-                self._left -= weight
+                self._called += weight
                 turn.set_result(None)
