@@ -95,7 +95,7 @@ class Defragmenter(Collector):
         if self._next is None:
             self._next = asyncio.get_running_loop().create_task(self._after(self._current))
             self._next.add_done_callback(_seen)
-        # A caller that leaves takes no part of the run with it, and thousands who stay are told in as many turns.
+        # A caller that leaves takes no part of the run with it, and thousands who stay hear of its end some a turn.
         told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._next.add_done_callback(lambda run: self._telling.add(partial(_tell, told, run)))
         await told
