@@ -3,6 +3,7 @@
 if not turnstile.try_enter():
     await turnstile.enter()
 
+Who has more to do than others says so by a weight: one that weighs more than a turn has room for is alone in its turn.
 It is for coroutines; ``paced`` does the same for callbacks.
 """
 
@@ -16,34 +17,34 @@ class Turnstile:
     """Lets so many in for each turn of the loop on which it was made.
 
     Arguments:
-        in_a_turn: how many.
+        in_a_turn: how many, or how much if they have weights.
     """
 
     def __init__(self, in_a_turn: int) -> None:
         self._in_a_turn = self._left = in_a_turn
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
         self._is_scheduled = False
+        self._called = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def try_enter(self) -> bool:
-        """Enter, if this turn has room."""
-        if self._left <= 0:
+    def try_enter(self, weight: int = 1) -> bool:
+        """Enter, if this turn has room and nobody waits."""
+        if self._left <= 0 or self._waiting:
             return False
-        self._left -= 1
+        self._left -= weight
         self._schedule()
         return True
 
-    async def enter(self) -> None:
-        """Wait for a turn that has room, and enter; whoever was called and came too late is called first again."""
-        wait = self._waiting.append
-        while not self.try_enter():
+    async def enter(self, weight: int = 1) -> None:
+        """Wait for a turn that has room, behind all who wait already, and enter."""
+        if not self.try_enter(weight):
             turn = self._loop.create_future()
-            wait(turn)
+            self._waiting.append((turn, weight))
+            self._schedule()
             await turn
-            wait = self._waiting.appendleft
 
     def _schedule(self) -> None:
         if not self._is_scheduled:
@@ -52,10 +53,12 @@ class Turnstile:
 
     def _next_turn(self) -> None:
         self._is_scheduled = False
-        self._left = self._in_a_turn
-        if self._waiting:
-            self._schedule()  # before those who are called now: what they take is of this turn
-        for _ in range(min(self._in_a_turn, len(self._waiting))):
-            turn = self._waiting.popleft()
+        self._left = self._in_a_turn - self._called  # who was called in the turn before goes on in this one
+        self._called = 0
+        if self._waiting or self._left < self._in_a_turn:
+            self._schedule()  # before those who are called now: what they take is of that turn
+        while self._waiting and self._called < self._in_a_turn:
+            turn, weight = self._waiting.popleft()
             if not turn.done():  # it was cancelled meanwhile
+                self._called += weight
                 turn.set_result(None)

@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 import raftkv.checkpoint
 from raftkv.checkpoint import saver as saver_module
 from raftkv.checkpoint.commit import attempt
+from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
 from raftkv.checkpoint.errors import DigestMismatch, FenceBroken, FilesChanged, StaleStep, StorageError
 from raftkv.checkpoint.retention.policy import Best, Policy
 from raftkv.checkpoint.saver import Saver
@@ -101,6 +103,34 @@ def test_a_checkpoint_of_elsewhere_is_downloaded_once(raftkv_client, tmp_path):
     os.utime(path / "model.pt", (1, 1))
     assert local_directory(done, str(tmp_path / "cache")) == str(path)
     assert (path / "model.pt").stat().st_mtime == 1
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut off", "gone", "a link", "another manifest", "a cut manifest"])
+def test_a_downloaded_copy_that_was_damaged_is_fetched_again(raftkv_client, tmp_path, damage):
+    """A copy that was there was handed out as it was: wrong bytes, without a word."""
+    remote = raftkv.checkpoint.Registry(raftkv_client, "far", uri=f"memory://bucket/{tmp_path.name}")
+    contents = {"model.pt": b"m" * 1000, "a/b": b"b"}
+    done = Saver(remote).save_directory(4, str(made.write(tmp_path / "out", contents)))
+    path = Path(local_directory(done, str(tmp_path / "cache")))
+    os.utime(path / "a/b", (1, 1))
+    file, manifest = path / "model.pt", path / MANIFEST
+    if damage == "a link":
+        (tmp_path / "elsewhere").write_bytes(b"x" * 1000)
+        file.unlink()
+        file.symlink_to(tmp_path / "elsewhere")
+    elif damage == "gone":
+        file.unlink()
+    elif damage in ("flipped", "cut off"):
+        file.write_bytes(b"m" * 999 + (b"n" if damage == "flipped" else b""))
+    else:
+        file.write_bytes(b"x" * 1000)
+        manifest.write_bytes(b"" if damage == "a cut manifest" else manifest.read_bytes().replace(b"1000", b"1001"))
+    assert local_directory(done, str(tmp_path / "cache")) == str(path)
+    assert {name: (path / name).read_bytes() for name in contents} == contents
+    assert not file.is_symlink()
+    assert (path / "a/b").stat().st_mtime == 1  # what is right is not fetched
+    assert verify(replace(done, uri=str(path))).is_whole
+    assert [entry.name for entry in (tmp_path / "cache").iterdir()] == [path.name]
 
 
 def test_what_the_policy_does_not_keep_goes_after_each_commit(registry):

@@ -9,8 +9,10 @@ Blocking. A directory that is taken in is renamed where that is possible: no byt
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import shutil
+from dataclasses import replace
 
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
 from raftkv.checkpoint.errors import DigestMismatch, StorageError
@@ -18,8 +20,10 @@ from raftkv.checkpoint.records import Checkpoint, FileRecord
 from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.rank_files import RankFiles
 from raftkv.checkpoint.storage.transfer import copy_files, list_files
-from raftkv.checkpoint.storage.verify import digest_of, load_manifest, verify
+from raftkv.checkpoint.storage.verify import Report, digest_of, load_manifest, verify
 from raftkv.errors import ConfigError
+
+_log = logging.getLogger(__name__)
 
 
 def make_directory(uri: str) -> None:
@@ -93,7 +97,8 @@ def local_directory(checkpoint: Checkpoint, directory: str = "") -> str:
 
     Arguments:
         checkpoint: as a lookup returned it.
-        directory: for checkpoints that do not lie on a local disk: below it is downloaded, once.
+        directory: for checkpoints that do not lie on a local disk: below it is downloaded, once; what is not right
+            any more in a copy that is there is fetched again.
 
     Raises:
         DigestMismatch: a file is missing, or is not what was committed.
@@ -102,8 +107,7 @@ def local_directory(checkpoint: Checkpoint, directory: str = "") -> str:
     """
     place = Place(checkpoint.uri)
     if place.is_local:
-        report = verify(checkpoint)
-        wrong = [*report.missing, *report.wrong_size, *report.wrong_digest, *(name for name, _ in report.unreadable)]
+        wrong = _wrong(verify(checkpoint))
         if wrong:
             raise DigestMismatch(checkpoint.uri, wrong[0], "is missing, or is not what was committed")
         return place.root
@@ -114,13 +118,15 @@ def local_directory(checkpoint: Checkpoint, directory: str = "") -> str:
 
 def _download(checkpoint: Checkpoint, place: Place, directory: str) -> str:
     target = os.path.join(os.path.abspath(directory), checkpoint.id.directory)
-    if os.path.exists(os.path.join(target, MANIFEST)):
-        return target  # renamed when it was whole
-    manifest, partial = load_manifest(checkpoint), f"{target}.{os.getpid()}.part"
-    local = Place(partial)
-    copy_files(place, [file for _, file in manifest.files], local)
-    local.write(MANIFEST, manifest.encoded)
-    with local.named("rename"):
+    partial = f"{target}.{os.getpid()}.part"
+    local, fetched = Place(target), Place(partial)
+    if local.exists(MANIFEST):  # renamed when it was whole: what has happened to it since is not known
+        _repair(checkpoint, place, local, fetched)
+        return target
+    manifest = load_manifest(checkpoint)
+    copy_files(place, [file for _, file in manifest.files], fetched)
+    fetched.write(MANIFEST, manifest.encoded)
+    with fetched.named("rename"):
         try:
             os.rename(partial, target)
         except OSError as error:
@@ -128,3 +134,32 @@ def _download(checkpoint: Checkpoint, place: Place, directory: str) -> str:
                 raise
             shutil.rmtree(partial, ignore_errors=True)  # another process of this machine was first
     return target
+
+
+def _repair(checkpoint: Checkpoint, place: Place, local: Place, fetched: Place) -> None:
+    """Fetch what is not, or no longer, right in a copy: each file is exchanged at once, as others may read it."""
+    copy = replace(checkpoint, uri=local.uri)
+    try:
+        manifest = load_manifest(copy)
+    except DigestMismatch as error:
+        _log.warning("the manifest of the copy in %s is fetched again: %s", local.root, error)
+        manifest = load_manifest(checkpoint)
+        local.write(MANIFEST, manifest.encoded)
+    wrong = _wrong(verify(copy))
+    if not wrong:
+        return
+    _log.warning("%d files of the copy in %s are fetched again, %s for one", len(wrong), local.root, wrong[0])
+    try:
+        copy_files(place, [file for _, file in manifest.files if file.name in wrong], fetched)
+        for name in wrong:
+            with local.named("write", name):
+                os.makedirs(os.path.dirname(local.path(name)), exist_ok=True)
+                os.replace(fetched.path(name), local.path(name))
+            local.make_durable(name)
+    finally:
+        shutil.rmtree(fetched.root, ignore_errors=True)
+
+
+def _wrong(report: Report) -> list[str]:
+    """Return the files that are not as they were committed."""
+    return [*report.missing, *report.wrong_size, *report.wrong_digest, *(name for name, _ in report.unreadable)]

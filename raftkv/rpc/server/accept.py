@@ -74,6 +74,13 @@ class Connection(asyncio.Protocol):
         """Begin to shake hands: it is this connection's turn, and its first bytes are here."""
         if self._awaits_hello and self._security is not None and self._transport is not None:
             self._handshake = self._server.spawn(self._start_tls(self._transport, self._security))
+            self._handshake.add_done_callback(self._handshake_over)
+
+    def _handshake_over(self, task: asyncio.Task[None]) -> None:
+        """End a connection whose task was cancelled before its first step: it never comes to do that itself."""
+        below = self._below_tls
+        if task.cancelled() and below is not None:
+            self._fail(below, self._cause or ConnectionAbortedError("the server is stopping"))
 
     def give_up(self, error: Exception) -> None:
         """End the handshake, whatever it waits for.

@@ -34,7 +34,7 @@ from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse, Origi
 from raftkv.rpc.server.http2_plain import http_route
 from raftkv.rpc.server.listened import ListenedCall, ListenedHandler
 from raftkv.rpc.server.router import Around, Kind, Route, Router
-from raftkv.rpc.server.stream import StreamHandler, TaskCall
+from raftkv.rpc.server.stream import StreamCall, StreamHandler, TaskCall
 from raftkv.rpc.sockets.acceptor import Acceptor
 from raftkv.rpc.sockets.poller import Poller, open_poller
 from raftkv.rpc.status import RpcError
@@ -50,6 +50,13 @@ BACKLOG = 1024
 HTTP_IN_A_TURN = 32
 """Plain HTTP requests that are begun in a turn of the loop: hundreds may come in one pass over the sockets, and one
 takes up to a millisecond, apart from what is done in steps."""
+
+BEGUN_IN_A_TURN = 32
+"""Calls with a task of their own that are begun in a turn of the loop. One read may bring 1,900 of them: to make their
+tasks takes little, so that it ends no turn, and the first step of all of them would be one turn."""
+
+BYTES_AS_A_CALL = 16 * 1024
+"""So much of a request counts as one more of them: to parse it, check it and make others of it takes its time."""
 
 AsyncUnaryHandler = Callable[[bytes, UnaryCall], Awaitable[bytes | list[bytes]]]
 """Returns the response message; a large one in pieces, so that it need not be put together."""
@@ -108,6 +115,7 @@ class Server:
         self._poller: Poller | None = None
         self._backlog: Backlog | None = None
         self._turnstile: Turnstile | None = None
+        self._beginnings: Turnstile | None = None
         self._idle: asyncio.Event | None = None
 
     # ---- registration
@@ -142,7 +150,15 @@ class Server:
             path: ``/package.Service/Method``.
             handler: ``await handler(call)`` receives and sends.
         """
-        self.router.add(Route(path, TaskCall, self._wrapped(path, Kind.STREAM, handler)))
+        wrapped = self._wrapped(path, Kind.STREAM, handler)
+
+        async def paced(call: StreamCall) -> None:
+            turnstile = self.beginnings()
+            if not turnstile.try_enter():
+                await turnstile.enter()
+            await wrapped(call)
+
+        self.router.add(Route(path, TaskCall, paced))
 
     def listened(self, path: str, handler: ListenedHandler) -> None:
         """Register a streaming method whose calls are served without tasks.
@@ -160,6 +176,9 @@ class Server:
 
     async def _run_async(self, handler: AsyncUnaryHandler, call: UnaryCall, message: bytes) -> None:
         try:
+            turnstile, weight = self.beginnings(), 1 + len(message) // BYTES_AS_A_CALL
+            if not turnstile.try_enter(weight):
+                await turnstile.enter(weight)
             response = await handler(message, call)
         except asyncio.CancelledError:
             if not call.done:
@@ -319,6 +338,12 @@ class Server:
             loop = asyncio.get_running_loop()
             self._backlog = Backlog(self.cork, loop.time, loop.call_soon)
         return self._backlog
+
+    def beginnings(self) -> Turnstile:
+        """Return what calls pass before their first step, made at first use, on the running loop."""
+        if self._beginnings is None:
+            self._beginnings = Turnstile(BEGUN_IN_A_TURN)
+        return self._beginnings
 
     @property
     def wheel(self) -> DeadlineWheel:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +25,7 @@ from prometheus_client.registry import Collector
 
 from raftkv.errors import RESOURCE_EXHAUSTED, UNKNOWN, InvariantError, SpaceError, StorageError
 from raftkv.pb import rpc_pb2
+from raftkv.rpc.paced import Paced
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.services.responder import Responder, refusals
@@ -39,6 +41,8 @@ ROUNDS_MAX: Final = 20
 """Rounds after which the last one begins with what is left; each has only what came during the one before."""
 CLOSE_TIMEOUT_S: Final = 5.0
 """How long the end of the member waits for the end of a run."""
+TOLD_IN_A_TURN: Final = 100
+"""Callers that are answered in a turn of the loop: about 2 ms."""
 _NO_HEADER: Final = rpc_pb2.DefragmentResponse().SerializeToString()
 
 
@@ -70,6 +74,7 @@ class Defragmenter(Collector):
         self._next: asyncio.Task[None] | None = None
         self._under_way: Defragmentation | None = None
         self._is_closed = False
+        self._telling = Paced(TOLD_IN_A_TURN)
 
     def collect(self) -> Iterator[Metric]:
         """Whether a run is under way, for ``/metrics``."""
@@ -90,8 +95,10 @@ class Defragmenter(Collector):
         if self._next is None:
             self._next = asyncio.get_running_loop().create_task(self._after(self._current))
             self._next.add_done_callback(_seen)
-        # A caller that leaves takes no part of the run with it.
-        await asyncio.shield(self._next)
+        # A caller that leaves takes no part of the run with it, and thousands who stay hear of its end some a turn.
+        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._next.add_done_callback(lambda run: self._telling.add(partial(_tell, told, run)))
+        await told
 
     async def _after(self, before: asyncio.Task[None] | None) -> None:
         if before is not None:
@@ -179,6 +186,14 @@ def _settle(done: asyncio.Future[None], error: BaseException | None) -> None:
         done.set_result(None)
     else:
         done.set_exception(error)
+
+
+def _tell(told: asyncio.Future[None], run: asyncio.Task[None]) -> None:
+    """Tell who waits for a run how it ended."""
+    if run.cancelled():
+        told.cancel()
+    elif not told.done():
+        _settle(told, run.exception())
 
 
 def _seen(task: asyncio.Task[None]) -> None:

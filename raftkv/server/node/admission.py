@@ -177,12 +177,16 @@ class Admission:
         self.check_metadata(call)
         if self.is_learner:
             raise errors.NotSupportedForLearnerError
-        if len(data) + REQUEST_OVERHEAD_BYTES > self._max_request_bytes:
-            raise errors.RequestTooLargeError
+        self.check_size(len(data))
         if self._node.backlog.is_long:
             raise errors.TooManyRequestsError
         if can_grow(kind, request):
             self._check_space(len(data))
+
+    def check_size(self, size_bytes: int) -> None:
+        """Refuse a request of so many bytes if that is too many. Raises RequestTooLargeError."""
+        if size_bytes + REQUEST_OVERHEAD_BYTES > self._max_request_bytes:
+            raise errors.RequestTooLargeError
 
     def _check_space(self, size_bytes: int) -> None:
         if self._applier.alarms.no_space:

@@ -28,6 +28,9 @@ from raftkv.pb import rpc_pb2
 from raftkv.rpc.server.calls import ServerCall
 from raftkv.server.recipes.local_client import Recipe, created_at, prefix_end
 
+NAMES_IN_A_TXN: Final = 7
+"""How often the txn that makes an entry has the name of the queue (``_enter_request``)."""
+
 _Range: Final = rpc_pb2.RangeRequest
 
 
@@ -75,7 +78,9 @@ class Queue:
 
         Raises:
             LeaseNotFoundError: there is no such lease.
+            RequestTooLargeError: the name is so long that no txn can have it as often as it must.
         """
+        self._recipe.check_size(NAMES_IN_A_TXN * len(name) + len(value))  # before as many copies are made
         prefix = name + b"/"
         key = prefix + b"%x" % lease_id
 
@@ -152,16 +157,18 @@ class Queue:
 
 
 def _enter_request(prefix: bytes, key: bytes, lease_id: int, value: bytes) -> rpc_pb2.TxnRequest:
-    """Make the key unless it is there, and in the same step see who is first."""
-    first = _Range(
-        key=prefix,
-        range_end=prefix_end(prefix),
-        sort_target=_Range.CREATE,
-        sort_order=_Range.ASCEND,
-        limit=1,
-        keys_only=True,
-    )
-    see_first = rpc_pb2.RequestOp(request_range=first)
-    put = rpc_pb2.RequestOp(request_put=rpc_pb2.PutRequest(key=key, value=value, lease=lease_id))
-    get = rpc_pb2.RequestOp(request_range=_Range(key=key))
-    return rpc_pb2.TxnRequest(compare=[created_at(key, 0)], success=[put, see_first], failure=[get, see_first])
+    """Make the key unless it is there, and in the same step see who is first.
+
+    Filled in where it is, as a part that is put into a message is copied: names may have hundreds of kilobytes.
+    """
+    request = rpc_pb2.TxnRequest()
+    request.compare.append(created_at(key, 0))
+    put = request.success.add().request_put
+    put.key, put.value, put.lease = key, value, lease_id
+    request.failure.add().request_range.key = key
+    for branch in (request.success, request.failure):
+        first = branch.add().request_range
+        first.key, first.range_end = prefix, prefix_end(prefix)
+        first.sort_target, first.sort_order = _Range.CREATE, _Range.ASCEND
+        first.limit, first.keys_only = 1, True
+    return request

@@ -13,6 +13,8 @@ import pytest
 from raftkv.rpc import Server, UnaryCall
 from raftkv.rpc.framing import frame as message_of
 from raftkv.rpc.server.backlog import TURN_S
+from raftkv.rpc.server.server import BEGUN_IN_A_TURN, BYTES_AS_A_CALL
+from raftkv.rpc.server.stream import StreamCall
 from tests.rpc import raw
 from tests.rpc.conftest import Certificates
 from tests.rpc.loop import on_loop, until
@@ -20,7 +22,9 @@ from tests.rpc.loop import on_loop, until
 WORK_S = 0.002
 """What one request costs."""
 REQUESTS = 60
+FRAME_BYTES = 16_384
 WORKED, HUNG = "/test.Work/Work", "/test.Work/Hang"
+WITH_TASKS = ("/test.Work/Task", "/test.Work/Stream")
 IN_A_TURN_MAX = 2 * (2 * TURN_S / WORK_S + 2)
 """A pass over the sockets and the backlog: each ends with the request that it is late with."""
 
@@ -41,12 +45,16 @@ class Turns:
         self._handle.cancel()
 
 
-def held_back(count: int) -> tuple[bytes, bytes]:
+def held_back(count: int, path: str = WORKED, request: bytes = b"work") -> tuple[bytes, bytes]:
     """Requests without their last octet, and these."""
-    body = message_of(b"work")
-    fields = raw.grpc_headers(WORKED)
+    body = message_of(request)
+    fields = raw.grpc_headers(path)
     streams = range(1, 2 * count, 2)
-    first = b"".join(raw.headers(one, fields) + raw.message(one, body[:-1]) for one in streams)
+    pieces = [body[at : at + FRAME_BYTES] for at in range(0, len(body) - 1, FRAME_BYTES)]
+    pieces[-1] = pieces[-1].removesuffix(body[-1:])
+    first = b"".join(
+        raw.headers(one, fields) + b"".join(raw.message(one, piece) for piece in pieces) for one in streams
+    )
     return first, b"".join(raw.message(one, body[-1:], raw.END_STREAM) for one in streams)
 
 
@@ -58,11 +66,20 @@ class Worker:
         self._turns = turns
         self.server = Server()
         self.server.unary(WORKED, self._work)
+        self.server.unary_async(WITH_TASKS[0], self._task)
+        self.server.stream(WITH_TASKS[1], self._stream)
         self.server.unary(HUNG, lambda call, message: call.on_cancel(self._spin))
 
     def _work(self, call: UnaryCall, message: bytes) -> None:
         self._spin()
         call.reply(message)
+
+    async def _task(self, message: bytes, call: UnaryCall) -> bytes:
+        self.by_turn[self._turns.number] += 1
+        return message
+
+    async def _stream(self, call: StreamCall) -> None:
+        self.by_turn[self._turns.number] += 1
 
     def _spin(self) -> None:
         loop = asyncio.get_running_loop()
@@ -103,6 +120,46 @@ async def test_a_turn_does_a_few_of_the_requests_that_one_read_completes(
     for client in clients:
         await client.until_frame(raw.DATA, 2 * REQUESTS - 1)
         client.close()
+    turns.stop()
+    await worker.server.close()
+
+
+@pytest.mark.parametrize("path", WITH_TASKS)
+@on_loop
+async def test_a_turn_begins_a_few_of_the_calls_whose_tasks_one_read_makes(path: str) -> None:
+    """To make a task takes little, so that hundreds were made in a pass: their first steps were one turn of 0.17 s."""
+    turns = Turns()
+    worker = Worker(turns)
+    [(_, port)] = await worker.server.listen("127.0.0.1")
+    clients = [await connect(port, None) for _ in range(3)]
+    first, last = held_back(10 * REQUESTS, path)
+    for client in clients:
+        client.send(first if path == WITH_TASKS[0] else b"")
+        client.send(raw.frame(raw.PING, 0, 0, bytes(8)))
+        await client.until_frame(raw.PING)
+        client.send(last if path == WITH_TASKS[0] else first)
+    await until(lambda: worker.by_turn.total() == len(clients) * 10 * REQUESTS)
+    assert max(worker.by_turn.values()) <= 2 * BEGUN_IN_A_TURN  # the number of the turn may change between two of them
+    for client in clients:
+        client.close()
+    turns.stop()
+    await worker.server.close()
+
+
+@on_loop
+async def test_a_large_request_counts_as_many_calls() -> None:
+    turns = Turns()
+    worker = Worker(turns)
+    [(_, port)] = await worker.server.listen("127.0.0.1")
+    client = await connect(port, None)
+    first, last = held_back(4, WITH_TASKS[0], bytes(BYTES_AS_A_CALL * BEGUN_IN_A_TURN // 2))
+    client.send(first)
+    client.send(raw.frame(raw.PING, 0, 0, bytes(8)))
+    await client.until_frame(raw.PING)
+    client.send(last)
+    await until(lambda: worker.by_turn.total() == 4)
+    assert len(worker.by_turn) > 1
+    client.close()
     turns.stop()
     await worker.server.close()
 

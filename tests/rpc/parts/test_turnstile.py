@@ -40,6 +40,37 @@ async def test_so_many_enter_in_a_turn_in_the_order_in_which_they_came() -> None
 
 
 @on_loop
+async def test_who_comes_when_the_last_who_waited_go_on_gets_in_too() -> None:
+    for turns_later in range(6):
+        turnstile = Turnstile(1)
+        assert turnstile.try_enter()
+        waiting = asyncio.create_task(turnstile.enter())
+        for _ in range(turns_later):
+            await asyncio.sleep(0)
+        await turnstile.enter()
+        await waiting
+
+
+@on_loop
+async def test_who_has_much_to_do_takes_the_room_of_many_and_keeps_its_place() -> None:
+    turnstile, entered = Turnstile(IN_A_TURN), list[int]()
+    weights = [1, 1, 3 * IN_A_TURN, 4, 4, 4, 1, 9, 1]
+
+    async def enter(number: int) -> None:
+        if not turnstile.try_enter(weights[number]):
+            await turnstile.enter(weights[number])
+        entered.append(number)
+
+    tasks = [asyncio.create_task(enter(number)) for number in range(len(weights))]
+    turns = []
+    while not all(task.done() for task in tasks):
+        before = len(entered)
+        await asyncio.sleep(0)
+        turns.append(entered[before:])
+    assert [turn for turn in turns if turn] == [[0, 1, 2], [3, 4, 5], [6, 7], [8]]
+
+
+@on_loop
 async def test_plain_requests_of_either_version_are_begun_a_few_in_a_turn() -> None:
     turn, begun = 0, Counter[int]()
     loop = asyncio.get_running_loop()

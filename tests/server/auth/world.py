@@ -135,6 +135,9 @@ class Admitting:
     def check_write(self, call: object, kind: int, data: bytes, request: Any) -> None:
         """See ``Admission``."""
 
+    def check_size(self, size_bytes: int) -> None:
+        """See ``Admission``."""
+
 
 class Call:
     """One call: what its handler sees, and what became of it."""

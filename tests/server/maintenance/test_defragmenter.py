@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from raftkv.errors import InvariantError, SpaceError, StorageError
 from raftkv.server.maintenance import defragmentation
-from raftkv.server.maintenance.defragmentation import Defragmenter
+from raftkv.server.maintenance.defragmentation import TOLD_IN_A_TURN, Defragmenter
 
 
 class Fake:
@@ -74,6 +75,24 @@ def test_who_comes_during_a_run_shares_the_next() -> None:
         await asyncio.gather(*others[1:])
         assert (fake.runs, fake.closed) == (2, 2)
         await defragmenter.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_turn_tells_some_of_very_many_who_share_a_run() -> None:
+    """17,000 calls that waited for one run were answered in one turn."""
+
+    async def scenario() -> None:
+        fake = Fake()
+        defragmenter = make(fake)
+        sharing = [asyncio.create_task(defragmenter.run()) for _ in range(5 * TOLD_IN_A_TURN)]
+        await fake.end()
+        counts = [0]
+        while counts[-1] < len(sharing):
+            await asyncio.sleep(0)
+            counts.append(sum(task.done() for task in sharing))
+        assert max(after - before for before, after in pairwise(counts)) <= TOLD_IN_A_TURN
+        assert fake.runs == 1
 
     asyncio.run(scenario())
 

@@ -80,8 +80,11 @@ class ManualNode(AwaitableNode):
         self.reading.append(reader)
 
 
+SIZE_MAX_BYTES = 1536 * 1024
+
+
 class NoAdmission:
-    """Admits everything."""
+    """Admits everything that is not too large."""
 
     def check_read(self, call: object, serializable: bool) -> None:
         """See ``Admission``."""
@@ -90,7 +93,13 @@ class NoAdmission:
         """See ``Admission``."""
 
     def check_write(self, call: object, kind: int, data: bytes, request: Any) -> None:
+        """See ``Admission``. What is made is of a size that was looked at before."""
+        assert len(data) <= SIZE_MAX_BYTES
+
+    def check_size(self, size_bytes: int) -> None:
         """See ``Admission``."""
+        if size_bytes > SIZE_MAX_BYTES:
+            raise errors.RequestTooLargeError
 
 
 class RecipeMember:

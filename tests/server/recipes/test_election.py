@@ -11,7 +11,7 @@ import pytest
 from raftkv import errors
 from raftkv.pb import election_pb2
 from raftkv.rpc.status import Code, RpcError
-from raftkv.server.recipes.local_client import CALLED_AT_ONCE
+from raftkv.server.recipes.local_client import CALLED_AT_ONCE, CONFIRMED_AT_ONCE
 from raftkv.server.watch.stream import QUEUED_MAX_BYTES
 from tests.server.recipes.recipes import RecipeMember, quiet
 
@@ -183,6 +183,25 @@ def test_a_turn_tells_some_of_very_many_observers_of_a_new_leader() -> None:
             await asyncio.sleep(0)
             counts.append(told())
         assert max(after - before for before, after in pairwise(counts)) <= CALLED_AT_ONCE
+        for _, task in observing:
+            task.cancel()
+
+    _run(scenario)
+
+
+def test_a_turn_lets_some_of_very_many_observers_begin_whose_read_was_confirmed() -> None:
+    """One round confirms all of them: 2,000 at once were a turn of 0.1 s."""
+
+    async def scenario(member: RecipeMember) -> None:
+        member.put(b"e/a")
+        observing = [member.observe(b"e") for _ in range(3 * CONFIRMED_AT_ONCE)]
+        await quiet()
+        member.confirm_reads()
+        counts = [0]
+        while counts[-1] < len(observing):
+            await asyncio.sleep(0)
+            counts.append(sum(len(spectator.sent) for spectator, _ in observing))
+        assert max(after - before for before, after in pairwise(counts)) <= CONFIRMED_AT_ONCE
         for _, task in observing:
             task.cancel()
 

@@ -13,7 +13,8 @@ from raftkv.pb import rpc_pb2
 from raftkv.rpc.status import Code
 from raftkv.server.node import slices
 from raftkv.server.recipes.local_client import CALLED_AT_ONCE, KEYS_AT_ONCE, refusal
-from tests.server.recipes.recipes import RecipeMember, quiet
+from raftkv.server.recipes.queue import NAMES_IN_A_TXN
+from tests.server.recipes.recipes import SIZE_MAX_BYTES, RecipeMember, quiet
 
 Scenario = Callable[[RecipeMember], Awaitable[None]]
 
@@ -42,6 +43,25 @@ def test_holders_follow_in_the_order_they_came_and_their_tokens_rise() -> None:
             tokens.append(task.result().create_revision)
         assert tokens == [2, 3, 4]
         assert waiting[1].result().key == b"n/b"
+
+    _run(scenario)
+
+
+@pytest.mark.parametrize("begin", ["lock", "campaign"])
+def test_a_name_that_no_txn_can_have_often_enough_is_refused_before_one_is_made(begin: str) -> None:
+    """Seven copies of 1.4 MB, and as many of each while they were put together, took 30 ms of a turn."""
+
+    async def scenario(member: RecipeMember) -> None:
+        def enter(name: bytes) -> asyncio.Task[Any]:
+            return member.lock(name, 10) if begin == "lock" else member.campaign(name, 10, b"v")
+
+        refused = enter(b"n" * (SIZE_MAX_BYTES - 100))
+        await quiet()
+        with pytest.raises(errors.RequestTooLargeError):
+            refused.result()
+        taken = enter(b"n" * (SIZE_MAX_BYTES // NAMES_IN_A_TXN - 100))
+        await member.settle()
+        assert taken.result().header.revision
 
     _run(scenario)
 

@@ -63,6 +63,22 @@ async def test_the_oldest_of_too_many_unfinished_handshakes_goes(room: Room) -> 
 
 
 @on_loop
+async def test_a_handshake_that_is_given_up_before_its_first_step_leaves_nothing_behind(room: Room) -> None:
+    """One in thirty half-open connections to a peer port, which takes 64, stayed for ever: members could not come."""
+    room.issue("server")
+    async with serving(room.security("server")) as served:
+        with _connect(served) as half_open:
+            await until(lambda: len(served.server.handshakes) == 1)
+            (connection,) = served.server.connections
+            half_open.sendall(b"\x16\x03\x01")
+            for _ in iter(lambda: connection._handshake is None, False):  # its task begins in the turn after this one
+                await asyncio.sleep(0)
+            connection.give_up(TimeoutError())
+            await until(lambda: not served.server.connections)
+            assert _reasons(served) == {"the handshake was not finished in time"}
+
+
+@on_loop
 async def test_unfinished_handshakes_leave_room_for_others_however_few_connections_there_may_be(room: Room) -> None:
     """The peer port takes 64 connections: who knows no certificate must not keep members apart by holding them."""
     room.issue("server")

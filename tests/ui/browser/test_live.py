@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 import pytest
@@ -164,6 +165,22 @@ def test_nodes_that_came_before_the_first_state_are_there(chromium: Chromium, cl
     world.kv.put(keys.state, State(0, "gathering", time=100.0).encode())
     with chromium.page(origins(cluster)[1], "#/runs/early") as page:
         page.wait_text("gathering; 1 node there, limits 1:1")
+
+
+@pytest.mark.parametrize("place", ["#/cluster", "#/keys"])
+def test_the_page_of_a_frozen_member_says_so(chromium: Chromium, place: str) -> None:
+    """A frozen member ends no stream: pages went on showing the figures of then, or what they had read."""
+    with Cluster(RAFTKV, size=1) as cluster, chromium.page(*origins(cluster), place) as page:
+        page.wait_text("leads in term" if place == "#/cluster" else "No keys yet.")
+        page.allow_lost = True
+        process = cluster.members[0].process
+        assert process is not None
+        process.send_signal(signal.SIGSTOP)
+        try:
+            page.wait_text("Member m0 does not answer", timeout_s=60.0)
+        finally:
+            process.send_signal(signal.SIGCONT)
+        page.wait_for_function("() => document.getElementById('notice').textContent === ''")
 
 
 def test_the_page_of_a_killed_member_says_so_and_goes_on_with_every_view(

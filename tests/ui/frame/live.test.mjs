@@ -1,26 +1,34 @@
 // The live figures: one stream for all who listen, gaps where it broke, no asking again where it is refused.
 
 import assert from "node:assert/strict";
-import { beforeEach, test } from "node:test";
+import { beforeEach, mock, test } from "node:test";
 
-globalThis.document = { baseURI: "http://m:1/ui/", hidden: false, addEventListener: () => {} };
+let changeVisibility;
+globalThis.document = {
+  baseURI: "http://m:1/ui/",
+  hidden: false,
+  addEventListener: (_, listener) => (changeVisibility = listener),
+};
+const { onReach } = await import("../../../raftkv/ui/static/frame/call.js");
 const { history, lastRecord, live } = await import("../../../raftkv/ui/static/frame/live.js");
 
 let streams;
+let last; // that of a test before may be open still
 let answer;
 beforeEach(() => {
   streams = [];
-  answer = () => {
+  answer = (signal) => {
     let controller;
     const body = new ReadableStream({ start: (one) => (controller = one) });
+    signal.addEventListener("abort", () => controller.error(signal.reason));
     const stream = {
       send: (record) => controller.enqueue(new TextEncoder().encode(`data: ${JSON.stringify(record)}\n\n`)),
       cut: () => controller.close(),
     };
-    streams.push(stream);
+    streams.push((last = stream));
     return new Response(body);
   };
-  globalThis.fetch = async () => answer();
+  globalThis.fetch = async (_, { signal }) => answer(signal);
 });
 
 const until = async (condition) => {
@@ -72,4 +80,52 @@ test("all who listen share a stream, and who comes later begins with the last re
   assert.deepEqual(late, [3]);
   await until(() => streams.length === 3);
   for (const stop of stops) stop();
+});
+
+test("who begins to listen before the broken stream is asked for again gets one", async () => {
+  const stop = live(() => {});
+  last.cut();
+  await until(() => history("n").at(-1) === null);
+  stop(); // the view is left, and another is shown
+  const stopLater = live(() => {});
+  await until(() => streams.length === 1);
+
+  last.send({ n: 1 });
+  await until(() => history("n").at(-1) === 1);
+  last.cut();
+  await until(() => history("n").at(-1) === null);
+  for (const hidden of [true, false]) {
+    document.hidden = hidden;
+    changeVisibility();
+  }
+  await until(() => streams.length === 2);
+  stopLater();
+});
+
+test("a stream that is silent is given up, and the member is said not to answer", async () => {
+  const reach = [];
+  const stopHearing = onReach((ok) => reach.push(ok));
+  mock.timers.enable({ apis: ["setTimeout"] });
+  const turns = async (condition) => {
+    for (let turn = 0; !condition(); turn++) {
+      assert.ok(turn < 1000, "it never came");
+      await new Promise((resume) => setImmediate(resume));
+    }
+  };
+  const stop = live(() => {});
+  const first = last;
+  for (let second = 0; second < 20; second++) {
+    first.send({ n: second });
+    await turns(() => lastRecord()?.n === second);
+    mock.timers.tick(1000);
+  }
+  const count = streams.length;
+  assert.ok(!reach.includes(false));
+  mock.timers.tick(10_000); // frozen: it ends nothing
+  await turns(() => reach.includes(false));
+  mock.timers.tick(1000);
+  await turns(() => streams.length === count + 1);
+  stop();
+  mock.timers.reset();
+  stopHearing();
 });

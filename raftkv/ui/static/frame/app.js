@@ -2,7 +2,7 @@
 
 import "../views/index.js";
 import { call, reached } from "./call.js";
-import { about, connection, refreshAbout } from "./connection.js";
+import { about, connection, refreshAbout, startAsking } from "./connection.js";
 import { h, put } from "./dom.js";
 import { shortcut, startKeyboard, help } from "./keyboard.js";
 import { button, dialog, field, toast } from "./parts.js";
@@ -142,6 +142,7 @@ function begin() {
   shortcut("e", "Turn Edit on or off", turnEdit, "Everywhere");
   shortcut("t", "Light, dark, or as the system", turnTheme, "Everywhere");
   startRouter(shown);
+  startAsking();
 }
 
 refreshAbout()

@@ -113,7 +113,10 @@ export async function call(path, body = {}, { signal, timeoutS = 15 } = {}) {
     const response = await request(path, { method: "POST", body: JSON.stringify(body), signal: both });
     return await response.json();
   } catch (error) {
-    if (limit.aborted && !signal?.aborted) throw new CallError(`no answer in ${timeoutS} s`, 4, 0);
+    if (limit.aborted && !signal?.aborted) {
+      reached(false); // a frozen member refuses nothing: whether it is lost is asked in another way
+      throw new CallError(`no answer in ${timeoutS} s`, 4, 0);
+    }
     throw error;
   }
 }

@@ -11,6 +11,7 @@ import { usersOn } from "./session.js";
 const ASK_MS = 1000;
 const ALONE_ASKS = 2;
 const ASK_TIMEOUT_S = 2;
+const QUIET_MS = 10_000;
 
 /** `{ member_id, name, cluster_id, version, users, members: [{ id, name, client_urls }] }`, or null. */
 export const about = observable(null);
@@ -57,6 +58,19 @@ onReach((ok) => {
   if (ok) found();
   else lose();
 });
+
+let heardAt = 0;
+onReach(() => {
+  heardAt = Date.now();
+});
+
+/** From now on, ask a member that has said nothing for a while: one that is frozen ends no stream and refuses nothing. */
+export function startAsking() {
+  setInterval(() => {
+    const isQuiet = Date.now() - heardAt >= QUIET_MS;
+    if (isQuiet && !document.hidden && connection.get() === "ok") refreshAbout().catch(() => reached(false));
+  }, QUIET_MS);
+}
 
 function found() {
   if (connection.get() === "ok") return;
