@@ -18,7 +18,7 @@ WIDTH = 80
 COMPARED = [
     "get", "put", "del", "watch", "lock", "elect", "compaction", "make-mirror", "lease timetolive", "check perf",
     "endpoint hashkv", "member list", "user add", "user get", "user passwd", "role grant-permission",
-    "role revoke-permission",
+    "role revoke-permission", "defrag", "snapshot status", "snapshot restore",
 ]  # fmt: skip
 
 

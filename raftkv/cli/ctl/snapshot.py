@@ -1,4 +1,8 @@
-"""``snapshot save``: the state of one member in a file, as etcdctl saves it."""
+"""``snapshot save``: the state of one member in a file, as etcdctl saves it; and etcdctl's ``status`` and ``restore``.
+
+These two are raftkvutl's own, with what etcdctl prints. 3.4 and 3.5 have them and scripts call them so; 3.6 moved them
+to etcdutl. etcdctl 3.5 says of each that it is deprecated. Here nothing is to be taken away, so nothing is said.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from raftkv.cli.ctl.session import failed, open_session
-from raftkv.cli.exits import BAD_ARGUMENTS, INTERRUPTED, CommandError
+from raftkv.cli.exits import BAD_ARGUMENTS, ERROR, INTERRUPTED, CommandError
 from raftkv.cli.goflags.command import Invocation
+from raftkv.cli.utl import snapshot as utl
 from raftkv.client import Client
 from raftkv.client.rpc import methods
 from raftkv.client.snapshot import Progress, SavedSnapshot, save
-from raftkv.errors import StatusError, StorageError
+from raftkv.errors import RaftKVError, StatusError, StorageError
 from raftkv.pb import rpc_pb2
 
 
@@ -44,6 +49,26 @@ def snapshot_save(invocation: Invocation) -> None:
     print(f"Snapshot saved at {path}")
     if saved.version:
         print(f"Server version {saved.version}")
+
+
+def status(invocation: Invocation) -> None:
+    """Print hash, revision, keys and size of a snapshot file."""
+    with _files_refused():
+        utl.status(invocation, with_version=False)
+
+
+def restore_directory(invocation: Invocation) -> None:
+    """Make the data directory of a member out of a snapshot file."""
+    with _files_refused():
+        utl.restore_directory(invocation)
+
+
+@contextmanager
+def _files_refused() -> Iterator[None]:
+    try:
+        yield
+    except RaftKVError as error:  # what the store says of a file is written for users
+        raise CommandError(str(error), ERROR) from None
 
 
 @contextmanager

@@ -1,8 +1,9 @@
-"""raftkvutl snapshot status and restore: etcdutl's output, and every bad input as one line and etcdutl's code."""
+"""snapshot status and restore, of both programs: etcd's output, and every bad input as one line and etcd's code."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from raftkv.cli.server.options import read_options
 from raftkv.storage.wal import WAL
-from tests.cli.runner import run_utl
+from tests.cli.runner import Ran, run_ctl, run_utl
 from tests.offline.etcd.files import file_of, make_database, saved
 
 
@@ -50,8 +51,13 @@ def test_status_refuses_what_restore_would(file: Path) -> None:
     assert run_utl(["snapshot", "status", str(file)]).code == 0
 
 
-def test_restore_says_what_it_made(tmp_path: Path, file: Path) -> None:
-    ran = run_utl(["snapshot", "restore", str(file), "--data-dir", str(tmp_path / "data")])
+BOTH = pytest.mark.parametrize("run", [run_utl, run_ctl])
+"""The two programs that have these commands."""
+
+
+@BOTH
+def test_restore_says_what_it_made(tmp_path: Path, file: Path, run: Callable[[Sequence[str]], Ran]) -> None:
+    ran = run(["snapshot", "restore", str(file), "--data-dir", str(tmp_path / "data")])
     assert (ran.code, ran.output) == (0, b"")
     assert f"restored {file} to {tmp_path}/data: member 8e9e05c52164694d of cluster" in ran.errors
     assert "users and roles are kept, and users are asked for" in ran.errors
@@ -69,6 +75,7 @@ def test_a_member_finds_what_is_restored(
     assert WAL.exists(str(tmp_path / member.data_dir / "member" / "wal"))
 
 
+@BOTH
 @pytest.mark.parametrize(
     ("words", "code", "reason"),
     [
@@ -81,6 +88,7 @@ def test_a_member_finds_what_is_restored(
             "short is not a sound database of etcd: 1504 bytes are too short for 4 pages of 4096 bytes",
         ),
         ("status sound -w protobuf", 4, "protobuf not supported as output format"),
+        ("status sound -w xml", 4, "unsupported output format"),
         ("restore", 128, "snapshot restore requires exactly one argument"),
         ("restore a b", 128, "snapshot restore requires exactly one argument"),
         ("restore sound --bump-revision 5", 128, "--mark-compacted required if --revision-bump > 0"),
@@ -98,7 +106,14 @@ def test_a_member_finds_what_is_restored(
         ),
     ],
 )
-def test_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, code: int, reason: str) -> None:
+def test_bad_input(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: str,
+    code: int,
+    reason: str,
+    run: Callable[[Sequence[str]], Ran],
+) -> None:
     monkeypatch.chdir(tmp_path)
     data = file_of({b"key": {}})
     (tmp_path / "sound").write_bytes(data)
@@ -107,6 +122,6 @@ def test_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, 
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
     before = sorted(tmp_path.rglob("*"))
-    ran = run_utl(["snapshot", *words.split()])
+    ran = run(["snapshot", *words.split()])
     assert (ran.code, ran.output, ran.errors) == (code, b"", f"Error: {reason}\n")
     assert sorted(tmp_path.rglob("*")) == before
