@@ -264,6 +264,5 @@ def _tls_context(invocation: Invocation, connection: Mapping[str, Any]) -> ssl.S
         raise CommandError(f"KeyFile and CertFile must both be present[key: {key}, cert: {cert}]", BAD_ARGUMENTS)
     try:
         return tls_context(authorities, cert, key, verify=verify)
-    except OSError as error:  # ssl.SSLError is one
-        files = " ".join(filter(None, (cert, key, authorities)))
-        raise CommandError(f"cannot use the certificates {files}: {error}", BAD_ARGUMENTS) from None
+    except OSError as error:
+        raise CommandError(f"cannot use the certificates: {error}", BAD_ARGUMENTS) from None

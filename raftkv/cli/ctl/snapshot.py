@@ -10,14 +10,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from raftkv.cli.ctl.session import failed, open_session
+from raftkv.cli.ctl.session import failed, open_session, unanswered
 from raftkv.cli.exits import BAD_ARGUMENTS, ERROR, INTERRUPTED, CommandError
 from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.utl import snapshot as utl
 from raftkv.client import Client
+from raftkv.client.reasons import plain_failures
 from raftkv.client.rpc import methods
 from raftkv.client.snapshot import Progress, SavedSnapshot, save
-from raftkv.errors import RaftKVError, StatusError, StorageError
+from raftkv.errors import ContextDeadlineExceededError, RaftKVError, StatusError, StorageError
 from raftkv.pb import rpc_pb2
 
 
@@ -41,7 +42,7 @@ def snapshot_save(invocation: Invocation) -> None:
                 try:
                     return await save(stream, path, on_progress)
                 except StatusError as error:
-                    raise failed(error, INTERRUPTED) from None
+                    raise _failed(error, session.endpoints[0]) from None
                 except StorageError as error:
                     raise CommandError(str(error), INTERRUPTED) from None
 
@@ -49,6 +50,14 @@ def snapshot_save(invocation: Invocation) -> None:
     print(f"Snapshot saved at {path}")
     if saved.version:
         print(f"Server version {saved.version}")
+
+
+def _failed(error: StatusError, endpoint: str) -> CommandError:
+    """Make the error of a stream that has failed: where there was no connection, etcdctl's line and before it why."""
+    if "desc = connection error: " not in str(error):
+        return failed(error, INTERRUPTED)
+    reasons = unanswered(plain_failures({endpoint: str(error)}))
+    return CommandError(ContextDeadlineExceededError.text, INTERRUPTED, reasons)
 
 
 def status(invocation: Invocation) -> None:

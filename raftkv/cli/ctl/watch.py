@@ -23,8 +23,8 @@ from raftkv.cli.goflags import pflag
 from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.goflags.values import quote, text_bytes
 from raftkv.client import Client
-from raftkv.client.errors import plain_failures
 from raftkv.client.keys import prefix_end
+from raftkv.client.reasons import plain_failures
 from raftkv.client.watch.hub import WatchHub
 from raftkv.client.watch.watch import responses
 from raftkv.client.watch.watcher import Request, Watcher
