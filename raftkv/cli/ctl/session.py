@@ -128,7 +128,14 @@ def open_session(invocation: Invocation, *, value_only: bool = False) -> Session
     if invocation["debug"]:
         _print_settings(invocation)
     if invocation["discovery-srv"]:
-        raise CommandError("--discovery-srv is not implemented in raftkvctl", ERROR)
+        from raftkv.cli.discovery import discover
+
+        domain, name, insecure = (invocation[f] for f in ("discovery-srv", "discovery-srv-name", "insecure-discovery"))
+        found = discover(domain, name, insecure=insecure, remark=remark)
+        # Where all that was found is left out, etcdctl goes on with --endpoints; its default is another cluster.
+        if not found and "endpoints" not in invocation.changed:
+            raise CommandError("no endpoint with TLS was discovered", ERROR)
+        invocation.values["endpoints"] = tuple(found) or invocation["endpoints"]
     connection = connection_settings(invocation, os.environ)
     options = client_options(invocation, connection)
     printer = make_printer(invocation["write-out"], hexadecimal=invocation["hex"], value_only=value_only)
@@ -197,6 +204,8 @@ def client_options(invocation: Invocation, connection: Mapping[str, Any]) -> Cli
             raise CommandError(f"empty string is passed to --{name} option", BAD_ARGUMENTS)
     return ClientOptions(
         tls=_tls_context(invocation, connection),
+        # Who can forge the records can name a host of its own: then the certificate is to be for the domain.
+        server_name="" if invocation["insecure-discovery"] else invocation["discovery-srv"],
         user=connection.get("user", ""),
         password=connection.get("password", NO_SECRET),
         token=connection.get("token", NO_SECRET),

@@ -52,8 +52,8 @@ GLOBAL_FLAGS = _inherited(
     Flag("insecure-transport", BOOL, True, "allow connections without TLS"),
     Flag("insecure-skip-tls-verify", BOOL, usage="accept any certificate; use it in tests only"),
     Flag("insecure-discovery", BOOL, True, "accept endpoints without TLS from DNS"),
-    Flag("discovery-srv", usage="domain whose SRV records name the endpoints (not implemented)", short="d"),
-    Flag("discovery-srv-name", usage="suffix of the SRV service name (not implemented)"),
+    Flag("discovery-srv", usage="domain whose SRV records name the endpoints, instead of --endpoints", short="d"),
+    Flag("discovery-srv-name", usage="suffix of the name of the service in SRV records"),
     Flag("debug", BOOL, usage="print the settings in force to standard error"),
 )
 
