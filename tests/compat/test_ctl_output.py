@@ -153,6 +153,8 @@ READS = [
     "move-leader zz",
     "move-leader -- -1",
     "move-leader 12345678123456781",
+    "snapshot save",
+    "snapshot save a b",
     "move-leader 1",
     "get a --hex",
     "get a --hex=false",

@@ -30,6 +30,7 @@ user add carl --no-password
 user passwd alice <<< a\nb\n
 user passwd alice --interactive=false <<< pw\n
 user list -w json
+role list -w fields
 role add r1
 role grant-permission r1 read k
 role grant-permission r1 readwrite p/ --prefix

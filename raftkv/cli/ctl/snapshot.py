@@ -25,7 +25,7 @@ from raftkv.pb import rpc_pb2
 def snapshot_save(invocation: Invocation) -> None:
     """Save the state of the endpoint's member to a file."""
     if len(invocation.arguments) != 1:
-        raise CommandError("snapshot save expects one argument <filename>", BAD_ARGUMENTS)
+        raise CommandError("snapshot save expects one argument", BAD_ARGUMENTS)
     session = open_session(invocation)
     path = invocation.arguments[0]
     if len(session.endpoints) != 1:

@@ -171,6 +171,15 @@ def parse_interactive(line: str, environment: EnvironmentKeys) -> WatchSpec:
 async def watching(client: Client) -> AsyncIterator[WatchHub]:
     """The watches of a command, for the time of the block; standard error says once that there is an outage."""
     hub = WatchHub(client)
+    tell_outages(hub)
+    try:
+        yield hub
+    finally:
+        await hub.close()
+
+
+def tell_outages(hub: WatchHub) -> None:
+    """Have standard error say, once for each outage, that watches wait for a member."""
     noted_since: float | None = None
 
     def note() -> None:
@@ -183,10 +192,6 @@ async def watching(client: Client) -> AsyncIterator[WatchHub]:
             remark(line)
 
     hub.on_failure = note
-    try:
-        yield hub
-    finally:
-        await hub.close()
 
 
 async def _print(session: Session, hub: WatchHub, spec: WatchSpec) -> None:

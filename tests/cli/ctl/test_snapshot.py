@@ -12,8 +12,8 @@ from tests.cli.runner import run_ctl
 @pytest.mark.parametrize(
     ("words", "code", "reason"),
     [
-        ("", 128, "snapshot save expects one argument <filename>"),
-        ("a b", 128, "snapshot save expects one argument <filename>"),
+        ("", 128, "snapshot save expects one argument"),
+        ("a b", 128, "snapshot save expects one argument"),
         (
             "f --endpoints 127.0.0.1:1,127.0.0.1:2",
             5,
