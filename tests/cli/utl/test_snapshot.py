@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -64,6 +65,19 @@ def test_restore_says_what_it_made(tmp_path: Path, file: Path, run: Callable[[Se
     assert WAL.exists(str(tmp_path / "data" / "member" / "wal"))
 
 
+@pytest.mark.parametrize("wal_dir", ["data/member/wal", "data/log/of/it", "./data/../data/log", "apart"])
+def test_the_log_may_be_inside_the_data_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: Path, wal_dir: str
+) -> None:
+    """The log took its place first, and the directory with everything else then found its own taken."""
+    monkeypatch.chdir(tmp_path)
+    ran = run_utl(["snapshot", "restore", str(file), "--data-dir", "data", "--wal-dir", wal_dir])
+    assert ran.code == 0, ran.errors
+    assert WAL.exists(wal_dir)
+    assert run_utl(["hashkv", "data"]).code == 0
+    assert list(tmp_path.glob("**/*restoring*")) == []
+
+
 @pytest.mark.parametrize("name", [[], ["--name", "b", "--initial-cluster", "b=http://localhost:2380"]])
 def test_a_member_finds_what_is_restored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: Path, name: list[str]
@@ -81,6 +95,10 @@ def test_a_member_finds_what_is_restored(
     [
         ("status", 128, "snapshot status requires exactly one argument"),
         ("status none", 1, "stat none: no such file or directory"),
+        ("status full", 1, "full is a directory, not a snapshot file"),
+        ("restore full", 1, "full is a directory, not a snapshot file"),
+        ("status pipe", 1, "pipe is a pipe or a device, not a snapshot file"),
+        ("restore pipe", 1, "pipe is a pipe or a device, not a snapshot file"),
         ("status foreign", 1, "foreign is not a sound database of etcd: invalid database"),
         (
             "status short",
@@ -98,6 +116,16 @@ def test_a_member_finds_what_is_restored(
         ("restore foreign --skip-hash-check", 1, "foreign is not a sound database of etcd: invalid database"),
         ("restore sound --data-dir full", 1, 'data-dir "full" not empty or could not be read'),
         ("restore sound --wal-dir full", 1, 'wal-dir "full" exists'),
+        (
+            "restore sound --data-dir new --wal-dir new",
+            1,
+            'wal-dir "new" is data-dir, or holds it: the log needs a directory of its own',
+        ),
+        (
+            "restore sound --data-dir new/member --wal-dir ./new",
+            1,
+            'wal-dir "new" is data-dir, or holds it: the log needs a directory of its own',
+        ),
         ("restore sound --name x", 1, 'couldn\'t find local name "x" in the initial cluster configuration'),
         (
             "restore sound --initial-advertise-peer-urls x",
@@ -120,6 +148,7 @@ def test_bad_input(
     (tmp_path / "short").write_bytes(data[:1504])
     (tmp_path / "foreign").write_bytes(b"PK\x03\x04" * 1_000)
     (tmp_path / "full").mkdir()
+    os.mkfifo(tmp_path / "pipe")
     (tmp_path / "full" / "x").touch()
     before = sorted(tmp_path.rglob("*"))
     ran = run(["snapshot", *words.split()])
