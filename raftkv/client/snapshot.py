@@ -68,7 +68,9 @@ async def save(messages: Messages, to: str | os.PathLike[str], on_progress: Prog
     part = target.with_name(target.name + ".part")
     try:
         try:
-            file = os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb")
+            # Nobody may have laid a link there that leads the snapshot, and its mode, elsewhere.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+            file = os.fdopen(os.open(part, flags, 0o600), "wb")
         except OSError as error:
             raise _failed(f"could not open {part}", error) from None
         with file:
