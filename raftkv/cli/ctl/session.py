@@ -251,7 +251,14 @@ def connection_settings(invocation: Invocation, environment: Mapping[str, str]) 
 
 
 def ask_password(prompt: str) -> str:
-    """Ask on the terminal, without showing what is typed; without a terminal read a line of standard input."""
+    """Ask on the terminal, without showing what is typed; without a terminal read a line of standard input.
+
+    Arguments:
+        prompt: what is shown.
+
+    Returns:
+        The password; empty if there is nothing more to read (Ctrl-D).
+    """
     import getpass
 
     if not sys.stdin.isatty():
@@ -259,7 +266,11 @@ def ask_password(prompt: str) -> str:
         line = sys.stdin.readline()
         print(flush=True)
         return line.rstrip("\n")
-    return getpass.getpass(prompt)
+    try:
+        return getpass.getpass(prompt)
+    except EOFError:
+        print(file=sys.stderr)
+        return ""
 
 
 def _tls_context(invocation: Invocation, connection: Mapping[str, Any]) -> ssl.SSLContext | None:
