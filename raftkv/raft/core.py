@@ -32,22 +32,12 @@ from . import candidate, confchange, follower, leader
 from .candidate import CAMPAIGN_TRANSFER
 from .confchange import Configuration
 from .config import NO_LIMIT, RaftConfig
-from .errors import InvalidMessage, InvariantError
+from .errors import InvariantError
 from .log import RaftLog
 from .memory_log import LogReader
 from .read_index import ReadIndexQueue
 from .tracker import Tracker
-from .types import (
-    NONE,
-    TERMS_AHEAD_MAX,
-    ConfChange,
-    ConfState,
-    HardState,
-    Message,
-    MessageType,
-    ReadState,
-    StateRole,
-)
+from .types import NONE, ConfChange, ConfState, HardState, Message, MessageType, ReadState, StateRole
 
 _APPEND: Final = MessageType.APPEND
 _APPEND_RESPONSE: Final = MessageType.APPEND_RESPONSE
@@ -290,8 +280,6 @@ class Raft:
         # A granted pre-vote comes back with the future term it was asked for.
         if kind == _PRE_VOTE_RESPONSE and not message.reject:
             return True
-        if message.term > self.term + TERMS_AHEAD_MAX:
-            raise InvalidMessage(f"term {message.term} is too far ahead of {self.term}")
         # Newer term: follow. Only a leader sends these three, so we know whom; else we will learn it.
         known = kind in _FROM_LEADER
         self.become_follower(message.term, message.from_ if known else NONE)

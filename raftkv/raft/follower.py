@@ -119,7 +119,7 @@ def handle_append(raft: Raft, message: Message) -> None:
         message: an APPEND.
 
     Raises:
-        InvalidMessage: its entries are not contiguous, or of a later term than its own.
+        InvalidMessage: its entries are not contiguous.
         InvariantError: an entry conflicts with a committed one.
     """
     log = raft.log
@@ -128,8 +128,6 @@ def handle_append(raft: Raft, message: Message) -> None:
     if index < log.committed:
         raft.send(Message(_APPEND_RESPONSE, message.from_, raft.id, index=log.committed))
         return
-    if message.entries and message.entries[-1].term > message.term:
-        raise InvalidMessage(f"an append of term {message.term} carries {message.entries[-1]!r}")
     last_new = log.maybe_append(index, message.log_term, message.entries, message.commit)
     if last_new != REJECTED:
         if message.quiet and not message.entries:

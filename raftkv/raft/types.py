@@ -19,10 +19,6 @@ NONE = 0
 INDEX_MAX = (1 << 63) - 1
 """No log reaches so far: a message that names an index beyond it is damaged or forged."""
 
-TERMS_AHEAD_MAX = 1 << 32
-"""Terms that a message may be ahead of a member: a century of elections, one a second. More would be forged, and a few
-such messages would leave no term to come."""
-
 
 class EntryType(enum.IntEnum):
     """The kinds of data of an entry."""

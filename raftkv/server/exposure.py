@@ -1,8 +1,8 @@
 """What the settings of a member leave open to strangers, and the flags that close it.
 
-Each thing is one line in the log at start; with ``--secure`` the member does not start as long as there is one. What
-files and users are like is looked at elsewhere: keys that others can read are refused always (``server.tls``), and a
-data directory that others may write to.
+Each thing is one line in the log at start; with ``--secure`` the member does not start as long as there is one. Of
+files only the modes of private keys are looked at. A data directory that others may write to is refused always
+(``storage.datadir``); users are in the store.
 
 >>> [one.what for one in exposures(ServerConfig())][0]
 'peers on http://localhost:2380 are not encrypted, nor asked who they are: on the way all is read and changed'
@@ -17,6 +17,8 @@ from typing import Final
 
 from raftkv import cluster_id
 from raftkv.config import ServerConfig, TLSFiles, is_loopback
+from raftkv.server.auth.jwt_tokens import parse_options
+from raftkv.server.tls.private_key import is_open_to_others
 
 AUDIT_LOG: Final = "audit.log"
 """Name of the audit log in the data directory, where ``--secure`` puts it unless told otherwise."""
@@ -50,7 +52,7 @@ def exposures(config: ServerConfig) -> list[Exposure]:
     Arguments:
         config: of the member.
     """
-    return [*_peers(config), *_clients(config), *_users(config), *_http(config)]
+    return [*_peers(config), *_clients(config), *_users(config), *_keys(config), *_http(config)]
 
 
 def hardened(config: ServerConfig) -> ServerConfig:
@@ -109,6 +111,16 @@ def _users(config: ServerConfig) -> Iterator[Exposure]:
     if 0 < config.auth_min_password_length < PASSWORD_LENGTH_MIN:
         what = f"--auth-min-password-length {config.auth_min_password_length}: passwords can be guessed"
         yield Exposure(what, f"{PASSWORD_LENGTH_MIN} or more")
+
+
+def _keys(config: ServerConfig) -> Iterator[Exposure]:
+    paths = [path for files in (config.client_tls, config.peer_tls) for path in (files.key_file, files.client_key_file)]
+    tokens = parse_options(config.auth_token)
+    if tokens is not None:
+        paths.append(tokens.private_file)
+    for path in dict.fromkeys(filter(None, paths)):
+        if is_open_to_others(path):
+            yield Exposure(f"other users of this machine may read the private key {path}", f"chmod 0600 {path}")
 
 
 def _port(who: str, urls: Sequence[str], files: TLSFiles, remedy: str, prefix: str) -> Iterator[Exposure]:

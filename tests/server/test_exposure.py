@@ -78,6 +78,22 @@ def test_every_insecure_flag_is_looked_at() -> None:
     assert named <= looked_at
 
 
+def test_private_keys_that_others_may_read_have_a_line_each(tmp_path: Path) -> None:
+    names = [str(tmp_path / name) for name in ("server", "client", "peer", "tokens")]
+    for name in names:
+        Path(name).touch(0o600)
+    config = replace(
+        CLOSED,
+        client_tls=replace(FILES, key_file=names[0], client_cert_file="x.crt", client_key_file=names[1]),
+        peer_tls=replace(FILES, key_file=names[2]),
+        auth_token=f"jwt,priv-key={names[3]},sign-method=HS256",
+    )
+    assert exposures(config) == []
+    for name in names:
+        Path(name).chmod(0o644)
+    assert [one.remedy for one in exposures(config)] == [f"chmod 0600 {name}" for name in names]
+
+
 def test_what_is_not_given_is_made_safe() -> None:
     assert hardened(CLOSED).auth_min_password_length == 8
     assert hardened(replace(CLOSED, auth_min_password_length=20)).auth_min_password_length == 20

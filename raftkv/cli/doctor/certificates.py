@@ -13,8 +13,8 @@ from raftkv.cli.doctor.finding import Finding, failure, ok, warning
 from raftkv.cluster_id import split_url
 from raftkv.config import ServerConfig, TLSFiles
 from raftkv.errors import ConfigError
-from raftkv.server.tls.context import check_key_is_private
 from raftkv.server.tls.expiry import WARNING_S, ends_of
+from raftkv.server.tls.private_key import is_open_to_others
 
 _DAY_S: Final = 86_400
 
@@ -46,9 +46,8 @@ def check_files(subject: str, files: TLSFiles, hosts: Iterable[str] = ()) -> lis
         return []
     try:
         found = [_check_end(f"{subject}: {end.what}", end.path, end.time_s) for end in ends_of(files, None).values()]
-        for key in filter(None, (files.key_file, files.client_key_file)):
-            check_key_is_private(key)
-            found.append(ok(f"{subject}: key", f"{key} is private"))
+        keys = filter(None, (files.key_file, files.client_key_file))
+        found += [_check_mode(f"{subject}: key", key) for key in keys]
         if files.cert_file and files.key_file:
             _check_pair(files.cert_file, files.key_file)
     except ConfigError as error:
@@ -67,6 +66,12 @@ def _check_end(subject: str, path: str, ends_s: float) -> Finding:
         return failure(subject, f"{path} ended {-days:.0f} days ago", advice)
     figure = f"{path} ends in {days:.0f} days"
     return warning(subject, figure, advice) if days * _DAY_S < WARNING_S else ok(subject, figure)
+
+
+def _check_mode(subject: str, key: str) -> Finding:
+    if is_open_to_others(key):
+        return warning(subject, f"other users of this machine may read {key}", f"chmod 0600 {key}")
+    return ok(subject, f"{key} is private")
 
 
 def _check_pair(certificate: str, key: str) -> None:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import re
-import stat
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -235,8 +234,8 @@ def _number(claims: dict[str, Any], name: str) -> float | None:
 
 def _keys(options: Options) -> tuple[Any, Any]:
     """The keys to sign with (None: there is none) and to verify with."""
-    private = _read(options.private_file, secret=True) if options.private_file else b""
-    public = _read(options.public_file, secret=False) if options.public_file else b""
+    private = _read(options.private_file) if options.private_file else b""
+    public = _read(options.public_file) if options.public_file else b""
     if options.method in HMAC:
         size_min = int(options.method[2:]) // 8
         if len(private) < size_min:
@@ -253,13 +252,9 @@ def _keys(options: Options) -> tuple[Any, Any]:
     return signing, verifying
 
 
-def _read(name: str, *, secret: bool) -> bytes:
-    path = Path(name)
+def _read(name: str) -> bytes:
     try:
-        mode = path.stat().st_mode
-        if secret and mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise errors.ConfigError(f"--auth-token: {name} may be used by others: chmod 600 {name}")
-        return path.read_bytes()
+        return Path(name).read_bytes()
     except OSError as error:
         raise errors.ConfigError(f"--auth-token: {name}: {error.strerror}") from None
 

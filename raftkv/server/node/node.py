@@ -41,7 +41,6 @@ from raftkv.apply.auth.caller import Caller
 from raftkv.apply.membership import Decision, conf_change_of
 from raftkv.apply.request import Kind
 from raftkv.pb import raft_pb2, rpc_pb2
-from raftkv.raft.core import WITHOUT_TERM
 from raftkv.raft.errors import ConfChangeError, InvalidMessage, ProposalDropped, StepLocalMessage, StepPeerNotFound
 from raftkv.raft.memory_log import MemoryLog
 from raftkv.raft.raw_node import RawNode
@@ -67,6 +66,7 @@ from raftkv.server.node.proposals import Forwarded, Proposals, Waiter
 from raftkv.server.node.reads import Reader, ReadQueue
 from raftkv.server.node.surroundings import DurableState, NodeSettings, Sender, Stages, timeout_error
 from raftkv.server.node.waits import AwaitableNode
+from raftkv.server.peer import plausible
 from raftkv.storage.failpoints import failpoint
 
 _log = logging.getLogger(__name__)
@@ -294,8 +294,7 @@ class Node(AwaitableNode):
             self._take_forwarded(message.entries)
             return
         try:
-            if not message.term and message.type not in WITHOUT_TERM:
-                raise InvalidMessage("it has no term: the core would take it for this member's own")
+            plausible.verify(message, self.raw.raft.term)
             self.raw.step(message)
         except ProposalDropped:
             # A follower passed on what cannot be taken now; the request of whoever proposed it times out.

@@ -6,15 +6,12 @@ Invariants:
    certificate of it. Nothing in between exists, so a certificate that a connection has is always a verified one.
 2. A configured authority is the only one: the system's are trusted where none is configured, and by those that
    connect alone.
-3. A key that others than its owner may read is not used.
-4. No session is resumed: every connection is verified by the certificates of its moment.
+3. No session is resumed: every connection is verified by the certificates of its moment.
 """
 
 from __future__ import annotations
 
-import os
 import ssl
-import stat
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,7 +21,6 @@ from raftkv.rpc.tls import CLIENT_PROTOCOLS, SERVER_PROTOCOLS
 from raftkv.server.tls.ciphers import openssl_names
 
 _VERSIONS: Final = {"TLS1.2": ssl.TLSVersion.TLSv1_2, "TLS1.3": ssl.TLSVersion.TLSv1_3}
-_OTHERS_READ: Final = stat.S_IRGRP | stat.S_IROTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +114,6 @@ def _choose_suites(context: ssl.SSLContext, rules: Rules) -> None:
 
 def _load(context: ssl.SSLContext, certificate: str, key: str) -> None:
     try:
-        check_key_is_private(key)
         # A key with a password would ask for it on the terminal, in the middle of a handshake.
         context.load_cert_chain(certificate, key, password=lambda: b"")
     except ssl.SSLError as error:
@@ -127,23 +122,6 @@ def _load(context: ssl.SSLContext, certificate: str, key: str) -> None:
     except (OSError, ValueError) as error:
         reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
         raise ConfigError(f"cannot use certificate {certificate} with key {key}: {reason}") from None
-
-
-def check_key_is_private(path: str) -> None:
-    """Refuse a key that others may read. A group may read root's, as where the system keeps keys for its services.
-
-    Arguments:
-        path: of a PEM key.
-
-    Raises:
-        ConfigError: it is readable by others; the line says what to do.
-        OSError: there is no such file.
-    """
-    found = os.stat(path)
-    allowed = stat.S_IRGRP if found.st_uid == 0 != os.geteuid() else 0
-    if found.st_mode & _OTHERS_READ & ~allowed:
-        mode = stat.S_IMODE(found.st_mode)
-        raise ConfigError(f"key {path} has mode {mode:04o}: others may read it; use chmod 0600 {path}")
 
 
 def _trust(context: ssl.SSLContext, authorities: str) -> None:

@@ -213,8 +213,8 @@ def test_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
             patched.setattr(time, "time", lambda days=days: now + days * 86_400)
             assert by_subject(check_files("x", files))["x: certificate"][0] == level
     os.chmod(names["server.key"], 0o644)
-    (private,) = check_files("x", files)
-    assert (private.level, "chmod 0600" in private.figure) == (Level.FAILURE, True)
+    (private,) = (one for one in check_files("x", files) if one.subject == "x: key")
+    assert (private.level, private.advice) == (Level.WARNING, f"chmod 0600 {names['server.key']}")
     (missing,) = check_files("x", TLSFiles("/nowhere", "/nowhere"))
     assert missing.level == Level.FAILURE
     assert check_certificates(ServerConfig()) == []

@@ -182,14 +182,6 @@ def test_a_member_says_what_is_wrong_with_the_flag(clock: Clock, text: str, says
     assert says in str(error.value)
 
 
-def test_a_key_that_others_may_use_is_refused(tmp_path: Path, clock: Clock) -> None:
-    text = write_key(tmp_path, "RS256")
-    for mode in (0o640, 0o604, 0o660):
-        (tmp_path / "key.pem").chmod(mode)
-        with pytest.raises(ConfigError, match=r"key\.pem may be used by others: chmod 600"):
-            make(text, clock)
-
-
 def test_a_key_of_another_kind_is_refused_without_a_byte_of_it(tmp_path: Path, clock: Clock) -> None:
     text = write_key(tmp_path, "RS256")
     with pytest.raises(ConfigError, match="is not one for ES256"):

@@ -6,8 +6,9 @@ import pytest
 
 from raftkv.raft.core import WITHOUT_TERM
 from raftkv.raft.raw_node import _LOCAL
-from raftkv.raft.types import TERMS_AHEAD_MAX, Entry, Message, MessageType, StateRole
+from raftkv.raft.types import Entry, Message, MessageType, StateRole
 from raftkv.server.peer.codec import BatchEncoder
+from raftkv.server.peer.plausible import TERMS_AHEAD_MAX
 from tests.rpc.loop import on_loop
 from tests.server.node.node_world import ME, World
 

@@ -55,8 +55,6 @@ class Room:
         path = self.folder / name
         if damage == "gone":
             path.unlink()
-        elif damage == "open to others":
-            path.chmod(0o644)
         else:
             path.write_bytes(b"" if damage == "not PEM" else self.read("other.key"))
 

@@ -15,29 +15,33 @@ from raftkv.config import ServerConfig, TLSFiles
 from raftkv.errors import ConfigError
 from raftkv.rpc.tls import CLIENT_PROTOCOLS, fixed
 from raftkv.server.tls.ciphers import openssl_names
-from raftkv.server.tls.context import Rules, check_key_is_private, server_context
+from raftkv.server.tls.context import Rules, server_context
 from raftkv.server.tls.expiry import WARNING_S, warn
 from raftkv.server.tls.failures import INTERVAL_S, REMEMBERED_MAX, FailureLog
 from raftkv.server.tls.issue import with_self_signed
 from raftkv.server.tls.ports import Ports
+from raftkv.server.tls.private_key import is_open_to_others
 from tests.rpc.loop import on_loop
 from tests.server.tls.room import Room, asked, serving
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o666])
-def test_a_key_that_others_may_read_is_refused(room: Room, mode: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_others_may_read_is_used_and_known_as_open(
+    room: Room, mode: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """etcd takes such keys; ``--secure`` does not start with one."""
     room.issue("server")
     key = room.path("server.key")
     os.chmod(key, mode)
-    with pytest.raises(ConfigError, match=f"has mode {mode:04o}: others may read it; use chmod 0600 {key}"):
-        room.security("server")
+    assert server_context(room.files("server"), Rules())
+    assert is_open_to_others(key)
     # Keys that the system keeps for a service: root's, for its group to read.
     monkeypatch.setattr(os, "geteuid", lambda: 7)
-    if Path(key).stat().st_uid == 0 and mode == 0o640:
-        check_key_is_private(key)
+    assert is_open_to_others(key) == (not (Path(key).stat().st_uid == 0 and mode == 0o640))
     for private in (0o600, 0o400):
         os.chmod(key, private)
-        check_key_is_private(key)
+        assert not is_open_to_others(key)
+    assert not is_open_to_others(room.path("absent.key"))
 
 
 def test_cipher_suites_have_the_names_of_go(room: Room) -> None:

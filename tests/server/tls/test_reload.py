@@ -66,7 +66,7 @@ async def test_a_client_that_runs_on_takes_up_what_its_files_have_become(room: R
         assert await asked(served.target, security) == "carol"
 
 
-@pytest.mark.parametrize("damage", ["key of another", "not PEM", "gone", "open to others"])
+@pytest.mark.parametrize("damage", ["key of another", "not PEM", "gone"])
 @on_loop
 async def test_what_cannot_be_used_changes_nothing(room: Room, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     room.issue("server")
