@@ -58,6 +58,9 @@ FILES = ["fsspec>=2023.6"]
 # For `raftkv --enable-distributed-tracing`: spans, and the protocol in which collectors take them.
 TRACING = ["opentelemetry-sdk>=1.30,<2", "opentelemetry-exporter-otlp-proto-grpc>=1.30,<2"]
 
+# For `raftkvctl --discovery-srv`: SRV records, which Python itself cannot ask for.
+DNS = ["dnspython>=2.6,<3"]
+
 # `make docs`.
 DOCS = ["mkdocs-material>=9.6,<10", "mkdocstrings[python]>=0.29,<2"]
 
@@ -104,8 +107,9 @@ setup(
         "backup": FILES,
         "checkpoint": FILES,
         "tracing": TRACING,
+        "dns": DNS,
         "docs": DOCS,
-        "dev": [*TEST, *DEV, *ORACLE, *FILES, *TRACING, *DOCS, *BROWSER],
+        "dev": [*TEST, *DEV, *ORACLE, *FILES, *TRACING, *DNS, *DOCS, *BROWSER],
         "native": COMPILER,
         "bench": [*ORACLE, "matplotlib>=3.8"],
         "torch": TORCH,

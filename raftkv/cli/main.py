@@ -20,9 +20,8 @@ from importlib import import_module
 from raftkv import __version__
 from raftkv.cli.exits import ERROR, SUCCESS, CommandError
 from raftkv.cli.program import leave
-from raftkv.cli.programs import COMMANDS
+from raftkv.cli.programs import API_VERSION, COMMANDS
 
-API_VERSION = "3.6"
 _ABSENT = ("gateway", "grpc-proxy")
 
 USAGE = """\

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+API_VERSION: Final = "3.6"
+"""Version of etcd's API that is spoken."""
+
 COMMANDS: Final[Mapping[str, str]] = {
     "cluster": "raftkv.cli.cluster.command",
     "backup": "raftkv.cli.backup.command",

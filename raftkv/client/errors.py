@@ -7,11 +7,11 @@ catches ``CompactedError`` whether the answer came over the wire or not. A statu
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Final
 
 from raftkv import errors
+from raftkv.client.reasons import plain_failures
 from raftkv.errors import CODE_NAMES, StatusError
 
 
@@ -142,25 +142,6 @@ class StreamLost(errors.StatusError):
 
     code = errors.UNAVAILABLE
     definite = False
-
-
-def plain_failures(failures: dict[str, str]) -> dict[str, str]:
-    """Reword why each endpoint did not answer, in plain words instead of those of Go's clients."""
-    return {endpoint: _plain(text) for endpoint, text in failures.items()}
-
-
-def _plain(text: str) -> str:
-    """Strip a failure to connect of the frame that Go's clients print round it.
-
-    >>> _plain('connection error: desc = "transport: Error while dialing: dial tcp 127.0.0.1:1: connect: refused"')
-    'connect: refused'
-    """
-    text = re.sub(r"^rpc error: code = \w+ desc = ", "", text)
-    if text == errors.ContextDeadlineExceededError.text:
-        return "connected, but did not answer"
-    if not text.startswith('connection error: desc = "'):
-        return text
-    return re.sub(r"^.*dial (?:tcp|unix) \S+: ", "", text[26:].removesuffix('"'))
 
 
 # Rows of etcd's table that no part of raftkv raises yet. Go's clients print them without the "rpc error" frame.

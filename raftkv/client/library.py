@@ -269,5 +269,5 @@ def _tls(tls: ssl.SSLContext | bool | None, ca_file: str, cert_file: str, key_fi
         raise ConfigError(f"cert_file and key_file belong together; only one is given: {cert_file or key_file}")
     try:
         return tls_context(ca_file, cert_file, key_file)
-    except OSError as error:  # ssl.SSLError is one
-        raise ConfigError(f"cannot use the certificates {files}: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"cannot use the certificates: {error}") from None

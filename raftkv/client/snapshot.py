@@ -10,8 +10,10 @@ which is removed if anything fails.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
+import stat
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,18 +57,20 @@ async def save(messages: Messages, to: str | os.PathLike[str], on_progress: Prog
 
     Arguments:
         messages: of ``Maintenance.Snapshot``.
-        to: the path of the file; one that is there is replaced in the end.
+        to: the path of the file; one that is there is replaced in the end, behind links.
         on_progress: called after each piece.
 
     Raises:
         StatusError: the member gave up, or was lost.
         StorageError: the file cannot be written, or what was sent is not whole.
     """
-    target = Path(to)
+    target = _target(to)
     part = target.with_name(target.name + ".part")
     try:
         try:
-            file = os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb")
+            # Nobody may have laid a link there that leads the snapshot, and its mode, elsewhere.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+            file = os.fdopen(os.open(part, flags, 0o600), "wb")
         except OSError as error:
             raise _failed(f"could not open {part}", error) from None
         with file:
@@ -86,6 +90,19 @@ async def save(messages: Messages, to: str | os.PathLike[str], on_progress: Prog
     finally:
         part.unlink(missing_ok=True)
     return saved
+
+
+def _target(to: str | os.PathLike[str]) -> Path:
+    """Return the file that is to be there, behind links; what takes its place must not be a device or a directory."""
+    target = Path(os.path.realpath(to) if os.path.islink(to) else to)
+    if not target.name:
+        raise StorageError(f"could not open {os.fspath(to)!r} (is a directory)")
+    with contextlib.suppress(OSError):
+        mode = os.stat(to).st_mode
+        if not stat.S_ISREG(mode):
+            why = "is a directory" if stat.S_ISDIR(mode) else "it is no file, and a file would take its place"
+            raise StorageError(f"could not open {os.fspath(to)} ({why})")
+    return target
 
 
 async def _receive(messages: Messages, file: BinaryIO, target: Path, on_progress: Progress | None) -> SavedSnapshot:

@@ -23,7 +23,21 @@ from prometheus_client.utils import floatToGoString
 Values = TypeVar("Values", bound=tuple[str, ...])
 """Values of labels, in their order."""
 
-_go_float: Callable[[float], str] = floatToGoString
+_library_text: Callable[[float], str] = floatToGoString
+
+
+def go_float(value: float) -> str:
+    """Write a number as etcd does: the library writes 1.0 for 1, and 1e+010 for 1e+10.
+
+    >>> [go_float(value) for value in (0.0, 1, -2.0, 0.25, 1e-05, 999_999.0, 1_000_000.0, 12_345_678_901.0, 1e30)]
+    ['0', '1', '-2', '0.25', '1e-05', '999999', '1e+06', '1.2345678901e+10', '1e+30']
+    """
+    if -1e6 < value < 1e6:
+        return str(int(value)) if value == int(value) else repr(float(value))
+    if value < 0:
+        return f"-{go_float(-value).removeprefix('+')}"
+    text = _library_text(value)
+    return text if value < 1e10 else text.replace("e+0", "e+")
 
 
 def doubling(first: float, count: int) -> tuple[float, ...]:
@@ -82,7 +96,7 @@ def histogram_family(name: str, text: str, found: Mapping[Values, Buckets], labe
     """
     family = HistogramMetricFamily(name, text, labels=labels)
     for values, buckets in found.items():
-        names = [*map(_go_float, buckets.bounds), "+Inf"]
+        names = [*map(go_float, buckets.bounds), "+Inf"]
         sums = list(zip(names, map(float, accumulate(buckets.counts)), strict=True))
         family.add_metric(values, sums, buckets.total)
     return family

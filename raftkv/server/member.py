@@ -581,12 +581,11 @@ class Member:
     def _advance_ticks(self) -> None:
         """A member that just started has nobody to wait for: most of its first election timeout is skipped."""
         only_voter = self.node.conf_state.voters == (self._durable.member_id,)
-        ticks = self.config.election_ticks - 1
         if only_voter:
             self.node.campaign()
             return
         # Leave enough for a heartbeat of a leader that is there already.
-        for _ in range(ticks - 2):
+        for _ in range(self.config.election_ticks - 3):
             self.node.raw.tick()
 
     async def _serve_clients(self, on_ready: OnReady | None) -> None:
@@ -598,6 +597,7 @@ class Member:
             self._fatal(error)
             return
         self._client_server.start_accepting()
+        self.readiness.announce()
         await self._publication.publish()
         if on_ready is not None:
             await on_ready(self)

@@ -126,4 +126,4 @@ def test_certificates_that_cannot_be_used_are_refused_in_one_line() -> None:
     for words in (("put",), ("range",), ("watch",), ("lock",)):
         ran = _bench(*words, "--cacert", "/nowhere/ca.crt")
         assert (ran.returncode, ran.stdout) == (1, "")
-        assert ran.stderr == "Error: cannot use the certificates /nowhere/ca.crt: [Errno 2] No such file or directory\n"
+        assert ran.stderr == "Error: cannot use the certificates: /nowhere/ca.crt: No such file or directory\n"

@@ -18,7 +18,7 @@ WIDTH = 80
 COMPARED = [
     "get", "put", "del", "watch", "lock", "elect", "compaction", "make-mirror", "lease timetolive", "check perf",
     "endpoint hashkv", "member list", "user add", "user get", "user passwd", "role grant-permission",
-    "role revoke-permission",
+    "role revoke-permission", "defrag", "snapshot status", "snapshot restore",
 ]  # fmt: skip
 
 
@@ -152,3 +152,10 @@ def test_a_command_of_another_program_is_named_with_its_program() -> None:
     assert run_server(["get", "a"]).errors == "raftkv: 'get' is a command of raftkvctl, not of raftkv\n"
     assert run_server(["hashkv", "a"]).errors == "raftkv: 'hashkv' is a command of raftkvutl, not of raftkv\n"
     assert run_server(["version", "x"]).errors == "raftkv: 'x' is not a valid flag\n"
+
+
+def test_help_about_no_command_says_so() -> None:
+    """etcdctl says so too, above its page; that page alone told nothing of the mistake."""
+    ran = run_ctl(["help", "memebr"])
+    assert (ran.code, ran.output) == (1, b"")
+    assert ran.errors.startswith('Error: unknown command "memebr" for "raftkvctl"')

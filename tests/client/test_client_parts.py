@@ -25,7 +25,7 @@ from raftkv.rpc.status import RpcError
 from tests.client.fakes import FakeCluster
 
 
-@pytest.mark.parametrize("name", ["endpoints", "rpc.endpoints", "errors", "keys", "space", "values"])
+@pytest.mark.parametrize("name", ["endpoints", "rpc.endpoints", "reasons", "keys", "space", "values"])
 def test_examples(name):
     tried = doctest.testmod(importlib.import_module(f"raftkv.client.{name}"))
     assert (tried.failed, tried.attempted > 0) == (0, True)
@@ -169,7 +169,7 @@ def test_a_closed_client_calls_nobody():
         ({"timeout_s": 0}, "timeout_s must be positive, not 0"),
         ({"password": "x"}, "a password needs a user"),
         ({"cert_file": "c.pem"}, "cert_file and key_file belong together; only one is given: c.pem"),
-        ({"ca_file": "/none.pem"}, "cannot use the certificates /none.pem: [Errno 2] No such file or directory"),
+        ({"ca_file": "/none.pem"}, "cannot use the certificates: /none.pem: No such file or directory"),
     ],
 )
 def test_settings_that_cannot_be_used(settings, text):

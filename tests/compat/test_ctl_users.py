@@ -5,6 +5,9 @@ Standard input is no terminal here: passwords are asked for as on one, and read 
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -30,6 +33,7 @@ user add carl --no-password
 user passwd alice <<< a\nb\n
 user passwd alice --interactive=false <<< pw\n
 user list -w json
+role list -w fields
 role add r1
 role grant-permission r1 read k
 role grant-permission r1 readwrite p/ --prefix
@@ -142,3 +146,36 @@ def test_a_terminal_is_asked_without_showing_what_is_typed(monkeypatch):
     monkeypatch.setattr("getpass.getpass", lambda prompt: asked.append(prompt) or "pw")
     assert session.ask_password("Password: ") == "pw"
     assert asked == ["Password: "]
+
+
+def test_the_end_of_input_at_a_terminal_is_an_empty_password(monkeypatch, capsys):
+    """Ctrl-D at the question was a traceback."""
+
+    def ended(prompt: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("getpass.getpass", ended)
+    assert session.ask_password("Password: ") == ""
+    assert capsys.readouterr().err == "\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        (["user", "add", "b\udcff", "--no-password"], b""),
+        (["user", "add", "b", "--interactive=false"], b"\xff\n"),
+        (["user", "add", "b"], b"\xff\n\xff\n"),
+        (["role", "add", "b\udcff"], b""),
+        (["downgrade", "validate", "3.\udcff"], b""),
+        (["get", "k", "--user", "b\udcff:pw"], b""),
+        (["get", "k", "--user", "b"], b"\xff\n"),
+    ],
+)
+def test_what_is_no_utf_8_is_one_line(endpoint, words, given):
+    """etcdctl says so too, in the words of its library; here it was a traceback."""
+    environment = {**os.environ, "PYTHONUTF8": "1", "LC_ALL": "C"}
+    command = [sys.executable, "-m", "raftkv.cli.ctl", "--endpoints", endpoint, *words]
+    done = subprocess.run(command, input=given, capture_output=True, env=environment, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.decode() == "Error: names, passwords and versions must be UTF-8\n"

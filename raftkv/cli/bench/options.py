@@ -137,8 +137,7 @@ def client_options() -> ClientOptions:
     try:
         return ClientOptions(tls=tls_context(**given))
     except OSError as error:
-        files = " ".join(filter(None, given.values()))
-        raise click.ClickException(f"cannot use the certificates {files}: {error}") from None
+        raise click.ClickException(f"cannot use the certificates: {error}") from None
 
 
 def write_flags(function: F) -> F:

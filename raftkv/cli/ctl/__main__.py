@@ -49,6 +49,8 @@ def _run(tree: Branch, words: Sequence[str]) -> int:
         for line in error.details:
             print(f"{NAME}: {line}", file=sys.stderr)
         raise
+    except UnicodeEncodeError:  # keys and values are bytes; it may be a password, so it is not shown
+        raise CommandError("names, passwords and versions must be UTF-8", ERROR) from None
 
 
 def _check_api_version() -> None:

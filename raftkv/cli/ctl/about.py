@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from raftkv import __version__
 from raftkv.cli.goflags.command import Invocation
-
-API_VERSION = "3.6"
-"""Version of etcd's API that is spoken."""
+from raftkv.cli.programs import API_VERSION
 
 
 def version(invocation: Invocation) -> None:

@@ -118,7 +118,7 @@ async def contest(session: Session, client: Client, name: bytes, *, ttl_s: int, 
     async with signals() as stopped, open_scope(client, session.timeout_s) as scope:
         lease = Lease(scope, ttl_s, interrupt=False)
         try:
-            granting = until_answered(lambda: lease.grant(session.timeout_s), on_trouble=_Remarks())
+            granting = until_answered(lambda: lease.grant(session.timeout_s), on_trouble=Remarks())
             await unless(granting, (stopped, CANCELED))
             part = Contest(Contender(scope, name, lease, FenceLost), lease, stopped, expired)
             try:
@@ -130,13 +130,18 @@ async def contest(session: Session, client: Client, name: bytes, *, ttl_s: int, 
                 await lease.revoke(REVOKE_TIMEOUT_S)
 
 
-class _Remarks:
+class Remarks:
     """Say once on standard error why nobody answers."""
 
     def __init__(self) -> None:
         self._said = False
 
     def __call__(self, error: StatusError | None) -> None:
+        """Take note of a failure; None: an answer.
+
+        Arguments:
+            error: how a call failed.
+        """
         if error is None or self._said:
             return
         self._said = True

@@ -8,8 +8,9 @@ from __future__ import annotations
 import sys
 from contextlib import aclosing
 
-from raftkv.cli.ctl.contest import contest, signals, unless
+from raftkv.cli.ctl.contest import Remarks, contest, signals, unless
 from raftkv.cli.ctl.session import Session, open_session
+from raftkv.cli.ctl.watch import tell_outages
 from raftkv.cli.exits import BAD_ARGUMENTS, CommandError
 from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.goflags.values import text_bytes
@@ -63,7 +64,11 @@ async def _listen(client: Client, session: Session, name: bytes) -> None:
 
 
 async def _observe(client: Client, session: Session, name: bytes) -> None:
-    async with open_scope(client, session.timeout_s) as scope, aclosing(observations(scope, name)) as answers:
+    async with (
+        open_scope(client, session.timeout_s) as scope,
+        aclosing(observations(scope, name, on_trouble=Remarks())) as answers,
+    ):
+        tell_outages(scope.hub)
         try:
             async for answer in answers:
                 _show(session, answer)

@@ -44,7 +44,12 @@ def alarm_disarm(invocation: Invocation) -> None:
 
 
 def defrag(invocation: Invocation) -> None:
-    """Defragment each member in turn; go on after one that fails."""
+    """Defragment each member in turn, going on after one that fails; or, with --data-dir, one that does not run."""
+    if invocation["data-dir"]:
+        from raftkv.cli.utl import files
+
+        files.defrag(invocation)
+        return
     session = open_session(invocation)
     endpoints = endpoints_of(session, invocation)
 

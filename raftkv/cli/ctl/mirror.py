@@ -147,7 +147,12 @@ def make_mirror(invocation: Invocation) -> None:
 def _of_destination(invocation: Invocation) -> Invocation:
     """Return the invocation as if the flags about the destination were the global ones."""
     names = ("cert", "key", "cacert", "insecure-transport", "user", "password")
-    values = {**invocation.values, "auth-jwt-token": "", **{name: invocation[f"dest-{name}"] for name in names}}
+    values = {
+        **invocation.values,
+        "auth-jwt-token": "",
+        "discovery-srv": "",
+        **{name: invocation[f"dest-{name}"] for name in names},
+    }
     changed = {name for name in names if f"dest-{name}" in invocation.changed}
     return Invocation(values, changed)
 

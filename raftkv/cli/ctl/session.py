@@ -128,7 +128,14 @@ def open_session(invocation: Invocation, *, value_only: bool = False) -> Session
     if invocation["debug"]:
         _print_settings(invocation)
     if invocation["discovery-srv"]:
-        raise CommandError("--discovery-srv is not implemented in raftkvctl", ERROR)
+        from raftkv.cli.discovery import discover
+
+        domain, name, insecure = (invocation[f] for f in ("discovery-srv", "discovery-srv-name", "insecure-discovery"))
+        found = discover(domain, name, insecure=insecure, remark=remark)
+        # Where all that was found is left out, etcdctl goes on with --endpoints; its default is another cluster.
+        if not found and "endpoints" not in invocation.changed:
+            raise CommandError("no endpoint with TLS was discovered", ERROR)
+        invocation.values["endpoints"] = tuple(found) or invocation["endpoints"]
     connection = connection_settings(invocation, os.environ)
     options = client_options(invocation, connection)
     printer = make_printer(invocation["write-out"], hexadecimal=invocation["hex"], value_only=value_only)
@@ -197,6 +204,8 @@ def client_options(invocation: Invocation, connection: Mapping[str, Any]) -> Cli
             raise CommandError(f"empty string is passed to --{name} option", BAD_ARGUMENTS)
     return ClientOptions(
         tls=_tls_context(invocation, connection),
+        # Who can forge the records can name a host of its own: then the certificate is to be for the domain.
+        server_name="" if invocation["insecure-discovery"] else invocation["discovery-srv"],
         user=connection.get("user", ""),
         password=connection.get("password", NO_SECRET),
         token=connection.get("token", NO_SECRET),
@@ -242,7 +251,14 @@ def connection_settings(invocation: Invocation, environment: Mapping[str, str]) 
 
 
 def ask_password(prompt: str) -> str:
-    """Ask on the terminal, without showing what is typed; without a terminal read a line of standard input."""
+    """Ask on the terminal, without showing what is typed; without a terminal read a line of standard input.
+
+    Arguments:
+        prompt: what is shown.
+
+    Returns:
+        The password; empty if there is nothing more to read (Ctrl-D).
+    """
     import getpass
 
     if not sys.stdin.isatty():
@@ -250,7 +266,11 @@ def ask_password(prompt: str) -> str:
         line = sys.stdin.readline()
         print(flush=True)
         return line.rstrip("\n")
-    return getpass.getpass(prompt)
+    try:
+        return getpass.getpass(prompt)
+    except EOFError:
+        print(file=sys.stderr)
+        return ""
 
 
 def _tls_context(invocation: Invocation, connection: Mapping[str, Any]) -> ssl.SSLContext | None:
@@ -264,6 +284,5 @@ def _tls_context(invocation: Invocation, connection: Mapping[str, Any]) -> ssl.S
         raise CommandError(f"KeyFile and CertFile must both be present[key: {key}, cert: {cert}]", BAD_ARGUMENTS)
     try:
         return tls_context(authorities, cert, key, verify=verify)
-    except OSError as error:  # ssl.SSLError is one
-        files = " ".join(filter(None, (cert, key, authorities)))
-        raise CommandError(f"cannot use the certificates {files}: {error}", BAD_ARGUMENTS) from None
+    except OSError as error:
+        raise CommandError(f"cannot use the certificates: {error}", BAD_ARGUMENTS) from None

@@ -1,4 +1,8 @@
-"""``snapshot save``: the state of one member in a file, as etcdctl saves it."""
+"""``snapshot save``: the state of one member in a file, as etcdctl saves it; and etcdctl's ``status`` and ``restore``.
+
+These two are raftkvutl's own, with what etcdctl prints. 3.4 and 3.5 have them and scripts call them so; 3.6 moved them
+to etcdutl. etcdctl 3.5 says of each that it is deprecated. Here nothing is to be taken away, so nothing is said.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +10,22 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from raftkv.cli.ctl.session import failed, open_session
-from raftkv.cli.exits import BAD_ARGUMENTS, INTERRUPTED, CommandError
+from raftkv.cli.ctl.session import failed, open_session, unanswered
+from raftkv.cli.exits import BAD_ARGUMENTS, ERROR, INTERRUPTED, CommandError
 from raftkv.cli.goflags.command import Invocation
+from raftkv.cli.utl import snapshot as utl
 from raftkv.client import Client
+from raftkv.client.reasons import plain_failures
 from raftkv.client.rpc import methods
 from raftkv.client.snapshot import Progress, SavedSnapshot, save
-from raftkv.errors import StatusError, StorageError
+from raftkv.errors import ContextDeadlineExceededError, RaftKVError, StatusError, StorageError
 from raftkv.pb import rpc_pb2
 
 
 def snapshot_save(invocation: Invocation) -> None:
     """Save the state of the endpoint's member to a file."""
     if len(invocation.arguments) != 1:
-        raise CommandError("snapshot save expects one argument <filename>", BAD_ARGUMENTS)
+        raise CommandError("snapshot save expects one argument", BAD_ARGUMENTS)
     session = open_session(invocation)
     path = invocation.arguments[0]
     if len(session.endpoints) != 1:
@@ -36,7 +42,7 @@ def snapshot_save(invocation: Invocation) -> None:
                 try:
                     return await save(stream, path, on_progress)
                 except StatusError as error:
-                    raise failed(error, INTERRUPTED) from None
+                    raise _failed(error, session.endpoints[0]) from None
                 except StorageError as error:
                     raise CommandError(str(error), INTERRUPTED) from None
 
@@ -44,6 +50,34 @@ def snapshot_save(invocation: Invocation) -> None:
     print(f"Snapshot saved at {path}")
     if saved.version:
         print(f"Server version {saved.version}")
+
+
+def _failed(error: StatusError, endpoint: str) -> CommandError:
+    """Make the error of a stream that has failed: where there was no connection, etcdctl's line and before it why."""
+    if "desc = connection error: " not in str(error):
+        return failed(error, INTERRUPTED)
+    reasons = unanswered(plain_failures({endpoint: str(error)}))
+    return CommandError(ContextDeadlineExceededError.text, INTERRUPTED, reasons)
+
+
+def status(invocation: Invocation) -> None:
+    """Print hash, revision, keys and size of a snapshot file."""
+    with _files_refused():
+        utl.status(invocation, with_version=False)
+
+
+def restore_directory(invocation: Invocation) -> None:
+    """Make the data directory of a member out of a snapshot file."""
+    with _files_refused():
+        utl.restore_directory(invocation)
+
+
+@contextmanager
+def _files_refused() -> Iterator[None]:
+    try:
+        yield
+    except RaftKVError as error:  # what the store says of a file is written for users
+        raise CommandError(str(error), ERROR) from None
 
 
 @contextmanager

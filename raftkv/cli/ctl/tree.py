@@ -13,6 +13,7 @@ import click
 from raftkv.cli.goflags.command import Branch, External, Leaf
 from raftkv.cli.goflags.pflag import BOOL, DURATION, INT, LIST, Flag
 from raftkv.cli.words.checkpoints import contents_commands, finding_commands, keeping_commands
+from raftkv.cli.words.snapshots import file_commands
 from raftkv.cli.words.users import auth_commands
 
 NAME = "raftkvctl"
@@ -51,8 +52,8 @@ GLOBAL_FLAGS = _inherited(
     Flag("insecure-transport", BOOL, True, "allow connections without TLS"),
     Flag("insecure-skip-tls-verify", BOOL, usage="accept any certificate; use it in tests only"),
     Flag("insecure-discovery", BOOL, True, "accept endpoints without TLS from DNS"),
-    Flag("discovery-srv", usage="domain whose SRV records name the endpoints (not implemented)", short="d"),
-    Flag("discovery-srv-name", usage="suffix of the SRV service name (not implemented)"),
+    Flag("discovery-srv", usage="domain whose SRV records name the endpoints, instead of --endpoints", short="d"),
+    Flag("discovery-srv-name", usage="suffix of the name of the service in SRV records"),
     Flag("debug", BOOL, usage="print the settings in force to standard error"),
 )
 
@@ -257,13 +258,21 @@ def _cluster_commands() -> list[click.Command]:
     ]
 
 
+_FILES = """
+
+No member is asked: of the global options --write-out alone counts, and no environment variable, as in etcdctl.
+`raftkvutl snapshot` does the same."""
+
+
 def _maintenance_commands() -> list[click.Command]:
     alarm = [
         _leaf("list", "ctl.maintenance:alarm_list", "", "List all alarms")("alarm list"),
         _leaf("disarm", "ctl.maintenance:alarm_disarm", "", "Disarm all alarms")("alarm disarm"),
     ]
     defrag = """The database is written anew without the room that compactions have freed. The member serves clients
-meanwhile."""
+meanwhile. With --data-dir no member is asked, and the one whose directory it is must not run: `raftkvutl defrag` does
+the same."""
+    directory = Flag("data-dir", usage="data directory of a member that does not run, instead of the endpoints")
     move = "MEMBER is an id in hexadecimal. The leader must be among the endpoints."
     target = """VERSION is the minor version before the cluster's. The job is recorded and shown by endpoint status;
 raftkv itself has no older version to go back to."""
@@ -283,13 +292,14 @@ it. It is written as FILE.part, and gets its name when it is whole. There is no 
         _leaf("save", "ctl.snapshot:snapshot_save", "FILE", "Save the state of a member to a file", (), save)(
             "snapshot save /backup/raftkv.db", "snapshot save --endpoints=10.0.0.1:2379 raftkv.db"
         ),
+        *file_commands(_leaf, "ctl.snapshot", "hash, revision, total keys, total size", _FILES),
     ]
     return [
-        Branch("snapshot", "Save the state of a member", snapshot, GLOBAL_FLAGS),
+        Branch("snapshot", "Save the state of a member, look at such files, and restore them", snapshot, GLOBAL_FLAGS),
         Branch("alarm", "List and disarm alarms", alarm, GLOBAL_FLAGS),
-        _leaf("defrag", "ctl.maintenance:defrag", "", "Give free room of databases back", (_CLUSTER,), defrag)(
-            "defrag", "defrag --cluster"
-        ),
+        _leaf(
+            "defrag", "ctl.maintenance:defrag", "", "Give free room of databases back", (_CLUSTER, directory), defrag
+        )("defrag", "defrag --cluster", "defrag --data-dir default.etcd"),
         _leaf("move-leader", "ctl.maintenance:move_leader", "MEMBER", "Hand leadership to a member", (), move)(
             "move-leader 8e9e05c52164694d --endpoints=10.0.0.1:2379"
         ),

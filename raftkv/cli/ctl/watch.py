@@ -23,8 +23,8 @@ from raftkv.cli.goflags import pflag
 from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.goflags.values import quote, text_bytes
 from raftkv.client import Client
-from raftkv.client.errors import plain_failures
 from raftkv.client.keys import prefix_end
+from raftkv.client.reasons import plain_failures
 from raftkv.client.watch.hub import WatchHub
 from raftkv.client.watch.watch import responses
 from raftkv.client.watch.watcher import Request, Watcher
@@ -171,6 +171,15 @@ def parse_interactive(line: str, environment: EnvironmentKeys) -> WatchSpec:
 async def watching(client: Client) -> AsyncIterator[WatchHub]:
     """The watches of a command, for the time of the block; standard error says once that there is an outage."""
     hub = WatchHub(client)
+    tell_outages(hub)
+    try:
+        yield hub
+    finally:
+        await hub.close()
+
+
+def tell_outages(hub: WatchHub) -> None:
+    """Have standard error say, once for each outage, that watches wait for a member."""
     noted_since: float | None = None
 
     def note() -> None:
@@ -183,10 +192,6 @@ async def watching(client: Client) -> AsyncIterator[WatchHub]:
             remark(line)
 
     hub.on_failure = note
-    try:
-        yield hub
-    finally:
-        await hub.close()
 
 
 async def _print(session: Session, hub: WatchHub, spec: WatchSpec) -> None:

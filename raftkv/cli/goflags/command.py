@@ -317,6 +317,8 @@ def dispatch(root: Branch, words: Sequence[str]) -> int:
     if path[-1] is root and (position := _first_argument(rest, root)) is not None:
         if rest[position] == "help":
             path, rest = resolve(root, rest[:position] + rest[position + 1 :])
+            if path[-1] is root and (topic := _first_argument(rest, root)) is not None:
+                raise CommandError(_unknown(root, rest[topic], root.name or ""), ERROR)
             return _show_help(path)
         raise CommandError(_unknown(root, rest[position], root.name or ""), ERROR)
     leaf = path[-1]

@@ -133,7 +133,7 @@ class FieldsPrinter(Printer):
 
     def role_list(self, response: rpc_pb2.AuthRoleListResponse) -> None:
         _header(response.header)
-        _field("Roles", " ".join(quote(role) for role in response.roles))
+        write_line(" ".join(('"Roles" :', *map(quote, response.roles))))
 
 
 def _lease(response: Any) -> None:

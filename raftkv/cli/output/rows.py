@@ -24,7 +24,7 @@ class Rows:
 
 
 def out(rows: Rows) -> None:
-    """Print a table: with frame and colour on a terminal, as plain columns elsewhere."""
+    """Print a table: with frame and colour on a terminal wide enough for whole words, as plain columns elsewhere."""
     if not sys.stdout.isatty():
         print(plain(rows))
         return
@@ -32,13 +32,23 @@ def out(rows: Rows) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    console, least = Console(), _longest_words(rows)
+    if sum(least) + 3 * len(least) + 1 > console.width:  # the frame would cut names short, and leave nothing of others
+        print(plain(rows))
+        return
     table = Table()
-    for name in rows.header:
-        table.add_column(name)
+    for name, columns in zip(rows.header, least, strict=True):
+        table.add_column(name, min_width=columns)
     for number, row in enumerate(rows.rows):
         style = rows.styles[number] if rows.styles else ""
         table.add_row(*(Text(cell) for cell in row), style=style)
-    Console().print(table)
+    console.print(table)
+
+
+def _longest_words(rows: Rows) -> list[int]:
+    """Return for each column the width of its longest word: lines are broken between words alone."""
+    words = (" ".join(cells).split() for cells in zip(rows.header, *rows.rows, strict=True))
+    return [max(map(width, column), default=0) for column in words]
 
 
 def plain(rows: Rows) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from raftkv import __version__
-from raftkv.cli.ctl.about import API_VERSION
 from raftkv.cli.goflags.command import Invocation
+from raftkv.cli.programs import API_VERSION
 
 
 def version(invocation: Invocation) -> None:

@@ -16,8 +16,13 @@ from raftkv.offline.etcd.file import snapshot_status
 from raftkv.offline.etcd.restore import restore
 
 
-def status(invocation: Invocation) -> None:
-    """Print hash, revision, keys, size and version of a snapshot file."""
+def status(invocation: Invocation, *, with_version: bool = True) -> None:
+    """Print hash, revision, keys, size and version of a snapshot file.
+
+    Arguments:
+        invocation: the command line.
+        with_version: etcdutl prints it since 3.6, etcdctl never did.
+    """
     if len(invocation.arguments) != 1:
         raise CommandError("snapshot status requires exactly one argument", BAD_ARGUMENTS)
     check_format(invocation["write-out"])
@@ -27,8 +32,9 @@ def status(invocation: Invocation) -> None:
         Cell("revision", "Revision", "revision", found.revision),
         Cell("totalKey", "Keys", "total keys", found.keys),
         Cell("totalSize", "Size", "total size", found.size_bytes, human_size(found.size_bytes)),
-        Cell("version", "Version", "version", found.version),
     ]
+    if with_version:
+        cells.append(Cell("version", "Version", "version", found.version))
     show(invocation, cells)
 
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 import click
 
 from raftkv.cli.goflags.command import Branch, Leaf
-from raftkv.cli.goflags.pflag import BOOL, INT, UINT, Flag
-from raftkv.cli.point_in_time import FLAGS as POINT_IN_TIME_FLAGS
+from raftkv.cli.goflags.pflag import BOOL, INT, Flag
 from raftkv.cli.utl.output import FORMATS
+from raftkv.cli.words.snapshots import file_commands
 
 NAME = "raftkvutl"
 COMPLETION_VARIABLE = "_RAFTKVUTL_COMPLETE"
@@ -20,36 +20,8 @@ COMPLETION_VARIABLE = "_RAFTKVUTL_COMPLETE"
 GLOBAL_FLAGS = (Flag("write-out", default="simple", usage="output format", short="w", choices=FORMATS),)
 
 
-_STATUS = """FILE is a snapshot that raftkvctl or etcdctl saved, or a database of etcd. All of it is read. The simple
-format is: hash, revision, total keys, total size, version."""
-_RESTORE = """Every member of the new cluster is restored from the same FILE, with flags of its own. FILE may be of
-raftkv or of etcd 3.4 to 3.6. Users and roles in it are kept."""
-
-
 def _snapshot_commands() -> list[click.Command]:
-    flags = (
-        Flag("data-dir", usage="directory to make; it does not exist or is empty (default NAME.etcd, as a member's)"),
-        Flag("wal-dir", usage="directory to make for the log (default: inside --data-dir)"),
-        Flag("name", default="default", usage="name of this member"),
-        Flag("initial-cluster", default="default=http://localhost:2380", usage="members of the new cluster"),
-        Flag("initial-cluster-token", default="etcd-cluster", usage="token of the new cluster"),
-        Flag("initial-advertise-peer-urls", default="http://localhost:2380", usage="peer URLs of this member"),
-        Flag("skip-hash-check", BOOL, usage="accept a file without its SHA-256, copied from a data directory of etcd"),
-        Flag("bump-revision", UINT, usage="make the revision this much higher than in the file"),
-        Flag("mark-compacted", BOOL, usage="compact all history; required with --bump-revision, and only with it"),
-        Flag("initial-memory-map-size", UINT, usage="accepted as etcdutl does, and not used"),
-        *POINT_IN_TIME_FLAGS,
-    )
-    children = [
-        _leaf("status", "snapshot:status", "FILE", "Check a snapshot file and print what is in it", (), _STATUS)(
-            "snapshot status backup.db", "snapshot status backup.db -w table"
-        ),
-        _leaf("restore", "snapshot:restore_directory", "FILE", "Make a data directory of a member", flags, _RESTORE)(
-            "snapshot restore old.db --data-dir new.etcd",
-            "snapshot restore old.db --bump-revision 1000000 --mark-compacted",
-            "snapshot restore old.db --wal-archive-dir archive --to-revision 900",
-        ),
-    ]
+    children = file_commands(_leaf, "snapshot", "hash, revision, total keys, total size, version")
     return [Branch("snapshot", "Look at snapshot files, and restore them", children, GLOBAL_FLAGS)]
 
 

@@ -14,7 +14,7 @@ the lease is lost, and only ``fence=term`` keeps a leader that was stopped from 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,7 @@ from raftkv.client.space import Text, to_bytes
 from raftkv.client.values import KeyValue
 from raftkv.client.watch.watch import responses
 from raftkv.client.watch.watcher import Request, Watcher
-from raftkv.errors import CompactedError
+from raftkv.errors import CompactedError, StatusError
 from raftkv.pb import kv_pb2, rpc_pb2
 
 if TYPE_CHECKING:
@@ -150,7 +150,9 @@ class Elections(Part):
                 yield self.scope.space.key_value(answer.kvs[0])
 
 
-async def observations(scope: Scope, name: Text) -> AsyncGenerator[rpc_pb2.RangeResponse, None]:
+async def observations(
+    scope: Scope, name: Text, *, on_trouble: Callable[[StatusError | None], None] | None = None
+) -> AsyncGenerator[rpc_pb2.RangeResponse, None]:
     """Follow an election in the messages of members, as etcd's clients form them; for programs that pass them on.
 
     Each has the header of the message it came with and one key, that of the leader. A proclamation has ``count`` and
@@ -159,6 +161,7 @@ async def observations(scope: Scope, name: Text) -> AsyncGenerator[rpc_pb2.Range
     Arguments:
         scope: of the client.
         name: of the election.
+        on_trouble: see ``until_answered``.
 
     Raises:
         StatusError: the cluster refuses.
@@ -167,7 +170,7 @@ async def observations(scope: Scope, name: Text) -> AsyncGenerator[rpc_pb2.Range
     oldest = GetRange(line, prefix=True, limit=1, sort_by="create_revision").request(scope.space)
     shown: kv_pb2.KeyValue | None = None
     while True:
-        answer = await until_answered(lambda: scope.call(methods.RANGE, oldest))
+        answer = await until_answered(lambda: scope.call(methods.RANGE, oldest), on_trouble=on_trouble)
         try:
             if not answer.kvs:
                 later = Request(oldest.key, oldest.range_end, answer.header.revision + 1, no_delete=True)

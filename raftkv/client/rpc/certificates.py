@@ -43,25 +43,60 @@ def tls_context(ca_file: str = "", cert_file: str = "", key_file: str = "", *, v
         verify: False: whoever answers is believed.
 
     Raises:
-        OSError: a file cannot be read or used (``ssl.SSLError`` is one).
+        OSError: a file cannot be read or used; its text says which and why.
     """
     import ssl
 
     files = tuple(name for name in (ca_file, cert_file, key_file) if name)
     stamp = _stamp_of(files)
-    context = ssl.create_default_context(cafile=ca_file or None)
+    for name in files:
+        _check_readable(name)
+    try:
+        context = ssl.create_default_context(cafile=ca_file or None)
+    except ssl.SSLError:
+        raise OSError(f"there is no certificate in PEM in {ca_file}") from None
     context.hostname_checks_common_name = False
     # Strict checks are Python's default from 3.13 on; they refuse authorities that etcd and openssl have long made.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if cert_file:
-        context.load_cert_chain(cert_file, key_file)
+        _show(context, cert_file, key_file)
     if not verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     make = partial(tls_context, ca_file, cert_file, key_file, verify=verify)
     _origins[context] = _Origin(make, files, stamp)
     return context
+
+
+def _check_readable(name: str) -> None:
+    """Open a file: OpenSSL does not say which one of several it could not read."""
+    try:
+        with open(name, "rb"):
+            pass
+    except OSError as error:
+        raise OSError(f"{name}: {error.strerror}") from None
+
+
+def _show(context: ssl.SSLContext, cert_file: str, key_file: str) -> None:
+    import ssl
+
+    asked = False
+
+    def no_password() -> bytes:
+        nonlocal asked
+        asked = True
+        return b""
+
+    try:
+        # A key with a password would ask for it on the terminal, in the middle of a program.
+        context.load_cert_chain(cert_file, key_file, no_password)
+    except ssl.SSLError as error:
+        if asked:
+            raise OSError(f"{key_file} is encrypted: only keys without a password can be used") from None
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise OSError(f"{key_file} is not the key of {cert_file}") from None
+        raise OSError(f"{cert_file} and {key_file} are no certificate and its key in PEM") from None
 
 
 def _stamp_of(files: tuple[str, ...]) -> _Stamp:

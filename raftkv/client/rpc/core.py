@@ -66,6 +66,8 @@ class ClientOptions:
 
     tls: ssl.SSLContext | None = None
     """Certificates to trust and to show; None: plain TCP unless an endpoint says https."""
+    server_name: str = ""
+    """Name that the certificates of members must have; empty: each the host of its endpoint."""
     user: str = ""
     """Name to authenticate as; empty: nobody, or whom the certificate names."""
     password: Secret | str = field(default=NO_SECRET, repr=False)

@@ -95,6 +95,7 @@ def channel_arguments(
     if secure and context is None:
         context = tls_context()
     settings = ChannelOptions(
+        authority=options.server_name,
         max_receive_message_bytes=options.max_response_bytes,
         connect_timeout_s=options.dial_timeout_s,
         # For a frozen member the kernel takes connections: calls must have time left for the others.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,9 +57,14 @@ def database_bytes(path: Path) -> tuple[int, bool]:
         StorageError: there is no such file.
     """
     try:
-        size_bytes = path.stat().st_size
+        status = path.stat()
     except OSError as error:
         raise StorageError(f"stat {path}: {(error.strerror or str(error)).lower()}") from error
+    if stat.S_ISDIR(status.st_mode):
+        raise StorageError(f"{path} is a directory, not a snapshot file")
+    if not stat.S_ISREG(status.st_mode):  # a pipe has no end to begin with, and may never come to one
+        raise StorageError(f"{path} is a pipe or a device, not a snapshot file")
+    size_bytes = status.st_size
     has_hash = size_bytes % _SECTOR_BYTES == HASH_BYTES
     return size_bytes - HASH_BYTES if has_hash else size_bytes, has_hash
 
@@ -88,6 +94,8 @@ def _as_go(data: bytes) -> str:
 
 def is_snapshot(path: str) -> bool:
     """Return whether a path is a file that begins as a database of etcd."""
+    if not os.path.isfile(path):  # nobody may ever write to a pipe
+        return False
     try:
         with open(path, "rb") as file:
             return file.read(_MAGIC_AT + len(_MAGIC))[_MAGIC_AT:] == _MAGIC
@@ -102,8 +110,6 @@ def opened(path: Path) -> Iterator[BoltFile]:
     Raises:
         StorageError: it is none.
     """
-    if path.is_dir():
-        raise StorageError(f"{path} is a directory, not a snapshot file")
     size_bytes, _ = database_bytes(path)
     with BoltFile(path, size_bytes) as file:
         yield file

@@ -105,7 +105,11 @@ def restore(
         check_hash(path)
     with _building(data_dir) as temporary:
         wal_temporary = temporary / "member" / "wal"
-        if wal_dir is not None:
+        if wal_dir is not None and _absolute(wal_dir).is_relative_to(_absolute(data_dir)):
+            wal_temporary = temporary / _absolute(wal_dir).relative_to(_absolute(data_dir))
+            ensure_private_directory(wal_temporary.parent)
+            wal_dir = None  # it comes along
+        elif wal_dir is not None:
             wal_temporary = _beside(wal_dir)
             _remove(wal_temporary)
         try:
@@ -128,8 +132,17 @@ def _check_free(data_dir: Path, wal_dir: Path | None) -> None:
         occupied = True
     if occupied:
         raise StorageError(f'data-dir "{data_dir}" not empty or could not be read')
-    if wal_dir is not None and wal_dir.exists():
+    if wal_dir is None:
+        return
+    if wal_dir.exists():
         raise StorageError(f'wal-dir "{wal_dir}" exists')
+    if _absolute(data_dir).is_relative_to(_absolute(wal_dir)):
+        raise StorageError(f'wal-dir "{wal_dir}" is data-dir, or holds it: the log needs a directory of its own')
+
+
+def _absolute(path: Path) -> Path:
+    """Return a path without links and dots: directories are compared by it."""
+    return Path(os.path.realpath(path))
 
 
 def _beside(path: Path) -> Path:

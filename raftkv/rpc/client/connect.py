@@ -233,7 +233,8 @@ async def connect(target: str, ssl: Security | None, channel: Channel) -> Client
         why = f": {connection.end_reason}" if connection.end_reason else ""
         if ssl is not None and connection.end_reason:
             ssl.failed(target, connection.end_reason)
-        raise ConnectError(f'desc = "transport: {target} closed the connection before its HTTP/2 settings came{why}"')
+        closed = "closed the connection" if ssl is None or why else "closed the connection under TLS"
+        raise ConnectError(f'desc = "transport: {target} {closed} before its HTTP/2 settings came{why}"')
     return connection
 
 

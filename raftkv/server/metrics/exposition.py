@@ -2,28 +2,26 @@
 
 One text is made at a time, however many ask: who comes meanwhile gets the next, which is one for all of them.
 
-Prometheus's text format, as in its library's ``generate_latest``, but for the names of counters: a name without
-``_total`` is written as it is, which etcd's ``etcd_server_health_success`` needs.
+Prometheus's text format, as in its library's ``generate_latest``, but for two things that are as etcd has them. A
+counter's name without ``_total`` is written as it is, which ``etcd_server_health_success`` needs, and a number that is
+whole has no fraction: 1, not 1.0.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from itertools import chain
 from time import perf_counter
 from typing import Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
-from prometheus_client.utils import floatToGoString
 
+from raftkv.server.histograms import go_float
 from raftkv.server.metrics.families import counter, gauge
 
 SLICE_S: Final = 0.002
 """How long a turn of the loop works on a scrape; a family is never cut."""
-
-_go_float: Callable[[float], str] = floatToGoString
 
 
 class Exposition:
@@ -90,7 +88,7 @@ def text_of(family: Metric) -> str:
     kind = "untyped" if family.type == "unknown" else family.type
     lines = [f"# HELP {name} {text}\n# TYPE {name} {kind}\n"]
     for sample in family.samples:
-        value = _go_float(sample.value)
+        value = go_float(sample.value)
         if sample.labels:
             labels = ",".join([f'{label}="{_escaped(given)}"' for label, given in sample.labels.items()])
             lines.append(f"{sample.name}{{{labels}}} {value}\n")

@@ -56,15 +56,18 @@ class Readiness:
                 await self._confirm()
         except TimeoutError:
             _log.warning(
-                "%s within %g s: ready to serve clients from what is known here (applied %d, revision %d)",
+                "%s within %g s: clients are served from what is known here (applied %d, revision %d)",
                 "no quorum" if node.is_leaderless else "not caught up with the leader",
                 self._timeout_s,
                 self._node.applied,
                 self._node.store.revision,
             )
-        else:
-            _log.info("ready to serve clients: applied %d, revision %d", self._node.applied, self._node.store.revision)
         self.is_ready = True
+
+    @staticmethod
+    def announce() -> None:
+        """Say that connections are accepted: etcd's line and nothing else in it, since scripts wait for it."""
+        _log.info("ready to serve client requests")
 
     async def _confirm(self) -> None:
         while not self._node.stopped:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.cli.runner import run_ctl
+from tests.procs import RAFTKV, Cluster
 
 
 @pytest.mark.parametrize(
     ("words", "code", "reason"),
     [
-        ("", 128, "snapshot save expects one argument <filename>"),
-        ("a b", 128, "snapshot save expects one argument <filename>"),
+        ("", 128, "snapshot save expects one argument"),
+        ("a b", 128, "snapshot save expects one argument"),
         (
             "f --endpoints 127.0.0.1:1,127.0.0.1:2",
             5,
             "snapshot must be requested to one selected node, not multiple [127.0.0.1:1 127.0.0.1:2]",
         ),
+        (". --endpoints 127.0.0.1:1", 5, "could not open '.' (is a directory)"),
+        ("/ --endpoints 127.0.0.1:1", 5, "could not open '/' (is a directory)"),
         ("none/f --endpoints 127.0.0.1:1", 5, "could not open none/f.part (no such file or directory)"),
     ],
 )
@@ -32,5 +36,40 @@ def test_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, 
 def test_a_member_that_is_not_there(tmp_path: Path) -> None:
     ran = run_ctl(["snapshot", "save", str(tmp_path / "f"), "--endpoints", "127.0.0.1:1"])
     assert (ran.code, ran.output) == (5, b"")
-    assert ran.errors.startswith("Error: rpc error: code = Unavailable")
+    reason = "raftkvctl: no answer from 127.0.0.1:1: connect: connection refused"
+    assert ran.errors.splitlines() == [reason, "Error: context deadline exceeded"]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "directory"])
+def test_what_is_no_file_stays_what_it_is(tmp_path: Path, kind: str) -> None:
+    """As root, ``snapshot save /dev/null`` made a file of the device, in which all output of the machine then lay."""
+    place = tmp_path / "place"
+    if kind == "directory":
+        place.mkdir()
+    else:
+        os.mkfifo(place)
+    shown = place
+    if kind.startswith("link"):
+        shown = tmp_path / "link"
+        shown.symlink_to(place)
+    before = os.lstat(place).st_mode, sorted(tmp_path.iterdir())
+    with Cluster(RAFTKV) as cluster:
+        ran = run_ctl(["snapshot", "save", str(shown), "--endpoints", cluster.endpoints[0]])
+    why = "is a directory" if kind == "directory" else "it is no file, and a file would take its place"
+    assert (ran.code, ran.output, ran.errors) == (5, b"", f"Error: could not open {shown} ({why})\n")
+    assert (os.lstat(place).st_mode, sorted(tmp_path.iterdir())) == before
+
+
+def test_a_link_stays_and_the_file_behind_it_is_replaced(tmp_path: Path) -> None:
+    """The name of the newest backup may lead to another disk, which has the room."""
+    (tmp_path / "large").mkdir()
+    link, behind = tmp_path / "backup.db", tmp_path / "large" / "backup.db"
+    link.symlink_to(behind)
+    with Cluster(RAFTKV) as cluster:
+        for _ in range(2):
+            ran = run_ctl(["snapshot", "save", str(link), "--endpoints", cluster.endpoints[0]])
+            assert (ran.code, ran.errors) == (0, "")
+    assert link.is_symlink()
+    assert sorted(tmp_path.rglob("*")) == [link, tmp_path / "large", behind]
+    assert run_ctl(["snapshot", "status", str(link)]).code == 0

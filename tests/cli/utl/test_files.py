@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -56,8 +56,9 @@ def test_hashkv_of_a_snapshot_file_is_that_of_its_database(seed: int, tmp_path: 
     history.close()
 
 
-def test_defrag_keeps_what_is_there(member: DataDirectory) -> None:
-    assert said("defrag", "--data-dir", member.path) == ""
+@pytest.mark.parametrize("run", [run_utl, run_ctl])
+def test_defrag_keeps_what_is_there(member: DataDirectory, run: Callable[[Sequence[str]], Ran]) -> None:
+    assert run(["defrag", "--data-dir", str(member.path)]) == Ran(0, b"", "")
     assert said("hashkv", member.path) == f"{member.hash}, 101, -1\n"
     assert [path.name for path in member.snapshots.iterdir() if path.suffix == ".tmp"] == []
 

@@ -1,8 +1,10 @@
-"""raftkvutl snapshot status and restore: etcdutl's output, and every bad input as one line and etcdutl's code."""
+"""snapshot status and restore, of both programs: etcd's output, and every bad input as one line and etcd's code."""
 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 
 from raftkv.cli.server.options import read_options
 from raftkv.storage.wal import WAL
-from tests.cli.runner import run_utl
+from tests.cli.runner import Ran, run_ctl, run_utl
 from tests.offline.etcd.files import file_of, make_database, saved
 
 
@@ -50,12 +52,30 @@ def test_status_refuses_what_restore_would(file: Path) -> None:
     assert run_utl(["snapshot", "status", str(file)]).code == 0
 
 
-def test_restore_says_what_it_made(tmp_path: Path, file: Path) -> None:
-    ran = run_utl(["snapshot", "restore", str(file), "--data-dir", str(tmp_path / "data")])
+BOTH = pytest.mark.parametrize("run", [run_utl, run_ctl])
+"""The two programs that have these commands."""
+
+
+@BOTH
+def test_restore_says_what_it_made(tmp_path: Path, file: Path, run: Callable[[Sequence[str]], Ran]) -> None:
+    ran = run(["snapshot", "restore", str(file), "--data-dir", str(tmp_path / "data")])
     assert (ran.code, ran.output) == (0, b"")
     assert f"restored {file} to {tmp_path}/data: member 8e9e05c52164694d of cluster" in ran.errors
     assert "users and roles are kept, and users are asked for" in ran.errors
     assert WAL.exists(str(tmp_path / "data" / "member" / "wal"))
+
+
+@pytest.mark.parametrize("wal_dir", ["data/member/wal", "data/log/of/it", "./data/../data/log", "apart"])
+def test_the_log_may_be_inside_the_data_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: Path, wal_dir: str
+) -> None:
+    """The log took its place first, and the directory with everything else then found its own taken."""
+    monkeypatch.chdir(tmp_path)
+    ran = run_utl(["snapshot", "restore", str(file), "--data-dir", "data", "--wal-dir", wal_dir])
+    assert ran.code == 0, ran.errors
+    assert WAL.exists(wal_dir)
+    assert run_utl(["hashkv", "data"]).code == 0
+    assert list(tmp_path.glob("**/*restoring*")) == []
 
 
 @pytest.mark.parametrize("name", [[], ["--name", "b", "--initial-cluster", "b=http://localhost:2380"]])
@@ -69,11 +89,16 @@ def test_a_member_finds_what_is_restored(
     assert WAL.exists(str(tmp_path / member.data_dir / "member" / "wal"))
 
 
+@BOTH
 @pytest.mark.parametrize(
     ("words", "code", "reason"),
     [
         ("status", 128, "snapshot status requires exactly one argument"),
         ("status none", 1, "stat none: no such file or directory"),
+        ("status full", 1, "full is a directory, not a snapshot file"),
+        ("restore full", 1, "full is a directory, not a snapshot file"),
+        ("status pipe", 1, "pipe is a pipe or a device, not a snapshot file"),
+        ("restore pipe", 1, "pipe is a pipe or a device, not a snapshot file"),
         ("status foreign", 1, "foreign is not a sound database of etcd: invalid database"),
         (
             "status short",
@@ -81,6 +106,7 @@ def test_a_member_finds_what_is_restored(
             "short is not a sound database of etcd: 1504 bytes are too short for 4 pages of 4096 bytes",
         ),
         ("status sound -w protobuf", 4, "protobuf not supported as output format"),
+        ("status sound -w xml", 4, "unsupported output format"),
         ("restore", 128, "snapshot restore requires exactly one argument"),
         ("restore a b", 128, "snapshot restore requires exactly one argument"),
         ("restore sound --bump-revision 5", 128, "--mark-compacted required if --revision-bump > 0"),
@@ -90,6 +116,16 @@ def test_a_member_finds_what_is_restored(
         ("restore foreign --skip-hash-check", 1, "foreign is not a sound database of etcd: invalid database"),
         ("restore sound --data-dir full", 1, 'data-dir "full" not empty or could not be read'),
         ("restore sound --wal-dir full", 1, 'wal-dir "full" exists'),
+        (
+            "restore sound --data-dir new --wal-dir new",
+            1,
+            'wal-dir "new" is data-dir, or holds it: the log needs a directory of its own',
+        ),
+        (
+            "restore sound --data-dir new/member --wal-dir ./new",
+            1,
+            'wal-dir "new" is data-dir, or holds it: the log needs a directory of its own',
+        ),
         ("restore sound --name x", 1, 'couldn\'t find local name "x" in the initial cluster configuration'),
         (
             "restore sound --initial-advertise-peer-urls x",
@@ -98,15 +134,23 @@ def test_a_member_finds_what_is_restored(
         ),
     ],
 )
-def test_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, code: int, reason: str) -> None:
+def test_bad_input(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: str,
+    code: int,
+    reason: str,
+    run: Callable[[Sequence[str]], Ran],
+) -> None:
     monkeypatch.chdir(tmp_path)
     data = file_of({b"key": {}})
     (tmp_path / "sound").write_bytes(data)
     (tmp_path / "short").write_bytes(data[:1504])
     (tmp_path / "foreign").write_bytes(b"PK\x03\x04" * 1_000)
     (tmp_path / "full").mkdir()
+    os.mkfifo(tmp_path / "pipe")
     (tmp_path / "full" / "x").touch()
     before = sorted(tmp_path.rglob("*"))
-    ran = run_utl(["snapshot", *words.split()])
+    ran = run(["snapshot", *words.split()])
     assert (ran.code, ran.output, ran.errors) == (code, b"", f"Error: {reason}\n")
     assert sorted(tmp_path.rglob("*")) == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
 from collections.abc import AsyncIterator, Sequence
@@ -75,12 +76,21 @@ def test_a_member_that_gives_up_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StorageError, match=r"^could not open .*/none/file.part \(no such file or directory\)$"):
         asyncio.run(save(sent(WHOLE), tmp_path / "none" / "file"))
     (tmp_path / "file").mkdir()
-    with pytest.raises(StorageError, match=r"^could not rename .*/file.part to .*/file \(is a directory\)$"):
+    with pytest.raises(StorageError, match=r"^could not open .*/file \(is a directory\)$"):
         asyncio.run(save(sent(WHOLE), tmp_path / "file"))
-    (tmp_path / "full.part").symlink_to("/dev/full")
+    (tmp_path / "elsewhere").write_bytes(b"of somebody else")
+    (tmp_path / "led.part").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StorageError, match=r"^could not open .*/led.part \(too many levels of symbolic links\)$"):
+        asyncio.run(save(sent(WHOLE), tmp_path / "led"))
+    assert (tmp_path / "elsewhere").read_bytes() == b"of somebody else"
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StorageError, match="no space left on device"):
         asyncio.run(save(sent(WHOLE), tmp_path / "full"))

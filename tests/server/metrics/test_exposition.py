@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import doctest
+import math
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry
@@ -10,7 +12,8 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from raftkv.server.histograms import Buckets, doubling, histogram_family
+from raftkv.server import histograms
+from raftkv.server.histograms import Buckets, doubling, go_float, histogram_family
 from raftkv.server.metrics.exposition import Exposition, text_of
 from raftkv.server.metrics.families import counter, gauge
 from tests.rpc.loop import until
@@ -19,7 +22,7 @@ from tests.rpc.loop import until
 def test_counters_keep_their_names() -> None:
     text = text_of(counter("etcd_server_health_success", "Successes", {(): 2}))
     assert text == "# HELP etcd_server_health_success Successes\n# TYPE etcd_server_health_success counter\n" + (
-        "etcd_server_health_success 2.0\n"
+        "etcd_server_health_success 2\n"
     )
     assert "# TYPE a_total counter\n" in text_of(counter("a_total", "", {(): 0}))
 
@@ -42,6 +45,16 @@ def test_histograms_are_cumulative() -> None:
     assert [found["work_seconds_bucket", le] for le in ("0.001", "0.002", "0.004", "+Inf")] == [2, 2, 7, 9]
     assert found["work_seconds_count", None] == buckets.count == 9
     assert abs(found["work_seconds_sum", None] - 2.0165) < 1e-9
+
+
+def test_numbers_are_written_as_by_go() -> None:
+    tried = doctest.testmod(histograms)
+    assert (tried.failed, tried.attempted) == (0, 1)
+    assert [go_float(value) for value in (math.inf, -math.inf, math.nan)] == ["+Inf", "-Inf", "NaN"]
+    values = [sign * 10.0**power * digit for sign in (1, -1) for power in range(-12, 40) for digit in (1, 1.5, 7 / 3)]
+    assert [float(go_float(value)) for value in values] == values
+    buckets = histogram_family("work", "", {(): Buckets((0.5, 1.0, 10.0))})
+    assert [sample.labels["le"] for sample in buckets.samples if "le" in sample.labels] == ["0.5", "1", "10", "+Inf"]
 
 
 class _Many(Collector):
@@ -79,8 +92,8 @@ def test_scrapes_are_counted() -> None:
         return (await exposition()).decode()
 
     text = asyncio.run(main())
-    assert 'promhttp_metric_handler_requests_total{code="200"} 1.0\n' in text
-    assert "promhttp_metric_handler_requests_in_flight 1.0\n" in text
+    assert 'promhttp_metric_handler_requests_total{code="200"} 1\n' in text
+    assert "promhttp_metric_handler_requests_in_flight 1\n" in text
 
 
 class _Counted(Collector):
@@ -110,5 +123,5 @@ def test_very_many_scrapes_share_a_text() -> None:
 
     texts, asked = asyncio.run(main())
     assert asked == 2
-    assert b"asked 1.0" in texts[0]
-    assert all(b"asked 2.0" in text for text in texts[1:]), "as it is after the call, not before"
+    assert b"asked 1\n" in texts[0]
+    assert all(b"asked 2\n" in text for text in texts[1:]), "as it is after the call, not before"

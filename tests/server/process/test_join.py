@@ -97,7 +97,7 @@ def test_a_url_that_leads_to_a_learner_is_as_good() -> None:
         second.words = [word.replace("joiner", "second") for word in second.words]
         second.output = cluster.directory / "second.log"
         first.start("--learner")
-        wait_for(lambda: first.said("ready to serve clients"), "the learner")
+        wait_for(lambda: first.said("ready to serve client requests"), "the learner")
         second.start()
         wait_for(lambda: second.said("votes now, one of 2 voters") or second.said("join: http"), "the second one")
         assert second.said("votes now"), second.output.read_text()

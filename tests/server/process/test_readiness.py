@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import socket
 from collections.abc import Iterator
 
@@ -24,6 +25,10 @@ LATE = ("--backend-batch-interval", "60s")
 def cluster() -> Iterator[Cluster]:
     with Cluster(RAFTKV, size=3, flags=LATE) as cluster:
         yield cluster
+
+
+READY = "ready to serve client requests"
+"""etcd's line, the whole message: scripts wait for it."""
 
 
 def shown_by(member: Member) -> tuple[int, int, int]:
@@ -71,9 +76,11 @@ def test_a_member_without_a_quorum_shows_no_less_than_before_it_was_killed(clust
         member.kill()
     alone = cluster.members[victim]
     alone.flags += ["--wait-cluster-ready-timeout", "1s"]
+    told = len(log_of(alone))
     alone.start()
     assert shown_by(alone) >= before
-    assert "no quorum within 1 s" in log_of(alone)
+    wait_for(lambda: READY in log_of(alone)[told:], "the line, which a thread writes")
+    assert READY not in log_of(alone)[told:].partition("no quorum within 1 s")[0]
 
 
 def test_clients_wait_until_a_quorum_is_there(cluster: Cluster) -> None:
@@ -83,6 +90,7 @@ def test_clients_wait_until_a_quorum_is_there(cluster: Cluster) -> None:
     endpoint = metrics_endpoint(first)
     for member in (first, second):
         member.flags += ["--wait-cluster-ready-timeout", "10m"]
+    told = len(log_of(first))
     first.start()
     wait_for(lambda: answer(endpoint, "/version")[0] == 200, "the address for metrics")
     not_ready = "[-]serializable_read failed: the member is not ready: "
@@ -95,6 +103,7 @@ def test_clients_wait_until_a_quorum_is_there(cluster: Cluster) -> None:
     with socket.create_connection(("127.0.0.1", first.client_port)) as early:
         early.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
         assert not answers_within(first, 0.3)
+        assert READY not in log_of(first)[told:]
         second.start()
         early.settimeout(30)
         assert early.recv(12) == b"HTTP/1.1 200"
@@ -106,7 +115,8 @@ def test_clients_wait_until_a_quorum_is_there(cluster: Cluster) -> None:
         "[+]data_corruption ok\n[+]linearizable_read ok\n[+]serializable_read ok\nok\n",
     )
     assert answer(endpoint, "/readyz/nothing")[0] == 404
-    assert "ready to serve clients" in log_of(first)
+    wait_for(lambda: READY in log_of(first)[told:], "the line, which a thread writes")
+    assert log_of(first)[told:].count(READY) == 1
 
 
 def test_a_member_that_waits_for_a_quorum_stops_when_asked(cluster: Cluster) -> None:
@@ -135,6 +145,8 @@ def test_all_members_killed_at_once_show_no_less_afterwards(cluster: Cluster) ->
 def test_a_single_member_is_ready_at_once_with_all_it_had() -> None:
     with Cluster(RAFTKV, size=1, flags=LATE) as cluster, Wire(cluster.endpoints) as wire:
         revision = must_put(wire, "k")
+        wait_for(lambda: READY in log_of(cluster.members[0]), "the line, which a thread writes")
+        assert [json.loads(line)["msg"] for line in log_of(cluster.members[0]).splitlines()].count(READY) == 1
         cluster.members[0].kill()
         cluster.members[0].start()
         assert shown_by(cluster.members[0])[0] == revision

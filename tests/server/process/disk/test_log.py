@@ -30,7 +30,7 @@ def test_leaders_peers_and_outages_are_told_in_a_line_each(cluster: Cluster) -> 
     members = cluster.members
     for member in members:
         wait_line(member, "connected to member ", 2)
-        wait_line(member, "ready to serve clients")
+        wait_line(member, "ready to serve client requests")
     (leader,) = [member for member in members if lines(member, "this member leads in term ")]
     followers = [member for member in members if member is not leader]
     for follower in followers:
