@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
 
 from torch import distributed as dist
 
@@ -88,15 +89,17 @@ def newest_directory(saver: Saver, kind: str, directory: str, *, inherited: bool
         newest = saver.newest(kind)
         if newest is None:
             return ""
-        local_directory(newest, directory)
-        return newest.encode().decode()
+        look = uuid4().hex
+        local_directory(newest, directory, look)
+        return f"{look} {newest.encode().decode()}"
 
     found = decide(find, inherited=inherited)
     if not found:
         return None
-    newest = Checkpoint.decode(found.encode())
+    look, _, encoded = found.partition(" ")
+    newest = Checkpoint.decode(encoded.encode())
     place = Place(newest.uri)
-    return place.root if place.is_local else local_directory(newest, directory)
+    return place.root if place.is_local else local_directory(newest, directory, look)
 
 
 def _from_environment(inherited: bool) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import os
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,10 +101,39 @@ def test_a_checkpoint_of_elsewhere_is_downloaded_once(raftkv_client, tmp_path):
         local_directory(done)
     path = Path(local_directory(done, str(tmp_path / "cache")))
     assert ((path / "model.pt").read_bytes(), (path / "a/b").read_bytes()) == (b"m", b"")
-    assert [entry.name for entry in (tmp_path / "cache").iterdir()] == [path.name]
+    assert {entry.name for entry in (tmp_path / "cache").iterdir()} == {path.name, f"{path.name}.lock"}
     os.utime(path / "model.pt", (1, 1))
     assert local_directory(done, str(tmp_path / "cache")) == str(path)
     assert (path / "model.pt").stat().st_mtime == 1
+
+
+def test_processes_of_one_look_download_and_compare_once(raftkv_client, tmp_path, monkeypatch):
+    """Each of eight ranks of a machine fetched a copy of its own, of which seven were thrown away."""
+    remote = raftkv.checkpoint.Registry(raftkv_client, "far", uri="memory://bucket/look")
+    done = Saver(remote).save_directory(4, str(made.write(tmp_path / "out", {"model.pt": b"m"})))
+    copied, compared = [], []
+    copy_files, verify_copy = local.copy_files, local.verify
+    monkeypatch.setattr(local, "copy_files", lambda *words: copied.append(words) or copy_files(*words))
+    monkeypatch.setattr(local, "verify", lambda copy: compared.append(copy) or verify_copy(copy))
+    with ThreadPoolExecutor(8) as pool:
+        cache = str(tmp_path / "cache")
+        paths = set(pool.map(lambda _: local_directory(done, cache, "look-1"), range(8)))
+    assert (len(paths), len(copied), len(compared)) == (1, 1, 0)
+    Path(paths.pop(), "model.pt").write_bytes(b"x")
+    assert Path(local_directory(done, cache, "look-2"), "model.pt").read_bytes() == b"m"
+    assert (len(copied), len(compared)) == (2, 1)
+
+
+@pytest.mark.parametrize("error", [errno.ENOSYS, errno.ENOLCK])
+def test_a_file_system_without_locks_holds_copies_too(raftkv_client, tmp_path, monkeypatch, error):
+    def refuse(*_: object) -> None:
+        raise OSError(error, "none here")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    remote = raftkv.checkpoint.Registry(raftkv_client, "far", uri=f"memory://bucket/no-locks-{error}")
+    done = Saver(remote).save_directory(4, str(made.write(tmp_path / "out", {"model.pt": b"m"})))
+    path = local_directory(done, str(tmp_path / "cache"), "look")
+    assert Path(path, "model.pt").read_bytes() == b"m"
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut off", "gone", "a link", "another manifest", "a cut manifest"])
@@ -130,7 +161,7 @@ def test_a_downloaded_copy_that_was_damaged_is_fetched_again(raftkv_client, tmp_
     assert not file.is_symlink()
     assert (path / "a/b").stat().st_mtime == 1  # what is right is not fetched
     assert verify(replace(done, uri=str(path))).is_whole
-    assert [entry.name for entry in (tmp_path / "cache").iterdir()] == [path.name]
+    assert {entry.name for entry in (tmp_path / "cache").iterdir()} == {path.name, f"{path.name}.lock"}
 
 
 def test_what_the_policy_does_not_keep_goes_after_each_commit(registry):

@@ -9,10 +9,12 @@ Blocking. A directory that is taken in is renamed where that is possible: no byt
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
 import shutil
 from dataclasses import replace
+from typing import Final, TextIO
 
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
 from raftkv.checkpoint.errors import DigestMismatch, StorageError
@@ -24,6 +26,9 @@ from raftkv.checkpoint.storage.verify import Report, digest_of, load_manifest, v
 from raftkv.errors import ConfigError
 
 _log = logging.getLogger(__name__)
+
+_WITHOUT_LOCKS: Final = frozenset((errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP))
+"""What file systems answer that know no locks, as some shared ones do: each process looks for itself then."""
 
 
 def make_directory(uri: str) -> None:
@@ -92,13 +97,15 @@ def digest_tree(uri: str) -> list[FileRecord]:
     return records
 
 
-def local_directory(checkpoint: Checkpoint, directory: str = "") -> str:
+def local_directory(checkpoint: Checkpoint, directory: str = "", look: str = "") -> str:
     """Return a local directory that has the files of a checkpoint, which were compared with what was committed.
 
     Arguments:
         checkpoint: as a lookup returned it.
         directory: for checkpoints that do not lie on a local disk: below it is downloaded, once; what is not right
             any more in a copy that is there is fetched again.
+        look: name of one look by several processes, new for each: the first of a machine downloads and compares, the
+            others wait for it and take the same copy.
 
     Raises:
         DigestMismatch: a file is missing, or is not what was committed.
@@ -113,16 +120,36 @@ def local_directory(checkpoint: Checkpoint, directory: str = "") -> str:
         return place.root
     if not directory:
         raise ConfigError(f"{checkpoint.uri} is no local disk; name a directory to download the checkpoint to")
-    return _download(checkpoint, place, directory)
-
-
-def _download(checkpoint: Checkpoint, place: Place, directory: str) -> str:
     target = os.path.join(os.path.abspath(directory), checkpoint.id.directory)
+    with Place(directory).named("lock a copy in"):
+        lock = _lock(f"{target}.lock")
+    with lock:
+        if not look or lock.read() != look:
+            _download(checkpoint, place, target)
+            lock.truncate(0)
+            lock.write(look)
+    return target
+
+
+def _lock(path: str) -> TextIO:
+    """Open a file that one process at a time has open: it waits. The end of a process gives it back."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno not in _WITHOUT_LOCKS:
+            os.close(descriptor)
+            raise
+    return os.fdopen(descriptor, "r+", encoding="utf-8")
+
+
+def _download(checkpoint: Checkpoint, place: Place, target: str) -> None:
     partial = f"{target}.{os.getpid()}.part"
     local, fetched = Place(target), Place(partial)
     if local.exists(MANIFEST):  # renamed when it was whole: what has happened to it since is not known
         _repair(checkpoint, place, local, fetched)
-        return target
+        return
     manifest = load_manifest(checkpoint)
     copy_files(place, [file for _, file in manifest.files], fetched)
     fetched.write(MANIFEST, manifest.encoded)
@@ -132,8 +159,7 @@ def _download(checkpoint: Checkpoint, place: Place, directory: str) -> str:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-            shutil.rmtree(partial, ignore_errors=True)  # another process of this machine was first
-    return target
+            shutil.rmtree(partial, ignore_errors=True)  # another process was first, where files have no locks
 
 
 def _repair(checkpoint: Checkpoint, place: Place, local: Place, fetched: Place) -> None:
