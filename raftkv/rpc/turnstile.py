@@ -1,7 +1,7 @@
 """Few of very many may go on in each turn of the loop; the others wait, in their order, and cost nothing meanwhile.
 
-if not turnstile.try_enter():
-    await turnstile.enter()
+    if not turnstile.try_enter():
+        await turnstile.enter()
 
 Who has more to do than others says so by a weight: one that weighs more than a turn has room for is alone in its turn.
 It is for coroutines; ``paced`` does the same for callbacks.
