@@ -258,7 +258,7 @@ class UnwrittenError(StatusError):
     """What was asked for reads the database itself, which has no room for what was written before."""
 
     code = RESOURCE_EXHAUSTED
-    text = "raftkv: the disk has no room for what was written before: make room, and ask again"
+    text = "raftkv: the disk has no room for what was written before: free some space, and ask again"
 
 
 class QuotaExceededError(NoSpaceError):
