@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,10 +112,11 @@ def test_a_thousand_ranks_and_more_checkpoints_than_a_txn_may_read(member: Clust
         registry = Registry(kv, "wide", uri=str(tmp_path))
         claim = await registry.claim()
         attempt = await registry.begin(claim, 1, world_size=1000)
-        file = files_at(attempt.uri, 0)[0]
-        await asyncio.gather(
-            *(attempt.prepare(rank, [FileRecord(f"{rank}.bin", 1, file.digest)]) for rank in range(1000))
-        )
+        first = files_at(attempt.uri, 0)[0]
+        files = [replace(first, name=f"{rank}.bin") for rank in range(1000)]
+        for file in files[1:]:
+            shutil.copy(Path(attempt.uri, first.name), Path(attempt.uri, file.name))
+        await asyncio.gather(*(attempt.prepare(rank, [file]) for rank, file in enumerate(files)))
         committed = await attempt.commit(timeout_s=30.0)
         assert (committed.world_size, committed.file_count) == (1000, 1000)
         for step in range(2, 132):

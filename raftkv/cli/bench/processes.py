@@ -151,12 +151,21 @@ def _run_child(
 
 
 def leave_terminal() -> None:
-    """Ignore Ctrl-C in a child, which ends with its parent's pipe: the parent passes it on."""
+    """Ignore Ctrl-C in a child, which ends with its parent's pipe: the parent passes it on.
+
+    That waits for ``hear_parent``: while a loop is made, an interrupt would leave half a one, and its traceback.
+    """
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
+
+
+def hear_parent() -> None:
+    """Let an interrupt cancel what runs on the loop that is there now."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _NUMBERS)
 
 
 async def _measure(load: Runnable, requests: Iterator[Request], total: int, barrier: Barrier) -> Result:
+    hear_parent()
     return await load.run(requests, total=total, when_connected=lambda: barrier.wait(START_TIMEOUT_S))

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from typing import Final
 
 from raftkv.cli.bench.load import LoadError, connections
-from raftkv.cli.bench.processes import leave_terminal, signals_held_back
+from raftkv.cli.bench.processes import hear_parent, leave_terminal, signals_held_back
 from raftkv.client import ClientOptions
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.endpoints import parse_endpoints
@@ -215,6 +215,7 @@ def _run(share: WatchShare, pipe: Connection) -> None:
 
 
 async def _watch(share: WatchShare, pipe: Connection) -> WatchCount:
+    hear_parent()
     arrivals = Arrivals(sum(map(len, share.streams)), sum(map(sum, share.expected)))
     async with connections(parse_endpoints(share.endpoints), share.connections, share.options) as transports:
         streams = [

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Self
 from urllib.parse import quote
@@ -58,6 +60,7 @@ class World:
     def __init__(self, endpoints: Sequence[str]) -> None:
         self.kv = raftkv.connect(",".join(endpoints))
         self._leases: dict[int, Lease] = {}
+        self._files = TemporaryDirectory(prefix="checkpoints-")
 
     def __enter__(self) -> Self:
         try:
@@ -77,6 +80,7 @@ class World:
         for lease_id in list(self._leases):
             self.revoke(lease_id)
         self.kv.close()
+        self._files.cleanup()
 
     def _write_keys(self) -> None:
         for number in range(30):
@@ -173,7 +177,7 @@ class World:
 
     def registry(self, run: str) -> raftkv.checkpoint.Registry:
         """The registry of a run."""
-        return raftkv.checkpoint.Registry(self.kv, run, uri=f"memory://checkpoints/{run}")
+        return raftkv.checkpoint.Registry(self.kv, run, uri=f"{self._files.name}/{run}")
 
     def begin(self, run: str, step: int, parent: Reference | None = None) -> raftkv.checkpoint.Attempt:
         """Begin to save a checkpoint of four ranks."""
@@ -183,7 +187,7 @@ class World:
     def save(
         self, run: str, step: int, size_bytes: int, *, parent: Reference | None = None, **metrics: float
     ) -> Checkpoint:
-        """Save a checkpoint of four ranks, of files that say they are that large."""
+        """Save a checkpoint of four ranks, of files that are that large and hold nothing."""
         attempt = self.begin(run, step, parent)
         self.prepare(attempt, range(4), size_bytes)
         return attempt.commit(metrics=metrics)
@@ -194,5 +198,7 @@ class World:
             attempt.prepare(rank, [self._file(attempt.uri, rank, size_bytes // 4)])
 
     def _file(self, uri: str, rank: int, size_bytes: int) -> FileRecord:
-        Place(uri).write(f"{rank}.distcp", b"")
-        return FileRecord(f"{rank}.distcp", size_bytes, digest.of_bytes(b""))
+        name, place = f"{rank}.distcp", Place(uri)
+        place.write(name, b"")
+        os.truncate(place.path(name), size_bytes)
+        return FileRecord(name, size_bytes, digest.of_bytes(b""))
