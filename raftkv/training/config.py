@@ -23,7 +23,7 @@ TOPOLOGY: Final = "topology"
 RANK_POLICIES: Final = (APPEND, FILL, TOPOLOGY)
 
 CONNECT_TIMEOUT_S: Final = 60.0
-"""As long as torch's own rendezvous waits for its store (``read_timeout``): nodes and the store start side by side."""
+"""Equals ``read_timeout`` of torch's own rendezvous: nodes and the store may start side by side."""
 
 IGNORED: Final = frozenset((
     "timeout", "rank", "is_host", "store_type", "read_timeout", "close_timeout", "heartbeat_timeout",

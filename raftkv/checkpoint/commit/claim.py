@@ -48,7 +48,7 @@ class WorldConditions(Protocol):
 
     @property
     def watched(self) -> Interval:
-        """See the class."""
+        """Return these keys."""
         ...
 
     def why_over(self, items: Mapping[bytes, KeyValue]) -> str | None:

@@ -56,7 +56,7 @@ BEGUN_IN_A_TURN = 32
 tasks takes little, so that it ends no turn, and the first step of all of them would be one turn."""
 
 BYTES_AS_A_CALL = 16 * 1024
-"""So much of a request counts as one more of them: to parse it, check it and make others of it takes its time."""
+"""A request counts as one more call for each such part of it: large ones take longer to parse and to check."""
 
 AsyncUnaryHandler = Callable[[bytes, UnaryCall], Awaitable[bytes | list[bytes]]]
 """Returns the response message; a large one in pieces, so that it need not be put together."""

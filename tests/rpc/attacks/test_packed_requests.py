@@ -29,7 +29,7 @@ LOOK_S = 0.001
 """How far the clock goes each time it is looked at."""
 LOOKS = round(RECEIVE_S / LOOK_S) + 1
 LOOKS_MAX = 100_000
-"""Of one test: who looks more often goes on for ever."""
+"""Bounds the looks of one test: more of them would go on for ever."""
 UNARY, HEARD, READ = "/test.Packed/Unary", "/test.Packed/Heard", "/test.Packed/Read"
 
 
