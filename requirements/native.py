@@ -55,7 +55,7 @@ _NAMES = {
     "raftkv/rpc/http2": (
         "client connection control fields frames hpack huffman listener sending server streams tables"
     ),
-    "raftkv/rpc/server": "budget core http2 known_heads router",
+    "raftkv/rpc/server": "budget calls carrier core http2 known_heads listened router stream",
     "raftkv/rpc/sockets": "poller transport",
     "raftkv/server/lease": "keep_alives renewals times",
     "raftkv/server/node": "applying backlog node proposals reads waits",
@@ -70,7 +70,6 @@ _NAMES = {
 }
 TOGETHER = [f"{folder}/{name}.py" for folder, names in _NAMES.items() for name in names.split()]
 APART = {
-    "raftkv_native_calls": [f"raftkv/rpc/server/{name}.py" for name in ("calls", "listened", "stream")],
     "raftkv_native_peer": ["raftkv/server/peer/transport.py"],
     "raftkv_native_admission": ["raftkv/server/node/admission.py"],
     "raftkv_native_disk": ["raftkv/server/node/disk.py"],

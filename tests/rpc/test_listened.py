@@ -107,7 +107,7 @@ async def test_a_handler_refuses_and_nothing_of_the_call_stays() -> None:
         await stream.send(b"one")
         error = await failure(stream.receive())
         assert (error.code, error.text) == (Code.PERMISSION_DENIED, "no")
-        assert calls[0]._core.open_calls == 0
+        assert calls[0]._carrier.open_calls == 0
         assert (await failure(here.channel.stream(PATH, timeout_s=20).receive())).code == Code.PERMISSION_DENIED
 
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, cast
 from raftkv.rpc.encrypted import EncryptedTransport
 from raftkv.rpc.gone import forget_frames, release
 from raftkv.rpc.h2 import EMPTY_SETTINGS, PREFACE, ErrorCode, goaway_frame
-from raftkv.rpc.server.core import Peer, ServerCore
+from raftkv.rpc.server.carrier import Peer
+from raftkv.rpc.server.core import ServerCore
 from raftkv.rpc.server.http1 import Http1Protocol
 from raftkv.rpc.server.http2 import ServerH2Protocol
 from raftkv.rpc.tls import RefusedPeerError, Security, reason_of

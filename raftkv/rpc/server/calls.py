@@ -19,7 +19,7 @@ from raftkv.rpc.metadata import user_metadata
 from raftkv.rpc.status import Code, Headers, RpcError
 
 if TYPE_CHECKING:
-    from raftkv.rpc.server.core import Peer, ServerCore
+    from raftkv.rpc.server.carrier import Carrier, Peer
     from raftkv.rpc.server.router import Route
 
 OPEN: Final = 0
@@ -51,7 +51,7 @@ class ServerCall:
 
     __slots__ = (
         "_callbacks",
-        "_core",
+        "_carrier",
         "_headers",
         "_metadata",
         "_state",
@@ -65,7 +65,7 @@ class ServerCall:
         "stream_id",
     )
 
-    def __init__(self, core: ServerCore, stream_id: int, headers: Headers, route: Route) -> None:
+    def __init__(self, carrier: Carrier, stream_id: int, headers: Headers, route: Route) -> None:
         self.bucket: dict[Expiring, None] | None = None
         self.caller: Any = None
         self.deadline: float | None = None
@@ -76,7 +76,7 @@ class ServerCall:
         route.counts.started += 1
         self.stream_id = stream_id
         self._callbacks: list[Callable[[], None]] | None = None
-        self._core = core
+        self._carrier = carrier
         self._headers = headers
         self._metadata: dict[str, str | bytes] | None = None
         self._state = OPEN
@@ -103,7 +103,7 @@ class ServerCall:
     @property
     def peer(self) -> Peer:
         """Who is at the other end."""
-        return self._core.peer
+        return self._carrier.peer
 
     @property
     def cancelled(self) -> bool:
@@ -116,7 +116,7 @@ class ServerCall:
 
         False for a call that the client has reset, whose deadline passed, or whose connection this end has closed.
         """
-        return self._state == CANCELLED and self._core.severed
+        return self._state == CANCELLED and self._carrier.severed
 
     @property
     def done(self) -> bool:
@@ -144,8 +144,8 @@ class ServerCall:
             self._state = ANSWERED
             self._callbacks = None
             self.route.counts.count_failure(code)
-            self._core.send_status(self, RpcError(code, text, details=details, trailers=trailers))
-            self._core.finished(self)
+            self._carrier.send_status(self, RpcError(code, text, details=details, trailers=trailers))
+            self._carrier.finished(self)
             if self.observer is not None:
                 self.observed(code)
 
@@ -204,8 +204,8 @@ class ServerCall:
         if self._state == OPEN:
             self._state = CANCELLED
             self.route.counts.count_failure(Code.DEADLINE_EXCEEDED)
-            self._core.send_status(self, RpcError(Code.DEADLINE_EXCEEDED, "context deadline exceeded"))
-            self._core.finished(self)
+            self._carrier.send_status(self, RpcError(Code.DEADLINE_EXCEEDED, "context deadline exceeded"))
+            self._carrier.finished(self)
             self._run_callbacks()
             if self.observer is not None:
                 self.observed(Code.DEADLINE_EXCEEDED)
@@ -222,7 +222,7 @@ class ServerCall:
             try:
                 observer(code, answer)
             except Exception as error:
-                self._core.report(self.route.path, error)
+                self._carrier.report(self.route.path, error)
 
     def fail_with(self, error: RpcError) -> None:
         """Answer with the error's status, unless the call is over."""
@@ -248,7 +248,7 @@ class ServerCall:
             try:
                 callback()
             except Exception as error:
-                self._core.report(self.route.path, error)
+                self._carrier.report(self.route.path, error)
 
 
 PIECE_BYTES: Final = 64
@@ -264,8 +264,8 @@ class UnaryCall(ServerCall):
 
     __slots__ = ("_kept_bytes", "assembler", "message")
 
-    def __init__(self, core: ServerCore, stream_id: int, headers: Headers, route: Route) -> None:
-        super().__init__(core, stream_id, headers, route)
+    def __init__(self, carrier: Carrier, stream_id: int, headers: Headers, route: Route) -> None:
+        super().__init__(carrier, stream_id, headers, route)
         self._kept_bytes = 0
         self.assembler: MessageAssembler | None = None
         self.message: bytes | None = None
@@ -290,8 +290,8 @@ class UnaryCall(ServerCall):
         if self._state:
             self._may_answer()
             return
-        core = self._core
-        if trailers or not core.h2.answer(self.stream_id, message):
+        carrier = self._carrier
+        if trailers or not carrier.answer(self.stream_id, message):
             self._reply_later(message, trailers)
             return
         self._state = ANSWERED
@@ -299,26 +299,26 @@ class UnaryCall(ServerCall):
         # the garbage collector would cost more than the answers.
         self._callbacks = None
         self.route.counts.answered += 1
-        core.finished(self)
+        carrier.finished(self)
         if self.observer is not None:
             self.observed(Code.OK, message)
 
     def _reply_later(self, message: bytes, trailers: Headers) -> None:
         """Answer with what may have to wait for the client."""
-        core, size = self._core, len(message)
+        carrier, size = self._carrier, len(message)
         if not self._begin_answer(size, message):
             return
         try:
             if trailers or size > LARGE_BYTES:
-                core.h2.answer_in_pieces(self.stream_id, message, trailers)
+                carrier.answer_in_pieces(self.stream_id, message, trailers)
             else:
-                core.h2.answer_later(self.stream_id, message)
+                carrier.answer_later(self.stream_id, message)
         except H2Error:
             self._lost()
 
     def _begin_answer(self, size: int, first: bytes) -> bool:
         """Pay for an answer, and end the call; False if it is over instead."""
-        account = self._core.account
+        account = self._carrier.account
         if size > account.room and not self._make_room(size):
             return False
         account.room -= size
@@ -326,7 +326,7 @@ class UnaryCall(ServerCall):
         self._state = ANSWERED
         self._callbacks = None
         self.route.counts.answered += 1
-        self._core.finished(self)
+        self._carrier.finished(self)
         if self.observer is not None:
             self.observed(Code.OK, first)
         return True
@@ -340,13 +340,13 @@ class UnaryCall(ServerCall):
         if not self._begin_answer(size, pieces[0] if pieces else b""):
             return
         try:
-            self._core.h2.answer_many(self.stream_id, pieces)
+            self._carrier.answer_many(self.stream_id, pieces)
         except H2Error:
             self._lost()
 
     def _make_room(self, size: int) -> bool:
         """Ask for room for a large answer; False if the call is over instead."""
-        refusal = self._core.account.ask(size)
+        refusal = self._carrier.account.ask(size)
         if refusal is not None:
             self.fail_with(refusal)
         # The connection may itself be one of those that had to go.
@@ -358,12 +358,12 @@ class UnaryCall(ServerCall):
         For a handler that would rather stop than build an answer that does not fit. The code of such a refusal is
         RESOURCE_EXHAUSTED, its text ``budget.CONNECTION_FULL``.
         """
-        return self._core.account.room_bytes()
+        return self._carrier.account.room_bytes()
 
     def _lost(self) -> None:
         """The connection has failed."""
         self._state = CANCELLED
-        self._core.account.closed(self.stream_id)
+        self._carrier.account.closed(self.stream_id)
         self._run_callbacks()
 
     def on_data(self, data: bytes, end_stream: bool) -> None:
@@ -375,22 +375,22 @@ class UnaryCall(ServerCall):
             self.fail_with(error)
 
     def _assemble(self, data: bytes, end_stream: bool) -> None:
-        core = self._core
+        carrier = self._carrier
         assembler = self.assembler
         if assembler is None:
-            assembler = self.assembler = core.assembler(self.route.is_packed)
+            assembler = self.assembler = carrier.assembler(self.route.is_packed)
         held = assembler.held_bytes
         try:
             messages = assembler.feed(data)
         finally:
-            core.hold(assembler.held_bytes - held)
-            core.consume(len(data), self.stream_id)
+            carrier.hold(assembler.held_bytes - held)
+            carrier.consume(self.stream_id, len(data))
         for message in messages:
             if self.message is not None:
                 raise RpcError(Code.INTERNAL, TOO_MANY_MESSAGES)
             self.message = message
-            core.hold(len(message))  # the end of the request may be long in coming
-        core.check_held()
+            carrier.hold(len(message))  # the end of the request may be long in coming
+        carrier.check_held()
         if end_stream and self._state == OPEN:
             self._request_complete(assembler)
 
@@ -405,24 +405,24 @@ class UnaryCall(ServerCall):
         message = self._take_message(self.message)
         # What it asks for may have to wait: for a leader, a lock, a quorum.
         self._kept_bytes = len(message)
-        self._core.keep(self._kept_bytes)
+        self._carrier.keep(self._kept_bytes)
         if self._state == OPEN:
-            self._core.run_unary(self, message)
+            self._carrier.handle(self, message)
 
     def _take_message(self, message: bytes) -> bytes:
         self.message = None
-        self._core.hold(-len(message))
+        self._carrier.hold(-len(message))
         return message
 
     def released(self) -> None:
         """Forget an unfinished message, and one without the end of its request; a whole one is over."""
         if self._kept_bytes:
-            self._core.keep(-self._kept_bytes)
+            self._carrier.keep(-self._kept_bytes)
             self._kept_bytes = 0
         if self.message is not None:
             self._take_message(self.message)
         if self.assembler is not None:
-            self._core.hold(-self.assembler.held_bytes)
+            self._carrier.hold(-self.assembler.held_bytes)
             self.assembler = None
 
 

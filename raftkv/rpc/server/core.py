@@ -17,13 +17,11 @@ Left out: HTTP/1.1 (``http1``), sockets (``server``), what a handler means.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
-from raftkv.rpc.deadlines import DeadlineWheel, forget
+from raftkv.rpc.deadlines import forget
 from raftkv.rpc.framing import PIECE_BYTES_MIN, PREFIX, PREFIX_BYTES, MessageAssembler
 from raftkv.rpc.gone import FREE_BYTES_PER_STEP, free_in_steps, free_left_behind, nothing
 from raftkv.rpc.h2 import (
@@ -42,8 +40,9 @@ from raftkv.rpc.metadata import decode_timeout
 from raftkv.rpc.packed import ENCODINGS, GZIP, PackedAssembler
 from raftkv.rpc.policing import PingPolicy, ResetAllowance, TokenBucket, UpdateAllowance
 from raftkv.rpc.protocol import DrainWatcher
-from raftkv.rpc.server.budget import CONNECTION_FULL, NOT_READ, AnswerAccount, AnswerBudget, StallWatch
+from raftkv.rpc.server.budget import CONNECTION_FULL, NOT_READ, StallWatch
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
+from raftkv.rpc.server.carrier import Carrier, Environment, Peer
 from raftkv.rpc.server.router import GRPC_CONTENT_TYPES, Refusal, Route, Router, refuse
 from raftkv.rpc.status import Code, Headers, RpcError, status_headers
 
@@ -59,75 +58,17 @@ CALL_BYTES: Final = 8 * 1024
 """What an open call takes, roughly: engine, headers, call, task. The first few of a connection are not counted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """Who is at the other end of a connection.
-
-    Attributes:
-        address: ``host:port``, or ``unix:``.
-        certificate: the client certificate as ``ssl.SSLSocket.getpeercert`` gives it; None without one, and where
-            certificates are not asked for and verified by an authority: what is here is true.
-        tls: True if the connection is encrypted.
-        loopback: True if this end of it has a loopback address.
-    """
-
-    address: str = ""
-    certificate: dict[str, Any] | None = None
-    tls: bool = False
-    loopback: bool = False
-
-    def __str__(self) -> str:
-        return self.address
-
-
-class Traffic:
-    """Bytes of all HTTP/2 connections of a server, as they are on the wire (below TLS: before it)."""
-
-    __slots__ = ("received_bytes", "sent_bytes")
-
-    def __init__(self) -> None:
-        self.received_bytes = self.sent_bytes = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Environment:
-    """What a core needs from outside.
-
-    Attributes:
-        clock: the loop's time, seconds.
-        wheel: deadlines of all calls of the server.
-        spawn: runs a coroutine as a task that the server waits for at its end.
-        report: called with every exception that a handler let escape.
-        translate: makes a status of an exception that is not an RpcError, or None for INTERNAL.
-        answers: what all connections may have waiting for their clients.
-        traffic: counts the bytes of all connections.
-    """
-
-    clock: Callable[[], float]
-    wheel: DeadlineWheel
-    spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
-    report: Callable[[str, BaseException], None]
-    translate: Callable[[BaseException], RpcError | None]
-    answers: AnswerBudget
-    traffic: Traffic = field(default_factory=Traffic)
-
-
-class ServerCore:
+class ServerCore(Carrier):
     """The server's end of one HTTP/2 connection."""
 
     def __init__(self, router: Router, limits: ServerLimits, environment: Environment, peer: Peer) -> None:
+        super().__init__(limits, environment, peer)
         self.h2 = ServerEngine(self, limits)
-        self.limits = limits
-        self.peer = peer
         self.closing = False
         self.drop_unsent = False
         self.settled = False
-        self.severed = False
-        """Set when the connection has gone and this end did not close it."""
         self.held_bytes = self._kept_bytes = 0
         self._calls_bytes = self._unread_bytes = 0
-        self.account = AnswerAccount(environment.answers, limits, environment.clock, self)
-        self._environment = environment
         self._traffic = environment.traffic
         self._wake: Callable[[], None] = nothing
         self._router = router
@@ -157,8 +98,6 @@ class ServerCore:
         self._resets = ResetAllowance(limits.reset_burst, limits.reset_per_s, limits.reset_free_after_s)
         self._oddities = TokenBucket(limits.glitch_burst, limits.glitch_per_s)
         self.on_ping_acknowledged: Callable[[bytes], None] | None = None
-        self.spawn = environment.spawn
-        self.report = environment.report
 
     # ---- bytes in
 
@@ -237,9 +176,13 @@ class ServerCore:
         if route is None or self._overloaded:
             self._on_odd_request(stream_id, request.fields, end_stream)
             return
-        call = route.open(self, stream_id, request.fields, route)
-        if call.done:
-            return  # refused by its handler
+        call: ServerCall
+        if route.open is UnaryCall:
+            call = UnaryCall(self, stream_id, request.fields, route)
+        else:
+            call = route.open(self, stream_id, request.fields, route)
+            if call.done:
+                return  # refused by its handler
         self._calls[stream_id] = call
         if request.timeout is not None:
             self._set_deadline(call, request.timeout)
@@ -308,15 +251,12 @@ class ServerCore:
             return
         self.h2.acknowledge(len(data), stream_id)
         call.request_done = True
-        try:
-            call.route.handler(call, data[PREFIX_BYTES:])
-        except Exception as error:
-            self._handler_failed(call, error)
+        self.handle(call, data[PREFIX_BYTES:])
         self._look_at_clock()
 
     def _on_data_slow(self, call: ServerCall | None, stream_id: int, data: bytes, end_stream: bool) -> None:
         if call is None:
-            self.consume(len(data), stream_id)
+            self.consume(stream_id, len(data))
             self.on_stray_data(len(data), end_stream)
             return
         if not data and not end_stream:
@@ -344,34 +284,6 @@ class ServerCore:
                 self.h2.is_held = True
                 return
             call.on_data(b"", end_stream)
-
-    def run_unary(self, call: UnaryCall, message: bytes) -> None:
-        """Run the handler of a unary call whose request is complete."""
-        try:
-            call.route.handler(call, message)
-        except Exception as error:
-            self._handler_failed(call, error)
-
-    def _handler_failed(self, call: ServerCall, error: Exception) -> None:
-        if isinstance(error, RpcError):
-            call.fail_with(error)
-        else:
-            call.fail_with(self.translate(call.route.path, error))
-
-    def translate(self, path: str, error: BaseException) -> RpcError:
-        """Return the status for an exception of a handler; report it if nobody knows it.
-
-        Args:
-            path: of the method, for the report.
-            error: what the handler raised.
-        """
-        if isinstance(error, RpcError):
-            return error
-        known = self._environment.translate(error)
-        if known is not None:
-            return known
-        self.report(path, error)
-        return RpcError(Code.INTERNAL, "internal error")
 
     # ---- frames that are not calls
 
@@ -627,18 +539,44 @@ class ServerCore:
         except H2Error:
             return  # the connection has failed
 
-    def consume(self, amount: int, stream_id: int) -> None:
+    def answer(self, stream_id: int, message: bytes) -> bool:
+        """Send a whole answer, if it may leave at once; whether it was sent."""
+        return self.h2.answer(stream_id, message)
+
+    def answer_later(self, stream_id: int, message: bytes) -> None:
+        """Queue a whole answer. Raises H2Error if the stream or its connection has gone."""
+        self.h2.answer_later(stream_id, message)
+
+    def answer_in_pieces(self, stream_id: int, message: bytes, trailers: Headers) -> None:
+        """Do the same for a large answer, or one with trailers."""
+        self.h2.answer_in_pieces(stream_id, message, trailers)
+
+    def answer_many(self, stream_id: int, pieces: Sequence[bytes]) -> None:
+        """Do the same for an answer in pieces."""
+        self.h2.answer_many(stream_id, pieces)
+
+    def send_headers(self, stream_id: int, fields: Headers, end_stream: bool) -> None:
+        """Queue a header, or trailers. Raises H2Error as above."""
+        self.h2.send_headers(stream_id, fields, end_stream)
+
+    def send_data(self, stream_id: int, frames: bytes) -> None:
+        """Queue messages behind their prefixes. Raises H2Error as above."""
+        self.h2.send_data(stream_id, frames)
+
+    def send_in_slices(self, stream_id: int, message: bytes) -> None:
+        """Queue a large message, without its prefix. Raises H2Error as above."""
+        self.h2.send_in_slices(stream_id, message)
+
+    def queued_size_of(self, stream_id: int) -> int:
+        """Bytes of a stream's body that have not left."""
+        return self.h2.queued_body_size(stream_id)
+
+    def consume(self, stream_id: int, amount: int) -> None:
         """Give received bytes back to the client's windows."""
         if amount:
             self.h2.acknowledge(amount, stream_id)
             if self.h2.want_write:
                 self.wake()
-
-    def consume_of(self, stream_id: int, amount: int) -> None:
-        """Consume, for a partial that names the stream: an inbox that held its call would never be freed with it."""
-        self.h2.acknowledge(amount, stream_id)
-        if self.h2.want_write:
-            self.wake()
 
     def assembler(self, is_packed: bool) -> MessageAssembler:
         """Return an assembler under this server's message limit.

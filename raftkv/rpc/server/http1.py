@@ -25,7 +25,7 @@ import h11
 from raftkv.rpc.gone import forget_frames
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server.budget import AnswerBudget
-from raftkv.rpc.server.core import Peer
+from raftkv.rpc.server.carrier import Peer
 from raftkv.rpc.server.http import (
     HttpHandler,
     HttpHeaders,

@@ -28,10 +28,11 @@ def http_route(handler: HttpHandler) -> Route:
 class PlainCall(ServerCall):
     """One plain request: its body is collected, then a task runs the handler."""
 
-    __slots__ = ("_body", "_drained", "_sent_headers", "_task")
+    __slots__ = ("_body", "_core", "_drained", "_sent_headers", "_task")
 
     def __init__(self, core: ServerCore, stream_id: int, headers: Headers, route: Route) -> None:
         super().__init__(core, stream_id, headers, route)
+        self._core = core
         self._body = bytearray()
         self._drained: asyncio.Future[None] | None = None
         self._sent_headers = False
@@ -40,7 +41,7 @@ class PlainCall(ServerCall):
     def on_data(self, data: bytes, end_stream: bool) -> None:
         """Collect the body; start the handler at its end."""
         core = self._core
-        core.consume(len(data), self.stream_id)
+        core.consume(self.stream_id, len(data))
         self.request_done = end_stream
         if self._state != OPEN:
             return

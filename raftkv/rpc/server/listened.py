@@ -20,7 +20,7 @@ from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import Headers, RpcError
 
 if TYPE_CHECKING:
-    from raftkv.rpc.server.core import ServerCore
+    from raftkv.rpc.server.carrier import Carrier
     from raftkv.rpc.server.router import Route
 
 ListenedHandler = Callable[["ListenedCall"], None]
@@ -45,8 +45,8 @@ class ListenedCall(StreamCall):
 
     __slots__ = ("_listener",)
 
-    def __init__(self, core: ServerCore, stream_id: int, headers: Headers, route: Route) -> None:
-        super().__init__(core, stream_id, headers, route)
+    def __init__(self, carrier: Carrier, stream_id: int, headers: Headers, route: Route) -> None:
+        super().__init__(carrier, stream_id, headers, route)
         self._listener: Listener | None = None
         self.begin(route.handler)
 
@@ -63,7 +63,7 @@ class ListenedCall(StreamCall):
         except RpcError as error:
             self.fail_with(error)
         except Exception as error:
-            self.fail_with(self._core.translate(self.route.path, error))
+            self.fail_with(self._carrier.translate(self.route.path, error))
 
     def listen(self, listener: Listener) -> None:
         """Hand what the client says to a listener: what has come already at once.

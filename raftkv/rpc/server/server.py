@@ -27,7 +27,7 @@ from raftkv.rpc.server.accept import Connection
 from raftkv.rpc.server.backlog import Backlog
 from raftkv.rpc.server.budget import AnswerBudget
 from raftkv.rpc.server.calls import UnaryCall, UnaryHandler
-from raftkv.rpc.server.core import Environment, Traffic
+from raftkv.rpc.server.carrier import Environment, Traffic
 from raftkv.rpc.server.crowd import Crowd
 from raftkv.rpc.server.handshakes import Handshakes
 from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse, Origins

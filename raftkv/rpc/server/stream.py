@@ -19,7 +19,7 @@ from raftkv.rpc.server.calls import ANSWERED, CANCELLED, LARGE_BYTES, OPEN, Serv
 from raftkv.rpc.status import Code, Headers, RpcError
 
 if TYPE_CHECKING:
-    from raftkv.rpc.server.core import ServerCore
+    from raftkv.rpc.server.carrier import Carrier
     from raftkv.rpc.server.router import Route
 
 KEPT_BYTES_MIN: Final = 16 * 1024
@@ -51,9 +51,9 @@ class StreamCall(ServerCall):
         "sent_bytes",
     )
 
-    def __init__(self, core: ServerCore, stream_id: int, headers: Headers, route: Route) -> None:
-        super().__init__(core, stream_id, headers, route)
-        self.inbox = Inbox(core.assembler(route.is_packed), partial(core.consume_of, stream_id))
+    def __init__(self, carrier: Carrier, stream_id: int, headers: Headers, route: Route) -> None:
+        super().__init__(carrier, stream_id, headers, route)
+        self.inbox = Inbox(carrier.assembler(route.is_packed), partial(carrier.consume, stream_id))
         self.sent_bytes = 0
         self._held_bytes = self._kept_bytes = 0
         self._drained: asyncio.Future[None] | None = None
@@ -80,7 +80,7 @@ class StreamCall(ServerCall):
         # Most streams have one request, and keep it till their end.
         if message is not None and len(message) > KEPT_BYTES_MIN and not self._kept_bytes and self._state == OPEN:
             self._kept_bytes = KEPT_TIMES * len(message)
-            self._core.keep(self._kept_bytes)
+            self._carrier.keep(self._kept_bytes)
         return message
 
     def put_back(self, message: bytes) -> None:
@@ -99,9 +99,9 @@ class StreamCall(ServerCall):
 
     def _has_room(self) -> bool:
         """Whether ``send`` need not wait: for this stream, for its connection, for the process."""
-        account = self._core.account
+        account = self._carrier.account
         if not account.crowded:
-            return self.send_buffer_size <= self._core.limits.stream_send_buffer_bytes
+            return self.send_buffer_size <= self._carrier.limits.stream_send_buffer_bytes
         if account.budget.short:
             account.budget.wait(account)
             return False
@@ -111,17 +111,17 @@ class StreamCall(ServerCall):
         """Queue a response message whatever is queued already; nothing happens on a call that is over."""
         if self._state != OPEN:
             return
-        core = self._core
+        carrier = self._carrier
         try:
             self.send_headers()
             if len(message) > LARGE_BYTES:
-                core.h2.send_in_slices(self.stream_id, message)
+                carrier.send_in_slices(self.stream_id, message)
             else:
-                core.h2.send_data(self.stream_id, frame(message))
+                carrier.send_data(self.stream_id, frame(message))
             self._count(1, len(message))
         except H2Error:
             return  # the close of the stream is about to be reported
-        core.answered()
+        carrier.answered()
 
     def send_frames_nowait(self, frames: bytes, count: int) -> None:
         """Queue messages that have their prefixes already (``framing.PREFIX``): many small ones cost as much as one.
@@ -132,20 +132,20 @@ class StreamCall(ServerCall):
         """
         if self._state != OPEN:
             return
-        core = self._core
+        carrier = self._carrier
         try:
             if not self._sent_headers:
                 self.send_headers()
-            core.h2.send_data(self.stream_id, frames)
+            carrier.send_data(self.stream_id, frames)
             self._count(count, len(frames))
         except H2Error:
             return  # the close of the stream is about to be reported
-        core.answered()
+        carrier.answered()
 
     def _count(self, messages: int, size: int) -> None:
         self.route.counts.sent += messages
         self.sent_bytes += size
-        self._core.account.queue(size)
+        self._carrier.account.queue(size)
 
     def on_room(self, callback: Callable[[], None] | None) -> None:
         """Call back each time queued bytes have left and little enough is queued for ``send``; None to stop.
@@ -154,34 +154,34 @@ class StreamCall(ServerCall):
         """
         self._on_room = callback
         if callback is not None:
-            self._core.watch_drain(self)
+            self._carrier.watch_drain(self)
         elif self._drained is None:
-            self._core.unwatch_drain(self)
+            self._carrier.unwatch_drain(self)
 
     def send_headers(self, metadata: Headers = ()) -> None:
         """Send the response header now, with initial metadata (header form); only the first call counts."""
         if not self._sent_headers:
             self._sent_headers = True
             try:
-                self._core.h2.send_headers(self.stream_id, RESPONSE_HEADERS + metadata)
+                self._carrier.send_headers(self.stream_id, RESPONSE_HEADERS + metadata, False)
             except H2Error:
                 return  # the close of the stream is about to be reported
-            self._core.answered()
+            self._carrier.answered()
 
     @property
     def send_buffer_size(self) -> int:
         """Bytes of this stream that are queued and not yet taken for the wire."""
-        return self._core.h2.queued_body_size(self.stream_id)
+        return self._carrier.queued_size_of(self.stream_id)
 
     @property
     def connection_send_buffer_size(self) -> int:
         """Bytes of all streams of the connection that are queued and not yet taken for the wire."""
-        return self._core.h2.queued_body_size()
+        return self._carrier.queued_size()
 
     @property
     def crowded(self) -> bool:
         """True while so much waits, for this connection or for all of them, that a handler should queue no more."""
-        account = self._core.account
+        account = self._carrier.account
         if account.budget.short:
             account.budget.wait(account)
         return account.crowded
@@ -205,7 +205,7 @@ class StreamCall(ServerCall):
 
     def on_data(self, data: bytes, end_stream: bool) -> None:
         """Take a piece of the request stream."""
-        core = self._core
+        carrier = self._carrier
         try:
             try:
                 self.route.counts.received += self.inbox.feed(data)
@@ -214,7 +214,7 @@ class StreamCall(ServerCall):
                 if held_bytes != self._held_bytes:
                     self._hold(held_bytes)
             if held_bytes:
-                core.check_held()
+                carrier.check_held()
             if end_stream:
                 self._half_closed()
         except RpcError as error:
@@ -223,7 +223,7 @@ class StreamCall(ServerCall):
 
     def _hold(self, size: int) -> None:
         held, self._held_bytes = self._held_bytes, size
-        self._core.hold(size - held)
+        self._carrier.hold(size - held)
 
     def _half_closed(self) -> None:
         if self.inbox.assembler.is_busy:
@@ -247,13 +247,13 @@ class StreamCall(ServerCall):
         """Stop the handler of a cancelled call, wake its sender, give the windows back."""
         self._hold(0)
         if self._kept_bytes:
-            self._core.keep(-self._kept_bytes)
+            self._carrier.keep(-self._kept_bytes)
             self._kept_bytes = 0
         self.inbox.assembler.drop()
         self.inbox.discard()
         self.inbox.release()
         if self._state == ANSWERED and self.sent_bytes:
-            self._core.account.leave(self.stream_id, self.send_buffer_size)
+            self._carrier.account.leave(self.stream_id, self.send_buffer_size)
         self.drained()
         if self._state == CANCELLED:
             self._stop()
@@ -270,23 +270,23 @@ class StreamCall(ServerCall):
 
     async def _wait_drained(self) -> None:
         self._drained = asyncio.get_running_loop().create_future()
-        self._core.watch_drain(self)
+        self._carrier.watch_drain(self)
         try:
             await self._drained
         finally:
             self._drained = None
             if self._on_room is None:
-                self._core.unwatch_drain(self)
+                self._carrier.unwatch_drain(self)
 
     def _finish_ok(self) -> None:
         if self._state != OPEN:
             return
         self._state = ANSWERED
         self.route.counts.answered += 1
-        self._core.finished(self)
+        self._carrier.finished(self)
         try:
             self.send_headers()
-            self._core.h2.send_headers(self.stream_id, OK_TRAILERS, end_stream=True)
+            self._carrier.send_headers(self.stream_id, OK_TRAILERS, True)
         except H2Error:
             self._state = CANCELLED
         if self.observer is not None:
@@ -298,9 +298,9 @@ class TaskCall(StreamCall):
 
     __slots__ = ("_task",)
 
-    def __init__(self, core: ServerCore, stream_id: int, headers: Headers, route: Route) -> None:
-        super().__init__(core, stream_id, headers, route)
-        self._task: asyncio.Task[None] | None = core.spawn(self._run())
+    def __init__(self, carrier: Carrier, stream_id: int, headers: Headers, route: Route) -> None:
+        super().__init__(carrier, stream_id, headers, route)
+        self._task: asyncio.Task[None] | None = carrier.spawn(self._run())
         self._task.add_done_callback(self._ended)
 
     def _stop(self) -> None:
@@ -320,6 +320,6 @@ class TaskCall(StreamCall):
             self.fail_with(RpcError(Code.UNAVAILABLE, "the server is stopping"))
             raise
         except Exception as error:
-            self.fail_with(self._core.translate(self.route.path, error))
+            self.fail_with(self._carrier.translate(self.route.path, error))
         else:
             self._finish_ok()

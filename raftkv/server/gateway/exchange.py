@@ -1,4 +1,4 @@
-"""One HTTP request as the connection of one call: what a ``ServerCall`` takes for its core and its engine.
+"""One HTTP request as the carrier of one call.
 
 The handlers, the guard and the audit are those of gRPC, and so are the call objects that they get. Only what stands
 below the call is another: here answers are kept for the writer of the HTTP response, instead of queued as frames.
@@ -13,7 +13,7 @@ What is kept counts with the answers that wait for clients (``rpc.server.budget`
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,11 +21,9 @@ from typing import Any, Final
 from raftkv.rpc.deadlines import forget
 from raftkv.rpc.framing import MessageAssembler
 from raftkv.rpc.gone import FREE_BYTES_PER_STEP, free_pieces
-from raftkv.rpc.h2 import CLOSED
 from raftkv.rpc.limits import ServerLimits
-from raftkv.rpc.server.budget import AnswerAccount, AnswerBudget
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
-from raftkv.rpc.server.core import Environment, Peer
+from raftkv.rpc.server.carrier import Carrier, Environment, Peer
 from raftkv.rpc.server.router import Route
 from raftkv.rpc.status import Code, Headers, RpcError
 
@@ -42,37 +40,23 @@ class Surroundings:
     Attributes:
         environment: clock, deadlines, tasks and reports.
         limits: of messages and answers.
-        answers: what waits for all clients.
     """
 
     environment: Environment
     limits: ServerLimits
-    answers: AnswerBudget
 
 
-class Exchange:
-    """The one call of an HTTP request.
+class Exchange(Carrier):
+    """The one call of an HTTP request. It is never severed: who leaves in the middle has lost no connection of leases.
 
     Attributes:
-        severed: False: who leaves in the middle of a request has not lost the connection that its leases hang on.
-        held_bytes: of unfinished messages; a request is whole here.
         on_given_up: called when the answer is dropped because others need the memory.
     """
 
-    severed = False
-    held_bytes = 0
-
     def __init__(self, around: Surroundings, peer: Peer, headers: Headers) -> None:
-        environment = around.environment
-        self.limits = around.limits
-        self.peer = peer
-        self.spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]] = environment.spawn
-        self.report = environment.report
-        self.account = AnswerAccount(around.answers, around.limits, environment.clock, self)
-        self.h2: Any = self
+        super().__init__(around.limits, around.environment, peer)
         self.call: ServerCall | None = None
         self.on_given_up: Callable[[], None] | None = None
-        self._environment = environment
         self._headers = headers
         self._pieces: Sequence[bytes] | None = None
         self._error: RpcError | None = None
@@ -99,10 +83,7 @@ class Exchange:
             message: the request.
         """
         call.request_done = True
-        try:
-            call.route.handler(call, message)
-        except Exception as error:
-            call.fail_with(self.translate(call.path, error))
+        self.handle(call, message)
 
     async def outcome(self) -> Sequence[bytes]:
         """Wait for the answer.
@@ -129,10 +110,9 @@ class Exchange:
         # The text was made of it, but all of it was kept.
         if isinstance(pieces, list) and sum(map(len, pieces)) > FREE_BYTES_PER_STEP:
             self.spawn(free_pieces(pieces))
-        self.h2 = CLOSED
         self.account.close()
 
-    # ---- what calls ask of their core
+    # ---- what calls ask of their carrier
 
     def finished(self, call: ServerCall) -> None:
         """The call has its whole answer."""
@@ -147,16 +127,6 @@ class Exchange:
         del call
         self._error = error
 
-    def translate(self, path: str, error: BaseException) -> RpcError:
-        """Return the status for an exception of a handler; report it if nobody knows it."""
-        if isinstance(error, RpcError):
-            return error
-        known = self._environment.translate(error)
-        if known is not None:
-            return known
-        self.report(path, error)
-        return RpcError(Code.INTERNAL, "internal error")
-
     def assembler(self, is_packed: bool) -> MessageAssembler:
         """Return an assembler under the server's message limit: here are no compressed messages."""
         del is_packed
@@ -168,8 +138,6 @@ class Exchange:
     def keep(self, amount: int) -> None:
         """The request is counted where its bytes are read."""
 
-    # ---- what unary calls ask of their engine
-
     def answer(self, stream_id: int, message: bytes) -> bool:
         """Take no answer yet: it is paid for first, since it waits for the text that is made of it."""
         del stream_id, message
@@ -180,7 +148,7 @@ class Exchange:
         del stream_id
         self._pieces = (message,)
 
-    def answer_in_pieces(self, stream_id: int, message: bytes, trailers: Headers = ()) -> None:
+    def answer_in_pieces(self, stream_id: int, message: bytes, trailers: Headers) -> None:
         """Take a whole answer."""
         del stream_id, trailers
         self._pieces = (message,)

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 from raftkv.pb.bindings import BINDINGS
 from raftkv.pb.services import Method
 from raftkv.rpc.metadata import decode_timeout
-from raftkv.rpc.server.core import Peer
+from raftkv.rpc.server.carrier import Peer
 from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse
 from raftkv.rpc.server.router import Route
 from raftkv.rpc.server.server import Server
@@ -171,7 +171,7 @@ class Gateway:
             if self._server is None:
                 raise RuntimeError("the gateway serves no methods yet")
             server = self._server
-            around = self._surroundings = Surroundings(server.environment(), server.limits, server.answers)
+            around = self._surroundings = Surroundings(server.environment(), server.limits)
         return around
 
 

@@ -95,12 +95,10 @@ class StreamExchange(Exchange):
             if not call.done:
                 call.on_data(b"", True)
 
-    def consume_of(self, stream_id: int, amount: int) -> None:
+    def consume(self, stream_id: int, amount: int) -> None:
         """The handler has taken requests."""
         del stream_id, amount
         self._taken.set()
-
-    consume = consume_of
 
     # ---- answers
 
@@ -162,7 +160,7 @@ class StreamExchange(Exchange):
         self._said.set()
         self._taken.set()
 
-    # ---- what calls ask of their core
+    # ---- what calls ask of their carrier
 
     def finished(self, call: ServerCall) -> None:
         """The call has said its last."""
@@ -193,20 +191,20 @@ class StreamExchange(Exchange):
         for call in list(self._watchers):
             call.drained()
 
-    # ---- what calls ask of their engine
-
-    def queued_body_size(self, stream_id: int = 0) -> int:
+    def queued_size_of(self, stream_id: int) -> int:
         """Bytes of messages that nobody has taken."""
         del stream_id
         return self._queued_bytes
 
-    queued_size = queued_body_size
+    def queued_size(self) -> int:
+        """The same, for the account."""
+        return self._queued_bytes
 
     def queued_by_streams(self) -> list[int]:
         """The same, for the account."""
         return [self._queued_bytes] if self._queued_bytes else []
 
-    def send_headers(self, stream_id: int, fields: Headers, end_stream: bool = False) -> None:
+    def send_headers(self, stream_id: int, fields: Headers, end_stream: bool) -> None:
         """The call has a header, or has ended well."""
 
     def send_data(self, stream_id: int, frames: bytes) -> None:

@@ -16,7 +16,8 @@ from raftkv.rpc.framing import PREFIX, frame
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server.budget import AnswerBudget
 from raftkv.rpc.server.calls import UnaryCall
-from raftkv.rpc.server.core import RECEIVE_S, Environment, Peer, ServerCore
+from raftkv.rpc.server.carrier import Environment, Peer
+from raftkv.rpc.server.core import RECEIVE_S, ServerCore
 from raftkv.rpc.server.listened import ListenedCall
 from raftkv.rpc.server.router import Route, Router
 from raftkv.rpc.server.stream import KEPT_TIMES, TaskCall

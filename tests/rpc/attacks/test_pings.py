@@ -18,7 +18,8 @@ from raftkv.rpc import Server, StreamCall
 from raftkv.rpc.deadlines import DeadlineWheel
 from raftkv.rpc.framing import frame
 from raftkv.rpc.limits import ServerLimits
-from raftkv.rpc.server.core import Environment, Peer, ServerCore
+from raftkv.rpc.server.carrier import Environment, Peer
+from raftkv.rpc.server.core import ServerCore
 from raftkv.rpc.server.http import HttpRequest, HttpResponse
 from tests.rpc.loop import on_loop
 

@@ -118,9 +118,9 @@ class Pipe:
         stream = connection._streams.get(stream_id)
         if stream is None or stream.is_local_closed:
             return
-        written = self.written[who].setdefault(stream_id, bytearray())
-        if who and not written:
+        if who and stream_id not in self.written[who]:
             connection.send_headers(stream_id, RESPONSE)
+        written = self.written[who].setdefault(stream_id, bytearray())
         piece = bytes((len(written) + n) % 251 for n in range(size))
         written += piece
         connection.send_data(stream_id, piece)
@@ -198,7 +198,7 @@ def _do(pipe: Pipe, what: str, *rest: int) -> None:
         pipe.send(who, stream_id, size, bool(ends))
     elif what == "answer":
         stream_id, size = rest
-        if not pipe.written[1].get(stream_id) and server.answer(stream_id, bytes(min(size, 16_000))):
+        if stream_id not in pipe.written[1] and server.answer(stream_id, bytes(min(size, 16_000))):
             pipe.written[1][stream_id] = bytearray(
                 b"\0" + min(size, 16_000).to_bytes(4, "big") + bytes(min(size, 16_000))
             )

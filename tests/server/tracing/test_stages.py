@@ -11,7 +11,7 @@ from raftkv.apply import request as requests
 from raftkv.apply.request import Kind
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.types import Entry, Message, MessageType
-from raftkv.rpc.server.core import Peer
+from raftkv.rpc.server.carrier import Peer
 from raftkv.rpc.server.router import Kind as Way
 from raftkv.server.peer import codec
 from raftkv.server.peer.codec import BatchEncoder
