@@ -57,7 +57,7 @@ _NAMES = {
     ),
     "raftkv/rpc/server": "budget calls carrier core http2 known_heads listened router stream",
     "raftkv/rpc/sockets": "poller transport",
-    "raftkv/server/lease": "keep_alives renewals times",
+    "raftkv/server/lease": "graces keep_alives lessor renewals times",
     "raftkv/server/node": "applying backlog node proposals reads waits",
     "raftkv/server/peer": "codec",
     "raftkv/server/services": "kv responder",

@@ -142,8 +142,8 @@ class HeaderEncoder:
 
     def __init__(self, cluster_id: int, member_id: int) -> None:
         self._prefix = integer(1, cluster_id) + integer(2, member_id)
-        self._term = 0
-        self._term_field = b""
+        self._revision = self._term = 0
+        self._term_field = self._encoded = b""
 
     def encode(self, revision: int, term: int) -> bytes:
         """Return field 1 of a response: cluster id, member id, revision, term.
@@ -155,4 +155,8 @@ class HeaderEncoder:
         if term != self._term:
             self._term = term
             self._term_field = integer(4, term)
-        return field(1, self._prefix + integer(3, revision) + self._term_field)
+        elif revision == self._revision and self._encoded:  # reads of one moment
+            return self._encoded
+        self._revision = revision
+        self._encoded = field(1, self._prefix + integer(3, revision) + self._term_field)
+        return self._encoded

@@ -26,6 +26,7 @@ class Echo:
     def __init__(self, call: ListenedCall) -> None:
         self.call = call
         self.heard: list[str] = []
+        self.last: list[bytes] = []
 
     def receive(self, message: bytes) -> None:
         self.heard.append(message.decode())
@@ -35,12 +36,14 @@ class Echo:
             self.call.fail_with(RpcError(Code.ABORTED, "as asked"))
         elif message == b"finish":
             self.call.finish()
+        elif message == b"at the end":
+            self.last.append(message)
         else:
             self.call.send_frames_nowait(frame(message), 1)
 
     def half_closed(self) -> None:
         self.heard.append("half closed")
-        self.call.finish()
+        self.call.finish(b"".join(map(frame, self.last)), len(self.last))
 
     def released(self) -> None:
         self.heard.append("severed" if self.call.severed else "released")
@@ -93,6 +96,34 @@ async def test_requests_are_answered_without_a_task() -> None:
         assert [await stream.receive(), await stream.receive()] == [b"two", None]
         assert here.heard == ["one", "two", "half closed", "released"]
         assert here.server.router.routes[PATH.encode()].counts.answered == 1
+
+
+@on_loop
+async def test_what_is_answered_at_the_end_comes_whole_behind_what_was_answered_before() -> None:
+    async with scene() as here:
+        counts = here.server.router.routes[PATH.encode()].counts
+        for number, before in enumerate(([], [b"one"]), 1):
+            stream = here.channel.stream(PATH)
+            for message in (*before, b"at the end", b"at the end"):
+                await stream.send(message)
+            stream.half_close()
+            assert [message async for message in stream] == [*before, b"at the end", b"at the end"]
+            assert here.heard[-2:] == ["half closed", "released"]
+            assert (counts.answered, counts.sent) == (number, 2 * number + len(before))
+        assert here.server.answers.used_bytes == 0
+
+
+@on_loop
+async def test_what_is_answered_at_the_end_waits_for_a_window() -> None:
+    async with scene() as here:
+        closed = raw.PREFACE + raw.settings((4, 0)) + raw.frame(raw.SETTINGS, raw.ACK, 0)
+        client = await raw.RawClient.connect(here.channel.targets[0], closed)
+        client.send(raw.headers(1, raw.grpc_headers(PATH)) + raw.message(1, frame(b"at the end"), raw.END_STREAM))
+        await until(lambda: here.heard == ["at the end", "half closed", "released"])
+        client.send(raw.frame(raw.WINDOW_UPDATE, 0, 1, (1000).to_bytes(4, "big")))
+        assert (await client.until_frame(raw.DATA))[3] == frame(b"at the end")
+        assert (await client.until_frame(raw.HEADERS))[1] & raw.END_STREAM
+        client.close()
 
 
 @on_loop

@@ -207,8 +207,23 @@ class ServerConnection(Connection):
         Returns:
             Whether it was sent; the stream is closed then, and the listener does not hear of it.
         """
+        return self._send_whole(stream_id, message, False)
+
+    def answer_stream(self, stream_id: int, frames: bytes) -> bool:
+        """Send all that a stream is answered, as ``answer`` does.
+
+        Arguments:
+            stream_id: as there.
+            frames: the messages, each behind its prefix.
+
+        Returns:
+            As there.
+        """
+        return self._send_whole(stream_id, frames, True)
+
+    def _send_whole(self, stream_id: int, body: bytes, has_prefix: bool) -> bool:
         stream = self._streams.get(stream_id)
-        size = len(message) + _PREFIX_BYTES
+        size = len(body) if has_prefix else len(body) + _PREFIX_BYTES
         if stream is None or not stream.is_remote_closed or not self._may_leave(stream, size):
             return False
         encoder = self._encoder
@@ -221,8 +236,11 @@ class ServerConnection(Connection):
                 self._answer_head, self._answer_tail, self._answer_changes = head, tail, changes
         self._send_window -= size
         name = _pack_id(stream_id)
-        data_head = _pack_data(size >> 8, size & 0xFF, f.DATA, 0, stream_id, 0, size - _PREFIX_BYTES)
-        octets = b"".join((head[0], name, head[1], data_head, message, tail[0], name, tail[1]))
+        if has_prefix:
+            data_head = f.HEAD.pack(size >> 8, size & 0xFF, f.DATA, 0, stream_id)
+        else:
+            data_head = _pack_data(size >> 8, size & 0xFF, f.DATA, 0, stream_id, 0, size - _PREFIX_BYTES)
+        octets = b"".join((head[0], name, head[1], data_head, body, tail[0], name, tail[1]))
         self._out.append(octets)
         self._out_bytes += len(octets)
         del self._streams[stream_id]

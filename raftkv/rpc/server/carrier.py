@@ -191,6 +191,10 @@ class Carrier:
 
     # ---- answers of streams
 
+    def answer_stream(self, stream_id: int, frames: bytes) -> bool:
+        """Send all that a stream is answered, if it may leave at once; whether it was sent."""
+        raise NotImplementedError
+
     def answered(self) -> None:
         """Something of an answer was queued."""
         raise NotImplementedError

@@ -555,6 +555,10 @@ class ServerCore(Carrier):
         """Do the same for an answer in pieces."""
         self.h2.answer_many(stream_id, pieces)
 
+    def answer_stream(self, stream_id: int, frames: bytes) -> bool:
+        """Send all that a stream is answered, if it may leave at once; whether it was sent."""
+        return self.h2.answer_stream(stream_id, frames)
+
     def send_headers(self, stream_id: int, fields: Headers, end_stream: bool) -> None:
         """Queue a header, or trailers. Raises H2Error as above."""
         self.h2.send_headers(stream_id, fields, end_stream)

@@ -4,7 +4,7 @@
         call.listen(Stream(call))
 
     call.send_frames_nowait(frames, count)              # answers
-    call.finish()                                       # the end: this, or ``fail_with``, or the client goes
+    call.finish(frames, count)                          # the last: this, or ``fail_with``, or the client goes
 
 For many short streams: a task, its wake-ups and its cancellation cost three times as much as such a call.
 
@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from raftkv.rpc.server.calls import ANSWERED, OPEN
 from raftkv.rpc.server.stream import StreamCall
-from raftkv.rpc.status import Headers, RpcError
+from raftkv.rpc.status import Code, Headers, RpcError
 
 if TYPE_CHECKING:
     from raftkv.rpc.server.carrier import Carrier
@@ -76,9 +77,28 @@ class ListenedCall(StreamCall):
         if self.request_done:
             listener.half_closed()
 
-    def finish(self) -> None:
-        """Answer OK behind what was sent, unless the call is over."""
+    def finish(self, frames: bytes = b"", count: int = 0) -> None:
+        """Answer OK behind what was sent, unless the call is over.
+
+        Args:
+            frames, count: the last answers, as for ``send_frames_nowait``.
+        """
+        if frames and not self._finish_whole(frames, count):
+            self.send_frames_nowait(frames, count)
         self._finish_ok()
+
+    def _finish_whole(self, frames: bytes, count: int) -> bool:
+        """Send all that is answered at once, as a unary call does; whether that was possible."""
+        if self._state != OPEN or self._sent_headers or not self._carrier.answer_stream(self.stream_id, frames):
+            return False
+        self._sent_headers = True
+        self._state = ANSWERED
+        self.route.counts.sent += count
+        self.route.counts.answered += 1
+        self._carrier.finished(self)
+        if self.observer is not None:
+            self.observed(Code.OK)
+        return True
 
     def _half_closed(self) -> None:
         super()._half_closed()

@@ -42,6 +42,8 @@ class Requests(Protocol):
     auth: AuthStore
     cork: Cork
     graces: Graces
+    header: Callable[[], bytes]
+    """The header of a response about this moment."""
     known: dict[bytes, tuple[int, bytes, int]]
     """Requests parsed before."""
     leader_guard: LeaderGuard
@@ -54,9 +56,6 @@ class Requests(Protocol):
 
     def parse_keep_alive(self, data: bytes) -> tuple[int, bytes, int]:
         """Lease id of a request, the field of the response that repeats it, and the grace that it asks for."""
-
-    def header(self) -> bytes:
-        """The header of a response about this moment."""
 
     def check_lease(self, call: ServerCall, lease_id: int) -> Left:
         """Refuse to keep a lease alive where users are asked for. Raises StatusError; returns what is left to check."""
@@ -169,13 +168,17 @@ class KeepAliveStream:
     def flush(self) -> None:
         """Send what the turn has gathered."""
         out, self._out = self._out, []
-        if out:
-            self._unanswered -= len(out)
-            self._call.send_frames_nowait(b"".join(out), len(out))
-            if self._call.send_buffer_size > UNREAD_BYTES_MAX:
-                text = f"more than {UNREAD_BYTES_MAX} bytes of answers are not read"
-                self._call.fail_with(RpcError(errors.RESOURCE_EXHAUSTED, text))
-            self._end_if_done()
+        if not out:
+            return
+        self._unanswered -= len(out)
+        frames = b"".join(out)
+        if self._half_closed and not self._unanswered:
+            self._call.finish(frames, len(out))
+            return
+        self._call.send_frames_nowait(frames, len(out))
+        if self._call.send_buffer_size > UNREAD_BYTES_MAX:
+            text = f"more than {UNREAD_BYTES_MAX} bytes of answers are not read"
+            self._call.fail_with(RpcError(errors.RESOURCE_EXHAUSTED, text))
 
     def fail(self, error: errors.StatusError) -> None:
         """End the stream: what one request met, the others would meet too."""
@@ -185,10 +188,7 @@ class KeepAliveStream:
     def half_closed(self) -> None:
         """The client has said all."""
         self._half_closed = True
-        self._end_if_done()
-
-    def _end_if_done(self) -> None:
-        if self._half_closed and not self._unanswered:
+        if not self._unanswered:
             self._call.finish()
 
 

@@ -230,14 +230,14 @@ class Lessor:
     async def _promote(self, term: int, after_outage: bool) -> None:
         """Decide about leases from now on, when everything before the term of this leader is applied: then its view
         of renewals is complete. Tried for as long as this member takes itself for the leader."""
-        while not self._node.stopped:
+        is_confirmed = False
+        while not is_confirmed:
+            if self._node.stopped:
+                return
             with suppress(errors.StatusError):
                 await self._node.confirm_read()
-                if self._node.term == term:
-                    break
-                term = self._node.term  # lost and won again meanwhile: there are entries of leaders between
-        else:
-            return
+                is_confirmed = self._node.term == term
+                term = self._node.term  # another: lost and won again, and there are entries of leaders between
         self._term = term
         self.times.promote(after_outage=after_outage)
         self._on_leader.leader_changed()

@@ -89,6 +89,7 @@ class LeaseService:
         self._lessor = lessor
         self.keep_alive = lessor.keep_alive
         self.renew_at_once = lessor.renew_at_once
+        self.header = responder.present_header
         self.known: dict[bytes, tuple[int, bytes, int]] = {}
         self.auth = responder.auth
         self._live = live
@@ -97,8 +98,6 @@ class LeaseService:
         self.leader_guard = guard
         self._loop = asyncio.get_running_loop()
         self.graces = Graces(self._loop.time, lessor.connections_lost)
-        self._header = b""
-        self._header_of = (-1, -1)
         self._listed: WeakValueDictionary[int, _Keys] = WeakValueDictionary()
         self._listed_at = -1
 
@@ -284,14 +283,6 @@ class LeaseService:
         if len(data) <= KNOWN_BYTES_MAX:
             self.known[data] = parsed
         return parsed
-
-    def header(self) -> bytes:
-        """The header of a response about this moment."""
-        now = (self._responder.revision(), self._responder.node.term)
-        if now != self._header_of:
-            self._header_of = now
-            self._header = self._responder.header.encode(*now)
-        return self._header
 
     # -- for other members -------------------------------------------------------------------------------------------
 

@@ -250,6 +250,10 @@ class Responder:
         """Current revision of the store."""
         return self.applier.store.revision
 
+    def present_header(self) -> bytes:
+        """Return the header of a response about this moment."""
+        return self.header.encode(self.applier.store.revision, self.node.term)
+
     def reply(self, call: UnaryCall, revision: int, body: bytes = b"") -> None:
         """Answer with a header and a body.
 

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raftkv.rpc.framing import frame
 from raftkv.rpc.http2 import PREFACE
 from raftkv.rpc.limits import ChannelOptions, ServerLimits
 from tests.rpc.http2.ends import REQUEST, RESPONSE, TRAILERS, ClientEnd, End, ServerEnd, frames_of
@@ -179,7 +180,7 @@ STEPS = st.one_of(
     st.tuples(st.just("ask")),
     st.tuples(st.just("send"), WHO, STREAMS, SIZES, st.booleans()),
     st.tuples(st.just("send"), WHO, STREAMS, SIZES, st.booleans()),
-    st.tuples(st.just("answer"), STREAMS, SIZES),
+    st.tuples(st.sampled_from(("answer", "answer_stream")), STREAMS, SIZES),
     st.tuples(st.just("reset"), WHO, STREAMS),
     st.tuples(st.just("read"), WHO, STREAMS, SIZES),
     st.tuples(st.just("move"), WHO, st.sampled_from((1, 9, 100, 20_000, 1 << 20))),
@@ -196,12 +197,14 @@ def _do(pipe: Pipe, what: str, *rest: int) -> None:
     elif what == "send":
         who, stream_id, size, ends = rest
         pipe.send(who, stream_id, size, bool(ends))
-    elif what == "answer":
+    elif what in ("answer", "answer_stream"):
         stream_id, size = rest
-        if stream_id not in pipe.written[1] and server.answer(stream_id, bytes(min(size, 16_000))):
-            pipe.written[1][stream_id] = bytearray(
-                b"\0" + min(size, 16_000).to_bytes(4, "big") + bytes(min(size, 16_000))
-            )
+        message = bytes(min(size, 16_000))
+        framed = frame(message)
+        if stream_id in pipe.written[1]:
+            return
+        if server.answer(stream_id, message) if what == "answer" else server.answer_stream(stream_id, framed):
+            pipe.written[1][stream_id] = bytearray(framed)
     elif what == "reset":
         who, stream_id = rest
         pipe.ends[who].connection.reset(stream_id, 8)

@@ -58,6 +58,7 @@ def service_of(store: Store, lessor: Lessor) -> LeaseService:
         revision=lambda: 1,
         node=SimpleNamespace(term=1),
         header=SimpleNamespace(encode=lambda revision, term: b""),
+        present_header=lambda: b"",
     )
     return LeaseService(responder, cast(Any, lessor), cast(Any, None), Cork())
 
