@@ -69,6 +69,7 @@ def test_what_is_gone_is_forgotten() -> None:
     assert kept.ended("a") == [2]
 
 
+@pytest.mark.interpreted
 def test_a_stream_has_a_bounded_number_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graces, "KEPT_MAX", 2)
     kept = Kept()

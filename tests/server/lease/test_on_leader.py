@@ -28,6 +28,8 @@ from raftkv.server.node.waits import AwaitableNode
 from tests.apply.machine import Machine
 from tests.rpc.attacks.test_work_of_a_read import Turns
 
+pytestmark = pytest.mark.interpreted  # the lessor gets a stand-in for its node
+
 ME, FIRST, SECOND = 1, 2, 3
 
 
