@@ -49,6 +49,12 @@ CONFIRMED_AT_ONCE: Final = 50
 """Recipes that go on in a turn of the loop once their read is confirmed, with 0.2 ms of reading each: one round may
 have had all observers of a member that came back."""
 
+BEGUN_AT_ONCE: Final = 64
+"""Txns of recipes that are made in a turn of the loop, with 0.1 ms each: the leases that they waited for were granted
+by entries which are applied together."""
+BYTES_AS_A_TXN: Final = 4096
+"""A txn counts as one more for so many bytes of a name, which stands in it several times."""
+
 OPERATIONS_MAX: Final = 4
 """No txn of a recipe has more."""
 
@@ -80,6 +86,7 @@ class Recipe:
         self._deletions: set[asyncio.Task[None]] = set()
         self._due = Paced(CALLED_AT_ONCE)
         self._confirmed: Turnstile | None = None
+        self._beginnings: Turnstile | None = None
         self._closed = False
 
     def close(self) -> None:
@@ -153,6 +160,14 @@ class Recipe:
         return header + body
 
     # -- writing -----------------------------------------------------------------------------------------------------
+
+    async def begin(self, name: bytes) -> None:
+        """Wait for a turn of the loop that has room for a txn about a name: before it is made."""
+        if self._beginnings is None:
+            self._beginnings = Turnstile(BEGUN_AT_ONCE)
+        weight = 1 + len(name) // BYTES_AS_A_TXN
+        if not self._beginnings.try_enter(weight):
+            await self._beginnings.enter(weight)
 
     async def txn(
         self, call: ServerCall, request: rpc_pb2.TxnRequest, undo: Callable[[Outcome], None] | None = None
