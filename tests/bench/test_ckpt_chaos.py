@@ -45,7 +45,7 @@ def test_a_trial_at_every_point_holds() -> None:
 
 @pytest.mark.long
 def test_asynchronous_saves_of_torch_hold_too() -> None:
-    """Rank 0 is killed before it prepares and after it commits, or frozen before; another one is killed in its write."""
+    """Rank 0 is killed before it prepares and after it commits, or frozen before; another one while it writes."""
     cells = [
         Cell(RANK, MID_WRITE, 1),
         Cell(COORDINATOR, BEFORE_PREPARE, 1),
