@@ -38,7 +38,7 @@ PATIENCE_S: Final = 60.0
 """How long either cluster may be unreachable before the mirror gives up."""
 
 SILENCE_S: Final = 5.0
-"""A call that has no answer for so long is told of."""
+"""Standard error names the cluster that has not answered a call for so long."""
 PROBE_S: Final = 3.0
 """How often the source is asked while it is watched."""
 
