@@ -1,10 +1,10 @@
 #!/bin/sh
 # Writes the locks: every package that CI and containers install, at one version, with the SHA-256 of each of its files.
 #
-#   runtime.lock   raftkv and its extra `backup`: what a container installs
+#   runtime.lock   raftkv and its extras `backup` and `dns`: what a container installs
 #   ci.lock        the same versions, and what tests and static checks need
 #   build.lock     what builds a wheel of raftkv, where nothing may be installed without a hash: in a container
-#   native.lock    what compiles its hot path besides: runtime.lock without the extra, and the compiler
+#   native.lock    what compiles its hot path besides: runtime.lock without the extras, and the compiler
 #   oldest.lock    the oldest protobuf that is supported, for the tests that use it
 #   foreign/       other people's clients, at the versions of tests/foreign/packages
 #
@@ -17,7 +17,7 @@ compile() {
   uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-annotate --no-emit-index-url \
     --no-emit-find-links --custom-compile-command 'make lock' "$@"
 }
-compile ${UPGRADE:-} setup.py --extra backup -o requirements/runtime.lock
+compile ${UPGRADE:-} setup.py --extra backup --extra dns -o requirements/runtime.lock
 compile ${UPGRADE:-} setup.py --extra dev requirements/ci.in -c requirements/runtime.lock -o requirements/ci.lock
 echo setuptools | compile - -c requirements/ci.lock -o requirements/build.lock
 compile setup.py --extra native -c requirements/ci.lock -o requirements/native.lock

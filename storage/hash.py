@@ -65,7 +65,8 @@ def hash_kv(backend: Readable, revision: int) -> KVHash:
 
     Arguments:
         backend: the engine; read on the calling thread.
-        revision: the main revision, which must be committed already.
+        revision: the main revision, which must be committed already; a negative one is before all history, and what
+            is hashed then is empty, whatever was compacted.
 
     Raises:
         CompactedError: the revision is before the compacted one (which may have moved since the caller looked).
@@ -77,6 +78,8 @@ def hash_kv(backend: Readable, revision: int) -> KVHash:
         # A compaction counts from the moment it was asked for, done or not: members that are at it and members that
         # have finished it must agree.
         compacted = max(scheduled, finished)
+        if revision < 0:
+            return KVHash(crc32c(schema.KEY), compacted, revision)
         if revision < compacted:
             raise CompactedError(compacted)
         return KVHash(_hash(read, compacted, revision, finished < compacted), compacted, revision)

@@ -572,7 +572,7 @@ class Store:
         """Hash the history up to a main revision.
 
         Arguments:
-            revision: the main revision; 0 is the present.
+            revision: the main revision; 0 is the present, a negative one is before all history.
             on_ready: called with a job once the revision is on disk; the job computes the hash, on any thread.
 
         Raises:
@@ -580,7 +580,8 @@ class Store:
         """
         # Fixed now: the present moves on while the commit is under way.
         revision = revision or self.revision
-        check_revision(revision, self.revision, self.compact_revision)
+        if revision > 0:
+            check_revision(revision, self.revision, self.compact_revision)
         # The hash reads the disk alone, so that it can run on any thread.
         self.flush(lambda: on_ready(partial(hash_kv, self.backend, revision)))
 

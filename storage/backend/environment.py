@@ -59,7 +59,7 @@ class Environment:
         is_new = not read_only and not path.exists()
         try:
             self.raw = lmdb.open(
-                str(path),
+                os.fsencode(path),  # the binding takes no str of a name that is not UTF-8
                 map_size=map_size_bytes,
                 subdir=False,
                 max_dbs=len(schema.BUCKETS) + 2,

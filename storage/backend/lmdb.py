@@ -354,7 +354,7 @@ def read_value(path: Path, bucket: bytes, key: bytes) -> bytes | None:
         return None
     try:
         options: dict[str, Any] = {"subdir": False, "readonly": True, "lock": False, "create": False, "max_dbs": 1}
-        with lmdb.open(str(path), **options) as environment:
+        with lmdb.open(os.fsencode(path), **options) as environment:
             size_bytes = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
             # To read beyond the end of a file that was cut short would end the process.
             if path.stat().st_size < size_bytes:

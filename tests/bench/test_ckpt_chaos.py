@@ -11,7 +11,16 @@ import pytest
 
 from bench.checkpoint.chaos.main import chaos
 from bench.checkpoint.chaos.oracle import State, strays
-from bench.checkpoint.chaos.points import AFTER_PREPARE, BEFORE_COMMIT, POINTS, Points
+from bench.checkpoint.chaos.points import (
+    AFTER_COMMIT,
+    AFTER_PREPARE,
+    BEFORE_COMMIT,
+    BEFORE_PREPARE,
+    MID_WRITE,
+    POINTS,
+    Points,
+)
+from bench.checkpoint.chaos.processes import DCP_ASYNC
 from bench.checkpoint.chaos.registry_ranks import problems_of, stop_after_the_manifest
 from bench.checkpoint.chaos.shards import Shard, read_shard, write_shard
 from bench.checkpoint.chaos.trial import COORDINATOR, FREEZE, LEADER, LEADER_AND_COORDINATOR, RANK, Cell
@@ -32,6 +41,20 @@ def test_a_trial_at_every_point_holds() -> None:
     assert [tally.problems for tally in tallies] == [[]] * len(cells)
     assert sum(tally.new_step + tally.previous_step for tally in tallies) == len(cells)
     assert min(tally.zombie_writes for tally in tallies) > 0
+
+
+@pytest.mark.long
+def test_asynchronous_saves_of_torch_hold_too() -> None:
+    """Rank 0 is killed before it prepares and after it commits, or frozen before; another one while it writes."""
+    cells = [
+        Cell(RANK, MID_WRITE, 1),
+        Cell(COORDINATOR, BEFORE_PREPARE, 1),
+        Cell(COORDINATOR, AFTER_COMMIT, 1),
+        Cell(FREEZE, BEFORE_COMMIT, 1),
+    ]
+    tallies = list(chaos(cells, writer=DCP_ASYNC))
+    assert [tally.problems for tally in tallies] == [[]] * len(cells)
+    assert [tally.new_step for tally in tallies] == [0, 0, 1, 1]
 
 
 def test_the_coordinator_stops_behind_its_manifest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+import raftkv.aio
+from raftkv.client.errors import EndpointsFailed
 from raftkv.rpc.client.lookup import addresses, beside
 
 PATIENCE_S = 60.0
@@ -106,3 +108,21 @@ def test_an_answer_after_the_end_of_the_loop_disturbs_nobody(capfd: pytest.Captu
     for worker in workers:
         worker.join(PATIENCE_S)
     assert capfd.readouterr().err == ""
+
+
+def test_a_process_without_room_for_a_thread_has_a_failed_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attempt ended without a word, and the endpoint was said to be connected and not to answer."""
+
+    class Refused(threading.Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    async def main() -> None:
+        async with raftkv.aio.connect("named.invalid:2379", timeout_s=0.3) as kv:
+            with monkeypatch.context() as patched:
+                patched.setattr(threading, "Thread", Refused)
+                with pytest.raises(EndpointsFailed, match="can't start new thread"):
+                    await kv.get("a")
+            assert await addresses("localhost", 1)
+
+    asyncio.run(main())

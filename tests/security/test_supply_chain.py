@@ -57,7 +57,7 @@ def _lock(name: str) -> dict[str, list[str]]:
 @pytest.mark.parametrize(
     ("lock", "extras"),
     [
-        ("runtime.lock", ("", "backup", "checkpoint")),
+        ("runtime.lock", ("", "backup", "checkpoint", "dns")),
         ("native.lock", ("", "native")),
         ("ci.lock", ("", "dev", "build")),
     ],

@@ -1,5 +1,7 @@
 """A rank that saves with torch's DCP and ``raftkv.torch.checkpoint``, and stops at the same points.
 
+By ``dcp.save``, or by ``dcp.async_save`` in a thread, which the rank then waits for.
+
 ``mid_write`` is between the two tensors of a rank; the coordinator's ``before_prepare`` is after ``.metadata``. Ranks
 have a gloo group for each generation, whose collectives fail when a rank is killed.
 """
@@ -26,10 +28,16 @@ TIMEOUT_S = 60.0
 
 
 class DcpRank(RegistryRank):
-    """Save and resume as ``RegistryRank`` does, by DCP."""
+    """Save and resume as ``RegistryRank`` does, by DCP.
 
-    def __init__(self, points: Points, endpoints: list[str]) -> None:
+    Arguments:
+        points, endpoints: as of ``RegistryRank``.
+        is_async: a thread saves.
+    """
+
+    def __init__(self, points: Points, endpoints: list[str], *, is_async: bool = False) -> None:
         torch.set_num_threads(1)
+        self._is_async = is_async
         super().__init__(points, endpoints)
 
     def gather(self, path: str, rank: int, size: int) -> None:
@@ -44,7 +52,12 @@ class DcpRank(RegistryRank):
         state = {name: torch.full((ELEMENTS,), float(step)) for name in _names(rank)}
         with _own_errors():
             try:
-                dcp.save(state, storage_writer=writer, planner=_Planner(self._points))
+                planner = _Planner(self._points)
+                if self._is_async:
+                    saving: Any = dcp.async_save(state, storage_writer=writer, planner=planner)
+                    saving.result()
+                else:
+                    dcp.save(state, storage_writer=writer, planner=planner)
             finally:
                 self._attempt = writer.attempt
         self._points.reach(AFTER_COMMIT)

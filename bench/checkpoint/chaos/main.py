@@ -20,7 +20,7 @@ from dataclasses import asdict
 import raftkv
 from bench.checkpoint.chaos.compare import Row, compare
 from bench.checkpoint.chaos.points import POINTS
-from bench.checkpoint.chaos.processes import DCP, REGISTRY, Pool
+from bench.checkpoint.chaos.processes import DCP, DCP_ASYNC, REGISTRY, Pool
 from bench.checkpoint.chaos.report import line_of, table, write
 from bench.checkpoint.chaos.trial import VICTIMS, WITH_LEADER, Cell, Leaders, Scene, Tally, run_cell
 from tests.procs import data_directory
@@ -73,7 +73,9 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--compare", action="store_true", help="and the same faults on the orders of other tools")
     parser.add_argument("--compare-trials", type=int, default=10, help="for each tool, point and victim")
     parser.add_argument("--write", action="store_true", help="keep the results, and write their table")
-    parser.add_argument("--writer", choices=(REGISTRY, DCP), default=REGISTRY, help="what saves: the API, or DCP")
+    parser.add_argument(
+        "--writer", choices=(REGISTRY, DCP, DCP_ASYNC), default=REGISTRY, help="what saves: the API, or DCP"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="one line for each point and victim")
     options = parser.parse_args(words)

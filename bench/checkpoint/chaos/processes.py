@@ -32,6 +32,8 @@ ROOT = Path(__file__).resolve().parents[3]
 PATIENCE_S = 60.0
 REGISTRY = "registry"
 DCP = "dcp"
+DCP_ASYNC = "dcp-async"
+WITH_TORCH = (DCP, DCP_ASYNC)
 _PRELOAD = ["bench.checkpoint.chaos.registry_ranks", "bench.checkpoint.chaos.orders"]
 _WITH_TORCH = "bench.checkpoint.chaos.dcp_ranks"
 _number = itertools.count(1)
@@ -67,10 +69,10 @@ def _end_with(descriptor: int) -> None:
 
 
 def _make(kind: str, stops: points.Points, options: Any) -> Any:
-    if kind == DCP:
+    if kind in WITH_TORCH:
         from bench.checkpoint.chaos.dcp_ranks import DcpRank
 
-        return DcpRank(stops, options)
+        return DcpRank(stops, options, is_async=kind == DCP_ASYNC)
     if kind == REGISTRY:
         from bench.checkpoint.chaos.registry_ranks import RegistryRank
 
@@ -246,7 +248,7 @@ class Pool:
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._context = get_context("forkserver")
         self._context.set_forkserver_preload(
-            [*_PRELOAD, *(["bench.checkpoint.chaos.dcp_ranks"] if kind == DCP else [])]
+            [*_PRELOAD, *(["bench.checkpoint.chaos.dcp_ranks"] if kind in WITH_TORCH else [])]
         )
         self._free: deque[Rank] = deque()
         self._all: list[Rank] = []
@@ -262,7 +264,7 @@ class Pool:
 
     def give_back(self, ranks: Sequence[Rank]) -> None:
         """Take back those that live, and start others in place of those that do not."""
-        if self._kind == DCP:  # a process that was in a torch group which broke is not used again
+        if self._kind in WITH_TORCH:  # a process that was in a torch group which broke is not used again
             for rank in ranks:
                 rank.kill()
         self._free.extend(rank for rank in ranks if not rank.is_dead)

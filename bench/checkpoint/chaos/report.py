@@ -32,7 +32,7 @@ SHORT: Final = {
     WRONG: "WRONG",
 }
 """How the table says it; the page explains each."""
-NAMES: Final = {"registry": "raftkv", "dcp": "raftkv + DCP"}
+NAMES: Final = {"registry": "raftkv", "dcp": "raftkv + DCP", "dcp-async": "raftkv + DCP, asynchronous"}
 """By what saves."""
 
 

@@ -2,18 +2,19 @@
 
 Owns the two phases. The copy reads one revision of the source in pages; the watch begins right behind it, so nothing
 falls between. A revision of the source is one transaction at the destination, unless it is larger than
-``--max-txn-ops``. The number of keys copied is printed every 30 seconds.
+``--max-txn-ops``. The number of keys copied is printed every 30 seconds, and standard error says which cluster does not
+answer. A watch of keys that do not change is silent too: the source is asked now and then whether it is there.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from raftkv.cli.ctl.session import client_options, connection_settings, open_session
+from raftkv.cli.ctl.session import client_options, connection_settings, open_session, remark
 from raftkv.cli.ctl.watch import watching
 from raftkv.cli.exits import BAD_ARGUMENTS, BAD_CONNECTION, CommandError
 from raftkv.cli.goflags.command import Invocation
@@ -23,24 +24,67 @@ from raftkv.client.keys import prefix_end
 from raftkv.client.rpc import methods
 from raftkv.client.watch.watch import responses
 from raftkv.client.watch.watcher import Request, Watcher
-from raftkv.errors import ConfigError
+from raftkv.errors import ConfigError, StatusError
 from raftkv.pb import kv_pb2, rpc_pb2
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+M = TypeVar("M", bound="Message")
 
 PAGE_KEYS: Final = 1000
 REPORT_S: Final = 30.0
 PATIENCE_S: Final = 60.0
 """How long either cluster may be unreachable before the mirror gives up."""
 
+SILENCE_S: Final = 5.0
+"""Standard error names the cluster that has not answered a call for so long."""
+PROBE_S: Final = 3.0
+"""How often the source is asked while it is watched."""
+
 _TXN: Final = Method(methods.TXN.path, rpc_pb2.TxnResponse, True)
 """The mirror alone writes there, and what it writes may be written twice."""
+
+
+class Cluster:
+    """One of the two; standard error says once, until it answers, that it does not.
+
+    Arguments:
+        name: which one it is, and where.
+        client: the way to it.
+    """
+
+    def __init__(self, name: str, client: Client) -> None:
+        self.client = client
+        self._name = name
+        self._is_noted = False
+
+    async def call(self, method: Method[M], request: Any) -> M:
+        """Call any endpoint.
+
+        Raises:
+            StatusError: the call failed.
+        """
+        timer = asyncio.get_running_loop().call_later(SILENCE_S, self._note)
+        try:
+            answer = await self.client.call(method, request, timeout_s=PATIENCE_S)
+        finally:
+            timer.cancel()
+        self._is_noted = False
+        return answer
+
+    def _note(self) -> None:
+        if not self._is_noted:
+            self._is_noted = True
+            remark(f"no answer from the {self._name} for {SILENCE_S:.0f} s; the mirror goes on when it answers")
 
 
 @dataclass
 class Mirror:
     """Where keys come from, where they go to, and how many went."""
 
-    source: Client
-    destination: Client
+    source: Cluster
+    destination: Cluster
     prefix: bytes
     new_prefix: bytes
     operations_max: int
@@ -71,7 +115,7 @@ class Mirror:
         (key, end), revision = self._range(), 0
         while True:
             request = rpc_pb2.RangeRequest(key=key, range_end=end, limit=PAGE_KEYS, revision=revision)
-            page = await self.source.call(methods.RANGE, request, timeout_s=PATIENCE_S)
+            page = await self.source.call(methods.RANGE, request)
             revision = revision or page.header.revision
             yield page
             if not page.more:
@@ -81,6 +125,14 @@ class Mirror:
     def _range(self) -> tuple[bytes, bytes]:
         return (self.prefix, prefix_end(self.prefix)) if self.prefix else (b"\0", b"\0")
 
+    async def probe(self) -> None:
+        """Ask the source for one key now and then, for ever: what does not come ends nothing."""
+        request = rpc_pb2.RangeRequest(key=self._range()[0], keys_only=True)
+        while True:
+            await asyncio.sleep(PROBE_S)
+            with suppress(StatusError):
+                await self.source.call(methods.RANGE, request)
+
     async def follow(self, start_revision: int) -> None:
         """Do what is done at the source, from a revision on, until that is no longer possible.
 
@@ -88,7 +140,7 @@ class Mirror:
             StatusError: the watch has ended.
         """
         watcher = Watcher(Request(*self._range(), start_revision))
-        async with watching(self.source) as hub, aclosing(responses(hub, watcher)) as changes:
+        async with watching(self.source.client) as hub, aclosing(responses(hub, watcher)) as changes:
             async for response in changes:
                 for operations in self._by_revision(response.events):
                     await self._commit(operations)
@@ -106,7 +158,7 @@ class Mirror:
             yield operations
 
     async def _commit(self, operations: list[rpc_pb2.RequestOp]) -> None:
-        await self.destination.call(_TXN, rpc_pb2.TxnRequest(success=operations), timeout_s=PATIENCE_S)
+        await self.destination.call(_TXN, rpc_pb2.TxnRequest(success=operations))
         self.copied += len(operations)
 
 
@@ -125,15 +177,24 @@ def make_mirror(invocation: Invocation) -> None:
     options = client_options(destination, connection_settings(destination, {}))
 
     async def mirror(source: Client) -> None:
-        async with _destination(invocation.arguments[0], options) as destination:
-            work = Mirror(source, destination, prefix, new_prefix, max(1, invocation["max-txn-ops"]))
+        there = invocation.arguments[0]
+        async with _destination(there, options) as destination:
+            work = Mirror(
+                Cluster(f"source ({', '.join(session.endpoints)})", source),
+                Cluster(f"destination ({there})", destination),
+                prefix,
+                new_prefix,
+                max(1, invocation["max-txn-ops"]),
+            )
             async with asyncio.TaskGroup() as tasks:
-                report = tasks.create_task(_report(work))
+                beside = [tasks.create_task(_report(work))]
                 try:
                     start = invocation["rev"] or await work.copy() + 1
+                    beside.append(tasks.create_task(work.probe()))
                     await work.follow(start)
                 finally:
-                    report.cancel()
+                    for task in beside:
+                        task.cancel()
 
     async def unwrapped(source: Client) -> None:
         try:

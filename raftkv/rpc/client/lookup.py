@@ -11,6 +11,7 @@ thread, so that connections which are tried again and again while DNS is dead do
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import threading
@@ -47,7 +48,11 @@ async def addresses(host: str, port: int) -> list[str]:
 
 
 async def beside(work: Callable[[], T]) -> T:
-    """Do blocking work that may hang, as whatever asks DNS, on a daemon thread of its own; returns its result."""
+    """Do blocking work that may hang, as whatever asks DNS, on a daemon thread of its own; returns its result.
+
+    Raises:
+        OSError: the process may have no more threads.
+    """
     return await _answer(_begin(work))
 
 
@@ -62,7 +67,10 @@ def _begin(work: Callable[[], T]) -> Future[T]:
         else:
             future.set_result(result)
 
-    threading.Thread(target=do, name="raftkv-lookup", daemon=True).start()
+    try:
+        threading.Thread(target=do, name="raftkv-lookup", daemon=True).start()
+    except RuntimeError as error:  # the process may have no more of them just now
+        raise OSError(errno.EAGAIN, str(error)) from None
     return future
 
 

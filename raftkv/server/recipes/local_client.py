@@ -49,6 +49,12 @@ CONFIRMED_AT_ONCE: Final = 50
 """Recipes that go on in a turn of the loop once their read is confirmed, with 0.2 ms of reading each: one round may
 have had all observers of a member that came back."""
 
+BEGUN_AT_ONCE: Final = 64
+"""Txns of recipes that are made in a turn of the loop, with 0.1 ms each: the leases that they waited for were granted
+by entries which are applied together, and waiters leave together."""
+BYTES_AS_A_TXN: Final = 4096
+"""A txn counts as one more for so many bytes of a name, which stands in it several times."""
+
 OPERATIONS_MAX: Final = 4
 """No txn of a recipe has more."""
 
@@ -80,6 +86,7 @@ class Recipe:
         self._deletions: set[asyncio.Task[None]] = set()
         self._due = Paced(CALLED_AT_ONCE)
         self._confirmed: Turnstile | None = None
+        self._beginnings: Turnstile | None = None
         self._closed = False
 
     def close(self) -> None:
@@ -154,6 +161,14 @@ class Recipe:
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
+    async def begin(self, name: bytes) -> None:
+        """Wait for a turn of the loop that has room for a txn about a name or key: before it is made."""
+        if self._beginnings is None:
+            self._beginnings = Turnstile(BEGUN_AT_ONCE)
+        weight = 1 + len(name) // BYTES_AS_A_TXN
+        if not self._beginnings.try_enter(weight):
+            await self._beginnings.enter(weight)
+
     async def txn(
         self, call: ServerCall, request: rpc_pb2.TxnRequest, undo: Callable[[Outcome], None] | None = None
     ) -> tuple[int, rpc_pb2.TxnResponse]:
@@ -189,16 +204,17 @@ class Recipe:
             key: to be deleted.
             create_revision: of the key that is meant.
         """
+        task = asyncio.get_running_loop().create_task(self._delete(key, create_revision))
+        self._deletions.add(task)
+        task.add_done_callback(self._deletions.discard)
+
+    async def _delete(self, key: bytes, create_revision: int) -> None:
+        """Propose a deletion until it is decided: to repeat it is safe, as it cannot happen twice."""
+        await self.begin(key)  # a connection that ends may have had hundreds of waiters
         request = rpc_pb2.TxnRequest(
             compare=[created_at(key, create_revision)],
             success=[rpc_pb2.RequestOp(request_delete_range=rpc_pb2.DeleteRangeRequest(key=key))],
         )
-        task = asyncio.get_running_loop().create_task(self._delete(request))
-        self._deletions.add(task)
-        task.add_done_callback(self._deletions.discard)
-
-    async def _delete(self, request: rpc_pb2.TxnRequest) -> None:
-        """Propose a deletion until it is decided: to repeat it is safe, as it cannot happen twice."""
         node, data = self.responder.node, request.SerializeToString()
         while not node.stopped:
             try:

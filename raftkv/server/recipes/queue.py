@@ -81,6 +81,7 @@ class Queue:
             RequestTooLargeError: the name is so long that no txn can have it as often as it must.
         """
         self._recipe.check_size(NAMES_IN_A_TXN * len(name) + len(value))  # before as many copies are made
+        await self._recipe.begin(name)
         prefix = name + b"/"
         key = prefix + b"%x" % lease_id
 

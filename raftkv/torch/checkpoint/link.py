@@ -111,19 +111,34 @@ class Link:
 
         Arguments:
             token: of the claim.
-            is_new: it was handed on for this save. Else it may be of a generation before, and a run knows its own.
+            is_new: it was handed on for this save. Else it may be of a generation before: a run knows its own, and a
+                program the newest of its claims.
         """
         world = self._world
         if world is not None and not is_new:
             return self.claim()
-        self._claim = Claim.from_token(token, None if world is None else world.fence)
-        return self._claim
+        claim = Claim.from_token(token, None if world is None else world.fence)
+        if not is_new:
+            claim = max((claim, *self._known()), key=lambda known: known.generation)
+        self._claim = claim
+        return claim
+
+    def keep(self, claim: Claim) -> None:
+        """Note the claim of a program, which another rank has made for all."""
+        with _lock:
+            _claims[self.registry] = claim
+
+    def _known(self) -> list[Claim]:
+        """What this process has heard of: for this save, or when the program resumed."""
+        kept = None if self._world is not None or self._registry is None else _claims.get(self._registry)
+        return [claim for claim in (self._claim, kept) if claim is not None]
 
     def __getstate__(self) -> dict[str, Any]:
         facts = self._facts
         if self._registry is not None:
             facts = {"run_id": self.run_id, "uri": self.uri, **_way_to(self._registry.kv, self._client)}
-        return {"_registry": None, "_world": self._world, "_claim": self._claim, "_client": None, "_facts": facts}
+        claim = max(self._known(), key=lambda known: known.generation, default=None)
+        return {"_registry": None, "_world": self._world, "_claim": claim, "_client": None, "_facts": facts}
 
 
 def _way_to(kv: raftkv.Client, given: Mapping[str, Any] | None) -> dict[str, Any]:

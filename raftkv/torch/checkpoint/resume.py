@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
 
+from raftkv.checkpoint.commit.claim import Claim
 from raftkv.checkpoint.errors import AttemptOver, CheckpointNotFound
 from raftkv.checkpoint.kinds import DCP
 from raftkv.checkpoint.records import Checkpoint
@@ -60,16 +61,17 @@ def resume(
     if isinstance(source, Run):
         with source.resume(kind) as last:
             return None if last is None else load(last.checkpoint)
-    found = from_rank_0(process_group, lambda: _find(Link(source), kind), no_dist=no_dist)
+    claim, found = from_rank_0(process_group, lambda: _find(Link(source), kind), no_dist=no_dist)
+    Link(source).keep(claim)
     return None if found is None else load(found)
 
 
-def _find(link: Link, kind: str) -> Checkpoint | None:
-    link.claim(take_over=True)
+def _find(link: Link, kind: str) -> tuple[Claim, Checkpoint | None]:
+    claim = link.claim(take_over=True)
     try:
-        return link.registry.latest(kind)
+        return claim, link.registry.latest(kind)
     except CheckpointNotFound:
-        return None
+        return claim, None
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from random import Random
 
@@ -90,6 +91,30 @@ def test_a_move_in_either_direction_while_writes_go_on(source: str, destination:
             writes.make(100)
             wait_for(lambda: content(here, "") == content(there, ""), "the rest")
             assert mirror.stop().code == 130
+
+
+@pytest.mark.parametrize("frozen", ["source", "destination"])
+def test_it_says_which_end_is_frozen_and_goes_on(frozen: str) -> None:
+    """It was silent until a call's 60 s were over."""
+    with Cluster(RAFTKV) as source, Cluster(RAFTKV) as destination:
+        (there,), (here,) = source.endpoints, destination.endpoints
+        process = {"source": source, "destination": destination}[frozen].members[0].process
+        assert process is not None
+        ctl(there, "put", "a", "1")
+        with Running(raftkvctl(there, "make-mirror", here)) as mirror:
+            wait_for(lambda: content(here, "") == b"a\n1\n", "the copy")
+            process.send_signal(signal.SIGSTOP)
+            try:
+                if frozen == "destination":
+                    ctl(there, "put", "a", "2")
+                mirror.wait_complained("the mirror goes on when it answers")
+            finally:
+                process.send_signal(signal.SIGCONT)
+            ctl(there, "put", "b", "3")
+            wait_for(lambda: b"b\n3\n" in content(here, ""), "what came after")
+            place = {"source": there, "destination": here}[frozen]
+            line = f"raftkvctl: no answer from the {frozen} ({place}) for 5 s; the mirror goes on when it answers"
+            assert mirror.stop() == Ran(130, b"", line)
 
 
 class Writes:

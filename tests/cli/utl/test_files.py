@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import google_crc32c
 import pytest
 
 from raftkv.apply.request import Kind
@@ -40,6 +41,8 @@ def test_hashkv_is_that_of_the_store(member: DataDirectory) -> None:
     assert said("hashkv", member.snapshots / "db") == f"{member.hash}, 101, -1\n"
     assert json.loads(said("hashkv", member.path, "--rev=101", "-w", "json"))["hash"] == member.hash
     assert json.loads(said("hashkv", member.path, "--rev=50", "-w", "json"))["hash"] != member.hash
+    for file in (member.path, member.snapshots / "db"):
+        assert said("hashkv", file, "--rev=-2") == f"{google_crc32c.value(b'key')}, -2, -1\n"
 
 
 @pytest.mark.parametrize("seed", [4, 5])

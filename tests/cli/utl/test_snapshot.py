@@ -65,6 +65,14 @@ def test_restore_says_what_it_made(tmp_path: Path, file: Path, run: Callable[[Se
     assert WAL.exists(str(tmp_path / "data" / "member" / "wal"))
 
 
+def test_a_directory_may_have_a_name_that_is_not_utf_8(tmp_path: Path, file: Path) -> None:
+    """LMDB's binding takes no such text: restore, and a member with such a --data-dir, ended with a traceback."""
+    made = tmp_path / os.fsdecode(b"d\xff")
+    assert run_utl(["snapshot", "restore", str(file), "--data-dir", str(made)]).code == 0
+    assert said("hashkv", made) == said("hashkv", file)
+    said("defrag", "--data-dir", made)
+
+
 @pytest.mark.parametrize("wal_dir", ["data/member/wal", "data/log/of/it", "./data/../data/log", "apart"])
 def test_the_log_may_be_inside_the_data_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: Path, wal_dir: str

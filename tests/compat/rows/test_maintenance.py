@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+import google_crc32c
 import pytest
 
 from raftkv.pb import health_pb2, rpc_pb2
@@ -156,6 +157,15 @@ def test_hash_kv_of_a_bad_revision(store: Store) -> None:
     future, compacted = _hash_kv(store, store.at(3)), _hash_kv(store, store.at(1))
     assert (future.code, future.text) == FUTURE
     assert (compacted.code, compacted.text) == COMPACTED
+
+
+@pytest.mark.parametrize("revision", [-1, -2, -(1 << 63)])
+def test_hash_kv_of_a_negative_revision_is_of_no_history(store: Store, revision: int) -> None:
+    store.fill(b"a", b"a")
+    store.ask(compact(store.at(2), physical=True))
+    answer = _hash_kv(store, revision)
+    assert answer.code == "OK"
+    assert (answer.message.hash, answer.message.compact_revision) == (google_crc32c.value(b"key"), store.at(2))
 
 
 def test_hash_kv_at_the_compacted_revision(store: Store) -> None:

@@ -266,12 +266,12 @@ async def test_a_call_that_cannot_be_looked_at_ends_and_the_others_are_looked_at
     assert watching.status == (errors.INTERNAL, "internal error")
 
 
-def signing_world(folder: Path) -> World:
-    """A member whose tokens are signed, and end after a second."""
+def signing_world(folder: Path, ttl: str = "1s") -> World:
+    """A member whose tokens are signed, and end after a second or another time."""
     secret = folder / "secret"
     secret.write_bytes(b"x" * 32)
     secret.chmod(0o600)
-    world = World(auth_token=f"jwt,priv-key={secret},sign-method=HS256,ttl=1s")
+    world = World(auth_token=f"jwt,priv-key={secret},sign-method=HS256,ttl={ttl}")
     world.user("alice", ("READWRITE", b"a", b"b"))
     world.enable()
     return world
@@ -303,6 +303,28 @@ def test_streams_end_with_a_signed_token(tmp_path: Path, method: str) -> None:
         assert [live.of(each)._timer for each in live._calls] == [None] * (not call.done)
 
     main()
+
+
+@on_loop
+async def test_a_watch_of_a_signed_token_outlasts_a_password_and_ends_with_the_right(tmp_path: Path) -> None:
+    """The token knows nothing of passwords; etcd 3.5.1 goes on in both cases."""
+    world = signing_world(tmp_path, ttl="5m")
+    signer: Any = world.users._signed
+    request = rpc_pb2.WatchRequest(create_request=rpc_pb2.WatchCreateRequest(key=b"a1"))
+    call = world.start("etcdserverpb.Watch/Watch", request, signer.sign(b"alice", world.auth.revision))
+    await until(lambda: len(call.answers) == 1)
+    hashed = base64.b64encode(bcrypt.hashpw(b"new", bcrypt.gensalt(4))).decode()
+    world.change(user_change_password=rpc_pb2.AuthUserChangePasswordRequest(name="alice", hashedPassword=hashed))
+    world.node.let_go()
+    world.put(b"a1")
+    world.node.let_go()
+    await until(lambda: len(call.answers) == 2)
+    assert [event.kv.key for event in rpc_pb2.WatchResponse.FromString(call.answers[1]).events] == [b"a1"]
+    world.change(user_revoke_role=rpc_pb2.AuthUserRevokeRoleRequest(name="alice", role="role-alice"))
+    world.node.let_go()
+    await until(lambda: len(call.answers) == 3)
+    last = rpc_pb2.WatchResponse.FromString(call.answers[2])
+    assert last.cancel_reason == "rpc error: code = PermissionDenied desc = etcdserver: permission denied"
 
 
 @on_loop

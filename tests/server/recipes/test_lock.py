@@ -12,7 +12,7 @@ from raftkv import errors
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.status import Code
 from raftkv.server.node import slices
-from raftkv.server.recipes.local_client import CALLED_AT_ONCE, KEYS_AT_ONCE, refusal
+from raftkv.server.recipes.local_client import BEGUN_AT_ONCE, BYTES_AS_A_TXN, CALLED_AT_ONCE, KEYS_AT_ONCE, refusal
 from raftkv.server.recipes.queue import NAMES_IN_A_TXN
 from tests.server.recipes.recipes import SIZE_MAX_BYTES, RecipeMember, quiet
 
@@ -155,6 +155,48 @@ def test_a_turn_wakes_some_of_very_many_who_wait_for_one_key() -> None:
         assert max(woken) <= CALLED_AT_ONCE
         await member.settle()
         assert {task.result().key for task in waiting} == {b"n/b"}
+
+    _run(scenario)
+
+
+@pytest.mark.parametrize("name", [b"n", b"n" * 15 * BYTES_AS_A_TXN], ids=["short", "long"])
+def test_a_turn_makes_some_of_very_many_entries_whose_leases_were_granted_together(name: bytes) -> None:
+    """An entry's txn has the name seven times: 480 names of 60 KB were a turn of 0.07 s."""
+
+    async def scenario(member: RecipeMember) -> None:
+        count = 2 * BEGUN_AT_ONCE
+        locks = [member.lock(name + b"%d" % number, 0) for number in range(count)]
+        made: list[int] = []
+        while len(member.node.proposed) < count:
+            before = len(member.node.proposed)
+            await asyncio.sleep(0)
+            made.append(len(member.node.proposed) - before)
+        assert max(made) <= BEGUN_AT_ONCE // (len(name) // BYTES_AS_A_TXN + 1) + 1
+        await member.settle()
+        assert all(task.done() for task in locks)
+
+    _run(scenario)
+
+
+def test_a_turn_deletes_some_of_very_many_entries_whose_waiters_leave_together() -> None:
+    """A connection had 480 of them, with names of 60 KB: a turn of 0.08 s."""
+
+    async def scenario(member: RecipeMember) -> None:
+        name = b"n" * 15 * BYTES_AS_A_TXN
+        member.lock(name, 10)
+        await member.settle()
+        waiting = [member.lock(name, 0) for _ in range(BEGUN_AT_ONCE)]
+        await member.settle()
+        for task in waiting:
+            task.cancel()
+        made: list[int] = []
+        while len(member.node.proposed) < len(waiting):
+            before = len(member.node.proposed)
+            await asyncio.sleep(0)
+            made.append(len(member.node.proposed) - before)
+        assert max(made) <= BEGUN_AT_ONCE // 16 + 1
+        await member.settle()
+        assert member.keys() == [name + b"/a"]
 
     _run(scenario)
 

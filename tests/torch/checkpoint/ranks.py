@@ -92,6 +92,22 @@ def mixed(registry: Registry) -> Any:
     return [found, [each.step for each in registry.checkpoints()]]
 
 
+def again(registry: Registry) -> Any:
+    """A program resumes anew, as after an error that it has caught, with the plans that torch's planner has kept."""
+    found: list[Any] = []
+    for first in (1, 4):
+        last = resume(registry, {"bias": state(0)["bias"]})
+        found.append(None if last is None else last.step)
+        for step in range(first, first + 3):
+            planner = DefaultSavePlanner(enable_plan_caching=True)
+            try:
+                with typed():
+                    dcp.save(state(7), storage_writer=Writer(registry, step, timeout_s=30.0), planner=planner)
+            except RaftKVError as error:
+                found.append(str(error))
+    return [found, [each.step for each in registry.checkpoints()]]
+
+
 def load(registry: Registry) -> Any:
     """With whatever number of ranks."""
     loaded = state(0)
@@ -132,7 +148,8 @@ def main(what: str, endpoints: str, directory: str, rendezvous: str, rank: int, 
         "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=size, timeout=timedelta(seconds=60)
     )
     with raftkv.connect(endpoints) as kv:
-        found = {"save": save, "mixed": mixed, "load": load, "killed": killed}[what](Registry(kv, "two", uri=directory))
+        rank_of = {"save": save, "mixed": mixed, "again": again, "load": load, "killed": killed}[what]
+        found = rank_of(Registry(kv, "two", uri=directory))
         print(json.dumps(found), flush=True)
         os._exit(0)  # without the farewells of process groups, whose other ranks may be dead
 

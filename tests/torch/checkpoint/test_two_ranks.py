@@ -60,3 +60,9 @@ def test_ranks_that_save_different_steps_commit_none(tmp_path):
             assert [words.partition(":")[0] for words in said[::2]] == [
                 f"the coordinator saves step {step}, and rank 1 step {step + 10}" for step in (1, 2, 3)
             ]
+
+
+@pytest.mark.long
+def test_a_program_that_resumes_twice_saves_with_the_plans_that_it_has_kept(tmp_path):
+    with raftkv.local() as cluster:
+        assert run("again", cluster, tmp_path, 2) == [[[None, 3], [1, 2, 3, 4, 5, 6]]] * 2
