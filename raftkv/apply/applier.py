@@ -278,7 +278,7 @@ class Applier:
             InvariantError: the entry could not be executed for a reason that is not an answer.
         """
         caller = None
-        if kind == Kind.IDENTIFIED:
+        if kind == requests.IDENTIFIED:
             try:
                 caller, kind, body = requests.decode_identified(body)
             except errors.MalformedEntryError as error:

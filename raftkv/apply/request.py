@@ -53,6 +53,9 @@ class Kind(enum.IntEnum):
     AUTH = 131
 
 
+IDENTIFIED: Final = Kind.IDENTIFIED
+"""The same, for what asks with every entry: a member of an enumeration takes 0.1 us to look up."""
+
 FIRST_KNOWN_IN: Final[dict[int, tuple[int, int]]] = {
     Kind.PREFIX_QUOTA: (0, 2),
     Kind.DOWNGRADE: (0, 2),

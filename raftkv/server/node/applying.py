@@ -46,6 +46,7 @@ PUT_BYTES_BITS: Final = 12
 """A put counts as one entry more for each 4 KiB of it."""
 
 _PUT: Final = bytes([Kind.PUT])
+_NORMAL: Final = EntryType.NORMAL
 ENTRIES_PER_LOOK: Final = 32
 """Entries between two looks at the clock."""
 
@@ -219,7 +220,7 @@ class Applying:
             began_s = perf_counter()
             while queue and queue[0].term == term:
                 entry = queue.popleft()
-                if entry.type != EntryType.NORMAL:
+                if entry.type != _NORMAL:
                     node.apply_conf_change(entry, answers)
                 elif entry.data and not self._apply(entry, answers, last):
                     break
@@ -267,7 +268,7 @@ class Applying:
         if request is None:
             return True  # nobody can wait for it
         kind, request_id, body = request
-        does = entry.data[INNER_KIND_AT] if kind == Kind.IDENTIFIED and len(entry.data) > INNER_KIND_AT else kind
+        does = entry.data[INNER_KIND_AT] if kind == requests.IDENTIFIED and len(entry.data) > INNER_KIND_AT else kind
         waiter = self._node.proposals.pop(request_id)
         self._node.applier.index = entry.index
         failpoint("beforeApplyOneEntryNormal")
