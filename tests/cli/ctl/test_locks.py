@@ -160,7 +160,7 @@ def test_a_lost_lease_ends_the_command(server: str) -> None:
     assert done == Ran(1, b"", "Error: session expired")
 
 
-@pytest.mark.parametrize("form", ["simple", "json", "fields"])
+@pytest.mark.parametrize("form", long_except(["simple", "json", "fields"], {"json"}))
 def test_an_election(server: str, form: str) -> None:
     """Two candidates in turn, and an observer of each program beside them."""
     ran = {}
