@@ -12,10 +12,13 @@ One that replaces a part of the hot path is marked `interpreted`, and left out w
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib
 import os
 import signal
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -40,6 +43,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write what golden scenarios really print into their files; commit it only if you understand every change",
     )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Have each of several processes begin its imports at another file.
+
+    Each imports all files. In a fresh clone it would also compile all of them, at the same time as the others: now each
+    finds most of them compiled by another.
+    """
+    told = getattr(session.config, "workerinput", None)
+    if told is None:
+        return
+    root = session.config.rootpath
+    folders = [path for word in session.config.args if (path := Path(word).absolute()).is_dir()]
+    files = sorted({path for folder in folders for path in folder.rglob("test_*.py")})
+    first = len(files) * int(told["workerid"].removeprefix("gw")) // told["workercount"]
+    for path in files[first:] + files[:first]:
+        # A file that cannot be imported, or is to be left out, is pytest's to report, which imports it again.
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
 
 
 @pytest.hookimpl(trylast=True)

@@ -197,7 +197,7 @@ ENVIRONMENTS = {
 """Examples whose package lives in an environment of its own."""
 
 
-SHORT = {"distributed_lock_with_fencing", "quickstart", "run_exec", "watch_config"}
+SHORT = {"distributed_lock_with_fencing", "quickstart"}
 """Examples that `make test` runs; the others are long."""
 
 

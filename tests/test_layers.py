@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,12 +80,15 @@ def statements(path: Path, tree: ast.AST | None = None) -> Iterator[tuple[str, l
             yield module, [alias.name for alias in node.names]
 
 
-def _imports(path: Path) -> Iterator[str]:
-    """Yield the absolute names of all modules that a file imports, wherever in it."""
+@functools.cache
+def _imports(path: Path) -> list[str]:
+    """Return the absolute names of all modules that a file imports, wherever in it."""
+    found = []
     for module, names in statements(path):
-        yield module
+        found.append(module)
         if module == "raftkv":
-            yield from (f"raftkv.{name}" for name in names)
+            found += [f"raftkv.{name}" for name in names]
+    return found
 
 
 def module_of(path: Path) -> str:

@@ -47,6 +47,7 @@ async def _attack_with_every_row() -> None:
         assert min(summary[name]["count"] for name in ("put", "read", "event")) > 0
 
 
+@pytest.mark.long
 def test_small_attacks_of_every_row_leave_members_alive_equal_and_the_leader_where_it_is() -> None:
     asyncio.run(_attack_with_every_row())
 

@@ -188,7 +188,11 @@ def member() -> Iterator[str]:
         yield cluster.endpoints[0]
 
 
-@pytest.mark.parametrize("words", MEASURING, ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [*MEASURING[::2], *(pytest.param(words, marks=pytest.mark.long) for words in MEASURING[1::2])],
+    ids=" ".join,
+)
 def test_a_measurement_shows_its_progress_and_ctrl_c_prints_what_it_has(member: str, words: tuple[str, ...]) -> None:
     with InTerminal(raftkvctl(member, *words)) as terminal:
         terminal.wait_shown(r"\b[1-9]\d*/\d")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import doctest
 import importlib
+import itertools
 import random
 
 import pytest
@@ -111,6 +112,15 @@ def test_every_endpoint_is_named_with_its_reason_and_whether_it_can_have_happene
 def test_a_time_limit_is_told_without_the_noise_of_floats():
     assert str(EndpointsFailed({}, 2.99999, definite=True)) == "no answer within 3 s from any endpoint"
     assert str(EndpointsFailed({}, 0.25, definite=True)) == "no answer within 0.25 s from any endpoint"
+
+
+def test_the_time_that_is_told_is_what_was_asked_for(monkeypatch):
+    """Whatever the first connection took of it."""
+    ticks = itertools.count(100.0)
+    monkeypatch.setattr("raftkv.client.rpc.core.monotonic", lambda: next(ticks))
+    late = RpcError(errors.DEADLINE_EXCEEDED, "context deadline exceeded")
+    with pytest.raises(EndpointsFailed, match=r"^no answer within 60 s from "):
+        ask(FakeCluster(a=[late], b=[late]), timeout_s=60)
 
 
 def test_an_endpoint_that_is_silent_is_left_by_the_next_call():

@@ -299,6 +299,7 @@ LOADER = """
 """
 
 
+@pytest.mark.long
 def test_workers_of_a_torch_data_loader(member):
     total = sum(range(64))
     assert run(member, LOADER) == f"{total}\n{total}\n3 False\n"

@@ -615,6 +615,7 @@ def insist(write):
     wait_for(attempt, "the cluster to have a leader again", timeout_s=60)
 
 
+@pytest.mark.long
 def test_members_die_in_mid_lock_and_no_two_hold_it():
     with Cluster(RAFTKV, size=3) as cluster, raftkv.connect(cluster.endpoints) as kv:
         with kv.lock("l", ttl=10) as lock:

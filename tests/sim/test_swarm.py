@@ -15,7 +15,7 @@ from tests.sim.nemesis import DEFRAGMENTING, FAULTS, REACHED
 from tests.sim.swarm import draw, run_seed
 
 SEEDS_COUNT = 600
-SHORT_SEEDS_COUNT = 80
+SHORT_SEEDS_COUNT = 40
 CHUNK_SIZE = 20
 FAILPOINT_SEEDS_MAX = 100
 REGRESSIONS = Path(__file__).with_name("regressions.txt")
@@ -51,7 +51,7 @@ def test_corners(corner: str, seeds: int, capsys: pytest.CaptureFixture[str]) ->
     assert main(["--corner", corner, "--seeds", str(seeds)]) == 0, capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", long_except(REACHED, REACHED[1::9]))
+@pytest.mark.parametrize("name", long_except(REACHED, set(REACHED[1::9]) - {"walBeforeRepair"}))
 def test_a_member_may_die_at_every_failpoint(name: str) -> None:
     for seed in range(1, FAILPOINT_SEEDS_MAX):
         report = run_seed(seed, failpoint_corner(seed, name))

@@ -31,6 +31,7 @@ from raftkv.torch.rendezvous import RaftKVRendezvousHandler, create_handler
 from raftkv.training.keys import RunKeys
 from raftkv.training.process.faults import End, Worker
 from raftkv.training.records import Fault
+from tests.long import long_except
 from tests.procs import free_port, wait_for
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def join(pool: ThreadPoolExecutor, *handlers: RaftKVRendezvousHandler) -> list[R
     return sorted((future.result(WAIT_S) for future in futures), key=lambda info: info.rank)
 
 
-@pytest.mark.parametrize("first", ["", "import raftkv.torch; "])
+@pytest.mark.parametrize("first", long_except(["", "import raftkv.torch; "], {""}))
 def test_torch_finds_the_backend_whichever_is_imported_first(first: str) -> None:
     command = [sys.executable, "-W", "error", "-c", first + REGISTERED]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

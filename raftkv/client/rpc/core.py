@@ -279,6 +279,7 @@ class Client:
             raise ContextDeadlineExceededError
         # Not the loop's clock: to ask for the running loop is a system call in Python 3.11.
         now = monotonic()
+        asked_s = timeout_s
         deadline = now + timeout_s
         login = self._login
         if self._undecided and endpoints is self.endpoints:
@@ -293,7 +294,7 @@ class Client:
             answer = await self._send(endpoint, method, body, timeout_s, login.metadata + metadata)
         except RpcError as error:
             explain = self.options.explain
-            attempts = Attempts(deadline, timeout_s, explain=explain, token=token, metadata=metadata)
+            attempts = Attempts(deadline, asked_s, explain=explain, token=token, metadata=metadata)
             answer = await self._recover(attempts, error, endpoint, endpoints, method, body)
         return _parse(method, answer)
 

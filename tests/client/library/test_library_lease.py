@@ -177,6 +177,7 @@ def test_closing_the_client_loses_its_leases(member):
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_a_lease_outlives_its_members(three):
     """Every member in turn is killed; the lease of a client that looks for the next one in time is not lost."""
 
@@ -319,7 +320,7 @@ def test_what_is_kept_and_dropped_while_a_session_comes_back_counts(play):
 
 def test_a_session_that_is_closed_while_it_comes_back_leaves_nothing(play):
     async def scenario(kv):
-        session = await kv.session(ttl=60)
+        session = await kv.session(ttl=6)  # renewed every 2 s, which is when it learns of the end
         await session.keep("kept", "1")
         begun, _ = hold_puts_of(session)
         await kv.revoke(session.id)
