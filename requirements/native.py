@@ -45,18 +45,12 @@ GROUP = "raftkv_native"
 """The library that most others share has this name, and is no part of a package."""
 SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
 
-_NAMES = {
+_OF_MEMBERS = {
     "raftkv/apply": "applier check compares plain plain_txn quotas ranges read_txn request response txn",
     "raftkv/raft": (
         "candidate confchange config core follower leader log memory_log progress quorum raw_node read_index "
         "replication tracker types"
     ),
-    "raftkv/rpc": "cork deadlines framing h2 inbox limits metadata packed policing protocol stall",
-    "raftkv/rpc/http2": (
-        "client connection control fields frames hpack huffman listener sending server streams tables"
-    ),
-    "raftkv/rpc/server": "budget calls carrier core http2 known_heads listened router stream",
-    "raftkv/rpc/sockets": "poller transport",
     "raftkv/server/lease": "graces keep_alives lessor renewals times",
     "raftkv/server/node": "applying backlog node proposals reads waits",
     "raftkv/server/peer": "codec",
@@ -68,15 +62,31 @@ _NAMES = {
     ),
     "raftkv/storage/wal": "frame record segment wal",
 }
-TOGETHER = [f"{folder}/{name}.py" for folder, names in _NAMES.items() for name in names.split()]
+_OF_CALLS = {
+    "raftkv/rpc": "cork deadlines framing h2 inbox limits metadata packed policing protocol stall",
+    "raftkv/rpc/http2": (
+        "client connection control fields frames hpack huffman listener sending server streams tables"
+    ),
+    "raftkv/rpc/server": "budget calls carrier core http2 known_heads listened router stream",
+    "raftkv/rpc/sockets": "poller transport",
+}
+
+
+def _paths(names_of: dict[str, str]) -> list[str]:
+    return [f"{folder}/{name}.py" for folder, names in names_of.items() for name in names.split()]
+
+
+TOGETHER = _paths(_OF_MEMBERS)
 APART = {
+    "raftkv_native_rpc": _paths(_OF_CALLS),
     "raftkv_native_peer": ["raftkv/server/peer/transport.py"],
     "raftkv_native_admission": ["raftkv/server/node/admission.py"],
     "raftkv_native_disk": ["raftkv/server/node/disk.py"],
     "raftkv_native_client": ["raftkv/rpc/client/core.py", "raftkv/rpc/client/stream.py"],
 }
 """Each group compiled for itself, by the name of the library that its modules share: calls across its edge are those of
-Python, and stand-ins pass in both directions."""
+Python, and stand-ins pass in both directions. Connections and calls are one: services get calls of any class, from
+simulators too."""
 MODULES = [*TOGETHER, *chain.from_iterable(APART.values())]
 """All files, from the root of the sources."""
 

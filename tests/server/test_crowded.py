@@ -33,7 +33,6 @@ def _nested(inner: bytes) -> bytes:
     return b"\x12" + _length(len(operation)) + operation
 
 
-@pytest.mark.interpreted
 @pytest.mark.parametrize(
     "data",
     [

@@ -22,8 +22,6 @@ from raftkv.server.auth.simple_tokens import digest_of
 from raftkv.server.auth.table import OPEN, TABLE, row_of
 from tests.server.auth.world import World, stop, until
 
-pytestmark = pytest.mark.interpreted  # handlers get stand-ins for calls
-
 PUT, RANGE = "etcdserverpb.KV/Put", "etcdserverpb.KV/Range"
 TXN = "etcdserverpb.KV/Txn"
 NOBODY = (errors.INVALID_ARGUMENT, "etcdserver: user name is empty")

@@ -25,8 +25,6 @@ from tests.server.auth.oracle import ROLES, Role, is_allowed
 from tests.server.auth.test_guard import BAD_TOKEN, DENIED, LET_IN, NOBODY, on_loop
 from tests.server.auth.world import Call, World, stop, until
 
-pytestmark = pytest.mark.interpreted  # handlers get stand-ins for calls
-
 OLD = (errors.INVALID_ARGUMENT, "etcdserver: revision of auth store is old")
 REFUSALS = {BAD_TOKEN[1]: BAD_TOKEN, DENIED[1]: DENIED, NOBODY[1]: NOBODY, OLD[1]: OLD}
 SECRET = b"of the matrix, 32 bytes at least!"

@@ -11,8 +11,6 @@ from raftkv.training.horovod.routes import extension
 from tests.server.auth.test_guard import BAD_TOKEN, DENIED, LET_IN, NOBODY, on_loop, outcome
 from tests.server.auth.world import World, until
 
-pytestmark = pytest.mark.interpreted  # handlers get stand-ins for calls
-
 LOCK, CAMPAIGN, OBSERVE = "v3lockpb.Lock/Lock", "v3electionpb.Election/Campaign", "v3electionpb.Election/Observe"
 REFUSED_NOBODY, REFUSED = (errors.UNKNOWN, NOBODY[1]), (errors.UNKNOWN, DENIED[1])
 """What etcd says, too, whose recipes are clients inside it."""

@@ -19,8 +19,6 @@ from tests.rpc.attacks.test_work_of_a_read import Turns
 from tests.server.auth.test_guard import BAD_TOKEN, DENIED, LET_IN, NOBODY, on_loop, outcome, put
 from tests.server.auth.world import World, until
 
-pytestmark = pytest.mark.interpreted  # handlers get stand-ins for calls
-
 AUTH = "etcdserverpb.Auth"
 CANARY = "canary-in-a-coal-mine"
 FAILED = (errors.INVALID_ARGUMENT, "etcdserver: authentication failed, invalid user ID or password")

@@ -26,8 +26,6 @@ from raftkv.server.services.responder import Responder
 from tests.apply.machine import Machine
 from tests.server.recipes.recipes import Granted, ManualNode, NoAdmission
 
-pytestmark = pytest.mark.interpreted  # handlers get stand-ins for calls
-
 KEYS = 3000
 ALL = rpc_pb2.RangeRequest(key=b"k", range_end=b"l", serializable=True)
 
@@ -172,6 +170,7 @@ def test_an_answer_that_would_not_be_taken_is_given_up_while_it_is_made() -> Non
     asyncio.run(run())
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("is_cancelled", [False, True])
 def test_an_answer_that_is_given_up_is_freed_little_by_little(
     is_cancelled: bool, monkeypatch: pytest.MonkeyPatch
@@ -246,6 +245,7 @@ def test_an_entry_whose_answer_would_not_be_taken_is_applied_without_it(is_delet
     asyncio.run(run())
 
 
+@pytest.mark.interpreted
 def test_an_entry_whose_answer_is_too_much_work_is_applied_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Room.__init__, "__defaults__", (2 * KEYS,))
 

@@ -190,7 +190,9 @@ class Stream:
         self._served_by = listener
         self.deliver_to(listener.receive)
 
-    def finish(self) -> None:
+    def finish(self, frames: bytes = b"", count: int = 0) -> None:
+        if frames:
+            self.send_frames_nowait(frames, count)
         self._answer(None)
 
     def fail_with(self, error: RpcError) -> None:
