@@ -84,7 +84,7 @@ class Environment:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Carrier:
-    """What calls see of their connection.
+    """What calls see of their connection. A carrier that never has calls of a kind leaves out what only those ask for.
 
     Arguments:
         limits: of messages and answers.

@@ -97,7 +97,7 @@ def test_a_move_in_either_direction_while_writes_go_on(source: str, destination:
 
 @pytest.mark.parametrize("frozen", ["source", "destination"])
 def test_it_says_which_end_is_frozen_and_goes_on(frozen: str) -> None:
-    """It was silent until a call's 60 s were over."""
+    """Has a mirror say which end stands still: it said nothing until a call's 60 s were over."""
     with Cluster(RAFTKV) as source, Cluster(RAFTKV) as destination:
         (there,), (here,) = source.endpoints, destination.endpoints
         process = {"source": source, "destination": destination}[frozen].members[0].process
