@@ -69,16 +69,22 @@ def has_too_many_operations(data: bytes) -> bool:
         while at < end:
             left -= 1
             tag, start = data[at], at + 2
-            if (
-                tag & 0x87 == _LENGTH and start <= end and data[at + 1] < 0x80
-            ):  # nearly every field: three times as fast
+            if tag & 0x87 == _LENGTH and start <= end and data[at + 1] < 0x80:
+                # Nearly every field: three times as fast as the general way.
                 after = start + data[at + 1]
-                if after > end:
-                    return False
+            elif tag & 0x87 == _LENGTH and start < end and 0 < data[start] < 0x80:
+                # As much where the length has two bytes, or three: txns nested in each other have no others.
+                after = start + 1 + (data[at + 1] & 0x7F | data[start] << 7)
+                start += 1
+            elif tag & 0x87 == _LENGTH and start + 1 < end and data[start] >= 0x80 and 0 < data[start + 1] < 0x80:
+                after = start + 2 + (data[at + 1] & 0x7F | (data[start] & 0x7F) << 7 | data[start + 1] << 14)
+                start += 2
             else:
                 tag, start, after = _field(data, at, end)
                 if after - at < SMALL_BYTES:  # written longer than need be: it takes four times as long
                     left -= 3
+            if after > end:
+                return False
             if left < 0 or tag & 7 in (_GROUP, _GROUP_END):
                 return True
             if after <= at:
