@@ -34,7 +34,7 @@ import (
 const (
 	// RequestWaitTimeout is what tests give a request, or the loss of a leader.
 	RequestWaitTimeout = 4 * time.Second
-	tickDuration       = 50 * time.Millisecond
+	tickDuration       = 20 * time.Millisecond
 	electionTicks      = 10
 	startLimit         = 60 * time.Second
 	pollInterval       = 10 * time.Millisecond
@@ -391,7 +391,7 @@ func (m *member) words() []string {
 		"--initial-advertise-peer-urls", m.PeerURLs[0].String(),
 		"--initial-cluster", m.initial, "--initial-cluster-state", m.state, "--initial-cluster-token", "etcd",
 		"--heartbeat-interval", fmt.Sprint(m.TickMs), "--election-timeout", fmt.Sprint(m.TickMs * uint(m.ElectionTicks)),
-		"--bcrypt-cost", "4",
+		"--bcrypt-cost", "4", "--strict-reconfig-check=false",
 	}
 	flag := func(name string, value interface{}) {
 		if !reflect.ValueOf(value).IsZero() {
@@ -422,6 +422,13 @@ func tlsWords(prefix string, info *transport.TLSInfo) (words []string) {
 	} {
 		words = append(words, prefix+flag, file)
 	}
+	if len(info.CipherSuites) > 0 {
+		var names []string
+		for _, suite := range info.CipherSuites {
+			names = append(names, tls.CipherSuiteName(suite))
+		}
+		words = append(words, "--cipher-suites", strings.Join(names, ","))
+	}
 	if info.ClientCertAuth {
 		words = append(words, prefix+"client-cert-auth")
 	}
@@ -430,18 +437,6 @@ func tlsWords(prefix string, info *transport.TLSInfo) (words []string) {
 
 // Launch starts the process, and returns when the member serves, in a cluster with a quorum, or when it has ended.
 func (m *member) Launch() error {
-	if m.grpcBridge == nil {
-		host := "localhost:"
-		if m.cfg.UseIP {
-			host = "127.0.0.1:"
-		}
-		var err error
-		if m.grpcBridge, err = newBridge(host+m.Name, "127.0.0.1:"+m.clientPort); err != nil {
-			return err
-		}
-		unix := map[string]string{"http": "unix", "https": "unixs"}[scheme(m.ClientTLSInfo)]
-		m.grpcAddr = unix + "://" + m.grpcBridge.inaddr
-	}
 	log, err := os.OpenFile(m.log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0600)
 	if err != nil {
 		return err
@@ -462,7 +457,9 @@ func (m *member) Launch() error {
 	for limit := time.Now().Add(startLimit); time.Now().Before(limit); time.Sleep(pollInterval) {
 		if text, _ := ioutil.ReadFile(m.log); strings.Contains(string(text), "ready to serve client requests") {
 			close(m.readyc)
-			return os.Truncate(m.log, 0)
+			m.s.ID()
+			os.Truncate(m.log, 0)
+			return m.openBridge()
 		}
 		select {
 		case <-ended:
@@ -472,6 +469,20 @@ func (m *member) Launch() error {
 		}
 	}
 	return fmt.Errorf("%v is not ready after %v", running.Args, startLimit)
+}
+
+// openBridge begins to accept clients. A bridge ends by itself if there is nobody behind it, so the member must serve.
+func (m *member) openBridge() (err error) {
+	host := "localhost:"
+	if m.cfg.UseIP {
+		host = "127.0.0.1:"
+	}
+	if m.grpcBridge, err = newBridge(host+m.Name, "127.0.0.1:"+m.clientPort); err != nil {
+		return err
+	}
+	unix := map[string]string{"http": "unix", "https": "unixs"}[scheme(m.cfg.ClientTLS)]
+	m.grpcAddr = unix + "://" + m.grpcBridge.inaddr
+	return nil
 }
 
 // call makes a call to this member alone, past the bridge.
@@ -856,4 +867,9 @@ func clusterMustProgress(t testing.TB, membs []*member) {
 			fail(t, err)
 		}
 	}
+}
+
+// ReqTimeout is what etcd's server gives a request.
+func (c ServerConfig) ReqTimeout() time.Duration {
+	return 5*time.Second + 2*time.Duration(c.ElectionTicks)*time.Duration(c.TickMs)*time.Millisecond
 }
