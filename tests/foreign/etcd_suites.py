@@ -8,8 +8,8 @@
 The functional tester starts three members through agents of its own, puts a proxy before each peer port, writes, breaks
 something, mends it, and compares hashes and leases. The end-to-end tests start `etcd` and type `etcdctl`: here both
 are raftkv's programs, or the second is another by `--etcdctl`. Each test runs alone, because a failed one leaves
-members. The integration tests start members inside their own process; `etcd_members/members.go` takes that package's place,
-with processes of raftkv, a bridge before each client port and one before each peer port.
+members. The integration tests start members inside their own process; `etcd_members/members.go` takes the place of the
+package that does, with processes of raftkv, a bridge before each client port and one before each peer port.
 
 Run by hand: CI installs neither Go nor these sources. `LEFT_OUT` says what does not fit raftkv, and why.
 """
@@ -84,7 +84,6 @@ INTEGRATION_LEFT_OUT: Final = {
     r"TestWatchFragment": "counts answers; raftkv divides them between revisions unasked",
     r"DropReadUnderNetworkPartition$": "a read fails if the leader changes; raftkv asks the next one",
     r"BalancerSupportLearner$": "the code of what learners refuse is that of etcd 3.6, and not repeated",
-    r"ExampleAll$": "of a package that CI of etcd runs otherwise",
 }
 
 CASES: Final = (
@@ -160,15 +159,20 @@ def integration(packages: tuple[str, ...], pattern: str, proxy: bool) -> None:
             program = home / f"{package.replace('/', '-')}.test"
             tags = ["-tags", "cluster_proxy"] if proxy else []
             _go(home, "test", "-vet=off", *tags, "-c", "-o", str(program), f"{PACKAGE}/{PACKAGES[package]}")
-            listed = subprocess.run([program, "-test.list", pattern], capture_output=True, text=True, check=True).stdout
-            left_out = INTEGRATION_LEFT_OUT
+            folder, left_out = tree / PACKAGES[package], INTEGRATION_LEFT_OUT
+            words = [str(program), "-test.list", pattern]
+            environment = _environment(home)
+            listed = subprocess.run(
+                words, cwd=folder, env=environment, capture_output=True, text=True, check=True
+            ).stdout
             chosen = [test for test in listed.split() if not any(re.search(left, test) for left in left_out)]
-            os.environ["RAFTKV_PROGRAM"] = str(PROGRAMS / "raftkv")
-            failed += [
-                test for test in chosen if not _passes_in(home, tree / PACKAGES[package], [str(program)], test, 1)
-            ]
+            failed += [test for test in chosen if not _passes_in(home, folder, [str(program)], test, 1)]
     if failed:
         raise click.ClickException(f"{len(failed)} tests failed: {', '.join(failed)}")
+
+
+def _environment(home: Path) -> dict[str, str]:
+    return {**os.environ, "RAFTKV_PROGRAM": str(PROGRAMS / "raftkv"), "TMPDIR": str(home)}
 
 
 def _copy_integration(home: Path) -> Path:
@@ -243,7 +247,8 @@ def _passes_alone(home: Path, program: Path, test: str, patience: int) -> bool:
 
 def _passes_in(home: Path, folder: Path, words: list[str], test: str, patience: int) -> bool:
     words = [*words, "-test.run", f"^{test}$", "-test.v"]
-    running = subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    pipe, both = subprocess.PIPE, subprocess.STDOUT
+    running = subprocess.Popen(words, cwd=folder, env=_environment(home), stdout=pipe, stderr=both, text=True)
     try:
         output, _ = running.communicate(timeout=TEST_LIMIT_S * patience)
     except subprocess.TimeoutExpired:
