@@ -546,8 +546,6 @@ func (m *member) ReadyNotify() <-chan struct{}   { return m.readyc }
 func (m *member) StopNotify() <-chan struct{}    { return m.ended }
 func (m *member) ElectionTimeout() time.Duration { return electionTicks * tickDuration }
 func (m *member) WaitStarted(t testing.TB)       { m.WaitOK(t) }
-func (m *member) Pause()                         { m.peerBridge.pause(true) }
-func (m *member) Resume()                        { m.peerBridge.pause(false) }
 
 // WaitOK waits until the member has a leader.
 func (m *member) WaitOK(t testing.TB) {
@@ -590,6 +588,12 @@ func (m *member) InjectPartition(t testing.TB, others ...*member) {
 		other.peerBridge.cut(m, true)
 	}
 }
+
+// Pause cuts this member off from all others.
+func (m *member) Pause() { m.InjectPartition(nil, m.peerBridge.c.Members...) }
+
+// Resume undoes Pause.
+func (m *member) Resume() { m.RecoverPartition(nil, m.peerBridge.c.Members...) }
 
 // RecoverPartition undoes InjectPartition.
 func (m *member) RecoverPartition(t testing.TB, others ...*member) {
@@ -716,14 +720,13 @@ func (p SortableProtoMemberSliceByPeerURLs) Swap(i, j int) { p[i], p[j] = p[j], 
 
 // peerBridge lies before the peer port of a member. It knows from which member a connection comes by its socket.
 type peerBridge struct {
-	c      *cluster
-	l      net.Listener
-	to     string
-	mu     sync.Mutex
-	off    map[*member]bool
-	paused bool
-	conns  map[net.Conn]net.Conn
-	done   chan struct{}
+	c     *cluster
+	l     net.Listener
+	to    string
+	mu    sync.Mutex
+	off   map[*member]bool
+	conns map[net.Conn]net.Conn
+	done  chan struct{}
 }
 
 func newPeerBridge(c *cluster, to string) (*peerBridge, error) {
@@ -787,9 +790,6 @@ func copyAndClose(wg *sync.WaitGroup, from, to net.Conn) {
 func (b *peerBridge) refuses(in net.Conn) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.paused {
-		return true
-	}
 	for m, off := range b.off {
 		if off && m.running != nil && owns(m.running.Process.Pid, in.RemoteAddr()) {
 			return true
@@ -822,13 +822,6 @@ func owns(pid int, addr net.Addr) bool {
 func (b *peerBridge) cut(m *member, off bool) {
 	b.mu.Lock()
 	b.off[m] = off
-	b.mu.Unlock()
-	b.reset()
-}
-
-func (b *peerBridge) pause(paused bool) {
-	b.mu.Lock()
-	b.paused = paused
 	b.mu.Unlock()
 	b.reset()
 }
