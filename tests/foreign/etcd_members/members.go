@@ -545,7 +545,16 @@ func (m *member) Unblackhole()                   { m.grpcBridge.Unblackhole() }
 func (m *member) ReadyNotify() <-chan struct{}   { return m.readyc }
 func (m *member) StopNotify() <-chan struct{}    { return m.ended }
 func (m *member) ElectionTimeout() time.Duration { return electionTicks * tickDuration }
-func (m *member) WaitStarted(t testing.TB)       { m.WaitOK(t) }
+
+// WaitStarted waits until the member answers, with a leader or without.
+func (m *member) WaitStarted(t testing.TB) {
+	for {
+		if _, err := m.status(); err == nil {
+			return
+		}
+		time.Sleep(pollInterval)
+	}
+}
 
 // WaitOK waits until the member has a leader.
 func (m *member) WaitOK(t testing.TB) {
