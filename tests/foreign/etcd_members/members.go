@@ -148,14 +148,17 @@ type server struct {
 	id types.ID
 }
 
+var ports = rand.New(rand.NewSource(time.Now().UnixNano()))
+
+// freePort returns a port below those that the kernel gives connections, which would take it before the member does.
 func freePort() string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		panic(err)
+	for {
+		port := fmt.Sprint(12000 + ports.Intn(20000))
+		if l, err := net.Listen("tcp", "127.0.0.1:"+port); err == nil {
+			l.Close()
+			return port
+		}
 	}
-	defer l.Close()
-	_, port, _ := net.SplitHostPort(l.Addr().String())
-	return port
 }
 
 func scheme(info *transport.TLSInfo) string {
@@ -739,7 +742,7 @@ type peerBridge struct {
 }
 
 func newPeerBridge(c *cluster, to string) (*peerBridge, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := net.Listen("tcp", "127.0.0.1:"+freePort())
 	if err != nil {
 		return nil, err
 	}
