@@ -1,13 +1,15 @@
-"""etcd's own suites for whole processes, run against raftkv: its functional tester and its end-to-end tests.
+"""etcd's own suites, run against raftkv: its functional tester, its end-to-end tests, those of its wire and Go client.
 
     $ apt-get install golang-go golang-etcd-server-dev     # the suites of etcd 3.4, and what they are built with
     $ python -m tests.foreign.etcd_suites functional       # kills, black holes, delays; then hashes and leases
     $ python -m tests.foreign.etcd_suites e2e --run 'TestCtlV3Lease|TestV3Curl'
+    $ python -m tests.foreign.etcd_suites integration --proxy      # through etcd's gRPC proxy; without it, directly
 
 The functional tester starts three members through agents of its own, puts a proxy before each peer port, writes, breaks
 something, mends it, and compares hashes and leases. The end-to-end tests start `etcd` and type `etcdctl`: here both
 are raftkv's programs, or the second is another by `--etcdctl`. Each test runs alone, because a failed one leaves
-members.
+members. The integration tests start members inside their own process; `etcd_members/members.go` takes the place of the
+package that does, with processes of raftkv, a bridge before each client port and one before each peer port.
 
 Run by hand: CI installs neither Go nor these sources. `LEFT_OUT` says what does not fit raftkv, and why.
 """
@@ -35,20 +37,54 @@ PACKAGE: Final = "go.etcd.io/etcd"
 PROGRAMS: Final = Path(sys.executable).parent
 READY: Final = ('"enabled capabilities for version", "published"', '"ready to serve client requests"')
 """What the tests wait for in a member's log: two lines of etcd 3.4, and the one of raftkv and of etcd 3.5."""
+MEMBERS: Final = Path(__file__).parent / "etcd_members" / "members.go"
+PACKAGES: Final = {
+    "integration": "integration",
+    "clientv3": "clientv3/integration",
+    "ordering": "clientv3/ordering",
+    "concurrency": "clientv3/concurrency",
+}
+INTEGRATION_FILES: Final = (
+    "util_test.go",
+    "network_partition_test.go",
+    "metrics_test.go",
+    "main_test.go",
+    "logger_test.go",
+)
 CASE_LIMIT_S: Final = 240
 TEST_LIMIT_S: Final = 180
 
 LEFT_OUT: Final = {
     r"V2|Migrate": "etcd's old API, version 2, and its data",
-    r"Proxy|Gateway": "etcd's proxies are programs of their own and work before any server",
+    r"Proxy|proxy|Gateway": "etcd's proxies are programs of their own and work before any server",
     r"ReleaseUpgrade": "needs an older etcd's program",
     r"TestCluster": "covers the tests themselves",
     r"ExampleConfig": "needs a file that Debian's sources lack",
     r"TestCtlV3Alarm$": "of a false health etcd 3.4 tells no reason; raftkv does, as etcd 3.5",
     r"TestCtlV3(Auth)?Snapshot(JWT)?$": "counts what etcd 3.4 keeps beside keys among the keys of a snapshot",
     r"StatusBeforeRestore|Issue6361": "wants a line that etcd 3.4 logs while it restores",
-    r"TestCtlV3Version$": "wants the version of etcd 3.4",
+    r"TestCtlV3Version$|CipherSuitesValid$|TestV3Metrics": "wants the version of etcd 3.4",
+    r"MaxStreams_ReachLimit": "etcd's JSON gateway is one connection, so that all streams through it share its limit",
+    r"MissiongLeaderKey": "the members of an error are in the order of etcd 3.4; raftkv has that of etcd 3.5",
+    r"TestEtcdPeer(CN|Name)Auth$": "waits for a line that Go's TLS logs",
+    r"TestEtcdCorruptHash$": "writes the database as a file of bbolt while the member is away",
     r"TestCtlV3AuthLeaseRevoke$": "wants a line that the Go client of etcd 3.4 logs",
+}
+
+INTEGRATION_LEFT_OUT: Final = {
+    r"TestV3CorruptAlarm|SnapshotErrorInflight": "writes the database as a file of bbolt",
+    r"DefragDebugging$": "a metric of etcd 3.4 that later ones lack",
+    r"ProgressNotify(NoEvent)?$": "sets an interval inside the process",
+    r"LeaseCheckpoint$": "sets an interval that has no flag",
+    r"TestV3LeasePrmote$": "a lease keeps its time over a change of leader; etcd begins it anew",
+    r"TestV3LeaseFailover$": "wants a leader that is cut off to keep a lease alive; raftkv's asks a quorum first",
+    r"LeaseRevokeWithRoot": "asks for a lease without a user; raftkv answers nobody who is not named",
+    r"TestV3AuthRestartMember$": "looks for the leader without a user",
+    r"TestV3StorageQuotaApply$": "a member compares writes that it takes with its quota, not those of other members",
+    r"WatchRestoreSnapshotUnsync$": "wants a snapshot for ten entries; raftkv keeps more of its log",
+    r"TestWatchFragment": "counts answers; raftkv divides them between revisions unasked",
+    r"DropReadUnderNetworkPartition$": "a read fails if the leader changes; raftkv asks the next one",
+    r"BalancerSupportLearner$": "the code of what learners refuse is that of etcd 3.6, and not repeated",
 }
 
 CASES: Final = (
@@ -110,6 +146,55 @@ def e2e(pattern: str, etcdctl: str, patience: int) -> None:
         raise click.ClickException(f"{len(failed)} of {len(chosen)} tests failed: {', '.join(failed)}")
 
 
+@main.command()
+@click.option("--package", "packages", multiple=True, default=tuple(PACKAGES), type=click.Choice(tuple(PACKAGES)))
+@click.option("--run", "pattern", default="Test|Example", help="regular expression for names of tests")
+@click.option("--proxy", is_flag=True, help="clients reach members through etcd's gRPC proxy and its namespaces")
+def integration(packages: tuple[str, ...], pattern: str, proxy: bool) -> None:
+    """Run etcd's integration tests of the wire and of its Go client, each alone, on raftkv's processes."""
+    with tempfile.TemporaryDirectory(prefix="raftkv-int-") as name:
+        home = Path(name)
+        tree = _copy_integration(home)
+        failed = []
+        for package in packages:
+            program = home / f"{package.replace('/', '-')}.test"
+            tags = ["-tags", "cluster_proxy"] if proxy else []
+            _go(home, "test", "-vet=off", *tags, "-c", "-o", str(program), f"{PACKAGE}/{PACKAGES[package]}")
+            folder, left_out = tree / PACKAGES[package], INTEGRATION_LEFT_OUT
+            words = [str(program), "-test.list", pattern]
+            environment = _environment(home)
+            listed = subprocess.run(
+                words, cwd=folder, env=environment, capture_output=True, text=True, check=True
+            ).stdout
+            chosen = [test for test in listed.split() if not any(re.search(left, test) for left in left_out)]
+            failed += [test for test in chosen if not _passes_in(home, folder, [str(program)], test, 1)]
+    if failed:
+        raise click.ClickException(f"{len(failed)} tests failed: {', '.join(failed)}")
+
+
+def _environment(home: Path) -> dict[str, str]:
+    return {**os.environ, "RAFTKV_PROGRAM": str(PROGRAMS / "raftkv"), "TMPDIR": str(home)}
+
+
+def _copy_integration(home: Path) -> Path:
+    """Lay our members where etcd's tests import its own, and the tests beside them; return the root of the packages."""
+    tree = home / "go" / "src" / PACKAGE
+    etcd = SOURCES / "src" / PACKAGE
+    ours = tree / "integration"
+    ours.mkdir(parents=True)
+    shutil.copy(MEMBERS, ours)
+    for pattern in ("v3*_test.go", "bridge.go", "cluster_[dp]*.go", *INTEGRATION_FILES):
+        for path in (etcd / "integration").glob(pattern):
+            shutil.copy(path, ours)
+    for fixtures in ("fixtures", "fixtures-expired"):
+        shutil.copytree(etcd / "integration" / fixtures, ours / fixtures)
+    _replace(ours / "bridge.go", "newBridge(addr string)", "newBridge(addr, to string)")
+    _replace(ours / "bridge.go", "outaddr:    addr,", "outaddr:    to,")
+    _replace(ours / "bridge.go", 'net.Dial("unix", b.outaddr)', 'net.Dial("tcp", b.outaddr)')
+    shutil.copytree(etcd / "clientv3", tree / "clientv3")
+    return tree
+
+
 def _build(home: Path, package: str) -> Path:
     program = home / package.rpartition("/")[2]
     _go(home, "build", "-o", str(program), package)
@@ -121,6 +206,7 @@ def _build_e2e(home: Path, patience: int) -> Path:
     copy = home / "go" / "src" / "e2e"
     shutil.copytree(SOURCES / "src" / PACKAGE / "tests" / "e2e", copy)
     limit = "timeout = {}*cx.dialTimeout"
+    _replace(copy / "ctl_v3_auth_no_proxy_test.go", "time.After(60 *", f"time.After({60 * patience} *")
     _replace(copy / "ctl_v3_test.go", limit.format(2), limit.format(2 * patience))
     _replace(copy / "etcd_process.go", *READY)
     program = home / "e2e.test"
@@ -156,9 +242,14 @@ def _write_programs(folder: Path, etcdctl: str) -> None:
 def _passes_alone(home: Path, program: Path, test: str, patience: int) -> bool:
     folder = home / "tests" / "e2e"
     folder.mkdir(parents=True, exist_ok=True)
-    words = [str(program), "-test.run", f"^{test}$", "-test.v"]
-    words += ["-bin-dir", str(home / "bin"), "-cert-dir", str(home / "integration" / "fixtures")]
-    running = subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    words = [str(program), "-bin-dir", str(home / "bin"), "-cert-dir", str(home / "integration" / "fixtures")]
+    return _passes_in(home, folder, words, test, patience)
+
+
+def _passes_in(home: Path, folder: Path, words: list[str], test: str, patience: int) -> bool:
+    words = [*words, "-test.run", f"^{test}$", "-test.v"]
+    pipe, both = subprocess.PIPE, subprocess.STDOUT
+    running = subprocess.Popen(words, cwd=folder, env=_environment(home), stdout=pipe, stderr=both, text=True)
     try:
         output, _ = running.communicate(timeout=TEST_LIMIT_S * patience)
     except subprocess.TimeoutExpired:
@@ -169,7 +260,7 @@ def _passes_alone(home: Path, program: Path, test: str, patience: int) -> bool:
     passed = running.returncode == 0
     click.echo(f"{'passed' if passed else 'FAILED'} {test}")
     if not passed:
-        click.echo("".join(f"    {line}\n" for line in output.splitlines()[-12:]), nl=False)
+        click.echo("".join(f"    {line[:500]}\n" for line in output.splitlines()[-12:]), nl=False)
     return passed
 
 
