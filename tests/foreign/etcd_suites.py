@@ -80,7 +80,6 @@ INTEGRATION_LEFT_OUT: Final = {
     r"TestV3LeaseFailover$": "wants a leader that is cut off to keep a lease alive; raftkv's asks a quorum first",
     r"LeaseRevokeWithRoot": "asks for a lease without a user; raftkv answers nobody who is not named",
     r"TestV3AuthRestartMember$": "looks for the leader without a user",
-    r"TestV3StorageQuotaApply$": "a member compares writes that it takes with its quota, not those of other members",
     r"WatchRestoreSnapshotUnsync$": "wants a snapshot for ten entries; raftkv keeps more of its log",
     r"TestWatchFragment": "counts answers; raftkv divides them between revisions unasked",
     r"DropReadUnderNetworkPartition$": "a read fails if the leader changes; raftkv asks the next one",

@@ -2,8 +2,8 @@
 
 Owns the reading of the metadata of calls (``hasleader``, the staleness bound of a read), the size limit of writes, and
 the quota. Applying is deterministic and cannot look at this member's disk; so space is checked here, where a write
-enters the cluster, and the first member that finds none raises the NOSPACE alarm through the log, which then refuses on
-all.
+enters the cluster, and once a second for what other members took. The first member that finds none raises the NOSPACE
+alarm through the log, which then refuses on all.
 """
 
 from __future__ import annotations
@@ -85,6 +85,7 @@ class Admission:
         """Calls whose metadata name a version of the client: whether it is unary, and the version."""
         self.is_learner = False
         self._bare_headers: dict[int, Headers] = {}
+        self._watched_bytes: int | None = None
         self.watch_disk()
 
     def conf_changed(self) -> None:
@@ -101,6 +102,17 @@ class Admission:
         """Look at the free disk; called about once a second, since asking costs a system call."""
         stat = os.statvfs(self._data_dir)
         self._disk_free_bytes = stat.f_bavail * stat.f_frsize
+
+    def watch_quota(self) -> None:
+        """Raise the alarm if writes that other members took have brought this one to its quota; theirs may be larger.
+
+        Only growth since the last look raises it: who disarms the alarm first, and then makes room, has it off.
+        """
+        size_bytes, last_bytes = self._size_bytes(), self._watched_bytes
+        self._watched_bytes = size_bytes
+        has_grown = last_bytes is not None and size_bytes > last_bytes
+        if has_grown and self._is_over_quota(size_bytes) and not self._applier.alarms.no_space:
+            self._raise_no_space(self._over_quota())
 
     def check_metadata(self, call: ServerCall) -> float | None:
         """Refuse a caller that insists on a leader when there is none, or whose version is no text.
@@ -194,10 +206,16 @@ class Admission:
                 raise errors.CorruptClusterError
             raise errors.NoSpaceError
         cost = size_bytes + PUT_OVERHEAD_BYTES
-        if self._quota_bytes is not None and self._size_bytes() + cost >= self._quota_bytes:
-            self._refuse(f"the database has reached its quota of {self._quota_bytes} bytes (--quota-backend-bytes)")
+        if self._is_over_quota(self._size_bytes() + cost):
+            self._refuse(self._over_quota())
         if self._is_disk_full(cost):
             self._refuse(f"the disk of {self._data_dir} has {self._disk_free_bytes >> 20} MiB left")
+
+    def _is_over_quota(self, size_bytes: int) -> bool:
+        return self._quota_bytes is not None and size_bytes >= self._quota_bytes
+
+    def _over_quota(self) -> str:
+        return f"the database has reached its quota of {self._quota_bytes} bytes (--quota-backend-bytes)"
 
     def _refuse(self, reason: str) -> NoReturn:
         self._raise_no_space(reason)

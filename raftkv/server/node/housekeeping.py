@@ -147,6 +147,7 @@ class Housekeeping:
         while True:
             await asyncio.sleep(DISK_WATCH_S)
             self._admission.watch_disk()
+            self._admission.watch_quota()
             if self._wal.needs_next:
                 await self._prepare_segment()
 

@@ -112,6 +112,7 @@ class Peer:
         on_unreachable: called each time messages are dropped.
         on_refused: called with the words of the peer when it took no stream of this member, or ended one.
         on_gone: called with its id when its port refuses connections, once until there is one again.
+        on_ended: called with its id when a stream has ended, or could not be opened.
     """
 
     def __init__(
@@ -123,6 +124,7 @@ class Peer:
         on_unreachable: Callable[[int], None],
         on_refused: Callable[[str], object] = lambda text: None,
         on_gone: Callable[[int], object] = lambda peer_id: None,
+        on_ended: Callable[[int], object] = lambda peer_id: None,
     ) -> None:
         self.peer_id = peer_id
         self.urls = tuple(urls)
@@ -131,6 +133,7 @@ class Peer:
         hosts, secure = targets(self.urls)
         self.channel = Channel(hosts, ssl if secure else None, PEER_CHANNEL, on_refused=partial(on_gone, peer_id))
         self._on_refused = on_refused
+        self._on_ended = on_ended
         self.active_since: float | None = None
         self.sent_bytes = 0
         self.send_failures = 0
@@ -225,6 +228,7 @@ class Peer:
             self._stream = self.active_since = None
             self._log_change()
             self._on_unreachable(self.peer_id)
+            self._on_ended(self.peer_id)
             await self._rest()
 
     async def _rest(self) -> None:
@@ -308,6 +312,7 @@ class Transport:
         self._own_urls = ""
         self._closing: set[asyncio.Task[None]] = set()
         self._leaving: dict[int, asyncio.TimerHandle] = {}
+        self._moving: dict[int, tuple[str, ...]] = {}
 
     def add_peer(self, peer_id: int, urls: Iterable[str]) -> None:
         """Connect to a member.
@@ -318,7 +323,8 @@ class Transport:
         """
         metadata = peer_metadata(self._cluster_id, self._member_id, peer_id)
         metadata += ((URLS_KEY, self._own_urls),) if self._own_urls else ()
-        peer = Peer(peer_id, urls, metadata, self._ssl, self._on_unreachable, self._on_refused, self._on_gone)
+        own = (self._on_unreachable, self._on_refused, self._on_gone, self._move)
+        peer = Peer(peer_id, urls, metadata, self._ssl, *own)
         self.peers[peer_id] = peer
         peer.start()
 
@@ -355,12 +361,31 @@ class Transport:
                 continue
             if member is None:
                 self._let_go(peer_id)
-            elif set(member.peerURLs) != set(peer.urls):
-                _log.info("%s has moved to %s", peer.label, ",".join(member.peerURLs))
-                self._remove(peer_id)
+            else:
+                self._follow_urls(peer, tuple(member.peerURLs))
         for peer_id, member in members.items():
             if peer_id != self._member_id and peer_id not in self.peers:
                 self.add_peer(peer_id, member.peerURLs)
+
+    def _follow_urls(self, peer: Peer, urls: tuple[str, ...]) -> None:
+        """Use other URLs of a member once the stream that stands has ended.
+
+        Its process may hear of the change by this stream only, and serves the old URLs until it is started anew.
+        """
+        if set(urls) == set(peer.urls):
+            self._moving.pop(peer.peer_id, None)
+        elif urls != self._moving.get(peer.peer_id):
+            _log.info("%s has moved to %s", peer.label, ",".join(urls))
+            self._moving[peer.peer_id] = urls
+            if peer.active_since is None:
+                self._move(peer.peer_id)
+
+    def _move(self, peer_id: int) -> None:
+        """Connect to a member at its new URLs, if it has any."""
+        urls = self._moving.get(peer_id)
+        if urls is not None:
+            self._remove(peer_id)
+            self.add_peer(peer_id, urls)
 
     def _let_go(self, peer_id: int) -> None:
         if peer_id not in self._leaving:
@@ -368,6 +393,7 @@ class Transport:
             self._leaving[peer_id] = loop.call_later(LEAVING_S, self._remove, peer_id)
 
     def _remove(self, peer_id: int) -> None:
+        self._moving.pop(peer_id, None)
         leaving = self._leaving.pop(peer_id, None)
         if leaving is not None:
             leaving.cancel()

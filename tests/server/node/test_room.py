@@ -29,18 +29,27 @@ PUT = rpc_pb2.PutRequest(key=b"k", value=b"v")
 class Room:
     """A member's admission on a disk of which so much is free, with so many copies of databases on it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free_bytes: int, copies: int) -> None:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path,
+        free_bytes: int,
+        copies: int,
+        quota_bytes: int | None = None,
+    ) -> None:
         self.copies = copies
+        self.size_bytes = 0
         self.alarms = 0
         monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=free_bytes, f_frsize=1))
         node: Any = SimpleNamespace(leader=1, backlog=SimpleNamespace(is_long=False))
-        applier: Any = SimpleNamespace(alarms=SimpleNamespace(no_space=False))
+        self.alarms_raised = SimpleNamespace(no_space=False, corrupt=False)
+        applier: Any = SimpleNamespace(alarms=self.alarms_raised)
         self.admission = Admission(
             node,
             applier,
             max_request_bytes=1 << 20,
-            quota_bytes=None,
-            size_bytes=lambda: 0,
+            quota_bytes=quota_bytes,
+            size_bytes=lambda: self.size_bytes,
             data_dir=str(tmp_path),
             raise_no_space=self._raise,
             make_room=lambda: self.copies > 0,
@@ -76,6 +85,19 @@ def test_a_copy_is_given_up_before_an_alarm_is_raised(
     assert room.put() == taken
     assert room.alarms == (not taken)
     assert room.admission.finds_no_room() == (not taken)
+
+
+@pytest.mark.interpreted
+def test_what_other_members_took_brings_this_one_to_its_quota(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    room = Room(monkeypatch, tmp_path, 2 * DISK_RESERVE_BYTES, 0, quota_bytes=1000)
+    looks = [(1500, False), (999, False), (1000, False), (1200, True), (1300, False), (1100, False), (1150, False)]
+    alarms = []
+    for size_bytes, is_raised in looks:
+        room.size_bytes, room.alarms_raised.no_space = size_bytes, is_raised
+        room.admission.watch_quota()
+        alarms.append(room.alarms)
+    # The first look is at what was there; then growth raises it, unless it is on.
+    assert alarms == [0, 0, 1, 1, 2, 2, 3]
 
 
 class Snapshots:

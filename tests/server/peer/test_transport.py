@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from raftkv.pb import rpc_pb2
 from raftkv.raft.types import Message, MessageType
 from raftkv.rpc.client import channel
 from raftkv.rpc.server.server import Server
@@ -179,5 +180,55 @@ def test_a_member_that_is_killed_is_known_to_be_gone_and_found_again_at_once(mon
         network.heard_of(9)
         await network.close()
         await server.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_member_that_moves_is_reached_by_its_old_stream_until_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It hears of the move by that stream alone: one that was closed at once left it without the entry."""
+    monkeypatch.setattr(transport, "RECONNECT_MAX_S", 1000.0)
+
+    async def scenario() -> None:
+        ends: asyncio.Queue[tuple[int, asyncio.Event]] = asyncio.Queue()
+
+        async def serve() -> tuple[Server, int]:
+            async def take(call: StreamCall) -> None:
+                end = asyncio.Event()
+                await call.send(b"")
+                ends.put_nowait((port, end))
+                await end.wait()
+
+            server = Server()
+            server.stream(transport.RAFT_PATH, take)
+            ((_, port),) = await server.listen("127.0.0.1", 0)
+            return server, port
+
+        def at(*ports: int) -> dict[int, rpc_pb2.Member]:
+            return {2: rpc_pb2.Member(ID=2, peerURLs=[f"http://127.0.0.1:{port}" for port in ports])}
+
+        (old, old_port), (new, new_port) = await serve(), await serve()
+        network = Transport(1, 1, None, _nothing, lambda message: None)
+        network.follow(at(old_port))
+        reached, end = await asyncio.wait_for(ends.get(), 10)
+        assert reached == old_port
+        await until(lambda: network.connected_since(2) is not None)
+        for _ in range(2):
+            network.follow(at(new_port))
+            assert network.connected_since(2) is not None
+        network.follow(at(old_port))  # and back: nothing is left to do
+        network.follow(at(new_port))
+        end.set()
+        reached, end = await asyncio.wait_for(ends.get(), 10)
+        assert reached == new_port
+        # Without a stream there is nothing to wait for.
+        end.set()
+        await until(lambda: network.connected_since(2) is None)
+        network.follow(at(old_port))
+        reached, end = await asyncio.wait_for(ends.get(), 10)
+        assert reached == old_port
+        end.set()
+        await network.close()
+        for server in (old, new):
+            await server.close()
 
     asyncio.run(scenario())
