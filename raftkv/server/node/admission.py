@@ -85,7 +85,7 @@ class Admission:
         """Calls whose metadata name a version of the client: whether it is unary, and the version."""
         self.is_learner = False
         self._bare_headers: dict[int, Headers] = {}
-        self._watched_bytes: int | None = None
+        self._watched_bytes = size_bytes()
         self.watch_disk()
 
     def conf_changed(self) -> None:
@@ -110,8 +110,7 @@ class Admission:
         """
         size_bytes, last_bytes = self._size_bytes(), self._watched_bytes
         self._watched_bytes = size_bytes
-        has_grown = last_bytes is not None and size_bytes > last_bytes
-        if has_grown and self._is_over_quota(size_bytes) and not self._applier.alarms.no_space:
+        if size_bytes > last_bytes and self._is_over_quota(size_bytes) and not self._applier.alarms.no_space:
             self._raise_no_space(self._over_quota())
 
     def check_metadata(self, call: ServerCall) -> float | None:

@@ -36,9 +36,10 @@ class Room:
         free_bytes: int,
         copies: int,
         quota_bytes: int | None = None,
+        size_bytes: int = 0,
     ) -> None:
         self.copies = copies
-        self.size_bytes = 0
+        self.size_bytes = size_bytes
         self.alarms = 0
         monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=free_bytes, f_frsize=1))
         node: Any = SimpleNamespace(leader=1, backlog=SimpleNamespace(is_long=False))
@@ -89,14 +90,14 @@ def test_a_copy_is_given_up_before_an_alarm_is_raised(
 
 @pytest.mark.interpreted
 def test_what_other_members_took_brings_this_one_to_its_quota(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    room = Room(monkeypatch, tmp_path, 2 * DISK_RESERVE_BYTES, 0, quota_bytes=1000)
+    room = Room(monkeypatch, tmp_path, 2 * DISK_RESERVE_BYTES, 0, quota_bytes=1000, size_bytes=1500)
     looks = [(1500, False), (999, False), (1000, False), (1200, True), (1300, False), (1100, False), (1150, False)]
     alarms = []
     for size_bytes, is_raised in looks:
         room.size_bytes, room.alarms_raised.no_space = size_bytes, is_raised
         room.admission.watch_quota()
         alarms.append(room.alarms)
-    # The first look is at what was there; then growth raises it, unless it is on.
+    # What was there at the start raises nothing; growth does, unless the alarm is on.
     assert alarms == [0, 0, 1, 1, 2, 2, 3]
 
 
