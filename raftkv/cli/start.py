@@ -1,4 +1,4 @@
-"""Where the programs begin: Ctrl-C during their imports ends them without a word.
+"""Where the programs begin: Ctrl-C during their imports ends them without a word. And where raftkvctl ends.
 
 The imports take a tenth of a second, in which Python would answer SIGINT with a traceback. Whoever imports this module
 is such a program; ``program.leave`` takes SIGINT back when it can say how a program ends.
@@ -6,7 +6,10 @@ is such a program; ``program.leave`` takes SIGINT back when it can say how a pro
 
 from __future__ import annotations
 
+import atexit
+import os
 import signal
+from typing import NoReturn
 
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in the background of a shell, which ignores it
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -19,11 +22,11 @@ def raftkv() -> int:
     return main()
 
 
-def raftkvctl() -> int:
-    """Run the client's command line; its exit code."""
+def raftkvctl() -> NoReturn:
+    """Run the client's command line, and end the process with its exit code."""
     from raftkv.cli.ctl.__main__ import main
 
-    return main()
+    _end(main())
 
 
 def raftkvutl() -> int:
@@ -31,3 +34,12 @@ def raftkvutl() -> int:
     from raftkv.cli.utl.__main__ import main
 
     return main()
+
+
+def _end(code: int) -> NoReturn:
+    """End the process as Python does, but for taking apart its modules: a tenth of the time of a short command.
+
+    What was printed is written out by ``program.leave``; threads that run here are daemons.
+    """
+    atexit._run_exitfuncs()
+    os._exit(code)
