@@ -395,6 +395,8 @@ func (m *member) words() []string {
 		"--initial-cluster", m.initial, "--initial-cluster-state", m.state, "--initial-cluster-token", "etcd",
 		"--heartbeat-interval", fmt.Sprint(m.TickMs), "--election-timeout", fmt.Sprint(m.TickMs * uint(m.ElectionTicks)),
 		"--bcrypt-cost", "4", "--strict-reconfig-check=false",
+		// etcd's members in a test serve clients at once; its program waits for a quorum, and so does raftkv.
+		"--wait-cluster-ready-timeout", "1s",
 	}
 	flag := func(name string, value interface{}) {
 		if !reflect.ValueOf(value).IsZero() {
