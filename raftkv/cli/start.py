@@ -7,8 +7,10 @@ is such a program; ``program.leave`` takes SIGINT back when it can say how a pro
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
+import sys
 from typing import NoReturn
 
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in the background of a shell, which ignores it
@@ -39,7 +41,10 @@ def raftkvutl() -> int:
 def _end(code: int) -> NoReturn:
     """End the process as Python does, but for taking apart its modules: a tenth of the time of a short command.
 
-    What was printed is written out by ``program.leave``; threads that run here are daemons.
+    What was printed is written out by ``program.leave``, but for the beginning of a line on standard error; threads
+    that run here are daemons.
     """
     atexit._run_exitfuncs()
+    with contextlib.suppress(OSError):  # nobody reads it any more
+        sys.stderr.flush()
     os._exit(code)

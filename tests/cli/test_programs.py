@@ -60,6 +60,7 @@ class Late:
 
 late = Late()
 atexit.register(print, "the end", flush=True)
+sys.stderr.write("begun")
 sys.argv = ["raftkvctl", *sys.argv[1:]]
 raftkvctl()
 """
@@ -67,8 +68,12 @@ raftkvctl()
         (("version",), f"raftkvctl version: {__version__}\nAPI version: 3.6\n", 0),
         (("get",), "", 128),
     ):
-        done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+        given = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words], capture_output=True, text=True, env=given, check=False
+        )
         assert (done.stdout, done.returncode) == (answer + "the end\n", exit_code)
+        assert done.stderr.startswith("begun")
 
 
 def test_a_reader_that_leaves_early_gets_no_traceback():
