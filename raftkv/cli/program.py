@@ -17,6 +17,7 @@ import contextlib
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 
 from raftkv.cli.exits import ERROR, CommandError
@@ -83,10 +84,20 @@ def _ended(body: Callable[[], int], complain: Callable[[str], None]) -> int:
         if str(error):
             complain(str(error))
         return error.code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
+        _drop(interrupt)
         code = INTERRUPTED
     sys.stdout.flush()
     return code
+
+
+def _drop(interrupt: KeyboardInterrupt) -> None:
+    """Let go of what was interrupted, without its complaints: a loop half made, a coroutine that nobody awaits."""
+    hook, sys.unraisablehook = sys.unraisablehook, lambda report: None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        interrupt.__traceback__ = interrupt.__context__ = None
+    sys.unraisablehook = hook
 
 
 def _discard_output() -> None:

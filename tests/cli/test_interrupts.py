@@ -254,3 +254,25 @@ def test_a_signal_during_the_imports_ends_a_program_without_a_word(module: str, 
     command = [sys.executable, "-c", INTERRUPTED_IMPORT, module, program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+def test_what_ctrl_c_cuts_off_half_made_says_nothing() -> None:
+    """Once in 250 times it met asyncio making a loop, whose end was a traceback, and its coroutine's a warning."""
+    code = """
+from raftkv.cli.program import leave
+
+class HalfMade:
+    def __del__(self):
+        raise AttributeError("_ssock")
+
+async def nobody_awaits():
+    pass
+
+def body():
+    loop, coroutine = HalfMade(), nobody_awaits()
+    raise KeyboardInterrupt
+
+raise SystemExit(leave(body, print))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
