@@ -1,4 +1,4 @@
-"""Where the programs begin: Ctrl-C during their imports ends them without a word. And where raftkvctl ends.
+"""Begins the programs, which Ctrl-C during their imports ends without a word, and ends raftkvctl.
 
 The imports take a tenth of a second, in which Python would answer SIGINT with a traceback. Whoever imports this module
 is such a program; ``program.leave`` takes SIGINT back when it can say how a program ends.

@@ -257,7 +257,7 @@ def test_a_signal_during_the_imports_ends_a_program_without_a_word(module: str, 
 
 
 def test_what_ctrl_c_cuts_off_half_made_says_nothing() -> None:
-    """Once in 250 times it met asyncio making a loop, whose end was a traceback, and its coroutine's a warning."""
+    """Let go of a loop half made: once in 250 times asyncio's end of it was a traceback, its coroutine's a warning."""
     code = """
 from raftkv.cli.program import leave
 

@@ -388,6 +388,7 @@ class Transport:
             self.add_peer(peer_id, urls)
 
     def _let_go(self, peer_id: int) -> None:
+        self._moving.pop(peer_id, None)
         if peer_id not in self._leaving:
             loop = asyncio.get_running_loop()
             self._leaving[peer_id] = loop.call_later(LEAVING_S, self._remove, peer_id)

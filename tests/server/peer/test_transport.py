@@ -185,7 +185,7 @@ def test_a_member_that_is_killed_is_known_to_be_gone_and_found_again_at_once(mon
 
 
 def test_a_member_that_moves_is_reached_by_its_old_stream_until_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It hears of the move by that stream alone: one that was closed at once left it without the entry."""
+    """Keep the stream by which alone it hears of its move: one that was closed at once left it without the entry."""
     monkeypatch.setattr(transport, "RECONNECT_MAX_S", 1000.0)
 
     async def scenario() -> None:
@@ -226,7 +226,13 @@ def test_a_member_that_moves_is_reached_by_its_old_stream_until_that_ends(monkey
         network.follow(at(old_port))
         reached, end = await asyncio.wait_for(ends.get(), 10)
         assert reached == old_port
+        # Who leaves while it moves is not connected to anew.
+        await until(lambda: network.connected_since(2) is not None)
+        network.follow(at(new_port))
+        network.follow({})
         end.set()
+        await until(lambda: network.connected_since(2) is None)
+        assert network.peers[2].urls == (f"http://127.0.0.1:{old_port}",)
         await network.close()
         for server in (old, new):
             await server.close()
