@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from raftkv.client.arguments import limit, whole
+from raftkv.client.arguments import limit, text, whole
 from raftkv.client.kv.compares import mod_revision
 from raftkv.client.kv.compares import version as version_of
 from raftkv.client.kv.operations import delete, get, get_range, put
@@ -173,6 +173,7 @@ class Dataset:
             DatasetNotFound: there is none, or not any more.
         """
         key = self.keys.version(whole(version, "a version"))
+        text(root, "a root")
         (item,) = self._run(lambda local: _txn(local.store, [get(key)]))
         head = None if item is None else Head.decode(item.value)
         if head is None or root not in ("", head.root):
