@@ -7,7 +7,8 @@ number of its own: what members showed is compared by number. Layout of a run's 
     <run>/m1/data/      the member's data directory
     <run>/m1/log        what all its lives wrote
 
-With ``Settings.network`` members and clients dial relay ports of ``network.py``, not the ports listened on.
+With ``Settings.network`` members and clients dial relay ports of ``network.py``, not the ports listened on; with
+``Settings.disks`` each member's data directory is a small disk of its own (``disks.py``), which only the member sees.
 
 Ports are taken below the ephemeral range, so that no outgoing connection can sit on the port of a member that is down.
 Where util-linux has ``setpriv``, members die with the harness even if that is killed.
@@ -29,6 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from jepsen.faults.disks import DiskError, Disks
 from jepsen.faults.network import Network, Target
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -67,6 +69,7 @@ class Settings:
         heartbeat_ms, election_ms: Raft's times.
         snapshot_count: entries between snapshots, few enough to happen in a run.
         network: put the harness's relays between members, and between them and clients (needed for network faults).
+        disks: give each member a small disk of its own (needed to fill it).
     """
 
     system: str = "raftkv"
@@ -76,6 +79,7 @@ class Settings:
     snapshot_count: int = 1000
     flags: tuple[str, ...] = ()
     network: bool = False
+    disks: bool = False
 
 
 @dataclass(slots=True)
@@ -138,6 +142,7 @@ class Cluster:
         self.members = [_member(folder, n, ports[each * (n - 1) : each * n]) for n in range(1, settings.size + 1)]
         self.removed: list[Member] = []
         self.network: Network | None = None
+        self.disks = Disks() if settings.disks else None
         self.environment: Callable[[Member], Mapping[str, str]] = lambda member: {}
         """What every life of a member finds in its environment beside that of this process."""
         self._numbers = settings.size
@@ -229,6 +234,8 @@ class Cluster:
         """Destroy the data of a member that is down (what the checkers must notice)."""
         if member.up:
             raise DbError(f"{member.name} runs: kill it first")
+        if self.disks is not None:
+            self.disks.wipe(member.number)
         shutil.rmtree(member.folder / "data", ignore_errors=True)
 
     def died(self) -> list[tuple[Member, int]]:
@@ -246,6 +253,16 @@ class Cluster:
     def close(self) -> None:
         """Kill whatever runs."""
         self.kill([*self.members, *self.removed])
+        if self.disks is not None:
+            self.disks.close()
+
+    def _on_its_disk(self, member: Member) -> list[str]:
+        if self.disks is None:
+            return []
+        try:
+            return self.disks.enter(member.number, member.folder / "data")
+        except (DiskError, OSError) as error:
+            raise DbError(str(error)) from None
 
     def _process_ids(self) -> dict[int, int]:
         return {member.number: member.process.pid for member in self.members if member.process is not None}
@@ -275,6 +292,7 @@ class Cluster:
         client, peer = f"http://{member.direct_address}", f"http://127.0.0.1:{member.peer_port}"
         settings = self.settings
         return [
+            *self._on_its_disk(member),
             *programs()[settings.system],
             *member.program,
             *("--name", member.name),

@@ -80,6 +80,14 @@ class Probe:
         """Wait until every member answers, knows a leader, and serves a linearizable read."""
         return await _until(self._all_healthy, timeout_s)
 
+    async def disarm(self, timeout_s: float) -> bool:
+        """Disarm alarms until none is on, as an operator does; return False when time ran out.
+
+        Arguments:
+            timeout_s: seconds to wait.
+        """
+        return await _until(self._no_alarms, timeout_s)
+
     async def wait_revision(self, rev: int, timeout_s: float) -> bool:
         """Wait until every member has applied a revision; return False when time ran out.
 
@@ -181,6 +189,19 @@ class Probe:
             return_exceptions=True,
         )
         return not any(isinstance(read, BaseException) for read in reads)
+
+    async def _no_alarms(self) -> bool:
+        path = ("/etcdserverpb.Maintenance/Alarm",)
+        for member in self._cluster.serving():
+            try:
+                answer = await self.ask(member, *path, rpc_pb2.AlarmRequest(), rpc_pb2.AlarmResponse, _CALL_S)
+                for alarm in answer.alarms:
+                    message = rpc_pb2.AlarmRequest(action="DEACTIVATE", memberID=alarm.memberID, alarm=alarm.alarm)
+                    await self.ask(member, *path, message, rpc_pb2.AlarmResponse, _CALL_S)
+            except grpc.aio.AioRpcError:
+                continue
+            return not answer.alarms
+        return False
 
     async def _all_at(self, rev: int) -> bool:
         message = rpc_pb2.RangeRequest(key=b"\0", count_only=True, serializable=True)

@@ -98,6 +98,8 @@ async def run(options: Options) -> Report:
     folder = options.runs / f"{name}-{random.SystemRandom().getrandbits(24):06x}"
     if nemeses.uses_network(options.nemesis):
         options = replace(options, settings=replace(options.settings, network=True))
+    if nemeses.uses_disks(options.nemesis):
+        options = replace(options, settings=replace(options.settings, disks=True))
     cluster = Cluster(folder, options.settings)
     if nemeses.uses_clocks(options.nemesis):
         cluster.environment = partial(clocks.environment, library_path=clocks.library())

@@ -5,6 +5,8 @@ Owns what goes wrong in a run, and when:
     nemesis      kill, pause, wipe; the schedule; inject -> hold -> heal -> the cluster must work again
     partitions   cut, offline, deaf, mute, bridge, slow, reset: what each cuts and delays
     network      the relays that cut and delay, between members and between them and clients
+    full_disks   full, failing: disks without room, and disks that fail each sync
+    disks        a small disk for each member
     clocks       ahead, behind: wall clocks that step, and back
     members      who is a member: grow, replace, lose a disk, remove the leader, shrink
     failpoints   the points at which members die, and which of them a storm can reach
@@ -17,7 +19,8 @@ Owns what goes wrong in a run, and when:
 
 Laws: the same seed gives the same faults in the same order; a fault comes when the cluster has acknowledged more
 writes, never after a time; every fault but a change of members is undone, and a cluster that does not
-work again after it is a violation; no fault needs privileges or leaves anything behind.
+work again after it is a violation; no fault leaves anything behind, and none needs privileges where users may make
+namespaces and trace their own processes.
 
 Example::
 

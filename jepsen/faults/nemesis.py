@@ -6,9 +6,9 @@ through: each wait is for a condition with a limit, and a limit that runs out af
 Changes of members (``members.py``) are not undone: what must work afterwards is the changed cluster.
 
 Faults with targets are named ``<fault>-<target>``, such as ``kill-leader``; ``kill`` alone stands for all of its
-targets. To add one (a full disk), write a class with ``inject`` and ``heal`` and enter it in ``FAULTS``;
-members' addresses and folders are in ``db.Member``. Faults of the network are in ``partitions.py``, of clocks in
-``clocks.py``.
+targets. To add one, write a class with ``inject`` and ``heal`` and enter it in ``FAULTS``; members' addresses and
+folders are in ``db.Member``. Faults of the network are in ``partitions.py``, of clocks in ``clocks.py``, of disks in
+``full_disks.py``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from jepsen.db import Cluster, Member
-from jepsen.faults import clocks, failpoints, members, partitions
+from jepsen.faults import clocks, failpoints, full_disks, members, partitions
 from jepsen.history import Recorder
 from jepsen.probe import Probe
 
@@ -112,12 +112,22 @@ FAULTS: dict[str, Callable[[], Fault]] = {
     "failpoint": failpoints.Crash,
     "member": members.Change,
     **clocks.FAULTS,
+    **full_disks.FAULTS,
     **partitions.FAULTS,
 }
-GROUPS: dict[str, tuple[str, ...]] = {"network": tuple(partitions.FAULTS), "clock": tuple(clocks.FAULTS)}
+GROUPS: dict[str, tuple[str, ...]] = {
+    "network": tuple(partitions.FAULTS),
+    "clock": tuple(clocks.FAULTS),
+    "disk": tuple(full_disks.FAULTS),
+}
 """Names that stand for several faults."""
 
-_KILLING = frozenset({"kill", "wipe", CRASHING})
+FILLING = "full"
+"""The fault that raises alarms, which stay until they are disarmed."""
+FAILING = "failing"
+"""The fault that ends members."""
+
+_KILLING = frozenset({"kill", "wipe", CRASHING, FAILING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +181,11 @@ def uses_network(names: str) -> bool:
     return any(name.partition("-")[0] in partitions.FAULTS for name in _expand(names))
 
 
+def uses_disks(names: str) -> bool:
+    """Return whether a list of faults fills disks."""
+    return any(name.partition("-")[0] == FILLING for name in _expand(names))
+
+
 def uses_clocks(names: str) -> bool:
     """Return whether a list of faults has any of wall clocks."""
     return any(name.partition("-")[0] in clocks.FAULTS for name in _expand(names))
@@ -194,7 +209,7 @@ def schedule(wanted: list[tuple[str, str]], seed: int) -> Iterator[Step]:
         mixed = rng.sample(wanted, len(wanted))
         for fault, target in (next(changes) if one[0] == CHANGING else one for one in mixed):
             network, clock = fault in partitions.FAULTS, fault in clocks.FAULTS
-            held = network or clock or fault == "pause" or rng.random() < 0.4
+            held = network or clock or fault in ("pause", FILLING) or rng.random() < 0.4
             hold_s = rng.uniform(0.3, 4.0 if network or clock else 2.0) if held else 0.0
             # A cut that heals at once is not noticed: most go on until their time is up.
             acks = rng.randint(ACKS_MIN, ACKS_MAX) * (5 if network and rng.random() < 0.8 else 1)
@@ -228,10 +243,14 @@ class Nemesis:
         self.kills += len(hit) if step.fault in _KILLING else 0
         if step.fault == CRASHING:
             await self._crash(step, hit[0])
+        elif step.fault == FAILING:
+            await self._fail_syncs(hit)
         elif step.hold_s:
             await self._recorder.wait_acked(step.acks, step.hold_s)
         self._recorder.event("heal", fault=step.fault, members=names)
         fault.heal(self._cluster, hit)
+        if step.fault == FILLING and not await self._probe.disarm(LIVE_S):
+            await self._unhealthy(f"alarms are still on {LIVE_S} s after there was room, and they were disarmed")
         await self.settle(min(step.acks, ACKS_MAX), step.settle)
 
     async def _change_members(self, step: Step) -> None:
@@ -251,17 +270,29 @@ class Nemesis:
         behind = failpoints.BEHIND_ACKS if step.target in failpoints.RECEIVING else step.acks
         await self._recorder.wait_acked(behind if len(self._cluster.members) > 1 else 0, LIVE_S)
         self._cluster.start([member], failpoints.environment(step.target, step.shuffle))
-        until = time.monotonic() + failpoints.REACH_S
-        while time.monotonic() < until:
+        for status in await self._await_ends([member], failpoints.REACH_S):
+            if status == failpoints.PANIC_STATUS:
+                self.crashed_at.add(step.target)
+            self._recorder.event("crashed", member=member.name, point=step.target, status=status)
+        if member.up:
+            self._recorder.event("not reached", member=member.name, point=step.target)
+            self._cluster.kill([member])
+
+    async def _fail_syncs(self, hit: list[Member]) -> None:
+        """Wait until members whose syncs fail have ended: who goes on acknowledges what is nowhere."""
+        for status in await self._await_ends(hit, LIVE_S):
+            self._recorder.event("crashed", point="sync", status=status)
+        if left := [member.name for member in hit if member.up]:
+            await self._unhealthy(f"{', '.join(left)} went on for {LIVE_S} s with a disk that fails each sync")
+
+    async def _await_ends(self, ending: list[Member], timeout_s: float) -> list[int]:
+        """Wait until members have ended by themselves; return the exit statuses of those that have."""
+        statuses: list[int] = []
+        until = time.monotonic() + timeout_s
+        while any(member.up for member in ending) and time.monotonic() < until:
             await asyncio.sleep(POLL_S)
-            status = self._revive(member)
-            if status is not None:
-                if status == failpoints.PANIC_STATUS:
-                    self.crashed_at.add(step.target)
-                self._recorder.event("crashed", member=member.name, point=step.target, status=status)
-                return
-        self._recorder.event("not reached", member=member.name, point=step.target)
-        self._cluster.kill([member])
+            statuses += self._revive(ending)
+        return statuses
 
     async def settle(self, acks: int, everyone: bool) -> None:
         """Wait until writes are acknowledged again.
@@ -278,18 +309,18 @@ class Nemesis:
 
     def revive(self) -> None:
         """Start members that ended by themselves, and note that they did."""
-        self._revive(None)
+        self._revive([])
 
-    def _revive(self, crashing: Member | None) -> int | None:
-        """Start members that ended by themselves, but for the one that is to end: return its exit status if it has."""
-        crashed = None
+    def _revive(self, ending: list[Member]) -> list[int]:
+        """Start members that ended by themselves, but for those that are to end; return the statuses of these."""
+        statuses = []
         for member, status in self._cluster.died():
-            if member is crashing:
-                crashed = status
+            if any(member is one for one in ending):
+                statuses.append(status)
                 continue
             self._recorder.event("died", member=member.name, why=f"status {status}")
             self._cluster.start([member])
-        return crashed
+        return statuses
 
     async def _leader(self) -> Member | None:
         """The leader; waits for one a while, for a fault that misses its target is a fault less."""
