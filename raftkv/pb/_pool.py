@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from importlib import resources
-from typing import Any
+import os
+from typing import Any, Final
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.internal import enum_type_wrapper
+
+_FILE: Final = os.path.join(os.path.dirname(__file__), "descriptors.bin")
+"""Found by a path: ``importlib.resources`` imports what unpacks archives, a tenth of the start of a command."""
 
 
 def _load_pool() -> descriptor_pool.DescriptorPool:
     pool = descriptor_pool.DescriptorPool()
     files = descriptor_pb2.FileDescriptorSet()
-    files.ParseFromString(resources.files("raftkv.pb").joinpath("descriptors.bin").read_bytes())
-    for file in files.file:  # protoc writes dependencies first
-        pool.AddSerializedFile(file.SerializeToString())
+    with open(_FILE, "rb") as file:
+        files.ParseFromString(file.read())
+    for described in files.file:  # protoc writes dependencies first
+        pool.AddSerializedFile(described.SerializeToString())
     return pool
 
 
