@@ -73,6 +73,7 @@ def _enter(options: Options, report: Report) -> None:
             "kind": "process",
             "system": options.settings.system,
             "members": options.settings.size,
+            **({"also": len(options.settings.others)} if options.settings.others else {}),
             "workload": options.workload,
             "nemesis": options.nemesis,
             "seeds": [options.seed],
@@ -125,6 +126,7 @@ def _options(args: argparse.Namespace, workload: str, seed: int) -> Options:
         election_ms=args.election_timeout,
         snapshot_count=args.snapshot_count,
         flags=tuple(args.flag),
+        others=tuple(args.also),
     )
     nemesis.parse(args.nemesis, args.members)
     return Options(
@@ -165,6 +167,9 @@ def _parser() -> argparse.ArgumentParser:
     runs.add_argument("--election-timeout", type=int, default=500, metavar="MS")
     runs.add_argument("--snapshot-count", type=int, default=1000)
     runs.add_argument("--flag", action="append", default=[], help="another flag for every member")
+    runs.add_argument(
+        "--also", action="append", default=[], metavar="COMMAND", help="an earlier build, which members are by turns"
+    )
     runs.add_argument("--keep", action="store_true", help="keep the folder of a run that passed too")
     held = commands.add_parser("held-write", help="is a put acknowledged before the log holds it? (needs strace)")
     held.set_defaults(command=_held_write)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 import random
+import shlex
 import shutil
 import signal
 import socket
@@ -69,6 +70,7 @@ class Settings:
         heartbeat_ms, election_ms: Raft's times.
         snapshot_count: entries between snapshots, few enough to happen in a run.
         network: put the harness's relays between members, and between them and clients (needed for network faults).
+        others: further builds of the system, such as an earlier version; the lives of a member are of each in turn.
         disks: give each member a small disk of its own (needed to fill it).
     """
 
@@ -80,6 +82,7 @@ class Settings:
     flags: tuple[str, ...] = ()
     network: bool = False
     disks: bool = False
+    others: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -256,6 +259,10 @@ class Cluster:
         if self.disks is not None:
             self.disks.close()
 
+    def _build(self, member: Member) -> list[str]:
+        builds = [programs()[self.settings.system], *(shlex.split(other) for other in self.settings.others)]
+        return builds[(member.number + member.lives) % len(builds)]
+
     def _on_its_disk(self, member: Member) -> list[str]:
         if self.disks is None:
             return []
@@ -293,7 +300,7 @@ class Cluster:
         settings = self.settings
         return [
             *self._on_its_disk(member),
-            *programs()[settings.system],
+            *self._build(member),
             *member.program,
             *("--name", member.name),
             *("--data-dir", str(member.folder / "data")),

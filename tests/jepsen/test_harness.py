@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,23 @@ def test_ports_are_outside_the_range_of_outgoing_connections() -> None:
     ports = free_ports(6)
     assert len(set(ports)) == 6
     assert max(ports) < low
+
+
+def test_the_lives_of_members_are_of_each_build_in_turn(tmp_runs: Path) -> None:
+    others = (f"{sys.executable} -I -m raftkv", f"{sys.executable} -s -m raftkv")
+    cluster = Cluster(tmp_runs / "c", Settings(size=2, others=others))
+    builds: dict[str, list[str]] = {}
+    try:
+        for _ in range(3):
+            cluster.start(cluster.members)
+            for member in cluster.members:
+                assert member.process is not None
+                words = list(map(str, member.process.args))  # type: ignore[arg-type]
+                builds.setdefault(member.name, []).append(words[words.index("-m") - 1])
+            cluster.kill(cluster.members)
+    finally:
+        cluster.close()
+    assert builds == {"m1": ["-s", sys.executable, "-I"], "m2": [sys.executable, "-I", "-s"]}
 
 
 def test_running_members_are_neither_started_nor_wiped(tmp_runs: Path) -> None:
