@@ -53,8 +53,8 @@ class RecordCache(Reflector):
         state, current = self.state, self.round
         if world is None or state is None or state.phase == CLOSED:
             return 0
-        if current is not None and current.generation > world.generation:
-            return 1
+        if current is not None and self.round_revision != world.revision:
+            return 1  # a later one, or, when the cluster was restored from a backup, that of then
         return max(1, state.joined) if state.phase == BROKEN and state.generation == world.generation else 0
 
     def _decode(self, changes: Sequence[Event]) -> None:
