@@ -58,13 +58,20 @@ async def until_waiting(participant: Participant) -> None:
     forget()
 
 
-@pytest.mark.parametrize("flags", [BUMP, ()], ids=["bumped", "same revisions"])
-def test_a_run_begins_a_generation_above_all_that_its_nodes_have_seen(tmp_path: Path, flags: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("flags", "saved_in"), [(BUMP, 1), ((), 1), ((), 0)], ids=["bumped", "same revisions", "before the run"]
+)
+def test_a_run_begins_a_generation_above_all_that_its_nodes_have_seen(
+    tmp_path: Path, flags: tuple[str, ...], saved_in: int
+) -> None:
     async def scenario(kv, save, go_back) -> None:
         config = RunConfig(run_id="job", min_nodes=2, max_nodes=2)
+        if saved_in == 0:
+            await save()
         nodes = [await Participant.open(kv, config) for _ in range(2)]
         assert {world.generation for world in await asyncio.gather(*(node.next_world() for node in nodes))} == {1}
-        await save()
+        if saved_in == 1:
+            await save()
         await nodes[0].report(Fault(1, nodes[0].node.id, "here", cause="exit"))
         await asyncio.gather(*map(until_waiting, nodes))
         worlds = await asyncio.gather(*(node.next_world() for node in nodes))
