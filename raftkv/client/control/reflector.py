@@ -16,7 +16,8 @@ Every cache of training stands on this class, so no user of it knows where a cha
 Invariants:
 
 1. ``revision`` never goes back, unless the cluster was restored from a backup (``HistoryReplaced``): then all that
-   differs from ``items`` is reported. A list that is older than ``revision`` changes nothing.
+   differs from ``items`` is reported, which is all that is there for one that keeps none. A list that is older than
+   ``revision`` changes nothing.
 2. A change is reported once: an event at or before ``revision`` is passed over, and a list reports only what is newer
    than ``revision``, and the keys that have gone since.
 3. The watch begins right behind the revision of the list, so nothing falls between the two.
@@ -70,6 +71,7 @@ class Reflector:
         on_refused: called with each error that does not pass by itself; the default writes a line into the log,
             unless it is that the client was closed.
         on_end: called with that error: nothing will be reported any more.
+        outlives_restore: False: that the cluster was restored is the end too.
 
     Attributes:
         items: the keys that exist, as of ``revision``.
@@ -85,6 +87,7 @@ class Reflector:
         deletes: bool = True,
         on_refused: OnRefused | None = None,
         on_end: OnRefused = lambda error: None,
+        outlives_restore: bool = True,
     ) -> None:
         self.items: dict[bytes, KeyValue] = {}
         self.revision = 0
@@ -92,6 +95,7 @@ class Reflector:
         self._interval = interval
         self._on_changes = on_changes
         self._deletes = deletes
+        self._outlives_restore = outlives_restore
         self._on_refused = on_refused or self._log_refusal
         self._on_end = on_end
         self._refusal = ""
@@ -258,8 +262,7 @@ class Reflector:
         self._unwatch = None
         pause_s = 0.0
         if isinstance(error, HistoryReplaced):
-            if not self._deletes:  # without items nobody knows what is another than before
-                self._on_refused(error)
+            if not self._outlives_restore:
                 self._finish(error)
                 return
             self._forget_revisions()

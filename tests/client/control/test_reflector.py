@@ -331,13 +331,19 @@ def test_after_a_restore_only_what_differs_is_reported() -> None:
         assert reflector.revision == world.store.revision
         reflector.close()
 
-        refused: list[Exception] = []
-        news = Reflector(control, below(PREFIX), changes.extend, deletes=False, on_refused=refused.append)
-        news.start(news_only=True)
+        changes.clear()
+        ended: list[Exception] = []
+        news = Reflector(control, below(PREFIX), changes.extend, deletes=False)
+        news.start(revision=90)
+        control.lose_watch(HistoryReplaced())
         await news.ready()
+        assert [event.key for event in changes] == [b"run/a", b"run/b"]
+        news.close()
+        mortal = Reflector(control, below(PREFIX), changes.extend, on_end=ended.append, outlives_restore=False)
+        mortal.start(revision=90)
         control.lose_watch(HistoryReplaced())
         with pytest.raises(HistoryReplaced):
-            await news.ready()
-        assert [type(error) for error in refused] == [HistoryReplaced]
+            await mortal.ready()
+        assert [type(error) for error in ended] == [HistoryReplaced]
 
     asyncio.run(scenario())
