@@ -15,16 +15,17 @@ ranks that prepare parts of their own: ``run.checkpoint`` and ``raftkv.torch.che
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from raftkv.checkpoint.commit.claim import Claim
+from raftkv.checkpoint.commit.summary import checked_metrics
 from raftkv.checkpoint.errors import CheckpointNotFound
 from raftkv.checkpoint.kinds import FILES
-from raftkv.checkpoint.records import Checkpoint, FileRecord
+from raftkv.checkpoint.records import Checkpoint
 from raftkv.checkpoint.retention.policy import Policy
-from raftkv.checkpoint.storage.local import digest_tree, make_directory, take_in
+from raftkv.checkpoint.storage.local import digest_tree, make_directory, taken_in
 from raftkv.checkpoint.sync import Attempt, Registry
 from raftkv.errors import RaftKVError, StatusError
 
@@ -107,7 +108,8 @@ class Saver:
         with _aborting(attempt):
             make_directory(attempt.uri)
             yield saving
-            saving.checkpoint = _commit(attempt, lambda: digest_tree(attempt.uri), saving.metrics)
+            attempt.prepare(0, digest_tree(attempt.uri))
+            saving.checkpoint = attempt.commit(metrics=saving.metrics)
         self._collect()
 
     def save_directory(
@@ -123,11 +125,14 @@ class Saver:
 
         Arguments:
             step, kind, metrics, metadata: as for ``saving``; so are the errors.
-            directory: it is gone afterwards.
+            directory: it is gone afterwards; as it was, if it cannot be moved or read, or what is given cannot be used.
         """
+        metrics = checked_metrics(metrics)  # before anything is moved
         attempt = self.registry.begin(self.claim(), step, kind=kind, metadata=metadata)
         with _aborting(attempt):
-            done = _commit(attempt, lambda: take_in(directory, attempt.uri), metrics or {})
+            with taken_in(directory, attempt.uri) as files:
+                attempt.prepare(0, files)
+            done = attempt.commit(metrics=metrics)
         self._collect()
         return done
 
@@ -135,11 +140,6 @@ class Saver:
         if self.policy is not None:
             with suppress(StatusError):  # the next collection goes on
                 self.registry.collect(self.policy)
-
-
-def _commit(attempt: Attempt, finish: Callable[[], list[FileRecord]], metrics: Mapping[str, float]) -> Checkpoint:
-    attempt.prepare(0, finish())
-    return attempt.commit(metrics=metrics)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from raftkv.cli.ctl.session import Session, open_session
 from raftkv.cli.exits import BAD_ARGUMENTS, BAD_FEATURE, ERROR, CommandError
 from raftkv.cli.goflags.command import Invocation
 from raftkv.client import Client as Core
+from raftkv.client.errors import HistoryReplaced
 from raftkv.client.library import Client, open_scope
 from raftkv.errors import CompactedError, ConfigError, RaftKVError, StatusError
 
@@ -55,6 +56,8 @@ def use_library(session: Session, use: Callable[[Client], Awaitable[T]]) -> T:
                 return await use(Client(scope))
         except ConfigError as error:
             raise CommandError(str(error), BAD_ARGUMENTS) from None
+        except HistoryReplaced as error:
+            raise CommandError(f"what was shown is {error}; start again", ERROR) from None
         except CompactedError:
             raise CommandError("the history was compacted while it was read; try again", ERROR) from None
         except StatusError:

@@ -137,6 +137,15 @@ class WatchCanceled(errors.StatusError):
     code = errors.CANCELED
 
 
+class HistoryReplaced(errors.CompactedError):
+    """What a watch should go on from is the history of another cluster, as of before a restore.
+
+    The revisions that were seen come again with other contents, or never. It is a ``Compacted``: begin with a read.
+    """
+
+    text = "the history of another cluster: this one was restored since, or the endpoints lead to several clusters"
+
+
 class StreamLost(errors.StatusError):
     """A stream has ended that another one, here or elsewhere, can replace."""
 

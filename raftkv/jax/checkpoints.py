@@ -93,6 +93,7 @@ class CheckpointManager:
         self._under_way: Future[None] | None = None
         self._attempt_number = 0
         self._last: int | None = self.latest_step()
+        self._committed = self._last
 
     # ---- finding
 
@@ -158,7 +159,12 @@ class CheckpointManager:
         """
         under_way, self._under_way = self._under_way, None
         if under_way is not None:
-            under_way.result()
+            try:
+                under_way.result()
+            except BaseException:
+                self._last = self._committed  # the step may be saved again, as on a disk that was full
+                raise
+            self._committed = self._last
 
     def _save(self, step: int, layout: dict[str, Any], parts: list[Part], metrics: dict[str, float]) -> None:
         if jax.process_index() == 0:

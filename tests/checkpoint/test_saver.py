@@ -60,6 +60,26 @@ def test_a_directory_is_moved(registry, tmp_path, monkeypatch, is_same_disk):
     assert verify(done).is_whole
 
 
+@pytest.mark.parametrize("is_same_disk", [True, False])
+@pytest.mark.parametrize("trouble", ["name", "metric", "link", "many"])
+def test_a_directory_that_cannot_be_saved_stays_where_it_was(registry, tmp_path, monkeypatch, is_same_disk, trouble):
+    """It was moved below the uri of the registry first, and deleted there as what a failed attempt had left."""
+    if not is_same_disk:
+        monkeypatch.setattr(local, "_rename", lambda *_: False)
+    folder = made.write(tmp_path / "out", {"model.pt": b"m"})
+    if trouble == "name":
+        (folder / "half\nname.pt").write_bytes(b"n")
+    if trouble == "link":
+        (folder / "gone.pt").symlink_to(tmp_path / "nowhere")
+    if trouble == "many":
+        monkeypatch.setattr(attempt, "PREPARED_MAX_BYTES", 10)
+    with pytest.raises((ConfigError, StorageError)):
+        Saver(registry).save_directory(4, str(folder), metrics={"loss": "low"} if trouble == "metric" else {})
+    registry.collect()
+    assert (folder / "model.pt").read_bytes() == b"m"
+    assert list(Path(registry.uri).glob("step-*")) == []
+
+
 def test_a_block_that_raises_commits_nothing_and_the_step_can_be_saved_again(registry):
     saver = Saver(registry)
     with pytest.raises(KeyError, match="boom"), saver.saving(4) as saving:
@@ -162,6 +182,33 @@ def test_a_downloaded_copy_that_was_damaged_is_fetched_again(raftkv_client, tmp_
     assert (path / "a/b").stat().st_mtime == 1  # what is right is not fetched
     assert verify(replace(done, uri=str(path))).is_whole
     assert {entry.name for entry in (tmp_path / "cache").iterdir()} == {path.name, f"{path.name}.lock"}
+
+
+@pytest.mark.parametrize("what", ["first", "again"])
+def test_a_download_that_fails_or_is_killed_leaves_nothing_in_the_cache(raftkv_client, tmp_path, monkeypatch, what):
+    """A full disk stayed full: what was downloaded up to then lay there for ever, once for each process that tried."""
+    remote = raftkv.checkpoint.Registry(raftkv_client, "far", uri=f"memory://bucket/{tmp_path.name}")
+    contents = {"a.pt": b"a", "b.pt": b"b"}
+    done = Saver(remote).save_directory(4, str(made.write(tmp_path / "out", contents)))
+    cache, copy_files = tmp_path / "cache", local.copy_files
+    if what == "again":
+        path = Path(local_directory(done, str(cache)))
+        (path / "b.pt").unlink()
+
+    def fill(source, files, target):
+        copy_files(source, files[:1], target)
+        raise StorageError("No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(local, "copy_files", fill)
+        with pytest.raises(StorageError, match="No space"):
+            local_directory(done, str(cache))
+    assert list(cache.glob("*.part")) == []
+    made.write(cache / f"{done.id.directory}.1.part", {"a.pt": b"a"})  # of a process that was killed
+    made.write(cache / "step-000000000005.g1.7.1.part", {"a.pt": b"a"})  # of another checkpoint
+    path = Path(local_directory(done, str(cache)))
+    assert {name: (path / name).read_bytes() for name in contents} == contents
+    assert [entry.name for entry in cache.glob("*.part")] == ["step-000000000005.g1.7.1.part"]
 
 
 def test_what_the_policy_does_not_keep_goes_after_each_commit(registry):

@@ -50,7 +50,8 @@ class FakeCall:
             self.answer(request.cancel_request.watch_id, canceled=True)
 
     def answer(self, watch_id, revision=None, events=(), **fields):
-        header = rpc_pb2.ResponseHeader(revision=self.cluster.revision if revision is None else revision)
+        at = self.cluster.revision if revision is None else revision
+        header = rpc_pb2.ResponseHeader(revision=at, cluster_id=self.cluster.cluster_id)
         response = rpc_pb2.WatchResponse(header=header, watch_id=watch_id, **fields)
         for key, value, at in events:
             event = response.events.add()
@@ -76,6 +77,7 @@ class FakeCore:
     def __init__(self, version="3.6.0"):
         self.version = version
         self.revision = 0
+        self.cluster_id = 7
         self.history = {}
         self.calls = []
         self.left = []

@@ -9,7 +9,7 @@ from contextlib import aclosing
 import pytest
 
 from raftkv import errors
-from raftkv.client.errors import EndpointsFailed, WatchCanceled
+from raftkv.client.errors import EndpointsFailed, HistoryReplaced, WatchCanceled
 from raftkv.client.space import Space
 from raftkv.client.watch.hub import WatchHub
 from raftkv.client.watch.watch import Watch, responses
@@ -72,6 +72,26 @@ def test_an_idle_watch_is_resumed_behind_its_creation():
         core.write()
         assert await revisions(watch, 1) == [2]
         assert created(core.calls[1])[0].start_revision == 2
+
+    play(scenario)
+
+
+def test_a_cluster_that_was_restored_has_no_next_event_for_a_watch_of_before():
+    """It waited for a revision that the new cluster reached much later, and missed all that was written until then."""
+
+    async def scenario(core, hub):
+        core.write()
+        watch = watching(hub)
+        await watch.ready()
+        core.cluster_id, core.revision, core.history = 8, 0, {}
+        core.calls[0].fail()
+        with pytest.raises(HistoryReplaced):
+            await anext(watch)
+        assert isinstance(watch._watcher.error, errors.CompactedError)
+        again = watching(hub)
+        await again.ready()
+        core.write()
+        assert await revisions(again, 1) == [1]
 
     play(scenario)
 

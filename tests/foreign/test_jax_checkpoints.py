@@ -44,6 +44,12 @@ with raftkv.connect(os.environ["RAFTKV_ENDPOINTS"]) as kv:
         result["unwritable"] = error_of(lambda: manager.save(6, {"name": "x"}))
         result["steps"] = [manager.save(7, Pair(spread, 1), metrics={"loss": 9}, is_forced=True)]
     result["steps"] += [manager.latest_step(), manager.best_step(), manager.all_steps()]
+    late = f"{sys.argv[1]}/late"
+    open(late, "w").close()
+    with raftkv.jax.CheckpointManager(raftkv.checkpoint.Registry(kv, "late", uri=late)) as manager:
+        result["again"] = [manager.save(1, tree), error_of(manager.wait_until_finished).partition(":")[0]]
+        os.unlink(late)
+        result["again"] += [manager.save(1, tree), error_of(manager.wait_until_finished), manager.latest_step()]
     with raftkv.jax.CheckpointManager(registry) as after:
         result["same"] = same(after.restore(2), tree) and list(after.restore(2)) == sorted(tree)
         result["class"] = error_of(after.restore)
@@ -95,6 +101,7 @@ def test_trees_of_arrays_come_back_as_they_were(raftkv_cluster: LocalCluster, tm
     assert result["saved"] == [True, False, True, False, True]
     assert result["unwritable"] == "ConfigError: ['name'] is a str; save arrays of numbers, and numbers"
     assert result["steps"] == [True, 7, 4, [2, 4, 7]]
+    assert result["again"] == [True, "StorageError", True, None, 1]
     assert result["same"]
     assert result["class"].startswith("ConfigError: the checkpoint has nodes of a class")
     assert result["sharding"] == ["Pair", True, True]

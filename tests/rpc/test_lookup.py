@@ -7,10 +7,12 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
+import raftkv
 import raftkv.aio
 from raftkv.client.errors import EndpointsFailed
 from raftkv.rpc.client.lookup import addresses, beside
@@ -89,6 +91,34 @@ def test_lookups_of_one_name_share_a_thread_and_all_hear_the_answer(monkeypatch:
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("is_frozen", [False, True], ids=["without power", "frozen"])
+def test_a_name_of_several_machines_leads_to_one_that_answers(
+    raftkv_cluster: raftkv.LocalCluster, monkeypatch: pytest.MonkeyPatch, is_frozen: bool
+) -> None:
+    """The first address of a name that said nothing took all the time of each attempt: the others were never tried."""
+    port = int(raftkv_cluster.endpoints[0].rpartition(":")[2])
+
+    def look_up(host: str, port: int, **_: Any) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in ("127.0.0.9", "127.0.0.1")]
+
+    async def main() -> None:
+        async with raftkv.aio.connect(f"members.invalid:{port}", timeout_s=PATIENCE_S, dial_timeout_s=1.0) as kv:
+            await kv.put("a", "1")
+
+    with socket.socket() as silent, ExitStack() as stack:
+        silent.bind(("127.0.0.9", port))
+        silent.listen(0 if not is_frozen else 100)
+        while not is_frozen:  # until its queue is full: from then on it lets nobody in, and says so to nobody
+            filler = stack.enter_context(socket.socket())
+            filler.settimeout(0.2)
+            try:
+                filler.connect(("127.0.0.9", port))
+            except TimeoutError:
+                break
+        monkeypatch.setattr(socket, "getaddrinfo", look_up)
+        asyncio.run(main())
 
 
 def test_an_answer_after_the_end_of_the_loop_disturbs_nobody(capfd: pytest.CaptureFixture[str]) -> None:

@@ -58,7 +58,10 @@ class Commits:
         self._end: Exception | None = None
         prefix = keys.records_of(kind) if kind else keys.records
         # It keeps no copy of the records: a watcher's memory does not grow with their number.
-        self._copy = Reflector(control, below(prefix), self._take, deletes=False, on_end=self._ended)
+        # After a restore the commits of before come again, or others in their revisions: the reader has to know.
+        self._copy = Reflector(
+            control, below(prefix), self._take, deletes=False, on_end=self._ended, outlives_restore=False
+        )
         if start_revision > 1:
             self._copy.start(revision=start_revision - 1)
         else:
@@ -80,6 +83,7 @@ class Commits:
 
         Raises:
             StatusError: the client is closed.
+            CompactedError: the cluster was restored from a backup; look at what there is, and watch from there.
         """
         while not self._told and not self._is_over:
             await self._wait()

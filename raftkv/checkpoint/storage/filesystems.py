@@ -54,12 +54,19 @@ def open_url(url: str, *, extra: str = "checkpoint") -> Files:
         raise ConfigError("the URL of a directory is empty; name one")  # fsspec would take the working directory
     try:
         from fsspec.core import url_to_fs
+        from fsspec.implementations.local import LocalFileSystem
     except ImportError:
         raise ConfigError(f"files at a URL need fsspec: pip install 'raftkv[{extra}]'") from None
+    if "://" not in url or url.startswith("file://"):
+        # fsspec would take a name with two colons for a chain of file systems, and leave out what is behind them.
+        path = os.path.abspath(url.removeprefix("file://"))
+        return Files(LocalFileSystem(), path.rstrip("/"), is_local=True)
     try:
         fs, root = url_to_fs(url)
     except Exception as error:  # each kind of URL has errors of its own
         raise ConfigError(f"cannot use {url}: {describe(error)}") from None
+    if "::" in url and not str(root).rstrip("/").endswith(url.rstrip("/").rpartition("/")[2]):
+        raise ConfigError(f"cannot use {url}: :: separates file systems in a URL; use a name without it")
     protocols = fs.protocol if isinstance(fs.protocol, tuple | list) else (fs.protocol,)
     return Files(fs, str(root).rstrip("/"), "file" in protocols)
 

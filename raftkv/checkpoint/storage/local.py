@@ -1,6 +1,7 @@
 """Checkpoints as directories of this machine, for tools that read and write nothing else.
 
-    take_in("/scratch/checkpoint-400", attempt.uri)      # moved there, or uploaded; durable and digested
+    with taken_in("/scratch/checkpoint-400", attempt.uri) as files:     # moved there, or uploaded; durable, digested
+        attempt.prepare(0, files)
     path = local_directory(checkpoint, "/scratch")       # verified: where it lies, or downloaded
 
 Blocking. A directory that is taken in is renamed where that is possible: no byte is copied, and its old name is gone.
@@ -10,9 +11,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import glob
 import logging
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Final, TextIO
 
@@ -43,24 +47,39 @@ def make_directory(uri: str) -> None:
             os.makedirs(place.root, exist_ok=True)
 
 
-def take_in(directory: str, uri: str) -> list[FileRecord]:
-    """Move a local directory to where the bytes of an attempt lie; returns its files.
+@contextmanager
+def taken_in(directory: str, uri: str) -> Iterator[list[FileRecord]]:
+    """Move a local directory to where the bytes of an attempt lie, for a block that is given its files.
 
     Arguments:
-        directory: it is gone afterwards.
+        directory: it is gone afterwards. If it could not be moved or read, or the block raises ConfigError, it is as it
+            was: what lies below the uri of a failed attempt is deleted.
         uri: of the directory of the attempt, which does not exist yet.
 
     Raises:
-        StorageError: it could not be moved; what was copied so far is the attempt's, and ``directory`` is as it was.
+        StorageError: it could not be moved or read.
+        ConfigError: a file has a name that cannot be used.
     """
     place = Place(uri)
-    with place.named("move the checkpoint to"):
-        if place.is_local and _rename(directory, place.root):
-            return digest_tree(uri)
-        source = Place(directory)
-        records = copy_files(source, list_files(source), place)
-        shutil.rmtree(directory)
-    return records
+    is_moved = is_given = False
+    try:
+        with place.named("move the checkpoint to"):
+            is_moved = place.is_local and _rename(directory, place.root)
+            if is_moved:
+                records = digest_tree(uri)
+            else:
+                source = Place(directory)
+                records = copy_files(source, list_files(source), place)
+        is_given = True
+        yield records
+    except BaseException as error:
+        if is_moved and (not is_given or isinstance(error, ConfigError)):
+            with suppress(OSError):
+                os.rename(place.root, directory)
+        raise
+    if not is_moved:
+        with place.named("move the checkpoint to"):
+            shutil.rmtree(directory)
 
 
 def _rename(directory: str, target: str) -> bool:
@@ -122,44 +141,60 @@ def local_directory(checkpoint: Checkpoint, directory: str = "", look: str = "")
         raise ConfigError(f"{checkpoint.uri} is no local disk; name a directory to download the checkpoint to")
     target = os.path.join(os.path.abspath(directory), checkpoint.id.directory)
     with Place(directory).named("lock a copy in"):
-        lock = _lock(f"{target}.lock")
+        lock, is_alone = _lock(f"{target}.lock")
     with lock:
         if not look or lock.read() != look:
+            if is_alone:
+                for left in glob.glob(f"{glob.escape(target)}.*.part"):  # by processes that were killed
+                    shutil.rmtree(left, ignore_errors=True)
             _download(checkpoint, place, target)
             lock.truncate(0)
             lock.write(look)
     return target
 
 
-def _lock(path: str) -> TextIO:
-    """Open a file that one process at a time has open: it waits. The end of a process gives it back."""
+def _lock(path: str) -> tuple[TextIO, bool]:
+    """Open a file that one process at a time has open: it waits. The end of a process gives it back.
+
+    Returns:
+        the file, and whether the file system knows locks, so that no other process has it open.
+    """
     os.makedirs(os.path.dirname(path), exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    is_locked = True
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
     except OSError as error:
         if error.errno not in _WITHOUT_LOCKS:
             os.close(descriptor)
             raise
-    return os.fdopen(descriptor, "r+", encoding="utf-8")
+        is_locked = False
+    return os.fdopen(descriptor, "r+", encoding="utf-8"), is_locked
 
 
 def _download(checkpoint: Checkpoint, place: Place, target: str) -> None:
     partial = f"{target}.{os.getpid()}.part"
     local, fetched = Place(target), Place(partial)
-    if local.exists(MANIFEST):  # renamed when it was whole: what has happened to it since is not known
-        _repair(checkpoint, place, local, fetched)
-        return
+    try:
+        if local.exists(MANIFEST):  # renamed when it was whole: what has happened to it since is not known
+            _repair(checkpoint, place, local, fetched)
+        else:
+            _fetch(checkpoint, place, target, fetched)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)  # of a copy that failed: the disk may be full of it
+
+
+def _fetch(checkpoint: Checkpoint, place: Place, target: str, fetched: Place) -> None:
+    """Download a checkpoint, and rename it when it is whole."""
     manifest = load_manifest(checkpoint)
     copy_files(place, [file for _, file in manifest.files], fetched)
     fetched.write(MANIFEST, manifest.encoded)
     with fetched.named("rename"):
         try:
-            os.rename(partial, target)
+            os.rename(fetched.root, target)
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-            shutil.rmtree(partial, ignore_errors=True)  # another process was first, where files have no locks
+                raise  # else another process was first, where files have no locks
 
 
 def _repair(checkpoint: Checkpoint, place: Place, local: Place, fetched: Place) -> None:
@@ -175,15 +210,12 @@ def _repair(checkpoint: Checkpoint, place: Place, local: Place, fetched: Place) 
     if not wrong:
         return
     _log.warning("%d files of the copy in %s are fetched again, %s for one", len(wrong), local.root, wrong[0])
-    try:
-        copy_files(place, [file for _, file in manifest.files if file.name in wrong], fetched)
-        for name in wrong:
-            with local.named("write", name):
-                os.makedirs(os.path.dirname(local.path(name)), exist_ok=True)
-                os.replace(fetched.path(name), local.path(name))
-            local.make_durable(name)
-    finally:
-        shutil.rmtree(fetched.root, ignore_errors=True)
+    copy_files(place, [file for _, file in manifest.files if file.name in wrong], fetched)
+    for name in wrong:
+        with local.named("write", name):
+            os.makedirs(os.path.dirname(local.path(name)), exist_ok=True)
+            os.replace(fetched.path(name), local.path(name))
+        local.make_durable(name)
 
 
 def _wrong(report: Report) -> list[str]:

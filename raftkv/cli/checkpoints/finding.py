@@ -17,7 +17,7 @@ from raftkv.cli.checkpoints.frame import Call, outside_the_store
 from raftkv.cli.checkpoints.which import find
 from raftkv.cli.exits import BAD_ARGUMENTS, CommandError
 from raftkv.cli.goflags.command import Invocation
-from raftkv.cli.output.rows import Rows, out
+from raftkv.cli.output.rows import Rows, out, printable
 
 _WORDS = {PIN: "pinned by", TAG: "tag", CHILD: "parent of"}
 Held = Mapping[tuple[str, int], Sequence[str]]
@@ -27,6 +27,8 @@ def list_all(invocation: Invocation) -> None:
     """Print the checkpoints of a run."""
     call = Call(invocation, "list", "RUN")
     limit = call["limit"]
+    if limit < 0:
+        raise CommandError(f"--limit must not be negative, and is {limit}", BAD_ARGUMENTS)
 
     async def read(registry: Registry) -> tuple[list[Checkpoint], Held]:
         found = await registry.checkpoints(call.kind, newest_first=bool(limit), limit=limit)
@@ -59,7 +61,7 @@ def show(invocation: Invocation) -> None:
         files = {} if manifest is None else {"files": [{"rank": rank, **asdict(file)} for rank, file in manifest.files]}
         view.print_json({**_with_holds(checkpoint, reasons), **files})
         return
-    print(f"run {checkpoint.run_id}, step {checkpoint.step}")
+    print(f"run {printable(checkpoint.run_id)}, step {checkpoint.step}")
     for name, value in view.details(checkpoint, reasons.get((checkpoint.kind, checkpoint.step), ())):
         print(f"  {name:14}{value}")
     if manifest is not None:
@@ -133,7 +135,7 @@ def lineage(invocation: Invocation) -> None:
         return
     out(view.lineage_table(found))
     if lost is not None:
-        print(f"it descends from {lost}, which does not exist any more")
+        print(f"it descends from {printable(str(lost))}, which does not exist any more")
 
 
 async def held(registry: Registry) -> Held:

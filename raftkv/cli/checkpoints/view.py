@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from raftkv.checkpoint.find.lookup import RunLatest
 from raftkv.checkpoint.records import Checkpoint, Extremes
-from raftkv.cli.output.rows import Rows, clock
+from raftkv.cli.output.rows import Rows, clock, printable
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 LATEST_STYLE: Final = "bold green"
@@ -39,15 +39,6 @@ def span(seconds: float) -> str:
         return f"{seconds:.2f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def printable(text: str) -> str:
-    """Return a text of a user's that does nothing to a terminal.
-
-    >>> printable("caf\\u00e9 \\x1b[2J")
-    'caf\u00e9 \\\\x1b[2J'
-    """
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def metrics_text(metrics: Mapping[str, float]) -> str:
@@ -84,7 +75,9 @@ def checkpoints_table(checkpoints: Sequence[Checkpoint], held: Mapping[tuple[str
         checkpoints: in the order of the rows.
         held: why one must stay, by kind and step.
     """
-    newest = {one.kind: max(other.step for other in checkpoints if other.kind == one.kind) for one in checkpoints}
+    newest: dict[str, int] = {}
+    for one in checkpoints:
+        newest[one.kind] = max(newest.get(one.kind, 0), one.step)
     rows, styles = [], []
     for one in checkpoints:
         is_latest = newest[one.kind] == one.step
@@ -128,7 +121,7 @@ def lineage_table(checkpoints: Sequence[Checkpoint]) -> Rows:
 def best_table(checkpoints: Sequence[Checkpoint], metric: str) -> Rows:
     """Lay out the best checkpoints by a metric, the best first."""
     rows = [
-        (f"{one.metrics[metric]:.6g}", one.run_id, str(one.step), one.kind, clock(one.time), printable(one.uri))
+        (f"{one.metrics[metric]:.6g}", one.run_id, str(one.step), one.kind, clock(one.time), one.uri)
         for one in checkpoints
     ]
     return Rows((metric, "run", "step", "kind", "committed", "uri"), rows, [LATEST_STYLE])
@@ -147,10 +140,10 @@ def details(checkpoint: Checkpoint, held: Sequence[str]) -> list[tuple[str, str]
         ("manifest", one.manifest),
         ("root", one.root),
     ]
-    lines += [("descends from", str(one.parent))] if one.parent is not None else []
+    lines += [("descends from", printable(str(one.parent)))] if one.parent is not None else []
     lines += [("metric", f"{printable(name)} {value!r}") for name, value in sorted(one.metrics.items())]
     lines += [("metadata", printable(f"{name}={value}")) for name, value in sorted(one.metadata.items())]
-    return [*lines, *(("kept as", why) for why in held)]
+    return [*lines, *(("kept as", printable(why)) for why in held)]
 
 
 def commit_line(checkpoint: Checkpoint, revision: int) -> str:

@@ -23,8 +23,20 @@ class Rows:
     styles: Sequence[str] = ()
 
 
+def printable(text: str) -> str:
+    """Return a text of somebody else's that does nothing to a terminal, and is one line.
+
+    >>> printable("caf\\u00e9 \\x1b[2J")
+    'caf\u00e9 \\\\x1b[2J'
+    """
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
 def out(rows: Rows) -> None:
     """Print a table: with frame and colour on a terminal wide enough for whole words, as plain columns elsewhere."""
+    rows = Rows(rows.header, [tuple(map(printable, row)) for row in rows.rows], rows.styles)
     if not sys.stdout.isatty():
         print(plain(rows))
         return

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from raftkv.cli.output.rows import Rows, clock, count, out
+from raftkv.cli.output.rows import Rows, clock, count, out, printable
 from raftkv.cli.runs.facts import Facts
 from raftkv.training.history.reader import RunSummary
 from raftkv.training.history.timeline import Change, Fold, GenerationHistory, RunHistory
@@ -83,7 +83,7 @@ def show(facts: Facts) -> None:
     """Print one run as it is."""
     emit(Line(facts.state.phase, headline(facts)))
     for line in details(facts):
-        print(line)
+        print(printable(line))
     if facts.members:
         print()
         out(_members_table(facts))
@@ -263,7 +263,7 @@ class Line:
 
 def emit(line: Line) -> None:
     """Print a line at once: with its time, and colour on a terminal."""
-    text = f"{clock(line.time)}  {line.text}" if line.time else line.text
+    text = printable(f"{clock(line.time)}  {line.text}" if line.time else line.text)
     style = _STYLES.get(line.kind, "")
     if not style or not sys.stdout.isatty():
         print(text, flush=True)

@@ -15,7 +15,9 @@ Every cache of training stands on this class, so no user of it knows where a cha
 
 Invariants:
 
-1. ``revision`` never goes back. A list that is older than ``revision`` changes nothing.
+1. ``revision`` never goes back, unless the cluster was restored from a backup (``HistoryReplaced``): then all that
+   differs from ``items`` is reported, which is all that is there for one that keeps none. A list that is older than
+   ``revision`` changes nothing.
 2. A change is reported once: an event at or before ``revision`` is passed over, and a list reports only what is newer
    than ``revision``, and the keys that have gone since.
 3. The watch begins right behind the revision of the list, so nothing falls between the two.
@@ -35,7 +37,7 @@ from typing import Final
 
 from raftkv.client.control.control import Control
 from raftkv.client.control.retries import until_answered
-from raftkv.client.errors import is_client_closed
+from raftkv.client.errors import HistoryReplaced, is_client_closed
 from raftkv.client.keys import prefix_end
 from raftkv.client.kv.operations import GetRange
 from raftkv.client.rpc.retry import Backoff
@@ -69,6 +71,7 @@ class Reflector:
         on_refused: called with each error that does not pass by itself; the default writes a line into the log,
             unless it is that the client was closed.
         on_end: called with that error: nothing will be reported any more.
+        outlives_restore: False: that the cluster was restored is the end too.
 
     Attributes:
         items: the keys that exist, as of ``revision``.
@@ -84,6 +87,7 @@ class Reflector:
         deletes: bool = True,
         on_refused: OnRefused | None = None,
         on_end: OnRefused = lambda error: None,
+        outlives_restore: bool = True,
     ) -> None:
         self.items: dict[bytes, KeyValue] = {}
         self.revision = 0
@@ -91,6 +95,7 @@ class Reflector:
         self._interval = interval
         self._on_changes = on_changes
         self._deletes = deletes
+        self._outlives_restore = outlives_restore
         self._on_refused = on_refused or self._log_refusal
         self._on_end = on_end
         self._refusal = ""
@@ -138,10 +143,12 @@ class Reflector:
         """
         if self._is_closed or revision < self.revision:
             return
-        found = {item.key: item for item in items}
-        gone = [Event(DELETE, KeyValue(key, b"", 0, 0, revision, 0)) for key in self.items if key not in found]
+        known, found = self.items, {item.key: item for item in items}
+        gone = [Event(DELETE, KeyValue(key, b"", 0, 0, revision, 0)) for key in known if key not in found]
         # What was written at or before the known revision was reported already: no memory of keys is needed for that.
-        fresh = sorted((item for item in found.values() if item.mod_revision > self.revision), key=_mod_revision)
+        # After a restore nothing is known by its revision, but what is as it was is no change.
+        new = (item for item in found.values() if item.mod_revision > self.revision and item != known.get(item.key))
+        fresh = sorted(new, key=_mod_revision)
         if self._unwatch is None and self._listing is None:
             self.revision = revision
             self._watch()
@@ -254,6 +261,11 @@ class Reflector:
             return
         self._unwatch = None
         pause_s = 0.0
+        if isinstance(error, HistoryReplaced):
+            if not self._outlives_restore:
+                self._finish(error)
+                return
+            self._forget_revisions()
         if not isinstance(error, CompactedError):
             # Whatever passes by itself the client has waited for: it would be the same on the next watch.
             self._on_refused(error)
@@ -262,6 +274,14 @@ class Reflector:
             self._list_again(pause_s)
 
     # -- what is known
+
+    def _forget_revisions(self) -> None:
+        """Begin with the next list, whatever its revision: the store is another one, as after a restore."""
+        self.revision = 0
+        waiting, self._waiting = self._waiting, []
+        for _, future in waiting:
+            if not future.done():
+                future.set_result(None)
 
     def _take(self, changes: Sequence[Event], revision: int) -> None:
         for event in changes if self._deletes else ():

@@ -10,10 +10,11 @@
     lease.on_lost(lambda lease: ...)
     await lease.lost.wait()
 
-A lease is *lost* when the cluster does not know it any more, or when its TTL has passed on this machine's clock since
-the last keep-alive that was confirmed was *sent*: then somebody else may have what it protected, whatever the cluster
-still believes (a lease with ``patient=True`` leaves this second way out). A process that was stopped for longer than
-that learns it at its next ``check`` (every call with ``lease=`` makes one), not only when the loop has come round.
+A lease is *lost* when the cluster does not know it any more, or is another one, restored from a backup; or when its TTL
+has passed on this machine's clock since the last keep-alive that was confirmed was *sent*: then somebody else may have
+what it protected, whatever the cluster still believes (a lease with ``patient=True`` leaves this last way out). A
+process that was stopped for longer than that learns it at its next ``check`` (every call with ``lease=`` makes one),
+not only when the loop has come round.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ class Lease:
         self._granted = False
         self._granting = asyncio.Lock()
         self._over = ""
+        self._cluster_id = 0
         self._callbacks: dict[int, OnLost] = {}
         self._last_callback = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -127,6 +129,7 @@ class Lease:
         asked_at = asyncio.get_running_loop().time()
         answer = await scope.core.call(method, request, timeout_s=timeout_s)
         self.id, self.ttl, self._granted = answer.ID, answer.TTL, True
+        self._cluster_id = answer.header.cluster_id
         self.renewed(answer.TTL, asked_at)
         scope.keeper.add(self)
 
@@ -213,7 +216,12 @@ class Lease:
             answer: of the member.
             asked_at: when the keep-alive was sent, by the loop's clock.
         """
-        if answer.TTL > 0:
+        cluster_id = answer.header.cluster_id
+        if 0 != self._cluster_id != cluster_id != 0:
+            # A cluster that was restored from an older state may know the lease, and not what was put with it since.
+            self.lose("another cluster has granted it: this one was restored since")
+        elif answer.TTL > 0:
+            self._cluster_id = cluster_id
             self.renewed(answer.TTL, asked_at)
         else:
             self.lose("the cluster does not know it any more")

@@ -7,6 +7,9 @@ one that does not answer is noticed by the connection's pings; in both cases the
 Answers to creates come in the order of the creates, and one that is refused has no id: ``_asked`` is that order.
 An id is used once, so what was under way for a watcher that has been cancelled meets nobody.
 
+A watcher that would go on at a cluster of another id, as one that was restored from a backup, is ended: the revisions
+that it has seen come again there with other contents.
+
 Idle watchers: their resume point must move, or compaction overtakes it. Each is created with ``progress_notify``, and
 the hub asks members for the progress of the whole stream from time to time. An answer counts for those watchers
 only that were confirmed before the question; and members before etcd 3.6 are not asked, for they may answer before
@@ -21,7 +24,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from raftkv.client.errors import CLIENT_CLOSED, EndpointsFailed, StreamLost, WatchCanceled, from_status
+from raftkv.client.errors import (
+    CLIENT_CLOSED,
+    EndpointsFailed,
+    HistoryReplaced,
+    StreamLost,
+    WatchCanceled,
+    from_status,
+)
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.retry import Backoff, is_transient
 from raftkv.client.watch.watcher import Watcher
@@ -108,7 +118,7 @@ class WatchHub:
         """Take a watcher's next response, after waiting for one; None: its reader has ended it.
 
         Raises:
-            CompactedError: what should come next is gone.
+            CompactedError: what should come next is gone; ``HistoryReplaced``: with the cluster that it was in.
             WatchCanceled: a member refused to go on, or the client was closed.
         """
         while watcher.is_empty:
@@ -253,12 +263,17 @@ class WatchHub:
         asked_id, watcher = self._asked.popleft()
         if self._by_id.get(asked_id) is not watcher:
             return  # cancelled before it was confirmed
-        if response.canceled:
+        header = response.header
+        if watcher.is_of_another(header.cluster_id):
+            self._withdraw(watcher)
+            self.watchers.pop(watcher, None)
+            watcher.end(HistoryReplaced())
+        elif response.canceled:
             self._give_up(watcher, response)
         else:
             self._confirmations += 1
             self._confirmed_at[asked_id] = self._confirmations
-            watcher.confirm(response.header.revision)
+            watcher.confirm(header.revision, header.cluster_id)
 
     def _on_canceled(self, response: rpc_pb2.WatchResponse) -> None:
         watcher = self._by_id.get(response.watch_id)

@@ -43,6 +43,7 @@ class Watcher:
 
     Attributes:
         next_revision: where it goes on; 0: at whatever is new when the cluster creates it.
+        cluster_id: of the cluster that has confirmed it; 0: none has, or it has not said.
         created: the cluster has confirmed it once.
         doubted: it was refused since it was last created, and is tried again with a new token.
         parked: its queue is full, nothing is asked for.
@@ -55,6 +56,7 @@ class Watcher:
         "_queued_bytes",
         "_responses",
         "_waiters",
+        "cluster_id",
         "created",
         "doubted",
         "ended",
@@ -72,6 +74,7 @@ class Watcher:
         self.queue_bytes = whole(queue_bytes, "queue_bytes")
         self.next_revision = request.start_revision
         self.id = 0
+        self.cluster_id = 0
         self.created = False
         self.doubted = False
         self.parked = False
@@ -102,13 +105,18 @@ class Watcher:
             create.filters.append(rpc_pb2.WatchCreateRequest.NODELETE)
         return rpc_pb2.WatchRequest(create_request=create)
 
-    def confirm(self, revision: int) -> None:
-        """Note that the cluster has created it while its store was at ``revision``."""
+    def confirm(self, revision: int, cluster_id: int = 0) -> None:
+        """Note that a cluster has created it while its store was at ``revision``."""
         if not self.next_revision:
             self.next_revision = revision + 1
+        self.cluster_id = cluster_id or self.cluster_id
         self.created = True
         self.doubted = False
         self._wake()
+
+    def is_of_another(self, cluster_id: int) -> bool:
+        """Tell if its revisions are those of another cluster than this one."""
+        return 0 != self.cluster_id != cluster_id != 0
 
     def accept(self, response: rpc_pb2.WatchResponse, size_bytes: int) -> None:
         """Queue a response with events; one without says that there are none up to its revision.

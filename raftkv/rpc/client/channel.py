@@ -79,6 +79,8 @@ class Channel:
         self._rng = rng or random.Random()
         self._loop = asyncio.get_running_loop()
         self._timer = WheelTimer(self._loop)
+        self.failed_connects = 0
+        """How many attempts have failed: each begins with another address of its target's name."""
         self.corked = False
         """Set by a caller that queues several messages and calls ``flush`` itself; else each turn flushes once."""
         self._core: ClientCore | None = None

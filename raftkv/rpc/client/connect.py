@@ -7,8 +7,9 @@ another protocol, is a failure to connect, so calls that waited for it are known
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl as ssl_module
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from raftkv.rpc.client.core import ClientCore
@@ -24,6 +25,7 @@ from raftkv.rpc.tls import RefusedPeerError, Security, reason_of
 if TYPE_CHECKING:
     from raftkv.rpc.client.channel import Channel
 
+HEAD_START_S = 0.25
 _BLOCKED_INPUT_BYTES = 2**31
 _WRITE_STALL_TIMEOUT_S = 60.0
 _CLOSE_TIMEOUT_S = 1.0
@@ -208,6 +210,14 @@ async def connect(target: str, ssl: Security | None, channel: Channel) -> Client
     Raises:
         ConnectError: no connection within the channel's time limits, for any reason.
     """
+    try:
+        return await _connect(target, ssl, channel)
+    except ConnectError:
+        channel.failed_connects += 1  # the next begins with another address of the name: this one may be frozen
+        raise
+
+
+async def _connect(target: str, ssl: Security | None, channel: Channel) -> ClientConnection:
     options = channel.options
     connection = ClientConnection(channel)
     try:
@@ -245,23 +255,60 @@ async def _open(target: str, ssl: Security | None, channel: Channel, connection:
         transport, _ = await loop.create_unix_connection(lambda: _opening(ssl, connection), target[5:])
     else:
         host, port = split_target(target)
-        transport = await _open_tcp(lambda: _opening(ssl, connection), host, port)
+        found = await addresses(host, port)
+        first = channel.failed_connects % len(found)
+        taken = await _connected([*found[first:], *found[:first]], port)
+        try:
+            transport, _ = await loop.create_connection(lambda: _opening(ssl, connection), sock=taken)
+        except BaseException:
+            taken.close()
+            raise
     if ssl is not None:
         await _start_tls(transport, ssl, target, channel.options.authority or host, connection)
 
 
-async def _open_tcp(opening: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> asyncio.Transport:
-    """Connect to the first address of a host that takes it."""
-    loop = asyncio.get_running_loop()
-    errors: list[OSError] = []
-    for address in await addresses(host, port):
-        try:
-            return (await loop.create_connection(opening, address, port))[0]
-        except OSError as error:
-            errors.append(error)
+async def _connected(found: Sequence[str], port: int) -> socket.socket:
+    """Return a socket to the first address that takes it; each has a head start on the next (RFC 8305, section 5)."""
+    waiting, errors = list(found), list[BaseException]()
+    attempts: set[asyncio.Task[socket.socket]] = set()
+    try:
+        while waiting or attempts:
+            if waiting:
+                attempts.add(asyncio.ensure_future(_connected_to(waiting.pop(0), port)))
+            timeout_s = HEAD_START_S if waiting else None
+            done, _ = await asyncio.wait(attempts, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            for attempt in done:
+                attempts.discard(attempt)
+                error = attempt.exception()
+                if error is None:
+                    return attempt.result()
+                if not isinstance(error, OSError):
+                    raise error
+                errors.append(error)
+    finally:
+        for attempt in attempts:
+            attempt.add_done_callback(_close_unused)
+            attempt.cancel()
     if all(isinstance(error, ConnectionRefusedError) for error in errors):
         raise errors[0]
     raise OSError("; ".join(dict.fromkeys(map(reason_of, errors))))
+
+
+async def _connected_to(address: str, port: int) -> socket.socket:
+    opened = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        opened.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(opened, (address, port))
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
+def _close_unused(attempt: asyncio.Task[socket.socket]) -> None:
+    """Close the socket of an attempt that came second, or whose caller has left."""
+    if not attempt.cancelled() and attempt.exception() is None:
+        attempt.result().close()
 
 
 def _opening(ssl: Security | None, connection: ClientConnection) -> asyncio.BaseProtocol:

@@ -62,9 +62,16 @@ class Break:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The next generation, with these members."""
+    """The next generation, with these members.
+
+    Attributes:
+        members: in rank order.
+        generation: the least that all of them take part in: the one after the last on record, unless the cluster was
+            restored from a backup, and they have seen later ones.
+    """
 
     members: tuple[Member, ...]
+    generation: int
 
 
 Decision = Break | Begin
@@ -100,18 +107,13 @@ class View:
 
     def still_out(self) -> list[Member]:
         """Members that are there and have not come back."""
-        return [
-            member
-            for member in self.round.members
-            if member.id in self.nodes and self.nodes[member.id].node.want <= self.generation
-        ]
+        present = ((member, self.nodes.get(member.id)) for member in self.round.members)
+        return [member for member, one in present if one is not None and not self._has_stopped(one.node)]
 
     def survivors(self) -> list[Node]:
         """Members that have come back, in rank order."""
         present = (self.nodes.get(member.id) for member in self.round.members)
-        return [
-            one.node for one in present if one is not None and one.node.want > self.generation and self._may(one.node)
-        ]
+        return [one.node for one in present if one is not None and self._has_stopped(one.node) and self._may(one.node)]
 
     def newcomers(self) -> list[Node]:
         """Others that are ready, the first to come first."""
@@ -122,6 +124,10 @@ class View:
             if node_id not in members and present.node.running == 0 and self._may(present.node)
         ]
         return [present.node for present in sorted(others, key=lambda present: present.since)]
+
+    def _has_stopped(self, node: Node) -> bool:
+        """Whether a member runs nothing; after a restore it may run a later generation than the last on record."""
+        return node.want > self.generation and not node.running
 
     def _may(self, node: Node) -> bool:
         return node.host not in self.denied and (self.admitted is None or node.id in self.admitted)
@@ -215,7 +221,9 @@ class Arbiter:
         survivors, newcomers = view.survivors(), view.newcomers()
         if len(survivors) + len(newcomers) < view.state.min_nodes:
             return None
-        return Begin(tuple(node.member for node in self._in_order(view, survivors, newcomers)))
+        nodes = self._in_order(view, survivors, newcomers)
+        generation = max(view.generation + 1, *(node.want for node in nodes))
+        return Begin(tuple(node.member for node in nodes), generation)
 
     def _last_call_is_over(self, view: View, count: int, now: float) -> bool:
         enough = min(self._expected_nodes or view.state.max_nodes, view.state.max_nodes)

@@ -245,14 +245,14 @@ class ArbiterDriver:
 
     def _begin(self, view: View, decision: Begin) -> list[Operation]:
         now = time.time()
-        generation = view.generation + 1
+        generation = decision.generation
         joined, left_out = len(decision.members), self._eligibility.left_out(view)
         state = new_state(view, generation=generation, phase=RUNNING, joined=joined, left_out=left_out, time=now)
         operations: list[Operation] = [
             Put(self._keys.round, GenerationRecord(generation, decision.members, now).encode()),
             Put(self._keys.state, state.encode()),
         ]
-        old = generation - 2
+        old = view.generation - 1
         if old > 0:
             operations += [
                 Delete(self._keys.store(old), prefix=True),

@@ -50,11 +50,11 @@ class RecordCache(Reflector):
 
     def nodes_waiting(self, world: World | None) -> int:
         """Return 0 while a world is whole, as far as is known; else how many nodes wait for the next, at least 1."""
-        state, current = self.state, self.round
+        state = self.state
         if world is None or state is None or state.phase == CLOSED:
             return 0
-        if current is not None and current.generation > world.generation:
-            return 1
+        if self.round_revision != world.revision:
+            return 1  # a later one; or that of then, or none, when the cluster was restored from a backup
         return max(1, state.joined) if state.phase == BROKEN and state.generation == world.generation else 0
 
     def _decode(self, changes: Sequence[Event]) -> None:

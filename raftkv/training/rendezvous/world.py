@@ -34,7 +34,7 @@ class World:
 
     Attributes:
         run_id: of the run.
-        generation: its number; grows by one with every world of the run, never goes back: the fencing token.
+        generation: its number; grows with every world of the run, never goes back: the fencing token.
         members: in the order of ranks.
         index: of this node among them: the node rank.
         revision: of the store when it began.

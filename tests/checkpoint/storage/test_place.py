@@ -212,3 +212,15 @@ def test_files_have_the_rights_that_the_process_gives(tmp_path: Path) -> None:
         file.write(b"1")
     (tmp_path / "b").write_bytes(b"1")
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == stat.S_IMODE((tmp_path / "b").stat().st_mode)
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_name_with_two_colons_is_a_name(tmp_path: Path, scheme: str) -> None:
+    """It was taken for a chain of file systems: all attempts of the run wrote to the directory of what is before it."""
+    for number in (1, 2):
+        Place(f"{scheme}{tmp_path}/a::b/step-{number}").write("m", b"%d" % number)
+    found = {str(path.relative_to(tmp_path)): path.read_bytes() for path in tmp_path.rglob("m")}
+    assert found == {"a::b/step-1/m": b"1", "a::b/step-2/m": b"2"}
+    with pytest.raises(ConfigError, match="without it"):
+        Place("memory://bucket/a::b/step-1")
+    assert Place(f"simplecache::file://{tmp_path}/a").root == f"{tmp_path}/a"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from raftkv.client.control import reflector as reflector_module
 from raftkv.client.control.reflector import Reflector, below
-from raftkv.client.errors import CLIENT_CLOSED, UnknownStatus, WatchCanceled
+from raftkv.client.errors import CLIENT_CLOSED, HistoryReplaced, UnknownStatus, WatchCanceled
 from raftkv.client.kv.operations import Delete, GetRange, Put
 from raftkv.client.values import DELETE, PUT, Event, KeyValue
 from raftkv.errors import CANCELED, PermissionDeniedError
@@ -306,3 +306,44 @@ def test_that_the_client_was_closed_is_no_news(caplog: pytest.LogCaptureFixture)
         assert "cannot be followed" in caplog.text
 
     play(story())
+
+
+def test_after_a_restore_only_what_differs_is_reported() -> None:
+    """The new cluster is at an earlier revision: its list was passed over, and changes missed until it caught up."""
+
+    async def scenario() -> None:
+        world = StoreWorld()
+        world.store.txn((), [Put("run/a", "1"), Put("run/b", "1")])
+        control = world.control()
+        changes: list[Event] = []
+        reflector = Reflector(control, below(PREFIX), changes.extend)
+        reflector.start()
+        await reflector.ready()
+        reached = asyncio.ensure_future(reflector.reached(100))
+        await asyncio.sleep(0)
+        changes.clear()
+        reflector.revision = 90  # of the cluster that is gone
+        world.store.txn((), [Put("run/b", "2"), Delete("run/c")])
+        control.lose_watch(HistoryReplaced())
+        await reached
+        await reflector.ready()
+        assert [(event.type, event.key, event.value) for event in changes] == [(PUT, b"run/b", b"2")]
+        assert reflector.revision == world.store.revision
+        reflector.close()
+
+        changes.clear()
+        ended: list[Exception] = []
+        news = Reflector(control, below(PREFIX), changes.extend, deletes=False)
+        news.start(revision=90)
+        control.lose_watch(HistoryReplaced())
+        await news.ready()
+        assert [event.key for event in changes] == [b"run/a", b"run/b"]
+        news.close()
+        mortal = Reflector(control, below(PREFIX), changes.extend, on_end=ended.append, outlives_restore=False)
+        mortal.start(revision=90)
+        control.lose_watch(HistoryReplaced())
+        with pytest.raises(HistoryReplaced):
+            await mortal.ready()
+        assert [type(error) for error in ended] == [HistoryReplaced]
+
+    asyncio.run(scenario())

@@ -124,6 +124,14 @@ def test_the_next_generation_waits_for_every_member_that_is_there() -> None:
     assert order(Arbiter(99.0).decide(view(BROKEN, 1, "ab", there), NOW)) == "abc"
 
 
+def test_after_a_restore_the_next_generation_is_above_all_that_nodes_have_seen() -> None:
+    """The store knows generation 1 again; a and b were in 4, c is new. Who runs 4 still is waited for."""
+    arbiter = Arbiter(0.0)
+    assert arbiter.decide(view(BROKEN, 1, "ab", [node("a", 5), node("b", 4, running=4), node("c")]), NOW) is None
+    begun = arbiter.decide(view(BROKEN, 1, "ab", [node("a", 5), node("b", 5), node("c")]), NOW)
+    assert (order(begun), isinstance(begun, Begin) and begun.generation) == ("abc", 5)
+
+
 def test_survivors_keep_their_order_and_newcomers_come_behind_in_the_order_of_arrival() -> None:
     there = [node("x"), node("d", want=2), node("w"), node("b", want=2), node("v")]
     assert order(Arbiter(0.0).decide(view(BROKEN, 1, "abcd", there, (1, 4)), NOW)) == "bdxw"

@@ -1,0 +1,122 @@
+"""A cluster that is restored from an older snapshot under its clients: what they hold on to is of another cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+import raftkv
+import raftkv.aio
+from raftkv.errors import CompactedError
+from raftkv.training.config import RunConfig
+from raftkv.training.records import Fault
+from raftkv.training.rendezvous.participant import Participant
+from tests.cli.runner import run_utl
+
+PATIENCE_S = 240.0
+BUMP = ("--bump-revision=1000000", "--mark-compacted")
+
+Result = TypeVar("Result")
+Scenario = Callable[[raftkv.aio.Client, Callable[[], Awaitable[None]], Callable[[], Awaitable[None]]], Awaitable[None]]
+
+
+def play(tmp_path: Path, flags: tuple[str, ...], scenario: Scenario) -> None:
+    """Run a scenario on a cluster of one member, with functions that save its state and go back to it."""
+    saved = str(tmp_path / "saved.db")
+    with raftkv.local() as cluster:
+        (member,) = cluster.members
+
+        def go_back() -> None:
+            member.stop()
+            shutil.rmtree(member.data_dir)
+            words = [
+                f"--data-dir={member.data_dir}", f"--name={member.name}", f"--initial-cluster={member.initial_cluster}",
+                f"--initial-advertise-peer-urls={member.peer_url}", "--initial-cluster-token=restored",
+            ]  # fmt: skip
+            done = run_utl(["snapshot", "restore", saved, *words, *flags])
+            assert done.code == 0, done.errors
+            member.restart()
+
+        async def main() -> None:
+            async with raftkv.aio.connect(cluster.endpoints) as kv:
+                await scenario(kv, lambda: kv.snapshot(saved), lambda: asyncio.to_thread(go_back))
+
+        asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+
+
+async def until_waiting(participant: Participant) -> None:
+    news = asyncio.Event()
+    forget = participant.on_change(lambda _: news.set())
+    while not participant.nodes_waiting:
+        news.clear()
+        await news.wait()
+    forget()
+
+
+@pytest.mark.parametrize(
+    ("flags", "saved_in"), [(BUMP, 1), ((), 1), ((), 0)], ids=["bumped", "same revisions", "before the run"]
+)
+def test_a_run_begins_a_generation_above_all_that_its_nodes_have_seen(
+    tmp_path: Path, flags: tuple[str, ...], saved_in: int
+) -> None:
+    async def scenario(kv, save, go_back) -> None:
+        config = RunConfig(run_id="job", min_nodes=2, max_nodes=2)
+        if saved_in == 0:
+            await save()
+        nodes = [await Participant.open(kv, config) for _ in range(2)]
+        assert {world.generation for world in await asyncio.gather(*(node.next_world() for node in nodes))} == {1}
+        if saved_in == 1:
+            await save()
+        await nodes[0].report(Fault(1, nodes[0].node.id, "here", cause="exit"))
+        await asyncio.gather(*map(until_waiting, nodes))
+        worlds = await asyncio.gather(*(node.next_world() for node in nodes))
+        assert {world.generation for world in worlds} == {2}
+        await go_back()
+        await asyncio.gather(*map(until_waiting, nodes))
+        after = await asyncio.gather(*(node.next_world() for node in nodes))
+        assert {world.generation for world in after} == {3}
+        assert {member.id for member in after[0].members} == {node.node.id for node in nodes}
+        await nodes[0].report(Fault(3, nodes[0].node.id, "here", cause="exit"))
+        await asyncio.gather(*map(until_waiting, nodes))
+        for node in nodes:
+            await node.leave()
+
+    play(tmp_path, flags, scenario)
+
+
+@pytest.mark.parametrize("flags", [BUMP, ()], ids=["bumped", "same revisions"])
+def test_a_watch_says_that_its_history_is_gone(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    async def scenario(kv, save, go_back) -> None:
+        await save()
+        await kv.put("a", "lost")
+        async with kv.watch("a") as watch:
+            await go_back()
+            with pytest.raises(CompactedError):
+                await anext(watch)
+        async with kv.watch("a") as watch:
+            await kv.put("a", "new")
+            assert (await anext(watch)).value == b"new"
+
+    play(tmp_path, flags, scenario)
+
+
+def test_a_lock_is_lost_with_the_cluster_that_gave_it(tmp_path: Path) -> None:
+    async def scenario(kv, save, go_back) -> None:
+        async with await kv.lease(30) as lease, kv.session(30) as session:
+            await save()
+            lock = await kv.lock("l", lease=lease).acquire()
+            await session.keep("here", "1")
+            assert (lock.held, session.generation) == (True, 1)
+            await go_back()
+            await session.established(2)
+            assert (await kv.get("here")).value == b"1"
+            await lease.lost.wait()
+            assert not lock.held
+
+    with pytest.raises(raftkv.aio.LeaseLost, match="another cluster"):
+        play(tmp_path, BUMP, scenario)
