@@ -195,7 +195,7 @@ class Store:
         self.durable_index = index
         # What came during the commit fills a batch already: do not let it wait for the owner's timer.
         if self._overlay.pending.operations() >= self._operations_max:
-            self._overlay.commit()
+            self._overlay.commit_next()
 
     # Changes.
 

@@ -249,6 +249,13 @@ class Overlay:
         self._busy = True
         self._writer.submit(lambda: _write(self._backend, batch), partial(self._committed, self._epoch))
 
+    def commit_next(self) -> None:
+        """Commit what is pending right after those that waited for the last commit have heard of it: for its report.
+
+        Not before, as one of them may want the writer for itself (``exclusive``).
+        """
+        self._commit_again = True
+
     def _fill(self) -> WriteBatch | None:
         if not self._has_pending():
             return None
