@@ -189,6 +189,28 @@ def test_previous_values(watcher: Watcher, store: Store) -> None:
     assert third.prev_kv == store.kv(b"a", b"2", create=1, mod=2, version=2)
 
 
+@pytest.mark.parametrize("is_late", [False, True], ids=["live", "late"])
+@pytest.mark.parametrize("puts_first", [False, True], ids=["delete-put", "put-delete"])
+def test_previous_values_of_a_txn_that_puts_and_deletes_a_key(
+    watcher: Watcher, store: Store, puts_first: bool, is_late: bool
+) -> None:
+    """Only an interval without an end can do that. What was before is that before the txn; what is created had none."""
+    store.ask(put(b"a", b"old"))
+    if not is_late:
+        watcher.create(b"a", prev_kv=True)
+    changes = [put(b"a", b"new"), delete(b"a", b"\0")]
+    store.ask(txn(then=changes if puts_first else changes[::-1]))
+    if is_late:
+        watcher.create(b"a", prev_kv=True, start_revision=store.at(2))
+    first, second = watcher.next().events
+    old = store.kv(b"a", b"old", create=1)
+    assert (first.type, first.prev_kv) == (kv_pb2.Event.PUT if puts_first else kv_pb2.Event.DELETE, old)
+    if puts_first:
+        assert second.prev_kv == old
+    else:
+        assert not second.HasField("prev_kv")
+
+
 def test_compacted_previous_values_are_left_out(watcher: Watcher, store: Store) -> None:
     store.fill(b"a", b"a")
     store.ask(compact(store.at(2)))
