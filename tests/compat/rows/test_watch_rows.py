@@ -15,6 +15,7 @@ from tests.compat.wire import Wire
 WATCH = "etcdserverpb.Watch/Watch"
 RANGE = "etcdserverpb.KV/Range"
 EMPTY_RANGE = "mvcc: watcher range is empty"
+COMPACTED = "etcdserver: mvcc: required revision has been compacted"
 DUPLICATE_ID = "mvcc: duplicate watch ID provided on the WatchStream"
 FRAGMENT_BYTES = 400_000
 
@@ -155,6 +156,18 @@ def test_a_compacted_start_is_told_after_the_creation(watcher: Watcher, store: S
     )
     watcher.create(b"a", start_revision=store.at(2))
     assert watcher.events(2) == [("PUT", b"a", 2), ("PUT", b"a", 3)]
+
+
+def test_a_negative_start_is_refused(raftkv_store: Store) -> None:
+    """As etcd from 3.6.6 on; 3.5.1 ends such a watch as compacted, or tells it all of a history that never was."""
+    with Streams(raftkv_store.wire) as streams:
+        watcher = Watcher(raftkv_store, streams)
+        refused = rpc_pb2.WatchResponse(
+            header=_header(0), watch_id=-1, created=True, canceled=True, cancel_reason=COMPACTED
+        )
+        assert watcher.create(b"a", start_revision=-1) == refused
+        assert watcher.create(b"b", b"a", start_revision=-(2**63)) == refused
+        assert watcher.create(b"a").watch_id == 0
 
 
 # --- events -------------------------------------------------------------------------------------------------
