@@ -635,6 +635,8 @@ class Store:
         self._index.become(index)
         self._attachments.become(attachments)
         self._adopt(restored)
+        # Last: who waited may read, commit, or want the writer for itself.
+        self._overlay.exchanged()
 
     def finish_defragmentation(
         self, defragmentation: Defragmentation, on_done: Callable[[BaseException | None], None]
