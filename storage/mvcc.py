@@ -195,7 +195,7 @@ class Store:
         self.durable_index = index
         # What came during the commit fills a batch already: do not let it wait for the owner's timer.
         if self._overlay.pending.operations() >= self._operations_max:
-            self._overlay.commit()
+            self._overlay.commit_next()
 
     # Changes.
 
@@ -635,6 +635,8 @@ class Store:
         self._index.become(index)
         self._attachments.become(attachments)
         self._adopt(restored)
+        # Last: who waited may read, commit, or want the writer for itself.
+        self._overlay.exchanged()
 
     def finish_defragmentation(
         self, defragmentation: Defragmentation, on_done: Callable[[BaseException | None], None]

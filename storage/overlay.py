@@ -249,6 +249,13 @@ class Overlay:
         self._busy = True
         self._writer.submit(lambda: _write(self._backend, batch), partial(self._committed, self._epoch))
 
+    def commit_next(self) -> None:
+        """Commit what is pending right after those that waited for the last commit have heard of it: for its report.
+
+        Not before, as one of them may want the writer for itself (``exclusive``).
+        """
+        self._commit_again = True
+
     def _fill(self) -> WriteBatch | None:
         if not self._has_pending():
             return None
@@ -402,8 +409,8 @@ class Overlay:
     def exchange(self, replace: Callable[[], None]) -> None:
         """Forget every uncommitted change and go on over another database, which contains them.
 
-        Waits for the batch on its way, because its file is about to be replaced. Callbacks of ``flush`` are called. A
-        unit under way ends: what it was about to do is in the other database.
+        Waits for the batch on its way, because its file is about to be replaced. A unit under way ends: what it was
+        about to do is in the other database. ``exchanged`` is to follow.
 
         Arguments:
             replace: exchanges the file, with no read transaction of ours open.
@@ -426,7 +433,10 @@ class Overlay:
         finally:
             self._renew()
         self.space_error = None
-        # Everything that anybody flushed is contained in the other database.
+
+    def exchanged(self) -> None:
+        """Call back who waits for ``flush``: all that is known of the other database is in its place now."""
+        # Everything that anybody flushed is contained in it.
         self._durable = self._filling
         self._filling += 1
         self._tell_waiters()

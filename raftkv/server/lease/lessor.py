@@ -114,7 +114,7 @@ class Lessor:
         self._clock = LeaseClock(self._loop.time)
         self.times = LeaseTimes(self._clock, self._lease_ended)
         self._renewals = Renewals(self.times, self._clock, self._propose, self._send_on, cork)
-        self._expiry = Expiry(self.times, self._propose)
+        self._expiry = Expiry(self.times, self._propose, self._log_end, self._applied_index)
         self._on_leader = OnLeader(node, self._is_primary, channel, introduction)
         self._random = random.SystemRandom()
         self._cork = cork
@@ -253,6 +253,12 @@ class Lessor:
             self._node.submit(kind, decision.SerializeToString(), _Decision(decision, done), None)
         except errors.StatusError as error:
             done(error)
+
+    def _log_end(self) -> int:
+        return self._node.raw.raft.log.last_index
+
+    def _applied_index(self) -> int:
+        return self._node.applied
 
     # -- keep-alives -------------------------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.paced import Paced
 from raftkv.rpc.status import RpcError
 from raftkv.server.node.node import Node
+from raftkv.server.node.reads import Sleep
 
 _PEER: Final = SERVICES["raftkvpb.Peer"]
 RENEW: Final = _PEER["LeaseRenew"]
@@ -97,6 +98,7 @@ class OnLeader:
         self._loop = asyncio.get_running_loop()
         self._recent_s = min(CONFIRMED_MAX_S, CONFIRMED_ELECTIONS * node.settings.election_s)
         self._recent_until = 0.0
+        self._sleep = Sleep()
         self._changes = 0
         # In order of their begin, not of their addresses: what a change of the leader wakes is the same in each replay.
         self._calls: dict[UnaryFuture, None] = {}
@@ -109,18 +111,19 @@ class OnLeader:
         """Whether this member leads, and was confirmed so lately that it may answer without asking again.
 
         All that is committed must be applied, else a lease that was just granted would not be known here. And a leader
-        that hands over has itself made it possible that another is elected at once.
+        that hands over has itself made it possible that another is elected at once. A machine that sleeps hears of no
+        election, however long it sleeps, and the loop's clock leaves that time out.
 
         Arguments:
             now: loop time.
         """
         node = self._node
-        return (
-            now < self._recent_until
-            and node.applied == node.committed
-            and self._is_primary()
-            and not node.is_transferring
-        )
+        if now >= self._recent_until:
+            return False
+        if self._sleep.has_been():
+            self._recent_until = 0.0
+            return False
+        return node.applied == node.committed and self._is_primary() and not node.is_transferring
 
     async def ask(self, question: Question) -> Any:
         """Have a question answered by the leader.
@@ -162,6 +165,7 @@ class OnLeader:
         # A TTL that is read must be that of the leader; to renew or shorten a lease does no harm for a moment longer.
         if question.method is not TIME_TO_LIVE and self.is_recent(asked_at):
             return True
+        self._sleep.has_been()  # from here on it is of interest
         try:
             await self._node.confirm_read()
         except errors.StoppedError:

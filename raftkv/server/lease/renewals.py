@@ -181,25 +181,47 @@ class Renewals:
 class Expiry:
     """Puts the ends of leases into the log, at the leader.
 
+    An end that was refused, or of which nothing was heard in time, is proposed again; but only when everything that is
+    in the log by then is applied. It may be there: behind it the id may be granted anew, and a second end would be the
+    end of that lease.
+
     Arguments:
         times: when leases end.
         propose: see the module.
+        log_end: index of the last entry of the leader's log, applied or not.
+        applied: index of the last entry that is applied here.
     """
 
-    def __init__(self, times: LeaseTimes, propose: Propose) -> None:
+    def __init__(
+        self, times: LeaseTimes, propose: Propose, log_end: Callable[[], int], applied: Callable[[], int]
+    ) -> None:
         self._times = times
         self._propose = propose
+        self._log_end = log_end
+        self._applied = applied
         self._in_flight: list[int] = []
+        # Leases whose end may be in the log, up to which entry.
+        self._unsure: list[int] = []
+        self._unsure_to = 0
         self._leadership = 0
 
     def has_work(self) -> bool:
         """Return whether ``sweep`` would do something."""
-        return not self._in_flight and self._times.has_due()
+        if self._in_flight:
+            return False
+        self._take_up_unsure()
+        return self._times.has_due()
+
+    def _take_up_unsure(self) -> None:
+        if self._unsure and self._applied() >= self._unsure_to:
+            self._times.give_back(self._unsure)
+            self._unsure = []
 
     def sweep(self) -> None:
         """Propose the end of leases that are over, unless some are on their way; the rest follows when they are."""
         if self._in_flight:
             return
+        self._take_up_unsure()
         due = self._times.take_due(EXPIRE_MAX)
         if due:
             self._in_flight = due
@@ -210,7 +232,9 @@ class Expiry:
             return
         ids, self._in_flight = self._in_flight, []
         if error is not None:
-            self._times.give_back(ids)  # for the next sweep: whatever refused it now may refuse it again at once
+            # For the next sweep: whatever refused it now may refuse it again at once.
+            self._unsure += ids
+            self._unsure_to = self._log_end()
         else:
             self.sweep()
 
@@ -218,3 +242,4 @@ class Expiry:
         """Forget what is under way: this member leads no more."""
         self._leadership += 1
         self._in_flight = []
+        self._unsure = []

@@ -298,7 +298,9 @@ class LeaseTimes:
         due: list[int] = []
         while self._again and len(due) < count_max:
             lease_id = self._again.popleft()
-            if lease_id in self._leases:
+            lease = self._leases.get(lease_id)
+            # Not one that was granted anew: the end of the one before was applied after all.
+            if lease is not None and lease.is_expiring:
                 due.append(lease_id)
         now = self._clock.now()
         while len(due) < count_max and (first := self._due(now)) is not None:

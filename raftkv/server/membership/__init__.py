@@ -1,6 +1,6 @@
 """Changes of the members of a running cluster: what is asked, who may do it, how a member comes and goes.
 
-    client -> ``service`` -> rules before proposing (``rules``; promotion on the leader: ``promotion``)
+    client -> ``service`` -> ``changes``: rules before proposing (``rules``), promotion and replacement on the leader
            -> node.change_members -> the log -> ``apply.membership`` decides -> Raft's configuration, buckets
            -> node.on_conf_change -> peers, admission, ``departure``
 
@@ -17,7 +17,7 @@ Laws:
 
 Example::
 
-    rules.check_add(member, view)                             # StatusError: would endanger the quorum
+    rules.check_add(False, view)                              # StatusError: would endanger the quorum
     outcome = await node.change_members(record)               # outcome.error: not valid when it was applied
 
 Leaves out: the protocol of changes itself (``raftkv.raft.confchange``).

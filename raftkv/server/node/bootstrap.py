@@ -205,6 +205,9 @@ def _begin(config: ServerConfig, origin: Origin, wal_dir: str, snapshots: Path) 
                 f"the write-ahead log in {wal_dir} is missing, but {backend.path} belongs to a member that had one "
                 f"(entries up to {store.applied_index}): bring the log back, or remove both"
             )
+        # Of a first start that made no log, perhaps for want of room, and perhaps with other flags.
+        for key, _ in store.meta_items(schema.MEMBERS):
+            store.meta_delete(schema.MEMBERS, key)
         Membership(store).bootstrap(origin.members)
         store.set_conf_state(ConfState(voters=origin.voters))
         store.set_applied(0, 0)

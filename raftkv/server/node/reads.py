@@ -40,12 +40,32 @@ READERS_AT_ONCE: Final = 500
 ASLEEP_S: Final = 0.001
 """Sleep of the machine that is noticed; two clocks that are read one after the other differ by less."""
 
+LOOKS_MAX: Final = 5
+"""Looks after which it has slept: another process may have had the processor between the two clocks of one."""
+
 
 def asleep_s() -> tuple[float, float]:
     """How long the machine has slept since it was started: at least, and at most. The loop's clock leaves it out."""
     before = time.clock_gettime(time.CLOCK_BOOTTIME)
     awake = time.monotonic()
     return before - awake, time.clock_gettime(time.CLOCK_BOOTTIME) - awake
+
+
+class Sleep:
+    """Notices that the machine has slept: what is measured by the loop's clock was longer then."""
+
+    def __init__(self) -> None:
+        self._asleep_s = asleep_s()[0]
+
+    def has_been(self) -> bool:
+        """Return whether the machine has slept since the last look."""
+        at_least = self._asleep_s
+        for _ in range(LOOKS_MAX):
+            at_least, at_most = asleep_s()
+            if at_most <= self._asleep_s + ASLEEP_S:
+                return False
+        self._asleep_s = at_least
+        return True
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -95,7 +115,7 @@ class ReadQueue:
         # The state has all that was committed before this moment; rounds from before a sleep do not count.
         self._fresh_at = -math.inf
         self._awake_since = -math.inf
-        self._asleep_s = asleep_s()[0]
+        self._sleep = Sleep()
         self.durations = Buckets(doubling(0.0001, 20))
         """Durations of serving readers once their round is confirmed, in seconds."""
         self.rounds_retried = 0
@@ -137,9 +157,7 @@ class ReadQueue:
         self.add(reader, now)
 
     def _notice_sleep(self, now: float) -> None:
-        at_least, at_most = asleep_s()
-        if at_most > self._asleep_s + ASLEEP_S:
-            self._asleep_s = at_least
+        if self._sleep.has_been():
             self._awake_since = now
             self._fresh_at = -math.inf
 

@@ -54,6 +54,10 @@ def go_on_alone(member_id: int, wal: WAL, log: MemoryLog, store: Store) -> None:
     """
     state, _ = log.initial_state()
     future = _Future.at(log, store, state.commit)
+    if future.config.all_voters() == {member_id}:
+        # It needed nobody: all that is durable here it may have acknowledged, as soon as it was.
+        state = HardState(state.term, state.vote, log.last_index())
+        future = _Future.at(log, store, state.commit)
     if member_id in future.membership.removed:
         raise MemberRemovedError(MemberRemovedError.text)
     if member_id not in future.config.members() or member_id not in future.membership.members:

@@ -62,6 +62,8 @@ class SnapshotReceiver:
         self._is_awaited = is_awaited
         self._receiving: set[asyncio.Task[object]] = set()
         self._writers: dict[Path, asyncio.Task[object]] = {}
+        self._unsettled: dict[int, int] = {}
+        """By entry: databases that are in their place, and whose message is still to be stepped."""
         self._partials = Partials(directory, self._writers.__contains__)
         self.transfers = Transfers()
         self.syncs = Buckets(DISK_S)
@@ -131,9 +133,20 @@ class SnapshotReceiver:
         return self._partials.remove() or bool(tasks)
 
     def settle(self, message: Message) -> None:
-        """The message of a received database was stepped: remove the file, unless the core wants it."""
-        if message.snapshot is not None and not self._is_awaited(message.snapshot.index):
-            remove_soon(snapshot_path(self._directory, message.snapshot.index))
+        """The message of a received database was stepped: remove the file, unless the core wants it.
+
+        Or may want it: two leaders, one after the other, may have sent one of the same entry, and the message of the
+        second is still to come.
+        """
+        if message.snapshot is not None:
+            self._let_go(message.snapshot.index)
+
+    def _let_go(self, index: int) -> None:
+        unsettled = self._unsettled.pop(index, 1) - 1
+        if unsettled > 0:
+            self._unsettled[index] = unsettled
+        elif not self._is_awaited(index):
+            remove_soon(snapshot_path(self._directory, index))
 
     async def _receive(self, call: StreamCall, sender: int) -> Message:
         header = await _next(call)
@@ -157,8 +170,13 @@ class SnapshotReceiver:
             failpoint("snapshotBeforeRename")
             if not self._is_awaited(meta.index):
                 os.replace(path, snapshot_path(self._directory, meta.index))
-            failpoint("snapshotAfterRename")
-            await on_thread(lambda: sync_directory(str(self._directory)))
+            self._unsettled[meta.index] = self._unsettled.get(meta.index, 0) + 1
+            try:
+                failpoint("snapshotAfterRename")
+                await on_thread(lambda: sync_directory(str(self._directory)))
+            except (OSError, asyncio.CancelledError):
+                self._let_go(meta.index)
+                raise
         finally:
             remove_soon(path)
         self.saves.observe(time.perf_counter() - began_s)

@@ -29,7 +29,7 @@ class Watcher:
         key, range_end: as in the index: ``range_end`` empty for one key, ``b"\\0"`` for no end.
         start_revision: what the client asked for, 0 for "from now".
         next_revision: the first revision not sent yet; kept only while the watcher is served from history.
-        is_quiet: nothing was sent since the last progress notification was due.
+        is_quiet: no event was sent since the last progress notification was due, or since it was created.
     """
 
     __slots__ = (
@@ -74,7 +74,7 @@ class Watcher:
         self.prev_kv = prev_kv
         self.fragment = fragment
         self.progress_notify = progress_notify
-        self.is_quiet = False
+        self.is_quiet = True
 
     @property
     def size_bytes(self) -> int:

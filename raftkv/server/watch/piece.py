@@ -22,7 +22,7 @@ from raftkv.errors import CompactedError
 from raftkv.server.watch import messages
 from raftkv.server.watch.index import Watcher
 from raftkv.server.watch.intervals import Intervals
-from raftkv.storage.key_value import encode, key_of
+from raftkv.storage.key_value import KeyValueView, encode, key_of
 from raftkv.storage.revision import SUB_BITS, SUB_MASK, from_key, is_tombstone
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ class Piece:
         units = 1 + len(found)
         for view in found:
             if view.prev_kv and with_prev is None:
-                with_prev = messages.event(kv, is_delete, self._previous(key, revision))
+                with_prev = messages.event(kv, is_delete, self._previous(key, revision, kv))
                 units += PREVIOUS_UNITS
             event = with_prev if view.prev_kv and with_prev is not None else plain
             view.append(revision, event)
@@ -260,7 +260,10 @@ class Piece:
         self._references = sum(map(len, self.views))
         self._held_bytes = sum(view.size_bytes for view in self.views)
 
-    def _previous(self, key: bytes, revision: int) -> bytes | None:
+    def _previous(self, key: bytes, revision: int, kv: bytes) -> bytes | None:
+        # What is created had no value before, also if it replaces one that the same txn has deleted.
+        if KeyValueView(kv).create_revision == revision:
+            return None
         try:
             return next(iter(self._store.range(key, revision=revision - 1).kvs), None)
         except CompactedError:

@@ -183,6 +183,10 @@ class WatchStream:
     def _create(self, request: rpc_pb2.WatchCreateRequest) -> None:
         key, range_end = request.key or b"\0", request.range_end
         header = self._hub.header()
+        # As etcd from 3.6.6 on; before, a watch of everything that is left, or the end of one.
+        if request.start_revision < 0:
+            self.send(messages.refused(header, errors.CompactedError.text))
+            return
         if reason := self._refusal_of(key, range_end):
             self.send(messages.refused(header, reason))
             return

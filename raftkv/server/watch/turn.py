@@ -15,6 +15,7 @@ from typing import Final
 from raftkv.server.watch import messages
 from raftkv.server.watch.index import Watcher
 from raftkv.storage.mvcc_txn import Change
+from raftkv.storage.revision import SUB_BITS
 
 Batch = list[tuple[int, list[Change]]]
 """Changes by main revision, in order."""
@@ -68,12 +69,18 @@ class Events:
 
     def _encode_with_prev(self, bytes_max: int) -> list[bytes]:
         events: list[bytes] = []
-        for _, (_, kv, is_delete, previous) in self._changes:
+        for revision, (key, kv, is_delete, previous) in self._changes:
             if bytes_max < 0:
                 return []
+            if previous >> SUB_BITS == revision:
+                previous = self._before(revision, key)
             events.append(messages.event(kv, is_delete, self._record(previous) if previous else None))
             bytes_max -= len(events[-1])
         return events
+
+    def _before(self, revision: int, key: bytes) -> int:
+        """The value that a key had before a revision that put and then deleted it, as in etcd: not the one between."""
+        return next(change[3] for main, change in self._changes if main == revision and change[0] == key)
 
     def joined(self, prev_kv: bool, events: list[bytes]) -> bytes:
         """All of them, as one."""

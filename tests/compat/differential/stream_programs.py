@@ -384,7 +384,7 @@ class Player:
     def _do_watch(self, op: Op) -> None:
         create = rpc_pb2.WatchCreateRequest()
         create.CopyFrom(op.request)
-        create.start_revision = self._resolve(op)
+        create.start_revision = max(self._resolve(op), 0)  # 3.6, and so raftkv, refuses negative ones
         refused = create.range_end not in (b"", b"\0") and create.range_end <= (create.key or b"\0")
         must_end = not refused and create.start_revision != 0 and create.start_revision < self._compacted
         if must_end or self.sides[0].session(op.number).is_spent(create.watch_id):

@@ -15,6 +15,7 @@ from tests.compat.wire import Wire
 WATCH = "etcdserverpb.Watch/Watch"
 RANGE = "etcdserverpb.KV/Range"
 EMPTY_RANGE = "mvcc: watcher range is empty"
+COMPACTED = "etcdserver: mvcc: required revision has been compacted"
 DUPLICATE_ID = "mvcc: duplicate watch ID provided on the WatchStream"
 FRAGMENT_BYTES = 400_000
 
@@ -157,6 +158,18 @@ def test_a_compacted_start_is_told_after_the_creation(watcher: Watcher, store: S
     assert watcher.events(2) == [("PUT", b"a", 2), ("PUT", b"a", 3)]
 
 
+def test_a_negative_start_is_refused(raftkv_store: Store) -> None:
+    """As etcd from 3.6.6 on; 3.5.1 ends such a watch as compacted, or tells it all of a history that never was."""
+    with Streams(raftkv_store.wire) as streams:
+        watcher = Watcher(raftkv_store, streams)
+        refused = rpc_pb2.WatchResponse(
+            header=_header(0), watch_id=-1, created=True, canceled=True, cancel_reason=COMPACTED
+        )
+        assert watcher.create(b"a", start_revision=-1) == refused
+        assert watcher.create(b"b", b"a", start_revision=-(2**63)) == refused
+        assert watcher.create(b"a").watch_id == 0
+
+
 # --- events -------------------------------------------------------------------------------------------------
 
 
@@ -187,6 +200,28 @@ def test_previous_values(watcher: Watcher, store: Store) -> None:
     assert not first.HasField("prev_kv")
     assert second.prev_kv == store.kv(b"a", b"1", create=1)
     assert third.prev_kv == store.kv(b"a", b"2", create=1, mod=2, version=2)
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["live", "late"])
+@pytest.mark.parametrize("puts_first", [False, True], ids=["delete-put", "put-delete"])
+def test_previous_values_of_a_txn_that_puts_and_deletes_a_key(
+    watcher: Watcher, store: Store, puts_first: bool, is_late: bool
+) -> None:
+    """Only an interval without an end can do that. What was before is that before the txn; what is created had none."""
+    store.ask(put(b"a", b"old"))
+    if not is_late:
+        watcher.create(b"a", prev_kv=True)
+    changes = [put(b"a", b"new"), delete(b"a", b"\0")]
+    store.ask(txn(then=changes if puts_first else changes[::-1]))
+    if is_late:
+        watcher.create(b"a", prev_kv=True, start_revision=store.at(2))
+    first, second = watcher.next().events
+    old = store.kv(b"a", b"old", create=1)
+    assert (first.type, first.prev_kv) == (kv_pb2.Event.PUT if puts_first else kv_pb2.Event.DELETE, old)
+    if puts_first:
+        assert second.prev_kv == old
+    else:
+        assert not second.HasField("prev_kv")
 
 
 def test_compacted_previous_values_are_left_out(watcher: Watcher, store: Store) -> None:

@@ -83,7 +83,9 @@ class Member:
         self.clock = LeaseClock(lambda: world.now)
         self.times = LeaseTimes(self.clock, self._lease_ended)
         self.renewals = Renewals(self.times, self.clock, self._propose, world.retry, Cork(lambda flush: None))
-        self.expiry = Expiry(self.times, self._propose)
+        self.expiry = Expiry(
+            self.times, self._propose, lambda: len(world.log) + len(world.appended), lambda: self.applied
+        )
         self.machine.applier.leases.observer = self.times
 
     def _propose(self, kind: int, lease_ids: Sequence[int], done: Done) -> None:

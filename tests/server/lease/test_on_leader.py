@@ -23,6 +23,7 @@ from raftkv.server.lease.lessor import SHORTEN_MAX, Lessor
 from raftkv.server.lease.on_leader import SHORTEN, WOKEN_AT_ONCE
 from raftkv.server.lease.renewals import RENEW_MAX, PendingKeepAlive
 from raftkv.server.lease.times import BEAT_S, LOGGED_S, OUTAGE_GRACE_S, PATIENCE_S, UNLOGGED
+from raftkv.server.node import reads
 from raftkv.server.node.surroundings import NodeSettings
 from raftkv.server.node.waits import AwaitableNode
 from tests.apply.machine import Machine
@@ -326,6 +327,25 @@ def test_a_leader_confirmed_a_moment_ago_is_asked_again_only_if_something_may_ha
         node.committed, node.is_transferring = 0, True
         waiting = await member.ask(4)
         assert (list(waiting[0].told), await member.confirm(), waiting[0].told) == ([], 1, [0])
+
+    run(scenario)
+
+
+def test_a_leader_whose_machine_has_slept_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another may have been elected meanwhile, and have ended the lease."""
+    asleep_s = 5.0
+    monkeypatch.setattr(reads, "asleep_s", lambda: (asleep_s, asleep_s))
+
+    async def scenario(member: Follower) -> None:
+        nonlocal asleep_s
+        await member.lead()
+        first = await member.ask(1)
+        assert (await member.confirm(), first[0].told) == (1, [0])
+        assert [one.told for one in await member.ask(2)] == [[0]]
+        asleep_s += 600.0
+        waiting = await member.ask(3)
+        assert (list(waiting[0].told), await member.confirm(), waiting[0].told) == ([], 1, [0])
+        assert [one.told for one in await member.ask(4)] == [[0]]
 
     run(scenario)
 

@@ -6,8 +6,9 @@ import pytest
 
 from raftkv import errors
 from raftkv.apply.request import Kind
+from raftkv.pb import rpc_pb2
 from raftkv.server.lease.times import QUEUED_PER_STEP, UNLOGGED, LeaseClock, LeaseTimes
-from tests.server.lease.lessor_world import World
+from tests.server.lease.lessor_world import LogEntry, World
 
 
 def _led_by(index: int, ttl_s: int = 2) -> World:
@@ -211,6 +212,45 @@ def test_an_end_that_was_lost_is_proposed_again() -> None:
     assert world.renew(7).ttl_s is None, "expiring: the lost proposal might have arrived"
     world.advance(0.2)
     assert 7 in world.ended
+
+
+def _over_and_late() -> tuple[World, LogEntry]:
+    """Lease 7 is over; who proposed its end has heard that it took too long, and it is in the log all the same."""
+    world = _led_by(0)
+    for _ in range(21):
+        world.now += 0.1
+        world.members[0].beat()
+    (entry,) = world.appended
+    assert entry.done is not None
+    entry.done(errors.RequestTimeoutError())
+    entry.done = None
+    return world, entry
+
+
+def test_a_lease_that_is_granted_anew_does_not_end_for_the_one_before() -> None:
+    """The end that took too long is applied with the next grant of the id, before the leader looks again."""
+    world, _ = _over_and_late()
+    world.grant(7, 10)
+    world.settle()
+    granted_at = world.now
+    world.advance(3.0)
+    assert 7 in world.members[0].machine.applier.leases.granted
+    assert world.renew(7).ttl_s == 10
+    world.advance(12.0)
+    assert world.ended[7] >= granted_at + 10
+
+
+def test_an_end_that_may_be_in_the_log_is_not_proposed_behind_a_new_grant() -> None:
+    world, _ = _over_and_late()
+    request = rpc_pb2.LeaseGrantRequest(ID=7, TTL=10)
+    world.propose(None, LogEntry(Kind.LEASE_GRANT, request.SerializeToString()))
+    for _ in range(3):
+        world.now += 0.1
+        world.members[0].beat()
+    assert [entry.kind for entry in world.appended] == [Kind.LEASE_EXPIRE, Kind.LEASE_GRANT]
+    world.settle()
+    world.advance(3.0)
+    assert world.renew(7).ttl_s == 10
 
 
 def test_many_leases_end_in_small_entries_one_after_the_other() -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from pathlib import Path
 
 import pytest
 
+from raftkv.apply.membership import Membership
 from raftkv.config import ServerConfig
-from raftkv.errors import ConfigError
+from raftkv.errors import ConfigError, StorageError
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.rpc.server.server import Server
 from raftkv.server.membership.joining import MEMBERS, assign, check_founder, discover
+from raftkv.server.node.bootstrap import open_durable
+from raftkv.storage.backend.writer import InlineWriter
 
 A, B, C = (f"http://127.0.0.1:{port}" for port in (1, 2, 3))
 
@@ -113,3 +117,26 @@ def test_a_founder_that_reaches_nobody_says_what_to_do_if_it_is_none(caplog: pyt
     (line,) = caplog.messages
     assert "no other founder answers" in line
     assert f"raftkvctl member remove {config.member_id:x}" in line
+
+
+def test_what_a_first_start_left_that_made_no_log_is_not_kept(tmp_path: Path) -> None:
+    """A wrong URL among its flags would else be that of one member more, known here alone."""
+
+    def first_start(urls: str, wal_dir: str) -> list[str]:
+        config = ServerConfig(
+            name="b", data_dir=str(tmp_path / "data"), wal_dir=wal_dir, initial_cluster=f"a={urls},b={B}",
+            initial_advertise_peer_urls=(B,), listen_peer_urls=(B,),
+        )  # fmt: skip
+        durable = open_durable(config, InlineWriter(), lambda error: None)
+        found = [url for one in Membership(durable.store).list() for url in one.peerURLs]
+        assert durable.store.conf_state.voters == tuple(sorted(config.founding_members()))
+        durable.store.close()
+        durable.mark.close()
+        durable.wal.close()
+        durable.backend.close()
+        return sorted(found)
+
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError):
+        first_start("http://127.0.0.1:99", str(tmp_path / "file"))
+    assert first_start(A, "") == [A, B]

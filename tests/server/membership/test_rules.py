@@ -42,7 +42,9 @@ HEALTHY = errors.UnhealthyError
         (view(FINE, AWAY), HEALTHY, HEALTHY),
         (view(AWAY, unstarted=1), ENOUGH, HEALTHY),
         (view(FINE, AWAY, unstarted=1), ENOUGH, HEALTHY),
-        (view(FINE, FINE, FINE, AWAY, unstarted=1), HEALTHY, HEALTHY),
+        (view(FINE, FINE, AWAY), None, None),
+        (view(FINE, SHORT, AWAY), HEALTHY, HEALTHY),
+        (view(FINE, FINE, FINE, AWAY, unstarted=1), None, None),
         (view(FINE, FINE, AWAY, AWAY, unstarted=2), ENOUGH, HEALTHY),
     ],
 )

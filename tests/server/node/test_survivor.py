@@ -157,6 +157,27 @@ def test_one_that_is_alone_keeps_all_that_is_durable(tmp_path: Path) -> None:
     assert found.summary == (ConfState(voters=(mine,)), [mine], set(others))
 
 
+def test_the_only_voter_of_learners_keeps_all_that_is_durable(tmp_path: Path) -> None:
+    """It has acknowledged what is on its disk, and a power cut took the mark of what was applied."""
+    mine, others = written(tmp_path, [normal(1)], commit=1)
+    after(tmp_path, force=True)
+    learner = rpc_pb2.Member(ID=99, peerURLs=["http://127.0.0.1:99"], isLearner=True)
+    voter = rpc_pb2.Member(ID=98, peerURLs=["http://127.0.0.1:98"])
+    durable = opened(config_of(tmp_path))
+    durable.wal.append(HardState(2, mine, 4), [Entry(2, 4, *_changed(member_change((KINDS.ADD, learner))))])
+    durable.wal.append(None, [Entry(2, 5, b"acknowledged"), Entry(2, 6, *_changed(member_change((KINDS.ADD, voter))))])
+    durable.wal.append(None, [Entry(2, 7, b"perhaps by one of two")])
+    durable.wal.sync()
+    close(durable)
+    found = after(tmp_path, force=True)
+    assert found.summary == (ConfState(voters=(mine,)), [mine], {*others, 98, 99})
+    assert {5, 7} <= set(found.kept)
+
+
+def _changed(change: ConfChange) -> tuple[bytes, EntryType]:
+    return confchange.encode(change), confchange.entry_type(change)
+
+
 @pytest.mark.parametrize("is_left", [False, True])
 def test_a_joint_configuration_is_left_first(tmp_path: Path, is_left: bool) -> None:
     mine, others = written(tmp_path, [], commit=0)

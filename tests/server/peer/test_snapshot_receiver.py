@@ -206,6 +206,27 @@ def test_what_the_core_ignores_is_removed_and_what_it_awaits_is_not_touched(
     assert names(tmp_path) == []
 
 
+def test_of_two_databases_of_one_entry_the_one_that_is_awaited_stays(
+    tmp_path: Path, sent: tuple[Path, SnapshotInfo]
+) -> None:
+    """Two leaders, one after the other, sent one each: the core ignores the first message and takes the second."""
+
+    async def scenario() -> None:
+        awaited: list[int] = []
+        taker = SnapshotReceiver(tmp_path, awaited.__contains__)
+        first, second = [await taker.receive(Call(chunks_of(sent)), 1) for _ in range(2)]
+        taker.settle(first)
+        assert names(tmp_path) == [PLACED]
+        awaited.append(30)
+        taker.settle(second)
+        assert names(tmp_path) == [PLACED]
+        awaited.clear()
+        taker.settle(await taker.receive(Call(chunks_of(sent)), 1))
+        assert names(tmp_path) == []
+
+    asyncio.run(scenario())
+
+
 def test_a_sender_that_stops_sending_is_not_waited_for(
     tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,6 +94,21 @@ def test_a_failed_delivery_ends_every_stream_so_that_nothing_is_missed_unknowing
     assert "events could not be delivered" in caplog.text
 
 
+def test_progress_is_told_when_it_is_first_due_and_left_out_where_an_event_was_sent(world: World) -> None:
+    stream, call = world.stream()
+    for key in (b"idle", b"busy"):
+        world.watch(stream, key=key, progress_notify=True)
+    world.put(b"busy")
+    call.read()
+    told = []
+    for _ in range(2):
+        for _pause in stream.notify_progress():
+            pass
+        world.cork.flush()
+        told.append([(response.watch_id, response.header.revision) for response in call.read()])
+    assert told == [[(0, 2)], [(0, 2), (1, 2)]]
+
+
 @pytest.mark.interpreted
 def test_damage_found_while_delivering_stops_the_member(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.watch(world.stream()[0], key=b"k", prev_kv=True)

@@ -16,12 +16,13 @@ from raftkv.errors import InvariantError, SpaceError, StorageError
 from raftkv.storage import schema
 from raftkv.storage.backend import defragmentation as module
 from raftkv.storage.backend.lmdb import LMDBBackend
-from raftkv.storage.backend.writer import ThreadWriter
+from raftkv.storage.backend.writer import ScriptedWriter, ThreadWriter
 from raftkv.storage.failpoints import FailpointPanic, arm, disarm_all
 from raftkv.storage.mvcc import Store
 from raftkv.storage.snapshot import write_snapshot
 from tests.storage.conftest import MAP_SIZE_BYTES
 from tests.storage.test_compaction import fill, finish, hashed
+from tests.storage.test_overlay import put
 from tests.storage.test_snapshot import closed, database
 
 NUMBERS = count()
@@ -276,4 +277,26 @@ def test_writes_are_read_while_the_end_is_on_the_writers_thread(tmp_path: Path) 
     closed(store)
     again = Store.open(LMDBBackend(tmp_path / "db", MAP_SIZE_BYTES))
     assert again.range(b"\0", b"\0").kvs == expected
+    closed(again)
+
+
+def test_a_full_batch_waits_while_the_copy_takes_the_place(tmp_path: Path) -> None:
+    """The end of a run has waited for a commit, during which enough was written for another."""
+    writer = ScriptedWriter()
+    store = Store.open(LMDBBackend(tmp_path / "db", MAP_SIZE_BYTES), writer, operations_max=3)
+    defragmentation = store.backend.defragment(tmp_path / "copy")
+    defragmentation.copy()
+    put(store, b"a")
+    ends: list = []
+    store.finish_defragmentation(defragmentation, ends.append)
+    for key in (b"b", b"c", b"d", b"e"):
+        put(store, key)
+    writer.run_all()
+    assert ends == [None]
+    assert store.durable_index == store.applied_index
+    defragmentation.close()
+    before = hashed(store)
+    closed(store)
+    again = Store.open(LMDBBackend(tmp_path / "db", MAP_SIZE_BYTES))
+    assert hashed(again) == before
     closed(again)
