@@ -217,7 +217,8 @@ class RaftLog:
     def find_conflict_by_term(self, index: int, term: int) -> tuple[int, int]:
         """Return where a log known by one entry may at best match this one.
 
-        Terms only grow along a log, so all indexes in between cannot match: one probe per term, not per entry.
+        Terms only grow along a log, so all indexes in between cannot match: one probe per term, not per entry. For the
+        same reason a few entries are looked at, however long the log is.
 
         Arguments:
             index, term: of the entry of the other log.
@@ -226,15 +227,22 @@ class RaftLog:
             the largest index not above ``index`` whose term is not above ``term`` or unknown, and its term (0 if
                 unknown).
         """
-        while index > 0:
-            try:
-                ours = self.term(index)
-            except (CompactedError, UnavailableError):
-                return index, 0
-            if ours <= term:
-                return index, ours
-            index -= 1
-        return 0, 0
+        try:
+            ours = self.term(index)
+        except (CompactedError, UnavailableError):
+            return index, 0
+        if ours <= term:
+            return index, ours
+        low, high = self.first_index() - 1, index
+        if self.term(low) > term:
+            return low - 1, 0
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.term(middle) <= term:
+                low = middle
+            else:
+                high = middle
+        return low, self.term(low)
 
     # -- appending ---------------------------------------------------------------------------------------------------
 

@@ -92,6 +92,10 @@ class Streams:
         self._open.append(stream)
         return stream
 
+    def forget(self, stream: Stream) -> None:
+        """Take no more care of a call that is over."""
+        self._open.remove(stream)
+
     def wait(self, condition: Callable[[], bool], what: str, timeout_s: float | None = None) -> None:
         """Wait until a condition on what came holds.
 

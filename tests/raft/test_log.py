@@ -112,6 +112,38 @@ def test_find_conflict_by_term_stops_where_the_log_was_compacted() -> None:
     assert RaftLog(memory, NO_LIMIT).find_conflict_by_term(4, 1) == (1, 0)
 
 
+@given(st.lists(st.integers(1, 4), max_size=12).map(sorted), st.data())
+def test_find_conflict_by_term_is_the_last_that_may_match(terms: list[int], data: st.DataObject) -> None:
+    memory = _log(*terms)
+    kept = data.draw(st.integers(0, len(terms)))
+    if kept:
+        memory.compact(kept)
+    index, term = data.draw(st.integers(0, len(terms) + 2)), data.draw(st.integers(0, 5))
+
+    def known(at: int) -> int | None:
+        return None if not kept <= at <= len(terms) else [0, *terms][at]
+
+    expected = index
+    while expected and (found := known(expected)) is not None and found > term:
+        expected -= 1
+    assert RaftLog(memory, NO_LIMIT).find_conflict_by_term(index, term) == (expected, known(expected) or 0)
+
+
+def test_find_conflict_by_term_looks_at_few_entries() -> None:
+    """One after the other: two thousand messages that asked with an old term held a member for 2.3 s."""
+    looked_at: list[int] = []
+
+    class Counted(MemoryLog):
+        def term(self, index: int) -> int:
+            looked_at.append(index)
+            return super().term(index)
+
+    memory = Counted()
+    memory.append(_entries(1, [7] * 100_000))
+    assert RaftLog(memory, NO_LIMIT).find_conflict_by_term(100_000, 3) == (0, 0)
+    assert len(looked_at) < 40
+
+
 @pytest.mark.parametrize(
     ("index", "term", "up_to_date"),
     [(3, 2, True), (2, 2, False), (4, 2, True), (1, 3, True), (9, 1, False)],

@@ -182,7 +182,10 @@ class KeepAliveStream:
 
     def fail(self, error: errors.StatusError) -> None:
         """End the stream: what one request met, the others would meet too."""
+        if self._ended:
+            return
         self.flush()
+        self._ended = True
         self._call.fail_with(RpcError(error.code, str(error)))
 
     def half_closed(self) -> None:

@@ -37,9 +37,10 @@ from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.types import StateRole
 from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.cork import Cork
+from raftkv.rpc.paced import Paced
 from raftkv.server.lease.graces import ConnectionLost
 from raftkv.server.lease.on_leader import RENEW, SHORTEN, TIME_TO_LIVE, OnLeader, Question
-from raftkv.server.lease.renewals import RENEW_MAX, Done, Expiry, PendingKeepAlive, Renewals
+from raftkv.server.lease.renewals import FAILED_AT_ONCE, RENEW_MAX, Done, Expiry, PendingKeepAlive, Renewals
 from raftkv.server.lease.times import BEAT_S, FRESH, PATIENCE_S, LeaseClock, LeaseTimes
 from raftkv.server.node.node import Node
 from raftkv.server.node.proposals import Waiter
@@ -113,7 +114,8 @@ class Lessor:
         self._loop = asyncio.get_running_loop()
         self._clock = LeaseClock(self._loop.time)
         self.times = LeaseTimes(self._clock, self._lease_ended)
-        self._renewals = Renewals(self.times, self._clock, self._propose, self._send_on, cork)
+        self._failing = Paced(FAILED_AT_ONCE)
+        self._renewals = Renewals(self.times, self._clock, self._propose, self._send_on, cork, self._fail)
         self._expiry = Expiry(self.times, self._propose, self._log_end, self._applied_index)
         self._on_leader = OnLeader(node, self._is_primary, channel, introduction)
         self._random = random.SystemRandom()
@@ -328,11 +330,19 @@ class Lessor:
             self._begin_batch()
 
     def _send_on(self, pending: list[PendingKeepAlive]) -> None:
-        """Send keep-alives on to whoever leads now."""
-        for is_local in (True, False):
-            batch = [one for one in pending if one.is_local is is_local]
-            if batch:
-                self._on_leader.start(self._renew(batch))
+        """Send keep-alives on to whoever leads now; those of clients here go before what has arrived since."""
+        arrived = [one for one in pending if one.is_local]
+        passed_on = [one for one in pending if not one.is_local]
+        if arrived:
+            self._arrived = arrived + self._arrived
+            if self._gathering is None:
+                self._begin_batch()
+        if passed_on:
+            self._on_leader.start(self._renew(passed_on))
+
+    def _fail(self, batch: Sequence[PendingKeepAlive], error: errors.StatusError) -> None:
+        """Fail keep-alives, some of very many in a turn."""
+        self._failing.begin([partial(one.fail, error) for one in batch])
 
     async def _renew(self, batch: list[PendingKeepAlive]) -> None:
         """Answer keep-alives of one deadline, which are all from clients here or all from another member."""
@@ -350,8 +360,7 @@ class Lessor:
         try:
             ttls = await self._on_leader.ask(Question(RENEW, encode, parse, batch[0].deadline, batch[0].is_local))
         except errors.StatusError as error:
-            for one in batch:
-                one.fail(error)
+            self._fail(batch, error)
             return
         if ttls is None:
             self._renewals.take(batch)

@@ -28,8 +28,11 @@ from raftkv.server.lease.times import LeaseClock, LeaseTimes
 EXPIRE_MAX: Final = 100
 """Leases that one entry ends: applying it must not hold the loop for long."""
 
-RENEW_MAX: Final = 10_000
-"""Leases that one entry renews."""
+RENEW_MAX: Final = 4_000
+"""Leases that one entry renews, and keep-alives that one turn looks at: about 20 ms."""
+
+FAILED_AT_ONCE: Final = 100
+"""Keep-alives that fail in a turn of the loop: each may end a stream."""
 
 Done = Callable[[errors.StatusError | None], None]
 Propose = Callable[[int, Sequence[int], Done], None]
@@ -60,6 +63,12 @@ class PendingKeepAlive:
         raise NotImplementedError
 
 
+def fail_each(batch: Sequence[PendingKeepAlive], error: errors.StatusError) -> None:
+    """Fail keep-alives, however many they are."""
+    for pending in batch:
+        pending.fail(error)
+
+
 class Renewals:
     """Answers keep-alives at the leader, and puts RENEW into the log for those that need it.
 
@@ -69,6 +78,7 @@ class Renewals:
         propose: see the module.
         retry: takes keep-alives back that another leader must answer.
         cork: calls ``flush`` at the end of a turn that brought keep-alives one by one.
+        fail: fails keep-alives.
     """
 
     def __init__(
@@ -78,12 +88,14 @@ class Renewals:
         propose: Propose,
         retry: Callable[[list[PendingKeepAlive]], None],
         cork: Cork,
+        fail: Callable[[Sequence[PendingKeepAlive], errors.StatusError], None] = fail_each,
     ) -> None:
         self._times = times
         self._clock = clock
         self._propose = propose
         self._retry = retry
         self._cork = cork
+        self._fail = fail
         self._unlogged: list[PendingKeepAlive] = []
         self._in_flight: list[PendingKeepAlive] = []
         self._expiring: dict[int, list[PendingKeepAlive]] = {}
@@ -141,11 +153,15 @@ class Renewals:
         elif isinstance(error, errors.LeaderChangedError):
             self._retry(batch)
         else:
-            for pending in batch:
-                pending.fail(error)
+            self._fail(batch, error)
         # Some of the keep-alives that came meanwhile need no entry any more: they are answered, the others are logged.
-        waiting, self._unlogged = self._unlogged, []
-        self.take(waiting)
+        # While a quorum or a disk stands still very many come: no turn is to look at all of them.
+        waiting, rest = self._unlogged[:RENEW_MAX], self._unlogged[RENEW_MAX:]
+        self._unlogged = []
+        for pending in waiting:
+            self.take_one(pending)
+        self._unlogged += rest
+        self.flush()
 
     def _answer_logged(self, batch: list[PendingKeepAlive]) -> None:
         """Their RENEW is applied; a lease lives from now on, unless it ended while the entry was on its way."""

@@ -11,6 +11,7 @@ from itertools import count, groupby, repeat
 from operator import attrgetter
 from typing import Final
 
+from google.protobuf.message import DecodeError
 from mypy_extensions import mypyc_attr
 
 from raftkv.apply.response import field, integer
@@ -20,6 +21,12 @@ from raftkv.storage.key_value import varint
 
 BATCH_BYTES: Final = 1024 * 1024
 """Size at which a batch is closed; one raft message may be larger."""
+
+MESSAGES_MAX: Final = 10_000
+"""Messages of a batch: a turn has some hundred for one peer at most (``RaftConfig.max_inflight_messages``)."""
+ENTRIES_MAX: Final = 1 << 17
+"""Entries of a batch: those of two appends with the shortest entries there are, each of which counts 16 bytes in a
+message (``RaftConfig.max_size_per_message_bytes``). To read them takes 35 ms."""
 
 _type_of = attrgetter("type")
 _SIZES_MAX: Final = 2048
@@ -108,8 +115,9 @@ def decode(batch: bytes) -> list[Message]:
     """The messages of a MessageBatch.
 
     Raises:
-        google.protobuf.message.DecodeError: the bytes are not a batch.
+        google.protobuf.message.DecodeError: the bytes are not a batch that a member sends.
         KeyError: a message kind that this version does not know.
+        IndexError: an entry kind that it does not know.
     """
     return messages_of(raft_pb2.MessageBatch.FromString(batch))
 
@@ -118,9 +126,25 @@ def messages_of(batch: raft_pb2.MessageBatch) -> list[Message]:
     """The messages of a parsed batch.
 
     Raises:
+        google.protobuf.message.DecodeError: it is not one that a member sends.
         KeyError: a message kind that this version does not know.
+        IndexError: an entry kind that it does not know.
     """
-    return [_decode_message(message) for message in batch.messages]
+    if len(batch.messages) > MESSAGES_MAX:
+        raise DecodeError(f"{len(batch.messages)} messages are more than a member sends at once")
+    messages: list[Message] = []
+    total = 0
+    for each in batch.messages:
+        message = _decode_message(each)
+        messages.append(message)
+        total += len(message.entries)
+        if total > ENTRIES_MAX:
+            raise _too_many_entries()
+    return messages
+
+
+def _too_many_entries() -> DecodeError:
+    return DecodeError("it has more entries than a member sends at once")
 
 
 def _decode_message(message: raft_pb2.Message) -> Message:
@@ -145,9 +169,16 @@ def _decode_runs(runs: Iterable[raft_pb2.EntryRun]) -> list[Entry]:
     entries: list[Entry] = []
     for run in runs:
         term, index, kind = run.term, run.first_index, _ENTRY_TYPES[run.type]
-        # A forwarded proposal has no place in the log yet: all its indexes are 0.
+        datas = run.datas
+        if len(entries) + len(datas) > ENTRIES_MAX:
+            raise _too_many_entries()
+        if entries:
+            last = entries[-1]
+            # A forwarded proposal has no place in the log yet: all its indexes are 0.
+            if index != (last.index + 1 if last.index else 0) or term < last.term:
+                raise DecodeError(f"entry {term}/{index} behind {last.term}/{last.index}")
         indexes: Iterable[int] = count(index) if index else repeat(0)
-        entries += [Entry(term, at, data, kind) for at, data in zip(indexes, run.datas, strict=False)]
+        entries += [Entry(term, at, data, kind) for at, data in zip(indexes, datas, strict=False)]
     return entries
 
 

@@ -33,5 +33,9 @@ def verify(message: Message, node_term: int) -> None:
         raise InvalidMessage("it has no term: the core would take it for this member's own")
     if term > node_term + TERMS_AHEAD_MAX:
         raise InvalidMessage(f"term {term} is too far ahead of {node_term}")
-    if term and message.entries and message.entries[-1].term > term:
+    if not term:
+        return
+    if message.entries and message.entries[-1].term > term:
         raise InvalidMessage(f"a message of term {term} carries {message.entries[-1]!r}")
+    if message.log_term > term or (message.snapshot is not None and message.snapshot.term > term):
+        raise InvalidMessage(f"a message of term {term} tells of a log with a later one")

@@ -44,6 +44,9 @@ IDLE_TIMEOUT_S: Final = 30.0
 WRITE_BYTES: Final = 1024 * 1024
 """What is gathered before it is written."""
 
+PIECES_AT_ONCE: Final = 64
+"""Pieces that a turn of the loop takes: as many as a sender's are 4 MiB, and wait for the disk in between."""
+
 
 class BrokenStreamError(errors.StorageError):
     """A stream that ended before its database did: the rest may come by another."""
@@ -225,8 +228,13 @@ class SnapshotReceiver:
 
 async def _receive_into(file: Partial, call: StreamCall, size_bytes: int, syncs: Buckets) -> bytes:
     pieces: list[bytes] = []
-    gathered = 0
+    gathered = taken = 0
     while not (chunk := await _next(call)).sha256:
+        if not chunk.data:
+            raise errors.StorageError("a snapshot has a piece with nothing in it")
+        taken += 1
+        if taken % PIECES_AT_ONCE == 0:
+            await asyncio.sleep(0)  # what has come already is not waited for
         pieces.append(chunk.data)
         gathered += len(chunk.data)
         if file.offset_bytes + gathered > size_bytes:

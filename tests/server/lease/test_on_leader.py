@@ -21,7 +21,7 @@ from raftkv.server.lease import lessor as lessor_module
 from raftkv.server.lease.graces import GRACE_MAX_MS, ConnectionLost, Graces
 from raftkv.server.lease.lessor import SHORTEN_MAX, Lessor
 from raftkv.server.lease.on_leader import SHORTEN, WOKEN_AT_ONCE
-from raftkv.server.lease.renewals import RENEW_MAX, PendingKeepAlive
+from raftkv.server.lease.renewals import FAILED_AT_ONCE, RENEW_MAX, PendingKeepAlive
 from raftkv.server.lease.times import BEAT_S, LOGGED_S, OUTAGE_GRACE_S, PATIENCE_S, UNLOGGED
 from raftkv.server.node import reads
 from raftkv.server.node.surroundings import NodeSettings
@@ -246,6 +246,55 @@ def test_no_call_has_more_than_one_entry_renews() -> None:
             follower.channels[FIRST].answer(number)
             await turn()
         assert [len(ids) for ids in follower.ids(FIRST)] == [RENEW_MAX, RENEW_MAX, 5]
+        assert all(one.told == [one.lease_id * 10] for one in asked)
+
+    run(scenario)
+
+
+def test_a_turn_fails_some_of_very_many() -> None:
+    """Each may be the only one of its stream, which then ends."""
+
+    async def scenario(follower: Follower) -> None:
+        turns, by_turn = Turns(), Counter[int]()
+
+        class Noted(Asked):
+            def fail(self, error: errors.StatusError) -> None:
+                by_turn[turns.number] += 1
+                super().fail(error)
+
+        asked = [Noted(lease_id) for lease_id in range(5 * FAILED_AT_ONCE)]
+        for one in asked:
+            follower.lessor.keep_alive(one)
+        await follower.channels[FIRST].wait_calls(1)
+        follower.node.stopped = True
+        follower.channels[FIRST].calls[0][1].set_exception(RpcError(Code.UNAVAILABLE, "gone"))
+        for one in asked:
+            await one.ended.wait()
+        turns.stop()
+        assert max(by_turn.values()) <= FAILED_AT_ONCE
+
+    run(scenario)
+
+
+def test_very_many_that_a_leader_has_not_answered_go_to_the_next_some_at_a_time() -> None:
+    async def scenario(member: Follower) -> None:
+        await member.lead()
+        count = 2 * RENEW_MAX + 5
+        for lease_id in range(1, count + 1):
+            member.lessor.times.granted(lease_id, 60)
+        member.node.committed = 1  # so that the leadership is confirmed first
+        asked = await member.ask(*range(1, count + 1))
+        member.node.committed = 0
+        while member.node.reads:
+            await member.confirm()
+        assert len(member.node.proposed) == 1, "the first of them are on their way into the log"
+        member.node.role = StateRole.FOLLOWER
+        member.node.follow(SECOND)
+        for number in range(3):
+            await member.channels[SECOND].wait_calls(number + 1)
+            member.channels[SECOND].answer(number)
+            await turn()
+        assert [len(ids) for ids in member.ids(SECOND)] == [RENEW_MAX, RENEW_MAX, 5]
         assert all(one.told == [one.lease_id * 10] for one in asked)
 
     run(scenario)

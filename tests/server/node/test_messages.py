@@ -6,7 +6,7 @@ import pytest
 
 from raftkv.raft.core import WITHOUT_TERM
 from raftkv.raft.raw_node import _LOCAL
-from raftkv.raft.types import Entry, Message, MessageType, StateRole
+from raftkv.raft.types import ConfState, Entry, Message, MessageType, SnapshotMeta, StateRole
 from raftkv.server.peer.codec import BatchEncoder
 from raftkv.server.peer.plausible import TERMS_AHEAD_MAX
 from tests.rpc.loop import on_loop
@@ -107,3 +107,16 @@ async def test_entries_of_a_later_term_than_their_leader_are_not_taken() -> None
     await world.turns()
     assert world.failures == []
     assert world.node.raw.raft.log.last_index == 2
+
+
+@on_loop
+async def test_nobody_has_a_log_or_a_database_of_a_later_term_than_its_own() -> None:
+    """Such a candidate would win over every log, and such a database would begin one that wins every election."""
+    world = await _member("follower")
+    world.node.receive([Message(MessageType.VOTE, ME, 3, term=6, index=9, log_term=7, context=b"CampaignTransfer")])
+    await world.turns()
+    assert not any(message.type == MessageType.VOTE_RESPONSE for message in world.sender.sent)
+    database = SnapshotMeta(9, LARGEST, ConfState(voters=(1, 2, 3)))
+    world.node.receive([Message(MessageType.SNAPSHOT, ME, 2, term=5, snapshot=database)])
+    await world.turns()
+    assert (world.failures, world.installing, world.node.raw.raft.log.last_index) == ([], [], 2)

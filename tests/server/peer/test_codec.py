@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raftkv.pb import raft_pb2
 from raftkv.raft.types import ConfState, Entry, EntryType, Message, MessageType, SnapshotMeta
-from raftkv.server.peer.codec import BATCH_BYTES, BatchEncoder, decode
+from raftkv.server.peer.codec import BATCH_BYTES, ENTRIES_MAX, MESSAGES_MAX, BatchEncoder, decode
 
 U64 = st.integers(0, 2**64 - 1)
 IDS = st.lists(st.integers(1, 2**64 - 1), max_size=3, unique=True).map(tuple)
@@ -68,3 +71,46 @@ def test_large_sends_are_cut_into_batches() -> None:
     half = b"x" * (BATCH_BYTES * 2 // 3)
     messages = [Message(MessageType.APPEND, to=2, from_=1, entries=[Entry(1, at, half)]) for at in (1, 2, 3)]
     assert [len(decode(batch)) for batch in BatchEncoder().batches(messages)] == [1, 1, 1]
+
+
+Run = raft_pb2.EntryRun
+
+
+def _append(*runs: raft_pb2.EntryRun) -> bytes:
+    message = raft_pb2.Message(type=MessageType.APPEND, to_id=1, from_id=2, term=9, runs=runs)
+    return raft_pb2.MessageBatch(messages=[message]).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        # Term, first index, number. Of the first three the ends are those of four entries from 3 on.
+        [(5, 3, 2), (5, 4, 1), (5, 6, 1)],
+        [(5, 3, 1), (5, 5, 1), (5, 5, 2)],
+        [(5, 3, 2), (4, 5, 1), (5, 6, 1)],
+        [(0, 0, 1), (5, 4, 1)],
+        [(5, 3, 1), (5, 0, 1)],
+    ],
+    ids=["overlap", "gap", "term goes down", "behind a proposal", "then a proposal"],
+)
+def test_runs_that_do_not_follow_each_other_are_no_batch(runs: list[tuple[int, int, int]]) -> None:
+    """The core looks at the ends of an append alone; a log on disk with a gap is refused at the next start."""
+    with pytest.raises(DecodeError):
+        decode(_append(*[Run(term=term, first_index=index, datas=[b""] * count) for term, index, count in runs]))
+
+
+def test_more_than_a_member_sends_is_no_batch() -> None:
+    """Three million empty entries, 6 MB, held a member for 0.8 s, and a leader to whom they were passed on for 4 s."""
+    half = Run(term=5, first_index=3, datas=[b""] * (ENTRIES_MAX // 2))
+    rest = Run(term=5, first_index=3 + ENTRIES_MAX // 2, datas=[b""] * (ENTRIES_MAX // 2))
+    assert len(decode(_append(half, rest))[0].entries) == ENTRIES_MAX
+    rest.datas.append(b"")
+    one = raft_pb2.MessageBatch.FromString(_append(half)).messages[0]
+    for batch in (
+        _append(half, rest),
+        _append(Run(datas=[b""] * (ENTRIES_MAX + 1))),
+        raft_pb2.MessageBatch(messages=[one] * 3).SerializeToString(),
+        raft_pb2.MessageBatch(messages=[raft_pb2.Message(type=8)] * (MESSAGES_MAX + 1)).SerializeToString(),
+    ):
+        with pytest.raises(DecodeError):
+            decode(batch)

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from raftkv.storage.backend import copying
 from raftkv.storage.backend.lmdb import LMDBBackend
 from raftkv.storage.mvcc import Store
 from raftkv.storage.snapshot import SnapshotInfo, write_snapshot
+from tests.rpc.attacks.test_work_of_a_read import Turns
 from tests.rpc.loop import until
 
 CONF = ConfState(voters=(1, 2))
@@ -113,6 +115,32 @@ def test_a_whole_database_is_put_in_its_place(tmp_path: Path, sent: tuple[Path, 
     assert (tmp_path / PLACED).stat().st_mode & 0o777 == 0o600
 
 
+class AtOnce(Call):
+    """A stream of which everything has come already; notes in which turn each piece is taken."""
+
+    def __init__(self, chunks: Chunks) -> None:
+        super().__init__(chunks)
+        self.by_turn: Counter[int] = Counter()
+        self.turns: Turns | None = None
+
+    async def receive(self) -> bytes | None:
+        self.turns = self.turns or Turns()
+        self.by_turn[self.turns.number] += 1
+        if not self._chunks:
+            self.turns.stop()
+            return None
+        return self._chunks.pop().SerializeToString()
+
+
+def test_a_turn_takes_some_of_very_many_small_pieces(tmp_path: Path, sent: tuple[Path, SnapshotInfo]) -> None:
+    """300,000 pieces of one byte each held a member for 1.2 s."""
+    pieces = [raft_pb2.SnapshotChunk(data=b"x")] * (5 * receiver.PIECES_AT_ONCE)
+    call = AtOnce([*chunks_of(sent)[:1], *pieces])
+    (error,) = receive(tmp_path, call)
+    assert "ended early" in str(error)
+    assert max(call.by_turn.values()) <= receiver.PIECES_AT_ONCE + 1
+
+
 def cut_off(chunks: Chunks) -> Chunks:
     return chunks[:-1]
 
@@ -123,6 +151,11 @@ def shorter(chunks: Chunks) -> Chunks:
 
 def longer(chunks: Chunks) -> Chunks:
     return [*chunks[:2], *chunks[1:]]
+
+
+def with_nothing(chunks: Chunks) -> Chunks:
+    """One piece more, without data: without end, such pieces would keep the room of the database for ever."""
+    return [*chunks[:2], raft_pb2.SnapshotChunk(), *chunks[2:]]
 
 
 def flipped(chunks: Chunks) -> Chunks:
@@ -147,7 +180,7 @@ def test_a_database_in_the_name_of_another_member_is_refused_unread(
     assert list(tmp_path.glob("*.tmp")) == []
 
 
-@pytest.mark.parametrize("damage", [cut_off, shorter, longer, flipped, headless, nothing])
+@pytest.mark.parametrize("damage", [cut_off, shorter, longer, with_nothing, flipped, headless, nothing])
 def test_what_is_not_whole_is_refused_and_removed(
     tmp_path: Path, sent: tuple[Path, SnapshotInfo], damage: Callable[[Chunks], Chunks]
 ) -> None:
