@@ -139,8 +139,9 @@ class ChannelOptions:
         queued_calls: calls waiting for a connection or for a free stream; more fail with RESOURCE_EXHAUSTED.
         assumed_concurrent_streams: streams we open before the server's SETTINGS have given its limit.
         header_list_bytes: decoded size of one response header block.
-        connect_timeout_s: TCP connect and TLS handshake of one address.
-        settings_timeout_s: from connect to the server's SETTINGS; a port that accepts and says nothing fails so.
+        connect_timeout_s: for a name to be looked up and TCP to connect, which the kernels of both ends do.
+        settings_timeout_s: from there to the server's SETTINGS, TLS handshake included, which a busy server is slow to
+            do; a port that accepts and says nothing fails so.
         backoff_base_s: wait before the second attempt to connect.
         backoff_factor: growth of that wait with each failure.
         backoff_jitter: share of the wait that is random, to both sides.

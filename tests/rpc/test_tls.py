@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 
 import grpc
@@ -121,6 +122,35 @@ async def test_unfinished_handshakes_count_as_connections(certificates: Certific
             assert (await failure(channel.unary(s.UNARY, b"", 20))).code is Code.UNAVAILABLE
         writer.close()
         await until(lambda: not echo.server.connections)
+
+
+@on_loop
+@pytest.mark.parametrize("secure", [True, False])
+async def test_a_busy_server_may_take_longer_to_greet_than_its_kernel_to_connect(
+    certificates: Certificates, secure: bool
+) -> None:
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65_536):
+            writer.write(data)
+        writer.close()
+
+    async def lead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        to_server = await asyncio.open_connection(*echo.target.split(":"))
+        await asyncio.gather(pass_on(reader, to_server[1]), pass_on(to_server[0], writer))
+
+    limit_s = 0.2
+    options = ChannelOptions(connect_timeout_s=limit_s, backoff_base_s=60, backoff_max_s=60)
+    trust, own = (certificates.client_context(), certificates.server_context()) if secure else (None, None)
+    async with s.echo_server(ssl=own) as echo:
+        listener = socket.create_server(("127.0.0.1", 0))
+        target = "{}:{}".format(*listener.getsockname())
+        async with Channel(target, trust, options) as channel:
+            answer = channel.unary(s.UNARY, b"late", 20, wait_for_ready=True)
+            late = asyncio.Event()
+            asyncio.get_running_loop().call_later(2 * limit_s, late.set)
+            await late.wait()
+            async with await asyncio.start_server(lead, sock=listener):
+                assert await answer == b"late"
 
 
 @on_loop

@@ -204,10 +204,13 @@ class Channel:
             self._queue[call] = None
             self.connect()
 
+    @property
+    def failure_text(self) -> str:
+        """Why the last attempt to connect failed; empty when it did not."""
+        return self._failure.text if self._failure is not None else ""
+
     def _failure_now(self) -> RpcError:
-        failure = self._failure
-        text = failure.text if failure is not None else "no connection"
-        return RpcError(Code.UNAVAILABLE, text, definite=True)
+        return RpcError(Code.UNAVAILABLE, self.failure_text or "no connection", definite=True)
 
     def requeue(self, call: UnaryFuture) -> None:
         """Queue a call again that the server has refused; it starts when another ends."""

@@ -222,8 +222,10 @@ async def _connect(target: str, ssl: Security | None, channel: Channel) -> Clien
     connection = ClientConnection(channel)
     try:
         async with asyncio.timeout(options.connect_timeout_s):
-            await _open(target, ssl, channel, connection)
+            transport, host = await _open(target, ssl, channel, connection)
         async with asyncio.timeout(options.settings_timeout_s):
+            if ssl is not None:
+                await _start_tls(transport, ssl, target, options.authority or host, connection)
             await connection.settled.wait()
     except TimeoutError:
         connection.abort()
@@ -248,7 +250,10 @@ async def _connect(target: str, ssl: Security | None, channel: Channel) -> Clien
     return connection
 
 
-async def _open(target: str, ssl: Security | None, channel: Channel, connection: ClientConnection) -> None:
+async def _open(
+    target: str, ssl: Security | None, channel: Channel, connection: ClientConnection
+) -> tuple[asyncio.Transport, str]:
+    """Connect to a target without a word of TLS yet; returns the transport, and the host that was named."""
     loop = asyncio.get_running_loop()
     if target.startswith("unix:"):
         host = "localhost"
@@ -263,8 +268,7 @@ async def _open(target: str, ssl: Security | None, channel: Channel, connection:
         except BaseException:
             taken.close()
             raise
-    if ssl is not None:
-        await _start_tls(transport, ssl, target, channel.options.authority or host, connection)
+    return transport, host
 
 
 async def _connected(found: Sequence[str], port: int) -> socket.socket:

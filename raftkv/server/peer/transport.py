@@ -58,14 +58,15 @@ LEAVING_S: Final = 1.0
 PEER_CHANNEL: Final = ChannelOptions(
     stream_send_buffer_bytes=SEND_BUFFER_MAX_BYTES,
     connect_timeout_s=1.0,
-    settings_timeout_s=1.0,
+    settings_timeout_s=5.0,
     backoff_base_s=RECONNECT_MIN_S,
     backoff_max_s=RECONNECT_MAX_S,
     keepalive_time_s=2.0,
     keepalive_timeout_s=3.0,
     wait_for_ready=True,
 )
-"""How members connect to each other: quickly again, and a peer that stands still is noticed."""
+"""How members connect to each other: quickly again, and a peer that stands still is noticed. Members of a machine that
+is very busy greet each other late: who gave them a second, again and again, was never connected."""
 
 CLUSTER_ID_KEY: Final = "raftkv-cluster-id"
 FROM_KEY: Final = "raftkv-from"
@@ -253,7 +254,8 @@ class Peer:
 
     def _log_absence(self) -> None:
         if self._task is not None and self.active_since is None and not self.disconnects:
-            reason = f" ({self._reason})" if self._reason else ""
+            why = self._reason or self.channel.failure_text
+            reason = f" ({why})" if why else ""
             _log.warning(
                 "no connection to %s within %g s%s; it is tried again and again", self.label, ABSENT_LOGGED_S, reason
             )
