@@ -28,8 +28,11 @@ Steps = Generator[None, None, "Value"]
 
 _SPACE: Final = re.compile(rb"[ \t\r\n]*")
 _ESCAPE: Final = rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})'
-_STRING: Final = re.compile(rb'"[^"\\\x00-\x1f]*+(?:' + _ESCAPE + rb'[^"\\\x00-\x1f]*+)*+')
-"""Possessive: without that every escape would be remembered, to come back to, in 180 bytes."""
+_PLAIN: Final = rb'[^"\\\x00-\x1f]*+'
+_BEGIN: Final = re.compile(b'"' + _PLAIN)
+_ESCAPES: Final = re.compile(b"(?:" + _ESCAPE + _PLAIN + b"){1,500}")
+"""So many at a time: each escape is remembered, to come back to, in 180 bytes. A possessive group would remember none,
+but ends in the wrong place before Python 3.11.5 (issue 106052)."""
 _NUMBER: Final = re.compile(rb"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _EXPONENT: Final = re.compile(rb"[eE][+-]?")
 _HEX: Final = b"0123456789abcdefABCDEF"
@@ -77,7 +80,7 @@ class Value:
         if first in _OPEN:
             return self._ends[bisect_left(self._starts, start)]
         if first == ord('"'):
-            return self._large.get(start) or _matched(_STRING, data, start) + 1
+            return self._large.get(start) or _unquoted(data, start) + 1
         if first in _LITERALS:
             return start + len(_LITERALS[first])
         return _matched(_NUMBER, data, start)
@@ -205,8 +208,16 @@ def _key(data: bytes, at: int) -> int:
     return at + 1
 
 
+def _unquoted(data: bytes, at: int) -> int:
+    """Return where what may stand in a string ends."""
+    end = _matched(_BEGIN, data, at)
+    while (more := _ESCAPES.match(data, end)) is not None:
+        end = more.end()
+    return end
+
+
 def _string(data: bytes, at: int) -> int:
-    end = _matched(_STRING, data, at)
+    end = _unquoted(data, at)
     if end < len(data) and data[end] == ord('"'):
         return end + 1
     if end < len(data) and data[end] == ord("\\"):
