@@ -18,11 +18,9 @@ NAMED = f"{STORMS}::test_guarantees_hold_under_faults"
     [
         ([STORMS], {"watch"}),
         ([STORMS, "-m", "long"], {"lease", "lock", "election"}),
-        ([STORMS, "--all"], {"watch", "lease", "lock", "election"}),
         ([NAMED], {"watch", "lease", "lock", "election"}),
-        ([f"{NAMED}[lock]"], {"lock"}),
     ],
-    ids=["make test", "make test-all", "all", "named", "one named"],
+    ids=["make test", "make test-all", "named"],
 )
 def test_which_tests_are_taken(words: list[str], taken: set[str]) -> None:
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *words]

@@ -22,7 +22,9 @@ def suite(pytester: pytest.Pytester):
 def test_every_test_finds_the_same_cluster_empty(suite):
     result = suite(
         """
-        seen = set()
+        import pytest, raftkv
+
+        seen, kept = set(), []
 
         def test_one(raftkv_cluster):
             with raftkv_cluster.connect() as kv:
@@ -37,9 +39,15 @@ def test_every_test_finds_the_same_cluster_empty(suite):
             assert raftkv_client.leases() == []
             seen.add(raftkv_cluster.directory)
             assert len(seen) == 1
+            kept.append(raftkv_cluster.connect())
+            kept[0].put("a", "1")
+
+        def test_clients_of_a_test_are_closed_after_it():
+            with pytest.raises(raftkv.Closed):
+                kept[0].get("a")
         """
     )
-    result.assert_outcomes(passed=2)
+    result.assert_outcomes(passed=3)
 
 
 @pytest.mark.long
@@ -58,24 +66,6 @@ def test_members_that_a_test_killed_or_paused_are_back_for_the_next(suite):
         """
     )
     result.assert_outcomes(passed=3)
-
-
-def test_clients_of_a_test_are_closed_after_it(suite):
-    result = suite(
-        """
-        import pytest, raftkv
-        kept = []
-
-        def test_one(raftkv_cluster):
-            kept.append(raftkv_cluster.connect())
-            kept[0].put("a", "1")
-
-        def test_two():
-            with pytest.raises(raftkv.Closed):
-                kept[0].get("a")
-        """
-    )
-    result.assert_outcomes(passed=2)
 
 
 def test_size_and_flags_are_settings(suite):
