@@ -43,6 +43,7 @@ PACKAGES: Final = {
     "clientv3": "clientv3/integration",
     "ordering": "clientv3/ordering",
     "concurrency": "clientv3/concurrency",
+    "examples": "clientv3",
 }
 INTEGRATION_FILES: Final = (
     "util_test.go",
@@ -246,7 +247,7 @@ def _passes_alone(home: Path, program: Path, test: str, patience: int) -> bool:
 
 
 def _passes_in(home: Path, folder: Path, words: list[str], test: str, patience: int) -> bool:
-    words = [*words, "-test.run", f"^{test}$", "-test.v"]
+    words = [*words, f"-test.run=^{test}$", "-test.v"]
     pipe, both = subprocess.PIPE, subprocess.STDOUT
     running = subprocess.Popen(words, cwd=folder, env=_environment(home), stdout=pipe, stderr=both, text=True)
     try:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
+import time
 from collections.abc import AsyncIterator
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import pytest
@@ -92,6 +95,30 @@ async def test_a_target_in_absolute_form_names_the_host(target: bytes, seen: byt
             begin = b"GET %s HTTP/1.1\r\n" % target
             answer = await exchange(echo.target, begin + head + b"\r\n" + begin + CLOSE + b"\r\n")
             assert answer.endswith(b"\r\n\r\n" + seen)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        *(b"GET %s HTTP/1.1\r\n" % path + CLOSE + b"\r\n" for path in (b"/show", b"/stream", b"/raise", b"/none")),
+        b"HEAD /show HTTP/1.1\r\n" + CLOSE + b"\r\n",
+        b"GET /show HTTP/1.1\r\nHost: x\r\n\r\n" + b"GET /show HTTP/1.1\r\n" + CLOSE + b"\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+    ],
+    ids=["plain", "in pieces", "failed", "not found", "HEAD", "one after another", "refused"],
+)
+@on_loop
+async def test_every_answer_has_a_date(request_: bytes) -> None:
+    """RFC 9110, 6.6.1: an origin server that has a clock sends one, once."""
+    before = int(time.time())
+    async with s.echo_server(LIMITS, handler) as echo:
+        answer = await exchange(echo.target, request_)
+        echo.reported.clear()
+    dates = re.findall(rb"\r\nDate: ([^\r]+)\r\n", answer)
+    assert len(dates) == answer.count(b"HTTP/1.1 ")
+    for date in dates:
+        assert before <= parsedate_to_datetime(date.decode()).timestamp() <= time.time()
+        assert date.endswith(b" GMT")
 
 
 @on_loop
@@ -269,6 +296,16 @@ async def test_plain_requests_over_http2() -> None:
         assert await answer_over_http2(client, 9) == b"request body too large\n"
         client.send(raw.headers(11, plain(b"GET", b"/broken-stream"), raw.END_HEADERS | raw.END_STREAM))
         assert (await client.until_frame(raw.RST_STREAM, 11))[3] == (2).to_bytes(4, "big")
+        client.close()
+
+
+@on_loop
+async def test_an_answer_over_http2_has_a_date() -> None:
+    async with s.echo_server(LIMITS, handler) as echo:
+        client = await raw.RawClient.connect(echo.target)
+        client.send(raw.headers(1, plain(b"GET", b"/show"), raw.END_HEADERS | raw.END_STREAM))
+        _, _, _, block = await client.until_frame(raw.HEADERS, 1)
+        assert raw.decode_block(block)[b"date"].endswith(b" GMT")
         client.close()
 
 

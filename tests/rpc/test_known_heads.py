@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from itertools import permutations, product
 
 import h11
@@ -116,7 +117,7 @@ async def test_known_requests_are_answered_as_unknown_ones() -> None:
                 writer.write(request[:cut])
                 await asyncio.sleep(0)
                 writer.write(request[cut:])
-                answers.append(await reader.readuntil(ending))
+                answers.append(re.sub(rb"\r\nDate: [^\r]+", b"\r\nDate: @", await reader.readuntil(ending)))
             assert len(set(answers)) == 1
         writer.write(b"GET /bad HTTP/1.1\r\nHost: x\r\n\r\n" * 2)
         assert await reader.read() == b"", "headers that are none end the connection"

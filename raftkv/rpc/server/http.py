@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from typing import Any, Final
 
 HttpHeaders = tuple[tuple[str, str], ...]
@@ -75,7 +77,7 @@ def origin_form(target: str, headers: HttpHeaders) -> tuple[str, HttpHeaders]:
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """One response. A body that is an async iterator is sent piece by piece as it comes.
+    """One response. A body that is an async iterator is sent piece by piece as it comes. Its date is added.
 
     Attributes:
         user: on whose behalf it was made, for who notes that; not sent. Empty: nobody's.
@@ -87,6 +89,24 @@ class HttpResponse:
     headers: HttpHeaders = field(default=(("content-type", "text/plain; charset=utf-8"),))
     user: bytes = b""
     is_call: bool = False
+
+
+class HttpDate:
+    """The present as the field ``Date`` has it, written once a second; every answer has one (RFC 9110, 6.6.1)."""
+
+    def __init__(self) -> None:
+        self._second = -1
+        self._text = ""
+
+    def __call__(self) -> str:
+        """Return the present, to the second."""
+        second = int(time.time())
+        if second != self._second:
+            self._second, self._text = second, formatdate(second, usegmt=True)
+        return self._text
+
+
+http_date: Final = HttpDate()
 
 
 class Origins:

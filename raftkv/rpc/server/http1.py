@@ -32,6 +32,7 @@ from raftkv.rpc.server.http import (
     HttpRequest,
     HttpResponse,
     close_body,
+    http_date,
     origin_form,
     text_response,
 )
@@ -292,6 +293,7 @@ class Http1Protocol(asyncio.Protocol):
         headers = [(_usual(name), value) for name, value in response.headers if name.lower() != "content-length"]
         if isinstance(body, bytes):
             headers.append(("Content-Length", str(len(body))))
+        headers.append(("Date", http_date()))
         if self._draining:
             headers.append(("Connection", "close"))
         self._write(h11.Response(status_code=response.status, headers=headers, reason=_reason(response.status)))
@@ -317,6 +319,7 @@ class Http1Protocol(asyncio.Protocol):
         if self._h11.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = text.encode() + b"\n"
             headers = [("Content-Length", str(len(body))), ("Connection", "close"), ("Content-Type", "text/plain")]
+            headers.append(("Date", http_date()))
             self._write(h11.Response(status_code=status, headers=headers, reason=_reason(status)))
             self._write(h11.Data(data=body))
             self._write(h11.EndOfMessage())
@@ -455,7 +458,7 @@ def _plain_answer(response: HttpResponse, body: bytes) -> bytes:
     """An answer that is there as a whole. Raises h11.LocalProtocolError: its headers are none."""
     names = tuple((_usual(name), value) for name, value in response.headers if name.lower() != "content-length")
     head = response_head(response.status, names, _reason(response.status))
-    return b"%b%d\r\n\r\n%b" % (head, len(body), body)
+    return b"%b%d\r\nDate: %b\r\n\r\n%b" % (head, len(body), http_date().encode("ascii"), body)
 
 
 def _usual(name: str) -> str:

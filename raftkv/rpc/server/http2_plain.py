@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from raftkv.rpc.h2 import ErrorCode, H2Error
 from raftkv.rpc.server.calls import ANSWERED, CANCELLED, OPEN, ServerCall
-from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse, close_body, text_response
+from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse, close_body, http_date, text_response
 from raftkv.rpc.server.router import Route
 from raftkv.rpc.status import Headers, RpcError
 
@@ -135,8 +135,9 @@ class PlainCall(ServerCall):
     def _send_head(self, response: HttpResponse) -> None:
         head = ((b":status", b"%d" % response.status),)
         fields = tuple((name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in response.headers)
+        date = ((b"date", http_date().encode("ascii")),)
         self._sent_headers = True
-        self._core.h2.send_headers(self.stream_id, head + fields)
+        self._core.h2.send_headers(self.stream_id, head + fields + date)
         self._core.answered()
 
     def _headers_method(self) -> bytes:

@@ -47,6 +47,9 @@ _TRACE: Final = frozenset(("traceparent", "tracestate"))
 _PASSED_ON: Final = ((GATEWAY, b"*/*"),)
 _DOUBLE: Final = re.compile("//+")
 
+FEW_PIECES: Final = 64
+"""So many pieces may be one small answer, such as a list of roles; of more, none looks how long they are together."""
+
 _JSON: Final = (("content-type", "application/json"),)
 _ANSWERED: Final = (*_JSON, ("grpc-metadata-content-type", "application/grpc"))
 _TEXT: Final = (("content-type", "text/plain; charset=utf-8"), ("x-content-type-options", "nosniff"))
@@ -120,9 +123,10 @@ class Gateway:
         except BaseException:
             exchange.close()
             raise
-        if len(pieces) == 1 and len(pieces[0]) <= SMALL_BYTES:
+        if len(pieces) <= FEW_PIECES and sum(map(len, pieces)) <= SMALL_BYTES:
+            message = b"".join(pieces)  # a close frees the pieces
             exchange.close()
-            answer = method.response.FromString(pieces[0])
+            answer = method.response.FromString(message)
             body = encoder_of(method.response.DESCRIPTOR)(answer).encode()
             return HttpResponse(200, body, _ANSWERED, is_call=True)
         text = encode_large(method.response.DESCRIPTOR, pieces)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
-from email.utils import formatdate
 from typing import Final
 from urllib.parse import parse_qs
 
@@ -78,9 +77,8 @@ class HttpService:
             return HttpResponse(405, b"Method Not Allowed\n", (("allow", "GET"), *_CHECKED))
         if request.path == "/version":
             answer = _json(200, _version())
-            # `raftkv doctor` compares clocks and versions of raftkv by these: the body has the version of etcd alone.
-            more = ("date", formatdate(usegmt=True)), ("server", f"raftkv/{__version__}")
-            return HttpResponse(200, answer.body, (*answer.headers, *more))
+            # `raftkv doctor` compares versions of raftkv by this: the body has the version of etcd alone.
+            return HttpResponse(200, answer.body, (*answer.headers, ("server", f"raftkv/{__version__}")))
         if checks is not None:
             return await self._check(request.path, checks, parse_qs(request.query, keep_blank_values=True))
         return await self._health(request)
