@@ -196,9 +196,14 @@ class KeyIndex:
         return dropped
 
     def _drop_generations(self, main: int, drops_max: int, dropped: list[bytes]) -> None:
-        """Drop the generations that ended before ``main``, as long as there is room for a whole one."""
+        """Drop the generations that ended before ``main``, or that the last one at ``main`` itself followed, as long as
+        there is room for a whole one.
+        """
         # Strictly before: a tombstone exactly at ``main`` stays, and ``_trim`` leaves just it.
         ended = bisect_left(self.closed, main << SUB_BITS, key=_last)
+        # Of several in one transaction the last one: a put between two of them is not the state at ``main``.
+        while ended + 1 < len(self.closed) and self.closed[ended + 1].revisions[0] < (main + 1) << SUB_BITS:
+            ended += 1
         whole = 0
         for generation in islice(self.closed, ended):
             # No room for the whole of it: ``_trim`` cuts what still fits from its front.

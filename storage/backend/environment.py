@@ -29,6 +29,8 @@ from raftkv.storage.datadir import sync_directory
 READERS_MAX: Final = 126
 FILE_MODE: Final = 0o600
 _META_PAGES: Final = 2
+_closers: Final[set[threading.Thread]] = set()
+"""Threads that close files which nobody reads any more."""
 
 
 class Environment:
@@ -58,18 +60,7 @@ class Environment:
         self._is_retired = False
         is_new = not read_only and not path.exists()
         try:
-            self.raw = lmdb.open(
-                os.fsencode(path),  # the binding takes no str of a name that is not UTF-8
-                map_size=map_size_bytes,
-                subdir=False,
-                max_dbs=len(schema.BUCKETS) + 2,
-                max_readers=READERS_MAX,
-                max_spare_txns=2,
-                mode=FILE_MODE,
-                readonly=read_only,
-                lock=not read_only,
-                create=not read_only,
-            )
+            self.raw = _opened(path, map_size_bytes, read_only)
             self._restore_length()
             if not read_only:
                 # LMDB gives its mode only to files it makes, and the umask changes it.
@@ -173,7 +164,40 @@ class Environment:
         """Close it if it is retired and was left by its last reader. The lock of the backend is held."""
         if self._is_retired and not self.users:
             # To unmap a gigabyte and to free the blocks of its file takes longer than a turn of the loop may.
-            threading.Thread(target=self.raw.close, name="database-closer", daemon=True).start()
+            closer = threading.Thread(target=lambda: self._close(closer), name="database-closer", daemon=True)
+            _closers.add(closer)
+            closer.start()
+
+    def _close(self, closer: threading.Thread) -> None:
+        self.raw.close()
+        _closers.discard(closer)
+
+
+def _opened(path: Path, map_size_bytes: int, read_only: bool) -> lmdb.Environment:
+    def attempt() -> lmdb.Environment:
+        return lmdb.open(
+            os.fsencode(path),  # the binding takes no str of a name that is not UTF-8
+            map_size=map_size_bytes,
+            subdir=False,
+            max_dbs=len(schema.BUCKETS) + 2,
+            max_readers=READERS_MAX,
+            max_spare_txns=2,
+            mode=FILE_MODE,
+            readonly=read_only,
+            lock=not read_only,
+            create=not read_only,
+        )
+
+    try:
+        return attempt()
+    except lmdb.Error:
+        # The binding knows by its inode what is open. That of a file which is being closed may be this one's already.
+        closers = list(_closers)
+        if not closers:
+            raise
+        for closer in closers:
+            closer.join()
+        return attempt()
 
 
 def lock_path(path: Path) -> Path:

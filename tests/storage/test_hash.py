@@ -72,6 +72,31 @@ def test_progress_of_compaction_does_not_show() -> None:
         assert found.pop() == KVHash(hashed(stores[0], revision).hash, 300, revision)
 
 
+@pytest.mark.parametrize("order", ["dp", "pd", "dpd", "pdpd"])
+def test_a_txn_that_deletes_a_key_more_than_once_does_not_show_either(order: str) -> None:
+    """A txn may put what it deletes by an interval without an end, before and after: it is compacted exactly there."""
+    stores = [Store.open(MemoryBackend()) for _ in range(2)]
+    for store in stores:
+        for key, changes in ((b"a", "p"), (b"z", "p"), (b"a", order), (b"y", "p")):
+            txn = store.begin()
+            for change in changes:
+                if change == "p":
+                    txn.put(key, b"v")
+                else:
+                    txn.delete_range(key)
+            txn.end()
+            store.set_applied(store.applied_index + 1, 1)
+        store.compact(4)
+        store.set_applied(store.applied_index + 1, 1)
+    finish(stores[1])
+    assert hashed(stores[0]) == hashed(stores[1])
+    again = Store.open(stores[1].backend)
+    assert hashed(again) == hashed(stores[0])
+    for revision in (4, 5):
+        found = [store.range(b"\0", b"\0", revision=revision).kvs for store in (*stores, again)]
+        assert found[0] == found[1] == found[2]
+
+
 def test_every_change_counts() -> None:
     def build(seed: int) -> Store:
         store = Store.open(MemoryBackend())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import random
 import shutil
+import threading
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from raftkv.errors import InvariantError, SpaceError, StorageError
 from raftkv.storage import schema
 from raftkv.storage.backend import defragmentation as module
+from raftkv.storage.backend import environment
 from raftkv.storage.backend.lmdb import LMDBBackend
 from raftkv.storage.backend.writer import ScriptedWriter, ThreadWriter
 from raftkv.storage.failpoints import FailpointPanic, arm, disarm_all
@@ -300,3 +302,24 @@ def test_a_full_batch_waits_while_the_copy_takes_the_place(tmp_path: Path) -> No
     again = Store.open(LMDBBackend(tmp_path / "db", MAP_SIZE_BYTES))
     assert hashed(again) == before
     closed(again)
+
+
+def test_a_file_with_the_inode_of_one_that_is_being_closed_can_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a copy made when the last one had just been closed, and the binding of LMDB did not know yet."""
+
+    class Late(threading.Thread):
+        def start(self) -> None:
+            """Run when somebody waits for the end."""
+
+        def join(self, timeout: float | None = None) -> None:
+            self.run()
+
+    monkeypatch.setattr(environment.threading, "Thread", Late)
+    old = environment.Environment(tmp_path / "db", MAP_SIZE_BYTES)
+    (tmp_path / "copy").hardlink_to(tmp_path / "db")
+    with pytest.raises(StorageError, match="already open"):
+        environment.Environment(tmp_path / "copy", MAP_SIZE_BYTES)
+    old.retire()
+    environment.Environment(tmp_path / "copy", MAP_SIZE_BYTES).raw.close()
