@@ -169,7 +169,10 @@ class Registry:
             FenceBroken, GenerationOver: the claim is over.
         """
         if not self.uri:
-            raise ConfigError(f"there is no place for the checkpoints of run {self.run_id!r}; give Registry(uri=...)")
+            raise ConfigError(
+                f"there is no place for the checkpoints of run {self.run_id!r}; give join(checkpoints=URL) or "
+                "RAFTKV_CHECKPOINT_URI in a run, and Registry(uri=URL) elsewhere"
+            )
         record = self._record(step, world_size, kind, parent, metadata)
         if not self._is_marked and self._means.leave_mark is not None:
             await marks.mark(self.control, self.run_id, self.uri, self._means.leave_mark)

@@ -75,16 +75,26 @@ class Counter:
     Arguments:
         total: bytes in all.
         on_progress: told; None: nobody is.
+
+    Attributes:
+        given_up: set where the threads are to end with their next piece, as after Ctrl-C.
     """
 
     def __init__(self, total: int, on_progress: Progress | None) -> None:
+        self.given_up = False
         self._done = 0
         self._total = total
         self._on_progress = on_progress
         self._lock = threading.Lock()
 
     def add(self, size_bytes: int) -> None:
-        """Tell of more bytes."""
+        """Tell of more bytes.
+
+        Raises:
+            StorageError: the work was given up.
+        """
+        if self.given_up:
+            raise StorageError("it was given up")
         with self._lock:
             self._done += size_bytes
             if self._on_progress is not None:
@@ -162,7 +172,11 @@ def verify(checkpoint: Checkpoint, *, on_progress: Progress | None = None, threa
     there = {found.name: found for found in place.list()}
     counter = Counter(sum(file.size_bytes for file in files), on_progress)
     with ThreadPoolExecutor(max(1, threads), "raftkv-verify") as pool:
-        outcomes = list(pool.map(lambda file: _check(place, file, there.get(file.name), counter), files))
+        try:
+            outcomes = list(pool.map(lambda file: _check(place, file, there.get(file.name), counter), files))
+        except BaseException:
+            counter.given_up = True  # the block waits for files under way
+            raise
     named = {name: tuple(file.name for file, outcome in zip(files, outcomes, strict=True) if outcome == name)
              for name in (_MISSING, _SIZE, _DIGEST)}  # fmt: skip
     right = [file for file, outcome in zip(files, outcomes, strict=True) if not outcome]

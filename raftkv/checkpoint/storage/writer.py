@@ -124,6 +124,7 @@ class Writer(io.BufferedIOBase):
         self.name = name
         self._file: IO[bytes] | None = file
         self._place = place
+        self._process_id = os.getpid()
         self._digest = digest or Digest()
         self._block = bytearray()
         self._size_bytes = 0
@@ -203,6 +204,9 @@ class Writer(io.BufferedIOBase):
         file, self._file = self._file, None
         if file is None:
             return
+        if os.getpid() != self._process_id:
+            self._leave_to_parent(file)
+            return
         with suppress(Exception):
             self._wait_for_digest()
         # Whatever is left is in no list of files: it does no harm, and the error that led here is the one to tell.
@@ -214,6 +218,15 @@ class Writer(io.BufferedIOBase):
                 file.close()
         with suppress(Exception):
             self._place.fs.rm_file(self._place.path(self.name))
+        super().close()
+
+    def _leave_to_parent(self, file: IO[bytes]) -> None:
+        """Give up the copy of a forked child: the file, and the thread that digests it, are the parent's."""
+        with suppress(Exception):
+            if self._place.is_local:
+                file.close()
+            else:
+                file.__dict__["_closed"] = True  # fsspec would finish the parent's upload
         super().close()
 
     def __exit__(

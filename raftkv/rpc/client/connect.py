@@ -275,6 +275,7 @@ async def _connected(found: Sequence[str], port: int) -> socket.socket:
     """Return a socket to the first address that takes it; each has a head start on the next (RFC 8305, section 5)."""
     waiting, errors = list(found), list[BaseException]()
     attempts: set[asyncio.Task[socket.socket]] = set()
+    won: socket.socket | None = None
     try:
         while waiting or attempts:
             if waiting:
@@ -285,14 +286,13 @@ async def _connected(found: Sequence[str], port: int) -> socket.socket:
                 attempts.discard(attempt)
                 error = attempt.exception()
                 if error is None:
-                    return attempt.result()
+                    won = attempt.result()
+                    return won
                 if not isinstance(error, OSError):
                     raise error
                 errors.append(error)
     finally:
-        for attempt in attempts:
-            attempt.add_done_callback(_close_unused)
-            attempt.cancel()
+        await _give_up(attempts, won)
     if all(isinstance(error, ConnectionRefusedError) for error in errors):
         raise errors[0]
     raise OSError("; ".join(dict.fromkeys(map(reason_of, errors))))
@@ -309,10 +309,20 @@ async def _connected_to(address: str, port: int) -> socket.socket:
     return opened
 
 
-def _close_unused(attempt: asyncio.Task[socket.socket]) -> None:
-    """Close the socket of an attempt that came second, or whose caller has left."""
-    if not attempt.cancelled() and attempt.exception() is None:
-        attempt.result().close()
+async def _give_up(attempts: set[asyncio.Task[socket.socket]], won: socket.socket | None) -> None:
+    """End the other attempts, and leave nothing of them for the end of the loop to find."""
+    for attempt in attempts:
+        attempt.cancel()
+    try:
+        if attempts:
+            await asyncio.wait(attempts)
+    except BaseException:
+        if won is not None:
+            won.close()
+        raise
+    for attempt in attempts:
+        if not attempt.cancelled() and attempt.exception() is None:
+            attempt.result().close()  # it came second, or its caller has left
 
 
 def _opening(ssl: Security | None, connection: ClientConnection) -> asyncio.BaseProtocol:

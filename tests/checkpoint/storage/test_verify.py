@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 import tracemalloc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -180,6 +183,37 @@ def test_a_reader_during_a_deletion_gets_the_right_bytes_or_an_error(
         assert file.read() == DATA["a.bin"]  # it is open: the disk keeps it until it is closed
     with pytest.raises(StorageError, match="cannot read"):
         open_verified(checkpoint, "sub/b.bin")
+
+
+def test_an_interrupt_waits_for_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C ended ``raftkvctl checkpoint verify`` when the files under way were read to their ends: minutes."""
+    began, left = threading.Event(), threading.Event()
+
+    class Interrupted(ThreadPoolExecutor):
+        """Threads whose caller gets Ctrl-C when the first piece is read."""
+
+        def map(self, *words: Any, **options: Any) -> Any:
+            under_way = super().map(*words, **options)
+            began.wait()
+            raise KeyboardInterrupt(under_way)
+
+        def __exit__(self, *error: Any) -> None:
+            left.set()
+            super().__exit__(*error)
+
+    told: list[int] = []
+
+    def on_progress(done: int, total: int) -> None:
+        told.append(done)
+        began.set()
+        left.wait()
+
+    place = Place(str(tmp_path / "job"))
+    checkpoint = saved(place, {"a.bin": bytes(12 << 20)})
+    monkeypatch.setattr(module, "ThreadPoolExecutor", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        verify(checkpoint, on_progress=on_progress)
+    assert told == [4 << 20]
 
 
 def test_memory_is_bounded_whatever_the_size_of_a_file(tmp_path: Path) -> None:

@@ -211,3 +211,28 @@ def test_a_forked_child_digests_on_threads_of_its_own(tmp_path: Path) -> None:
         [sys.executable, "-c", FORKED, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
     )
     assert (ran.stdout, ran.returncode) == ("0\n", 0)
+
+
+LEFT_IN_A_CHILD = """
+import os, sys
+from raftkv.checkpoint.storage.place import Place
+
+parent = os.getpid()
+with Place(sys.argv[1]).open_writer("model") as file:
+    file.write(bytes(int(sys.argv[2])))
+    child = os.fork()
+    if child == 0:
+        sys.exit(7)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(os.path.getsize(sys.argv[1] + "/model"))
+"""
+
+
+@pytest.mark.parametrize("size_bytes", [1, 5 << 20])
+def test_a_forked_child_that_leaves_the_block_of_its_parent_leaves_the_file_alone(
+    tmp_path: Path, size_bytes: int
+) -> None:
+    """It deleted the file, or waited for ever for a thread that only the parent has."""
+    words = [sys.executable, "-c", LEFT_IN_A_CHILD, str(tmp_path), str(size_bytes)]
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+    assert (ran.stdout, ran.returncode) == (f"7\n{size_bytes}\n", 0)
