@@ -359,8 +359,9 @@ def test_an_unknown_run_is_one_line(raftkv_cluster, command: str) -> None:
         (["exec", "--job", "j", "--nnodes", "4:2", "--", "true"], 128, "4:2 nodes cannot be"),
         (["exec", "--job", "j", "--conf", "lease=1", "--", "true"], 128, "unknown option 'lease'"),
         (["exec", "--job", "j", "--env-style", "mpi", "--", "true"], 128, "unknown environment style 'mpi'"),
-        (["exec", "--job", "j", "--nproc-per-node", "0", "--", "true"], 128, "slots must be at least 1"),
-        (["exec", "--job", "j", "--max-restarts", "-1", "--", "true"], 128, "--max-restarts must not be negative"),
+        (["exec", "--job", "j", "--max-restarts", "-1", "--", "true"], 128, "--max-restarts must be at least 0"),
+        (["exec", "--job", "j", "--stop-grace", "-1s", "--", "true"], 128, "--stop-grace must be at least 0"),
+        (["exec", "--job", "j", "--nproc-per-node", "0", "--", "true"], 128, "--nproc-per-node must be at least 1"),
     ],
 )
 def test_words_that_cannot_be(raftkv_cluster, words: list[str], code: int, text: str) -> None:

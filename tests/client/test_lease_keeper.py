@@ -45,8 +45,9 @@ class Call:
         self.done = True
         self.inbox.put_nowait(RpcError(errors.CANCELED, "context canceled"))
 
-    def answer(self, lease_id, ttl):
-        self.inbox.put_nowait(rpc_pb2.LeaseKeepAliveResponse(ID=lease_id, TTL=ttl).SerializeToString())
+    def answer(self, lease_id, ttl, cluster_id=0):
+        header = rpc_pb2.ResponseHeader(cluster_id=cluster_id)
+        self.inbox.put_nowait(rpc_pb2.LeaseKeepAliveResponse(header=header, ID=lease_id, TTL=ttl).SerializeToString())
 
 
 class Core:
@@ -276,6 +277,11 @@ def test_renewals_of_a_foreign_lease_give_out_every_answer():
         await until(lambda: len(core.calls[0].asked) == 2)  # the TTL of the answer counts from here on
         core.calls[0].answer(7, 5)
         assert await taking == [1, 5]
+        taking = asyncio.create_task(take(scope, 3))  # of a lease that is nobody's here, in whichever cluster
+        for number, cluster_id in enumerate((7, 8, 8), 1):
+            await until(lambda number=number: not core.calls[-1].done and len(core.calls[-1].asked) == number)
+            core.calls[-1].answer(7, 1, cluster_id)
+        assert await taking == [1, 1, 1]
         taking = asyncio.create_task(take(scope, 1))
         await until(lambda: core.calls[-1].asked and not core.calls[-1].done)
         core.calls[-1].answer(7, 0)

@@ -83,14 +83,17 @@ def parse_nodes(text: str) -> tuple[int, int]:
 def _config(invocation: Invocation) -> RunConfig:
     if not invocation["job"]:
         raise ConfigError("--job is missing: the id of the run, the same on all of its nodes")
+    for name, least in (("max-restarts", 0), ("stop-grace", 0), ("nproc-per-node", 1)):
+        if invocation[name] < least:
+            raise ConfigError(f"--{name} must be at least {least}, not {invocation[name]:g}")
     pairs = (pair.partition("=") for pair in invocation["conf"])
     fields: dict[str, Any] = parse_options({name.strip(): value.strip() for name, _, value in pairs})
     fields["slots"] = invocation["nproc-per-node"]
     if invocation["node-name"]:
         fields["host"] = invocation["node-name"]
-    least, most = parse_nodes(invocation["nnodes"])
+    fewest, most = parse_nodes(invocation["nnodes"])
     return RunConfig(
-        run_id=invocation["job"], min_nodes=least, max_nodes=most, address=invocation["local-addr"], **fields
+        run_id=invocation["job"], min_nodes=fewest, max_nodes=most, address=invocation["local-addr"], **fields
     ).checked()
 
 
@@ -118,8 +121,6 @@ def _parsed(invocation: Invocation, name: str, parse: Callable[[str], Value]) ->
 
 
 def _settings(invocation: Invocation, session: Session, command: tuple[str, ...], console: Console) -> Settings:
-    if invocation["max-restarts"] < 0:
-        raise ConfigError(f"--max-restarts must not be negative: {invocation['max-restarts']}")
     # Into a pipe Python would print in blocks of some KiB, and a log would come minutes late.
     inherited = {"PYTHONUNBUFFERED": "1", **os.environ}
     announce_settings(session.connection, inherited)

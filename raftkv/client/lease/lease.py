@@ -221,7 +221,6 @@ class Lease:
             # A cluster that was restored from an older state may know the lease, and not what was put with it since.
             self.lose("another cluster has granted it: this one was restored since")
         elif answer.TTL > 0:
-            self._cluster_id = cluster_id
             self.renewed(answer.TTL, asked_at)
         else:
             self.lose("the cluster does not know it any more")
