@@ -80,7 +80,10 @@ class Events:
 
     def _before(self, revision: int, key: bytes) -> int:
         """The value that a key had before a revision that put and then deleted it, as in etcd: not the one between."""
-        return next(change[3] for main, change in self._changes if main == revision and change[0] == key)
+        for main, change in self._changes:
+            if main == revision and change[0] == key:
+                return change[3]
+        return 0
 
     def joined(self, prev_kv: bool, events: list[bytes]) -> bytes:
         """All of them, as one."""
