@@ -60,7 +60,7 @@ from raftkv.server.metrics.exposition import Exposition
 from raftkv.server.metrics.member import new_registry
 from raftkv.server.node.admission import Admission
 from raftkv.server.node.auto_compaction import AutoCompaction, PeriodicPolicy, Policy, RevisionPolicy
-from raftkv.server.node.bootstrap import Durable, Origin, open_durable
+from raftkv.server.node.bootstrap import Durable, Origin, open_durable, open_writer
 from raftkv.server.node.disk import Disk
 from raftkv.server.node.housekeeping import Housekeeping
 from raftkv.server.node.leader_log import LeaderLog
@@ -91,7 +91,6 @@ from raftkv.server.watch.hub import WatchHub
 from raftkv.server.watch.service import WatchRunner, WatchService
 from raftkv.server.wiring import Parts, wire
 from raftkv.storage import schema
-from raftkv.storage.backend.writer import ThreadWriter
 from raftkv.storage.wal.kernel_sync import KernelSync
 
 if TYPE_CHECKING:
@@ -151,7 +150,7 @@ class Member:
 
     def _open(self, origin: Origin | None) -> Durable:
         began_s = time.perf_counter()
-        self._writer = ThreadWriter(self._loop.call_soon_threadsafe)
+        self._writer = open_writer(self._loop, self._fatal)
         durable = open_durable(self.config, self._writer, self._fatal, origin)
         store, behind = durable.store, durable.log.last_index() - durable.store.applied_index
         took_s = time.perf_counter() - began_s

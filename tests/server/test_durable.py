@@ -15,12 +15,28 @@ from raftkv.rpc.status import RpcError
 from raftkv.server.durable import flushed
 from raftkv.server.maintenance.hashes import Hashes
 from raftkv.server.maintenance.snapshot import SnapshotService
+from raftkv.server.node.bootstrap import open_writer
 from raftkv.storage.backend.lmdb import LMDBBackend
 from raftkv.storage.failpoints import arm, disarm_all
 from raftkv.storage.mvcc import Store
 from tests.server.test_snapshot_service import Call
 
 PATIENCE_S = 30
+
+
+def test_a_report_of_the_database_that_fails_is_a_failure_of_the_member() -> None:
+    async def scenario() -> None:
+        failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        writer = open_writer(asyncio.get_running_loop(), failed.set_result)
+
+        def fail(error: Exception | None) -> None:
+            raise ValueError(f"nobody has heard of {error}")
+
+        writer.submit(lambda: None, fail)
+        assert str(await asyncio.wait_for(failed, PATIENCE_S)) == "nobody has heard of None"
+        writer.close()
+
+    asyncio.run(scenario())
 
 
 class Full:

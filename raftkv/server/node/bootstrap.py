@@ -19,6 +19,7 @@ installation is finished.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
@@ -39,7 +40,7 @@ from raftkv.server.snapshots import remove_leftovers, snapshot_path
 from raftkv.storage import schema
 from raftkv.storage.applied_mark import AppliedMark, check_mark_format
 from raftkv.storage.backend.lmdb import LMDBBackend, read_value
-from raftkv.storage.backend.writer import Writer
+from raftkv.storage.backend.writer import ThreadWriter, Writer
 from raftkv.storage.datadir import ensure_private_directory, refuse_etcd
 from raftkv.storage.mvcc import Store
 from raftkv.storage.snapshot import read_meta
@@ -112,6 +113,23 @@ def is_new(config: ServerConfig) -> bool:
 
 def _wal_dir(config: ServerConfig) -> str:
     return config.wal_dir or str(Path(config.data_dir) / "member" / "wal")
+
+
+def open_writer(loop: asyncio.AbstractEventLoop, on_failure: Callable[[BaseException], None]) -> ThreadWriter:
+    """Start the thread that writes the database; what it reports is heard on the loop.
+
+    Arguments:
+        loop: of the member.
+        on_failure: called with what a report raises: whoever was to hear it has not, and may wait for ever.
+    """
+
+    def hear(report: Callable[[], None]) -> None:
+        try:
+            report()
+        except Exception as error:
+            on_failure(error)
+
+    return ThreadWriter(lambda report: loop.call_soon_threadsafe(hear, report))
 
 
 def open_durable(

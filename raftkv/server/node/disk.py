@@ -398,9 +398,12 @@ class Disk:
         return batches, True
 
     def _finish(self, batches: list[Batch]) -> None:
-        for batch in batches:
-            self._outstanding -= 1
-            batch.done()
+        try:
+            for batch in batches:
+                self._outstanding -= 1
+                batch.done()
+        except Exception as error:
+            self._on_failure(error)
 
 
 def _are_short(batches: Sequence[Batch]) -> bool:

@@ -322,6 +322,24 @@ def test_a_failed_sync_is_reported_and_nothing_counts_as_durable(log: FakeLog, m
     asyncio.run(scenario())
 
 
+def test_what_hears_that_a_batch_is_durable_and_fails_is_reported(
+    log: FakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_module, "INLINE_SYNC_MAX_S", -1.0)
+
+    def fail() -> None:
+        raise ValueError("nobody has heard it")
+
+    async def scenario() -> None:
+        failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        disk = Disk(log, asyncio.get_running_loop(), failed.set_result, lambda seconds: None)
+        disk.submit(Batch(None, (), True, fail))
+        assert str(await asyncio.wait_for(failed, 10)) == "nobody has heard it"
+        disk.close()
+
+    asyncio.run(scenario())
+
+
 def test_an_inline_failure_reaches_the_caller(log: FakeLog) -> None:
     async def scenario() -> None:
         disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None)
