@@ -32,6 +32,9 @@ _pack: Final = PREFIX.pack
 UNANSWERED_MAX: Final = 100_000
 """Keep-alives that one stream may have under way."""
 
+WAITING_MAX: Final = 200_000
+"""Keep-alives of all streams that wait for the leader or for an entry of the log, 210 bytes each."""
+
 UNREAD_BYTES_MAX: Final = 16 * 1024 * 1024
 """Answers that may wait for a client that does not read."""
 
@@ -47,6 +50,8 @@ class Requests(Protocol):
     known: dict[bytes, tuple[int, bytes, int]]
     """Requests parsed before."""
     leader_guard: LeaderGuard
+    waiting: int
+    """Keep-alives that are not answered at once, and not yet."""
 
     def renew_at_once(self, lease_id: int) -> int:
         """Renew a lease if that needs nobody else: its TTL in seconds, or 0."""
@@ -81,10 +86,12 @@ class _ClientKeepAlive(PendingKeepAlive):
         self.head = head
 
     def answer(self, ttl_s: int) -> None:
+        self.stream.settled()
         self.stream.kept(self.lease_id, self.grace_ms, ttl_s)
         self.stream.answer(self.head + integer(3, ttl_s))
 
     def fail(self, error: errors.StatusError) -> None:
+        self.stream.settled()
         self.stream.fail(error)
 
 
@@ -133,6 +140,10 @@ class KeepAliveStream:
             self.kept(lease_id, grace_ms, ttl_s)
             self.answer(head + integer(3, ttl_s))
             return
+        if service.waiting >= WAITING_MAX:
+            self.fail(errors.TooManyRequestsError())
+            return
+        service.waiting += 1
         service.keep_alive(_ClientKeepAlive(lease_id, grace_ms, self, head))
 
     def _check_lease(self, lease_id: int) -> Left:
@@ -142,6 +153,10 @@ class KeepAliveStream:
             return self._service.check_lease(self._call, lease_id)
         except errors.StatusError as error:
             raise RpcError(error.code, str(error)) from None
+
+    def settled(self) -> None:
+        """Note that a keep-alive waits no more."""
+        self._service.waiting -= 1
 
     def kept(self, lease_id: int, grace_ms: int, ttl_s: int) -> None:
         """Note that a keep-alive is about to be answered.

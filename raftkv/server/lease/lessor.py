@@ -40,7 +40,15 @@ from raftkv.rpc.cork import Cork
 from raftkv.rpc.paced import Paced
 from raftkv.server.lease.graces import ConnectionLost
 from raftkv.server.lease.on_leader import RENEW, SHORTEN, TIME_TO_LIVE, OnLeader, Question
-from raftkv.server.lease.renewals import FAILED_AT_ONCE, RENEW_MAX, Done, Expiry, PendingKeepAlive, Renewals
+from raftkv.server.lease.renewals import (
+    FAILED_AT_ONCE,
+    RENEW_MAX,
+    Done,
+    Expiry,
+    PendingKeepAlive,
+    Renewals,
+    fail_each,
+)
 from raftkv.server.lease.times import BEAT_S, FRESH, PATIENCE_S, LeaseClock, LeaseTimes
 from raftkv.server.node.node import Node
 from raftkv.server.node.proposals import Waiter
@@ -114,7 +122,8 @@ class Lessor:
         self._loop = asyncio.get_running_loop()
         self._clock = LeaseClock(self._loop.time)
         self.times = LeaseTimes(self._clock, self._lease_ended)
-        self._failing = Paced(FAILED_AT_ONCE)
+        self._failing = Paced(1)
+        self._failed: deque[tuple[Sequence[PendingKeepAlive], errors.StatusError]] = deque()
         self._renewals = Renewals(self.times, self._clock, self._propose, self._send_on, cork, self._fail)
         self._expiry = Expiry(self.times, self._propose, self._log_end, self._applied_index)
         self._on_leader = OnLeader(node, self._is_primary, channel, introduction)
@@ -342,7 +351,16 @@ class Lessor:
 
     def _fail(self, batch: Sequence[PendingKeepAlive], error: errors.StatusError) -> None:
         """Fail keep-alives, some of very many in a turn."""
-        self._failing.begin([partial(one.fail, error) for one in batch])
+        self._failed.append((batch, error))
+        self._failing.add(self._fail_some)
+
+    def _fail_some(self) -> None:
+        batch, error = self._failed.popleft()
+        if len(batch) > FAILED_AT_ONCE:
+            self._failed.appendleft((batch[FAILED_AT_ONCE:], error))
+        fail_each(batch[:FAILED_AT_ONCE], error)
+        if self._failed:
+            self._failing.add(self._fail_some)
 
     async def _renew(self, batch: list[PendingKeepAlive]) -> None:
         """Answer keep-alives of one deadline, which are all from clients here or all from another member."""

@@ -91,6 +91,7 @@ class LeaseService:
         self.renew_at_once = lessor.renew_at_once
         self.header = responder.present_header
         self.known: dict[bytes, tuple[int, bytes, int]] = {}
+        self.waiting = 0
         self.auth = responder.auth
         self._live = live
         self._responder = responder

@@ -58,13 +58,14 @@ class Service:
         self.graces = Graces(lambda: 0.0, lambda lost: None)
         self.leader_guard = cast(LeaderGuard, SimpleNamespace(forget=lambda call: None))
         self.known: dict[bytes, tuple[int, bytes, int]] = {}
-        self.waiting: list[PendingKeepAlive] = []
+        self.kept_waiting: list[PendingKeepAlive] = []
+        self.waiting = 0
 
     def renew_at_once(self, lease_id: int) -> int:
         return 10 if lease_id < 100 else 0
 
     def keep_alive(self, pending: PendingKeepAlive) -> None:
-        self.waiting.append(pending)
+        self.kept_waiting.append(pending)
 
     def parse_keep_alive(self, data: bytes) -> tuple[int, bytes, int]:
         request = rpc_pb2.LeaseKeepAliveRequest.FromString(data)
@@ -99,7 +100,7 @@ def test_one_callback_lies_between_the_requests_of_a_turn_and_one_write_of_their
         assert (len(world.service.scheduled), world.call.writes) == (1, [])
         world.service.scheduled[0]()
         assert (len(world.service.scheduled), world.call.writes) == (1, [[1, 2, 3]])
-        assert not world.service.waiting, "nothing that waits is made for what is answered at once"
+        assert not world.service.kept_waiting, "nothing that waits is made for what is answered at once"
 
     _run(scenario)
 
@@ -109,7 +110,7 @@ def test_answers_that_had_to_wait_leave_with_the_turn_that_has_them() -> None:
         world.receive(100, 101)
         assert world.service.scheduled == []
         with world.service.cork:
-            for pending in world.service.waiting:
+            for pending in world.service.kept_waiting:
                 pending.answer(10)
             assert world.call.writes == []
         assert world.call.writes == [[100, 101]]
@@ -122,7 +123,7 @@ def test_answers_that_had_to_wait_leave_with_the_turn_that_has_them() -> None:
 def test_an_error_ends_the_stream_behind_what_was_answered() -> None:
     def scenario(world: World) -> None:
         world.receive(1, 100)
-        world.service.waiting[0].fail(errors.NoLeaderError())
+        world.service.kept_waiting[0].fail(errors.NoLeaderError())
         assert world.call.writes == [[1]]
         assert "no leader" in world.call.end
 
@@ -134,9 +135,29 @@ def test_a_stream_ends_once_however_many_of_its_requests_fail() -> None:
 
     def scenario(world: World) -> None:
         world.receive(1, 100, 101, 102)
-        for pending in world.service.waiting:
+        for pending in world.service.kept_waiting:
             pending.fail(errors.NoLeaderError())
         assert (world.call.writes, world.call.failures) == ([[1]], 1)
+
+    _run(scenario)
+
+
+@pytest.mark.interpreted
+def test_all_streams_together_have_a_limit_of_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a leader 90 streams had a member keep millions of them, 700 MB, and look at all of them in a turn."""
+    monkeypatch.setattr(keep_alives, "WAITING_MAX", 2)
+
+    def scenario(world: World) -> None:
+        other = Call()
+        stream = KeepAliveStream(world.service, cast(ListenedCall, other))
+        world.receive(100, 101)
+        stream.receive(rpc_pb2.LeaseKeepAliveRequest(ID=102).SerializeToString())
+        assert "too many requests" in other.end
+        with world.service.cork:
+            world.service.kept_waiting[0].answer(10)
+        world.receive(103)
+        world.service.kept_waiting[1].fail(errors.NoLeaderError())
+        assert ("no leader" in world.call.end, world.service.waiting) == (True, 1)
 
     _run(scenario)
 
