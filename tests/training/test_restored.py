@@ -17,6 +17,7 @@ from raftkv.training.config import RunConfig
 from raftkv.training.records import Fault
 from raftkv.training.rendezvous.participant import Participant
 from tests.cli.runner import run_utl
+from tests.long import long_except
 
 PATIENCE_S = 240.0
 BUMP = ("--bump-revision=1000000", "--mark-compacted")
@@ -59,7 +60,9 @@ async def until_waiting(participant: Participant) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "saved_in"), [(BUMP, 1), ((), 1), ((), 0)], ids=["bumped", "same revisions", "before the run"]
+    ("flags", "saved_in"),
+    long_except([(BUMP, 1), ((), 1), ((), 0)], [((), 1)]),
+    ids=["bumped", "same revisions", "before the run"],
 )
 def test_a_run_begins_a_generation_above_all_that_its_nodes_have_seen(
     tmp_path: Path, flags: tuple[str, ...], saved_in: int
@@ -89,7 +92,7 @@ def test_a_run_begins_a_generation_above_all_that_its_nodes_have_seen(
     play(tmp_path, flags, scenario)
 
 
-@pytest.mark.parametrize("flags", [BUMP, ()], ids=["bumped", "same revisions"])
+@pytest.mark.parametrize("flags", [pytest.param(BUMP, marks=pytest.mark.long), ()], ids=["bumped", "same revisions"])
 def test_a_watch_says_that_its_history_is_gone(tmp_path: Path, flags: tuple[str, ...]) -> None:
     async def scenario(kv, save, go_back) -> None:
         await save()
