@@ -247,6 +247,17 @@ async def test_deadline_before_a_connection_is_definite() -> None:
 
 
 @on_loop
+async def test_what_is_written_leaves_at_once() -> None:
+    """The kernel would keep a small piece back until the one before it is acknowledged (Nagle's algorithm)."""
+    async with fake_server(answering(frame(b"here"))) as target, Channel(target) as channel:
+        await channel.unary(PATH, b"", 20)
+        (connection,) = channel._connections
+        assert connection._transport is not None
+        kept: socket.socket = connection._transport.get_extra_info("socket")
+        assert kept.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+@on_loop
 async def test_several_targets_are_tried_in_turn() -> None:
     with silent_port() as dead:
         pass

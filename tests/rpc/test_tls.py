@@ -149,8 +149,9 @@ async def test_a_busy_server_may_take_longer_to_greet_than_its_kernel_to_connect
             late = asyncio.Event()
             asyncio.get_running_loop().call_later(2 * limit_s, late.set)
             await late.wait()
-            async with await asyncio.start_server(lead, sock=listener):
-                assert await answer == b"late"
+            server = await asyncio.start_server(lead, sock=listener)
+            assert await answer == b"late"
+        server.close()
 
 
 @on_loop

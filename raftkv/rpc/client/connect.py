@@ -299,7 +299,9 @@ async def _connected(found: Sequence[str], port: int) -> socket.socket:
 
 
 async def _connected_to(address: str, port: int) -> socket.socket:
-    opened = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    # asyncio sets TCP_NODELAY only where the protocol is named: without it a member's messages wait for each other.
+    opened = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         opened.setblocking(False)
         await asyncio.get_running_loop().sock_connect(opened, (address, port))
