@@ -105,8 +105,9 @@ def _kept(data: bytes) -> None:
     for message in _messages(data)[:100]:
         stream.receive(message)
         taken += 1
-    for pending in service.waiting:
+    for pending in service.kept_waiting:
         pending.answer(0)
+    assert service.waiting == 0
     for flush in service.scheduled:
         flush()
     assert sum(map(len, call.writes)) == taken
