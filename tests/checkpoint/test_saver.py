@@ -63,7 +63,7 @@ def test_a_directory_is_moved(registry, tmp_path, monkeypatch, is_same_disk):
 @pytest.mark.parametrize("is_same_disk", [True, False])
 @pytest.mark.parametrize("trouble", ["name", "metric", "link", "many"])
 def test_a_directory_that_cannot_be_saved_stays_where_it_was(registry, tmp_path, monkeypatch, is_same_disk, trouble):
-    """It was moved below the uri of the registry first, and deleted there as what a failed attempt had left."""
+    """Put it back: it was moved below the uri of the registry, and deleted there as what a failed attempt had left."""
     if not is_same_disk:
         monkeypatch.setattr(local, "_rename", lambda *_: False)
     folder = made.write(tmp_path / "out", {"model.pt": b"m"})

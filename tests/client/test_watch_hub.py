@@ -77,7 +77,7 @@ def test_an_idle_watch_is_resumed_behind_its_creation():
 
 
 def test_a_cluster_that_was_restored_has_no_next_event_for_a_watch_of_before():
-    """It waited for a revision that the new cluster reached much later, and missed all that was written until then."""
+    """End the watch: it waited for a revision that the new cluster reached much later, and missed all until then."""
 
     async def scenario(core, hub):
         core.write()

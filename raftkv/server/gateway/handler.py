@@ -48,7 +48,7 @@ _PASSED_ON: Final = ((GATEWAY, b"*/*"),)
 _DOUBLE: Final = re.compile("//+")
 
 FEW_PIECES: Final = 64
-"""So many pieces may be one small answer, such as a list of roles; of more, none looks how long they are together."""
+"""Limits the pieces of a small answer, such as a list of roles, whose length is looked at; of more, none looks."""
 
 _JSON: Final = (("content-type", "application/json"),)
 _ANSWERED: Final = (*_JSON, ("grpc-metadata-content-type", "application/grpc"))

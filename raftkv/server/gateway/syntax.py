@@ -31,8 +31,8 @@ _ESCAPE: Final = rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})'
 _PLAIN: Final = rb'[^"\\\x00-\x1f]*+'
 _BEGIN: Final = re.compile(b'"' + _PLAIN)
 _ESCAPES: Final = re.compile(b"(?:" + _ESCAPE + _PLAIN + b"){1,500}")
-"""So many at a time: each escape is remembered, to come back to, in 180 bytes. A possessive group would remember none,
-but ends in the wrong place before Python 3.11.5 (issue 106052)."""
+"""Matches some at a time: each escape is remembered, to come back to, in 180 bytes. A possessive group would remember
+none, but ends in the wrong place before Python 3.11.5 (issue 106052)."""
 _NUMBER: Final = re.compile(rb"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _EXPONENT: Final = re.compile(rb"[eE][+-]?")
 _HEX: Final = b"0123456789abcdefABCDEF"

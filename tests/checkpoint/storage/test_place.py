@@ -216,7 +216,7 @@ def test_files_have_the_rights_that_the_process_gives(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
 def test_a_name_with_two_colons_is_a_name(tmp_path: Path, scheme: str) -> None:
-    """It was taken for a chain of file systems: all attempts of the run wrote to the directory of what is before it."""
+    """Keep the name whole: taken for a chain of file systems, all attempts wrote to the directory before it."""
     for number in (1, 2):
         Place(f"{scheme}{tmp_path}/a::b/step-{number}").write("m", b"%d" % number)
     found = {str(path.relative_to(tmp_path)): path.read_bytes() for path in tmp_path.rglob("m")}

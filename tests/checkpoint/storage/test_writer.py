@@ -232,7 +232,7 @@ print(os.path.getsize(sys.argv[1] + "/model"))
 def test_a_forked_child_that_leaves_the_block_of_its_parent_leaves_the_file_alone(
     tmp_path: Path, size_bytes: int
 ) -> None:
-    """It deleted the file, or waited for ever for a thread that only the parent has."""
+    """Leave the file to the parent: a child deleted it, or waited for ever for a thread that only the parent has."""
     words = [sys.executable, "-c", LEFT_IN_A_CHILD, str(tmp_path), str(size_bytes)]
     ran = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
     assert (ran.stdout, ran.returncode) == (f"7\n{size_bytes}\n", 0)

@@ -159,7 +159,7 @@ def test_a_compacted_start_is_told_after_the_creation(watcher: Watcher, store: S
 
 
 def test_a_negative_start_is_refused(raftkv_store: Store) -> None:
-    """As etcd from 3.6.6 on; 3.5.1 ends such a watch as compacted, or tells it all of a history that never was."""
+    """Refuse as etcd from 3.6.6 on; 3.5.1 ends such a watch as compacted, or tells it a history that never was."""
     with Streams(raftkv_store.wire) as streams:
         watcher = Watcher(raftkv_store, streams)
         refused = rpc_pb2.WatchResponse(

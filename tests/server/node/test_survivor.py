@@ -158,7 +158,7 @@ def test_one_that_is_alone_keeps_all_that_is_durable(tmp_path: Path) -> None:
 
 
 def test_the_only_voter_of_learners_keeps_all_that_is_durable(tmp_path: Path) -> None:
-    """It has acknowledged what is on its disk, and a power cut took the mark of what was applied."""
+    """Keep what is on its disk: it has acknowledged that, and a power cut took the mark of what was applied."""
     mine, others = written(tmp_path, [normal(1)], commit=1)
     after(tmp_path, force=True)
     learner = rpc_pb2.Member(ID=99, peerURLs=["http://127.0.0.1:99"], isLearner=True)

@@ -307,7 +307,7 @@ def test_a_full_batch_waits_while_the_copy_takes_the_place(tmp_path: Path) -> No
 def test_a_file_with_the_inode_of_one_that_is_being_closed_can_be_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As of a copy made when the last one had just been closed, and the binding of LMDB did not know yet."""
+    """Open a copy made when the last one had just been closed, and the binding of LMDB did not know yet."""
 
     class Late(threading.Thread):
         def start(self) -> None:
