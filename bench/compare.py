@@ -25,6 +25,7 @@ import tempfile
 from collections import defaultdict
 from dataclasses import dataclass
 from datetime import date
+from importlib.util import find_spec
 from pathlib import Path
 from subprocess import DEVNULL
 from typing import Any
@@ -291,13 +292,16 @@ def main() -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the table and write no file")
     arguments = parser.parse_args()
     names = set(filter(None, arguments.rows.split(",")))
+    is_kept = not (arguments.dry_run or names or arguments.tls or arguments.users)
+    if is_kept and find_spec("matplotlib") is None:
+        raise SystemExit("the plot of the results needs matplotlib: pip install matplotlib, or use --dry-run")
     rows = tuple(row for row in ROWS if not names or row.name in names)
     with tempfile.TemporaryDirectory(prefix="raftkv-bench-") as folder:
         is_secure = arguments.tls or arguments.users
         setting = Setting(Files.make(Path(folder)) if is_secure else None, arguments.users)
         results = compare(arguments.rounds, rows, arguments.scale, setting)
     print(table(results))
-    if arguments.dry_run or names or is_secure:
+    if not is_kept:
         return
     RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     write_table(table(results))
