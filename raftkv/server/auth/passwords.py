@@ -6,6 +6,9 @@
 The threads are few and of low priority, so a storm of logins costs nobody else's turn; what waits for them is bounded,
 and what is beyond it is refused. bcrypt lets the interpreter go while it works.
 
+On a machine that is always busy a thread of low priority would hardly run. So one more has the loop's own, for as much
+time as a few logins now and then need (``PROMPT_BURST_S``, ``PROMPT_SHARE``); a storm has used that up at once.
+
 As in Go: a password of more than 72 bytes cannot be set; of one that is compared the first 72 bytes count.
 """
 
@@ -15,8 +18,9 @@ import asyncio
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeVar
 
 import bcrypt
@@ -38,8 +42,36 @@ GIVEN_COST_MAX: Final = 16
 NICENESS: Final = 10
 """Priority of the threads, below the loop's."""
 
+PROMPT_BURST_S: Final = 0.3
+"""Processor time that passwords take at the loop's own priority, at once."""
+
+PROMPT_SHARE: Final = 0.05
+"""And how much of a core in the long run."""
+
 _HASH_BYTES: Final = 60
 _PREFIXES: Final = (b"$2a$", b"$2b$", b"$2y$")
+
+
+class Allowance:
+    """Processor time that may be used: a burst, which grows again by a share of the time that passes.
+
+    Arguments:
+        now: of the clock of all calls, in seconds.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._left_s = PROMPT_BURST_S
+        self._at = now
+
+    def is_left(self, now: float) -> bool:
+        """Return whether some is left: what begins now may use more than that, and later work waits for it."""
+        self._left_s = min(PROMPT_BURST_S, self._left_s + (now - self._at) * PROMPT_SHARE)
+        self._at = now
+        return self._left_s > 0
+
+    def spend(self, used_s: float) -> None:
+        """Take off what work has used."""
+        self._left_s -= used_s
 
 
 class Passwords:
@@ -48,14 +80,17 @@ class Passwords:
     Arguments:
         cost: of new hashes: the logarithm of the work.
         length_min: characters that a password has at least.
-        threads: how many work at a time.
+        threads: how many of low priority work at a time.
     """
 
     def __init__(self, cost: int, length_min: int = 0, *, threads: int | None = None) -> None:
         self._cost = cost
         self._length_min = length_min
         self._threads = threads or (1 if (os.cpu_count() or 1) <= 2 else 2)
-        self._pool: ThreadPoolExecutor | None = None
+        self._patient: ThreadPoolExecutor | None = None
+        self._prompt: ThreadPoolExecutor | None = None
+        self._allowance = Allowance(time.monotonic())
+        self._is_prompt_busy = False
         self._waiting = 0
         self._decoy = b""
 
@@ -109,19 +144,39 @@ class Passwords:
     async def _run(self, work: Callable[[], T]) -> T:
         if self._waiting >= WAITING_MAX:
             raise errors.TooManyRequestsError
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._threads, "password", _lower_priority)
         self._waiting += 1
-        future = self._pool.submit(work)
         try:
-            return await asyncio.wrap_future(future)
+            return await asyncio.wrap_future(self._submit(work))
         finally:
             self._waiting -= 1
 
+    def _submit(self, work: Callable[[], T]) -> Future[T]:
+        """Give work to the thread of the loop's own priority, if that is free and has time left, or to the others."""
+        if self._is_prompt_busy or not self._allowance.is_left(time.monotonic()):
+            self._patient = self._patient or ThreadPoolExecutor(self._threads, "password", _lower_priority)
+            return self._patient.submit(work)
+        self._prompt = self._prompt or ThreadPoolExecutor(1, "password-prompt")
+        self._is_prompt_busy = True
+        future = self._prompt.submit(self._timed, work)
+        future.add_done_callback(self._prompt_is_free)
+        return future
+
+    def _timed(self, work: Callable[[], T]) -> T:
+        began = time.thread_time()
+        try:
+            return work()
+        finally:
+            self._allowance.spend(time.thread_time() - began)
+
+    def _prompt_is_free(self, _future: Future[T]) -> None:
+        """Also of work that was given up before it began."""
+        self._is_prompt_busy = False
+
     def close(self) -> None:
         """Begin nothing more: the member stops."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._prompt, self._patient):
+            if pool is not None:
+                pool.shutdown(wait=False, cancel_futures=True)
 
 
 def is_hash(hashed: bytes) -> bool:

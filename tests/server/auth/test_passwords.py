@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from raftkv import errors
 from raftkv.server.auth import passwords as module
-from raftkv.server.auth.passwords import Passwords, is_hash
+from raftkv.server.auth.passwords import NICENESS, PROMPT_BURST_S, PROMPT_SHARE, Allowance, Passwords, is_hash
 from tests.server.auth.test_guard import on_loop
 from tests.server.auth.world import until
 
@@ -93,3 +94,46 @@ async def test_what_waits_is_bounded_and_what_is_given_up_makes_room() -> None:
     await asyncio.gather(*waiting, return_exceptions=True)
     assert passwords._waiting == 0
     passwords.close()
+
+
+def _niceness() -> int:
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+@on_loop
+async def test_a_few_logins_have_the_priority_of_the_loop_and_a_storm_has_not() -> None:
+    passwords, own = Passwords(COST, threads=1), _niceness()
+    assert [await passwords._run(_niceness) for _ in range(3)] == [own] * 3
+    go = threading.Event()
+    first = asyncio.create_task(passwords._run(go.wait))
+    await until(lambda: passwords._is_prompt_busy)
+    assert await passwords._run(_niceness) == own + NICENESS
+    go.set()
+    await first
+    assert await passwords._run(_niceness) == own
+    passwords._allowance.spend(PROMPT_BURST_S + 60.0)
+    assert await passwords._run(_niceness) == own + NICENESS
+    passwords.close()
+
+
+@on_loop
+async def test_work_that_is_given_up_before_it_begins_leaves_its_thread_free() -> None:
+    go, passwords = threading.Event(), Passwords(COST, threads=1)
+    first = asyncio.create_task(passwords._run(go.wait))
+    await until(lambda: passwords._is_prompt_busy)
+    first.cancel()
+    await asyncio.wait([first])
+    go.set()
+    await until(lambda: not passwords._is_prompt_busy)
+    passwords.close()
+
+
+def test_an_allowance_grows_again_to_the_burst_and_not_beyond() -> None:
+    allowance = Allowance(100.0)
+    allowance.spend(PROMPT_BURST_S + 1.0)
+    assert not allowance.is_left(100.0)
+    assert not allowance.is_left(100.0 + 0.99 / PROMPT_SHARE)
+    assert allowance.is_left(100.0 + 1.01 / PROMPT_SHARE)
+    assert allowance.is_left(100_000.0)
+    allowance.spend(PROMPT_BURST_S)
+    assert not allowance.is_left(100_000.0)
