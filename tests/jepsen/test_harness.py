@@ -7,7 +7,7 @@ import asyncio
 import itertools
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -197,7 +197,7 @@ def test_the_lives_of_members_are_of_each_build_in_turn(tmp_runs: Path) -> None:
             cluster.start(cluster.members)
             for member in cluster.members:
                 assert member.process is not None
-                words = list(map(str, member.process.args))  # type: ignore[arg-type]
+                words = cast("list[str]", member.process.args)
                 builds.setdefault(member.name, []).append(words[words.index("-m") - 1])
             cluster.kill(cluster.members)
     finally:

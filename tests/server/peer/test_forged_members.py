@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -52,7 +53,7 @@ class Stage:
         for at in (0, 1):
             key = b"key %d" % len(self.acknowledged)
             put = rpc_pb2.PutRequest(key=key)
-            wait_for(lambda at=at, put=put: self._is_written(put, at), "a write")  # type: ignore[misc]
+            wait_for(partial(self._is_written, put, at), "a write")
             self.acknowledged.append(key)
 
     def _is_written(self, put: rpc_pb2.PutRequest, at: int) -> bool:
