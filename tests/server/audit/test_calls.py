@@ -12,8 +12,8 @@ from raftkv.apply.auth.caller import Caller
 from raftkv.pb import rpc_pb2
 from raftkv.rpc import Channel, Code, HttpRequest, HttpResponse, RpcError, Server, StreamCall, UnaryCall
 from raftkv.rpc.server.router import Kind
+from raftkv.server.audit import lines as audit_lines
 from raftkv.server.audit.calls import HELD_BYTES_MAX, AuditCalls, Level
-from raftkv.server.audit import lines
 from raftkv.server.audit.trail import AuditTrail
 from raftkv.server.tls.failures import FailureLog
 from tests.rpc.loop import failure, on_loop, until
@@ -210,8 +210,8 @@ async def test_what_waits_counts_by_what_is_kept_of_it() -> None:
 
     await calls.http(serve)(HttpRequest("G" * 9000, "/" + "p" * 9000))
     for record, size_bytes in trail._records:
-        assert size_bytes + lines.TEXT_BYTES_MAX >= len(lines.line(record, "m1"))
-        assert len(record.method) <= lines.TEXT_BYTES_MAX + 1
+        assert size_bytes + audit_lines.TEXT_BYTES_MAX >= len(audit_lines.line(record, "m1"))
+        assert len(record.method) <= audit_lines.TEXT_BYTES_MAX + 1
         assert isinstance(record.request, str | None)
 
 
