@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from raftkv.pb import rpc_pb2
+from raftkv.server.watch import hub as hub_module
 from raftkv.server.watch import messages
 from raftkv.server.watch import piece as piece_module
 from raftkv.server.watch.index import WatcherIndex
-from raftkv.server.watch.stream import WatchStream
+from raftkv.server.watch.stream import CONNECTION_QUEUED_MAX_BYTES, WatchStream
 from tests.server.watch.fakes import FakeCall
 from tests.server.watch.test_hub import World
 
@@ -212,3 +213,30 @@ def test_a_replaced_store_looks_at_no_single_watcher(world: World, monkeypatch: 
     assert world.hub.unsynced_count == 0
     world.put(b"499")
     assert [response.watch_id for response in call.read()] == [499]
+
+
+@pytest.mark.interpreted
+def test_how_far_watchers_are_behind_is_asked_of_some_of_very_many(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scrape asks for it, and clients that do not read may have 60,000 streams and a million watchers."""
+    monkeypatch.setattr(hub_module, "BEHIND_MAX", 30)
+    world.put(b"k")
+    for _ in range(100):
+        stream, call = world.stream()
+        world.watch(stream, key=b"k")
+        call.connection_send_buffer_size = CONNECTION_QUEUED_MAX_BYTES + 1
+    world.put(b"k")
+    while world.catch_up():
+        pass
+    assert world.hub.unsynced_count == 100
+    asked: list[WatchStream] = []
+    parked_revision = WatchStream.parked_revision
+
+    def counted(stream: WatchStream) -> int:
+        asked.append(stream)
+        return parked_revision.__get__(stream)
+
+    monkeypatch.setattr(WatchStream, "parked_revision", property(counted))
+    assert world.hub.lag_revisions == 1
+    assert len(asked) == 30
