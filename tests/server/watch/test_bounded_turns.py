@@ -11,7 +11,7 @@ from raftkv.server.watch import hub as hub_module
 from raftkv.server.watch import messages
 from raftkv.server.watch import piece as piece_module
 from raftkv.server.watch.index import WatcherIndex
-from raftkv.server.watch.stream import CONNECTION_QUEUED_MAX_BYTES, WatchStream
+from raftkv.server.watch.stream import CONNECTION_QUEUED_MAX_BYTES, FILTERS_MAX, WatchStream
 from tests.server.watch.fakes import FakeCall
 from tests.server.watch.test_hub import World
 
@@ -240,3 +240,16 @@ def test_how_far_watchers_are_behind_is_asked_of_some_of_very_many(
     monkeypatch.setattr(WatchStream, "parked_revision", property(counted))
     assert world.hub.lag_revisions == 1
     assert len(asked) == 30
+
+
+def test_a_watch_of_a_million_filters_is_refused_at_once(world: World) -> None:
+    """To look for one among them took half a second; there are two kinds of filters."""
+    stream, call = world.stream()
+    kind = rpc_pb2.WatchCreateRequest.FilterType
+    world.watch(stream, key=b"k", filters=[kind.NODELETE] * FILTERS_MAX)
+    world.watch(stream, key=b"k", filters=[5] * (FILTERS_MAX + 1))
+    taken, refused = call.read()
+    assert (taken.created, taken.canceled) == (True, False)
+    assert (refused.created, refused.canceled, refused.watch_id) == (True, True, -1)
+    assert refused.cancel_reason == f"raftkv: a watch may have {FILTERS_MAX} filters"
+    assert len(stream.watchers) == 1
