@@ -180,11 +180,11 @@ class _Budget:
     omitted: int = 0
 
     def take(self, items: Any) -> Iterator[Any]:
-        """Return as many of some items as there is room for."""
-        for item in items:
+        """Return as many of some items as there is room for; the others are counted, not looked at."""
+        for number, item in enumerate(items):
             if self.left <= 0:
-                self.omitted += 1
-                continue
+                self.omitted += len(items) - number
+                return
             self.left -= 1
             yield item
 
