@@ -164,7 +164,9 @@ class WatchHub:
             if left < 0:
                 return None
             for change in changes:
-                groups = self._index.groups(change[0])
+                groups = self._index.groups(change[0], DELIVERIES_PER_TURN)
+                if left < 0 or len(groups) > DELIVERIES_PER_TURN:
+                    return None
                 left -= len(groups)
                 for group in groups:
                     batch = batches.setdefault(group, [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from raftkv.server.watch import hub as hub_module
 from raftkv.server.watch import messages
 from raftkv.server.watch import piece as piece_module
 from raftkv.server.watch.index import WatcherIndex
+from raftkv.server.watch.intervals import OPEN_END, Intervals
 from raftkv.server.watch.stream import CONNECTION_QUEUED_MAX_BYTES, FILTERS_MAX, WatchStream
 from tests.server.watch.fakes import FakeCall
 from tests.server.watch.test_hub import World
@@ -253,3 +255,51 @@ def test_a_watch_of_a_million_filters_is_refused_at_once(world: World) -> None:
     assert (refused.created, refused.canceled, refused.watch_id) == (True, True, -1)
     assert refused.cancel_reason == f"raftkv: a watch may have {FILTERS_MAX} filters"
     assert len(stream.watchers) == 1
+
+
+@pytest.mark.parametrize("end", [b"z", b"\0"], ids=["bounded", "open"])
+def test_a_change_that_very_many_intervals_contain_is_matched_with_some(world: World, end: bytes) -> None:
+    intervals: Intervals[int] = Intervals()
+    for number in range(1000):
+        intervals.add(b"a%04d" % number, end if end == OPEN_END else b"%b%04d" % (end, number), number)
+    assert len(intervals.containing(b"m")) == len(intervals.containing(b"m", 1000)) == 1000
+    assert len(intervals.containing(b"m", 999)) == 1000
+    assert intervals.containing(b"m", 10) == list(range(11))
+    assert intervals.containing(b"a0003", 10) == list(range(4))
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("puts", [1, 50])
+def test_a_txn_that_very_many_intervals_contain_is_served_in_steps(
+    world: World, monkeypatch: pytest.MonkeyPatch, puts: int
+) -> None:
+    """Watchers of 240,000 intervals were found one by one for each put of a txn."""
+    monkeypatch.setattr(hub_module, "DELIVERIES_PER_TURN", 200)
+    monkeypatch.setattr(hub_module, "MATCHES_PER_TURN", 100)
+    count = 300 if puts == 1 else 20
+    stream, call = world.stream()
+    for number in range(count):
+        world.watch(stream, key=b"a%04d" % number, range_end=b"z%04d" % number)
+    call.read()
+    looked_for = 0
+    containing = Intervals.containing
+
+    def counted(intervals: Intervals[Any], key: bytes, most: int) -> list[Any]:
+        nonlocal looked_for
+        found = containing(intervals, key, most)
+        looked_for += len(found)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Intervals, "containing", counted)
+        txn = world.store.begin()
+        for number in range(puts):
+            txn.put(b"m%d" % number, b"v")
+        txn.end()
+        world.applied()
+    assert looked_for <= 201
+    while world.catch_up():
+        pass
+    assert [len(parts[0].events) for parts in _events(call)] == []
+    call.read()
+    assert [len(parts[0].events) for parts in _events(call) if parts] == [puts] * count
