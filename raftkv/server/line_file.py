@@ -8,6 +8,7 @@ Law: lines are written whole and in order. What a full disk has cut off is gone 
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -32,7 +33,6 @@ class LineFile:
 
     def __init__(self, path: str, subject: str, mode: int | None = None) -> None:
         self.path = Path(path)
-        self._subject = subject
         self._mode = mode
         self._rest = b""
         self._is_amid_line = False
@@ -46,7 +46,7 @@ class LineFile:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             os.close(descriptor)
-            raise ConfigError(f"cannot write {self._subject} to {self.path}: it is not a file")
+            raise OSError(errno.EINVAL, "it is not a file")
         if self._mode is not None and status.st_uid == os.geteuid():
             wanted = self._mode if not status.st_size else status.st_mode & self._mode
             if status.st_mode & 0o777 != wanted & 0o777:

@@ -299,6 +299,17 @@ async def test_plain_requests_over_http2() -> None:
         client.close()
 
 
+@pytest.mark.parametrize("path", [b"/show", b"/stream"])
+@on_loop
+async def test_an_answer_to_head_over_http2_has_no_body(path: bytes) -> None:
+    """RFC 9110, 9.3.2; one that never ends, such as the dashboard's figures, would never end either."""
+    async with s.echo_server(LIMITS, handler) as echo:
+        client = await raw.RawClient.connect(echo.target)
+        client.send(raw.headers(1, plain(b"HEAD", path), raw.END_HEADERS | raw.END_STREAM))
+        assert await answer_over_http2(client, 1) == b""
+        client.close()
+
+
 @on_loop
 async def test_an_answer_over_http2_has_a_date() -> None:
     async with s.echo_server(LIMITS, handler) as echo:

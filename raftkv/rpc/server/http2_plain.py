@@ -112,6 +112,9 @@ class PlainCall(ServerCall):
             self._send_whole(response, response.body)
             return
         self._send_head(response)
+        if self._headers_method() == b"HEAD":
+            self._end()
+            return
         async for piece in response.body:
             while self._state == OPEN and self._queued > self._core.limits.stream_send_buffer_bytes:
                 await self._wait_drained()

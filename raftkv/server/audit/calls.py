@@ -27,7 +27,7 @@ from raftkv.rpc.server.router import Kind
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import Code
 from raftkv.server.audit.destination import open_destination
-from raftkv.server.audit.lines import Record, parsed, subject
+from raftkv.server.audit.lines import TEXT_BYTES_MAX, Record, shown_of, subject, text_of
 from raftkv.server.audit.trail import AuditTrail
 from raftkv.server.tls.ports import Ports
 
@@ -48,6 +48,9 @@ class Level(IntEnum):
 
 HELD_BYTES_MAX: Final = 4096
 """Larger requests are looked into on the loop: less work there than to keep their values."""
+
+METHOD_BYTES_MAX: Final = TEXT_BYTES_MAX + 1
+"""How much is kept of a path that a client made up: what a line shows, and the slash before it."""
 
 ANSWER_BYTES: Final = 64
 """How much of an answer is looked at: its header is at most as long."""
@@ -128,7 +131,8 @@ class AuditCalls:
             code: of the refusal.
         """
         if code in _REFUSED:
-            record = Record(time.time(), "call", peer.address, method=path, code=code, certificate=peer.certificate)
+            method = path[:METHOD_BYTES_MAX]
+            record = Record(time.time(), "call", peer.address, method=method, code=code, certificate=peer.certificate)
             self.trail.add(record)
 
     def refused_handshake(self, port: str) -> Callable[[str, str], None]:
@@ -151,7 +155,8 @@ class AuditCalls:
             key, range_end: of the interval.
             reason: as the client reads it.
         """
-        interval = subject(rpc_pb2.RangeRequest(key=key[:HELD_BYTES_MAX], range_end=range_end[:HELD_BYTES_MAX]))
+        request = rpc_pb2.RangeRequest(key=key[:HELD_BYTES_MAX], range_end=range_end[:HELD_BYTES_MAX])
+        interval = text_of(subject(request))
         peer, user = call.peer, _user(call)
         self.trail.add(
             Record(
@@ -183,7 +188,7 @@ class AuditCalls:
                         "http",
                         request.peer,
                         response.user,
-                        method=f"{request.method} {request.path}",
+                        method=f"{request.method} {request.path}"[:METHOD_BYTES_MAX],
                         code=response.status,
                         duration_s=time.monotonic() - began_s,
                         certificate=request.certificate,
@@ -232,9 +237,9 @@ class _Unary:
     def _ended(self, call: ServerCall, message: bytes, began_s: float, code: int, answer: bytes) -> None:
         if not self._is_noted and code not in _REFUSED:
             return
-        request: bytes | dict[str, Any] = message
+        request: bytes | str = message
         if self._is_secretive or len(message) > HELD_BYTES_MAX:
-            request = parsed(self._path, message)
+            request = shown_of(self._path, message)
         now_s = time.monotonic()
         self._add(
             Record(
@@ -268,7 +273,7 @@ class _Stream:
             asyncio.get_running_loop().call_soon(self._open)
             call.inbox.tap = self._asked
 
-    def _note(self, event: str, request: bytes | dict[str, Any] | None = None, **more: Any) -> None:
+    def _note(self, event: str, request: bytes | str | None = None, **more: Any) -> None:
         if self._call is not None:
             peer, user = self._call.peer, _user(self._call)
             self._add(
@@ -284,7 +289,7 @@ class _Stream:
 
     def _asked(self, message: bytes) -> None:
         self._open()
-        self._note("request", message if len(message) <= HELD_BYTES_MAX else parsed(self._path, message))
+        self._note("request", message if len(message) <= HELD_BYTES_MAX else shown_of(self._path, message))
 
     def _ended(self, code: int, answer: bytes) -> None:
         if self._is_noted or code in _REFUSED:

@@ -60,7 +60,7 @@ class Record(NamedTuple):
         remote: address of the client.
         user: name; empty: nobody.
         method: path of the method, or what stands for it.
-        request: serialized, or its fields; None: nothing is said of it.
+        request: serialized, or what is shown of it as text; None: nothing is said of it.
         code: of gRPC; None: not ended. Of HTTP for ``http``.
         answer: the first bytes of the answer, for its revision.
         duration_s: since the request came.
@@ -73,7 +73,7 @@ class Record(NamedTuple):
     remote: str = ""
     user: bytes = b""
     method: str = ""
-    request: bytes | dict[str, Any] | None = None
+    request: bytes | str | None = None
     code: int | None = None
     answer: bytes = b""
     duration_s: float | None = None
@@ -90,7 +90,7 @@ def line(record: Record, member: str) -> bytes:
     """
     request = record.request
     if isinstance(request, bytes):
-        request = parsed(record.method, request)
+        request = shown_of(record.method, request)
     if not request and record.event == "request":
         return b""
     second = int(record.time_s)
@@ -108,7 +108,7 @@ def line(record: Record, member: str) -> bytes:
     if record.method:
         parts.append(f'"method":{_quoted(_text(record.method.removeprefix("/")))}')
     if request:
-        parts.append(f'"request":{_encoded(request)}')
+        parts.append(f'"request":{request}')
     if record.code is not None:
         parts.append(f'"outcome":{record.code}' if record.event == "http" else f'"outcome":"{_outcome(record.code)}"')
     revision = _revision(record.answer)
@@ -147,6 +147,20 @@ def parsed(path: str, request: bytes) -> dict[str, Any]:
         return {"malformed_bytes": len(request)}
 
 
+def shown_of(path: str, request: bytes) -> str:
+    """Return the same as text of JSON, a fifth of the memory; empty for nothing."""
+    return text_of(parsed(path, request))
+
+
+def text_of(shown: dict[str, Any]) -> str:
+    """Return what is shown of a request as a line has it; empty for nothing.
+
+    >>> text_of({"key": "a"}), text_of({})
+    ('{"key":"a"}', '')
+    """
+    return _encoded(shown) if shown else ""
+
+
 def subject(message: Message) -> dict[str, Any]:
     """Return what is shown of a request.
 
@@ -166,11 +180,11 @@ class _Budget:
     omitted: int = 0
 
     def take(self, items: Any) -> Iterator[Any]:
-        """Return as many of some items as there is room for."""
-        for item in items:
+        """Return as many of some items as there is room for; the others are counted, not looked at."""
+        for number, item in enumerate(items):
             if self.left <= 0:
-                self.omitted += 1
-                continue
+                self.omitted += len(items) - number
+                return
             self.left -= 1
             yield item
 

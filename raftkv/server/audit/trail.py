@@ -21,7 +21,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from raftkv.server.audit.destination import Destination
-from raftkv.server.audit.lines import Record, line
+from raftkv.server.audit.lines import Record, line, text_of
 
 _log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class AuditTrail(Collector):
             record: of one event.
         """
         request = record.request
-        size = RECORD_BYTES + len(request) if isinstance(request, bytes) else RECORD_BYTES
+        size = RECORD_BYTES + len(request or b"")
         if self._put_bytes - self._taken_bytes + size > self._waiting_bytes_max:
             self.dropped += 1
             self._gap += 1
@@ -105,7 +105,7 @@ class AuditTrail(Collector):
 
     def _say_what_is_missing(self) -> None:
         lines, self._gap = self._gap, 0
-        self._records.append((Record(time.time(), "dropped", request={"lines": lines}), 0))
+        self._records.append((Record(time.time(), "dropped", request=text_of({"lines": lines})), 0))
 
     def close(self) -> None:
         """Write what waits, and end the thread; to be called off the loop, once, when nothing more is added."""

@@ -315,33 +315,39 @@ class Guard:
         def guarded(call: ListenedCall) -> None:
             live.open(call)
             call.observer = partial(_closed, live, call, call.observer)
-            if self._auth.is_enabled and (ahead := self._ahead_of(call)) is not None:
+            if self._auth.is_enabled and (ahead := self._find_caller(call)) is not None:
                 self._wait_to_listen(ahead, call, handler)
             else:
                 handler(call)
 
         return guarded
 
-    def _ahead_of(self, call: ServerCall) -> TokenAheadError | None:
-        """Why the token of a call is not known yet; what is wrong with it, the answer to the first message says."""
+    def _find_caller(self, call: ServerCall) -> TokenAheadError | None:
+        """Note who opens a stream, for the audit log; return why its token is not known yet, if that is so.
+
+        What is wrong with a token, the answer to the first message says.
+        """
         try:
-            self._callers.credential(call.headers, call.peer)
+            credential = self._callers.credential(call.headers, call.peer)
         except TokenAheadError as ahead:
             return ahead
         except errors.StatusError:
-            pass
+            return None
+        call.caller = None if credential is None else credential.caller(self._auth.revision)
         return None
 
     async def _wait_for_token(self, call: StreamCall) -> None:
-        ahead = self._ahead_of(call)
+        ahead = self._find_caller(call)
         if ahead is not None:
             with contextlib.suppress(errors.StatusError):
                 await self._caught_up(ahead)
+            self._find_caller(call)
 
     def _wait_to_listen(self, ahead: TokenAheadError, call: ListenedCall, handler: Callable[..., Any]) -> None:
         async def wait() -> None:
             with contextlib.suppress(errors.StatusError):
                 await self._caught_up(ahead)
+            self._find_caller(call)
             call.begin(handler)
 
         self._spawn(wait(), call)

@@ -10,7 +10,8 @@
     auth.on_change -> changed() -> after the turn's entries: all calls are looked at, in slices
 
 Before the events of a turn are delivered, the first slice has looked: what comes after a change of rights reaches only
-those who still may have it, unless there are so many calls that it takes several slices. A token that says when it ends
+those who still may have it, unless there are so many calls that it takes several slices; long reads that wait for
+theirs, however many, do not come before. A token that says when it ends
 has a timer, and its calls are looked at likewise: tokens end at full seconds, those of thousands of calls together.
 Calls are noted while users are not asked for too: when they are, nobody's calls end.
 """
@@ -75,6 +76,8 @@ class LiveCall:
         if credential is not None:
             credential.hold()
             self._set_timer(credential)
+            # For the audit log and the dashboard.
+            self.call.caller = credential.caller(self._calls.auth.revision)
 
     def _set_timer(self, credential: Credential) -> None:
         if credential.expires_at is not None:
@@ -115,23 +118,13 @@ class LiveCall:
             return _reason(error)
         return ""
 
-    def _still(self) -> Refusal:
-        """Why the client may not go on to watch an interval."""
-        rights = self._calls.rights
+    def _refusal_to_go_on(self, key: bytes, range_end: bytes) -> str:
+        """Why the client may not go on to watch an interval, by the users of now: they may change amid a look."""
         try:
-            caller = self._present()
+            self._calls.rights.check_read(self._present(), key, range_end)
         except errors.StatusError as error:
-            reason = _reason(error)
-            return lambda _key, _range_end: reason
-
-        def refusal(key: bytes, range_end: bytes) -> str:
-            try:
-                rights.check_read(caller, key, range_end)
-            except errors.StatusError as error:
-                return _reason(error)
-            return ""
-
-        return refusal
+            return _reason(error)
+        return ""
 
     def _timed(self) -> None:
         """The token may have ended; if not, its timer was for as long as timers may be."""
@@ -147,8 +140,9 @@ class LiveCall:
         if self.call.done or not self._calls.auth.is_enabled:
             return
         if self.recheck is not None:
-            yield from self.recheck(self._still())
+            yield from self.recheck(self._refusal_to_go_on)
             return
+        caller: Caller | None = None
         try:
             caller = self._present()
             if self._check is None:
@@ -156,6 +150,8 @@ class LiveCall:
             else:
                 yield from self._check(caller)
         except errors.StatusError as error:
+            if caller is not None and caller.auth_revision != self._calls.auth.revision:
+                return  # users have changed meanwhile, so all calls are looked at once more
             self.end()
             self.call.abort(RpcError(error.code, str(error)))
 
@@ -249,17 +245,17 @@ class LiveCalls:
     def applied(self) -> None:
         """The entries of a turn are applied: look through all calls, if anything has changed."""
         if self._is_changed:
-            self._begin()
+            self._begin(at_once=True)
 
     def look_at(self, live: LiveCall) -> None:
         """Look at one call: its token has ended."""
         self._due.append(live.call)
-        self._begin()
+        self._begin(at_once=False)
 
-    def _begin(self) -> None:
+    def _begin(self, *, at_once: bool) -> None:
         if not self._is_looking:
             self._is_looking = True
-            self._slices.run(self._look, self._failed, len(self))
+            self._slices.run_ahead(self._look, self._failed, at_once=at_once)
 
     def _look(self) -> Work[None]:
         while self._is_changed or self._due:

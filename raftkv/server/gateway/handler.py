@@ -94,12 +94,12 @@ class Gateway:
         if path.startswith(_BETA):
             path = PREFIX + path[len(_BETA) :]
         if not path.startswith(PREFIX):
-            return _moved("/v3/") if path == "/v3" else await self._otherwise(request)
+            return _moved("/v3/", request) if path == "/v3" else await self._otherwise(request)
         found = self._methods.get(path) or self._methods.get(unquote(path))
         if found is None and path == openapi.PATH and request.method in ("GET", "HEAD"):
             return HttpResponse(200, openapi.document(), _JSON)
         if found is None:
-            return _moved(_DOUBLE.sub("/", path)) if "//" in path else HttpResponse(404, b"Not Found\n", _TEXT)
+            return _moved(_DOUBLE.sub("/", path), request) if "//" in path else HttpResponse(404, b"Not Found\n", _TEXT)
         if request.method != "POST":
             return HttpResponse(405, b"Method Not Allowed\n", _TEXT)
         method, route = found
@@ -230,5 +230,5 @@ def _failed(error: RpcError, *, is_call: bool = False) -> HttpResponse:
     return HttpResponse(http_status(error.code), error_body(error.code, error.text), _JSON, is_call=is_call)
 
 
-def _moved(path: str) -> HttpResponse:
-    return HttpResponse(301, b"", (("location", path),))
+def _moved(path: str, request: HttpRequest) -> HttpResponse:
+    return HttpResponse(301, b"", (("location", f"{path}?{request.query}" if request.query else path),))

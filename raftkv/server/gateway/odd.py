@@ -72,11 +72,13 @@ def read_message(data: bytes, whole: Value, start: int, message: Any, depth: int
         raise JsonError(f"messages are nested more than {MESSAGES_DEEP_MAX} deep")
     fields, names = _fields_of(message.DESCRIPTOR)
     found: dict[str, int] = {}
+    paused_at = start
     for count, (name, at) in enumerate(_members(data, whole, start), 1):
         if name in names:
             found[name] = at
-        if count % PARTS_A_STEP == 0:
+        if count % PARTS_A_STEP == 0 or at - paused_at > LARGE_BYTES:
             yield
+            paused_at = at
     for field in fields:
         value_at = found.get(field.json_name, found.get(field.name))
         if value_at is not None and data[value_at] != ord("n"):
@@ -112,6 +114,7 @@ def _read_field(data: bytes, whole: Value, at: int, message: Any, field: FieldDe
     if data[at] != ord("["):
         raise _mismatch(data[at], "[]json.RawMessage")
     values = getattr(message, field.name)
+    paused_at = at
     for count, element_at in enumerate(_elements(data, whole, at), 1):
         if count > PARTS_MAX:
             raise JsonError(f"a list of more than {PARTS_MAX} elements")
@@ -119,8 +122,9 @@ def _read_field(data: bytes, whole: Value, at: int, message: Any, field: FieldDe
             yield from read_message(data, whole, element_at, values.add(), depth + 1)
         else:
             values.append(convert(field, data[element_at : whole.end_of(data, element_at)]))
-        if count % PARTS_A_STEP == 0:
+        if count % PARTS_A_STEP == 0 or element_at - paused_at > LARGE_BYTES:
             yield
+            paused_at = element_at
 
 
 def _members(data: bytes, whole: Value, start: int) -> Iterator[tuple[str, int]]:

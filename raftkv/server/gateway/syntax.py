@@ -22,7 +22,7 @@ TOKENS_A_STEP: Final = 256
 """Tokens, of about a microsecond each, between two pauses."""
 
 LARGE_BYTES: Final = 64 * 1024
-"""A token of so much takes up to a millisecond: there is a pause behind it."""
+"""So much takes up to a millisecond: there is a pause behind it, and within a longer string of escapes."""
 
 Steps = Generator[None, None, "Value"]
 
@@ -51,6 +51,33 @@ class CutError(JsonError):
 
     def __init__(self) -> None:
         super().__init__("unexpected EOF")
+
+
+class _LongStringError(Exception):
+    """A string has more escapes than are read at once.
+
+    Attributes:
+        start: of the string.
+    """
+
+    def __init__(self, start: int) -> None:
+        super().__init__()
+        self.start = start
+
+
+class _Strings:
+    """What is known of large strings.
+
+    Attributes:
+        ends: where those that were found whole end, by their starts.
+        walked: where the characters end of those that were read with pauses.
+    """
+
+    __slots__ = ("ends", "walked")
+
+    def __init__(self) -> None:
+        self.ends: dict[int, int] = {}
+        self.walked: dict[int, int] = {}
 
 
 class Value:
@@ -136,23 +163,40 @@ def scan(data: bytes, start: int) -> Steps:
     starts, ends = array("Q"), array("Q")
     numbers: list[int] = []
     """Indexes in ``starts`` of the containers that are open, the outermost first."""
-    large: dict[int, int] = {}
-    """Where large strings end."""
-    at, tokens = start, 0
-    while True:
-        before = at
-        at, is_open = _begin(data, at, numbers, starts, ends, large)
-        while not is_open:
-            if not numbers:
-                return Value(start, at, starts, ends, large)
-            at, is_open = _after(data, at, numbers, starts, ends)
-        tokens += 1
-        if tokens % TOKENS_A_STEP == 0 or at - before > LARGE_BYTES:
+    strings = _Strings()
+    at = paused_at = start
+    tokens = 0
+    is_open = True
+    """Whether a value begins next, and not what follows one."""
+    while is_open or numbers:
+        try:
+            if is_open:
+                at, is_open = _begin(data, at, numbers, starts, ends, strings)
+            else:
+                at, is_open = _after(data, at, numbers, starts, ends, strings)
+        except _LongStringError as long:
+            yield from _walk(data, long.start, strings)
+            continue
+        tokens += is_open
+        if tokens >= TOKENS_A_STEP or at - paused_at > LARGE_BYTES:
             yield
+            tokens, paused_at = 0, at
+    return Value(start, at, starts, ends, strings.ends)
+
+
+def _walk(data: bytes, start: int, strings: _Strings) -> Generator[None, None, None]:
+    """Find where the characters of a long string end, with pauses."""
+    at = paused_at = _matched(_BEGIN, data, start)
+    while (more := _ESCAPES.match(data, at)) is not None:
+        at = more.end()
+        if at - paused_at > LARGE_BYTES:
+            yield
+            paused_at = at
+    strings.walked[start] = at
 
 
 def _begin(
-    data: bytes, at: int, numbers: list[int], starts: array[int], ends: array[int], large: dict[int, int]
+    data: bytes, at: int, numbers: list[int], starts: array[int], ends: array[int], strings: _Strings
 ) -> tuple[int, bool]:
     """Read what begins a value; returns where to go on, and whether a value begins there."""
     at = _matched(_SPACE, data, at)
@@ -160,18 +204,15 @@ def _begin(
     if first in _OPEN:
         if len(numbers) >= DEPTH_MAX:
             raise _fault(data, at, "exceeded max depth")
+        inner = _matched(_SPACE, data, at + 1)
+        is_empty = inner < len(data) and data[inner] == _OPEN[first]
+        following = _key(data, inner, strings) if first == ord("{") and not is_empty else inner
         numbers.append(len(starts))
         starts.append(at)
         ends.append(0)
-        inner = _matched(_SPACE, data, at + 1)
-        if inner < len(data) and data[inner] == _OPEN[first]:
-            return _close(inner, numbers, ends), False
-        return (_key(data, inner) if first == ord("{") else inner), True
+        return (_close(inner, numbers, ends), False) if is_empty else (following, True)
     if first == ord('"'):
-        end = _string(data, at)
-        if end - at > LARGE_BYTES:
-            large[at] = end
-        return end, False
+        return _string(data, at, strings), False
     if first in _LITERALS:
         return _literal(data, at, _LITERALS[first]), False
     if first in _NUMERIC:
@@ -179,7 +220,9 @@ def _begin(
     raise _fault(data, at, "looking for beginning of value")
 
 
-def _after(data: bytes, at: int, numbers: list[int], starts: array[int], ends: array[int]) -> tuple[int, bool]:
+def _after(
+    data: bytes, at: int, numbers: list[int], starts: array[int], ends: array[int], strings: _Strings
+) -> tuple[int, bool]:
     """Read what follows a value in its container."""
     at = _matched(_SPACE, data, at)
     opening = data[starts[numbers[-1]]]
@@ -190,7 +233,7 @@ def _after(data: bytes, at: int, numbers: list[int], starts: array[int], ends: a
     if following != ord(","):
         raise _fault(data, at, "after object key:value pair" if is_object else "after array element")
     at = _matched(_SPACE, data, at + 1)
-    return (_key(data, at) if is_object else at), True
+    return (_key(data, at, strings) if is_object else at), True
 
 
 def _close(at: int, numbers: list[int], ends: array[int]) -> int:
@@ -198,11 +241,11 @@ def _close(at: int, numbers: list[int], ends: array[int]) -> int:
     return at + 1
 
 
-def _key(data: bytes, at: int) -> int:
+def _key(data: bytes, at: int, strings: _Strings) -> int:
     """Read a name and its colon; returns where the value may begin."""
     if at >= len(data) or data[at] != ord('"'):
         raise _fault(data, at, "looking for beginning of object key string")
-    at = _matched(_SPACE, data, _string(data, at))
+    at = _matched(_SPACE, data, _string(data, at, strings))
     if at >= len(data) or data[at] != ord(":"):
         raise _fault(data, at, "after object key")
     return at + 1
@@ -210,15 +253,19 @@ def _key(data: bytes, at: int) -> int:
 
 def _unquoted(data: bytes, at: int) -> int:
     """Return where what may stand in a string ends."""
-    end = _matched(_BEGIN, data, at)
+    end = begun = _matched(_BEGIN, data, at)
     while (more := _ESCAPES.match(data, end)) is not None:
         end = more.end()
+        if end - begun > LARGE_BYTES:
+            raise _LongStringError(at)
     return end
 
 
-def _string(data: bytes, at: int) -> int:
-    end = _unquoted(data, at)
+def _string(data: bytes, at: int, strings: _Strings) -> int:
+    end = strings.walked.get(at) or _unquoted(data, at)
     if end < len(data) and data[end] == ord('"'):
+        if end - at >= LARGE_BYTES:
+            strings.ends[at] = end + 1
         return end + 1
     if end < len(data) and data[end] == ord("\\"):
         if end + 1 >= len(data) or data[end + 1] != ord("u"):

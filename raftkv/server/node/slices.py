@@ -4,8 +4,9 @@
     job.cancel()                                # the client is gone: it stops where it is
 
 Every pass of the loop gives at most ``TURN_S`` to all jobs together, and at most ``INLINE_S`` more to jobs that are
-begun in it, so whatever clients ask for, puts and heartbeats wait a few milliseconds. A job that is done within what
-is left of ``INLINE_S`` is done at once, without a pass between. Otherwise jobs take turns of ``SLICE_S``.
+begun in it (and ``SLICE_S`` to one that goes ahead of all others, ``run_ahead``), so whatever clients ask for, puts and
+heartbeats wait a few milliseconds. A job that is done within what is left of ``INLINE_S`` is done at once, without a
+pass between. Otherwise jobs take turns of ``SLICE_S``.
 
 Two lanes share the time equally, by what a job says it has to do: short ones wait for no long one. Each lane works on
 few jobs at a time and begins the next when one ends, in order of arrival: a job that waits holds no results, and many
@@ -129,13 +130,14 @@ class Slices:
         self._loop = asyncio.get_running_loop()
         self._short = _Lane(SHORT_ACTIVE_MAX)
         self._long = _Lane(LONG_ACTIVE_MAX)
+        self._ahead = _Lane(SHORT_ACTIVE_MAX)
         self._scheduled = False
         self._inline_left_s = INLINE_S
         self.is_late = False
         """Whether this pass of the loop has no time left for jobs: new ones wait for the next."""
 
     def __len__(self) -> int:
-        return len(self._short) + len(self._long)
+        return len(self._short) + len(self._long) + len(self._ahead)
 
     def run(self, begin: Callable[[], Work[None]], failed: Callable[[Exception], None], size: int) -> Job:
         """Do some work: now, if there is time, else in turn.
@@ -147,15 +149,31 @@ class Slices:
         """
         lane = self._long if size > SHORT_KEYS else self._short
         job = Job(begin, failed, lane)
-        if not self.is_late and lane.has_room:
-            started_at = perf_counter()
-            is_over = job.step(started_at + min(SLICE_S, self._inline_left_s))
-            self.spend(perf_counter() - started_at)
-            if is_over:
-                return job
+        if not self.is_late and lane.has_room and self._begin(job, min(SLICE_S, self._inline_left_s)):
+            return job
         lane.add(job)
         self._schedule()
         return job
+
+    def run_ahead(self, begin: Callable[[], Work[None]], failed: Callable[[Exception], None], *, at_once: bool) -> None:
+        """Do some work that no other may hold up, however much waits. It is for few: who takes a right away, say.
+
+        Arguments:
+            begin, failed: as of ``run``.
+            at_once: do a slice of it now, even if this pass of the loop has no time left.
+        """
+        job = Job(begin, failed, self._ahead)
+        if (at_once or not self.is_late) and self._begin(job, SLICE_S):
+            return
+        self._ahead.add(job)
+        self._schedule()
+
+    def _begin(self, job: Job, seconds: float) -> bool:
+        """Do the first slice of a job; whether it is over."""
+        started_at = perf_counter()
+        is_over = job.step(started_at + seconds)
+        self.spend(perf_counter() - started_at)
+        return is_over
 
     def spend(self, seconds: float) -> None:
         """Note that a caller took time of this pass of the loop for work of this kind."""
@@ -200,6 +218,8 @@ class Slices:
         self._scheduled = False
         self._inline_left_s, self.is_late = INLINE_S, False
         first, second = self._short, self._long
+        if self._ahead:
+            self._ahead.step(perf_counter() + SLICE_S)
         now = perf_counter()
         until = now + TURN_S
         while (first or second) and now < until:
@@ -207,7 +227,7 @@ class Slices:
                 first.step(min(now + SLICE_S, until))
             first, second = second, first
             now = perf_counter()
-        if first or second:
+        if first or second or self._ahead:
             self._schedule()
 
 

@@ -71,10 +71,6 @@ def _check_get(rights: Rights, caller: Caller | None, get: plain.PlainGet) -> No
     rights.check_read(caller, get.key, b"")
 
 
-def _check_range(rights: Rights, caller: Caller | None, request: rpc_pb2.RangeRequest) -> None:
-    rights.check_read(caller, request.key, request.range_end)
-
-
 class KVService:
     """Handlers of etcdserverpb.KV.
 
@@ -146,16 +142,20 @@ class KVService:
         if call.cancelled:
             return
         slices = self._responder.slices
+
+        def check_rights(rights: Rights, caller: Caller | None) -> None:
+            rights.check_read(caller, request.key, request.range_end)
+
         try:
             if self._auth.is_enabled:
-                self._responder.check_again(call, lambda rights, caller: _check_range(rights, caller, request))
+                self._responder.check_again(call, check_rights)
             if request.range_end or slices.is_late:
                 answer = None
                 if not slices.is_late:
                     answer = ranges.execute_small(self._store, request, KEYS_AT_ONCE, BYTES_AT_ONCE)
                 if answer is None:
                     size = self._store.known_count(request.key, request.range_end)
-                    self._responder.read_in_slices(call, partial(_range_in_pieces, request), size)
+                    self._responder.read_in_slices(call, partial(_range_in_pieces, request), size, check_rights)
                     return
                 revision, body = answer
             else:
@@ -232,15 +232,19 @@ class KVService:
     def _serve_txn(self, call: UnaryCall, request: rpc_pb2.TxnRequest) -> None:
         if call.cancelled:
             return
+
+        def check_rights(rights: Rights, caller: Caller | None) -> None:
+            rights.check(Kind.TXN, request, caller)
+
         if self._auth.is_enabled:
             try:
-                self._responder.check_again(call, lambda rights, caller: rights.check(Kind.TXN, request, caller))
+                self._responder.check_again(call, check_rights)
             except errors.StatusError as error:
                 fail(call, error)
                 return
         size = self._txn_size(request)
         if size > KEYS_OF_TXN_AT_ONCE or self._responder.slices.is_late:
-            self._responder.read_in_slices(call, partial(_txn_in_pieces, request), size)
+            self._responder.read_in_slices(call, partial(_txn_in_pieces, request), size, check_rights)
             return
         try:
             outcome = self._applier.read_txn(request)

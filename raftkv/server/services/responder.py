@@ -279,7 +279,11 @@ class Responder:
         call.reply_many([self.header.encode(revision, self.node.term), *pieces])
 
     def read_in_slices(
-        self, call: UnaryCall, read: Callable[[PinnedView, Growth, list[bytes]], Work[ranges.Answer]], size: int
+        self,
+        call: UnaryCall,
+        read: Callable[[PinnedView, Growth, list[bytes]], Work[ranges.Answer]],
+        size: int,
+        check: Callable[[Rights, Caller | None], None],
     ) -> None:
         """Answer a call with what a long read finds in the present, however long it takes.
 
@@ -288,9 +292,11 @@ class Responder:
             read: begins it on a view of the present; calls the growth with the bytes that it gathers, and keeps these
                 in the list.
             size: about how many keys it looks at.
+            check: asks the rights of a caller, when the read begins: it may have waited, and the present have changed.
         """
 
         def work() -> Work[None]:
+            self.check_again(call, check)
             growth, body = self.growth(call), list[bytes]()
             try:
                 revision, pieces = yield from hold(self.applier.store.pin, lambda view: read(view, growth, body))

@@ -9,7 +9,8 @@ Invariants:
 1. A file that was replaced counts from the next handshake on, without a restart: each handshake looks at the times of
    the files (a few microseconds). Contexts are made anew and exchanged whole.
 2. What is new and cannot be used changes nothing: the old goes on, and the log has one line about it. Certificate and
-   key are two files, so the moment between their replacements is such a case.
+   key are two files, so the moment between their replacements is such a case. It is tried again each ``RETRY_S``, as
+   what was wrong may be nothing of the files: they belong to another user for a moment, or no descriptor is left.
 3. Revoked certificates are refused by everything that listens with the same files, and by what connects.
 """
 
@@ -32,6 +33,9 @@ from raftkv.server.tls.identity import Hosts, check_allowed, check_peer
 from raftkv.server.tls.revocation import Revocations
 
 _log = logging.getLogger(__name__)
+
+RETRY_S: Final = 10.0
+"""Time between attempts to load files that could not be used."""
 
 Stamp = tuple[tuple[int, int, int, int], ...]
 _ABSENT: Final = (0, 0, 0, 0)
@@ -70,6 +74,10 @@ class PortSecurity:
         self._rules = rules
         self._paths = tuple(filter(None, files.paths))
         self._stamp = _stamp_of(self._paths)
+        self._clock = clock
+        self._failure = ""
+        """Why the present files cannot be used; empty: they are in use."""
+        self._retry_at = 0.0
         self._load()
         self.rejected = FailureLog(f"rejected a connection from %s to a {kind} port: %s", clock)
         self.failed = FailureLog(f"cannot connect to %s over TLS, as a {kind}: %s", clock)
@@ -86,16 +94,21 @@ class PortSecurity:
         self.server, self._client, self.revocations, self.ends = server, client, revocations, ends
 
     def refresh(self) -> None:
-        """Load the files again if one of them has changed; what cannot be used is logged once and left."""
+        """Load the files again if one has changed; what cannot be used is logged once, and tried again later."""
         stamp = _stamp_of(self._paths)
-        if stamp == self._stamp:
+        if stamp == self._stamp and not (self._failure and self._clock() >= self._retry_at):
             return
-        self._stamp = stamp
+        before, self._stamp = self._stamp, stamp
         try:
             self._load()
         except (ConfigError, OSError, ValueError) as error:
-            _log.error("TLS files of the %s port have changed and cannot be used, the old go on: %s", self.kind, error)
+            known, self._failure = self._failure, str(error) or type(error).__name__
+            self._retry_at = self._clock() + RETRY_S
+            if stamp != before or self._failure != known:
+                text = "TLS files of the %s port have changed and cannot be used, the old go on: %s"
+                _log.error(text, self.kind, self._failure)
         else:
+            self._failure = ""
             _log.info("TLS files of the %s port have changed: the new ones are used from now on", self.kind)
             warn(self.ends)
 

@@ -2,8 +2,8 @@
 
     GET /ui/watchers      with users on: root alone, since keys that others watch are theirs
 
-A question looks at ``STREAMS_MAX`` streams, those with the most watchers first, and ``WATCHERS_MAX`` watchers in all:
-its cost is bounded, however many there are.
+A question looks at ``STREAMS_MAX`` streams, those with the most watchers first, and ``WATCHERS_MAX`` watchers in all,
+and shows ``SHOWN_BYTES_MAX`` of a key: its cost is bounded, however many there are, and however long their keys.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ STREAMS_MAX: Final = 200
 WATCHERS_MAX: Final = 4_000
 RANGES_MAX: Final = 20
 """Ranges that are named of one stream, those with the most watchers."""
+SHOWN_BYTES_MAX: Final = 256
+"""Of a key; what is cut is said to be."""
 
 
 def watching(hub: WatchHub) -> dict[str, Any]:
@@ -57,11 +59,16 @@ def _stream(stream: WatchStream, watchers_max: int) -> dict[str, Any]:
         "unread_bytes": stream.unread_bytes,
         "ranges_total": len(counts),
         "ranges": [
-            {"key": _text(key), "range_end": _text(end), "watchers": number}
+            {
+                "key": _text(key),
+                "range_end": _text(end),
+                "watchers": number,
+                "is_cut": max(len(key), len(end)) > SHOWN_BYTES_MAX,
+            }
             for (key, end), number in counts.most_common(RANGES_MAX)
         ],
     }
 
 
 def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode()
+    return base64.b64encode(data[:SHOWN_BYTES_MAX]).decode()

@@ -70,6 +70,9 @@ BYTES_PER_TURN: Final = 8 * 1024 * 1024
 MOVES_PER_STEP: Final = 2_000
 """Watchers that a step moves, when very many fell behind or left at once."""
 
+BEHIND_MAX: Final = 500
+"""Streams with watchers that are behind that a scrape looks at, 100 watchers each: 5 ms."""
+
 
 class WatchHub:
     """Delivers the changes of each turn to the watchers of their keys.
@@ -161,7 +164,9 @@ class WatchHub:
             if left < 0:
                 return None
             for change in changes:
-                groups = self._index.groups(change[0])
+                groups = self._index.groups(change[0], DELIVERIES_PER_TURN)
+                if left < 0 or len(groups) > DELIVERIES_PER_TURN:
+                    return None
                 left -= len(groups)
                 for group in groups:
                     batch = batches.setdefault(group, [])
@@ -441,6 +446,7 @@ class WatchHub:
 
     @property
     def lag_revisions(self) -> int:
-        """How far the slowest watcher is behind, of those that wait for their turn or for their client."""
-        parked = (stream.parked_revision for stream in self.streams if stream.unsynced_count)
+        """How far the slowest watcher is behind, of the first of those that wait for their turn or for their client."""
+        behind = [stream for stream in self.streams if stream.unsynced_count][:BEHIND_MAX]
+        parked = [stream.parked_revision for stream in behind]
         return max(self._store.revision + 1 - min(self._catch_up.next_revision, *parked, self._store.revision + 1), 0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from raftkv.server.watch.intervals import Intervals
+from raftkv.server.watch.intervals import ALL, Intervals
 from raftkv.server.watch.messages import id_field
 
 if TYPE_CHECKING:
@@ -214,12 +214,17 @@ class WatcherIndex:
         self.size -= group.size
         return group
 
-    def groups(self, key: bytes) -> Sequence[Group]:
-        """The groups whose key or interval contains a key."""
+    def groups(self, key: bytes, most: int = ALL) -> Sequence[Group]:
+        """The groups whose key or interval contains a key; when there are more than so many, more than that, not all.
+
+        Arguments:
+            key: to be looked for.
+            most: how many are wanted.
+        """
         group = self.by_key.get(key)
         if not self.ranges:
             return () if group is None else (group,)
-        found = self.ranges.containing(key)
+        found = self.ranges.containing(key, most)
         if group is not None:
             found.append(group)
         return found

@@ -11,12 +11,15 @@ come from a fixed seed: the shape depends on the order of calls alone.
 from __future__ import annotations
 
 import random
-from typing import Generic, TypeVar
+from itertools import islice
+from typing import Final, Generic, TypeVar
 
 from sortedcontainers import SortedDict
 
 T = TypeVar("T")
 OPEN_END = b"\0"
+ALL: Final = 1 << 62
+"""More than there can be."""
 
 
 class _Node(Generic[T]):
@@ -89,20 +92,26 @@ class Intervals(Generic[T]):
         self._size -= 1
         return node.value
 
-    def containing(self, key: bytes) -> list[T]:
-        """The values of all intervals that contain a key: bounded ones in order of start, then open ones."""
+    def containing(self, key: bytes, most: int = ALL) -> list[T]:
+        """The values of all intervals that contain a key: bounded ones in order of start, then open ones.
+
+        Arguments:
+            key: to be looked for.
+            most: when there are more than so many, one more than that is returned.
+        """
         found: list[T] = []
-        _collect(self._root, key, found)
-        if self._open:
-            found += [self._open[start] for start in self._open.irange(None, key)]
+        _collect(self._root, key, found, most)
+        if self._open and len(found) <= most:
+            left = most + 1 - len(found)
+            found += [self._open[start] for start in islice(self._open.irange(None, key), left)]
         return found
 
 
-def _collect(node: _Node[T] | None, key: bytes, found: list[T]) -> None:
+def _collect(node: _Node[T] | None, key: bytes, found: list[T], most: int) -> None:
     while node is not None and node.end_max > key:
         if node.left is not None:
-            _collect(node.left, key, found)
-        if node.start > key:
+            _collect(node.left, key, found, most)
+        if node.start > key or len(found) > most:
             return
         if node.end > key:
             found.append(node.value)

@@ -44,6 +44,9 @@ STREAM_WATCHERS_MAX_BYTES: Final = 256 * 1024 * 1024
 MEMBER_WATCHERS_MAX_BYTES: Final = 1024 * 1024 * 1024
 """What the watchers of all streams of a member may take: about 960,000. etcd has no limit but its memory."""
 
+FILTERS_MAX: Final = 100
+"""Filters of a watch, of which there are two kinds: to look for one among two million takes half a second."""
+
 INTERRUPTED: Final = "raftkv: the watch was interrupted: watch again"
 
 _pack: Final = PREFIX.pack
@@ -186,6 +189,9 @@ class WatchStream:
         # As etcd from 3.6.6 on; before, a watch of everything that is left, or the end of one.
         if request.start_revision < 0:
             self.send(messages.refused(header, errors.CompactedError.text))
+            return
+        if len(request.filters) > FILTERS_MAX:
+            self.send(messages.refused(header, f"raftkv: a watch may have {FILTERS_MAX} filters"))
             return
         if reason := self._refusal_of(key, range_end):
             self.send(messages.refused(header, reason))

@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any
 
 from raftkv.apply.auth.caller import Caller
 from raftkv.pb import rpc_pb2
 from raftkv.rpc import Channel, Code, HttpRequest, HttpResponse, RpcError, Server, StreamCall, UnaryCall
 from raftkv.rpc.server.router import Kind
+from raftkv.server.audit import lines as audit_lines
 from raftkv.server.audit.calls import HELD_BYTES_MAX, AuditCalls, Level
 from raftkv.server.audit.trail import AuditTrail
 from raftkv.server.tls.failures import FailureLog
 from tests.rpc.loop import failure, on_loop, until
 
-PUT, RANGE = "/etcdserverpb.KV/Put", "/etcdserverpb.KV/Range"
+PUT, RANGE, TXN = "/etcdserverpb.KV/Put", "/etcdserverpb.KV/Range", "/etcdserverpb.KV/Txn"
 LOGIN, WATCH, SNAPSHOT = (
     "/etcdserverpb.Auth/Authenticate",
     "/etcdserverpb.Watch/Watch",
@@ -181,7 +183,47 @@ async def test_large_requests_and_passwords_do_not_wait_in_the_queue() -> None:
         await channel.unary(PUT, put, 20)
         await channel.unary(LOGIN, rpc_pb2.AuthenticateRequest(name="a", password="p").SerializeToString(), 20)
     await server.close()
-    assert [record.request for record, _ in trail._records] == [{"key": "k"}, {"name": "a"}]
+    assert [record.request for record, _ in trail._records] == ['{"key":"k"}', '{"name":"a"}']
+
+
+@on_loop
+async def test_what_waits_counts_by_what_is_kept_of_it() -> None:
+    """A request of 32 operations is 20 KB of a line; a target may have as much as a header."""
+    memory = Memory()
+    trail = AuditTrail(memory, "m1")
+    trail.close()
+    calls = AuditCalls(trail, Level.ALL)
+    server = Server(around=(calls.around,))
+    server.unary(TXN, lambda call, _: call.reply(b""))
+    server.router.on_refused = calls.refused
+    ((_, port),) = await server.listen("127.0.0.1", 0)
+    deletion = rpc_pb2.RequestOp(
+        request_delete_range=rpc_pb2.DeleteRangeRequest(key=b"\xfe" * 256, range_end=b"\xff" * 256)
+    )
+    async with Channel(f"127.0.0.1:{port}") as channel:
+        await channel.unary(TXN, rpc_pb2.TxnRequest(success=[deletion] * 32).SerializeToString(), 20)
+        await failure(channel.unary("/" + "s" * 8000 + "/M", b"", 20, metadata=(("origin", "http://evil.example"),)))
+    await server.close()
+
+    async def serve(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(403)
+
+    await calls.http(serve)(HttpRequest("G" * 9000, "/" + "p" * 9000))
+    for record, size_bytes in trail._records:
+        assert size_bytes + audit_lines.TEXT_BYTES_MAX >= len(audit_lines.line(record, "m1"))
+        assert len(record.method) <= audit_lines.TEXT_BYTES_MAX + 1
+        assert isinstance(record.request, str | None)
+
+
+@on_loop
+async def test_an_interval_that_is_refused_waits_as_text() -> None:
+    memory = Memory()
+    trail = AuditTrail(memory, "m1")
+    trail.close()
+    call: Any = SimpleNamespace(peer=SimpleNamespace(address="127.0.0.1:1", certificate=None), caller=None, path=WATCH)
+    AuditCalls(trail, Level.AUTH).watch_refused(call, b"a", b"b", "etcdserver: permission denied")
+    ((record, _),) = trail._records
+    assert record.request == '{"prefix":"a"}'
 
 
 @on_loop

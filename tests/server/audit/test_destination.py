@@ -72,6 +72,22 @@ def test_a_file_that_was_moved_or_deleted_is_opened_anew(tmp_path: Path) -> None
     assert (path.read_bytes(), (tmp_path / "moved").read_bytes()) == (b"3\n", b"1\n")
 
 
+def test_a_name_that_is_no_file_for_a_while_costs_no_line(tmp_path: Path) -> None:
+    """Whoever writes lines meets an error that passes, as of a full disk: another would end its thread for good."""
+    path = tmp_path / "audit.log"
+    file = AuditFile(str(path))
+    file.write(b"1\n")
+    for put in (lambda: path.symlink_to("/dev/null"), path.mkdir):
+        path.rename(tmp_path / "moved")
+        put()
+        with pytest.raises(OSError, match=r"it is not a file|Is a directory"):
+            file.write(b"2\n")
+        path.rename(tmp_path / f"was {put.__name__}")
+        file.write(b"3\n")
+        assert path.read_bytes() == b"2\n3\n"
+    file.close()
+
+
 def test_what_a_full_disk_cuts_off_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "audit.log"
     file = AuditFile(str(path), max_bytes=1000)

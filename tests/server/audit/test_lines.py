@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +12,17 @@ from google.protobuf.message import Message
 
 from raftkv.pb import rpc_pb2, services
 from raftkv.server.audit.calls import _READS, _WRITES, Level, level_of
-from raftkv.server.audit.lines import ITEMS_MAX, METHODS, SHOWN, TEXT_BYTES_MAX, Record, line, parsed, subject
+from raftkv.server.audit.lines import (
+    ITEMS_MAX,
+    METHODS,
+    SHOWN,
+    TEXT_BYTES_MAX,
+    Record,
+    _Budget,
+    line,
+    parsed,
+    subject,
+)
 
 PUT = "/etcdserverpb.KV/Put"
 CANARY = "c4n4ry"
@@ -167,3 +178,19 @@ def test_every_method_has_a_level_and_unknown_ones_are_always_noted() -> None:
         *("Alarm", "Defragment", "Snapshot", "MoveLeader", "Downgrade", "QuotaSet", "QuotaRemove"),
     }
     assert services.SERVICES
+
+
+def test_what_is_left_out_of_a_long_list_is_not_looked_at() -> None:
+    """A request has up to a million texts, and is looked into on the loop."""
+    looked_at = 0
+
+    class Texts(list[str]):
+        def __iter__(self) -> Iterator[str]:
+            nonlocal looked_at
+            for text in super().__iter__():
+                looked_at += 1
+                yield text
+
+    budget = _Budget()
+    assert len(list(budget.take(Texts(["x"] * 1000)))) == ITEMS_MAX
+    assert (budget.omitted, looked_at) == (1000 - ITEMS_MAX, ITEMS_MAX + 1)

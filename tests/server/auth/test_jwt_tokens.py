@@ -161,6 +161,45 @@ def test_verified_tokens_are_remembered_up_to_a_number(secret: JWTTokens, monkey
     assert len(secret._verified) == 5
 
 
+def test_what_was_refused_once_is_refused_without_another_look_at_its_signature(
+    tmp_path: Path, secret: JWTTokens, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes up to a millisecond of the loop, and one stream asks for each of its watches, bad token or not."""
+    looks: list[bytes] = []
+    decode = jwt.decode
+
+    def counted(token: bytes, *more: Any, **options: Any) -> Any:
+        looks.append(token)
+        return decode(token, *more, **options)
+
+    monkeypatch.setattr(jwt, "decode", counted)
+    claims = {"username": "alice", "revision": 7}
+    forged = jwt.encode({**claims, "exp": 1_900_000_000}, b"x" * 32, algorithm="HS256").encode()
+    over, early = (
+        signed(tmp_path, **claims, exp=clock.now_s - 1),
+        signed(tmp_path, **claims, exp=clock.now_s + 20, nbf=clock.now_s + 10),
+    )
+    for token in (forged, over, early):
+        for _ in range(3):
+            assert secret.find(token) is None
+        assert looks == [token]
+        looks.clear()
+    clock.now_s += 10
+    assert secret.find(early) is not None
+    clock.now_s += 10
+    assert secret.find(early) is None
+    assert looks == []
+    monkeypatch.setattr(jwt_tokens, "REFUSED_MAX", 5)
+    good = secret.sign(b"alice", 7).encode()
+    assert secret.find(good) is not None
+    for number in range(20):
+        assert secret.find(b"%d.b.c" % number) is None
+    assert len(secret._refused) == 5
+    looks.clear()
+    assert secret.find(good) is not None
+    assert looks == []
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

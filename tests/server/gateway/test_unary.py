@@ -148,7 +148,8 @@ async def test_paths_and_methods() -> None:
         assert (await world.ask("/v3/kv/range", method=method)).status == 405
     for path in ("/v3alpha/kv/range", "/version", "/v3beta", "/v3x"):
         assert (await world.ask(path)).body == b"behind " + path.encode()
-    for path, target in (("/v3", "/v3/"), ("/v3//kv///range", "/v3/kv/range")):
+    moved = (("/v3", "/v3/"), ("/v3//kv///range", "/v3/kv/range"), ("/v3//kv/range?x=//y", "/v3/kv/range?x=//y"))
+    for path, target in moved:
         response = await world.ask(path)
         assert (response.status, response.headers) == (301, (("location", target),))
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 import tracemalloc
 from types import FrameType
 
 import pytest
+from google.protobuf.message import Message
 
 from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.server.gateway.decoder import Reader
 from raftkv.server.gateway.requests import Requests
-from raftkv.server.gateway.syntax import JsonError
+from raftkv.server.gateway.syntax import LARGE_BYTES, JsonError
 from raftkv.server.node.slices import Slices
 from tests.rpc.loop import on_loop
 
@@ -47,6 +49,30 @@ def test_a_large_value_is_read_in_little_memory(name: str, body: bytes) -> None:
         tracemalloc.stop()
     assert len(text) < 5000
     assert peak < KEPT_MAX_BYTES
+
+
+def in_many_parts() -> dict[str, tuple[type[Message], bytes]]:
+    """Bodies whose parts are all below what a step reads, but together far beyond."""
+    part = b"\\n" * (LARGE_BYTES // 2 - 100)
+    count = BODY_BYTES // LARGE_BYTES
+    names = b",".join([b'"%d%b":1' % (number, part) for number in range(count)])
+    texts = b",".join([b'"%b"' % part] * count)
+    return {
+        "names": (rpc_pb2.PutRequest, b'{"lease":1.0,%b}' % names),
+        "texts": (rpc_pb2.PutRequest, b'{"x":[%b],"lease":1.0}' % texts),
+        "a list": (rpc_pb2.MemberAddRequest, b'{"isLearner":0,"peerURLs":[%b]}' % texts),
+        "one text": (rpc_pb2.PutRequest, b'{"key":"%b"}' % (b"\\n" * (BODY_BYTES // 2))),
+        "one name": (rpc_pb2.PutRequest, b'{"lease":1.0,"%b":1}' % (b"\\n" * (BODY_BYTES // 2))),
+    }
+
+
+@pytest.mark.parametrize(("message_type", "body"), in_many_parts().values(), ids=in_many_parts())
+def test_no_step_reads_much_of_a_body(message_type: type[Message], body: bytes) -> None:
+    steps = 0
+    with contextlib.suppress(JsonError):
+        for _ in Reader(body).next(message_type, is_last=True):
+            steps += 1
+    assert steps >= BODY_BYTES // (2 * LARGE_BYTES) - 1
 
 
 @pytest.mark.parametrize("text", ["QQ=%s", "QQ==%s", "QQ=%s=", "QUE=%sx", "%sQQ==", "Q%sQ"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import NoReturn
 
 import pytest
 
@@ -11,9 +12,12 @@ from raftkv.client import ClientOptions
 from raftkv.client.rpc.certificates import tls_context
 from raftkv.client.rpc.endpoints import parse_endpoint
 from raftkv.client.rpc.transport import channel_arguments
+from raftkv.config import TLSFiles
 from raftkv.errors import ConfigError
 from raftkv.rpc import Channel, Code
-from raftkv.server.tls.security import PortSecurity
+from raftkv.server.tls import security as module
+from raftkv.server.tls.context import Rules
+from raftkv.server.tls.security import RETRY_S, PortSecurity
 from tests.rpc.loop import failure, on_loop
 from tests.server.tls.room import QUICK, WHO, Room, asked, serving
 
@@ -124,6 +128,38 @@ def test_nothing_is_loaded_again_that_has_not_changed(room: Room) -> None:
     room.issue("server")
     first = _serial(security)
     assert first == _serial(security)
+
+
+def test_files_that_could_not_be_read_for_a_moment_are_tried_again(
+    room: Room, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key that is its owner's only after `chown`, or no descriptor left: nothing of the file changes then."""
+    caplog.set_level(logging.INFO)
+    room.issue("server")
+    now_s = [1000.0]
+    security = PortSecurity("peer", room.files("server"), Rules(), clock=lambda: now_s[0])
+    first = _serial(security)
+    room.issue("server")
+    loads: list[str] = []
+
+    def cannot_be_read(files: TLSFiles, rules: Rules) -> NoReturn:
+        loads.append(files.cert_file)
+        raise ConfigError("cannot use certificate: Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "server_context", cannot_be_read)
+        for _ in range(3):
+            assert _serial(security) == first
+        now_s[0] += RETRY_S
+        assert _serial(security) == first
+    assert len(loads) == 2
+    assert _serial(security) == first
+    now_s[0] += RETRY_S
+    assert _serial(security) != first
+    assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
+    second = _serial(security)
+    now_s[0] += RETRY_S
+    assert _serial(security) == second
 
 
 def test_what_cannot_be_used_at_the_start_is_refused(room: Room) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from raftkv.pb import rpc_pb2
+from raftkv.server.watch import hub as hub_module
 from raftkv.server.watch import messages
 from raftkv.server.watch import piece as piece_module
 from raftkv.server.watch.index import WatcherIndex
-from raftkv.server.watch.stream import WatchStream
+from raftkv.server.watch.intervals import OPEN_END, Intervals
+from raftkv.server.watch.stream import CONNECTION_QUEUED_MAX_BYTES, FILTERS_MAX, WatchStream
 from tests.server.watch.fakes import FakeCall
 from tests.server.watch.test_hub import World
 
@@ -212,3 +215,91 @@ def test_a_replaced_store_looks_at_no_single_watcher(world: World, monkeypatch: 
     assert world.hub.unsynced_count == 0
     world.put(b"499")
     assert [response.watch_id for response in call.read()] == [499]
+
+
+@pytest.mark.interpreted
+def test_how_far_watchers_are_behind_is_asked_of_some_of_very_many(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scrape asks for it, and clients that do not read may have 60,000 streams and a million watchers."""
+    monkeypatch.setattr(hub_module, "BEHIND_MAX", 30)
+    world.put(b"k")
+    for _ in range(100):
+        stream, call = world.stream()
+        world.watch(stream, key=b"k")
+        call.connection_send_buffer_size = CONNECTION_QUEUED_MAX_BYTES + 1
+    world.put(b"k")
+    while world.catch_up():
+        pass
+    assert world.hub.unsynced_count == 100
+    asked: list[WatchStream] = []
+    parked_revision = WatchStream.parked_revision
+
+    def counted(stream: WatchStream) -> int:
+        asked.append(stream)
+        return parked_revision.__get__(stream)
+
+    monkeypatch.setattr(WatchStream, "parked_revision", property(counted))
+    assert world.hub.lag_revisions == 1
+    assert len(asked) == 30
+
+
+def test_a_watch_of_a_million_filters_is_refused_at_once(world: World) -> None:
+    """To look for one among them took half a second; there are two kinds of filters."""
+    stream, call = world.stream()
+    kind = rpc_pb2.WatchCreateRequest.FilterType
+    world.watch(stream, key=b"k", filters=[kind.NODELETE] * FILTERS_MAX)
+    world.watch(stream, key=b"k", filters=[5] * (FILTERS_MAX + 1))
+    taken, refused = call.read()
+    assert (taken.created, taken.canceled) == (True, False)
+    assert (refused.created, refused.canceled, refused.watch_id) == (True, True, -1)
+    assert refused.cancel_reason == f"raftkv: a watch may have {FILTERS_MAX} filters"
+    assert len(stream.watchers) == 1
+
+
+@pytest.mark.parametrize("end", [b"z", b"\0"], ids=["bounded", "open"])
+def test_a_change_that_very_many_intervals_contain_is_matched_with_some(world: World, end: bytes) -> None:
+    intervals: Intervals[int] = Intervals()
+    for number in range(1000):
+        intervals.add(b"a%04d" % number, end if end == OPEN_END else b"%b%04d" % (end, number), number)
+    assert len(intervals.containing(b"m")) == len(intervals.containing(b"m", 1000)) == 1000
+    assert len(intervals.containing(b"m", 999)) == 1000
+    assert intervals.containing(b"m", 10) == list(range(11))
+    assert intervals.containing(b"a0003", 10) == list(range(4))
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("puts", [1, 50])
+def test_a_txn_that_very_many_intervals_contain_is_served_in_steps(
+    world: World, monkeypatch: pytest.MonkeyPatch, puts: int
+) -> None:
+    """Watchers of 240,000 intervals were found one by one for each put of a txn."""
+    monkeypatch.setattr(hub_module, "DELIVERIES_PER_TURN", 200)
+    monkeypatch.setattr(hub_module, "MATCHES_PER_TURN", 100)
+    count = 300 if puts == 1 else 20
+    stream, call = world.stream()
+    for number in range(count):
+        world.watch(stream, key=b"a%04d" % number, range_end=b"z%04d" % number)
+    call.read()
+    looked_for = 0
+    containing = Intervals.containing
+
+    def counted(intervals: Intervals[Any], key: bytes, most: int) -> list[Any]:
+        nonlocal looked_for
+        found = containing(intervals, key, most)
+        looked_for += len(found)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Intervals, "containing", counted)
+        txn = world.store.begin()
+        for number in range(puts):
+            txn.put(b"m%d" % number, b"v")
+        txn.end()
+        world.applied()
+    assert looked_for <= 201
+    while world.catch_up():
+        pass
+    assert [len(parts[0].events) for parts in _events(call)] == []
+    call.read()
+    assert [len(parts[0].events) for parts in _events(call) if parts] == [puts] * count

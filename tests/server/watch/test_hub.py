@@ -21,7 +21,7 @@ from raftkv.server.watch import hub as hub_module
 from raftkv.server.watch import stream as stream_module
 from raftkv.server.watch.hub import WatchHub
 from raftkv.server.watch.index import Watcher, WatcherIndex
-from raftkv.server.watch.service import REQUESTS_PER_PASS, WatchService
+from raftkv.server.watch.service import BYTES_AS_A_REQUEST, REQUESTS_PER_PASS, WatchService
 from raftkv.server.watch.stream import WatchStream
 from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.mvcc import Store
@@ -381,15 +381,16 @@ def test_watchers_are_bounded_by_what_they_take(world: World, monkeypatch: pytes
 class Flood(FakeCall):
     """A call whose client has sent more requests than a pass of the loop should take."""
 
-    def __init__(self, requests: int) -> None:
+    def __init__(self, requests: int, key_bytes: int = 0) -> None:
         super().__init__()
         self._left = requests
+        self._key_bytes = key_bytes
 
     async def receive(self) -> bytes | None:
         if not self._left:
             return None
         self._left -= 1
-        request = rpc_pb2.WatchCreateRequest(key=b"%d" % self._left)
+        request = rpc_pb2.WatchCreateRequest(key=(b"%d" % self._left).ljust(self._key_bytes))
         return rpc_pb2.WatchRequest(create_request=request).SerializeToString()
 
 
@@ -407,17 +408,20 @@ class Admitted:
         """See ``Admission``."""
 
 
-def test_a_pass_of_the_loop_takes_few_requests_of_all_streams_together(world: World) -> None:
+@pytest.mark.parametrize(("key_bytes", "few"), [(0, REQUESTS_PER_PASS), (10 * BYTES_AS_A_REQUEST, 19)])
+def test_a_pass_of_the_loop_takes_few_requests_of_all_streams_together(world: World, key_bytes: int, few: int) -> None:
+    """A request counts by its bytes too: ten megabytes are no more to be parsed in one pass."""
+
     async def run() -> None:
         guard, admission = cast(LeaderGuard, Guard()), cast(Admission, Admitted())
         service = WatchService(world.hub, admission, guard, fragment_bytes=1000, progress_interval_s=0)
-        calls = [Flood(3 * REQUESTS_PER_PASS), Flood(REQUESTS_PER_PASS)]
+        calls = [Flood(3 * few, key_bytes), Flood(few, key_bytes)]
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(service.watch(cast(StreamCall, call))) for call in calls]
             before = 0
-            while before < 4 * REQUESTS_PER_PASS:
+            while before < 4 * few:
                 await asyncio.sleep(0)
-                assert world.hub.watcher_count - before <= REQUESTS_PER_PASS
+                assert world.hub.watcher_count - before <= few
                 before = world.hub.watcher_count
             for task in tasks:
                 task.cancel()

@@ -22,8 +22,10 @@ export function rangeText(key, end) {
 function ranges(stream) {
   const texts = stream.ranges.map((one) => {
     const key = unbase64(one.key);
-    const text = rangeText(key, unbase64(one.range_end));
-    const link = h("a", { href: href("keys", [], { prefix: shown(key), flat: one.range_end ? "" : "1" }), class: "mono" }, text);
+    const text = one.is_cut ? `${shown(key)}…` : rangeText(key, unbase64(one.range_end));
+    const link = one.is_cut
+      ? h("span", { class: "mono" }, text)
+      : h("a", { href: href("keys", [], { prefix: shown(key), flat: one.range_end ? "" : "1" }), class: "mono" }, text);
     return one.watchers > 1 ? [link, h("span", { class: "muted" }, ` ×${count(one.watchers)}`)] : link;
   });
   const more = stream.ranges_total - stream.ranges.length;

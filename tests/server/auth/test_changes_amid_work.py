@@ -1,0 +1,147 @@
+"""Users and rights that change while something is under way: it goes on, or ends, by those of its moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from raftkv import errors
+from raftkv.pb import election_pb2, rpc_pb2
+from raftkv.server.node.slices import SHORT_ACTIVE_MAX, Slices, Work
+from raftkv.server.watch.stream import RECHECKS_PER_STEP
+from tests.server.auth.test_guard import DENIED, RANGE, TXN, answers, on_loop, settled, watch, world_of_alice
+from tests.server.auth.world import World, stop, until
+
+WATCH = "etcdserverpb.Watch/Watch"
+
+
+def revoke(world: World) -> None:
+    """Take alice's right to everything."""
+    world.change(role_delete=rpc_pb2.AuthRoleDeleteRequest(role="role-alice"))
+
+
+@on_loop
+async def test_watchers_outlast_a_second_change_of_users_amid_the_look_at_the_first() -> None:
+    world = world_of_alice()
+    call = world.start(WATCH, watch(b"a1", b""), world.token("alice"))
+    count = RECHECKS_PER_STEP + 10
+    for _ in range(count - 1):
+        call.ask(watch(b"a1", b""))
+    await settled(call, count)
+    look = world.users.live.of(call).steps()
+    next(look)
+    world.change(role_add=rpc_pb2.AuthRoleAddRequest(name="of-others"))
+    for _ in look:
+        pass
+    world.put(b"a1")
+    world.node.let_go()
+    await settled(call, 2 * count)
+    assert [(each.canceled, len(each.events)) for each in answers(call)[count:]] == [(False, 1)] * count
+    await stop(call)
+
+
+@on_loop
+async def test_a_wait_outlasts_a_second_change_of_users_amid_the_look_at_the_first() -> None:
+    world = world_of_alice()
+    call: Any = world.start(
+        "v3electionpb.Election/Observe", election_pb2.LeaderRequest(name=b"a1"), world.token("alice")
+    )
+    await until(lambda: len(world.users.live) == 1)
+    live = world.users.live.of(call)
+    check = live._check
+    assert check is not None
+
+    def slowly(caller: Any) -> Iterator[None]:
+        yield
+        yield from check(caller)
+
+    live._check = slowly
+    look = live.steps()
+    next(look)
+    world.change(role_add=rpc_pb2.AuthRoleAddRequest(name="of-others"))
+    for _ in look:
+        pass
+    assert not call.done
+    revoke(world)
+    world.node.let_go()
+    await until(lambda: call.done)
+    assert call.status == (errors.UNKNOWN, "etcdserver: permission denied")
+
+
+@pytest.mark.parametrize("method", [RANGE, TXN])
+def test_a_read_that_waits_for_its_slice_is_checked_when_it_begins(method: str) -> None:
+    @on_loop
+    async def main() -> None:
+        world = world_of_alice()
+        request: Any = rpc_pb2.RangeRequest(key=b"a", range_end=b"b")
+        if method == TXN:
+            request = rpc_pb2.TxnRequest(success=[rpc_pb2.RequestOp(request_range=request)])
+        world.node.is_held = True
+        call = world.start(method, request, world.token("alice"))
+        world.responder.slices.spend(1.0)
+        world.node.let_go()
+        assert not call.done
+        revoke(world)
+        world.put(b"a1", b"written after the right was gone")
+        await until(lambda: call.done)
+        assert call.status == DENIED
+
+    main()
+
+
+def _endless() -> Work[None]:
+    while True:
+        yield
+
+
+@on_loop
+async def test_a_watch_ends_with_the_right_however_many_long_reads_wait() -> None:
+    world = world_of_alice()
+    call = world.start(WATCH, watch(b"a1", b""), world.token("alice"))
+    await settled(call, 1)
+    slices: Slices = world.responder.slices
+    jobs = [slices.run(_endless, lambda error: None, 0) for _ in range(SHORT_ACTIVE_MAX + 1)]
+    slices.spend(1.0)
+    revoke(world)
+    world.put(b"a1")
+    world.node.let_go()
+    await settled(call, 2)
+    assert [(each.canceled, len(each.events)) for each in answers(call)[1:]] == [(True, 0)]
+    for job in jobs:
+        job.cancel()
+    await stop(call)
+
+
+@pytest.mark.parametrize("method", [WATCH, "etcdserverpb.Lease/LeaseKeepAlive"])
+def test_it_is_known_who_opened_a_stream_of_requests(method: str) -> None:
+    """The audit log and the dashboard say so."""
+
+    @on_loop
+    async def main() -> None:
+        world = world_of_alice((200,))
+        request: Any = watch(b"b", b"") if method == WATCH else rpc_pb2.LeaseKeepAliveRequest(ID=200)
+        call = world.start(method, request, world.token("alice"))
+        await settled(call, 1)
+        assert call.caller is not None
+        assert call.caller.user == b"alice"
+        await stop(call)
+
+    main()
+
+
+@on_loop
+async def test_it_is_known_who_opened_a_stream_before_users_were_asked_for() -> None:
+    world = World()
+    world.user("alice", ("READWRITE", b"a", b"b"))
+    call = world.start(WATCH, watch(b"a1", b""), cn="alice")
+    await settled(call, 1)
+    assert call.caller is None
+    world.enable()
+    world.node.let_go()
+    call.ask(watch(b"a2", b""))
+    await settled(call, 2)
+    assert call.caller is not None
+    assert call.caller.user == b"alice"
+    await stop(call)

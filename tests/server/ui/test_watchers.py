@@ -1,0 +1,63 @@
+"""Who watches, as the dashboard shows it: so much of it that it can be made in one turn."""
+
+from __future__ import annotations
+
+import base64
+import json
+from types import SimpleNamespace
+from typing import Any
+
+from raftkv.server.ui.watchers import SHOWN_BYTES_MAX, STREAMS_MAX, WATCHERS_MAX, watching
+
+
+def hub_of(*streams: list[tuple[bytes, bytes]]) -> Any:
+    """A hub with streams, each of watchers on these intervals."""
+    found = [
+        SimpleNamespace(
+            watchers={number: SimpleNamespace(key=key, range_end=end) for number, (key, end) in enumerate(intervals)},
+            client=("10.0.0.1:5", "alice"),
+            unsynced_count=0,
+            watcher_bytes=1,
+            unread_bytes=2,
+        )
+        for intervals in streams
+    ]
+    return SimpleNamespace(
+        streams=found,
+        watcher_count=sum(map(len, streams)),
+        unsynced_count=0,
+        watcher_bytes=3,
+        revision=4,
+    )
+
+
+def test_intervals_of_a_stream_are_shown_the_frequent_first() -> None:
+    found = watching(hub_of([(b"a", b""), (b"p/", b"p0"), (b"p/", b"p0")]))
+    (stream,) = found["streams"]
+    assert (stream["client"], stream["user"], stream["watchers"]) == ("10.0.0.1:5", "alice", 3)
+    assert stream["ranges"] == [
+        {"key": "cC8=", "range_end": "cDA=", "watchers": 2, "is_cut": False},
+        {"key": "YQ==", "range_end": "", "watchers": 1, "is_cut": False},
+    ]
+
+
+def test_long_keys_are_cut() -> None:
+    """Anybody may watch thousands of keys of a megabyte; who looks at it is not to pay for that, nor is the loop."""
+    long = b"k" * 1_000_000
+    streams = [[(b"%d" % number + long, b"l" + long) for number in range(30)] for _ in range(5)]
+    found = watching(hub_of(*streams))
+    assert len(json.dumps(found)) < 200_000
+    one = found["streams"][0]["ranges"][0]
+    assert (one["is_cut"], len(base64.b64decode(one["key"])), len(base64.b64decode(one["range_end"]))) == (
+        True,
+        SHOWN_BYTES_MAX,
+        SHOWN_BYTES_MAX,
+    )
+
+
+def test_so_many_streams_and_watchers_are_looked_at() -> None:
+    streams = [[(b"%d" % number, b"") for number in range(30)] for _ in range(STREAMS_MAX + 10)]
+    found = watching(hub_of(*streams))
+    assert len(found["streams"]) == STREAMS_MAX
+    assert found["streams_total"] == STREAMS_MAX + 10
+    assert sum(stream["ranges_total"] for stream in found["streams"]) <= WATCHERS_MAX + 20 * STREAMS_MAX
