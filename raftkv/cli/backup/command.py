@@ -253,8 +253,9 @@ def _temporary(values: dict[str, Any]) -> Iterator[Path]:
     try:
         with temporary_directory(values["temporary-dir"]) as directory:
             yield directory
-    except FileNotFoundError as error:
-        raise CommandError(f"cannot make a temporary directory: {error.strerror}: {error.filename}") from None
+    except OSError as error:
+        place = f": {error.filename}" if error.filename is not None else ""
+        raise CommandError(f"cannot use a temporary directory: {error.strerror or error}{place}") from None
 
 
 # -- looking and restoring -------------------------------------------------------------------------------------------
