@@ -20,7 +20,7 @@ from typing import Any, Final
 from raftkv.cli.exits import BAD_FLAGS, ERROR, CommandError
 from raftkv.cli.goflags import values as govalues
 from raftkv.cli.goflags.pflag import did_you_mean
-from raftkv.cli.server.flags import BOOLEANS, FLAGS, GATE_FIELDS, IDLE, REFUSED, duration
+from raftkv.cli.server.flags import BOOLEANS, FLAGS, GATE_FIELDS, IDLE, REFUSED, boolean, duration
 from raftkv.cli.server.rotation import read_rotation
 from raftkv.config import ServerConfig, TLSFiles, Tracing
 from raftkv.errors import ConfigError
@@ -125,7 +125,7 @@ def _parse_flag(name: str, text: str) -> Any:
     """Return the value of a flag on the command line; here a bad one ends the command with code 2."""
     flag = FLAGS.get(name)
     try:
-        return flag.parse(text) if flag else text
+        return flag.parse(text) if flag else boolean(text) if name == "version" else text
     except (ValueError, ConfigError) as error:
         kind = "boolean value" if name in BOOLEANS else "value"
         where = f"-{name}" if kind == "boolean value" else f"flag -{name}"
