@@ -30,12 +30,12 @@ from raftkv.server.tls.issue import (
     SERVER,
     Authority,
     check_host,
+    name_directory,
     private_directory,
     replace_files,
     write_new,
     write_pair,
 )
-from raftkv.storage.datadir import sync_directory
 
 HERE: Final = ("localhost", "127.0.0.1", "::1")
 """Hosts that a member's certificate for clients has beside the member's own."""
@@ -132,11 +132,10 @@ class Folder:
             for authority in ("ca.crt", "peer-ca.crt"):
                 write_new(making / authority, (self._path / authority).read_bytes())
             private_directory(folder.parent)
-            making.rename(folder)
+            name_directory(making, folder)
         except BaseException:
             shutil.rmtree(making, ignore_errors=True)
             raise
-        sync_directory(str(folder.parent))
         return [_read("server", folder / "server.crt"), _read("peer", folder / "peer.crt")]
 
     def renew(self, members: Sequence[str], clients: Sequence[str], days: int) -> list[Made]:

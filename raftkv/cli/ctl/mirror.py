@@ -35,7 +35,7 @@ M = TypeVar("M", bound="Message")
 
 PAGE_KEYS: Final = 1000
 TXN_BYTES: Final = 1536 * 1024 - 4096
-"""Bytes of a transaction: what members take unless they are told otherwise, less what they add to it."""
+"""Bytes of a transaction: what members take by default, less what they add to it."""
 LARGER: Final = "message larger than max"
 """Words of gRPC, at either end, for what it does not carry."""
 FRAME_BYTES: Final = 8

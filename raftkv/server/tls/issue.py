@@ -254,6 +254,23 @@ def private_directory(path: Path) -> Path:
     return Path(ensure_private_directory(path))
 
 
+def name_directory(made: Path, path: Path) -> None:
+    """Give a directory of new files its name, durably.
+
+    Arguments:
+        made: the directory.
+        path: its name; nothing is there yet.
+
+    Raises:
+        ConfigError: it cannot have that name.
+    """
+    try:
+        made.rename(path)
+        sync_directory(str(path.parent))
+    except OSError as error:
+        raise ConfigError(f"cannot move {made} to {path}: {error.strerror}") from None
+
+
 def replace_files(files: Mapping[Path, bytes]) -> None:
     """Put new files, in this order, in the places of old ones; each is the old or the new one, whole, at any moment.
 
