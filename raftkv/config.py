@@ -473,7 +473,10 @@ class ServerConfig:
     def _check_horovod(self) -> None:
         run = self.horovod_run
         if run and (
-            len(run.encode()) > _RUN_ID_BYTES_MAX or not run.isprintable() or " " in run or "" in run.split("/")
+            len(run.encode("utf-8", "surrogateescape")) > _RUN_ID_BYTES_MAX
+            or not run.isprintable()
+            or " " in run
+            or "" in run.split("/")
         ):
             raise ConfigError(
                 f"--horovod-run {run!r} is no run id: at most {_RUN_ID_BYTES_MAX} bytes, without white space, "

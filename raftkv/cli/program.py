@@ -13,7 +13,9 @@ Leaves out: how a program says what went wrong, which each knows itself (``compl
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -37,6 +39,7 @@ def leave(body: Callable[[], int], complain: Callable[[str], None]) -> int:
         the exit code.
     """
     _open_closed_streams()
+    _take_any_bytes()
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as ``start`` left it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     _keep_memory_out_of_core_dumps()
@@ -65,6 +68,15 @@ def _open_closed_streams() -> None:
         if getattr(sys, name) is None:
             number = os.open(os.devnull, os.O_RDONLY if name == "stdin" else os.O_WRONLY)
             setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", encoding="utf-8", closefd=False))
+
+
+def _take_any_bytes() -> None:
+    """Let what is no text in the locale be read and printed all the same: names of files are bytes."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        is_utf_8 = codecs.lookup(sys.stdout.encoding).name == "utf-8"
+        sys.stdout.reconfigure(errors="surrogateescape" if is_utf_8 else "backslashreplace")
 
 
 def _keep_memory_out_of_core_dumps() -> None:

@@ -4,17 +4,18 @@
     print(saved.size_bytes, saved.version)
 
 The file gets its name when it is whole, its hash is right, and it is durable; until then it is ``backup.db.part``,
-which is removed if anything fails.
+which is removed if anything fails. One process at a time writes there: two would write into the same file.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import hashlib
 import os
 import stat
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
@@ -66,30 +67,70 @@ async def save(messages: Messages, to: str | os.PathLike[str], on_progress: Prog
     """
     target = _target(to)
     part = target.with_name(target.name + ".part")
-    try:
+    with _alone(part) as file:
         try:
-            # Nobody may have laid a link there that leads the snapshot, and its mode, elsewhere.
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-            file = os.fdopen(os.open(part, flags, 0o600), "wb")
+            # The mode of a file that was there is somebody else's choice.
+            os.fchmod(file.fileno(), 0o600)
+            saved = await _receive(messages, file, target, on_progress)
+            file.flush()
+            await asyncio.to_thread(os.fsync, file.fileno())
         except OSError as error:
-            raise _failed(f"could not open {part}", error) from None
-        with file:
-            try:
-                # The mode of a file that was there is somebody else's choice.
-                os.fchmod(file.fileno(), 0o600)
-                saved = await _receive(messages, file, target, on_progress)
-                file.flush()
-                await asyncio.to_thread(os.fsync, file.fileno())
-            except OSError as error:
-                raise _failed("could not write snapshot", error) from None
+            raise _failed("could not write snapshot", error) from None
         try:
             os.replace(part, target)
             await asyncio.to_thread(_sync_directory, target)
         except OSError as error:
             raise _failed(f"could not rename {part} to {target}", error) from None
-    finally:
-        part.unlink(missing_ok=True)
     return saved
+
+
+@contextlib.contextmanager
+def _alone(part: Path) -> Iterator[BinaryIO]:
+    """Open an empty file, and keep others from writing to it for the time of the block; one that fails removes it.
+
+    Raises:
+        StorageError: it cannot be opened, or another process writes to it.
+    """
+    file = _locked(part)
+    try:
+        yield file
+    except BaseException:
+        if _has_name(file, part):
+            part.unlink(missing_ok=True)
+        raise
+    finally:
+        # What a full disk did not take would fail here once more.
+        with contextlib.suppress(OSError):
+            file.close()
+
+
+def _locked(part: Path) -> BinaryIO:
+    # Nobody may have laid a link there that leads the snapshot, and its mode, elsewhere.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    while True:
+        try:
+            file = os.fdopen(os.open(part, flags, 0o600), "wb")
+        except OSError as error:
+            raise _failed(f"could not open {part}", error) from None
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise StorageError(f"could not open {part} (another snapshot is being saved there)") from None
+        except OSError:
+            pass  # a file system without locks
+        # Whoever held the lock until now may have given the file its name: then it is no longer this one.
+        if _has_name(file, part):
+            file.truncate(0)
+            return file
+        file.close()
+
+
+def _has_name(file: BinaryIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.lstat(path))
+    except OSError:
+        return False
 
 
 def _target(to: str | os.PathLike[str]) -> Path:

@@ -14,6 +14,7 @@ Invariants: entries come without a gap, each with the checksum chain of its segm
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -167,8 +168,18 @@ class MemberArchive:
 
 
 def segment_directories(path: Path) -> list[Path]:
-    """Return the directories at or below one that hold segments; none if it does not exist."""
-    return sorted({file.parent for file in path.rglob("*.wal") if SegmentName.parse(file.name)})
+    """Return the directories at or below one that hold segments; none if it does not exist.
+
+    Raises:
+        StorageError: one cannot be read: what it holds would be taken for not there.
+    """
+
+    def refuse(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise StorageError(f"cannot read the archive {error.filename}: {error.strerror}") from error
+
+    walked = os.walk(path, onerror=refuse)
+    return sorted(Path(directory) for directory, _, names in walked if any(map(SegmentName.parse, names)))
 
 
 class Archive:

@@ -76,16 +76,16 @@ def held(data_dir: str) -> Iterator[Path]:
     """
     database = database_of(data_dir)
     lock = os.path.join(data_dir, "member", "wal", LOCK_NAME)
-    if not os.path.exists(lock):  # the log lies elsewhere
-        refuse_running(database)
-        yield database
+    if not os.path.exists(lock):  # the log lies elsewhere: who starts on it waits for the database
+        with _closed(database):
+            yield database
         return
     descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
     try:
         if not _locked(descriptor):
             raise _running(data_dir)
-        refuse_running(database)
-        yield database
+        with _closed(database):
+            yield database
     finally:
         os.close(descriptor)
 
@@ -120,14 +120,31 @@ def refuse_running(database: Path) -> None:
     Raises:
         StorageError: one has.
     """
+    with _closed(database):
+        return
+
+
+@contextmanager
+def _closed(database: Path) -> Iterator[None]:
+    """Keep others from opening a database for the time of the block: LMDB waits for this lock before it opens the file.
+
+    The lock is the process's: it goes as soon as the file of locks is closed anywhere in it, so nothing in the block
+    opens the database with locks.
+
+    Raises:
+        StorageError: another process has it open.
+    """
     try:
         descriptor = os.open(lock_path(database), os.O_RDWR | os.O_CLOEXEC)
     except OSError:
+        yield
         return
     try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
-    except BlockingIOError:
-        raise _running(str(database)) from None
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+        except BlockingIOError:
+            raise _running(str(database)) from None
+        yield
     finally:
         os.close(descriptor)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shlex
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +133,9 @@ def test_listing(made: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFix
         ([], 2, "certs takes a directory; see raftkv certs --help"),
         (["DIR", "a"], 2, "certs: 'a' is not NAME=HOST[,HOST...]"),
         (["DIR", "a=x", "a=y"], 2, "certs: member a is given twice"),
+        (["DIR", "--client", "eve,eve"], 2, "certs: client eve is given twice"),
+        (["revoke", "DIR", "--client", "eve", "--client", "eve"], 2, "certs: client eve is given twice"),
+        (["renew", "DIR", "--member", "a,a"], 2, "certs: member a is given twice"),
         (["DIR", "--days", "0"], 2, "--days and --ca-days must be from 1 to 99999"),
         (["renew", "DIR"], 2, "certs renew: --member or --client says which"),
         (
@@ -154,3 +160,27 @@ def test_refusals(tmp_path: Path, words: list[str], code: int, line: str) -> Non
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--help"]) == 0
     assert "raftkv certs renew DIRECTORY" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("writes", range(1, 13))
+def test_a_full_disk_leaves_nothing_in_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
+    """Half of a key, or of a member, could be neither made nor renewed nor revoked, nor the rest be listed."""
+    words, left, real = [str(tmp_path / "tls"), "a=127.0.0.1", "--client", "bob", "--json"], [writes], os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            left[0] -= 1
+            if not left[0]:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(CommandError, match=r"^certs: cannot write .*: No space left on device$"):
+        command.main(words)
+    monkeypatch.undo()
+    assert command.main(["list", str(tmp_path / "tls")]) == 0
+    if writes > 10:  # the member was whole
+        words = words[:1] + words[2:]
+    assert command.main(words) == 0
+    assert command.main(["renew", str(tmp_path / "tls"), "--member", "a", "--client", "bob"]) == 0
+    assert not [*(tmp_path / "tls").glob(".*")]

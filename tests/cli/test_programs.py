@@ -256,3 +256,64 @@ PLAIN = [
 def test_flags_of_its_own_are_refused_in_plain_words_and_etcdctls_in_etcdctls(run, text, code, line) -> None:
     ran = run(text.split())
     assert (ran.code, ran.output, ran.errors) == (code, b"", f"{line}\n")
+
+
+STRICT = {"PYTHONIOENCODING": "utf-8:strict"}
+"""As Python has its streams in any UTF-8 locale but C's."""
+
+
+@pytest.mark.parametrize("encoding", [STRICT["PYTHONIOENCODING"], "latin-1:strict"])
+def test_names_of_files_that_are_no_text_are_printed(tmp_path: Path, encoding: str) -> None:
+    """All was made, and then the program ended with a traceback, or as if it had failed."""
+    directory = tmp_path / os.fsdecode(b"\xe6\x97\xa5 \xff")
+    command = [str(BIN / "raftkv"), "certs", str(directory), "a=127.0.0.1"]
+    given = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run(command, capture_output=True, env=given, timeout=TIMEOUT_S, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    shown = os.fsencode(directory) if encoding.startswith("utf-8") else str(tmp_path).encode() + b"/\\u65e5 \\udcff"
+    assert shown in done.stdout
+
+
+def test_input_that_is_no_text_is_one_line() -> None:
+    done = subprocess.run(
+        [str(BIN / "raftkvctl"), "user", "add", "joe", "--interactive=false"],
+        capture_output=True,
+        input=b"\xff\n",
+        env={**os.environ, **STRICT},
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (1, b"Error: names, passwords and versions must be UTF-8\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "line"),
+    [
+        ("--version=maybe", 2, 'invalid boolean value "maybe" for -version: parse error'),
+        ("--horovod-run=\udcff", 1, "--horovod-run '\\udcff' is no run id: at most 200 bytes, without white space, "),
+        ("join http://a..b:1", 1, "join: cannot find the way to http://a..b:1: "),
+    ],
+)
+def test_odd_words_of_the_server_are_one_line(words: str, code: int, line: str) -> None:
+    ran = run_server(words.split(" "))
+    assert (ran.code, ran.output, ran.errors.count("\n")) == (code, b"", 1)
+    assert ran.errors.startswith(f"raftkv: {line}")
+
+
+def test_a_client_url_that_cannot_be_reached_hides_no_other_member() -> None:
+    """A member may advertise a socket file, which this client does not know: a traceback, or no answer of anybody."""
+    cluster = Cluster(RAFTKV)
+    (member,) = cluster.members
+    member.flags = [*member.flags, f"--advertise-client-urls={member.client_url},unix://a:1"]
+    with cluster:
+        for command in ("endpoint health", "endpoint status", "endpoint hashkv", "defrag"):
+            ran = run_ctl([*command.split(), "--cluster", "--endpoints", member.endpoint])
+            assert (ran.code, member.endpoint.encode() in ran.output) == (1, True)
+            assert "endpoint 'unix://a:1' is not host:port, http:// or https://" in ran.errors
+        member.kill()
+        member.flags[-1] = "--advertise-client-urls=unix://a:1"
+        member.start()
+        member.wait_ready()
+        ran = run_ctl(["top", "--once", "--interval", "1ms", "--endpoints", member.endpoint])
+        assert ran.code == 1
+        assert b"endpoint 'unix://a:1' is not host:port, http:// or https://" in ran.output

@@ -155,6 +155,9 @@ def test_a_file_is_all_that_counts(tmp_path):
             "client-transport-security: {cert-file: {a: b}}\n",
             "cert-file takes a value, and is given settings of its own: a",
         ),
+        ('data-dir: "a\\0b"\n', "data-dir has what no name of a file can have: 'a\\x00b'"),
+        ('{\t"data-dir": "\\ud800"}\n', "data-dir has what no name of a file can have: '\\ud800'"),
+        ("{\t'name': a}\n", "found character '\\t' that cannot start any token"),
         ("listen-client-urls: {http: x}\n", "listen-client-urls takes a value, and is given settings of its own: http"),
     ],
 )
@@ -163,6 +166,16 @@ def test_files_that_cannot_be_used(tmp_path, text, error):
     path.write_text(text)
     code, found = refused(f"--config-file={path}")
     assert (code, error in found) == (1, True), found
+
+
+def test_a_file_of_json_may_have_tabs(tmp_path):
+    """etcd starts with such a file; PyYAML takes no tabs between tokens."""
+    path = tmp_path / "raftkv.json"
+    path.write_text('{\n\t"name": "a",\n\t"listen-client-urls":\t["http://127.0.0.1:1"],\n\t"log-level": "warn"\n}\n')
+    options = read(f"--config-file={path}")
+    config = options.config
+    assert (config.name, config.log_level, options.warnings) == ("a", "warn", [])
+    assert config.listen_client_urls == ("http://127.0.0.1:1",)
 
 
 def test_an_empty_section_sets_nothing(tmp_path):

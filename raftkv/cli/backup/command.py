@@ -12,15 +12,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from raftkv.cli.backup import manifest as rules
 from raftkv.cli.backup.manifest import DATA_SUFFIX, MANIFEST_SUFFIX, PART_SUFFIX, Manifest
-from raftkv.cli.backup.place import Place
+from raftkv.cli.backup.place import Advance, Place
 from raftkv.cli.backup.report import Report
 from raftkv.cli.backup.temporary import temporary_directory
 from raftkv.cli.daemons import daemon
@@ -201,18 +202,37 @@ async def _make(kv: Any, place: Place, directory: Path, progress: Any) -> Manife
     )
     file_name = made.name + DATA_SUFFIX
     try:
-        await asyncio.to_thread(place.upload, path, file_name, progress.copied("uploading", contents.size_bytes))
+        await _copied(place.upload, path, file_name, progress.copied("uploading", contents.size_bytes))
         path.unlink()
         # What is verified is what lies there, not what was sent.
         verifying = progress.copied("verifying", contents.size_bytes)
-        await asyncio.to_thread(place.download, file_name + PART_SUFFIX, back, verifying)
+        await _copied(place.download, file_name + PART_SUFFIX, back, verifying)
         await asyncio.to_thread(check, made, back)
-    except CommandError:
+    except (CommandError, asyncio.CancelledError):
         await asyncio.to_thread(place.delete, file_name + PART_SUFFIX)
         raise
     await asyncio.to_thread(place.finish, file_name)
     await asyncio.to_thread(place.write, made.name + MANIFEST_SUFFIX, made.text())
     return made
+
+
+async def _copied(copy: Callable[[Any, Any, Advance], None], source: Any, target: Any, advance: Advance) -> None:
+    """Copy in a thread; a cancellation ends it at the next piece, and waits for that: what is copied has an end."""
+    cancelled = threading.Event()
+
+    def go_on(size_bytes: int) -> None:
+        if cancelled.is_set():
+            raise CommandError("cancelled")
+        advance(size_bytes)
+
+    copying = asyncio.ensure_future(asyncio.to_thread(copy, source, target, go_on))
+    try:
+        await asyncio.shield(copying)
+    except asyncio.CancelledError:
+        cancelled.set()
+        await asyncio.wait((copying,))
+        copying.exception()
+        raise
 
 
 def _status_request() -> tuple[Any, Any]:
@@ -253,8 +273,9 @@ def _temporary(values: dict[str, Any]) -> Iterator[Path]:
     try:
         with temporary_directory(values["temporary-dir"]) as directory:
             yield directory
-    except FileNotFoundError as error:
-        raise CommandError(f"cannot make a temporary directory: {error.strerror}: {error.filename}") from None
+    except OSError as error:
+        place = f": {error.filename}" if error.filename is not None else ""
+        raise CommandError(f"cannot use a temporary directory: {error.strerror or error}{place}") from None
 
 
 # -- looking and restoring -------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ FORMAT: Final = 1
 DATA_SUFFIX: Final = ".db"
 MANIFEST_SUFFIX: Final = ".json"
 PART_SUFFIX: Final = ".part"
-_NAME: Final = re.compile(r"raftkv-(\d{8}T\d{6}Z)-[0-9a-f]{16}")
+_FILE: Final = re.compile(r"raftkv-(\d{8}T\d{6}Z)-[0-9a-f]{16}\.(?:db|json)(?:\.part)?")
 _TIME: Final = "%Y%m%dT%H%M%SZ"
 DAY_S: Final = 86_400.0
 
@@ -79,8 +79,11 @@ def name_of(taken_s: float, revision: int) -> str:
 
 
 def time_of(file_name: str) -> float | None:
-    """Return when the backup of a file was taken, in seconds since the epoch; None: it is no file of a backup."""
-    match = _NAME.match(file_name)
+    """Return when the backup of a file was taken, in seconds since the epoch; None: it is no file of a backup.
+
+    One that somebody has copied to another name is his own, and none.
+    """
+    match = _FILE.fullmatch(file_name)
     return datetime.strptime(match[1], _TIME).replace(tzinfo=UTC).timestamp() if match else None
 
 

@@ -6,6 +6,7 @@ its own. On local disks both are synced. Whatever a file system raises becomes o
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -109,9 +110,22 @@ class Place:
         return content.decode()
 
     def download(self, name: str, target: Path, advance: Advance = lambda size: None) -> None:
-        """Copy a file from here."""
-        with self._named("read"), self._fs.open(self._path(name), "rb") as reader, target.open("wb") as writer:
-            _copy(reader, writer, advance)
+        """Copy a file from here.
+
+        Raises:
+            CommandError: it cannot be read.
+            OSError: the copy cannot be written.
+        """
+        with target.open("wb") as writer, contextlib.ExitStack() as stack:
+            with self._named("read"):
+                reader = stack.enter_context(self._fs.open(self._path(name), "rb"))
+            while chunk := self._chunk(reader):
+                writer.write(chunk)
+                advance(len(chunk))
+
+    def _chunk(self, reader: Any) -> bytes:
+        with self._named("read"):
+            return bytes(reader.read(CHUNK_BYTES))
 
     def delete(self, name: str) -> None:
         """Delete a file, there or not."""

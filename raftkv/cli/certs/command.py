@@ -83,6 +83,7 @@ def main(words: Sequence[str]) -> int:
     if not parsed.arguments or (command and len(parsed.arguments) > 1):
         raise CommandError(f"certs {command}".strip() + " takes a directory; see raftkv certs --help", BAD_FLAGS)
     members = _members(parsed.arguments[1:])
+    _refuse_doubles(parsed.values)
     if command in ("renew", "revoke") and not (parsed.values["member"] or parsed.values["client"]):
         raise CommandError(f"certs {command}: --member or --client says which", BAD_FLAGS)
     if "days" in parsed.values and not 0 < min(parsed.values["days"], parsed.values.get("ca-days", 1)) < 100_000:
@@ -114,6 +115,13 @@ def _members(words: Sequence[str]) -> dict[str, list[str]]:
             raise CommandError(f"certs: member {name} is given twice", BAD_FLAGS)
         members[name] = found
     return members
+
+
+def _refuse_doubles(values: Mapping[str, Any]) -> None:
+    for flag in ("member", "client"):
+        for name, times in Counter(values.get(flag, ())).items():
+            if times > 1:
+                raise CommandError(f"certs: {flag} {name} is given twice", BAD_FLAGS)
 
 
 def _run(command: str, folder: Folder, members: Mapping[str, Sequence[str]], values: Mapping[str, Any]) -> int:

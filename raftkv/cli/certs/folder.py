@@ -30,6 +30,7 @@ from raftkv.server.tls.issue import (
     SERVER,
     Authority,
     check_host,
+    name_directory,
     private_directory,
     replace_files,
     write_new,
@@ -121,11 +122,20 @@ class Folder:
     def _make_member(self, name: str, hosts: Sequence[str], days: int) -> list[Made]:
         server = self._load("ca").issue(name, days, list(dict.fromkeys((*hosts, *HERE))), (SERVER,))
         peer = self._load("peer-ca").issue(name, days, hosts, (SERVER, CLIENT))
-        folder = private_directory(self._member(name))
-        write_pair(server, folder / "server.crt", folder / "server.key")
-        write_pair(peer, folder / "peer.crt", folder / "peer.key")
-        for authority in ("ca.crt", "peer-ca.crt"):
-            write_new(folder / authority, (self._path / authority).read_bytes())
+        # All of it or nothing: what has half of its files can be neither made nor renewed.
+        making, folder = self._path / f".{name}.new", self._member(name)
+        shutil.rmtree(making, ignore_errors=True)
+        private_directory(making)
+        try:
+            write_pair(server, making / "server.crt", making / "server.key")
+            write_pair(peer, making / "peer.crt", making / "peer.key")
+            for authority in ("ca.crt", "peer-ca.crt"):
+                write_new(making / authority, (self._path / authority).read_bytes())
+            private_directory(folder.parent)
+            name_directory(making, folder)
+        except BaseException:
+            shutil.rmtree(making, ignore_errors=True)
+            raise
         return [_read("server", folder / "server.crt"), _read("peer", folder / "peer.crt")]
 
     def renew(self, members: Sequence[str], clients: Sequence[str], days: int) -> list[Made]:

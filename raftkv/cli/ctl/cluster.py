@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from raftkv.cli.ctl.session import Session, failed, open_session
@@ -18,7 +19,7 @@ from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.output.printer import EndpointAnswer, EndpointHealth
 from raftkv.client import Client, Method
 from raftkv.client.rpc import methods
-from raftkv.errors import PERMISSION_DENIED, StatusError
+from raftkv.errors import PERMISSION_DENIED, ConfigError, StatusError
 from raftkv.pb import rpc_pb2
 
 _ALARM_NAMES = {rpc_pb2.NOSPACE: "NOSPACE", rpc_pb2.CORRUPT: "CORRUPT"}
@@ -90,16 +91,21 @@ def _ask_each(
         for endpoint in endpoints:
             try:
                 response = await client.call_at(endpoint, method, request, timeout_s=session.timeout_s)
-            except StatusError as error:
+            except (StatusError, ConfigError) as error:
                 errors.append(str(error))
-                for line in failed(error).details:
+                for line in details_of(error):
                     print(f"raftkvctl: {line}", file=sys.stderr)
                 print(f"Failed to get the {what} of endpoint {endpoint} ({error})", file=sys.stderr)
             else:
                 answers.append(EndpointAnswer(endpoint, response))
 
-    session.run(ask, endpoints)
+    session.run(ask)
     return answers, errors
+
+
+def details_of(error: StatusError | ConfigError) -> Sequence[str]:
+    """Return what else is known of an endpoint that did not answer, or that can be none, a line each."""
+    return failed(error).details if isinstance(error, StatusError) else ()
 
 
 async def _check_health(session: Session, endpoint: str, details: list[str]) -> EndpointHealth:
@@ -113,9 +119,9 @@ async def _check_health(session: Session, endpoint: str, details: list[str]) -> 
             await _read_health_key(client, session.timeout_s)
             took = govalues.format_duration(time.monotonic_ns() - start_ns)
             return EndpointHealth(endpoint, *await _check_alarms(client, session.timeout_s, took))
-    except StatusError as error:
+    except (StatusError, ConfigError) as error:
         took = govalues.format_duration(time.monotonic_ns() - start_ns)
-        details += failed(error).details
+        details += details_of(error)
         return EndpointHealth(endpoint, False, took, str(error))
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from raftkv.cli.ctl.cluster import endpoints_of
-from raftkv.cli.ctl.session import failed, open_session
+from raftkv.cli.ctl.cluster import details_of, endpoints_of
+from raftkv.cli.ctl.session import open_session
 from raftkv.cli.exits import BAD_ARGUMENTS, ERROR, CommandError
 from raftkv.cli.goflags import values as govalues
 from raftkv.cli.goflags.command import Invocation
 from raftkv.client import Client
 from raftkv.client.rpc import methods
-from raftkv.errors import StatusError
+from raftkv.errors import ConfigError, StatusError
 from raftkv.pb import rpc_pb2
 
 _Action = rpc_pb2.DowngradeRequest
@@ -59,16 +59,16 @@ def defrag(invocation: Invocation) -> None:
             request = rpc_pb2.DefragmentRequest()
             try:
                 await client.call_at(endpoint, methods.DEFRAGMENT, request, timeout_s=session.timeout_s)
-            except StatusError as error:
+            except (StatusError, ConfigError) as error:
                 failures += 1
-                for line in failed(error).details:
+                for line in details_of(error):
                     print(f"raftkvctl: {line}", file=sys.stderr)
                 print(f"Failed to defragment etcd member[{endpoint}] ({error})", file=sys.stderr)
             else:
                 print(f"Finished defragmenting etcd member[{endpoint}]", flush=True)
         return failures
 
-    if session.run(defragment, endpoints):
+    if session.run(defragment):
         raise CommandError("", ERROR)
 
 

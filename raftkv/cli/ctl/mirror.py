@@ -2,14 +2,15 @@
 
 Owns the two phases. The copy reads one revision of the source in pages; the watch begins right behind it, so nothing
 falls between. A revision of the source is one transaction at the destination, unless it is larger than
-``--max-txn-ops``. The number of keys copied is printed every 30 seconds, and standard error says which cluster does not
-answer. A watch of keys that do not change is silent too: the source is asked now and then whether it is there.
+``--max-txn-ops``, or than the destination takes. The number of keys copied is printed every 30 seconds, and standard
+error says which cluster does not answer. A watch of keys that do not change is silent too: the source is asked now and
+then whether it is there.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -24,7 +25,7 @@ from raftkv.client.keys import prefix_end
 from raftkv.client.rpc import methods
 from raftkv.client.watch.watch import responses
 from raftkv.client.watch.watcher import Request, Watcher
-from raftkv.errors import ConfigError, StatusError
+from raftkv.errors import ConfigError, RequestTooLargeError, StatusError, TooManyOperationsError
 from raftkv.pb import kv_pb2, rpc_pb2
 
 if TYPE_CHECKING:
@@ -33,6 +34,12 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound="Message")
 
 PAGE_KEYS: Final = 1000
+TXN_BYTES: Final = 1536 * 1024 - 4096
+"""Bytes of a transaction: what members take by default, less what they add to it."""
+LARGER: Final = "message larger than max"
+"""Words of gRPC, at either end, for what it does not carry."""
+FRAME_BYTES: Final = 8
+"""What a transaction adds to each of its operations, at most."""
 REPORT_S: Final = 30.0
 PATIENCE_S: Final = 60.0
 """How long either cluster may be unreachable before the mirror gives up."""
@@ -107,8 +114,8 @@ class Mirror:
         revision = 0
         async for page in self._pages():
             revision = revision or page.header.revision
-            for start in range(0, len(page.kvs), self.operations_max):
-                await self._commit([self._put(pair) for pair in page.kvs[start : start + self.operations_max]])
+            for batch in self._batches(map(self._put, page.kvs)):
+                await self._commit(batch)
         return revision
 
     async def _pages(self) -> AsyncIterator[rpc_pb2.RangeResponse]:
@@ -145,21 +152,47 @@ class Mirror:
                 for operations in self._by_revision(response.events):
                     await self._commit(operations)
 
-    def _by_revision(self, events: Iterable[kv_pb2.Event]) -> Iterable[list[rpc_pb2.RequestOp]]:
-        operations: list[rpc_pb2.RequestOp] = []
+    def _by_revision(self, events: Iterable[kv_pb2.Event]) -> Iterator[list[rpc_pb2.RequestOp]]:
+        # Of a key that one revision puts and deletes the last counts: the destination refuses both in one transaction.
+        operations: dict[bytes, rpc_pb2.RequestOp] = {}
         revision = 0
         for event in events:
-            if operations and (event.kv.mod_revision != revision or len(operations) >= self.operations_max):
-                yield operations
-                operations = []
+            if event.kv.mod_revision != revision:
+                yield from self._batches(operations.values())
+                operations = {}
             revision = event.kv.mod_revision
-            operations.append(self._operation(event))
-        if operations:
-            yield operations
+            operations[event.kv.key] = self._operation(event)
+        yield from self._batches(operations.values())
+
+    def _batches(self, operations: Iterable[rpc_pb2.RequestOp]) -> Iterator[list[rpc_pb2.RequestOp]]:
+        """Yield operations in as few transactions as the destination takes by default; a large one has its own."""
+        batch, size_bytes = list[rpc_pb2.RequestOp](), 0
+        for operation in operations:
+            more_bytes = operation.ByteSize() + FRAME_BYTES
+            if batch and (len(batch) >= self.operations_max or size_bytes + more_bytes > TXN_BYTES):
+                yield batch
+                batch, size_bytes = [], 0
+            batch.append(operation)
+            size_bytes += more_bytes
+        if batch:
+            yield batch
 
     async def _commit(self, operations: list[rpc_pb2.RequestOp]) -> None:
-        await self.destination.call(_TXN, rpc_pb2.TxnRequest(success=operations))
-        self.copied += len(operations)
+        try:
+            await self.destination.call(_TXN, rpc_pb2.TxnRequest(success=operations))
+        except StatusError as error:
+            if len(operations) == 1 or not _is_too_much(error):
+                raise
+            half = len(operations) // 2
+            await self._commit(operations[:half])
+            await self._commit(operations[half:])
+        else:
+            self.copied += len(operations)
+
+
+def _is_too_much(error: StatusError) -> bool:
+    """Tell if half of a transaction may be taken where the whole was not."""
+    return isinstance(error, RequestTooLargeError | TooManyOperationsError) or LARGER in str(error)
 
 
 def make_mirror(invocation: Invocation) -> None:

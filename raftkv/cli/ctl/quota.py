@@ -14,6 +14,7 @@ from raftkv.cli.exits import BAD_ARGUMENTS, BAD_FEATURE, CommandError
 from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.output import table
 from raftkv.cli.output.printer import write_line
+from raftkv.cli.output.rows import printable
 from raftkv.client.rpc import methods
 from raftkv.pb import admin_pb2
 
@@ -102,4 +103,7 @@ def _plain(quota: admin_pb2.PrefixQuota) -> dict[str, Any]:
 
 def _row(quota: admin_pb2.PrefixQuota) -> list[str]:
     used_max = ((quota.bytes_used, quota.bytes_max), (quota.keys_used, quota.keys_max))
-    return [_text(quota.prefix), *(text for used, most in used_max for text in (str(used), str(most or "-")))]
+    return [
+        printable(_text(quota.prefix)),
+        *(text for used, most in used_max for text in (str(used), str(most or "-"))),
+    ]

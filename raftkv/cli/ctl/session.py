@@ -72,18 +72,17 @@ class Session:
 
         return self.run(use)
 
-    def run(self, use: Callable[[Client], Awaitable[T]], endpoints: list[str] | None = None) -> T:
+    def run(self, use: Callable[[Client], Awaitable[T]]) -> T:
         """Make a client, use it, close it.
 
         Arguments:
             use: what to do with the client.
-            endpoints: others than the command's.
 
         Raises:
             CommandError: the cluster could not be used.
         """
         try:
-            return asyncio.run(self._with_client(use, self.endpoints if endpoints is None else endpoints))
+            return asyncio.run(self._with_client(use))
         except AuthenticationFailed as error:
             raise failed(error.cause, BAD_CONNECTION) from None
         except StatusError as error:
@@ -91,8 +90,8 @@ class Session:
         except ConfigError as error:
             raise CommandError(str(error), BAD_CONNECTION) from None
 
-    async def _with_client(self, use: Callable[[Client], Awaitable[T]], endpoints: list[str]) -> T:
-        async with Client(endpoints, self.options) as client:
+    async def _with_client(self, use: Callable[[Client], Awaitable[T]]) -> T:
+        async with Client(self.endpoints, self.options) as client:
             return await use(client)
 
 

@@ -164,8 +164,9 @@ def _address_towards(endpoint: Endpoint) -> str:
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(address)
             host = str(probe.getsockname()[0])
-    except OSError as error:
-        raise ConfigError(f"cannot find the way to {endpoint.text}: {error.strerror or error}") from None
+    except (OSError, UnicodeError) as error:  # the latter of a name that no host can have
+        why = (isinstance(error, OSError) and error.strerror) or error
+        raise ConfigError(f"cannot find the way to {endpoint.text}: {why}") from None
     return f"[{host}]" if ":" in host else host
 
 

@@ -12,6 +12,8 @@ value only after ``=``; the first word that is no flag is an error.
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +22,7 @@ from typing import Any, Final
 from raftkv.cli.exits import BAD_FLAGS, ERROR, CommandError
 from raftkv.cli.goflags import values as govalues
 from raftkv.cli.goflags.pflag import did_you_mean
-from raftkv.cli.server.flags import BOOLEANS, FLAGS, GATE_FIELDS, IDLE, REFUSED, duration
+from raftkv.cli.server.flags import BOOLEANS, FLAGS, GATE_FIELDS, IDLE, REFUSED, boolean, duration
 from raftkv.cli.server.rotation import read_rotation
 from raftkv.config import ServerConfig, TLSFiles, Tracing
 from raftkv.errors import ConfigError
@@ -125,7 +127,7 @@ def _parse_flag(name: str, text: str) -> Any:
     """Return the value of a flag on the command line; here a bad one ends the command with code 2."""
     flag = FLAGS.get(name)
     try:
-        return flag.parse(text) if flag else text
+        return flag.parse(text) if flag else boolean(text) if name == "version" else text
     except (ValueError, ConfigError) as error:
         kind = "boolean value" if name in BOOLEANS else "value"
         where = f"-{name}" if kind == "boolean value" else f"flag -{name}"
@@ -160,22 +162,7 @@ def _parse_environment(key: str, name: str, text: str) -> None:
 
 
 def _read_file(path: str, warnings: list[str]) -> dict[str, str]:
-    import yaml
-
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"open {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from None
-    try:
-        _check_depth(text)
-        document = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
-    # PyYAML lets these out for dates and numbers that there are not, and for brackets in brackets.
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ConfigError(f"{path}: it cannot be read as YAML: {type(error).__name__}: {error}") from None
+    document = _read_document(path)
     if document is None:
         return {}
     if not isinstance(document, dict):
@@ -188,6 +175,30 @@ def _read_file(path: str, warnings: list[str]) -> dict[str, str]:
             else:
                 warnings.append(f"{path}: unknown setting {name!r} is ignored")
     return texts
+
+
+def _read_document(path: str) -> Any:
+    """Return what a file of YAML holds, or one of JSON."""
+    import yaml
+
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"open {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from None
+    if "\t" in text:
+        # JSON may have tabs between its tokens; PyYAML takes none, unlike what etcd reads its files with.
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(text)
+    try:
+        _check_depth(text)
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
+    # PyYAML lets these out for dates and numbers that there are not, and for brackets in brackets.
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ConfigError(f"{path}: it cannot be read as YAML: {type(error).__name__}: {error}") from None
 
 
 def _check_depth(text: str) -> None:
@@ -231,6 +242,8 @@ def _file_text(path: str, name: str, value: Any) -> str:
         text = ""
     else:
         text = str(value)
+    if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+        raise ConfigError(f"{path}: {name} has what no name of a file can have: {text!r}")
     # In etcd's files a bare number for a duration means nanoseconds.
     if isinstance(value, int) and FLAGS[name].parse is duration:
         text += "ns"

@@ -25,7 +25,7 @@ from raftkv.cli.top.model import ANSWERING, Row, Sample, make_rows, total
 from raftkv.cli.top.view import View
 from raftkv.client import Client
 from raftkv.client.rpc import methods
-from raftkv.errors import StatusError
+from raftkv.errors import ConfigError, StatusError
 from raftkv.pb import rpc_pb2
 
 ASK_TIMEOUT_S: Final = 1.0
@@ -209,13 +209,13 @@ class Looker:
         request = rpc_pb2.StatusRequest()
         try:
             return await self.client.call_at(endpoint, methods.STATUS, request, timeout_s=ASK_TIMEOUT_S)
-        except StatusError as error:
+        except (StatusError, ConfigError) as error:
             return str(error)
 
     async def _metrics(self, endpoint: str) -> dict[str, float]:
         try:
             return await asyncio.to_thread(metrics.fetch, endpoint, self.session.options.tls, ASK_TIMEOUT_S)
-        except OSError:
+        except (OSError, ConfigError):
             return {}
 
 

@@ -6,9 +6,12 @@ The members that restore the same file with the same flags found a new cluster: 
 entry 1, which stands for everything in the file, and the log begins behind it. So a member that joins later has to be
 sent the database, and cannot be given a log that it lacks the beginning of.
 
-A crash leaves ``DIR.restoring``, which no member takes for its data and the next restore removes. A log elsewhere
-(``--wal-dir``) gets its name after the directory: between the two the member refuses to start, because a database
-without its log is not a member.
+A directory that is there, empty, stays: it may be a mount point, a link, or all that this user may write to. It is
+built in ``DIR/.restoring`` then, and what is in that gets its name, the database with its log in one step.
+
+A crash leaves ``DIR.restoring`` or ``DIR/.restoring``, which no member takes for its data and the next restore removes.
+A log elsewhere (``--wal-dir``) gets its name after the database: between the two the member refuses to start, because a
+database without its log is not a member.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -39,7 +42,7 @@ from raftkv.storage import schema
 from raftkv.storage.backend.base import WriteBatch
 from raftkv.storage.backend.lmdb import MAP_SIZE_BYTES, LMDBBackend
 from raftkv.storage.bolt.reader import BoltFile
-from raftkv.storage.datadir import ensure_private_directory, sync_directory
+from raftkv.storage.datadir import DIRECTORY_MODE, ensure_private_directory, sync_directory
 from raftkv.storage.failpoints import failpoint
 from raftkv.storage.mvcc import FIRST_REVISION, Store
 from raftkv.storage.record import seal
@@ -55,6 +58,10 @@ BATCH_BYTES: Final = 16 << 20
 REVISIONS_MAX: Final = 1 << 39
 """Above all main revisions that the index can hold in a 64-bit integer with their sub-revisions."""
 TEMPORARY_SUFFIX: Final = ".restoring"
+INSIDE: Final = ".restoring"
+"""Name of what is built inside of a directory that is there."""
+_SPARED: Final = frozenset((INSIDE, "lost+found"))
+"""What may be in an empty one: of a restore that was killed, and what a file system has at its root."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +122,10 @@ def restore(
         try:
             restored = _build(path, config, temporary, wal_temporary, bump_revision, forward)
             failpoint("restoreBeforeRename")
-            _take_place(temporary, data_dir)
+            if temporary.name == INSIDE:
+                _take_places(temporary, data_dir)
+            else:
+                _take_place(temporary, data_dir)
             if wal_dir is not None:
                 failpoint("restoreBeforeRenameLog")
                 _take_place(wal_temporary, wal_dir)
@@ -127,7 +137,7 @@ def restore(
 
 def _check_free(data_dir: Path, wal_dir: Path | None) -> None:
     try:
-        occupied = data_dir.exists() and any(data_dir.iterdir())
+        occupied = data_dir.exists() and any(child.name not in _SPARED for child in data_dir.iterdir())
     except OSError:
         occupied = True
     if occupied:
@@ -152,8 +162,14 @@ def _beside(path: Path) -> Path:
 
 @contextmanager
 def _building(data_dir: Path) -> Iterator[Path]:
-    """Hold the directory beside the one wanted, empty, for one process at a time; gone at the end."""
+    """Hold an empty directory beside or in the one wanted, for one process at a time; gone at the end."""
     temporary = _beside(data_dir)
+    if data_dir.exists():
+        # As who makes it would give it to its owner alone; another user's is refused in one line.
+        with suppress(PermissionError):
+            data_dir.chmod(DIRECTORY_MODE)
+        ensure_private_directory(data_dir)
+        temporary = data_dir.absolute() / INSIDE
     lock = _locked(temporary)
     try:
         for child in temporary.iterdir():
@@ -191,6 +207,12 @@ def _take_place(temporary: Path, target: Path) -> None:
         sync_directory(str(target.absolute().parent))
     except OSError as error:
         raise StorageError(f"cannot move {temporary} to {target}: {error.strerror}") from error
+
+
+def _take_places(temporary: Path, directory: Path) -> None:
+    """Give what was built its names in a directory that is there: the database first, which is none without its log."""
+    for child in sorted(temporary.iterdir(), key=lambda child: child.name != "member"):
+        _take_place(child, directory / child.name)
 
 
 def _build(

@@ -202,7 +202,11 @@ def write_pair(pair: Pair, certificate: Path, key: Path) -> None:
         ConfigError: something is there, or cannot be written.
     """
     write_new(key, pair.key_pem)
-    write_new(certificate, pair.certificate_pem)
+    try:
+        write_new(certificate, pair.certificate_pem)
+    except ConfigError:
+        key.unlink(missing_ok=True)  # it belongs to nothing, and would be in the way
+        raise
 
 
 def write_new(path: Path, data: bytes) -> None:
@@ -217,14 +221,18 @@ def write_new(path: Path, data: bytes) -> None:
     """
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise ConfigError(f"{path} is there already, and is not written over") from None
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+    try:
         with open(fd, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(fd)
         sync_directory(str(path.parent))
-    except FileExistsError:
-        raise ConfigError(f"{path} is there already, and is not written over") from None
     except OSError as error:
+        path.unlink(missing_ok=True)
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
 
 
@@ -244,6 +252,23 @@ def private_directory(path: Path) -> Path:
         StorageError: it cannot be used.
     """
     return Path(ensure_private_directory(path))
+
+
+def name_directory(made: Path, path: Path) -> None:
+    """Give a directory of new files its name, durably.
+
+    Arguments:
+        made: the directory.
+        path: its name; nothing is there yet.
+
+    Raises:
+        ConfigError: it cannot have that name.
+    """
+    try:
+        made.rename(path)
+        sync_directory(str(path.parent))
+    except OSError as error:
+        raise ConfigError(f"cannot move {made} to {path}: {error.strerror}") from None
 
 
 def replace_files(files: Mapping[Path, bytes]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from raftkv.cli.backup import command, take
 from raftkv.cli.backup.place import Place
 from raftkv.cli.backup.report import Report
-from tests.cli.programs import Running
+from tests.cli.programs import TIMEOUT_S, Running
 from tests.cli.runner import Ran, run_ctl, run_server, run_utl
 from tests.cli.test_programs import BIN
 from tests.procs import RAFTKV, Cluster
@@ -239,3 +240,35 @@ def test_help() -> None:
     ran = run_server(["backup", "--help"])
     assert ran.code == 0
     assert all(f"--{flag.name}" in ran.output.decode() for flag in (*command.TAKE_FLAGS, *command.RESTORE_FLAGS))
+
+
+PIECES = 5_000_000
+"""More than a copy can make before it is cancelled."""
+
+
+@pytest.mark.parametrize("step", ["upload", "download"])
+def test_a_signal_ends_a_copy_that_is_under_way_and_leaves_nothing(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """It went on to the end of the file, however large, and what it had copied stayed for a day."""
+    place, begun = Place(str(tmp_path / "b")), threading.Event()
+    real, pieces = getattr(Place, step), list[int]()
+
+    def in_pieces(self: Place, source: Any, target: Any, advance: Any) -> None:
+        real(self, source, target)
+        begun.set()
+        for number in range(PIECES):
+            pieces.append(number)
+            advance(0)
+
+    monkeypatch.setattr(Place, step, in_pieces)
+
+    async def interrupted() -> None:
+        working = asyncio.ensure_future(command.take_one(place, values_of(cluster), Report(json=True)))
+        await asyncio.to_thread(begun.wait, TIMEOUT_S)
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+
+    asyncio.run(interrupted())
+    assert (place.names(), len(pieces) < PIECES) == ([], True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv.cli.backup.command import _chosen, _prune
+from raftkv.cli.backup.command import TAKE_FLAGS, _chosen, _prune, take_one
 from raftkv.cli.backup.manifest import DAY_S, Manifest, name_of, not_needed, oldest_first, time_of
 from raftkv.cli.backup.place import LEFT_OVER_S, Place
 from raftkv.cli.backup.report import Report
@@ -167,11 +168,14 @@ def test_only_what_has_both_files_is_a_backup_and_leftovers_go(tmp_path: Path) -
     for one in (old, new):
         place.upload(tmp_path / "source", one.name + ".db")
     place.write(backup(NOW_S - LEFT_OVER_S - 9).name + ".json", old.text())
-    (tmp_path / "b" / "notes.txt").write_text("somebody's")
-    assert place.backups() == [whole]
+    kept = {f"{old.name}{ending}" for ending in (".db.keep", "-before-the-upgrade.db", "-before-the-upgrade.json")}
+    for name in ("notes.txt", *kept):
+        (tmp_path / "b" / name).write_text("somebody's")
+    assert place.look() == ([whole], {})
     gone = place.remove_leftovers(NOW_S)
     assert sorted(gone) == sorted([old.name + ".db.part", backup(NOW_S - LEFT_OVER_S - 9).name + ".json"])
-    assert set(place.names()) == {whole.name + ".db", whole.name + ".json", new.name + ".db.part", "notes.txt"}
+    theirs = {"notes.txt", *kept}
+    assert set(place.names()) == {whole.name + ".db", whole.name + ".json", new.name + ".db.part", *theirs}
 
 
 @pytest.mark.parametrize(
@@ -222,3 +226,21 @@ def test_what_killed_backups_left_in_the_temporary_directory_goes_with_the_next(
     assert not used.exists()
     assert file.exists()
     assert list(elsewhere.iterdir())
+
+
+@pytest.mark.parametrize(("what", "why"), [("file", "Not a directory"), ("nothing", "No such file or directory")])
+def test_a_temporary_directory_that_cannot_be_used_is_one_line(what: str, why: str, tmp_path: Path) -> None:
+    """A schedule tries again what fails so; any other error of the system ended it, one of a full disk too."""
+    base = tmp_path / what
+    if what == "file":
+        base.touch()
+    values = {flag.name: flag.initial() for flag in TAKE_FLAGS} | {"temporary-dir": str(base)}
+    with pytest.raises(CommandError, match=f"^cannot use a temporary directory: {why}: {base}"):
+        asyncio.run(take_one(Place(str(tmp_path / "b")), values, Report(json=False)))
+
+
+def test_a_copy_for_which_there_is_no_room_is_not_called_a_place_that_cannot_be_read(tmp_path: Path) -> None:
+    place, one = Place(str(tmp_path / "b")), backup(NOW_S)
+    put(place, one, tmp_path)
+    with pytest.raises(OSError, match="No space left"):
+        place.download(one.name + ".db", Path("/dev/full"))

@@ -74,6 +74,40 @@ def test_all_keys_in_pages_and_large_transactions(endpoints: tuple[str, str]) ->
         mirror.stop()
 
 
+@pytest.mark.parametrize("flags", [(), ("--max-request-bytes=100000", "--max-txn-ops=16")], ids=str)
+def test_values_of_any_size_go_to_a_destination_with_limits(endpoints: tuple[str, str], flags: tuple[str, ...]) -> None:
+    """128 values of 20 KB are more than any member takes at a time; etcdctl copies key by key."""
+    source = endpoints[0]
+    ctl(source, "del", "", "--prefix")
+    with raftkv.connect(source) as kv:
+        for number in range(150):
+            kv.put(f"k{number:03}", b"v" * 20_000)
+    with (
+        Cluster(ETCD_FAST, flags=flags) as limited,
+        Running(raftkvctl(source, "make-mirror", *limited.endpoints)) as mirror,
+    ):
+        there = limited.endpoints[0]
+        wait_for(lambda: content(there, "") == content(source, ""), "the copy")
+        puts = "".join(f"put k{number:03} new\n" for number in range(100))
+        ctl(source, "txn", text=f"\n{puts}\n\n".encode())
+        wait_for(lambda: content(there, "") == content(source, ""), "the changes")
+        assert mirror.stop() == Ran(130, b"", "")
+
+
+def test_a_key_that_one_revision_puts_and_deletes_is_as_it_ends(endpoints: tuple[str, str]) -> None:
+    """The destination refused both in one transaction, and the mirror could never pass that revision."""
+    source, destination = endpoints
+    for endpoint in endpoints:
+        ctl(endpoint, "del", "", "--prefix")
+    with Running(raftkvctl(source, "make-mirror", destination)) as mirror:
+        ctl(source, "put", "first", "1")
+        wait_for(lambda: content(destination, "") == b"first\n1\n", "the mirror to follow")
+        ctl(source, "txn", text=b"\nput m/b one\ndel m/a --from-key\n\n\n")
+        ctl(source, "put", "last", "2")
+        wait_for(lambda: content(destination, "") == b"first\n1\nlast\n2\n", "what came after")
+        assert mirror.stop() == Ran(130, b"", "")
+
+
 @pytest.mark.parametrize(
     ("source", "destination"), long_except([("etcd", "raftkv"), ("raftkv", "etcd")], {("etcd", "raftkv")})
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import google_crc32c
 import pytest
 
 from raftkv.apply.request import Kind
+from raftkv.offline.directory import held
 from raftkv.pb import rpc_pb2
 from raftkv.storage.hash import KVHash, hash_kv
 from tests.cli.runner import Ran, run_ctl, run_utl
@@ -239,3 +242,20 @@ def test_a_log_that_grows_while_it_is_read_is_whole(tmp_path: Path, monkeypatch:
     said("wal", "verify", running.path)
     monkeypatch.undo()
     running.close()
+
+
+def test_who_starts_during_a_change_waits_where_the_log_lies_elsewhere(member: DataDirectory, tmp_path: Path) -> None:
+    """A supervisor may start the member again meanwhile: it would go on in a file that has no name any more."""
+    shutil.move(member.path / "member" / "wal", tmp_path / "log")
+    as_lmdb = (
+        "import fcntl, sys\nwith open(sys.argv[1], 'r+b') as file: fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB, 1)"
+    )
+
+    def may_open() -> bool:
+        command = [sys.executable, "-c", as_lmdb, f"{member.snapshots}/db-lock"]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+    with held(str(member.path)):
+        assert not may_open()
+    assert may_open()
+    said("defrag", "--data-dir", member.path)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,3 +78,22 @@ def test_refusals_make_nothing(words: str, code: int, line: str, history: Histor
     ran = restore(history, tmp_path / "m", *words.split())
     assert (ran.code, ran.output, ran.errors) == (code, b"", f"Error: {line}\n")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_archive_of_which_a_part_cannot_be_read_is_refused(
+    history: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory of another user's was passed over: the restore ended where the others end, and said that all is."""
+    archive, real = tmp_path / "archive", os.scandir
+    (archive / "another").mkdir(parents=True)
+    shutil.copytree(history.path / "archive", archive / "one")
+
+    def scandir(path: str = ".") -> Any:
+        if str(path).endswith("another"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    ran = restore(history, tmp_path / "m", "--wal-archive-dir", str(archive))
+    assert (ran.code, ran.errors) == (1, f"Error: cannot read the archive {archive}/another: Permission denied\n")
+    assert not (tmp_path / "m").exists()

@@ -94,3 +94,34 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StorageError, match="no space left on device"):
         asyncio.run(save(sent(WHOLE), tmp_path / "full"))
+
+
+def test_one_process_at_a_time_saves_to_a_file(tmp_path: Path) -> None:
+    """Two wrote into one file: the first to end had saved it, and then the other went on writing to it."""
+    path, later = tmp_path / "file", DATA[::-1] * 2
+    others = messages([later[:32768], later[32768:], hashlib.sha256(later).digest()])
+
+    async def both() -> None:
+        begun, end = asyncio.Event(), asyncio.Event()
+
+        async def slow() -> AsyncIterator[rpc_pb2.SnapshotResponse]:
+            yield WHOLE[0]
+            begun.set()
+            await end.wait()
+            for part in WHOLE[1:]:
+                yield part
+
+        first = asyncio.ensure_future(save(slow(), path))
+        await begun.wait()
+        try:
+            with pytest.raises(StorageError, match=r"^could not open .*/file\.part \(another snapshot is being saved"):
+                await save(sent(others), path)
+        finally:
+            end.set()
+            await first
+
+    asyncio.run(both())
+    assert path.read_bytes() == DATA + hashlib.sha256(DATA).digest()
+    assert list(tmp_path.iterdir()) == [path]
+    asyncio.run(save(sent(others), path))
+    assert path.read_bytes() == later + hashlib.sha256(later).digest()

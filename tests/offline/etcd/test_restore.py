@@ -249,3 +249,39 @@ def test_no_member_starts_on_a_database_whose_log_has_not_its_name_yet(tmp_path:
         restore(file, settings)
     with pytest.raises(StorageError, match=r"the write-ahead log in .*/log is missing"):
         open_member(settings)
+
+
+@pytest.fixture
+def linked(tmp_path: Path) -> Path:
+    """An empty directory behind a link, below one that nobody may write to: as a mount point of a user's own."""
+    behind = tmp_path / "disk" / "volume"
+    behind.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(behind)
+    return tmp_path / "link"
+
+
+@pytest.mark.parametrize("log", [None, "link/log", "apart"])
+def test_a_directory_that_is_there_stays(tmp_path: Path, file: Path, linked: Path, log: str | None) -> None:
+    """A rename cannot take the place of a mount point or a link: all was built, and then not moved."""
+    (linked / "lost+found").mkdir()
+    behind = linked.stat().st_ino
+    restore(file, config(linked, None if log is None else tmp_path / log))
+    assert linked.is_symlink()
+    assert (linked.stat().st_ino, linked.stat().st_mode & 0o777) == (behind, 0o700)
+    assert WAL.exists(str(linked / "member" / "wal" if log is None else tmp_path / log))
+    assert {path.name for path in linked.iterdir()} == {"member", "lost+found", *(["log"] if log == "link/log" else [])}
+    assert {path.name for path in (tmp_path / "disk").iterdir()} == {"volume"}
+    with pytest.raises(StorageError, match=r'^data-dir ".*/link" not empty or could not be read$'):
+        restore(file, config(linked))
+
+
+def test_nothing_is_left_in_a_directory_that_was_there(tmp_path: Path, file: Path, linked: Path) -> None:
+    for point in ("restoreBeforeRename", "beforeCommit", "walBeforeSync"):
+        arm(point, "raise")
+        with pytest.raises((FailpointPanic, StorageError, OSError)):
+            restore(file, config(linked))
+        disarm_all()
+        assert list(linked.iterdir()) == []
+    (linked / ".restoring" / "member").mkdir(parents=True)
+    restore(file, config(linked))
+    assert [path.name for path in linked.iterdir()] == ["member"]

@@ -80,6 +80,8 @@ def test_raftkvctl(cluster: Cluster) -> None:
     ]
     assert _ctl(cluster, "remove", "a/", "--json")[:2] == (0, "[]\n")
     assert _ctl(cluster, "list") == (0, "", "")
+    assert "| \\x1b[2J\\n |" in _ctl(cluster, "set", "\x1b[2J\n", "--keys=1")[1], "it does nothing to a terminal"
+    assert _ctl(cluster, "remove", "\x1b[2J\n")[0] == 0
     assert _ctl(cluster, "remove", "a/") == (1, "", "Error: raftkv: no quota of this prefix\n")
     assert _ctl(cluster, "set", "a/")[2] == "Error: quota set needs --bytes, --keys or both; 0 is no limit\n"
     assert _ctl(cluster, "set", "a/", "--bytes=much")[2] == (
