@@ -29,8 +29,9 @@ from raftkv.checkpoint.commit import opening, takeover
 from raftkv.checkpoint.commit.attempt import Attempt, Means
 from raftkv.checkpoint.commit.claim import CLAIM_NAME, Claim, WorldConditions, claim_generation
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
-from raftkv.checkpoint.commit.manifest import Manifest
+from raftkv.checkpoint.commit.manifest import Manifest, is_anothers
 from raftkv.checkpoint.commit.takeover import Taken
+from raftkv.checkpoint.errors import PrepareConflict
 from raftkv.checkpoint.exchange import Incoming
 from raftkv.checkpoint.find.bests import Bests
 from raftkv.checkpoint.find.commits import Commits
@@ -523,8 +524,24 @@ class Registry:
 
 
 async def write_manifest(uri: str, data: bytes) -> None:
-    """Write the manifest of an attempt, durably. Raises StorageError."""
-    await asyncio.to_thread(lambda: Place(uri).write(MANIFEST, data))
+    """Write the manifest of an attempt, durably.
+
+    Raises:
+        PrepareConflict: that of another attempt lies there, as in a directory that two runs take in where it is.
+        StorageError: it could not be written.
+    """
+
+    def write() -> None:
+        place = Place(uri)
+        if place.write_new(MANIFEST, data):
+            return
+        if is_anothers(place.read(MANIFEST), data):
+            raise PrepareConflict(
+                f"{uri} is the directory of another checkpoint by now; nothing was committed: take in a copy"
+            )
+        place.write(MANIFEST, data)  # of this attempt, by who died then: maybe not whole, maybe not durable
+
+    await asyncio.to_thread(write)
 
 
 async def check_files(uri: str, manifest: Manifest) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -38,6 +39,7 @@ from raftkv.errors import ConfigError, LeaseNotFoundError, StatusError
 PIN_TTL_S: Final = 30
 _OF_NO_LEASE: Final = 0
 UNKNOWN: Final = Hold("unknown")
+_LEASE: Final = re.compile(rb"[0-9a-f]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +220,17 @@ async def unpin(control: Control, checkpoint: Reference, reader: str) -> int:
     """
     check_name("reader", reader)
     prefix = RegistryKeys(checkpoint.run_id).hold(checkpoint.kind, checkpoint.step, PIN, f"{reader}@")
-    result = await until_answered(lambda: control.txn((), [delete(prefix, prefix=True)]))
-    return int(result.results[0].deleted)
+    operation = get_range(prefix, prefix=True, keys_only=True)
+    count = 0
+    while True:
+        listed = await until_answered(lambda: control.txn((), [operation]))
+        # The name of another reader may begin with this one and an at sign: behind ours stands a lease, and no more.
+        own = [item for item in listed.results[0].items if _LEASE.fullmatch(item.key[len(prefix.encode()) :])]
+        if not own:
+            return count
+        for item in own:  # these, and no later ones that a late copy of this call would meet
+            seen = [mod_revision(item.key) == item.mod_revision]
+            count += (await txn_until_answered(control, seen, [delete(item.key)], [get(item.key)])).succeeded
 
 
 async def holds(control: Control, run_id: str) -> list[HoldInfo]:

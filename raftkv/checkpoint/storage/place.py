@@ -96,6 +96,35 @@ class Place:
             sync(os.path.dirname(self.path(name)))
         return FileRecord(name, file.record.size_bytes, file.record.digest)
 
+    def write_new(self, name: str, data: bytes) -> bool:
+        """Write a whole file, durably, unless there is one of that name; False: there is.
+
+        On an object store, and on a disk that knows no links, of two who do so at the same moment both may write.
+
+        Raises:
+            StorageError: it could not be written.
+        """
+        if self.exists(name):
+            return False
+        if not self.is_local:
+            self.write(name, data)
+            return True
+        with self.named("write", name):
+            part = f"{name}.part-{os.urandom(4).hex()}"
+            with self.open_writer(part) as file:
+                file.write(data)
+            try:
+                os.link(self.path(part), self.path(name))
+            except FileExistsError:
+                return False
+            except OSError:
+                os.replace(self.path(part), self.path(name))
+            finally:
+                with suppress(FileNotFoundError):
+                    os.unlink(self.path(part))
+            sync(os.path.dirname(self.path(name)))
+        return True
+
     def open_writer(self, name: str, *, digest: str = SHA256) -> Writer:
         """Open a new file that is digested while it is written; see ``writer.Writer``.
 
@@ -173,8 +202,10 @@ class Place:
         return open(path, "rb") if self.is_local else cast("IO[bytes]", self.fs.open(path, "rb"))
 
     def exists(self, name: str) -> bool:
-        """Return whether there is such a file. Raises StorageError."""
+        """Return whether there is such a file now, whatever was remembered. Raises StorageError."""
         with self.named("look for", name):
+            if not self.is_local:
+                self.fs.invalidate_cache()
             return bool(self.fs.isfile(self.path(name)))
 
     def size_now(self, name: str) -> int | None:
