@@ -47,6 +47,9 @@ def test_a_version_is_read_as_it_was_published(world: World) -> None:
     assert found[7].path in files
     assert list(files.below("train/0004/")) == found[40:50]
     assert list(files.below("nothing/")) == []
+    assert list(files.below(found[45].path)) == [found[45]]  # what begins with a text may end with it
+    assert list(files.below(found[0].path)) == [found[0]]
+    assert list(files.below("")) == found
     with pytest.raises(IndexError):
         files[500]
 
