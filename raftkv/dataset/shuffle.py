@@ -77,7 +77,9 @@ def _plain(key: object) -> object:
     """Return a key with the whole numbers of Python: those of numpy are written as its version writes them."""
     if isinstance(key, tuple):
         return tuple(_plain(part) for part in key)
-    return int(key) if isinstance(key, Integral) and key is not True and key is not False else key
+    if isinstance(key, bool):
+        return key
+    return int(key) if isinstance(key, Integral) else key
 
 
 class _Window(NamedTuple):
