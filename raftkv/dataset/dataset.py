@@ -14,8 +14,8 @@ A version that is pinned is read whatever happens to the cluster, as far as its 
 is said only if the store confirmed it at most ``max_staleness_s`` ago; else the store is asked, and if it does not
 answer in time ``StaleHead`` is raised. ``follow=True`` moves ``current`` as soon as a version is published.
 
-Usable by any thread, and in forked children (as workers of a data loader), which have caches of their own: a shared
-``directory`` is what keeps their reads off the store.
+Usable by any thread, and in other processes (as workers of a data loader, forked or not), which have caches and
+connections of their own: a shared ``directory`` is what keeps their reads off the store.
 """
 
 from __future__ import annotations
@@ -129,6 +129,10 @@ class Dataset:
 
     def __repr__(self) -> str:
         return f"<dataset {self.name!r}>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the caches and what lives on this process' loop: a copy in another process makes its own."""
+        return {**self.__dict__, "_locals": {}}
 
     @property
     def _local(self) -> _Local:
