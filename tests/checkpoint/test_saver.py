@@ -224,6 +224,41 @@ def test_a_file_system_without_locks_holds_copies_too(raftkv_client, tmp_path, m
     assert Path(path, "model.pt").read_bytes() == b"m"
 
 
+def test_without_locks_who_has_the_same_number_disturbs_nobody(raftkv_client, tmp_path, monkeypatch):
+    """Download beside each other: in containers, each the first process of its own, one deleted what another wrote."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "none here")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    remote = raftkv.checkpoint.Registry(raftkv_client, "far", uri="memory://bucket/same-number")
+    done = Saver(remote).save_directory(4, str(made.write(tmp_path / "out", {"model.pt": b"m"})))
+    is_copied, is_begun, is_read, copy = threading.Event(), threading.Event(), threading.Event(), local.copy_files
+
+    def first(*given):
+        monkeypatch.setattr(local, "copy_files", second)
+        records = copy(*given)
+        is_copied.set()
+        is_begun.wait(10)
+        return records
+
+    def second(source, files, target):
+        Path(target.root).mkdir(exist_ok=True)
+        Path(target.root, "model.pt").write_bytes(b"")  # as one that is being written
+        is_begun.set()
+        is_read.wait(10)
+        return copy(source, files, target)
+
+    monkeypatch.setattr(local, "copy_files", first)
+    with ThreadPoolExecutor(2) as threads:
+        one = threads.submit(local_directory, done, str(tmp_path / "cache"))
+        is_copied.wait(10)
+        other = threads.submit(local_directory, done, str(tmp_path / "cache"))
+        found = Path(one.result(), "model.pt").read_bytes()
+        is_read.set()
+        assert [found, Path(other.result(), "model.pt").read_bytes()] == [b"m", b"m"]
+
+
 @pytest.mark.parametrize("damage", ["flipped", "cut off", "gone", "a link", "another manifest", "a cut manifest"])
 def test_a_downloaded_copy_that_was_damaged_is_fetched_again(raftkv_client, tmp_path, damage):
     """A copy that was there was handed out as it was: wrong bytes, without a word."""

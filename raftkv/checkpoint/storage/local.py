@@ -182,7 +182,8 @@ def _lock(path: str) -> tuple[TextIO, bool]:
 
 
 def _download(checkpoint: Checkpoint, place: Place, target: str) -> None:
-    partial = f"{target}.{os.getpid()}.part"
+    # Not by the number of the process alone: without locks another container may have one of the same number.
+    partial = f"{target}.{os.getpid()}-{os.urandom(4).hex()}.part"
     local, fetched = Place(target), Place(partial)
     try:
         if local.exists(MANIFEST):  # renamed when it was whole: what has happened to it since is not known
