@@ -68,6 +68,8 @@ class Place:
         self.uri = absolute(uri)
         self.fs, self.root, self.is_local = open_url(self.uri)
         self._durable: set[str] = set()
+        # Names below it are made durable: that of the root, and of what was made above it.
+        self._top = os.path.dirname(self.root)
 
     def __repr__(self) -> str:
         return f"<Place {self.uri}>"
@@ -139,12 +141,19 @@ class Place:
         path, own = self.path(name), Digest(digest)
         with self.named("write", name):
             if self.is_local:
-                os.makedirs(os.path.dirname(path), exist_ok=True)
+                self._make_directories(os.path.dirname(path))
                 flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
                 file: IO[bytes] = os.fdopen(os.open(path, flags, 0o666), "r+b", 0)
             else:
                 file = self._open_remote(path)
         return Writer(self, name, file, own)
+
+    def _make_directories(self, directory: str) -> None:
+        there = directory
+        while not os.path.isdir(there) and there != os.path.dirname(there):
+            there = os.path.dirname(there)
+        self._top = min(self._top, there, key=len)
+        os.makedirs(directory, exist_ok=True)
 
     def _open_remote(self, path: str) -> IO[bytes]:
         # Directories are made only where they are missed: on an object store that would make a bucket of a wrong name.
@@ -174,7 +183,7 @@ class Place:
         directory = os.path.dirname(path)
         sync(directory)
         # Another process may have made a directory and not synced its name yet: each Place does so once.
-        while directory not in self._durable and len(directory) >= len(self.root):
+        while directory not in self._durable and len(directory) > len(self._top):
             self._durable.add(directory)
             directory = os.path.dirname(directory)
             sync(directory)

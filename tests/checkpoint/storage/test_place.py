@@ -154,11 +154,25 @@ def test_names_of_files_and_directories_are_synced(tmp_path: Path, monkeypatch: 
     there = Place(str(tmp_path / "job" / "step"))
     with there.open_writer("sub/a") as file:
         file.write(b"1")
-    assert synced == ["job/step/sub", "job/step", "job"]
+    assert synced == ["job/step/sub", "job/step", "job", "."]
     synced.clear()
     with there.open_writer("sub/b") as file:
         file.write(b"1")
     assert synced == ["job/step/sub"]  # the others have their names already
+
+
+def test_the_names_of_all_directories_that_were_made_are_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lose no new place of a run with the power: a directory above it that was made too had no durable name."""
+    synced: list[str] = []
+    monkeypatch.setattr(place, "sync", lambda path: synced.append(os.path.relpath(path, tmp_path)))
+    there = Place(str(tmp_path / "team" / "jobs" / "job"))
+    there.write("mark", b"")
+    assert {"team/jobs/job", "team/jobs", "team", "."} <= set(synced)
+    synced.clear()
+    there.write("sub/a", b"1")
+    assert set(synced) == {"team/jobs/job/sub", "team/jobs/job"}
 
 
 @pytest.mark.parametrize(
