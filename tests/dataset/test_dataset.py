@@ -6,10 +6,10 @@ import asyncio
 import json
 import multiprocessing
 import os
-import pickle
 import threading
 import zlib
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import pytest
@@ -238,7 +238,7 @@ def test_what_is_sent_to_a_process_that_was_not_forked_connects_anew(tmp_path: P
         worker.start()
         worker.join()
         assert worker.exitcode == 0
-        assert len(pickle.dumps(data)) < 50_000
+        assert len(ForkingPickler.dumps(data)) < 50_000
 
 
 def test_against_a_real_store_and_in_forked_children(tmp_path: Path) -> None:
