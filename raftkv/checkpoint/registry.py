@@ -329,7 +329,7 @@ class Registry:
             self.control, checkpoint, reader, ttl_s, holder=self._holder, time=self._means.now(), on_lost=on_lost
         )
 
-    async def pin_for(self, checkpoint: Checkpoint, reader: str, duration_s: int) -> None:
+    async def pin_for(self, checkpoint: Checkpoint, reader: str, duration_s: float) -> None:
         """Hold a checkpoint, whatever becomes of this process. Arguments and errors as ``holds.pin_for``."""
         await holds.pin_for(self.control, checkpoint, reader, duration_s, self._hold())
 

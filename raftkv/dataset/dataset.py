@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import threading
 import time
@@ -29,7 +30,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from raftkv.client.arguments import limit, text, whole
+from raftkv.client.arguments import limit, seconds, text, whole
 from raftkv.client.kv.compares import mod_revision
 from raftkv.client.kv.compares import version as version_of
 from raftkv.client.kv.operations import delete, get, get_range, put
@@ -300,7 +301,7 @@ class Dataset:
         self,
         entries: Iterable[Entry],
         *,
-        keep_s: int = KEEP_S,
+        keep_s: float = KEEP_S,
         rewrite: bool = False,
         allow_empty: bool = False,
         cut: Cut | None = None,
@@ -315,10 +316,13 @@ class Dataset:
             cut: where chunks end; the same for all versions, or nothing is reused.
 
         Raises:
+            ConfigError: ``keep_s`` is negative.
             InvalidEntry: an entry cannot be published, comes twice or out of order, or there is none.
             PublishConflict: somebody else has published meanwhile.
             StatusError: the cluster refused, as for a quota. In each case readers see the version before.
         """
+        if seconds(keep_s, "keep_s") < 0:
+            raise ConfigError(f"keep_s={keep_s:g}: a version is kept for a time from 0 s on")
         local = self._local
         builder = Builder(cut)
         under_way = local.loop.run(publishing.begin(local.store.control, self.keys, time.time, rewrite=rewrite))
@@ -332,7 +336,7 @@ class Dataset:
             if not builder.count and not allow_empty:
                 raise InvalidEntry(f"no entries for dataset {self.name!r}; pass allow_empty=True to publish nothing")
             local.loop.run(under_way.put(ready))
-            head = local.loop.run(under_way.finish(builder, time.time, keep_s))
+            head = local.loop.run(under_way.finish(builder, time.time, math.ceil(keep_s)))
             if local.follower is not None:  # who has published sees it in the next pass
                 with contextlib.suppress(TimeoutError):
                     self.wait_version(head.version, self._timeout_s)

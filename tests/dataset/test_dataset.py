@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import multiprocessing
 import os
 import threading
@@ -11,6 +12,7 @@ import zlib
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -212,6 +214,15 @@ def test_settings_that_cannot_be_are_refused(world: World, tmp_path: Path) -> No
             world.dataset(**settings)
 
 
+@pytest.mark.parametrize(("keep_s", "error"), [("1", TypeError), (math.nan, ValueError), (-1, ConfigError)])
+def test_a_time_that_cannot_be_is_refused_before_anything_is_written(
+    world: World, keep_s: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error, match="keep_s"):
+        world.dataset().publish(entries(range(10)), cut=SMALL, keep_s=keep_s)
+    assert world.keys("") == []
+
+
 @pytest.mark.long
 def test_it_works_on_etcd(tmp_path: Path) -> None:
     with Cluster(ETCD) as cluster, raftkv.connect(cluster.endpoints) as kv:
@@ -261,7 +272,7 @@ def _use(kv: raftkv.Client, tmp_path: Path) -> None:
         finally:
             os._exit(4)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    data.publish(entries(range(400)), cut=SMALL)
+    data.publish(entries(range(400)), cut=SMALL, keep_s=0.5)
     assert data.wait_version(2, timeout_s=10).count == 400
     assert data.lookup(entries(range(400))[399].path) is not None
     assert data.collect(keep_last=1).hindered == ""

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import re
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from urllib.parse import unquote
 from raftkv.checkpoint.errors import CheckpointNotFound, PinLost
 from raftkv.checkpoint.keys import PIN, TAG, RegistryKeys, check_name
 from raftkv.checkpoint.records import Checkpoint, Hold, Reference, readable
-from raftkv.client.arguments import instance
+from raftkv.client.arguments import instance, seconds
 from raftkv.client.control.control import Control, Grant
 from raftkv.client.control.retries import txn_until_answered, until_answered
 from raftkv.client.kv.compares import mod_revision, version
@@ -188,7 +189,7 @@ def _pin_key(keys: RegistryKeys, checkpoint: Reference, reader: str, lease: int)
     return keys.hold(checkpoint.kind, checkpoint.step, PIN, f"{reader}@{lease:x}")
 
 
-async def pin_for(control: Control, checkpoint: Checkpoint, reader: str, duration_s: int, hold: Hold) -> None:
+async def pin_for(control: Control, checkpoint: Checkpoint, reader: str, duration_s: float, hold: Hold) -> None:
     """Hold a checkpoint for a time, whatever becomes of this process.
 
     Arguments:
@@ -204,9 +205,9 @@ async def pin_for(control: Control, checkpoint: Checkpoint, reader: str, duratio
     """
     instance(checkpoint, Checkpoint, "checkpoint")
     check_name("reader", reader)
-    if duration_s < 0:
+    if seconds(duration_s, "duration_s") < 0:
         raise ConfigError(f"a checkpoint is pinned for a time from 0 s on, not {duration_s} s")
-    lease = await control.grant_fixed(duration_s) if duration_s else _OF_NO_LEASE
+    lease = await control.grant_fixed(math.ceil(duration_s)) if duration_s else _OF_NO_LEASE
     await _put_pin(control, checkpoint, reader, lease, hold)
 
 

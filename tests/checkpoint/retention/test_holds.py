@@ -118,6 +118,10 @@ def test_pins_of_one_reader_hold_each_for_itself(tmp_path: Path) -> None:
         assert [(info.name, info.why) for info in await registry.pins()] == [("reader2", PIN)]
         with pytest.raises(ConfigError, match="not -1 s"):
             await registry.pin_for(saved, "reader", -1)
+        await registry.pin_for(saved, "reader3", 0.5)
+        assert world.store.leases[(await registry.pins())[-1].lease].ttl_s == 1
+        with pytest.raises(TypeError, match="duration_s is a number of seconds"):
+            await registry.pin_for(saved, "reader", "60")
 
     play(story())
 
