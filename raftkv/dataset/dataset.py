@@ -325,8 +325,18 @@ class Dataset:
             raise ConfigError(f"keep_s={keep_s:g}: a version is kept for a time from 0 s on")
         local = self._local
         builder = Builder(cut)
-        under_way = local.loop.run(publishing.begin(local.store.control, self.keys, time.time, rewrite=rewrite))
+        begun: list[publishing.Publishing] = []  # as soon as it is, also if Ctrl-C comes in the same moment
+
+        async def begin() -> None:
+            begun.append(await publishing.begin(local.store.control, self.keys, time.time, rewrite=rewrite))
+
+        async def end() -> None:
+            for each in begun:
+                await each.close()
+
         try:
+            local.loop.run(begin())
+            (under_way,) = begun
             ready = []
             for sealed in _built(builder, entries):
                 ready.append(sealed)
@@ -342,7 +352,7 @@ class Dataset:
                     self.wait_version(head.version, self._timeout_s)
             return head
         finally:
-            local.loop.post(under_way.close())
+            local.loop.post(end())
 
     # ---- what stays and what goes
 

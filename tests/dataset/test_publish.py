@@ -123,6 +123,24 @@ def test_of_two_publishers_one_wins_and_the_other_is_told(world: World) -> None:
     assert len(one.next_pass()) == 100
 
 
+def test_ctrl_c_as_a_publishing_has_begun_leaves_none(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the registration back: it was kept alive as long as the program, and nothing could be collected."""
+    run, data = world.loop.run, world.dataset()
+
+    def interrupted(coroutine: Any) -> None:
+        monkeypatch.setattr(world.loop, "run", run)
+        run(coroutine)
+        assert len(world.keys(data.keys.publishings)) == 1
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(world.loop, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        data.publish(entries(range(10)), cut=SMALL)
+    for _ in range(100):
+        world.loop.run(asyncio.sleep(0))
+    assert world.keys(data.keys.publishings) == []
+
+
 def test_a_publisher_that_was_silent_for_too_long_publishes_nothing(world: World) -> None:
     data = world.dataset()
     head = data.publish(entries(range(10)))
