@@ -126,6 +126,20 @@ def test_a_link_to_a_directory_is_no_part_of_a_checkpoint(registry, tmp_path):
     assert (folder / "tokenizer").is_symlink()
 
 
+@pytest.mark.parametrize("is_same_disk", [True, False])
+def test_a_link_is_not_moved_for_what_it_leads_to(registry, tmp_path, monkeypatch, is_same_disk):
+    """Commit no link: the bytes stayed where they were, for anybody to delete."""
+    if not is_same_disk:
+        monkeypatch.setattr(local, "_rename", lambda *_: False)
+    folder = made.write(tmp_path / "out/checkpoint-4", {"model.pt": b"m"})
+    (tmp_path / "out/best").symlink_to(folder)
+    for name in ("best", "best/"):
+        with pytest.raises(ConfigError, match="is a link; name the directory that it leads to"):
+            Saver(registry).save_directory(4, f"{tmp_path}/out/{name}")
+    assert (tmp_path / "out/best").is_symlink()
+    assert (folder / "model.pt").exists()
+
+
 def test_a_forked_child_keeps_no_lock_of_a_copy(raftkv_client, tmp_path, monkeypatch):
     """Let others have the copy while a child lives that was forked in the middle: it has the lock's file open too."""
     remote = raftkv.checkpoint.Registry(raftkv_client, "far", uri="memory://bucket/forked")

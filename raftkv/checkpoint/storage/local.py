@@ -60,8 +60,12 @@ def taken_in(directory: str, uri: str) -> Iterator[list[FileRecord]]:
 
     Raises:
         StorageError: it could not be moved or read.
-        ConfigError: a file has a name that cannot be used.
+        ConfigError: a file has a name that cannot be used; or the directory is a link.
     """
+    if os.path.islink(
+        os.fspath(directory).rstrip("/")
+    ):  # it would be moved, and what it leads to stay for anybody to delete
+        raise ConfigError(f"{directory} is a link; name the directory that it leads to")
     place = Place(uri)
     is_moved = is_given = False
     try:
