@@ -46,7 +46,7 @@ from raftkv.checkpoint.retention.policy import Policy
 from raftkv.checkpoint.storage.filesystems import absolute
 from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.verify import Progress, check_there
-from raftkv.client.arguments import instance, seconds
+from raftkv.client.arguments import instance, seconds, whole
 from raftkv.client.control.control import ClientControl
 from raftkv.errors import ConfigError
 
@@ -184,8 +184,9 @@ class Registry:
         self, step: int, world_size: int, kind: str, parent: Reference | None, metadata: Mapping[str, str] | None
     ) -> AttemptRecord:
         return AttemptRecord(
-            check_step(step), 0, 0, check_kind(kind), world_size, "", parent, dict(metadata or {}), self._holder
-        )
+            check_step(step), 0, 0, check_kind(kind), whole(world_size, "world_size"), "", parent,
+            dict(metadata or {}), self._holder,
+        )  # fmt: skip
 
     async def join(
         self,
