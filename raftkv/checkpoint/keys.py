@@ -22,6 +22,7 @@ interval, so that a search across runs is one read.
 from __future__ import annotations
 
 import math
+import operator
 import re
 import struct
 from collections.abc import Sequence
@@ -128,14 +129,18 @@ def check_file_name(name: str) -> str:
 
 
 def check_step(step: int) -> int:
-    """Return a step that can be used.
+    """Return a step that can be used, as a number of Python's: numpy, torch and JAX have others.
 
     Raises:
-        ConfigError: it is negative or too large.
+        ConfigError: it is negative or too large, or no whole number.
     """
-    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= STEP_MAX:
+    try:
+        number = -1 if isinstance(step, bool) else operator.index(step)
+    except TypeError:
+        number = -1
+    if not 0 <= number <= STEP_MAX:
         raise ConfigError(f"step {step!r} cannot be used: a whole number from 0 to {STEP_MAX}")
-    return step
+    return number
 
 
 def ordered(value: float) -> str:

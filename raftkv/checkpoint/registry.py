@@ -29,8 +29,9 @@ from raftkv.checkpoint.commit import opening, takeover
 from raftkv.checkpoint.commit.attempt import Attempt, Means
 from raftkv.checkpoint.commit.claim import CLAIM_NAME, Claim, WorldConditions, claim_generation
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
-from raftkv.checkpoint.commit.manifest import Manifest
+from raftkv.checkpoint.commit.manifest import Manifest, is_anothers
 from raftkv.checkpoint.commit.takeover import Taken
+from raftkv.checkpoint.errors import PrepareConflict
 from raftkv.checkpoint.exchange import Incoming
 from raftkv.checkpoint.find.bests import Bests
 from raftkv.checkpoint.find.commits import Commits
@@ -45,7 +46,7 @@ from raftkv.checkpoint.retention.policy import Policy
 from raftkv.checkpoint.storage.filesystems import absolute
 from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.verify import Progress, check_there
-from raftkv.client.arguments import instance, seconds
+from raftkv.client.arguments import instance, seconds, whole
 from raftkv.client.control.control import ClientControl
 from raftkv.errors import ConfigError
 
@@ -183,8 +184,9 @@ class Registry:
         self, step: int, world_size: int, kind: str, parent: Reference | None, metadata: Mapping[str, str] | None
     ) -> AttemptRecord:
         return AttemptRecord(
-            check_step(step), 0, 0, check_kind(kind), world_size, "", parent, dict(metadata or {}), self._holder
-        )
+            check_step(step), 0, 0, check_kind(kind), whole(world_size, "world_size"), "", parent,
+            dict(metadata or {}), self._holder,
+        )  # fmt: skip
 
     async def join(
         self,
@@ -328,7 +330,7 @@ class Registry:
             self.control, checkpoint, reader, ttl_s, holder=self._holder, time=self._means.now(), on_lost=on_lost
         )
 
-    async def pin_for(self, checkpoint: Checkpoint, reader: str, duration_s: int) -> None:
+    async def pin_for(self, checkpoint: Checkpoint, reader: str, duration_s: float) -> None:
         """Hold a checkpoint, whatever becomes of this process. Arguments and errors as ``holds.pin_for``."""
         await holds.pin_for(self.control, checkpoint, reader, duration_s, self._hold())
 
@@ -523,8 +525,24 @@ class Registry:
 
 
 async def write_manifest(uri: str, data: bytes) -> None:
-    """Write the manifest of an attempt, durably. Raises StorageError."""
-    await asyncio.to_thread(lambda: Place(uri).write(MANIFEST, data))
+    """Write the manifest of an attempt, durably.
+
+    Raises:
+        PrepareConflict: that of another attempt lies there, as in a directory that two runs take in where it is.
+        StorageError: it could not be written.
+    """
+
+    def write() -> None:
+        place = Place(uri)
+        if place.write_new(MANIFEST, data):
+            return
+        if is_anothers(place.read(MANIFEST), data):
+            raise PrepareConflict(
+                f"{uri} is the directory of another checkpoint by now; nothing was committed: take in a copy"
+            )
+        place.write(MANIFEST, data)  # of this attempt, by who died then: maybe not whole, maybe not durable
+
+    await asyncio.to_thread(write)
 
 
 async def check_files(uri: str, manifest: Manifest) -> None:

@@ -125,13 +125,12 @@ class Saver:
 
         Arguments:
             step, kind, metrics, metadata: as for ``saving``; so are the errors.
-            directory: it is gone afterwards; as it was, if it cannot be moved or read, or what is given cannot be used.
+            directory: it is gone afterwards; as it was, if the disk fails, or what is given cannot be used.
         """
         metrics = checked_metrics(metrics)  # before anything is moved
         attempt = self.registry.begin(self.claim(), step, kind=kind, metadata=metadata)
-        with _aborting(attempt):
-            with taken_in(directory, attempt.uri) as files:
-                attempt.prepare(0, files)
+        with _aborting(attempt), taken_in(directory, attempt.uri) as files:
+            attempt.prepare(0, files)
             done = attempt.commit(metrics=metrics)
         self._collect()
         return done

@@ -88,7 +88,7 @@ class Pin(Held[holds.Pin]):
             CheckpointNotFound: the checkpoint is deleted, or about to be.
             StatusError: the cluster refused.
         """
-        self._enter(self._inner.take(), self._inner.release)
+        self._enter(self._inner.take, self._inner.release)
         return self
 
     release = blocking(holds.Pin.release)

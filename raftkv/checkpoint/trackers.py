@@ -115,7 +115,8 @@ def write_all(uri: str, tools: Sequence[str], checkpoint: Checkpoint) -> None:
             text = str(checkpoint.step)
             with place.named("link", f"iter_{checkpoint.step:07d}"):
                 _link(f"{place.root}/iter_{checkpoint.step:07d}", directory)
-            _remove_dangling(place.root)
+            with place.named("look for links in"):
+                _remove_dangling(place.root)
         if not _says(f"{place.root}/{FILES[tool]}", text):
             place.write(FILES[tool], text.encode())
 

@@ -12,7 +12,7 @@ becomes an error of our own. Cancellations from elsewhere pass through.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
@@ -30,6 +30,31 @@ def farewell_s(error: BaseException | None) -> float | None:
         error: that the block ended with.
     """
     return FAREWELL_S if isinstance(error, KeyboardInterrupt | asyncio.CancelledError) else None
+
+
+_farewells: Final[set[asyncio.Task[Any]]] = set()
+"""Steps under way; the loop itself would forget them."""
+
+
+async def seen_through(step: Coroutine[Any, Any, T]) -> T:
+    """Take a last step that goes on in the background when its caller is cancelled meanwhile, and then leaves at once.
+
+    What a caller gives back as it is cancelled once more would stay else, held by nobody.
+
+    Arguments:
+        step: what gives it back.
+    """
+    task = asyncio.get_running_loop().create_task(step)
+    _farewells.add(task)
+    task.add_done_callback(_look_at)
+    return await asyncio.shield(task)
+
+
+def _look_at(task: asyncio.Task[Any]) -> None:
+    """Take its failure: whoever waited for it may have left."""
+    _farewells.discard(task)
+    if not task.cancelled():
+        task.exception()
 
 
 class Interrupt:

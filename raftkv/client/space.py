@@ -75,7 +75,7 @@ class Space:
 
         Arguments:
             key: the first, or the prefix.
-            end: the first key that does not belong; None: ``key`` alone.
+            end: the first key that does not belong; None, or empty: ``key`` alone.
             prefix: all keys that begin with ``key``; there is no ``end`` then.
 
         Raises:
@@ -87,9 +87,9 @@ class Space:
                 raise ValueError("give an end or prefix=True, not both")
             first = self.prefix + to_bytes(key)
             return first or FROM_KEY, prefix_end(first)
-        if end is None:
+        last = b"" if end is None else to_bytes(end)
+        if not last:
             return self.key(key), b""
-        last = to_bytes(end)
         if last == FROM_KEY:
             return self.prefix + to_bytes(key) or FROM_KEY, prefix_end(self.prefix)
         return self.key(key), self.prefix + last

@@ -14,14 +14,15 @@ A version that is pinned is read whatever happens to the cluster, as far as its 
 is said only if the store confirmed it at most ``max_staleness_s`` ago; else the store is asked, and if it does not
 answer in time ``StaleHead`` is raised. ``follow=True`` moves ``current`` as soon as a version is published.
 
-Usable by any thread, and in forked children (as workers of a data loader), which have caches of their own: a shared
-``directory`` is what keeps their reads off the store.
+Usable by any thread, and in other processes (as workers of a data loader, forked or not), which have caches and
+connections of their own: a shared ``directory`` is what keeps their reads off the store.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import threading
 import time
@@ -29,7 +30,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from raftkv.client.arguments import limit, text, whole
+from raftkv.client.arguments import limit, seconds, text, whole
 from raftkv.client.kv.compares import mod_revision
 from raftkv.client.kv.compares import version as version_of
 from raftkv.client.kv.operations import delete, get, get_range, put
@@ -129,6 +130,10 @@ class Dataset:
 
     def __repr__(self) -> str:
         return f"<dataset {self.name!r}>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the caches and what lives on this process' loop: a copy in another process makes its own."""
+        return {**self.__dict__, "_locals": {}}
 
     @property
     def _local(self) -> _Local:
@@ -296,7 +301,7 @@ class Dataset:
         self,
         entries: Iterable[Entry],
         *,
-        keep_s: int = KEEP_S,
+        keep_s: float = KEEP_S,
         rewrite: bool = False,
         allow_empty: bool = False,
         cut: Cut | None = None,
@@ -311,14 +316,27 @@ class Dataset:
             cut: where chunks end; the same for all versions, or nothing is reused.
 
         Raises:
+            ConfigError: ``keep_s`` is negative.
             InvalidEntry: an entry cannot be published, comes twice or out of order, or there is none.
             PublishConflict: somebody else has published meanwhile.
             StatusError: the cluster refused, as for a quota. In each case readers see the version before.
         """
+        if seconds(keep_s, "keep_s") < 0:
+            raise ConfigError(f"keep_s={keep_s:g}: a version is kept for a time from 0 s on")
         local = self._local
         builder = Builder(cut)
-        under_way = local.loop.run(publishing.begin(local.store.control, self.keys, time.time, rewrite=rewrite))
+        begun: list[publishing.Publishing] = []  # as soon as it is, also if Ctrl-C comes in the same moment
+
+        async def begin() -> None:
+            begun.append(await publishing.begin(local.store.control, self.keys, time.time, rewrite=rewrite))
+
+        async def end() -> None:
+            for each in begun:
+                await each.close()
+
         try:
+            local.loop.run(begin())
+            (under_way,) = begun
             ready = []
             for sealed in _built(builder, entries):
                 ready.append(sealed)
@@ -328,13 +346,13 @@ class Dataset:
             if not builder.count and not allow_empty:
                 raise InvalidEntry(f"no entries for dataset {self.name!r}; pass allow_empty=True to publish nothing")
             local.loop.run(under_way.put(ready))
-            head = local.loop.run(under_way.finish(builder, time.time, keep_s))
+            head = local.loop.run(under_way.finish(builder, time.time, math.ceil(keep_s)))
             if local.follower is not None:  # who has published sees it in the next pass
                 with contextlib.suppress(TimeoutError):
                     self.wait_version(head.version, self._timeout_s)
             return head
         finally:
-            local.loop.post(under_way.close())
+            local.loop.post(end())
 
     # ---- what stays and what goes
 

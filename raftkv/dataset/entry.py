@@ -21,7 +21,7 @@ NUMBER_MAX: Final = 2**62 - 1
 
 # A part is refused if it is empty, '.' or '..'; lone surrogates cannot be UTF-8.
 _BAD_PATH: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]|^/|//|/$|(?:^|/)\.{1,2}(?:/|$)")
-_BAD_SHARD: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]|(?:^|/)\.\.(?:/|$)")
+BAD_SHARD: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]|(?:^|/)\.\.(?:/|$)")
 
 
 class Entry(NamedTuple):
@@ -56,7 +56,7 @@ def check_entry(entry: Entry) -> None:
         )
     if len(path) > PATH_BYTES_MAX // 4 and len(path.encode()) > PATH_BYTES_MAX:
         raise InvalidEntry(f"path {_shown(path)} is too long: at most {PATH_BYTES_MAX} bytes; shorten its folders")
-    if shard and (_BAD_SHARD.search(shard) or len(shard.encode()) > SHARD_BYTES_MAX):
+    if shard and (BAD_SHARD.search(shard) or len(shard.encode()) > SHARD_BYTES_MAX):
         raise InvalidEntry(
             f"shard {_shown(shard)} of {_shown(path)} cannot be published: a path or URL of at most "
             f"{SHARD_BYTES_MAX} bytes, without '..' and control characters"

@@ -12,10 +12,12 @@ An order is a function of its arguments, the same in every process, on every mac
 from __future__ import annotations
 
 import hashlib
+import operator
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Final, overload
+from numbers import Integral
+from typing import Final, NamedTuple, overload
 
 from raftkv.errors import ConfigError
 
@@ -31,7 +33,7 @@ class Permutation(Sequence[int]):
 
     Arguments:
         size: how many.
-        key: anything that can be text: the same key gives the same order.
+        key: anything that can be text: the same key gives the same order. Whole numbers of numpy are as Python's.
 
     >>> sorted(Permutation(10, "seed 7")) == list(range(10))
     True
@@ -41,7 +43,7 @@ class Permutation(Sequence[int]):
         self._size = size
         self._half = max((max(size - 1, 1).bit_length() + 1) // 2, 1)
         self._mask = (1 << self._half) - 1
-        digest = hashlib.sha256(repr(key).encode()).digest()
+        digest = hashlib.sha256(repr(_plain(key)).encode()).digest()
         self._keys = [int.from_bytes(digest[8 * at : 8 * at + 8], "little") | 1 for at in range(_ROUNDS)]
 
     def __len__(self) -> int:
@@ -55,9 +57,10 @@ class Permutation(Sequence[int]):
     def __getitem__(self, position: int | slice) -> int | Sequence[int]:
         if isinstance(position, slice):
             return [self[at] for at in range(*position.indices(self._size))]
-        if not -self._size <= position < self._size:
+        number = operator.index(position)
+        if not -self._size <= number < self._size:
             raise IndexError(position)
-        number = position % self._size
+        number %= self._size
         half, mask, keys, size = self._half, self._mask, self._keys, self._size
         while True:
             left, right = number >> half, number & mask
@@ -70,8 +73,35 @@ class Permutation(Sequence[int]):
                 return number
 
 
+def _plain(key: object) -> object:
+    """Return a key with the whole numbers of Python: those of numpy are written as its version writes them."""
+    if isinstance(key, tuple):
+        return tuple(_plain(part) for part in key)
+    if isinstance(key, bool):
+        return key
+    return int(key) if isinstance(key, Integral) else key
+
+
+class _Window(NamedTuple):
+    """One window of chunks.
+
+    Attributes:
+        number: of the window.
+        begin: the first position in it.
+        members: its chunks.
+        inside: for each, how many entries are before it in the window.
+        inner: the order of its entries.
+    """
+
+    number: int
+    begin: int
+    members: Sequence[int]
+    inside: Sequence[int]
+    inner: Sequence[int]
+
+
 class ChunkOrder(Sequence[int]):
-    """All entries of a manifest, mixed within windows of chunks; see the module.
+    """All entries of a manifest, mixed within windows of chunks; see the module. Usable by any thread.
 
     Arguments:
         counts: entries of each chunk (``Snapshot.chunk_counts``).
@@ -93,19 +123,15 @@ class ChunkOrder(Sequence[int]):
         mixed = [counts[chunk] for chunk in self._chunks]
         windows = [sum(mixed[at : at + window]) for at in range(0, len(mixed), window)]
         self._ends = list(accumulate(windows))
-        self._opened = -1
-        self._begin = 0
-        self._inner: Sequence[int] = ()
-        self._inside: list[int] = []
-        self._members: Sequence[int] = ()
+        # As one object, since threads share it: whoever takes it has all of one window, whatever the others open.
+        self._opened = _Window(-1, 0, (), (), ())
 
     def __len__(self) -> int:
         return self._starts[-1]
 
     def chunks_of(self, position: int) -> Sequence[int]:
         """Return the chunks of the window in which a position is: what a reader needs around there."""
-        self._open(position)
-        return self._members
+        return self._open(position).members
 
     def windows(self) -> Iterator[Sequence[int]]:
         """Yield the chunks of each window, in order."""
@@ -120,20 +146,22 @@ class ChunkOrder(Sequence[int]):
     def __getitem__(self, position: int | slice) -> int | Sequence[int]:
         if isinstance(position, slice):
             return [self[at] for at in range(*position.indices(len(self)))]
-        if not -len(self) <= position < len(self):
+        number = operator.index(position)
+        if not -len(self) <= number < len(self):
             raise IndexError(position)
-        position %= len(self)
-        self._open(position)
-        within = self._inner[position - self._begin]
-        at = bisect_right(self._inside, within) - 1
-        return self._starts[self._members[at]] + within - self._inside[at]
+        number %= len(self)
+        window = self._open(number)
+        within = window.inner[number - window.begin]
+        at = bisect_right(window.inside, within) - 1
+        return self._starts[window.members[at]] + within - window.inside[at]
 
-    def _open(self, position: int) -> None:
+    def _open(self, position: int) -> _Window:
         number = bisect_right(self._ends, position)
-        if number == self._opened:
-            return
-        self._members = self._chunks[number * self._window : (number + 1) * self._window]
-        self._inside = list(accumulate((self._counts[chunk] for chunk in self._members), initial=0))[:-1]
-        self._begin = self._ends[number - 1] if number else 0
-        self._inner = Permutation(self._ends[number] - self._begin, ("window", *self._key, number))
-        self._opened = number
+        window = self._opened
+        if number != window.number:
+            members = self._chunks[number * self._window : (number + 1) * self._window]
+            inside = list(accumulate((self._counts[chunk] for chunk in members), initial=0))[:-1]
+            begin = self._ends[number - 1] if number else 0
+            inner = Permutation(self._ends[number] - begin, ("window", *self._key, number))
+            window = self._opened = _Window(number, begin, members, inside, inner)
+        return window

@@ -12,7 +12,7 @@ The list of chunks is held whole (245 for a million entries); entries are read a
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, islice, pairwise
 from typing import Final, Protocol, overload
@@ -111,7 +111,7 @@ class Snapshot(Sequence[Entry]):
         number = max(bisect_right(self._firsts, folder) - 1, 0)
         while number < len(self._digests):
             chunk = self._read(number)
-            for at in range(bisect_right(chunk.paths, folder), len(chunk)):
+            for at in range(bisect_left(chunk.paths, folder), len(chunk)):
                 if not chunk.paths[at].startswith(folder):
                     return
                 yield chunk[at]

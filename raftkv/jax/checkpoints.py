@@ -9,7 +9,7 @@
         for step in range(first, steps):
             state, loss = train(state)
             manager.save(step, state, metrics={"loss": loss})      # copies to the host, writes on a thread
-        # the end of the block waits for the last one
+        # the end of the block waits for the last one, and so does the end of a program without a block
 
 With several processes (``jax.distributed``) all of them make the manager and call ``save`` and ``restore`` at the same
 steps. Each writes the shards that it has; the checkpoint exists when all have, and process 0 has committed it: there is
@@ -22,6 +22,10 @@ besides one tree: put them into the tree.
 from __future__ import annotations
 
 import json
+import logging
+import os
+import threading
+import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -33,6 +37,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from raftkv.checkpoint.commit.claim import Claim
+from raftkv.checkpoint.commit.summary import checked_metrics
 from raftkv.checkpoint.errors import CheckpointError, CheckpointNotFound
 from raftkv.checkpoint.find.lookup import MIN
 from raftkv.checkpoint.kinds import ORBAX
@@ -43,6 +48,8 @@ from raftkv.checkpoint.storage.verify import load_manifest, read_verified
 from raftkv.checkpoint.sync import Attempt, Registry
 from raftkv.errors import ConfigError, RaftKVError, StatusError
 from raftkv.jax.trees import Part, describe, rebuild, write_parts
+
+_log = logging.getLogger(__name__)
 
 TREE: Final = "tree.json"
 TOKEN_BYTES: Final = 1024
@@ -94,6 +101,8 @@ class CheckpointManager:
         self._attempt_number = 0
         self._last: int | None = self.latest_step()
         self._committed = self._last
+        self._process_id = os.getpid()
+        _managers.add(self)
 
     # ---- finding
 
@@ -133,16 +142,16 @@ class CheckpointManager:
             is_forced: save at a step that is not of the interval too.
 
         Raises:
-            ConfigError: a leaf cannot be saved.
+            ConfigError: a leaf cannot be saved, or a metric is no number.
             and what the save before has failed with.
         """
         if not self.should_save(step) and not is_forced:
             return False
         self.wait_until_finished()
+        values = checked_metrics(metrics)
         layout, parts = describe(tree)
-        self._last = step
-        values = {name: float(value) for name, value in (metrics or {}).items()}
         self._under_way = self._thread.submit(self._save, step, layout, parts, values)
+        self._last = step
         if not self._is_async:
             self.wait_until_finished()
         return True
@@ -233,6 +242,25 @@ class CheckpointManager:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+_managers: Final[weakref.WeakSet[CheckpointManager]] = weakref.WeakSet()
+
+
+def _finish_all() -> None:
+    """Wait for the saves under way of a program that ends without having closed its managers."""
+    for manager in list(_managers):
+        if manager._process_id != os.getpid():
+            continue  # a forked child's parent saves
+        try:
+            manager.close()
+        except Exception as error:
+            _log.error("raftkv: the checkpoint that was being saved as the program ended is not there: %s", error)
+
+
+# Private, and all that there is: what ``atexit`` calls comes when nothing can be handed to a thread any more. Of those
+# registered here the last is called first: before ``concurrent.futures``, which was imported above.
+threading._register_atexit(_finish_all)  # type: ignore[attr-defined]
 
 
 def restore(checkpoint: Checkpoint, *, like: Any = None) -> Any:

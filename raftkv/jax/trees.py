@@ -159,7 +159,7 @@ def rebuild(layout: Mapping[str, Any], files: Iterable[bytes], like: Any = None)
         layout: what ``describe`` said of it.
         files: of all processes.
         like: a tree of the same structure, whose arrays (or ``jax.ShapeDtypeStruct``) say shapes and shardings; None:
-            only plain containers are rebuilt, on the default device.
+            only plain containers are rebuilt, on the default device. What JAX cannot hold is an array of numpy.
 
     Raises:
         ConfigError: ``like`` is of another structure, or is needed; or the files are of a later version.
@@ -202,7 +202,9 @@ def _value(leaf: Mapping[str, Any], array: Any, target: Any) -> Any:
         return array
     sharding = getattr(target, "sharding", None)
     if sharding is None:
-        return jax.numpy.asarray(array)
+        # Without ``jax_enable_x64`` JAX cuts numbers of 64 bits, which numpy's arrays may have, to 32.
+        held = jax.dtypes.canonicalize_dtype(array.dtype)
+        return jax.numpy.asarray(array) if held in (array.dtype, getattr(target, "dtype", None)) else array
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 

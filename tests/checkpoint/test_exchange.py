@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import pytest
 
 from raftkv.checkpoint import exchange
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
-from raftkv.checkpoint.errors import CheckpointNotFound, DigestMismatch, StaleStep, StorageError
+from raftkv.checkpoint.commit.manifest import Manifest
+from raftkv.checkpoint.errors import CheckpointNotFound, DigestMismatch, PrepareConflict, StaleStep, StorageError
 from raftkv.checkpoint.keys import RegistryKeys
 from raftkv.checkpoint.kinds import TORCH_SAVE
-from raftkv.checkpoint.records import Checkpoint, FileRecord, Reference
+from raftkv.checkpoint.records import Checkpoint, FileRecord, Prepared, Reference
 from raftkv.checkpoint.registry import Registry
 from raftkv.checkpoint.retention.holds import HoldInfo
 from raftkv.checkpoint.retention.policy import Policy
@@ -297,6 +299,47 @@ def test_a_directory_in_place_that_was_not_committed_is_left_alone(
         done = await registry.collect(LAST)
         assert (done.given_up, done.kept_bytes) == ([str(old)], [str(old)])
         assert sorted(os.listdir(old)) == ["model.pt", "sub"]
+
+    play(story())
+
+
+def test_of_two_runs_that_take_a_directory_in_place_at_once_one_gets_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leave the manifest of a committed checkpoint alone: it was written over, and nobody could load that one."""
+
+    async def story() -> None:
+        world, old = Kept(tmp_path), _foreign(tmp_path / "old")
+        together, look = threading.Barrier(2), exchange.digest_files
+
+        def look_together(*given: Any, **more: Any) -> list[FileRecord]:
+            together.wait(10.0)  # both have found that no registry knows the directory
+            return look(*given, **more)
+
+        monkeypatch.setattr(exchange, "digest_files", look_together)
+        registries = [world.registry(), world.registry("other")]
+        adopted = [each.adopt(await each.claim(), str(old), 5, in_place=True, owned=True) for each in registries]
+        done = await asyncio.gather(*adopted, return_exceptions=True)
+        (taken,) = [each for each in done if isinstance(each, Checkpoint)]
+        (refused,) = [each for each in done if not isinstance(each, Checkpoint)]
+        assert isinstance(refused, PrepareConflict)
+        assert f"{old} is the directory of another checkpoint by now" in str(refused)
+        assert verify(taken).is_whole
+
+    play(story())
+
+
+def test_the_manifest_of_the_attempt_itself_is_written_again(tmp_path: Path) -> None:
+    """Go on where somebody died while he wrote it, or right after."""
+
+    async def story() -> None:
+        world = Kept(tmp_path)
+        for step, damage in ((5, lambda data: data), (6, lambda data: data[:-9]), (7, lambda data: b"")):
+            attempt, file = await world.begin(step)
+            manifest = Manifest.of(attempt.record, {0: Prepared(0, (file,))}).encoded
+            Place(attempt.uri).write(MANIFEST, damage(manifest))
+            await attempt.prepare(0, [file])
+            assert verify(await attempt.commit()).is_whole
 
     play(story())
 

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import shutil
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import raftkv.checkpoint
+from raftkv.checkpoint import registry as registry_module
 from raftkv.checkpoint import saver as saver_module
 from raftkv.checkpoint.commit import attempt
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
@@ -78,6 +80,86 @@ def test_a_directory_that_cannot_be_saved_stays_where_it_was(registry, tmp_path,
     registry.collect()
     assert (folder / "model.pt").read_bytes() == b"m"
     assert list(Path(registry.uri).glob("step-*")) == []
+
+
+@pytest.mark.parametrize("is_same_disk", [True, False])
+@pytest.mark.parametrize("what", ["write_manifest", "check_files"])
+def test_a_directory_that_is_not_committed_for_its_disk_stays(raftkv_client, tmp_path, monkeypatch, is_same_disk, what):
+    """Fail behind the bytes, before the commit: the source was deleted already, and the copy is garbage."""
+
+    async def refuse(*_):
+        raise StorageError("no space left")
+
+    monkeypatch.setattr(registry_module, what, refuse)
+    if not is_same_disk:
+        monkeypatch.setattr(local, "_rename", lambda *_: False)
+    registry = raftkv.checkpoint.Registry(raftkv_client, "job", uri=str(tmp_path / "registry"))
+    folder = made.write(tmp_path / "out", {"model.pt": b"m"})
+    with pytest.raises(StorageError, match="no space left"):
+        Saver(registry).save_directory(4, str(folder))
+    registry.collect()
+    assert (folder / "model.pt").read_bytes() == b"m"
+    assert list(Path(registry.uri).glob("step-*")) == []
+
+
+def test_a_source_that_cannot_be_deleted_does_not_undo_its_copy(registry, tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(local, "_rename", lambda *_: False)
+    monkeypatch.setattr(local.shutil, "rmtree", refuse)
+    folder = made.write(tmp_path / "out", {"model.pt": b"m"})
+    done = Saver(registry).save_directory(4, str(folder))
+    assert registry.latest() == done
+    assert verify(done).is_whole
+    assert (folder / "model.pt").exists()
+
+
+def test_a_link_to_a_directory_is_no_part_of_a_checkpoint(registry, tmp_path):
+    """Commit nothing that lies elsewhere: the files behind it were committed, and could not be loaded."""
+    elsewhere = made.write(tmp_path / "elsewhere", {"tokenizer.json": b"t"})
+    folder = made.write(tmp_path / "out", {"model.pt": b"m"})
+    (folder / "tokenizer").symlink_to(elsewhere)
+    with pytest.raises(StorageError, match=r"tokenizer.*is a link to a directory"):
+        Saver(registry).save_directory(4, str(folder))
+    assert (folder / "model.pt").exists()
+    assert (folder / "tokenizer").is_symlink()
+
+
+@pytest.mark.parametrize("is_same_disk", [True, False])
+def test_a_link_is_not_moved_for_what_it_leads_to(registry, tmp_path, monkeypatch, is_same_disk):
+    """Commit no link: the bytes stayed where they were, for anybody to delete."""
+    if not is_same_disk:
+        monkeypatch.setattr(local, "_rename", lambda *_: False)
+    folder = made.write(tmp_path / "out/checkpoint-4", {"model.pt": b"m"})
+    (tmp_path / "out/best").symlink_to(folder)
+    for name in ("best", "best/"):
+        with pytest.raises(ConfigError, match="is a link; name the directory that it leads to"):
+            Saver(registry).save_directory(4, f"{tmp_path}/out/{name}")
+    assert (tmp_path / "out/best").is_symlink()
+    assert (folder / "model.pt").exists()
+
+
+def test_a_forked_child_keeps_no_lock_of_a_copy(raftkv_client, tmp_path, monkeypatch):
+    """Let others have the copy while a child lives that was forked in the middle: it has the lock's file open too."""
+    remote = raftkv.checkpoint.Registry(raftkv_client, "far", uri="memory://bucket/forked")
+    done = Saver(remote).save_directory(4, str(made.write(tmp_path / "out", {"model.pt": b"m"})))
+    children, download = [], local._download
+
+    def fork(*given):
+        children.append(os.fork())
+        if not children[-1]:
+            signal.pause()
+        download(*given)
+
+    monkeypatch.setattr(local, "_download", fork)
+    copy = local_directory(done, str(tmp_path / "cache"))
+    try:
+        with open(f"{copy}.lock", "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.kill(children[0], signal.SIGKILL)
+        os.waitpid(children[0], 0)
 
 
 def test_a_block_that_raises_commits_nothing_and_the_step_can_be_saved_again(registry):
@@ -154,6 +236,41 @@ def test_a_file_system_without_locks_holds_copies_too(raftkv_client, tmp_path, m
     done = Saver(remote).save_directory(4, str(made.write(tmp_path / "out", {"model.pt": b"m"})))
     path = local_directory(done, str(tmp_path / "cache"), "look")
     assert Path(path, "model.pt").read_bytes() == b"m"
+
+
+def test_without_locks_who_has_the_same_number_disturbs_nobody(raftkv_client, tmp_path, monkeypatch):
+    """Download beside each other: in containers, each the first process of its own, one deleted what another wrote."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "none here")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    remote = raftkv.checkpoint.Registry(raftkv_client, "far", uri="memory://bucket/same-number")
+    done = Saver(remote).save_directory(4, str(made.write(tmp_path / "out", {"model.pt": b"m"})))
+    is_copied, is_begun, is_read, copy = threading.Event(), threading.Event(), threading.Event(), local.copy_files
+
+    def first(*given):
+        monkeypatch.setattr(local, "copy_files", second)
+        records = copy(*given)
+        is_copied.set()
+        is_begun.wait(10)
+        return records
+
+    def second(source, files, target):
+        Path(target.root).mkdir(exist_ok=True)
+        Path(target.root, "model.pt").write_bytes(b"")  # as one that is being written
+        is_begun.set()
+        is_read.wait(10)
+        return copy(source, files, target)
+
+    monkeypatch.setattr(local, "copy_files", first)
+    with ThreadPoolExecutor(2) as threads:
+        one = threads.submit(local_directory, done, str(tmp_path / "cache"))
+        is_copied.wait(10)
+        other = threads.submit(local_directory, done, str(tmp_path / "cache"))
+        found = Path(one.result(), "model.pt").read_bytes()
+        is_read.set()
+        assert [found, Path(other.result(), "model.pt").read_bytes()] == [b"m", b"m"]
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut off", "gone", "a link", "another manifest", "a cut manifest"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import raftkv
 from raftkv.checkpoint import Checkpoint, Registry
 from raftkv.checkpoint import trackers as under_test
+from raftkv.checkpoint.errors import StorageError
 from raftkv.checkpoint.storage.rank_files import RankFiles
 from raftkv.checkpoint.trackers import DEEPSPEED, MEGATRON, Trackers
 from raftkv.errors import ConfigError
@@ -114,3 +116,13 @@ def test_what_cannot_be(kv):
 
 async def made(registry, tools):
     return Trackers(registry, tools)
+
+
+def test_a_directory_that_cannot_be_listed_is_an_error_of_one_line(registry, monkeypatch):
+    def refuse(_: str) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    commit(registry, 1)
+    monkeypatch.setattr(under_test.os, "scandir", refuse)
+    with pytest.raises(StorageError, match=r"cannot look for links in .*: .*Stale file handle"):
+        write(registry)

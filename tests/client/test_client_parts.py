@@ -36,7 +36,8 @@ KEYS = st.binary(min_size=1, max_size=4)
 
 
 @example(prefix=b"p", key=b"a", end=b"\0", whole=False, other=b"q")
-@given(prefix=st.binary(max_size=3), key=KEYS, end=st.none() | KEYS, whole=st.booleans(), other=KEYS)
+@example(prefix=b"p", key=b"a", end=b"", whole=False, other=b"a")
+@given(prefix=st.binary(max_size=3), key=KEYS, end=st.none() | st.just(b"") | KEYS, whole=st.booleans(), other=KEYS)
 def test_a_view_sees_what_a_store_of_its_own_would_hold(prefix, key, end, whole, other):
     """An interval holds a key in a view exactly if it does without the view; and nothing outside of the view."""
     if whole:

@@ -510,6 +510,26 @@ def test_a_client_that_is_closed_while_another_thread_opens_it_stays_closed():
     assert threading.active_count() == before
 
 
+def test_a_signal_handler_may_use_a_client_that_is_being_opened():
+    """Open it there: the handler waited for the thread that it had interrupted."""
+    kv = raftkv.connect("127.0.0.1:1")
+    make, opened = kv._make, []
+
+    def interrupted():
+        kv._make = make
+        opened.append(kv.target())
+        return make()
+
+    kv._make = interrupted
+    opener = threading.Thread(target=lambda: opened.append(kv.target()), daemon=True)
+    opener.start()
+    opener.join(10)
+    assert len(opened) == 2
+    assert opened[0] is opened[1] is kv.target()
+    kv.close()
+    assert [thread for thread in threading.enumerate() if thread is opened[0].loop._thread] == []
+
+
 def test_a_client_that_is_dropped_ends_its_thread(member):
     others = set(threading.enumerate())
     client = raftkv.connect(member.endpoints)

@@ -13,6 +13,7 @@ from collections import deque
 
 import pytest
 
+from raftkv.client.sync.blocking import Blocking
 from raftkv.client.sync.loop import Closed, LoopThread, WrongThread
 
 
@@ -192,6 +193,46 @@ def test_ctrl_c_while_the_loop_is_woken_does_not_let_others_wait_for_ever(loop, 
     later.join(10)
     assert answers == [7]
     assert ran == (["given up"] if is_told else [])
+
+
+def test_a_signal_handler_may_call_while_the_loop_is_woken(loop, monkeypatch):
+    """Answer what comes between the note that the loop is woken and its waking, on the thread that is to do so."""
+    wake, answers = loop.loop.call_soon_threadsafe, []
+
+    def interrupted(*args, **options):
+        monkeypatch.setattr(loop.loop, "call_soon_threadsafe", wake)
+        answers.append(loop.run(give("of the handler")))
+        wake(*args, **options)
+
+    monkeypatch.setattr(loop.loop, "call_soon_threadsafe", interrupted)
+    caller = threading.Thread(target=lambda: answers.append(loop.run(give("of the program"))), daemon=True)
+    caller.start()
+    caller.join(10)
+    assert answers == ["of the handler", "of the program"]
+
+
+def test_what_a_signal_handler_raises_gives_back_what_was_taken_just_then(monkeypatch):
+    """Leave nothing held that nobody knows of, whatever is raised; and nothing of others if the taking fails."""
+    loop, given_back = LoopThread("under-test"), threading.Event()
+
+    async def leave():
+        given_back.set()
+
+    held, run = Blocking(None, loop, None), loop.run
+    with pytest.raises(ValueError, match="deep"):
+        held._enter(fail_deep, leave)
+    loop.run(give(0))
+    assert not given_back.is_set()
+
+    def interrupted(coroutine):
+        run(coroutine)
+        raise TimeoutError("of an alarm")
+
+    monkeypatch.setattr(loop, "run", interrupted)
+    with pytest.raises(TimeoutError, match="of an alarm"):
+        held._enter(lambda: give(1), leave)
+    assert given_back.wait(10)
+    loop.close()
 
 
 def test_a_disowned_loop_points_its_descriptors_at_nothing_and_the_parent_does_not_notice(loop):

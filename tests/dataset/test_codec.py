@@ -136,6 +136,27 @@ def test_a_hostile_chunk_leads_nowhere(paths: list[str]) -> None:
         chunk.decode("d", b"C" + json.dumps(head).encode() + b"\n" + text)
 
 
+@pytest.mark.parametrize("shard", ["../../etc/passwd", "a/..", "a\nb", "\x1b[31m"])
+def test_a_hostile_shard_leads_nowhere(shard: str) -> None:
+    head = {"count": 1, "shards": [shard], "offsets": False, "widths": "00000"}
+    with pytest.raises(ChunkCorrupted, match="a shard that leads elsewhere"):
+        chunk.decode("d", b"C" + json.dumps(head).encode() + b"\na")
+
+
+@pytest.mark.parametrize("path", ["a\nb", "\x1b[31m", "a\x7f"])
+def test_control_characters_reach_no_terminal(path: str) -> None:
+    head = {"count": 1, "shards": [""], "offsets": False, "widths": "00000"}
+    with pytest.raises(ChunkCorrupted, match="control characters"):
+        chunk.decode("d", b"C" + json.dumps(head).encode() + b"\n" + path.encode())
+
+
+@pytest.mark.parametrize("has_offsets", [False, True])
+def test_no_offset_is_negative(has_offsets: bool) -> None:
+    head = {"count": 1, "shards": [""], "offsets": has_offsets, "widths": "000b0"}
+    with pytest.raises(ChunkCorrupted, match="offset"):
+        chunk.decode("d", b"C" + json.dumps(head).encode() + b"\n" + b"\xfba")
+
+
 def test_a_chunk_whose_paths_grow_without_end_is_refused() -> None:
     count = chunk.ENTRIES_MAX
     head = {"count": count, "shards": [""], "offsets": False, "widths": "I0000"}

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import multiprocessing
 import os
 import threading
 import zlib
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +23,7 @@ from raftkv.dataset.dataset import Dataset
 from raftkv.dataset.entry import Entry
 from raftkv.dataset.errors import ChunkCorrupted, DatasetNotFound, StaleHead
 from raftkv.dataset.keys import DatasetKeys, Head
+from raftkv.dataset.snapshot import Snapshot
 from raftkv.errors import ConfigError
 from tests.dataset.world import SMALL, World, entries
 from tests.procs import ETCD, Cluster
@@ -209,10 +214,42 @@ def test_settings_that_cannot_be_are_refused(world: World, tmp_path: Path) -> No
             world.dataset(**settings)
 
 
+@pytest.mark.parametrize(("keep_s", "error"), [("1", TypeError), (math.nan, ValueError), (-1, ConfigError)])
+def test_a_time_that_cannot_be_is_refused_before_anything_is_written(
+    world: World, keep_s: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error, match="keep_s"):
+        world.dataset().publish(entries(range(10)), cut=SMALL, keep_s=keep_s)
+    assert world.keys("") == []
+
+
 @pytest.mark.long
 def test_it_works_on_etcd(tmp_path: Path) -> None:
     with Cluster(ETCD) as cluster, raftkv.connect(cluster.endpoints) as kv:
         _use(kv, tmp_path)
+
+
+def _work(files: Snapshot, data: Dataset) -> None:
+    assert list(files) == entries(range(300))
+    assert files.head.version == data.current.head.version == 1
+    assert data.next_pass().head.version == 2
+    assert len(data) == 310
+
+
+@pytest.mark.parametrize("way", ["spawn", "forkserver"])
+def test_what_is_sent_to_a_process_that_was_not_forked_connects_anew(tmp_path: Path, way: str) -> None:
+    """Work in a data loader as Python 3.14 starts it: the version of the pass goes along, the caches do not."""
+    with raftkv.local(fsync=False) as cluster, cluster.connect() as kv:
+        data = Dataset(kv, "a", directory=tmp_path)
+        data.publish(entries(range(300)), cut=SMALL)
+        files = data.next_pass()
+        assert files[0] == entries([0])[0]
+        data.publish(entries(range(310)), cut=SMALL)
+        worker = multiprocessing.get_context(way).Process(target=_work, args=(files, data))
+        worker.start()
+        worker.join()
+        assert worker.exitcode == 0
+        assert len(ForkingPickler.dumps(data)) < 50_000
 
 
 def test_against_a_real_store_and_in_forked_children(tmp_path: Path) -> None:
@@ -235,7 +272,7 @@ def _use(kv: raftkv.Client, tmp_path: Path) -> None:
         finally:
             os._exit(4)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    data.publish(entries(range(400)), cut=SMALL)
+    data.publish(entries(range(400)), cut=SMALL, keep_s=0.5)
     assert data.wait_version(2, timeout_s=10).count == 400
     assert data.lookup(entries(range(400))[399].path) is not None
     assert data.collect(keep_last=1).hindered == ""

@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import logging
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,26 @@ def test_a_failed_read_lets_the_next_one_try(tmp_path: Path) -> None:
     results = asyncio.run(both())
     assert sum(isinstance(result, OSError) for result in results) == 1
     assert calls == 2
+
+
+def test_a_forked_child_keeps_no_lock_of_its_parent(tmp_path: Path) -> None:
+    """Let others go on while a child lives that was forked in the middle: it has the file of the lock open too."""
+    ((digest, each),) = blobs(1).items()
+    shared, children = SharedDirectory(tmp_path, 10_000), []
+
+    async def read() -> bytes:
+        children.append(os.fork())
+        if not children[-1]:
+            signal.pause()
+        return each
+
+    assert asyncio.run(shared.once(digest, read)) == each
+    try:
+        with open(tmp_path / "locks" / digest[:3], "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.kill(children[0], signal.SIGKILL)
+        os.waitpid(children[0], 0)
 
 
 def test_a_directory_that_is_gone_costs_sharing_and_no_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -47,6 +47,9 @@ def test_a_version_is_read_as_it_was_published(world: World) -> None:
     assert found[7].path in files
     assert list(files.below("train/0004/")) == found[40:50]
     assert list(files.below("nothing/")) == []
+    assert list(files.below(found[45].path)) == [found[45]]  # what begins with a text may end with it
+    assert list(files.below(found[0].path)) == [found[0]]
+    assert list(files.below("")) == found
     with pytest.raises(IndexError):
         files[500]
 
@@ -118,6 +121,24 @@ def test_of_two_publishers_one_wins_and_the_other_is_told(world: World) -> None:
     with pytest.raises(PublishConflict, match="the newest is 1; publish again"):
         one.publish(interrupted())
     assert len(one.next_pass()) == 100
+
+
+def test_ctrl_c_as_a_publishing_has_begun_leaves_none(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the registration back: it was kept alive as long as the program, and nothing could be collected."""
+    run, data = world.loop.run, world.dataset()
+
+    def interrupted(coroutine: Any) -> None:
+        monkeypatch.setattr(world.loop, "run", run)
+        run(coroutine)
+        assert len(world.keys(data.keys.publishings)) == 1
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(world.loop, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        data.publish(entries(range(10)), cut=SMALL)
+    for _ in range(100):
+        world.loop.run(asyncio.sleep(0))
+    assert world.keys(data.keys.publishings) == []
 
 
 def test_a_publisher_that_was_silent_for_too_long_publishes_nothing(world: World) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
+import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,6 +61,51 @@ def test_seed_and_epoch_change_the_order() -> None:
     # Neighbours are torn apart: no arithmetic pattern is left.
     order = list(Permutation(4096, "x"))
     assert len({later - earlier for earlier, later in pairwise(order)}) > 2000
+
+
+class Told(list[int]):
+    """Call somebody whenever it is read, as if another thread came in between."""
+
+    def __init__(self, counts: list[int]) -> None:
+        super().__init__(counts)
+        self.between: Callable[[], object] = lambda: None
+
+    def __getitem__(self, at: Any) -> Any:
+        self.between()
+        return super().__getitem__(at)
+
+
+def test_threads_that_share_an_order_do_not_mix_its_windows() -> None:
+    """Give each its own sample: where one opened a window while another did, samples came twice and were left out."""
+    counts, wanted = Told([4] * 12), list(ChunkOrder([4] * 12, window=2))
+    order = ChunkOrder(counts, window=2)
+
+    def come_between() -> None:
+        counts.between = lambda: None
+        assert order[-1] == wanted[-1]
+
+    found = []
+    for position in range(len(wanted)):
+        counts.between = come_between
+        order.chunks_of(len(wanted) // 2)
+        counts.between = come_between
+        found.append(order[position])
+    assert found == wanted
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    """Order by what they are, not by how a version of numpy writes them; and count as Python does."""
+    plain, seeded = ChunkOrder([3, 4, 5], seed=1, epoch=2, window=2), Permutation(1000, ("seed", 7))
+    assert list(ChunkOrder([3, 4, 5], seed=numpy.int64(1), epoch=numpy.uint8(2), window=2)) == list(plain)
+    assert list(Permutation(1000, ("seed", numpy.int32(7)))) == list(seeded)
+    positions = numpy.arange(12)
+    assert [plain[at] for at in positions] == list(plain)
+    assert [seeded[at] for at in positions] == seeded[:12]
+    assert {type(plain[at]) for at in positions} == {type(seeded[at]) for at in positions} == {int}
+    for wrong in (1.0, "1", None):
+        for order in (plain, seeded):
+            with pytest.raises(TypeError):
+                order[wrong]
 
 
 def test_a_window_has_chunks() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import raftkv.checkpoint
 from raftkv.client.local.cluster import LocalCluster
 from tests.foreign.test_jax import ended, start
 
@@ -41,6 +42,7 @@ with raftkv.connect(os.environ["RAFTKV_ENDPOINTS"]) as kv:
     with raftkv.jax.CheckpointManager(registry, save_interval_steps=2, max_to_keep=3, best_metric="loss") as manager:
         result["empty"] = [manager.latest_step(), manager.best_step(), manager.all_steps()]
         result["saved"] = [manager.save(step, tree, metrics={"loss": -step}) for step in (0, 1, 2, 2, 4)]
+        result["metric"] = [error_of(lambda: manager.save(6, tree, metrics={"loss": "low"})), manager.should_save(6)]
         result["unwritable"] = error_of(lambda: manager.save(6, {"name": "x"}))
         result["steps"] = [manager.save(7, Pair(spread, 1), metrics={"loss": 9}, is_forced=True)]
     result["steps"] += [manager.latest_step(), manager.best_step(), manager.all_steps()]
@@ -50,6 +52,11 @@ with raftkv.connect(os.environ["RAFTKV_ENDPOINTS"]) as kv:
         result["again"] = [manager.save(1, tree), error_of(manager.wait_until_finished).partition(":")[0]]
         os.unlink(late)
         result["again"] += [manager.save(1, tree), error_of(manager.wait_until_finished), manager.latest_step()]
+    wide = {"count": np.array([2**40, -1]), "rate": np.array([1e300]), "narrow": np.arange(3, dtype=np.int32)}
+    with raftkv.jax.CheckpointManager(raftkv.checkpoint.Registry(kv, "wide", uri=f"{sys.argv[1]}/wide")) as manager:
+        manager.save(1, wide)
+        back = manager.restore()
+    result["wide"] = {name: [type(back[name]).__name__, back[name].tolist()] for name in wide}
     with raftkv.jax.CheckpointManager(registry) as after:
         result["same"] = same(after.restore(2), tree) and list(after.restore(2)) == sorted(tree)
         result["class"] = error_of(after.restore)
@@ -102,6 +109,10 @@ def test_trees_of_arrays_come_back_as_they_were(raftkv_cluster: LocalCluster, tm
     assert result["unwritable"] == "ConfigError: ['name'] is a str; save arrays of numbers, and numbers"
     assert result["steps"] == [True, 7, 4, [2, 4, 7]]
     assert result["again"] == [True, "StorageError", True, None, 1]
+    assert result["metric"] == ["ConfigError: metric 'loss' is 'low', which is no number", True]
+    assert result["wide"] == {
+        "count": ["ndarray", [2**40, -1]], "rate": ["ndarray", [1e300]], "narrow": ["ArrayImpl", [0, 1, 2]],
+    }  # fmt: skip
     assert result["same"]
     assert result["class"].startswith("ConfigError: the checkpoint has nodes of a class")
     assert result["sharding"] == ["Pair", True, True]
@@ -109,6 +120,36 @@ def test_trees_of_arrays_come_back_as_they_were(raftkv_cluster: LocalCluster, tm
     assert result["other"].startswith("ConfigError: the tree is another than that of the checkpoint: only one of them")
     assert result["fenced"].startswith("FenceBroken: ")
     assert result["damaged"].startswith("DigestMismatch: ")
+
+
+OPEN = """
+import os, sys
+import jax, numpy as np
+import raftkv, raftkv.checkpoint, raftkv.jax
+kv = raftkv.connect(os.environ["RAFTKV_ENDPOINTS"])
+managers = {}
+for run_id in ("open", "fenced"):
+    registry = raftkv.checkpoint.Registry(kv, run_id, uri=f"{sys.argv[1]}/{run_id}")
+    managers[run_id] = raftkv.jax.CheckpointManager(registry, is_async=run_id == "open")
+managers["fenced"].save(1, {"a": np.zeros(9)})
+registry.claim()
+managers["fenced"]._is_async = True
+for step, manager in enumerate(managers.values(), start=1):
+    manager.save(step, {"a": np.zeros(1 << 22)})
+"""
+
+
+@pytest.mark.long
+def test_a_program_that_ends_without_closing_its_manager_has_saved_or_says_that_it_has_not(
+    raftkv_cluster: LocalCluster, tmp_path: Path
+):
+    process = start(raftkv_cluster, OPEN, str(tmp_path))
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    with raftkv_cluster.connect() as kv:
+        found = {run_id: raftkv.checkpoint.Registry(kv, run_id).latest().step for run_id in ("open", "fenced")}
+    assert found == {"open": 1, "fenced": 1}
+    assert "the checkpoint that was being saved as the program ended is not there: generation 1 of the" in errors
 
 
 @pytest.mark.long

@@ -49,7 +49,7 @@ from raftkv.checkpoint.records import (
     Reference,
     read,
 )
-from raftkv.client.arguments import instance
+from raftkv.client.arguments import instance, whole
 from raftkv.client.control.control import Control
 from raftkv.client.control.records import RecordError
 from raftkv.client.control.reflector import below
@@ -158,6 +158,7 @@ class Attempt:
             AttemptOver: it was aborted.
             FenceBroken, GenerationOver: the claim is over; nothing was written.
         """
+        rank = whole(rank, "rank")
         value = self._checked(rank, files).encode()
         most = min(PREPARED_MAX_BYTES, PREPARED_TOTAL_MAX_BYTES // self.record.world_size)
         if len(value) > most:

@@ -100,10 +100,23 @@ class Manifest:
             if head["format"] != FORMAT:
                 raise RecordError("manifest", f"format {head['format']!r} is of another version of raftkv")
             return cls(head, tuple(_files(lines)))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise RecordError("manifest", f"{type(error).__name__}: {error}") from None
 
 
 def _files(lines: Iterable[Mapping[str, Any]]) -> Iterable[tuple[int, FileRecord]]:
     for line in lines:
         yield int(line["rank"]), FileRecord.from_plain(line)
+
+
+def is_anothers(found: bytes, own: bytes) -> bool:
+    """Return whether bytes that lie where a manifest goes are the manifest of another attempt.
+
+    Arguments:
+        found: what lies there; part of a manifest is nobody's.
+        own: the manifest that goes there.
+    """
+    try:
+        return found != own and Manifest.decode(found).head != Manifest.decode(own).head
+    except RecordError:
+        return False

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from raftkv.checkpoint.commit.summary import METRICS_MAX, checked_metrics, edges, rearranged, reindexed
 from raftkv.checkpoint.errors import CheckpointNotFound
-from raftkv.checkpoint.keys import RegistryKeys
+from raftkv.checkpoint.keys import RegistryKeys, check_step
 from raftkv.checkpoint.records import Checkpoint, Latest, read
 from raftkv.client.control.control import Control
 from raftkv.client.control.retries import txn_until_answered, until_answered
@@ -33,10 +33,10 @@ async def set_metrics(control: Control, run_id: str, step: int, kind: str, metri
 
     Raises:
         CheckpointNotFound: there is no such checkpoint, or not any more.
-        ConfigError: there are too many metrics, or one cannot be used.
+        ConfigError: there are too many metrics, or one cannot be used; or it can be no step.
         StatusError: the cluster refused.
     """
-    keys, new = RegistryKeys(run_id), checked_metrics(metrics)
+    step, keys, new = check_step(step), RegistryKeys(run_id), checked_metrics(metrics)
     reads = [get(keys.record(kind, step)), get(keys.latest(kind)), *edges(keys, kind, new)]
     while True:
         seen = await until_answered(lambda: control.txn((), reads))

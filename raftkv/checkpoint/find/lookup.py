@@ -106,7 +106,7 @@ class Lookup:
             CheckpointNotFound: there is none, or not any more.
             ConfigError: it can be no step.
         """
-        check_step(step)
+        step = check_step(step)
         kinds = [kind] if kind else [found.kind for found in await self.summary(run_id)]
         keys = RegistryKeys(run_id)
         if kinds:

@@ -24,6 +24,7 @@ from raftkv.checkpoint.errors import (
     CheckpointExists,
     CheckpointNotFound,
     NotWhole,
+    PrepareConflict,
     StaleStep,
     StorageError,
 )
@@ -207,6 +208,10 @@ class _Import:
             return self._result(candidate, facts, SKIPPED, str(error))
         except NotWhole as error:  # it has changed since it was inspected
             return self._result(candidate, facts, REFUSED, str(error))
+        except (ConfigError, PrepareConflict) as error:
+            if not self.is_in_place:
+                raise
+            return self._result(candidate, facts, REFUSED, str(error))  # of its directory, as for a link in it
         return self._result(candidate, facts, IMPORTED, uri=done.uri)
 
     async def _register(self, candidate: Candidate, facts: Facts, step: int, kind: str) -> Checkpoint:

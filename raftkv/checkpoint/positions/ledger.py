@@ -31,6 +31,7 @@ from raftkv.checkpoint.commit.claim import Claim, under
 from raftkv.checkpoint.errors import CheckpointError
 from raftkv.checkpoint.keys import RegistryKeys, check_name, check_run_id
 from raftkv.checkpoint.positions.intervals import Interval, Intervals, overlaps, size, united, without
+from raftkv.client.arguments import instance, whole
 from raftkv.client.control.control import Control
 from raftkv.client.control.records import Record, RecordError
 from raftkv.client.control.retries import until_answered
@@ -86,6 +87,10 @@ class Used(_Ranges):
     length: int
     done: Intervals  # without a default, so that it is in every file: another record is none of these
     dataset: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("epoch", "length"):  # another number would be written, and never read again
+            object.__setattr__(self, name, whole(getattr(self, name), f"the {name} of used samples"))
 
     @classmethod
     def begin(cls, length: int, *, dataset: str = "") -> Self:
@@ -188,6 +193,8 @@ class Ledger:
             ConfigError: a range has no samples.
             FenceBroken, GenerationOver: the claim is over.
         """
+        instance(used, Used, "used")
+        range_size = whole(range_size, "range_size")
         if range_size < 1:
             raise ConfigError(f"a range has at least one sample, not {range_size}")
         while True:
@@ -213,7 +220,7 @@ class Ledger:
         Raises:
             FenceBroken, GenerationOver: the claim is over.
         """
-        taking = os.urandom(8).hex()
+        rank, taking = whole(rank, "rank"), os.urandom(8).hex()
         while True:
             seen = await self._read(claim)
             if not seen.state.free:
@@ -243,6 +250,7 @@ class Ledger:
             RangeLost: the range is not this rank's any more.
             FenceBroken, GenerationOver: the claim is over.
         """
+        done = whole(done, "done")
         if not lease.done <= done <= lease.end:
             raise ConfigError(f"samples {lease.first} to {lease.end} are used up to {lease.done}, not back to {done}")
         if done == lease.end:
@@ -312,6 +320,7 @@ class Ledger:
             ConfigError: samples of the epoch before are left.
             FenceBroken, GenerationOver: the claim is over.
         """
+        epoch, given = whole(epoch, "epoch"), None if length is None else whole(length, "length")
         while True:
             seen = await self._read(claim)
             state = seen.state
@@ -322,7 +331,7 @@ class Ledger:
                     f"epoch {state.epoch} of {self.name!r} is not over: {state.length - size(state.done)} samples are "
                     "left; wait for the other ranks at a barrier"
                 )
-            samples = state.length if length is None else length
+            samples = state.length if given is None else given
             fresh = replace(
                 state, epoch=epoch, length=samples, free=without((), samples), done=(), dataset=dataset or state.dataset
             )

@@ -22,6 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
+from raftkv.client.arguments import whole
 from raftkv.client.control.records import Record, RecordError
 from raftkv.errors import ConfigError
 
@@ -46,6 +47,8 @@ class Position(Record):
     dataset: str = ""
 
     def __post_init__(self) -> None:
+        for name in ("epoch", "length", "consumed", "seed"):  # another number would be written, and never read again
+            object.__setattr__(self, name, whole(getattr(self, name), f"the {name} of a position"))
         if self.epoch < 0 or not 0 <= self.consumed <= self.length:
             raise ConfigError(f"no position: {self.consumed} of {self.length} samples of epoch {self.epoch} are used")
 
@@ -87,6 +90,7 @@ class Position(Record):
             ConfigError: there is no such rank, or a size is not positive.
         """
         most = _checked(batch_size, world_size)
+        rank, world_size = whole(rank, "rank"), whole(world_size, "world_size")
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank {rank} does not exist in a world of {world_size}")
         count = min(most, self.remaining)
@@ -99,7 +103,7 @@ class Position(Record):
 
     def after(self, samples: int) -> Position:
         """Return the position after so many samples of all ranks together."""
-        return replace(self, consumed=self.consumed + samples)
+        return replace(self, consumed=self.consumed + whole(samples, "samples"))
 
     def next_epoch(self, length: int | None = None) -> Position:
         """Return the beginning of the next epoch.
@@ -116,6 +120,7 @@ class Position(Record):
 
 
 def _checked(batch_size: int, world_size: int) -> int:
+    batch_size, world_size = whole(batch_size, "batch_size"), whole(world_size, "world_size")
     if batch_size < 1 or world_size < 1:
         raise ConfigError(f"a batch and a world have at least one: batch_size={batch_size}, world_size={world_size}")
     return batch_size * world_size

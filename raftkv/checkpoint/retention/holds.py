@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import re
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -27,7 +29,7 @@ from urllib.parse import unquote
 from raftkv.checkpoint.errors import CheckpointNotFound, PinLost
 from raftkv.checkpoint.keys import PIN, TAG, RegistryKeys, check_name
 from raftkv.checkpoint.records import Checkpoint, Hold, Reference, readable
-from raftkv.client.arguments import instance
+from raftkv.client.arguments import instance, seconds
 from raftkv.client.control.control import Control, Grant
 from raftkv.client.control.retries import txn_until_answered, until_answered
 from raftkv.client.kv.compares import mod_revision, version
@@ -38,6 +40,7 @@ from raftkv.errors import ConfigError, LeaseNotFoundError, StatusError
 PIN_TTL_S: Final = 30
 _OF_NO_LEASE: Final = 0
 UNKNOWN: Final = Hold("unknown")
+_LEASE: Final = re.compile(rb"[0-9a-f]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +189,7 @@ def _pin_key(keys: RegistryKeys, checkpoint: Reference, reader: str, lease: int)
     return keys.hold(checkpoint.kind, checkpoint.step, PIN, f"{reader}@{lease:x}")
 
 
-async def pin_for(control: Control, checkpoint: Checkpoint, reader: str, duration_s: int, hold: Hold) -> None:
+async def pin_for(control: Control, checkpoint: Checkpoint, reader: str, duration_s: float, hold: Hold) -> None:
     """Hold a checkpoint for a time, whatever becomes of this process.
 
     Arguments:
@@ -202,9 +205,9 @@ async def pin_for(control: Control, checkpoint: Checkpoint, reader: str, duratio
     """
     instance(checkpoint, Checkpoint, "checkpoint")
     check_name("reader", reader)
-    if duration_s < 0:
+    if seconds(duration_s, "duration_s") < 0:
         raise ConfigError(f"a checkpoint is pinned for a time from 0 s on, not {duration_s} s")
-    lease = await control.grant_fixed(duration_s) if duration_s else _OF_NO_LEASE
+    lease = await control.grant_fixed(math.ceil(duration_s)) if duration_s else _OF_NO_LEASE
     await _put_pin(control, checkpoint, reader, lease, hold)
 
 
@@ -218,8 +221,17 @@ async def unpin(control: Control, checkpoint: Reference, reader: str) -> int:
     """
     check_name("reader", reader)
     prefix = RegistryKeys(checkpoint.run_id).hold(checkpoint.kind, checkpoint.step, PIN, f"{reader}@")
-    result = await until_answered(lambda: control.txn((), [delete(prefix, prefix=True)]))
-    return int(result.results[0].deleted)
+    operation = get_range(prefix, prefix=True, keys_only=True)
+    count = 0
+    while True:
+        listed = await until_answered(lambda: control.txn((), [operation]))
+        # The name of another reader may begin with this one and an at sign: behind ours stands a lease, and no more.
+        own = [item for item in listed.results[0].items if _LEASE.fullmatch(item.key[len(prefix.encode()) :])]
+        if not own:
+            return count
+        for item in own:  # these, and no later ones that a late copy of this call would meet
+            seen = [mod_revision(item.key) == item.mod_revision]
+            count += (await txn_until_answered(control, seen, [delete(item.key)], [get(item.key)])).succeeded
 
 
 async def holds(control: Control, run_id: str) -> list[HoldInfo]:

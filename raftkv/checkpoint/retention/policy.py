@@ -35,7 +35,7 @@ from typing import Final
 from raftkv.checkpoint.find.lookup import MAX, MIN, check_mode
 from raftkv.checkpoint.keys import is_comparable
 from raftkv.checkpoint.records import Checkpoint, Reference
-from raftkv.client.arguments import instance
+from raftkv.client.arguments import instance, whole
 from raftkv.errors import ConfigError
 
 LATEST: Final = "latest"
@@ -71,6 +71,7 @@ class Policy:
 
     Raises:
         ConfigError: a number is negative, or a metric has no such mode.
+        TypeError: a count is no whole number.
     """
 
     keep_last: int = 0
@@ -81,6 +82,8 @@ class Policy:
     max_bytes: int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("keep_last", "keep_every"):
+            whole(getattr(self, name), f"{name} of a retention policy")
         for name in ("keep_last", "keep_every", "keep_for_s", "max_age_s", "max_bytes"):
             number = getattr(self, name)
             if number is not None and not number >= 0:  # NaN is not
@@ -88,7 +91,7 @@ class Policy:
         for best in self.keep_best:
             instance(best, Best, "a rule of keep_best")
             check_mode(best.mode)
-            if best.count < 1:
+            if whole(best.count, "the count of a rule of keep_best") < 1:
                 raise ConfigError(f"the best {best.count} by {best.metric} cannot be kept; give 1 or more")
 
     @property

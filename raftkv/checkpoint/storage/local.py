@@ -23,6 +23,7 @@ from typing import Final, TextIO
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
 from raftkv.checkpoint.errors import DigestMismatch, StorageError
 from raftkv.checkpoint.records import Checkpoint, FileRecord
+from raftkv.checkpoint.storage.filesystems import describe
 from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.rank_files import RankFiles
 from raftkv.checkpoint.storage.transfer import copy_files, list_files
@@ -49,17 +50,22 @@ def make_directory(uri: str) -> None:
 
 @contextmanager
 def taken_in(directory: str, uri: str) -> Iterator[list[FileRecord]]:
-    """Move a local directory to where the bytes of an attempt lie, for a block that is given its files.
+    """Move a local directory to where the bytes of an attempt lie, for a block that commits its files.
 
     Arguments:
-        directory: it is gone afterwards. If it could not be moved or read, or the block raises ConfigError, it is as it
-            was: what lies below the uri of a failed attempt is deleted.
+        directory: it is gone afterwards. If it could not be moved or read, or the block raises ConfigError or
+            StorageError, by which nothing was committed, it is as it was: what lies below the uri of a failed attempt
+            is deleted. After any other error, as one of the cluster, a commit may have what was moved.
         uri: of the directory of the attempt, which does not exist yet.
 
     Raises:
         StorageError: it could not be moved or read.
-        ConfigError: a file has a name that cannot be used.
+        ConfigError: a file has a name that cannot be used; or the directory is a link.
     """
+    if os.path.islink(
+        os.fspath(directory).rstrip("/")
+    ):  # it would be moved, and what it leads to stay for anybody to delete
+        raise ConfigError(f"{directory} is a link; name the directory that it leads to")
     place = Place(uri)
     is_moved = is_given = False
     try:
@@ -73,13 +79,15 @@ def taken_in(directory: str, uri: str) -> Iterator[list[FileRecord]]:
         is_given = True
         yield records
     except BaseException as error:
-        if is_moved and (not is_given or isinstance(error, ConfigError)):
+        if is_moved and (not is_given or isinstance(error, ConfigError | StorageError)):
             with suppress(OSError):
                 os.rename(place.root, directory)
         raise
     if not is_moved:
-        with place.named("move the checkpoint to"):
+        try:
             shutil.rmtree(directory)
+        except OSError as error:  # its copy is committed, and stays so
+            _log.warning("raftkv: %s is saved, and could not be deleted: %s", directory, describe(error))
 
 
 def _rename(directory: str, target: str) -> bool:
@@ -143,13 +151,18 @@ def local_directory(checkpoint: Checkpoint, directory: str = "", look: str = "")
     with Place(directory).named("lock a copy in"):
         lock, is_alone = _lock(f"{target}.lock")
     with lock:
-        if not look or lock.read() != look:
-            if is_alone:
-                for left in glob.glob(f"{glob.escape(target)}.*.part"):  # by processes that were killed
-                    shutil.rmtree(left, ignore_errors=True)
-            _download(checkpoint, place, target)
-            lock.truncate(0)
-            lock.write(look)
+        try:
+            if not look or lock.read() != look:
+                if is_alone:
+                    for left in glob.glob(f"{glob.escape(target)}.*.part"):  # by processes that were killed
+                        shutil.rmtree(left, ignore_errors=True)
+                _download(checkpoint, place, target)
+                lock.truncate(0)
+                lock.write(look)
+                lock.flush()
+        finally:
+            if is_alone:  # said, for a child that was forked meanwhile has the file open too, as long as it lives
+                fcntl.flock(lock, fcntl.LOCK_UN)
     return target
 
 
@@ -173,7 +186,8 @@ def _lock(path: str) -> tuple[TextIO, bool]:
 
 
 def _download(checkpoint: Checkpoint, place: Place, target: str) -> None:
-    partial = f"{target}.{os.getpid()}.part"
+    # Not by the number of the process alone: without locks another container may have one of the same number.
+    partial = f"{target}.{os.getpid()}-{os.urandom(4).hex()}.part"
     local, fetched = Place(target), Place(partial)
     try:
         if local.exists(MANIFEST):  # renamed when it was whole: what has happened to it since is not known

@@ -68,6 +68,8 @@ class Place:
         self.uri = absolute(uri)
         self.fs, self.root, self.is_local = open_url(self.uri)
         self._durable: set[str] = set()
+        # Names below it are made durable: that of the root, and of what was made above it.
+        self._top = os.path.dirname(self.root)
 
     def __repr__(self) -> str:
         return f"<Place {self.uri}>"
@@ -96,6 +98,35 @@ class Place:
             sync(os.path.dirname(self.path(name)))
         return FileRecord(name, file.record.size_bytes, file.record.digest)
 
+    def write_new(self, name: str, data: bytes) -> bool:
+        """Write a whole file, durably, unless there is one of that name; False: there is.
+
+        On an object store, and on a disk that knows no links, of two who do so at the same moment both may write.
+
+        Raises:
+            StorageError: it could not be written.
+        """
+        if self.exists(name):
+            return False
+        if not self.is_local:
+            self.write(name, data)
+            return True
+        with self.named("write", name):
+            part = f"{name}.part-{os.urandom(4).hex()}"
+            with self.open_writer(part) as file:
+                file.write(data)
+            try:
+                os.link(self.path(part), self.path(name))
+            except FileExistsError:
+                return False
+            except OSError:
+                os.replace(self.path(part), self.path(name))
+            finally:
+                with suppress(FileNotFoundError):
+                    os.unlink(self.path(part))
+            sync(os.path.dirname(self.path(name)))
+        return True
+
     def open_writer(self, name: str, *, digest: str = SHA256) -> Writer:
         """Open a new file that is digested while it is written; see ``writer.Writer``.
 
@@ -110,12 +141,19 @@ class Place:
         path, own = self.path(name), Digest(digest)
         with self.named("write", name):
             if self.is_local:
-                os.makedirs(os.path.dirname(path), exist_ok=True)
+                self._make_directories(os.path.dirname(path))
                 flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
                 file: IO[bytes] = os.fdopen(os.open(path, flags, 0o666), "r+b", 0)
             else:
                 file = self._open_remote(path)
         return Writer(self, name, file, own)
+
+    def _make_directories(self, directory: str) -> None:
+        there = directory
+        while not os.path.isdir(there) and there != os.path.dirname(there):
+            there = os.path.dirname(there)
+        self._top = min(self._top, there, key=len)
+        os.makedirs(directory, exist_ok=True)
 
     def _open_remote(self, path: str) -> IO[bytes]:
         # Directories are made only where they are missed: on an object store that would make a bucket of a wrong name.
@@ -145,7 +183,7 @@ class Place:
         directory = os.path.dirname(path)
         sync(directory)
         # Another process may have made a directory and not synced its name yet: each Place does so once.
-        while directory not in self._durable and len(directory) >= len(self.root):
+        while directory not in self._durable and len(directory) > len(self._top):
             self._durable.add(directory)
             directory = os.path.dirname(directory)
             sync(directory)
@@ -173,8 +211,10 @@ class Place:
         return open(path, "rb") if self.is_local else cast("IO[bytes]", self.fs.open(path, "rb"))
 
     def exists(self, name: str) -> bool:
-        """Return whether there is such a file. Raises StorageError."""
+        """Return whether there is such a file now, whatever was remembered. Raises StorageError."""
         with self.named("look for", name):
+            if not self.is_local:
+                self.fs.invalidate_cache()
             return bool(self.fs.isfile(self.path(name)))
 
     def size_now(self, name: str) -> int | None:

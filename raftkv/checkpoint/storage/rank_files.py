@@ -97,7 +97,8 @@ class RankFiles:
         """Make everything durable; return all files, with their digests.
 
         Raises:
-            StorageError: a file that ``path`` was asked for is not there, or could not be read or synced.
+            StorageError: a file that ``path`` was asked for is not there, or could not be read or synced; or a link to
+                a directory is there.
         """
         for writer in self._writers:
             writer.close()
@@ -108,9 +109,12 @@ class RankFiles:
         return sorted(self._written.values(), key=lambda file: file.name)
 
     def _below(self, name: str) -> list[str]:
-        if not os.path.isdir(self.place.path(name)):
+        path = self.place.path(name)
+        if not os.path.isdir(path):
             return [name]
-        found = Place(self.place.path(name)).list()
+        if os.path.islink(path):  # what lies behind it is not the checkpoint's, and would be looked for in vain
+            raise StorageError(f"cannot add {path} to the checkpoint: it is a link to a directory; put the files there")
+        found = Place(path).list()
         return [f"{name}/{file.name}" for file in found]
 
     def _settle(self, name: str) -> FileRecord:

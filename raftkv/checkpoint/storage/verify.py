@@ -196,10 +196,13 @@ _DIGEST: Final = "has other contents than were committed"
 
 def _check(place: Place, file: FileRecord, found: Found | None, counter: Counter) -> str:
     """Return what is wrong with a file; empty: nothing."""
-    if found is None or found.size_bytes != file.size_bytes:
-        counter.add(file.size_bytes)
-        return _MISSING if found is None else _SIZE
     try:
+        size_bytes = None if found is None else found.size_bytes
+        if size_bytes != file.size_bytes:  # a list may be older than the file, see above
+            size_bytes = place.size_now(file.name)
+        if size_bytes != file.size_bytes:
+            counter.add(file.size_bytes)
+            return _MISSING if size_bytes is None else _SIZE
         own = digest_of(place, file.name, like=file.digest, on_bytes=counter.add)
     except (StorageError, ConfigError) as error:  # the second: a digest of a later version
         return str(error)

@@ -287,8 +287,9 @@ class Lease:
             return  # nobody keeps it alive: it ends with its TTL
 
 
-_REVOKE = Method(methods.LEASE_REVOKE.path, methods.LEASE_REVOKE.response, True)
-"""A revocation of a lease of ours: that it is gone already is no failure, so the call may be repeated."""
+_REVOKE = Method(methods.LEASE_REVOKE.path, methods.LEASE_REVOKE.response, True, cancellable=False)
+"""A revocation of a lease of ours: that it is gone already is no failure, so the call may be repeated; and who is
+cancelled meanwhile wants it all the same."""
 
 
 async def lease_info(scope: Scope, id: int, *, keys: bool, timeout_s: float | None) -> LeaseInfo:

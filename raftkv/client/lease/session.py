@@ -20,7 +20,7 @@ from typing import Any
 
 from raftkv.client.arguments import limit
 from raftkv.client.errors import LeaseLost
-from raftkv.client.interrupts import farewell_s, tell
+from raftkv.client.interrupts import farewell_s, seen_through, tell
 from raftkv.client.kv.kv import KV
 from raftkv.client.lease.lease import Lease, checked_ttl
 from raftkv.client.rpc.retry import Backoff
@@ -164,6 +164,9 @@ class Session:
         await self._end(None)
 
     async def _end(self, timeout_s: float | None) -> None:
+        await seen_through(self._give_back(timeout_s))
+
+    async def _give_back(self, timeout_s: float | None) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

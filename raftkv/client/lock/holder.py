@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from raftkv.client.arguments import limit
 from raftkv.client.errors import FenceLost, LockNotFree
-from raftkv.client.interrupts import Interrupt, farewell_s
+from raftkv.client.interrupts import Interrupt, farewell_s, seen_through
 from raftkv.client.lease.lease import Lease, checked_ttl
 from raftkv.client.lock.contender import Contender, within
 from raftkv.client.rpc.retry import is_transient
@@ -152,8 +152,10 @@ class Holder:
         """
         place, was_first = self._place, self._first
         self._place, self._first = None, False
-        if place is None:
-            return
+        if place is not None:
+            await seen_through(self._give_back(place, timeout_s, was_first=was_first))
+
+    async def _give_back(self, place: Contender, timeout_s: float | None, *, was_first: bool) -> None:
         try:
             left = await place.leave(timeout_s)
         except StatusError as error:

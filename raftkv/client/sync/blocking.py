@@ -67,12 +67,26 @@ class Blocking(Generic[Inner]):
         self._loop.check_usable()
         return self._loop.run(ask())
 
-    def _enter(self, enter: Coroutine[Any, Any, Result], leave: Callable[[], Coroutine[Any, Any, object]]) -> Result:
-        """Run what takes it; if Ctrl-C comes in between, have it given back as soon as it is there."""
+    def _enter(
+        self, enter: Callable[[], Coroutine[Any, Any, Result]], leave: Callable[[], Coroutine[Any, Any, object]]
+    ) -> Result:
+        """Run what takes it; if Ctrl-C, or what a signal handler raises, comes in between, have it given back."""
+        is_taken = False
+
+        async def take() -> Result:
+            nonlocal is_taken
+            result = await enter()
+            is_taken = True
+            return result
+
+        async def give_back() -> None:
+            if is_taken:  # else it was given up on the way, or has failed, and may be another thread's
+                await leave()
+
         try:
-            return self._loop.run(enter)
-        except KeyboardInterrupt:
-            self._loop.post(leave())
+            return self._loop.run(take())
+        except BaseException:
+            self._loop.post(give_back())
             raise
 
 

@@ -37,7 +37,7 @@ class Term(Holder[aio_election.Term]):
             LeaseLost: the lease ended while waiting.
             StatusError: the cluster refused, or could not be reached to begin with.
         """
-        self._enter(self._inner.campaign(timeout_s), self._inner.resign)
+        self._enter(lambda: self._inner.campaign(timeout_s), self._inner.resign)
         return self
 
     proclaim = blocking(aio_election.Term.proclaim)

@@ -66,7 +66,7 @@ class Lease(Held[aio_lease.Lease]):
             LeaseExistsError: the id is in use.
             StatusError: it could not be granted.
         """
-        self._enter(self._inner.grant(timeout_s), self._inner.revoke)
+        self._enter(lambda: self._inner.grant(timeout_s), self._inner.revoke)
         return self
 
     revoke = blocking(aio_lease.Lease.revoke)

@@ -77,7 +77,7 @@ class Client:
         self._parent = parent
         self._prefix = prefix
         self._target: _Target | None = None
-        self._opening = threading.Lock()
+        self._opening = threading.RLock()  # a signal handler may come while it is opened here, and use it
         self._is_closed = False
         self._finish: weakref.finalize[[LoopThread, library.Client], Client] | None = None
         _clients.add(self)
@@ -344,7 +344,8 @@ class Client:
     def _open(self) -> _Target:
         with self._opening:
             if self._target is None:
-                self._target = self._open_view() if self._parent is not None else self._open_root()
+                opened = self._open_view() if self._parent is not None else self._open_root()
+                self._target = self._target or opened
             target = self._target
         if self._is_closed:  # by another thread, meanwhile
             self.close()
@@ -362,13 +363,15 @@ class Client:
             wait_for_the_end()
             raise Closed("the client is closed")
         kv = self._make()
+        if self._target is not None:
+            return self._target
         loop = LoopThread("raftkv-client")
         self._finish = weakref.finalize(self, _drop, loop, kv)
         self._finish.atexit = False
         return _Target(loop, kv)
 
     def _after_fork_in_child(self) -> None:
-        self._opening = threading.Lock()
+        self._opening = threading.RLock()
         target, self._target = self._target, None
         if self._finish is not None:
             self._finish.detach()

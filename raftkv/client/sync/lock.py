@@ -80,7 +80,7 @@ class Lock(Holder[aio_lock.Lock]):
             LeaseLost: the lease ended while waiting.
             StatusError: the cluster refused, or could not be reached to begin with.
         """
-        self._enter(self._inner.acquire(timeout_s), self._inner.release)
+        self._enter(lambda: self._inner.acquire(timeout_s), self._inner.release)
         return self
 
     try_acquire = blocking(aio_lock.Lock.try_acquire)

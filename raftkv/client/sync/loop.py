@@ -14,7 +14,8 @@ The usual calls (``run_taskless``) do without the task as well.
 Invariants:
 
 1. A caller never waits for ever: when the thread ends, every call that is queued or under way fails with ``Closed``.
-2. Ctrl-C in a waiting caller cancels its call and leaves, at the latest half a second after the signal.
+2. Ctrl-C in a waiting caller cancels its call and leaves, at the latest half a second after the signal. A signal
+   handler may make calls itself, whatever it has interrupted.
 3. A forked child uses nothing of the parent (``LoopThread.disown``): its descriptors are replaced by ``/dev/null``
    without a byte or a shutdown on the way. The kernel closes our copies; the parent's connections do not notice. Their
    numbers stay taken, since Python objects that hold them will close them some day. The epoll instance is shared with
@@ -206,7 +207,8 @@ class LoopThread:
         try:
             self._submit(call)
             while not call.done.acquire(timeout=SIGNALS_SEEN_WITHIN_S):
-                pass
+                if self._queue:  # this is a signal handler's call, and who was interrupted has yet to wake the loop
+                    self.call_soon(self._take_queued)
         except BaseException:  # Ctrl-C while waiting
             self._abandon(call)
             raise

@@ -89,7 +89,7 @@ class Session(Held[aio_session.Session]):
         Raises:
             StatusError: the cluster did not grant one.
         """
-        self._enter(self._inner.establish(), self._inner.close)
+        self._enter(self._inner.establish, self._inner.close)
         return self
 
     established = blocking(aio_session.Session.established)

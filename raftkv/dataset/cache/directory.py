@@ -161,6 +161,9 @@ class SharedDirectory:
         try:
             yield descriptor
         finally:
+            with contextlib.suppress(OSError):
+                # Said, for a child that was forked meanwhile has the file open too, as long as it lives.
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
     def _log_failure(self, error: OSError) -> None:

@@ -21,7 +21,7 @@ from itertools import accumulate, pairwise
 from typing import Any, Final
 
 from raftkv.dataset.codec.blob import foreign
-from raftkv.dataset.entry import Entry
+from raftkv.dataset.entry import BAD_SHARD, Entry
 
 ENTRIES_MAX: Final = 16384
 _MARK: Final = b"C"
@@ -29,6 +29,8 @@ _UNSIGNED: Final = (("B", 1 << 8), ("H", 1 << 16), ("I", 1 << 32), ("Q", 1 << 64
 _SIGNED: Final = (("b", 1 << 7), ("h", 1 << 15), ("i", 1 << 31), ("q", 1 << 63))
 _HEAD_BYTES: Final = 512
 _GAPS: Final = 3
+_CONTROL: Final = bytes([*range(1, 32), 127])
+"""Octets that no path has; a zero stands between two paths."""
 _ENTRY_BYTES: Final = 4 + 8 + 2 + 8 + 1 + 1
 """Upper bound of an entry's columns but path and digest: shared, size, shard, gap, length of the digest, separator."""
 
@@ -181,6 +183,8 @@ def _decode(digest: str, raw: bytes) -> Chunk:
     count, shards, codes = int(head["count"]), list(head["shards"]), str(head["widths"])
     if not 0 < count <= ENTRIES_MAX or not all(isinstance(name, str) for name in shards):
         raise ValueError(f"{count} entries")
+    if any(map(BAD_SHARD.search, shards)):
+        raise ValueError("a shard that leads elsewhere")
     at = 0
     columns: list[Any] = []
     for number, code in enumerate(codes):
@@ -191,7 +195,11 @@ def _decode(digest: str, raw: bytes) -> Chunk:
     if max(numbers) >= len(shards):
         raise ValueError("a shard without a name")
     digests, at = _cut(data, at, lengths)
+    if len(data[at:].translate(None, _CONTROL)) < len(data) - at:
+        raise ValueError("a path with control characters")
     paths = _paths(shared, data[at:].decode().split("\0"))
+    if not head["offsets"] and any(gaps):
+        raise ValueError("offsets where there are none")
     offsets = _offsets(gaps, sizes) if head["offsets"] else gaps
     return Chunk(paths, sizes, shards, numbers, offsets, digests)
 

@@ -61,7 +61,7 @@ class Leadership(Blocking[leadership.Leadership]):
 
     def campaign(self, timeout_s: float | None = None) -> Self:
         """Wait until it leads; see ``Run.elect``."""
-        self._enter(self._inner.campaign(timeout_s), self._inner.resign)
+        self._enter(lambda: self._inner.campaign(timeout_s), self._inner.resign)
         return self
 
     @property
@@ -129,7 +129,7 @@ class Saving(Blocking[checkpoint.Saving]):
 
     def __enter__(self) -> Self:
         interrupt = KeyboardInterrupt("as it began")
-        self._enter(self._inner.__aenter__(), lambda: self._inner.__aexit__(KeyboardInterrupt, interrupt, None))
+        self._enter(self._inner.__aenter__, lambda: self._inner.__aexit__(KeyboardInterrupt, interrupt, None))
         return self
 
     def __exit__(
@@ -143,7 +143,7 @@ class Resuming(Blocking[checkpoint.Resuming]):
     """All ranks agree on the checkpoint to go on from; made by ``Run.resume``."""
 
     def __enter__(self) -> Resumed | None:
-        return self._enter(self._inner.__aenter__(), lambda: self._inner.__aexit__(None, None, None))
+        return self._enter(self._inner.__aenter__, lambda: self._inner.__aexit__(None, None, None))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

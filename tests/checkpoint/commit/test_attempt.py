@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any
 
+import numpy
 import pytest
 
 from raftkv.checkpoint.commit import attempt as attempts
@@ -27,6 +28,40 @@ from raftkv.checkpoint.keys import STEP_MAX, WORLD_SIZE_MAX
 from raftkv.checkpoint.records import FileRecord, Latest
 from raftkv.errors import ConfigError
 from tests.checkpoint.world import KEYS, KIND, World, files_of, play, prepared, saved
+
+
+class Tensor:
+    """Count as torch and JAX do, whose numbers are none of Python's."""
+
+    def __index__(self) -> int:
+        return 5
+
+
+def test_steps_and_ranks_may_be_whole_numbers_of_any_library() -> None:
+    """Take a step as training counts it: it was refused, or ended as an error of JSON about what it is not."""
+
+    async def story() -> None:
+        registry = World().registry()
+        claim = await registry.claim()
+        step, ranks = numpy.int64(5), numpy.uint8(2)
+        attempt = await registry.begin(claim, step, world_size=ranks)
+        joined = await registry.join(claim, Tensor())
+        await attempt.prepare(numpy.int32(0), files_of(0))
+        await joined.prepare(numpy.int32(1), files_of(1))
+        await attempt.commit(metrics={"loss": numpy.float32(0.5)})
+        done = await registry.set_metrics(step, KIND, {"eval/loss": 0.25})
+        assert done == await registry.at(step) == await registry.at(5)
+        assert (type(done.step), done.step, done.world_size) == (int, 5, 2)
+        assert (await registry.best("eval/loss")).step == 5
+        for wrong in (5.0, numpy.float64(5), "5", True, None):
+            with pytest.raises(ConfigError, match="a whole number from 0"):
+                await registry.begin(claim, wrong)
+        with pytest.raises(TypeError, match="world_size is a whole number"):
+            await registry.begin(claim, 6, world_size=2.0)
+        with pytest.raises(TypeError, match="rank is a whole number"):
+            await attempt.prepare(0.0, files_of(0))
+
+    play(story())
 
 
 def test_a_checkpoint_exists_when_all_ranks_have_prepared_and_it_is_committed() -> None:

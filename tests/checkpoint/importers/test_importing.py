@@ -140,6 +140,22 @@ def test_files_can_stay_where_they_are_if_they_lie_there_alone(registry, output)
     assert [done.action for done in registry.import_directory(str(output))][1:3] == ["skipped", "skipped"]
 
 
+def test_what_cannot_stay_where_it_is_keeps_no_other_from_coming_in(registry, output, raftkv_client):
+    """Refuse it and go on: the import ended there, and what it had done before was told to nobody."""
+    made.write(output / "checkpoint-50", made.trainer(50))
+    (output / "checkpoint-50/extra.json").symlink_to("trainer_state.json")
+    raftkv.checkpoint.Registry(raftkv_client, "other").import_directory(f"{output}/checkpoint-100", in_place=True)
+    results = registry.import_directory(str(output), in_place=True)
+    assert [(done.step, done.action) for done in results] == [
+        (300, "refused"),
+        (50, "refused"),
+        (100, "refused"),
+        (200, "imported"),
+    ]
+    assert "extra.json is a link" in results[1].reason
+    assert "is a checkpoint of a registry already" in results[2].reason
+
+
 def test_more_files_than_one_rank_can_prepare_come_in(registry, tmp_path, monkeypatch):
     monkeypatch.setattr(exchange, "PREPARED_MAX_BYTES", 1000)
     made.write(tmp_path / "step-4", made.dcp(20))

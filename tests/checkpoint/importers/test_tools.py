@@ -226,6 +226,7 @@ HOSTILE = {
     "a deep header": (hostile_header(200_000, b"[" * 200_000), NO_FILE),
     "a list": (hostile_header(2, b"[]"), NO_FILE),
     "text for an offset": (hostile_header(31, b'{"w":{"data_offsets":[0,"x"]}} '), NO_FILE),
+    "an infinite offset": (made.with_header(b'{"w":{"data_offsets":[0,1e999]}}'), NO_FILE),
     "a number of a million digits": (
         hostile_header(1_000_024, b'{"w":{"data_offsets":[' + b"9" * 1_000_002),
         NO_FILE,

@@ -17,6 +17,7 @@ from raftkv.checkpoint.errors import FenceBroken
 from raftkv.checkpoint.keys import RegistryKeys
 from raftkv.checkpoint.positions.intervals import overlaps, size
 from raftkv.checkpoint.positions.ledger import Lease, Ledger, RangeLost, State, Used
+from raftkv.checkpoint.positions.position import Position
 from raftkv.client.control.records import RecordError
 from raftkv.client.sync.loop import LoopThread
 from raftkv.errors import ConfigError
@@ -180,14 +181,25 @@ def test_what_cannot_be_is_refused_in_one_line() -> None:
             await ledger.take(claim, 0)
         with pytest.raises(ConfigError, match="at least one sample"):
             await ledger.open(claim, Used.begin(10), range_size=0)
+        with pytest.raises(TypeError, match="range_size is a whole number"):  # which nobody could read then
+            await ledger.open(claim, Used.begin(10), range_size=6.0)
+        with pytest.raises(TypeError, match="used is a Used"):
+            await ledger.open(claim, Position.begin(10), range_size=6)
         await ledger.open(claim, Used.begin(10), range_size=6)
         lease = await ledger.take(claim, 0)
         assert lease is not None
+        with pytest.raises(TypeError, match="rank is a whole number"):
+            await ledger.take(claim, 0.0)
+        with pytest.raises(TypeError, match="done is a whole number"):
+            await ledger.mark(claim, lease, 2.0)
+        assert (await ledger.used()).done == ()
         for upto in (-1, 7):
             with pytest.raises(ConfigError, match="used up to 0"):
                 await ledger.mark(claim, lease, upto)
         with pytest.raises(ConfigError, match="10 samples are left"):
             await ledger.next_epoch(claim, 1)
+        with pytest.raises(TypeError, match="length is a whole number"):
+            await ledger.next_epoch(claim, 1, 7.0)
 
     _alone(act)
     with pytest.raises(ConfigError):

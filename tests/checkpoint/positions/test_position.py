@@ -5,7 +5,9 @@ from __future__ import annotations
 import doctest
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -119,3 +121,23 @@ def test_examples_of_the_documentation() -> None:
 def test_an_epoch_may_have_another_length() -> None:
     assert Position(0, 5, 5).next_epoch(9) == Position(1, 9, 0)
     assert replace(Position(0, 5, 5), consumed=0).remaining == 5
+
+
+@pytest.mark.parametrize("number", [1.0, "1", None, numpy.float64(1)])
+def test_what_could_not_be_read_again_is_not_written(number: Any) -> None:
+    """Refuse at once what JSON writes as another kind of number: the checkpoint with it could not be gone on from."""
+    for make in (
+        lambda: Position.begin(number), lambda: Position.begin(5, seed=number), lambda: Position.begin(5).after(number),
+        lambda: Position.begin(5).next_epoch(number) if number is not None else Position(None, 5, 0),
+        lambda: Used.begin(number),
+    ):  # fmt: skip
+        with pytest.raises(TypeError, match="is a whole number, not"):
+            make()
+
+
+def test_numbers_of_numpy_and_torch_are_written_as_numbers() -> None:
+    at = Position.begin(numpy.int64(100), seed=numpy.uint32(7)).step(numpy.int32(4), numpy.int64(2))
+    assert Position.decode(at.encode()) == at == Position(0, 100, 8, 7)
+    assert list(at.share(numpy.int64(4), numpy.int64(1), numpy.int64(2))) == [12, 13, 14, 15]
+    assert Position.begin(1000).steps(numpy.uint8(32), numpy.uint8(200)) == 1
+    assert Used.decode(Used.begin(numpy.int64(9)).encode()) == Used(0, 9, ())

@@ -118,6 +118,59 @@ def test_pins_of_one_reader_hold_each_for_itself(tmp_path: Path) -> None:
         assert [(info.name, info.why) for info in await registry.pins()] == [("reader2", PIN)]
         with pytest.raises(ConfigError, match="not -1 s"):
             await registry.pin_for(saved, "reader", -1)
+        await registry.pin_for(saved, "reader3", 0.5)
+        assert world.store.leases[(await registry.pins())[-1].lease].ttl_s == 1
+        with pytest.raises(TypeError, match="duration_s is a number of seconds"):
+            await registry.pin_for(saved, "reader", "60")
+
+    play(story())
+
+
+def test_unpin_takes_no_pin_of_a_reader_whose_name_goes_on_behind_an_at(tmp_path: Path) -> None:
+    """Know readers apart: what served at a host was unpinned by what served, and then deleted under it."""
+
+    async def story() -> None:
+        world = Kept(tmp_path)
+        saved = await world.save(1)
+        registry = world.registry()
+        for reader in ("eval", "eval@host-1", "eval@", "eval@ab"):
+            await registry.pin_for(saved, reader, 60)
+            await registry.pin_for(saved, reader, 0)
+        assert await registry.unpin(saved, "eval") == 2
+        assert await registry.unpin(saved, "eval") == 0
+        assert {info.name for info in await registry.pins()} == {"eval@host-1", "eval@", "eval@ab"}
+        assert await registry.unpin(saved, "eval@") == 2
+        assert {info.name for info in await registry.pins()} == {"eval@host-1", "eval@ab"}
+
+    play(story())
+
+
+def test_many_pins_of_one_reader_go_at_once(tmp_path: Path) -> None:
+    async def story() -> None:
+        world = Kept(tmp_path)
+        saved = await world.save(1)
+        registry = world.registry()
+        for _ in range(130):
+            await registry.pin_for(saved, "reader", 60)
+        assert await registry.unpin(saved, "reader") == 130
+        assert await registry.pins() == []
+
+    play(story())
+
+
+def test_a_late_copy_of_unpin_takes_no_later_pin(tmp_path: Path) -> None:
+    async def story() -> None:
+        world = Kept(tmp_path)
+        saved = await world.save(1)
+        registry = world.registry()
+        await registry.pin_for(saved, "reader", 0)
+        before = len(world.sent)
+        assert await registry.unpin(saved, "reader") == 1
+        copies = list(world.sent[before:])
+        await registry.pin_for(saved, "reader", 0)
+        for copy in copies:
+            copy()
+        assert [info.name for info in await registry.pins()] == ["reader"]
 
     play(story())
 

@@ -108,6 +108,21 @@ def test_rules_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
         Policy(**wrong)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"keep_last": 1.5},
+        {"keep_last": math.inf},
+        {"keep_every": 0.5},
+        {"keep_every": "9"},
+        {"keep_best": (Best("a", count=1.5),)},
+    ],
+)
+def test_counts_that_are_no_whole_numbers_are_refused_before_anything_is_collected(wrong: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match="is a whole number, not"):
+        Policy(**wrong)
+
+
 # ---- clocks
 
 

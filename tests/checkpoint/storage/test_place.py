@@ -6,8 +6,12 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, ClassVar
 
+import fsspec
 import pytest
+from fsspec import AbstractFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 
 from raftkv.checkpoint.digest import of_bytes
 from raftkv.checkpoint.errors import StorageError
@@ -150,11 +154,25 @@ def test_names_of_files_and_directories_are_synced(tmp_path: Path, monkeypatch: 
     there = Place(str(tmp_path / "job" / "step"))
     with there.open_writer("sub/a") as file:
         file.write(b"1")
-    assert synced == ["job/step/sub", "job/step", "job"]
+    assert synced == ["job/step/sub", "job/step", "job", "."]
     synced.clear()
     with there.open_writer("sub/b") as file:
         file.write(b"1")
     assert synced == ["job/step/sub"]  # the others have their names already
+
+
+def test_the_names_of_all_directories_that_were_made_are_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lose no new place of a run with the power: a directory above it that was made too had no durable name."""
+    synced: list[str] = []
+    monkeypatch.setattr(place, "sync", lambda path: synced.append(os.path.relpath(path, tmp_path)))
+    there = Place(str(tmp_path / "team" / "jobs" / "job"))
+    there.write("mark", b"")
+    assert {"team/jobs/job", "team/jobs", "team", "."} <= set(synced)
+    synced.clear()
+    there.write("sub/a", b"1")
+    assert set(synced) == {"team/jobs/job/sub", "team/jobs/job"}
 
 
 @pytest.mark.parametrize(
@@ -224,3 +242,45 @@ def test_a_name_with_two_colons_is_a_name(tmp_path: Path, scheme: str) -> None:
     with pytest.raises(ConfigError, match="without it"):
         Place("memory://bucket/a::b/step-1")
     assert Place(f"simplecache::file://{tmp_path}/a").root == f"{tmp_path}/a"
+
+
+class Remembering(MemoryFileSystem):
+    """Remember what a directory held when it was listed, as s3fs and gcsfs do."""
+
+    protocol = "remembering"
+    listed: ClassVar[dict[str, set[str]]] = {}
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(path.replace("remembering://", "memory://"))
+
+    def ls(self, path: str, detail: bool = True, **more: Any) -> Any:
+        path = self._strip_protocol(path)
+        found = super().ls(path, detail=True, **more)
+        self.listed[path] = {each["name"] for each in found}
+        return found if detail else [each["name"] for each in found]
+
+    def info(self, path: str, **more: Any) -> Any:
+        path = self._strip_protocol(path)
+        if path not in self.listed.get(self._parent(path), {path}):
+            raise FileNotFoundError(path)
+        return super().info(path, **more)
+
+    def isfile(self, path: str) -> bool:
+        return bool(AbstractFileSystem.isfile(self, path))
+
+    def find(self, path: str, *given: Any, **more: Any) -> Any:
+        return AbstractFileSystem.find(self, path, *given, **more)
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        self.listed.clear()
+
+
+def test_a_file_that_came_after_a_list_is_there(tmp_path: Path) -> None:
+    """Ask anew: the manifest of a checkpoint was not there for who had listed the directory before it was written."""
+    fsspec.register_implementation("remembering", Remembering, clobber=True)
+    place = Place(f"remembering://{tmp_path}/job")
+    place.write("a.bin", b"a")
+    assert [found.name for found in place.list()] == ["a.bin"]
+    Place(f"memory://{tmp_path}/job").write("b.bin", b"b")  # by another process
+    assert place.exists("b.bin")

@@ -30,6 +30,7 @@ from raftkv.checkpoint.storage.verify import (
     stream_verified,
     verify,
 )
+from raftkv.client.control.records import RecordError
 
 DATA = {"a.bin": b"a" * 1000, "sub/b.bin": b"b" * 2000, "empty": b""}
 
@@ -258,3 +259,20 @@ def test_a_list_that_is_older_than_the_files_is_not_believed(place: Place, monke
     manifest = load_manifest(saved(place, DATA))
     monkeypatch.setattr(place, "list", lambda: [Found("a.bin", 3), Found("empty", 0)])
     check_there(place, manifest)
+
+
+def test_a_reader_does_not_believe_a_list_that_is_older_than_the_files(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Look for what the list does not have: a whole checkpoint missed files on another machine of a shared disk."""
+    checkpoint = saved(place, DATA)
+    monkeypatch.setattr(Place, "list", lambda _: [Found("a.bin", 3), Found("empty", 0)])
+    assert verify(checkpoint).is_whole
+    place.delete("sub/b.bin")
+    assert verify(checkpoint).missing == ("sub/b.bin",)
+
+
+def test_a_manifest_with_an_infinite_rank_is_none(place: Place) -> None:
+    line = b'{"rank":1e999,"name":"a.bin","size_bytes":1,"digest":"sha256:00"}\n'
+    with pytest.raises(RecordError, match="not a manifest record"):
+        Manifest.decode(b'{"format":1,"root":""}\n' + line)

@@ -38,6 +38,39 @@ def test_a_lease_and_its_keys(play):
     play(scenario)
 
 
+@pytest.mark.parametrize("what", ["session", "lease", "endpoint"])
+def test_what_ends_as_its_task_is_cancelled_ends(play, what):
+    """End it all the same: a session lived on, with its keys, as long as its client; a lease until its TTL."""
+
+    async def scenario(kv):
+        before, ending, opened = set(await kv.leases()), asyncio.Event(), []
+
+        async def work():
+            made = {
+                "session": lambda: kv.session(ttl=600), "lease": lambda: kv.lease(ttl=600),
+                "endpoint": lambda: kv.endpoints("greeter").register("10.0.0.1:80", ttl=600),
+            }[what]()  # fmt: skip
+            async with made as opened_now:
+                opened.append(opened_now)
+                await kv.put("k", "v", lease=opened_now)
+                ending.set()
+
+        task = asyncio.create_task(work())
+        await ending.wait()
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        await until(lambda: _are(kv, before))
+        assert await kv.get("k") is None
+        assert opened[0].id not in kv.scope.keeper._leases
+
+    play(scenario)
+
+
+async def _are(kv, leases):
+    return set(await kv.leases()) <= leases
+
+
 def test_a_lease_that_many_ask_for_at_once_is_granted_once(play):
     async def scenario(kv):
         before = set(await kv.leases())

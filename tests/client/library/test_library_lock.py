@@ -35,6 +35,53 @@ def test_a_lock_excludes_and_fences(play):
     play(scenario)
 
 
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("what", ["release", "block", "waiting"])
+def test_what_is_given_back_as_its_task_is_cancelled_is_given_back(play, monkeypatch, what, times):
+    """Let the next one have it: with a lease of its owner's the key stayed, for as long as that lived."""
+
+    async def scenario(kv):
+        may_leave, leaving, leave = asyncio.Event(), asyncio.Event(), Contender.leave
+
+        async def late(place, timeout_s=None):
+            leaving.set()
+            await may_leave.wait()
+            return await leave(place, timeout_s)
+
+        async def work(lease):
+            lock = kv.lock("name", lease=lease)
+            async with lock:
+                if what == "release":
+                    await lock.release()
+
+        first, session = kv.lock("name"), await kv.session(ttl=600)
+        if what == "waiting":
+            await first.acquire()
+        monkeypatch.setattr(Contender, "leave", late)
+        task = asyncio.create_task(work(session))
+        if what == "waiting":
+            await until(lambda: _are_two(kv))
+            task.cancel()
+        await leaving.wait()
+        for _ in range(times):
+            task.cancel()
+            await asyncio.sleep(0)
+        await asyncio.wait([task])
+        assert task.cancelled()
+        monkeypatch.setattr(Contender, "leave", leave)
+        if what == "waiting":
+            await first.release()
+        may_leave.set()
+        await (await kv.lock("name").acquire(timeout_s=10)).release()
+        await session.close()
+
+    play(scenario)
+
+
+async def _are_two(kv):
+    return await kv.count("name/", prefix=True) == 2
+
+
 def test_the_fence_of_a_lost_lock_stops_writes(play):
     async def scenario(kv):
         async def write():
