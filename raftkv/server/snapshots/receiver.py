@@ -227,12 +227,14 @@ class SnapshotReceiver:
 
     async def _write(self, call: StreamCall, path: Path, header: raft_pb2.SnapshotChunk) -> bytes:
         """Write what comes; the digest that the sender gives at the end. What a broken stream brought is kept."""
+        opened: list[Partial] = []
         try:
-            file = await on_thread(lambda: Partial(path, header.size_bytes, header.offset_bytes))
             try:
-                return await _receive_into(file, call, header.size_bytes, self.syncs)
+                await on_thread(lambda: opened.append(Partial(path, header.size_bytes, header.offset_bytes)))
+                return await _receive_into(opened[0], call, header.size_bytes, self.syncs)
             finally:
-                file.close()
+                for file in opened:  # also one whose opening was not waited for to its end
+                    file.close()
         except BaseException as error:
             is_broken = isinstance(error, BrokenStreamError | RpcError | asyncio.CancelledError)
             # What was given up is not among the receiving any more: its room is needed.

@@ -521,6 +521,39 @@ def test_a_stream_does_not_write_to_a_file_that_is_being_checked(
     assert names(tmp_path) == [PLACED]
 
 
+def test_one_that_is_given_up_while_its_file_is_made_gives_the_room_back(
+    tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its name, but open, the file took the room of a whole database until the member was started anew."""
+    begun, may_end = threading.Event(), threading.Event()
+    allocate = os.posix_fallocate
+
+    def slow(*arguments: int) -> None:
+        begun.set()
+        assert may_end.wait(60)
+        allocate(*arguments)
+
+    def open_files() -> list[str]:
+        links = [os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+        targets = [os.readlink(link) for link in links if os.path.islink(link)]
+        return [target for target in targets if target.startswith(str(tmp_path))]
+
+    async def scenario() -> object:
+        taker = SnapshotReceiver(tmp_path, lambda index: False)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "posix_fallocate", slow)
+            receiving = asyncio.create_task(_take(taker, resumable(sent)))
+            await until(begun.is_set)
+            assert taker.give_up()
+            may_end.set()
+            error = await receiving
+        await until(lambda: names(tmp_path) == [])
+        assert open_files() == []
+        return error
+
+    assert isinstance(asyncio.run(scenario()), StorageError)
+
+
 @pytest.mark.parametrize("step", ["posix_fallocate", "pwrite", "fdatasync", "ftruncate", "fsync"])
 def test_a_disk_that_fills_up_leaves_nothing_behind(
     tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch, step: str
