@@ -141,8 +141,7 @@ class Node(AwaitableNode):
         """Rounds of heartbeats that this member, leading, sent after more than twice their interval."""
         self._ticked_at = math.inf
         self.proposals_dropped = 0
-        self.leader_elected_at = 0.0
-        self.leader_lost_at = -math.inf
+        self.leader_elected_at, self.leader_lost_at = 0.0, -math.inf
         self.conf_changed_at = 0
         self.stopped = False
         self.on_leader_change: list[Callable[[], None]] = []
