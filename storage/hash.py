@@ -8,25 +8,30 @@ compaction would drop counts as dropped whether it is gone yet or not:
   (etcd's quirk, kept: when no key at all exists at the hashed revision, they count nonetheless);
 - a tombstone exactly at the compacted revision does not count, since old versions of etcd drop it.
 
-Both functions read one transaction of the engine and nothing else, so they run on any thread while the owner goes on.
+Both functions read one transaction of the engine and nothing else, so they run on any thread while the owner goes on;
+an event ends them, with an error, when nobody wants the hash any more.
 Every checksum on the way is verified: a hash is also a scrub.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from google_crc32c import extend
 from google_crc32c import value as crc32c
 
-from raftkv.errors import CompactedError
+from raftkv.errors import CompactedError, StorageError
 from raftkv.storage import schema
 from raftkv.storage.backend.base import Backend
 from raftkv.storage.key_value import key_of
 from raftkv.storage.record import unseal
 from raftkv.storage.revision import SUB_BITS, from_key, is_tombstone, pack, to_key
+
+RECORDS_PER_LOOK: Final = 1_000
+"""Records between two looks at whether the hash is wanted still: some milliseconds."""
 
 
 class History(Protocol):
@@ -49,6 +54,28 @@ class Readable(Protocol):
         """Pin the last committed state."""
 
 
+class _Wanted:
+    """A history that is read until nobody wants what comes of it."""
+
+    def __init__(self, read: History, given_up: threading.Event) -> None:
+        self._read = read
+        self._given_up = given_up
+        self.get = read.get
+        self.close = read.close
+
+    def items(self, bucket: bytes, start: bytes = b"", end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+        """Implement ``ReadTxn.items``; raises ``StorageError`` when it is given up."""
+        for number, item in enumerate(self._read.items(bucket, start, end)):
+            if not number % RECORDS_PER_LOOK and self._given_up.is_set():
+                raise StorageError("a hash was given up")
+            yield item
+
+
+def _begin_read(backend: Readable, given_up: threading.Event | None) -> History:
+    read = backend.begin_read()
+    return read if given_up is None else _Wanted(read, given_up)
+
+
 @dataclass(frozen=True, slots=True)
 class KVHash:
     """The answer to HashKV, with the revisions that it is for."""
@@ -60,19 +87,21 @@ class KVHash:
     """The revision hashed."""
 
 
-def hash_kv(backend: Readable, revision: int) -> KVHash:
+def hash_kv(backend: Readable, revision: int, given_up: threading.Event | None = None) -> KVHash:
     """Hash the committed history up to a main revision, as etcd's HashKV.
 
     Arguments:
         backend: the engine; read on the calling thread.
         revision: the main revision, which must be committed already; a negative one is before all history, and what
             is hashed then is empty, whatever was compacted.
+        given_up: set, on another thread, when the hash is not wanted any more.
 
     Raises:
         CompactedError: the revision is before the compacted one (which may have moved since the caller looked).
         CorruptRecordError: a record is not what was written.
+        StorageError: it was given up.
     """
-    read = backend.begin_read()
+    read = _begin_read(backend, given_up)
     try:
         scheduled, finished = schema.read_compact_revisions(read.get)
         # A compaction counts from the moment it was asked for, done or not: members that are at it and members that
@@ -136,16 +165,23 @@ def _newest_of_each_key(read: History, compacted: int) -> dict[bytes, bytes]:
     return {key_of(data): key for key, data in _records(read, 0, compacted)}
 
 
-def hash_database(backend: Backend) -> tuple[int, int]:
+def hash_database(backend: Backend, given_up: threading.Event | None = None) -> tuple[int, int]:
     """Return the CRC32C over all buckets (names, keys, values) but for how far the log is applied, as in etcd.
 
     The hash is the same before and after a restart, and on all members that have applied the same writes and finished
     the same compactions.
 
+    Arguments:
+        backend: the engine; read on the calling thread.
+        given_up: as of ``hash_kv``.
+
     Returns:
         the hash, and the main revision of the newest record.
+
+    Raises:
+        StorageError: it was given up.
     """
-    read = backend.begin_read()
+    read = _begin_read(backend, given_up)
     try:
         hashed, revision = 0, 1
         for bucket in schema.BUCKETS:

@@ -568,12 +568,13 @@ class Store:
         """Whether a compaction is not finished and durable yet."""
         return not self._compactor.is_idle
 
-    def hash_kv(self, revision: int, on_ready: Callable[[Callable[[], KVHash]], None]) -> None:
+    def hash_kv(self, revision: int, on_ready: Callable[[Callable[..., KVHash]], None]) -> None:
         """Hash the history up to a main revision.
 
         Arguments:
             revision: the main revision; 0 is the present, a negative one is before all history.
-            on_ready: called with a job once the revision is on disk; the job computes the hash, on any thread.
+            on_ready: called with a job once the revision is on disk; the job computes the hash, on any thread, unless
+                an event that it may be given is set.
 
         Raises:
             FutureRevisionError, CompactedError: at once, or from the job if compacted since.

@@ -8,7 +8,8 @@ anew. Without ``NOTIFY_SOCKET`` in the environment nothing is sent and nothing i
     supervisor.feed_watchdog(loop)
     supervisor.ready("serves clients on http://10.0.0.1:2379")
 
-A message that cannot be sent is a line in the log and never an error: a member serves without its supervisor too.
+A message that cannot be sent is a line in the log and never an error: a member serves without its supervisor too. One
+for which there is no room in the socket, as when a machine starts all that it has, is sent again.
 
 Leaves out: sockets of other machines (``vsock:``), reloading (a member has nothing to reload), file descriptors kept
 over restarts.
@@ -28,6 +29,9 @@ _log = logging.getLogger(__name__)
 
 FEEDS_AN_INTERVAL: Final = 3
 """How often the watchdog is fed in the time after which it ends the process; systemd advises two times at least."""
+
+RETRY_S: Final = 0.1
+"""Rest before a message is sent again that systemd had no room for: it would end a member that it thinks to start."""
 
 
 class Supervisor:
@@ -59,7 +63,7 @@ class Supervisor:
 
     def ready(self, status: str) -> None:
         """Tell that clients are served; ``status`` is what ``systemctl status`` shows, in one line."""
-        self._tell(f"READY=1\nSTATUS={status}")
+        self._insist(f"READY=1\nSTATUS={status}")
 
     def stopping(self, status: str) -> None:
         """Tell that the process will end by itself."""
@@ -77,13 +81,22 @@ class Supervisor:
         self._tell("WATCHDOG=1")
         loop.call_later(self.watchdog_s / FEEDS_AN_INTERVAL, self.feed_watchdog, loop)
 
-    def _tell(self, text: str) -> None:
+    def _insist(self, text: str) -> None:
+        """Tell what must be heard."""
+        if not self._tell(text):
+            asyncio.get_running_loop().call_later(RETRY_S, self._insist, text)
+
+    def _tell(self, text: str) -> bool:
+        """Tell; False: there is no room for it now."""
         if self._socket is None:
-            return
+            return True
         try:
             self._socket.sendto(text.encode(), self._address)
+        except BlockingIOError:
+            return False
         except OSError as error:
             _log.warning("cannot tell %r what this member does: %s", self._address, error.strerror)
+        return True
 
     def close(self) -> None:
         """Give the socket back."""

@@ -12,11 +12,12 @@ Owns the way of the peer port's HashKV, too. Damage that a hash meets stops the 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from raftkv import errors
 from raftkv.pb import rpc_pb2
@@ -27,6 +28,7 @@ from raftkv.server.durable import when_durable
 from raftkv.server.histograms import Buckets, doubling
 from raftkv.server.maintenance.comparison import Hash
 from raftkv.server.services.responder import parse_or_raise, refusals
+from raftkv.server.snapshots.files import on_thread
 from raftkv.storage.hash import KVHash
 from raftkv.storage.mvcc import Store
 
@@ -34,6 +36,18 @@ KEPT_MAX: Final = 10
 """Compactions whose hashes are kept, as in etcd."""
 HASH_S: Final = doubling(0.01, 15)
 PEER_HASH_KV: Final = SERVICES["raftkvpb.Peer"]["HashKV"]
+
+T = TypeVar("T")
+
+
+async def scan(job: Callable[[threading.Event], T]) -> T:
+    """Read a whole database on a thread; who is cancelled has it end, and knows when it has ended.
+
+    Arguments:
+        job: is given the event that ends it.
+    """
+    given_up = threading.Event()
+    return await on_thread(lambda: job(given_up), given_up.set)
 
 
 class Hashes:
@@ -70,10 +84,10 @@ class Hashes:
             CompactedError, FutureRevisionError: there is no such revision.
             UnwrittenError: the database has no room for what was written.
         """
-        job: Callable[[], KVHash] = await when_durable(self._store, partial(self._store.hash_kv, revision))
+        job: Callable[..., KVHash] = await when_durable(self._store, partial(self._store.hash_kv, revision))
         began_s = time.perf_counter()
         try:
-            found = await asyncio.to_thread(job)
+            found = await scan(job)
         except errors.InvariantError as error:
             self._on_fatal(error)  # the history here is damaged
             raise

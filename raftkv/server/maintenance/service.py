@@ -6,8 +6,8 @@ alone, as in etcd.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from raftkv import errors
@@ -23,7 +23,7 @@ from raftkv.server import ETCD_STORAGE_VERSION, ETCD_VERSION
 from raftkv.server.durable import when_durable
 from raftkv.server.maintenance.defragmentation import DefragmentCommand, Defragmenter
 from raftkv.server.maintenance.downgrade import DowngradeCommand
-from raftkv.server.maintenance.hashes import Hashes
+from raftkv.server.maintenance.hashes import Hashes, scan
 from raftkv.server.maintenance.leadership import LeaderMove
 from raftkv.server.services.responder import PendingWrite, Responder, fail, parse, parse_or_raise, refusals
 from raftkv.storage.hash import hash_database
@@ -124,7 +124,7 @@ class MaintenanceService:
         with refusals():
             await when_durable(self._store, self._settle)
         async with self._hashes.clients_turn:
-            value, _ = await asyncio.to_thread(hash_database, self._store.backend)
+            value, _ = await scan(partial(hash_database, self._store.backend))
         return self._header() + rpc_pb2.HashResponse(hash=value).SerializeToString()
 
     def _settle(self, done: Callable[[None], None]) -> None:

@@ -266,9 +266,9 @@ class Changes:
         try:
             return list(method.response.FromString(await call).members)
         except RpcError as error:
-            known = _BY_TEXT.get(error.text)
-            if known is not None:
-                raise known() from None
+            refusal = _refusal(error.text)
+            if refusal is not None:
+                raise refusal from None
             return None
         except DecodeError:
             return None
@@ -314,7 +314,8 @@ _BY_TEXT: Final[dict[str, type[errors.StatusError]]] = {
         errors.LearnerNotReadyError,
         errors.NotEnoughStartedMembersError,
         errors.UnhealthyError,
-        errors.ConfChangeRefusedError,
+        errors.NotCapableError,
+        errors.TooManyRequestsError,
         errors.RequestTimeoutError,
         errors.UserEmptyError,
         errors.AuthOldRevisionError,
@@ -322,6 +323,14 @@ _BY_TEXT: Final[dict[str, type[errors.StatusError]]] = {
     )
 }
 """What the leader answers that is to be told to the client; anything else is tried again."""
+
+
+def _refusal(text: str) -> errors.StatusError | None:
+    """Return what a leader has refused, in its words; None: it is to be asked again."""
+    if text.startswith(errors.ConfChangeRefusedError.text):  # why follows
+        return errors.ConfChangeRefusedError(text)
+    known = _BY_TEXT.get(text)
+    return None if known is None else known()
 
 
 CALLER: Final = "raftkv-caller"

@@ -141,8 +141,7 @@ class Node(AwaitableNode):
         """Rounds of heartbeats that this member, leading, sent after more than twice their interval."""
         self._ticked_at = math.inf
         self.proposals_dropped = 0
-        self.leader_elected_at = 0.0
-        self.leader_lost_at = -math.inf
+        self.leader_elected_at, self.leader_lost_at = 0.0, -math.inf
         self.conf_changed_at = 0
         self.stopped = False
         self.on_leader_change: list[Callable[[], None]] = []
@@ -175,6 +174,7 @@ class Node(AwaitableNode):
         self._conditions: dict[asyncio.Future[None], Callable[[], bool]] = {}
         # While a snapshot is being installed: its Ready, and those behind it that are durable already.
         self._installing: Ready | None = None
+        self._awaited: set[int] = set()
         self._behind: deque[Ready] = deque()
 
     # -- requests ----------------------------------------------------------------------------------------------------
@@ -283,11 +283,8 @@ class Node(AwaitableNode):
 
     def awaits_snapshot(self, index: int) -> bool:
         """Whether the received database of an index is to be installed, or is being."""
-        pending = self.raw.raft.log.unstable.snapshot
-        installing = self._installing
-        return (pending is not None and pending.index == index) or (
-            installing is not None and installing.snapshot is not None and installing.snapshot.index == index
-        )
+        pending = self.raw.raft.log.unstable.snapshot  # the newest; there may be others before it
+        return index in self._awaited or (pending is not None and pending.index == index)
 
     def _step(self, message: Message) -> None:
         if message.type == MessageType.PROPOSE and self.role == StateRole.LEADER:
@@ -515,6 +512,7 @@ class Node(AwaitableNode):
                 self._stages.appended(ready.entries)
         if ready.snapshot is not None:
             self._unwritten_hard_state = None
+            self._awaited.add(ready.snapshot.index)
             state, _ = self.log.initial_state()
             self._disk.submit(Restore(ready.snapshot, state, ready.entries, lambda: self._saved(ready)))
             return
@@ -572,6 +570,7 @@ class Node(AwaitableNode):
             self._note_applied(meta.index, meta.term)
             failpoint("raftAfterApplySnap")
             self._installing = None
+            self._awaited.discard(meta.index)
             self._confirm(ready)
             self._go_on_behind()
             self.reads.applied(meta.index)

@@ -79,11 +79,16 @@ class Reader(Protocol):
         """It cannot be served."""
 
 
-class _Round:
-    __slots__ = ("asked_at", "contexts", "readers", "started_at")
+Marks = list[tuple[float, int]]
+"""Moments, and how many of some readers had come by then; ascending. Readers themselves carry no time."""
 
-    def __init__(self, readers: list[Reader], now: float) -> None:
+
+class _Round:
+    __slots__ = ("asked_at", "contexts", "marks", "readers", "started_at")
+
+    def __init__(self, readers: list[Reader], marks: Marks, now: float) -> None:
         self.readers = readers
+        self.marks = marks
         self.contexts: set[bytes] = set()
         self.started_at = now
         self.asked_at = now
@@ -107,7 +112,7 @@ class ReadQueue:
         self._ids = ids
         self._timeout_s = timeout_s
         self._waiting: list[Reader] = []
-        self._waiting_since = 0.0
+        self._marks: Marks = []
         self._round: _Round | None = None
         self._confirmed: deque[tuple[int, float, list[Reader]]] = deque()
         self._due: deque[Reader] = deque()
@@ -129,7 +134,7 @@ class ReadQueue:
             now: loop time.
         """
         if not self._waiting:
-            self._waiting_since = now
+            self._marks.append((now, 1))
         self._waiting.append(reader)
 
     def add_within(self, reader: Reader, staleness_s_max: float, now: float) -> None:
@@ -164,8 +169,8 @@ class ReadQueue:
     def start(self, now: float) -> None:
         """Begin a round for all that wait, unless one is under way."""
         if self._round is None and self._waiting:
-            self._round = _Round(self._waiting, now)
-            self._waiting = []
+            self._round = _Round(self._waiting, self._marks, now)
+            self._waiting, self._marks = [], []
             self._ask_round(self._round, now)
 
     def confirm(self, context: bytes, index: int, applied: int, now: float) -> None:
@@ -219,19 +224,29 @@ class ReadQueue:
             self._ask_round(self._round, now)
 
     def tick(self, now: float) -> None:
-        """Ask again what was not answered; give up on what waited too long."""
+        """Ask again what was not answered; give up on whoever waited too long, and on nobody else.
+
+        Those who came during a round that is given up wait for the next.
+        """
         oldest = now - self._timeout_s
-        if self._round is not None and self._round.started_at < oldest:
-            self._fail(self._round.readers, errors.RequestTimeoutError())
+        late = _take_late(self._waiting, self._marks, oldest)
+        if self._waiting and (not self._marks or self._marks[-1][1] < len(self._waiting)):
+            self._marks.append((now, len(self._waiting)))
+        current = self._round
+        if current is not None and current.started_at < oldest:
+            late += current.readers
             self._round = None
-        elif self._round is not None and self._round.asked_at < now - RETRY_S:
-            self.rounds_retried += 1
-            self._ask_round(self._round, now)
+        elif current is not None:
+            late += _take_late(current.readers, current.marks, oldest)
+            if not current.readers:
+                self._round = None
+            elif current.asked_at < now - RETRY_S:
+                self.rounds_retried += 1
+                self._ask_round(current, now)
+        if late:
+            self._fail(late, errors.RequestTimeoutError())
         while self._confirmed and self._confirmed[0][1] < oldest:
             self._fail(self._confirmed.popleft()[2], errors.WaitAppliedTimeoutError())
-        if self._waiting and self._waiting_since < oldest:
-            waiting, self._waiting = self._waiting, []
-            self._fail(waiting, errors.RequestTimeoutError())
         self.start(now)
 
     def close(self) -> None:
@@ -240,7 +255,7 @@ class ReadQueue:
         readers += self._waiting + (self._round.readers if self._round else [])
         self._confirmed.clear()
         self._due.clear()
-        self._waiting = []
+        self._waiting, self._marks = [], []
         self._round = None
         self._fail(readers, errors.StoppedError())
         while self._failed:
@@ -256,3 +271,23 @@ class ReadQueue:
         self.reads_failed += len(readers)
         self._failed.extend([(reader, error) for reader in readers])
         self.serve()
+
+
+def _take_late(readers: list[Reader], marks: Marks, oldest: float) -> list[Reader]:
+    """Take the readers out that came before a moment.
+
+    Arguments:
+        readers, marks: in order.
+        oldest: the moment.
+    """
+    count = passed = 0
+    for moment, come in marks:
+        if moment >= oldest:
+            break
+        count, passed = come, passed + 1
+    if not count:
+        return []
+    late = readers[:count]
+    del readers[:count]
+    marks[:] = [(moment, come - count) for moment, come in marks[passed:]]
+    return late

@@ -63,6 +63,8 @@ class Copies:
         self._making: asyncio.Task[Copy] | None = None
         self._stop = threading.Event()
         self._expiry: asyncio.TimerHandle | None = None
+        self._coming = 0
+        """Sends that wait for the copy: it may be whole, and they have not run since."""
         self._ending: set[asyncio.Future[Any]] = set()
 
     @property
@@ -81,7 +83,11 @@ class Copies:
         Raises:
             StorageError: it could not be made, was dropped, or is of no use to that member.
         """
-        copy = await self._get(to, index)
+        self._coming += 1
+        try:
+            copy = await self._get(to, index)
+        finally:
+            self._coming -= 1
         copy.users += 1
         copy.owed.add(to)
         try:
@@ -98,7 +104,7 @@ class Copies:
             is_served: whether a member has the log up to an index.
         """
         making = self._making
-        if making is None or not making.done() or making.exception():
+        if self._coming or making is None or not making.done() or making.exception():
             return
         copy = making.result()
         if not copy.users and all(is_served(to, copy.info.index) for to in copy.owed):
@@ -167,7 +173,7 @@ class Copies:
             path: of the file.
             stop: set when nobody wants it any more.
         """
-        await flushed(self._store)
+        await flushed(self._store, lambda: not stop.is_set())
         check_room(self._directory, self._store.size_in_use_bytes)
         return await on_thread(lambda: write_snapshot(self._store.backend, path, _pace(stop)))
 

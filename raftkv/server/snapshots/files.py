@@ -105,8 +105,17 @@ def check_room(directory: Path, size_bytes: int, what: str = "a snapshot") -> No
         )
 
 
-async def on_thread(job: Callable[[], T]) -> T:
-    """Run a job on a thread, and wait for its end however often cancelled: what it works on goes after that."""
+def _go_on() -> None:
+    """Let a job come to its own end."""
+
+
+async def on_thread(job: Callable[[], T], give_up: Callable[[], None] = _go_on) -> T:
+    """Run a job on a thread, and wait for its end however often cancelled: what it works on goes after that.
+
+    Arguments:
+        job: what to do.
+        give_up: called when cancelled; may have the job end soon.
+    """
     running = asyncio.ensure_future(asyncio.to_thread(job))
     cancelled: asyncio.CancelledError | None = None
     while not running.done():
@@ -114,6 +123,7 @@ async def on_thread(job: Callable[[], T]) -> T:
             await asyncio.wait([running])
         except asyncio.CancelledError as error:
             cancelled = error
+            give_up()
     if cancelled is not None:
         running.exception()  # nobody is left who waits for it
         raise cancelled

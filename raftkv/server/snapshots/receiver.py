@@ -23,7 +23,7 @@ from google.protobuf.message import DecodeError
 from raftkv import errors
 from raftkv.pb import raft_pb2
 from raftkv.pb.services import SERVICES
-from raftkv.raft.types import INDEX_MAX, Message, MessageType
+from raftkv.raft.types import INDEX_MAX, Message, MessageType, SnapshotMeta
 from raftkv.rpc.server.server import AsyncUnaryHandler
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import RpcError
@@ -65,6 +65,9 @@ class SnapshotReceiver:
         self._is_awaited = is_awaited
         self._receiving: set[asyncio.Task[object]] = set()
         self._writers: dict[Path, asyncio.Task[object]] = {}
+        """Who has a file, until it has its place or is removed: nobody else writes to it or removes it."""
+        self._whole: set[Path] = set()
+        """Files of which all has come, and which are being checked."""
         self._unsettled: dict[int, int] = {}
         """By entry: databases that are in their place, and whose message is still to be stepped."""
         self._partials = Partials(directory, self._writers.__contains__)
@@ -86,7 +89,9 @@ class SnapshotReceiver:
         return {SERVICES["raftkvpb.Peer"]["SnapshotOffset"].path: self._offset}
 
     async def _offset(self, data: bytes, call: Any) -> bytes:
-        """How much of a database is here. A stream that brings it still is over: its sender asks."""
+        """How much of a database is here. A stream that brings it still is over: its sender asks. One that has brought
+        all of it is not: what came is about to have its place.
+        """
         try:
             asked = raft_pb2.SnapshotOffsetRequest.FromString(data)
         except DecodeError as error:
@@ -97,9 +102,10 @@ class SnapshotReceiver:
         return raft_pb2.SnapshotOffsetResponse(offset_bytes=offset).SerializeToString()
 
     async def _take_over(self, path: Path) -> None:
-        """End whoever writes to a file: it is about to have another writer."""
+        """End whoever writes to a file, or wait for who checks it: it is about to have another writer."""
         while (writer := self._writers.get(path)) is not None:
-            writer.cancel()
+            if path not in self._whole:
+                writer.cancel()
             await asyncio.wait([writer])
 
     async def receive(self, call: StreamCall, sender: int) -> Message:
@@ -160,13 +166,38 @@ class SnapshotReceiver:
             raise errors.StorageError("a snapshot does not say what it is")
         meta = decode_snapshot_meta(message.snapshot)
         path = await self._path(header)
+        task = asyncio.current_task()
+        if task is not None:
+            self._writers[path] = task
+        try:
+            began_s = time.perf_counter()
+            await self._take_in(call, path, header, meta)
+        finally:
+            self._whole.discard(path)
+            self._writers.pop(path, None)
+        self.saves.observe(time.perf_counter() - began_s)
+        _log.info("received a snapshot at %d from %x: %d bytes", meta.index, message.from_id, header.size_bytes)
+        return Message(
+            MessageType.SNAPSHOT,
+            to=message.to_id,
+            from_=message.from_id,
+            term=message.term,
+            snapshot=meta,
+        )
+
+    def _check_offset(self, path: Path, header: raft_pb2.SnapshotChunk) -> None:
+        """Refuse a stream that goes on behind what is here, or for which there is no room."""
         offset = received_bytes(path, header.size_bytes) if header.offset_bytes else 0
         if header.offset_bytes > offset:
             raise errors.StorageError(f"a snapshot goes on at byte {header.offset_bytes}, of which {offset} are here")
         if not path.exists():
             check_room(self._directory, header.size_bytes)
-        began_s = time.perf_counter()
+
+    async def _take_in(self, call: StreamCall, path: Path, header: raft_pb2.SnapshotChunk, meta: SnapshotMeta) -> None:
+        """Take a database, check it, and put it in its place; no file of it is left elsewhere."""
+        self._check_offset(path, header)
         digest = await self._write(call, path, header)
+        self._whole.add(path)
         try:
             info = SnapshotInfo(meta.index, meta.term, meta.conf_state, header.size_bytes, digest)
             await on_thread(lambda: _verify(path, info))
@@ -182,15 +213,6 @@ class SnapshotReceiver:
                 raise
         finally:
             remove_soon(path)
-        self.saves.observe(time.perf_counter() - began_s)
-        _log.info("received a snapshot at %d from %x: %d bytes", meta.index, message.from_id, header.size_bytes)
-        return Message(
-            MessageType.SNAPSHOT,
-            to=message.to_id,
-            from_=message.from_id,
-            term=message.term,
-            snapshot=meta,
-        )
 
     async def _path(self, header: raft_pb2.SnapshotChunk) -> Path:
         """The file that a database comes into, which nobody else writes to."""
@@ -205,25 +227,22 @@ class SnapshotReceiver:
 
     async def _write(self, call: StreamCall, path: Path, header: raft_pb2.SnapshotChunk) -> bytes:
         """Write what comes; the digest that the sender gives at the end. What a broken stream brought is kept."""
-        task = asyncio.current_task()
-        if task is not None:
-            self._writers[path] = task
+        opened: list[Partial] = []
         try:
-            file = await on_thread(lambda: Partial(path, header.size_bytes, header.offset_bytes))
             try:
-                return await _receive_into(file, call, header.size_bytes, self.syncs)
+                await on_thread(lambda: opened.append(Partial(path, header.size_bytes, header.offset_bytes)))
+                return await _receive_into(opened[0], call, header.size_bytes, self.syncs)
             finally:
-                file.close()
+                for file in opened:  # also one whose opening was not waited for to its end
+                    file.close()
         except BaseException as error:
             is_broken = isinstance(error, BrokenStreamError | RpcError | asyncio.CancelledError)
             # What was given up is not among the receiving any more: its room is needed.
-            if header.sha256 and is_broken and task in self._receiving:
+            if header.sha256 and is_broken and asyncio.current_task() in self._receiving:
                 self._partials.keep()
             else:
                 remove_soon(path)
             raise
-        finally:
-            self._writers.pop(path, None)
 
 
 async def _receive_into(file: Partial, call: StreamCall, size_bytes: int, syncs: Buckets) -> bytes:

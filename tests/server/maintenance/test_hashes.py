@@ -9,6 +9,7 @@ import pytest
 
 from raftkv.apply.applier import Applier
 from raftkv.apply.response import HeaderEncoder
+from raftkv.errors import StorageError
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.server.maintenance import hashes as hashes_module
@@ -20,6 +21,7 @@ from raftkv.server.node.node import Node
 from raftkv.server.services.responder import Responder
 from tests.apply.machine import Machine
 from tests.compat.store import put
+from tests.rpc.loop import until
 from tests.server.recipes.recipes import Granted, ManualNode, NoAdmission
 
 
@@ -59,5 +61,56 @@ def test_clients_hash_one_at_a_time_and_members_wait_for_none_of_them(
         await member
         assert len(set(answers)) == 1
         assert most == 2
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("method", ["hash", "hash_kv"])
+def test_a_client_that_leaves_has_its_hash_end_before_the_next_begins(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls with short deadlines had the database read as often at once as the member has threads for what may block:
+    each scan went on without its client, and the next began.
+    """
+
+    async def run() -> None:
+        machine = Machine()
+        machine.apply(put(b"k"))
+        applier = Applier(machine.store, machine.alarms, machine.membership, Granted())
+        admission = cast(Admission, NoAdmission())
+        responder = Responder(cast(Node, ManualNode()), applier, HeaderEncoder(1, 2), admission)
+        hashes = Hashes(machine.store, 1, pytest.fail)
+        service = MaintenanceService(responder, machine.store, 0, lambda _: None, cast(Defragmenter, None), hashes)
+        threads: list[asyncio.Future[None]] = []
+        ended: list[BaseException | None] = []
+
+        async def on_thread(job: Any, *arguments: Any) -> Any:
+            """A thread cannot be cancelled."""
+            threads.append(asyncio.get_running_loop().create_future())
+            await asyncio.wait([threads[-1]])
+            try:
+                found = job(*arguments)
+            except StorageError as error:
+                ended.append(error)
+                raise
+            ended.append(None)
+            return found
+
+        monkeypatch.setattr(hashes_module.asyncio, "to_thread", on_thread)
+        request = rpc_pb2.HashKVRequest().SerializeToString()
+        calls = [asyncio.ensure_future(getattr(service, method)(request, cast(UnaryCall, None))) for _ in range(3)]
+        await until(lambda: bool(threads))
+        calls[0].cancel()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(threads) == 1, "its thread is at work still"
+        threads[0].set_result(None)
+        await until(lambda: len(threads) == 2)
+        assert str(ended[0]) == "a hash was given up"
+        threads[1].set_result(None)
+        await until(lambda: len(threads) == 3)
+        threads[2].set_result(None)
+        assert await calls[1] == await calls[2]
+        assert calls[0].cancelled()
 
     asyncio.run(run())

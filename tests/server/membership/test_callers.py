@@ -14,6 +14,7 @@ from raftkv.apply.auth.caller import MEMBER, Caller
 from raftkv.apply.membership import Membership, conf_change_of
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.types import StateRole
+from raftkv.rpc.status import RpcError
 from raftkv.server.membership.changes import CALLER, Changes, Ways, _caller_metadata, forwarded_caller
 from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.mvcc import Store
@@ -33,14 +34,60 @@ def test_what_names_nobody_is_refused(text: str) -> None:
 
 
 class Channel:
-    """Notes what the leader is asked."""
+    """Notes what the leader is asked, and how often; ``refusal`` is its answer, if it refuses."""
 
-    def __init__(self) -> None:
+    def __init__(self, refusal: errors.StatusError | None = None) -> None:
         self.metadata: dict[str, str] = {}
+        self.asked = 0
+        self._refusal = refusal
 
     async def unary(self, path: str, data: bytes, timeout_s: float, metadata: Any, **_: Any) -> bytes:
         self.metadata = dict(metadata)
+        self.asked += 1
+        if self._refusal is not None:
+            raise RpcError(self._refusal.code, str(self._refusal))
         return rpc_pb2.MemberPromoteResponse(members=[rpc_pb2.Member(ID=9)]).SerializeToString()
+
+
+async def _dispensable() -> None:
+    """Nobody waits for it."""
+
+
+def _follower(channel: Channel, change_members: Any = None) -> Changes:
+    settings = SimpleNamespace(request_timeout_s=5.0, member_id=1)
+    node = SimpleNamespace(
+        stopped=False, role=StateRole.FOLLOWER, leader=2, settings=settings, change_members=change_members
+    )
+    ways = Ways(
+        connected_since=lambda peer: 0.0,
+        channel=cast(Any, lambda peer: channel),
+        introduction=lambda peer: (("cluster", "c1"),),
+        wait_until_dispensable=_dispensable,
+    )
+    membership = Membership(Store.open(MemoryBackend()))
+    return Changes(cast(Any, node), membership, ways, cluster_id=1, strict=False, learners_max=1)
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        errors.NotCapableError(),
+        errors.TooManyRequestsError(),
+        errors.LearnerNotReadyError(),
+        errors.ConfChangeRefusedError("raftkv: the members cannot be changed like this now: it is joint"),
+    ],
+)
+def test_what_the_leader_refuses_is_told_at_once(refusal: errors.StatusError) -> None:
+    """It was asked again and again until the time was up, and the client heard of nothing but that."""
+    channel = Channel(refusal)
+
+    async def ask() -> None:
+        await _follower(channel).promote(9, None)
+
+    with pytest.raises(type(refusal)) as refused:
+        asyncio.run(ask())
+    assert str(refused.value) == str(refusal)
+    assert channel.asked == 1
 
 
 def test_a_follower_passes_the_caller_on_and_other_changes_have_it_in_the_log() -> None:
@@ -52,22 +99,7 @@ def test_a_follower_passes_the_caller_on_and_other_changes_have_it_in_the_log() 
         return Outcome(0)
 
     async def act() -> None:
-        settings = SimpleNamespace(request_timeout_s=5.0, member_id=1)
-        node = SimpleNamespace(
-            stopped=False, role=StateRole.FOLLOWER, leader=2, settings=settings, change_members=change_members
-        )
-
-        async def dispensable() -> None:
-            """Nobody waits for it."""
-
-        ways = Ways(
-            connected_since=lambda peer: 0.0,
-            channel=cast(Any, lambda peer: channel),
-            introduction=lambda peer: (("cluster", "c1"),),
-            wait_until_dispensable=dispensable,
-        )
-        membership = Membership(Store.open(MemoryBackend()))
-        changes = Changes(cast(Any, node), membership, ways, cluster_id=1, strict=False, learners_max=1)
+        changes = _follower(channel, change_members)
         await changes.promote(9, root)
         await changes.add(rpc_pb2.Member(ID=5), root)
         await changes.remove(5, root)

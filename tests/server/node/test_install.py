@@ -73,6 +73,25 @@ def test_a_newer_one_is_installed_after_the_one_under_way() -> None:
     asyncio.run(scenario())
 
 
+def test_of_several_each_is_awaited_until_it_is_in_place() -> None:
+    """The second of three was not, so its file went if it was sent again meanwhile: the member stopped."""
+
+    async def scenario() -> None:
+        world = World()
+        for term, index in enumerate((10, 20, 30), 1):
+            world.node.receive([snapshot(index, term, leader=2 + term % 2)])
+            await world.turns()
+        awaited = [[index for index in (10, 20, 30) if world.node.awaits_snapshot(index)]]
+        for number in range(3):
+            world.installing[number][1]()
+            await world.turns()
+            awaited.append([index for index in (10, 20, 30) if world.node.awaits_snapshot(index)])
+        assert awaited == [[10, 20, 30], [20, 30], [30], []]
+        assert not world.failures
+
+    asyncio.run(scenario())
+
+
 def test_one_that_is_of_no_use_is_not_awaited() -> None:
     async def scenario() -> None:
         world = World()

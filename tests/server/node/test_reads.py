@@ -107,6 +107,39 @@ def test_unconfirmed_reads_time_out_as_etcd_says(queue: ReadQueue) -> None:
     assert queue.reads_failed == 2
 
 
+def test_who_came_during_a_round_that_times_out_waits_for_the_next(queue: ReadQueue, asked: list[bytes]) -> None:
+    """A read that came a moment before the leader did was told that it had timed out, after no time at all."""
+    first, second, last = Reader(), Reader(), Reader()
+    queue.add(first, 0.0)
+    queue.start(0.0)
+    queue.add(second, 0.05)
+    queue.tick(0.1)
+    queue.add(last, TIMEOUT_S)
+    queue.tick(TIMEOUT_S + 0.08)
+    assert [type(reader.outcome) for reader in (first, second)] == [errors.RequestTimeoutError] * 2
+    assert last.outcome is None
+    queue.confirm(asked[-1], index=5, applied=5, now=TIMEOUT_S + 0.09)
+    assert last.outcome == "served"
+
+
+def test_a_reader_waits_for_no_longer_than_it_may_whatever_its_rounds(queue: ReadQueue, asked: list[bytes]) -> None:
+    came_at = {Reader(): moment for moment in (0.01, 2.95, 5.95, 8.95)}
+    failed_at: dict[Reader, float] = {}
+    for tick in range(1, 250):
+        now = tick * 0.1
+        for reader, moment in came_at.items():
+            if now - 0.1 < moment <= now:
+                queue.add(reader, moment)
+        queue.start(now)
+        queue.tick(now)
+        for reader in came_at:
+            if reader.outcome is not None:
+                failed_at.setdefault(reader, now)
+    waited = [failed_at[reader] - moment for reader, moment in came_at.items()]
+    assert min(waited) >= TIMEOUT_S
+    assert max(waited) <= TIMEOUT_S + 0.3
+
+
 def test_confirmed_reads_time_out_waiting_for_apply(queue: ReadQueue, asked: list[bytes]) -> None:
     reader = Reader()
     queue.add(reader, 0.0)

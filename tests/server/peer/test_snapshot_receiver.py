@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -441,6 +442,116 @@ def test_what_is_left_of_a_database_goes_with_the_next_or_by_itself(
         await until(lambda: names(tmp_path) == [])
 
     asyncio.run(scenario())
+
+
+class Check:
+    """The check of what has come, which ends when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.may_end = threading.Event(), threading.Event()
+        monkeypatch.setattr(receiver, "verify_snapshot", self._check)
+
+    def _check(self, path: Path, info: SnapshotInfo) -> None:
+        storage_snapshot.verify_snapshot(path, info)
+        self.begun.set()
+        assert self.may_end.wait(60)
+
+
+def test_what_is_being_checked_is_not_taken_for_what_nobody_writes_to(
+    tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of a broken stream's rest ended while all of it had come by the next: it was removed."""
+
+    monkeypatch.setattr(receiver, "WRITE_BYTES", 1)
+
+    async def scenario() -> object:
+        check = Check(monkeypatch)
+        taker = SnapshotReceiver(tmp_path, lambda index: False)
+        await _take(taker, resumable(sent, 0, 20_000))
+        whole = asyncio.create_task(_take(taker, resumable(sent, 20_000)))
+        await until(check.begun.is_set)
+        assert not taker._partials.remove()
+        check.may_end.set()
+        return await whole
+
+    assert isinstance(asyncio.run(scenario()), Message)
+    assert names(tmp_path) == [PLACED]
+
+
+class Second(Call):
+    """A stream of a copy that another has brought just now; looks at it when its own first piece is taken."""
+
+    def __init__(self, chunks: Chunks, first: asyncio.Task[object], look: Callable[[], None]) -> None:
+        super().__init__(chunks)
+        self.first, self.look = first, look
+        self.is_begun = False
+
+    async def receive(self) -> bytes | None:
+        if self.is_begun and not self.first.done():
+            await asyncio.wait([self.first])
+        if self.is_begun:
+            self.look()
+        self.is_begun = True
+        return await super().receive()
+
+
+def test_a_stream_does_not_write_to_a_file_that_is_being_checked(
+    tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sender whose connection broke silently comes again: it wrote on into what was by then the database in use."""
+    looked: list[bytes] = []
+
+    async def scenario() -> list[object]:
+        check = Check(monkeypatch)
+        taker = SnapshotReceiver(tmp_path, lambda index: False)
+        first = asyncio.create_task(_take(taker, resumable(sent)))
+        await until(check.begun.is_set)
+        call: Any = Second(resumable(sent), first, lambda: looked.append((tmp_path / PLACED).read_bytes()))
+        second = asyncio.create_task(taker.receive(call, 1))
+        await until(lambda: call.is_begun)
+        for _ in range(200):  # more than the second one needs to open a file
+            await asyncio.sleep(0)
+        check.may_end.set()
+        return list(await asyncio.gather(first, second, return_exceptions=True))
+
+    messages = asyncio.run(scenario())
+    assert looked
+    assert all(data == sent[0].read_bytes() for data in looked)
+    assert [type(message) for message in messages] == [Message, Message]
+    assert names(tmp_path) == [PLACED]
+
+
+def test_one_that_is_given_up_while_its_file_is_made_gives_the_room_back(
+    tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its name, but open, the file took the room of a whole database until the member was started anew."""
+    begun, may_end = threading.Event(), threading.Event()
+    allocate = os.posix_fallocate
+
+    def slow(*arguments: int) -> None:
+        begun.set()
+        assert may_end.wait(60)
+        allocate(*arguments)
+
+    def open_files() -> list[str]:
+        links = [os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+        targets = [os.readlink(link) for link in links if os.path.islink(link)]
+        return [target for target in targets if target.startswith(str(tmp_path))]
+
+    async def scenario() -> object:
+        taker = SnapshotReceiver(tmp_path, lambda index: False)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "posix_fallocate", slow)
+            receiving = asyncio.create_task(_take(taker, resumable(sent)))
+            await until(begun.is_set)
+            assert taker.give_up()
+            may_end.set()
+            error = await receiving
+        await until(lambda: names(tmp_path) == [])
+        assert open_files() == []
+        return error
+
+    assert isinstance(asyncio.run(scenario()), StorageError)
 
 
 @pytest.mark.parametrize("step", ["posix_fallocate", "pwrite", "fdatasync", "ftruncate", "fsync"])

@@ -23,6 +23,7 @@ from raftkv.storage.mvcc import Store
 from tests.rpc.loop import until
 
 MAP_BYTES = 16 << 20
+PATIENCE_S = 20
 META = SnapshotMeta(1, 1, ConfState(voters=(1, 2)))
 
 
@@ -279,6 +280,35 @@ def test_without_room_for_it_no_copy_is_begun(tmp_path: Path, monkeypatch: pytes
         await world.settled()
         assert world.reports == [(2, False)]
         assert channel.streams == []
+
+    run(tmp_path, scenario)
+
+
+def test_a_copy_is_not_dropped_before_the_send_that_waited_for_it_has_run(tmp_path: Path) -> None:
+    """The log asks ten times a second whether it is held; in one moment of each copy nobody seemed to use that."""
+
+    async def scenario(world: World) -> None:
+        world.channels[2] = Channel("takes")
+        world.sender.send(snapshot(2))
+        while world.sender._tasks:
+            world.sender.holds_log()
+            await asyncio.sleep(0)
+        assert world.reports == [(2, True)]
+
+    run(tmp_path, scenario)
+
+
+def test_a_member_that_stops_in_the_middle_of_an_entry_waits_for_no_commit(tmp_path: Path) -> None:
+    """The entry under way never ends then, so the commit behind it never comes: the member hung as it stopped."""
+
+    async def scenario(world: World) -> None:
+        world.channels[2] = Channel("takes")
+        world.store.begin().put(b"half", b"an entry")
+        world.sender.send(snapshot(2))
+        await until(lambda: world.sender.copies.held)
+        async with asyncio.timeout(PATIENCE_S):
+            await world.sender.close()
+        assert world.files == []
 
     run(tmp_path, scenario)
 
