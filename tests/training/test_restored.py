@@ -16,8 +16,11 @@ from raftkv.errors import CompactedError
 from raftkv.training.config import RunConfig
 from raftkv.training.records import Fault
 from raftkv.training.rendezvous.participant import Participant
+from raftkv.training.torchft.lighthouse import Lighthouse, LighthouseConfig
+from raftkv.training.torchft.rules import Rules
 from tests.cli.runner import run_utl
 from tests.long import long_except
+from tests.training.torchft.test_lighthouse import Replica, together
 
 PATIENCE_S = 240.0
 BUMP = ("--bump-revision=1000000", "--mark-compacted")
@@ -88,6 +91,38 @@ def test_a_run_begins_a_generation_above_all_that_its_nodes_have_seen(
         await asyncio.gather(*map(until_waiting, nodes))
         for node in nodes:
             await node.leave()
+
+    play(tmp_path, flags, scenario)
+
+
+@pytest.mark.parametrize(
+    ("flags", "saved_in"),
+    long_except([(BUMP, 1), ((), 1), ((), 0)], [((), 1)]),
+    ids=["bumped", "same revisions", "before the job"],
+)
+def test_quorums_of_torchft_go_on_above_every_id_that_was_given_out(
+    tmp_path: Path, flags: tuple[str, ...], saved_in: int
+) -> None:
+    async def scenario(kv, save, go_back) -> None:
+        lighthouse = Lighthouse(kv, LighthouseConfig(rules=Rules(min_replicas=2)))
+        ((_, port),) = await lighthouse.listen("127.0.0.1", 0, "job")
+        serving = asyncio.ensure_future(lighthouse.run())
+        if saved_in == 0:
+            await save()
+        replicas = [Replica(name, port) for name in "ab"]
+        first = await together(*replicas)
+        if saved_in == 1:
+            await save()
+        later = await together(*replicas, commit_failures=1)
+        assert later.quorum_id > first.quorum_id
+        await go_back()
+        assert (await together(*replicas)).quorum_id > later.quorum_id
+        same = [(await together(*replicas)).quorum_id for _ in range(2)]
+        assert same[0] == same[1]
+        for replica in replicas:
+            await replica.die()
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
 
     play(tmp_path, flags, scenario)
 

@@ -15,6 +15,8 @@ Invariants:
    this daemon is the arbiter and knows the last quorum.
 2. An ask is answered by one quorum only: it is never decided again once a stored quorum, or an answer, had it.
 3. Errors of the store reach no replica: the turn is repeated until it works, with the store as it is then.
+4. Ids never go back: after a restore from a backup, which knows an earlier quorum or none, the next one is above all
+   that this daemon has seen.
 
 Leaves out: connections and calls (``lighthouse``), the arithmetic of time-outs of replicas (``torchft.roster``).
 """
@@ -105,12 +107,13 @@ class Job:
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._control = ClientControl(kv)
-        self._head = Reflector(self._control, below(self._keys.head), self._on_head)
+        self._head = Reflector(self._control, below(self._keys.head), self._on_head, on_restored=self._on_restored)
         self._others: Reflector | None = None
         self._announced: dict[str, str] = {}  # by replica, the number of the ask that its key has
         self._lease_number = 0
         self._arbiter: KeyValue | None = None
         self._record_revision = 0
+        self._last_id = 0
         self._asks = 0
         self._seen: dict[str, float] = {}
         self._awaited: frozenset[str] = frozenset()
@@ -179,11 +182,16 @@ class Job:
             # They may be on their way back to a service that has just started: no quorum without them at once.
             self._awaited = frozenset(self.record.members if self.record is not None else ())
 
+    def _on_restored(self) -> None:
+        """Forget what the store held: it is another one now, and a list of it comes next."""
+        self._arbiter, self.record, self._record_revision = None, None, 0
+
     def _learn(self, arbiter: KeyValue | None, quorum: KeyValue | None) -> None:
         self._arbiter = arbiter
         if quorum is not None and quorum.mod_revision > self._record_revision:
             self._record_revision = quorum.mod_revision
             self.record = QuorumRecord.decode(quorum.value)
+            self._last_id = max(self._last_id, self.record.quorum_id)
             self._deliver(self.record)
         self._wake.set()
 
@@ -310,14 +318,15 @@ class Job:
         if not members:
             return
         own = all(ask.number.startswith(f"{self._daemon_id}/") for ask in members)
-        quorum_id = self.record.quorum_id if self.record is not None else 0
-        record = QuorumRecord.of(quorum_id + self.decision.new_id, members, time.time())
-        if own and not self.decision.new_id:
+        stored_id = self.record.quorum_id if self.record is not None else 0
+        is_new = self.decision.new_id or stored_id < self._last_id
+        record = QuorumRecord.of(self._last_id + is_new, members, time.time())
+        if own and not is_new:
             confirmed = await self._confirm()
         else:
             confirmed = await self._write(record)
         if confirmed:
-            if self.decision.new_id:
+            if is_new:
                 _log.info("%s: quorum %d: %s", self.name, record.quorum_id, ", ".join(record.members))
             self._deliver(record)
         self._wake.set()
@@ -382,4 +391,5 @@ class Job:
             self._learn(*result.results)
         elif record is not None and result.revision > self._record_revision:
             self.record, self._record_revision = record, result.revision
+            self._last_id = record.quorum_id
         return result.succeeded
