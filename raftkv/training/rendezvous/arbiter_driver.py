@@ -8,12 +8,14 @@ Owns the reflectors of ``node/`` and ``fault/``, and the two writes that move a 
 
 The ``arbiter`` key ends with its holder's lease: a holder that was frozen, or that another node has replaced, decides
 nothing any more. A decision whose answer was lost is either seen by the
-watch or made again; the conditions keep it from happening twice.
+watch or made again; the conditions keep it from happening twice. One that the store refuses, as a record that is too
+large or a user who may not, is made again ever more slowly, and those who wait are told why.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -25,6 +27,7 @@ from raftkv.client.control.records import RecordError
 from raftkv.client.control.reflector import Reflector, below
 from raftkv.client.kv.compares import Compare, mod_revision
 from raftkv.client.kv.operations import Delete, GetRange, Operation, Put
+from raftkv.client.rpc.retry import Backoff, is_transient
 from raftkv.client.values import DELETE, Event, KeyValue
 from raftkv.errors import StatusError
 from raftkv.training.config import RunConfig
@@ -73,6 +76,8 @@ class ArbiterDriver:
         self._faults: dict[str, tuple[int, Fault]] = {}
         self._is_loaded = False
         self._last_progress: tuple[float, object] = (-math.inf, None)
+        self._refusal = ""
+        self._backoff = Backoff(RETRY_S, AFTER_ERROR_S, jitter=0.0)
         self._wake = asyncio.Event()
         self._eligibility = Eligibility(control, config, mod_revision(self._keys.arbiter) == revision, self.look)
         self._all_faults = f"{self._keys.base}fault/"
@@ -169,22 +174,36 @@ class ArbiterDriver:
                     await self._load()
                 await self._eligibility.refresh()
                 await self._step()
-            except StatusError:
-                # The store is out of reach, or is electing: nothing is decided meanwhile, and nothing is lost.
-                await asyncio.sleep(RETRY_S)
+            except StatusError as error:
+                # Mostly out of reach, or electing: nothing is decided meanwhile, and nothing is lost.
+                await asyncio.sleep(RETRY_S if is_transient(error) else await self._refused(error))
                 continue
             except Exception:
                 _log.exception("raftkv: the arbiter of run %s failed; it looks again", self._keys.run_id)
                 await asyncio.sleep(AFTER_ERROR_S)
                 continue
+            self._backoff.reset()
             await self._wake.wait()
             self._wake.clear()
+
+    async def _refused(self, error: StatusError) -> float:
+        """Say what the store refuses, to those who wait too; returns how long to wait before it is asked again."""
+        refusal = f"the store to take it: {error}"
+        if refusal != self._refusal:
+            self._refusal = refusal
+            _log.warning("raftkv: run %s cannot go on, it is tried again: %s", self._keys.run_id, error)
+        view = self._view()
+        if view is not None:
+            with contextlib.suppress(StatusError):
+                await self._report_progress(view)
+        return self._backoff.next_s()
 
     async def _step(self) -> None:
         """Decide until there is nothing to decide."""
         while (view := self._view()) is not None:
             decision = await self._decide(view)
             if decision is None:
+                self._refusal = ""
                 await self._report_progress(view)
                 self._look_later()
                 return
@@ -272,7 +291,7 @@ class ArbiterDriver:
         joined = kept.joined if is_running else len(view.survivors()) + len(view.newcomers())
         news = {
             "joined": joined,
-            "waits_for": "" if is_running else self._eligibility.waits_for,
+            "waits_for": "" if is_running else self._refusal or self._eligibility.waits_for,
             "left_out": self._eligibility.left_out(view),
         }
         at, told = self._last_progress

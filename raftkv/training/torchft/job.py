@@ -34,12 +34,13 @@ from typing import Final
 from raftkv.client.control.control import ClientControl
 from raftkv.client.control.records import RecordError
 from raftkv.client.control.reflector import Reflector, below
+from raftkv.client.errors import is_client_closed
 from raftkv.client.kv.compares import create_revision, mod_revision, version
 from raftkv.client.kv.operations import Operation, delete, get, put
 from raftkv.client.library import Client
-from raftkv.client.rpc.retry import Backoff
+from raftkv.client.rpc.retry import Backoff, is_transient
 from raftkv.client.values import Event, KeyValue
-from raftkv.errors import RaftKVError
+from raftkv.errors import RaftKVError, StatusError
 from raftkv.training.torchft.lease import DaemonLease
 from raftkv.training.torchft.records import JobKeys, MemberRecord, QuorumRecord, make_ask
 from raftkv.training.torchft.roster import Answer, Roster
@@ -120,6 +121,7 @@ class Job:
         self._has_read = False
         self._forgive_until_s = started_s + timing.heartbeat_timeout_s
         self._reason = ""
+        self._refusal = ""
         lease.on_change(self._wake.set)
 
     # ---- what replicas say
@@ -219,9 +221,17 @@ class Job:
                 await self._turn()
                 backoff.reset()
             except RaftKVError as error:
-                _log.debug("%s: %s", self.name, error)
+                self._note(error)
                 await backoff.wait()
                 self._wake.set()
+
+    def _note(self, error: RaftKVError) -> None:
+        """Say once what will not pass by itself, as a missing right: replicas wait, and are told nothing."""
+        passes = isinstance(error, StatusError) and (is_transient(error) or is_client_closed(error))
+        _log.log(
+            logging.DEBUG if passes or str(error) == self._refusal else logging.WARNING, "%s: %s", self.name, error
+        )
+        self._refusal = self._refusal if passes else str(error)
 
     async def _sleep(self) -> None:
         """Until something happened, or time alone may change what is to be done."""

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from raftkv.aio import Client, connect
-from raftkv.errors import ConfigError
+from raftkv.errors import ConfigError, PermissionDeniedError
 from raftkv.pb import torchft_pb2
 from raftkv.rpc import Channel, RpcError
-from raftkv.training.torchft.job import Timing
+from raftkv.training.torchft.job import Job, Timing
 from raftkv.training.torchft.lighthouse import HEARTBEAT, QUORUM, Lighthouse, LighthouseConfig
 from raftkv.training.torchft.roster import WAITING_MAX
 from raftkv.training.torchft.rules import Rules
@@ -346,6 +346,22 @@ def test_losing_the_whole_store_delays_a_step_and_no_more(play, raftkv_cluster):
         assert (await waiting).quorum_id == first.quorum_id
 
     play(story)
+
+
+def test_a_refusal_is_told_once(play, caplog, monkeypatch):
+    async def story(stage: Stage) -> None:
+        async def refuse(self: Job) -> None:
+            raise PermissionDeniedError
+
+        monkeypatch.setattr(Job, "_turn", refuse)
+        stage.replica("a", await stage.daemon())
+        await stage.until(lambda: any("permission denied" in line for line in caplog.messages))
+        monkeypatch.undo()
+        second = stage.replica("b", await stage.daemon())
+        assert names(await together(stage.replicas[0], second)) == "ab"
+
+    play(story)
+    assert sum("permission denied" in line for line in caplog.messages) == 1
 
 
 @pytest.mark.parametrize("job", ["", "a b", "a/b", "x" * 201])
