@@ -462,6 +462,18 @@ def test_who_was_let_in_before_the_end_is_let_in(play):
     play(scenario)
 
 
+def test_a_node_whose_key_somebody_deletes_comes_back_though_it_was_the_arbiter(play):
+    async def scenario(job: Job) -> None:
+        runs = await job.join(2, max_nodes=2)
+        arbiter = (await job.kv.get(job.keys.arbiter)).text
+        await job.kv.delete(job.keys.node(arbiter))
+        assert await in_all(runs, lambda run: run.wait_change()) == [True, True]
+        await in_all(runs, lambda run: run.rejoin())
+        assert [run.generation for run in runs] == [2, 2]
+
+    play(scenario)
+
+
 def test_a_block_that_ends_closes_the_run(play):
     async def scenario(job: Job) -> None:
         runs = await job.join()
