@@ -13,7 +13,10 @@ import pytest
 import raftkv
 import raftkv.aio
 from raftkv.errors import CompactedError
+from raftkv.training.aio import join
 from raftkv.training.config import RunConfig
+from raftkv.training.errors import GenerationOver
+from raftkv.training.keys import RunKeys
 from raftkv.training.records import Fault
 from raftkv.training.rendezvous.participant import Participant
 from raftkv.training.torchft.lighthouse import Lighthouse, LighthouseConfig
@@ -91,6 +94,34 @@ def test_a_run_begins_a_generation_above_all_that_its_nodes_have_seen(
         await asyncio.gather(*map(until_waiting, nodes))
         for node in nodes:
             await node.leave()
+
+    play(tmp_path, flags, scenario)
+
+
+@pytest.mark.parametrize("flags", [pytest.param(BUMP, marks=pytest.mark.long), ()], ids=["bumped", "same revisions"])
+def test_ranks_that_wait_for_what_the_backup_does_not_know_begin_anew(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    async def scenario(kv, save, go_back) -> None:
+        runs = await asyncio.gather(*(join("job", kv=kv, min_nodes=3) for _ in range(3)))
+        counter = runs[1].counter("steps")
+        await counter.add(1)
+        await save()
+        await counter.add(1)
+        waiting = asyncio.ensure_future(runs[0].barrier("b"))
+        while not await kv.count(RunKeys("job").sync(1) + "at/", prefix=True):  # noqa: ASYNC110  nothing tells of it
+            await asyncio.sleep(0.01)
+        await go_back()
+        with pytest.raises(GenerationOver, match="restored from a backup"):
+            await waiting
+        with pytest.raises(GenerationOver):
+            await counter.add(1)
+        coming = [asyncio.ensure_future(run.rejoin()) for run in runs[:2]]
+        with pytest.raises(GenerationOver):
+            await runs[2].barrier("b")
+        await asyncio.gather(*coming, runs[2].rejoin())
+        await asyncio.gather(*(run.barrier("b") for run in runs))
+        assert [run.generation for run in runs] == [2, 2, 2]
+        for run in runs:
+            await run.leave()
 
     play(tmp_path, flags, scenario)
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from raftkv.client.kv.compares import mod_revision
 from raftkv.client.kv.operations import GetRange, Put
 from raftkv.client.rpc.retry import until_answered
-from raftkv.training.api.generation import quoted
+from raftkv.training.api.generation import RESTORED, quoted
 
 if TYPE_CHECKING:
     from raftkv.client.values import RangeResult, TxnResult
@@ -58,6 +58,9 @@ class Counter:
                     self._mine = total, done.revision
                     return _total(done.results[1])
                 self._mine = self._found(done.results[0])
+                if self._mine[1] < revision:
+                    self._generation.end(RESTORED)  # numbers that were given out would be given out again
+                    raise self._generation.error()
                 if self._mine[0] == total:
                     return await self._sum(self._mine[1])
 

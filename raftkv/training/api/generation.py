@@ -34,6 +34,8 @@ Result = TypeVar("Result")
 
 ATTEMPT_TIMEOUT_S: Final = 1.0
 """For one attempt of a write that is made until it is answered: one that died with a leader is not waited for long."""
+RESTORED: Final = "the cluster was restored from a backup, and what ranks have shared since is gone"
+"""Why a generation ends that the backup knows as well: ranks would wait for what others believe to have said."""
 VALUE_MAX_BYTES: Final = 256 * 1024
 """Largest value that ranks may share here: larger ones belong into a file system, and their address here."""
 
