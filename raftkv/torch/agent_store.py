@@ -14,7 +14,7 @@ promise:
   wait ends when the run says that the generation is over. A missing rank is made up then: the workers that are started
   with it can reach nobody, and the agent stops them at its next look, 0.1 s later, and comes back to the rendezvous.
 - **It can be let go.** The agent holds the store of one generation until it has that of the next. ``drop`` leaves it an
-  empty shell, so that the server ends, and a node that is told on which port to host (``store_port``) can do so again.
+  empty shell, so that the server ends, and a node that has one port for it (``store_port``) can do so again.
 
 Leaves out: a store that survives its node; it is as short-lived as its generation.
 """

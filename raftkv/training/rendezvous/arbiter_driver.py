@@ -9,7 +9,7 @@ Owns the reflectors of ``node/`` and ``fault/``, and the two writes that move a 
 The ``arbiter`` key ends with its holder's lease: a holder that was frozen, or that another node has replaced, decides
 nothing any more. A decision whose answer was lost is either seen by the
 watch or made again; the conditions keep it from happening twice. One that the store refuses, as a record that is too
-large or a user who may not, is made again ever more slowly, and those who wait are told why.
+large or a user who may not, is made again ever more slowly, and those who wait learn why.
 """
 
 from __future__ import annotations

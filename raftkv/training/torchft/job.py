@@ -226,7 +226,7 @@ class Job:
                 self._wake.set()
 
     def _note(self, error: RaftKVError) -> None:
-        """Say once what will not pass by itself, as a missing right: replicas wait, and are told nothing."""
+        """Say once what will not pass by itself, as a missing right: replicas wait, and learn nothing."""
         passes = isinstance(error, StatusError) and (is_transient(error) or is_client_closed(error))
         _log.log(
             logging.DEBUG if passes or str(error) == self._refusal else logging.WARNING, "%s: %s", self.name, error

@@ -1,4 +1,4 @@
-"""What a run does when the store refuses what its arbiter decides: nodes are told, and it goes on once it may."""
+"""What a run does when the store refuses what its arbiter decides: nodes learn of it, and it goes on once it may."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class NarrowControl:
         return await self._control.txn(compares, then, otherwise)
 
 
-def test_nodes_are_told_what_the_store_refuses_and_go_on_when_it_does_not_any_more(
+def test_nodes_hear_of_what_the_store_refuses_and_go_on_when_it_does_not_any_more(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:
