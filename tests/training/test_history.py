@@ -93,6 +93,13 @@ def test_keys_of_users_are_no_runs() -> None:
     assert count_nodes(names) == {"b": 0, "jobs/a": 2, "new": 1}
 
 
+def test_a_node_that_stays_is_kept_once_for_all_generations() -> None:
+    folded = fold(KEYS, changes())
+    first, second = (generation.members for generation in folded.generations)
+    assert first[0] is second[0]
+    assert [member.id for member in second] == [A.id, C.id]
+
+
 def test_each_name_is_looked_at_once_however_many_runs_there_are() -> None:
     looked = 0
 
