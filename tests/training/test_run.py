@@ -135,9 +135,7 @@ def test_a_barrier_costs_one_write_a_rank_and_leaves_nothing_behind(play):
         after = await runs[0].kv.range(job.keys.base, prefix=True)
         assert after.revision - page.revision == 4 * len(runs)
         left = await job.below(job.keys.sync(1))
-        assert {key.removeprefix(job.keys.sync(1)) for key in left} == {
-            "open/barrier.step/5", "at/barrier.step/5/count", *(f"at/barrier.step/5/arrived/{n:06d}" for n in range(3)),
-        }  # fmt: skip
+        assert [key.removeprefix(job.keys.sync(1)) for key in left] == ["open/barrier.step/5"]
 
     play(scenario)
 

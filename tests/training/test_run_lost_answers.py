@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -72,5 +73,21 @@ def test_two_ranks_get_two_numbers_though_an_answer_is_lost(play):
         assert sorted(numbers) == [1, 2]
         numbers += [await mine.add(1), await other.add(1)]
         assert numbers[2:] == [3, 4]
+
+    play(scenario)
+
+
+def test_a_barrier_opens_though_the_last_to_come_is_not_answered(play):
+    async def scenario(job: Job) -> None:
+        runs = await job.join(2)
+        runs[1].kv.scope.core = LossyCore(runs[1].kv.scope.core, is_done=True)
+        waiting = asyncio.ensure_future(runs[0].barrier("b"))
+        while not await job.below(f"{job.keys.sync(1)}at/barrier.b/1/arrived/"):  # noqa: ASYNC110  nothing tells of it
+            await asyncio.sleep(0.01)
+        await runs[1].barrier("b")
+        await waiting
+        await asyncio.gather(*(run.barrier("b") for run in runs))
+        left = await job.below(f"{job.keys.sync(1)}open/")
+        assert left == [f"{job.keys.sync(1)}open/barrier.b/2"]
 
     play(scenario)

@@ -9,10 +9,11 @@ What lies below ``sync/<generation>/`` for the third barrier ``"step"`` of three
 
 Coming is one txn: put the own key and the count, and if the count's version says that this is the last, ``open`` as
 well. So a barrier costs one write a rank, and all wait for one key (``posted_keys``); nobody counts the others' keys.
-The txn can be repeated after a failure that leaves it open whether it happened: the own key tells.
+The txn can be repeated after a failure that leaves it open whether it happened: the own key tells, or ``open``.
 
 Each name counts its uses, from 1, on every rank alike: all ranks use a name equally often, in the same order. The last
-to come to a use removes the use before: everybody has left that one, or would not have come.
+to come to a use removes the use before: everybody has left that one, or would not have come. The last to come to a
+barrier removes what those before have put as well: nobody reads it, and of a name that is used once one key stays.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class Collectives:
             return None
         if not use.is_open(done):
             await self._opened(use)
-        if use.name.startswith("barrier."):
+        if use.is_barrier:
             return None
         return [item.value async for item in self._generation.kv.scan(use.arrived, prefix=True)]
 
@@ -169,10 +170,12 @@ class Collectives:
         raise BarrierTimeout(use.title, timeout_s, await self._missing(use, root))
 
     async def _missing(self, use: _Use, root: int | None) -> list[int]:
-        """Return the ranks that all wait for; none: the cluster does not answer."""
+        """Return the ranks that all wait for; none: they are there, or the cluster does not answer."""
         try:
+            opened = await self._generation.kv.get(use.open, timeout_s=LAST_LOOK_TIMEOUT_S)
+            if opened is not None:
+                return []
             if root is not None:
-                await self._generation.kv.get(use.open, timeout_s=LAST_LOOK_TIMEOUT_S)
                 return [root]
             there = await self._generation.kv.range(
                 use.arrived, prefix=True, keys_only=True, timeout_s=LAST_LOOK_TIMEOUT_S
@@ -192,6 +195,8 @@ class _Use:
         self.title = title
         self.place = f"{name}/{number}"
         self.open = collectives.key(f"open/{self.place}")
+        self.is_barrier = name.startswith("barrier.")
+        self._here = collectives.key(f"at/{self.place}/")
         self.count = collectives.key(f"at/{self.place}/count")
         self.arrived = collectives.key(f"at/{self.place}/arrived/")
         self._before = collectives.key(f"at/{name}/{number - 1}/")
@@ -207,9 +212,10 @@ class _Use:
         """
         mine = f"{self.arrived}{rank:06d}"
         came = (Put(self.count), Put(mine, value))
-        tidy = (Delete(self._before, prefix=True), Delete(self._open_before))
-        last = txn().when(version(self.count) == size - 1).then(*came, Put(self.open), *tidy).otherwise(*came)
-        return empty.when(version(mine) == 0).then(last).otherwise(Get(self.open))
+        tidy = (Delete(self._before, prefix=True), Delete(self._open_before), Put(self.open))
+        opening = (*tidy, Delete(self._here, prefix=True)) if self.is_barrier else (*tidy, *came)
+        last = txn().when(version(self.count) == size - 1).then(*opening).otherwise(*came)
+        return empty.when(version(mine) == 0, version(self.open) == 0).then(last).otherwise(Get(self.open))
 
     def publish(self, empty: Txn, value: bytes) -> Txn:
         """Put the value that all wait for.
