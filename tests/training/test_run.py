@@ -125,6 +125,20 @@ def test_a_barrier_opens_when_the_last_has_come(play):
     play(scenario)
 
 
+def test_a_rank_that_comes_to_a_barrier_twice_at_once_comes_to_two(play):
+    async def scenario(job: Job) -> None:
+        runs = await job.join(2)
+        at_once = [asyncio.ensure_future(runs[0].barrier("b")) for _ in range(2)]
+        await runs[1].barrier("b")
+        done, _ = await asyncio.wait(at_once, return_when=asyncio.FIRST_COMPLETED)
+        assert len(done) == 1
+        await asyncio.gather(*at_once, runs[1].barrier("b"))
+        with pytest.raises(BarrierTimeout, match=r"missing: rank 1$"):
+            await runs[0].barrier("b", timeout_s=1)
+
+    play(scenario)
+
+
 def test_a_barrier_costs_one_write_a_rank_and_leaves_nothing_behind(play):
     async def scenario(job: Job) -> None:
         runs = await job.join()

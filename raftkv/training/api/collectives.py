@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from raftkv.client.arguments import limit
@@ -31,6 +31,7 @@ from raftkv.errors import ConfigError, StatusError
 from raftkv.training.api.generation import BarrierTimeout, checked_value, quoted
 from raftkv.training.api.posted_keys import PostedKeys
 from raftkv.training.errors import GenerationOver
+from raftkv.training.tcpstore.key_queue import KeyQueues
 
 if TYPE_CHECKING:
     from raftkv.client.kv.txn import Txn
@@ -50,6 +51,7 @@ class Collectives:
         self._generation = generation
         self._posted = PostedKeys(generation, self._is_past)
         self._uses: dict[str, int] = defaultdict(lambda: 1)
+        self._turns = KeyQueues()
 
     def close(self) -> None:
         """Wait for nothing any more."""
@@ -96,15 +98,17 @@ class Collectives:
             raise ConfigError("a broadcast has a root: the rank whose value all get")
         self._check_root(root)
         use = _Use(self, f"value.{quoted(name)}", f"broadcast {name!r}")
-        if self._generation.rank == root:
-            if value is None:
-                raise ConfigError(f"rank {root} is the root of broadcast {name!r} and gave no value")
-            data = checked_value(value)
-            await self._in_time(use, timeout_s, self._generation.commit(lambda empty: use.publish(empty, data)))
-        else:
-            data = await self._in_time(use, timeout_s, self._opened(use), root)
-        self._finish(use)
-        return data
+        if self._generation.rank != root:
+            return await self._in_turn(use, timeout_s, self._opened, root)
+        if value is None:
+            raise ConfigError(f"rank {root} is the root of broadcast {name!r} and gave no value")
+        data = checked_value(value)
+
+        async def publish(use: _Use) -> bytes:
+            await self._generation.commit(lambda empty: use.publish(empty, data))
+            return data
+
+        return await self._in_turn(use, timeout_s, publish)
 
     def number(self, name: str) -> int:
         """Return which use of a name is the present one."""
@@ -127,9 +131,7 @@ class Collectives:
             raise ConfigError(f"there is no rank {root} to be the root: the generation has {self._generation.size}")
 
     async def _meet(self, use: _Use, value: bytes, timeout_s: float | None, *, wait: bool) -> list[bytes] | None:
-        values = await self._in_time(use, timeout_s, self._come(use, value, wait))
-        self._finish(use)
-        return values
+        return await self._in_turn(use, timeout_s, lambda use: self._come(use, value, wait))
 
     async def _come(self, use: _Use, value: bytes, wait: bool) -> list[bytes] | None:
         rank, size = self._generation.rank, self._generation.size
@@ -158,16 +160,27 @@ class Collectives:
         except StatusError:
             return None
 
-    async def _in_time(
-        self, use: _Use, timeout_s: float | None, waiting: Awaitable[Result], root: int | None = None
+    async def _in_turn(
+        self, use: _Use, timeout_s: float | None, make: Callable[[_Use], Awaitable[Result]], root: int | None = None
     ) -> Result:
+        """Take part in a use of a name: of those that this rank begins at once, as in two threads, one after the other.
+
+        Arguments:
+            use: the present one; the next, if others of this rank are at it.
+            timeout_s: None: until the generation ends.
+            make: takes part.
+            root: who is waited for; None: everybody.
+        """
         try:
-            async with asyncio.timeout(timeout_s) as within:
-                return await waiting
+            async with asyncio.timeout(timeout_s) as within, self._turns.at(use.name.encode()):
+                use = use.present()
+                result = await make(use)
+                self._finish(use)
+                return result
         except TimeoutError:
             if timeout_s is None or not within.expired():
                 raise
-        raise BarrierTimeout(use.title, timeout_s, await self._missing(use, root))
+        raise BarrierTimeout(use.title, timeout_s, await self._missing(use.present(), root))
 
     async def _missing(self, use: _Use, root: int | None) -> list[int]:
         """Return the ranks that all wait for; none: they are there, or the cluster does not answer."""
@@ -191,6 +204,7 @@ class _Use:
 
     def __init__(self, collectives: Collectives, name: str, title: str) -> None:
         number = collectives.number(name)
+        self._collectives = collectives
         self.name = name
         self.title = title
         self.place = f"{name}/{number}"
@@ -201,6 +215,10 @@ class _Use:
         self.arrived = collectives.key(f"at/{self.place}/arrived/")
         self._before = collectives.key(f"at/{name}/{number - 1}/")
         self._open_before = collectives.key(f"open/{name}/{number - 1}")
+
+    def present(self) -> _Use:
+        """Return the use of the name that it is now: this one may be over."""
+        return _Use(self._collectives, self.name, self.title)
 
     def arrive(self, empty: Txn, rank: int, size: int, value: bytes) -> Txn:
         """Come; done twice it is as good as once.
