@@ -422,6 +422,26 @@ def test_a_node_whose_key_somebody_deletes_comes_back_though_it_was_the_arbiter(
     play(scenario)
 
 
+@pytest.mark.parametrize("is_arbiter", [True, False])
+def test_a_node_that_does_not_come_back_holds_nobody_up_for_ever(play, is_arbiter):
+    async def scenario(job: Job) -> None:
+        runs = await job.join(3, return_timeout_s=0.5)
+        arbiter, first = (await job.kv.get(job.keys.arbiter)).text, runs[0].generation
+        late = next(run for run in runs if (run.world.member.id == arbiter) == is_arbiter)
+        others = [run for run in runs if run is not late]
+        await others[0].report(message="a fault")
+        await in_all(others, lambda run: run.rejoin())
+        assert [(run.generation, run.world_size) for run in others] == [(first + 1, 2)] * 2
+        told = [item.value for item in await job.kv.range(f"{job.keys.faults(first)}{late.world.member.id}")]
+        assert b"did not come back within 0.5 s" in told[0]
+        back = asyncio.ensure_future(late.rejoin())
+        assert await in_all(others, lambda run: run.wait_change()) == [True, True]
+        await asyncio.gather(back, *(run.rejoin() for run in others))
+        assert [(run.generation, run.world_size) for run in runs] == [(first + 2, 3)] * 3
+
+    play(scenario)
+
+
 def test_a_block_that_ends_closes_the_run(play):
     async def scenario(job: Job) -> None:
         runs = await job.join()

@@ -1,10 +1,12 @@
 """The arbiter at work: one node of the run sees all the others, and writes what ``arbiter`` decides.
 
-Owns the reflectors of ``node/`` and ``fault/``, and the two writes that move a run on. Both have the condition that
+Owns the reflectors of ``node/`` and ``fault/``, and the two writes that move a run on. All have the condition that
 ``round``, ``state`` and ``arbiter`` are as this node has seen them:
 
     break:  state = broken, and a fault for each lost member
     begin:  round = the next generation, state = running; what the generation before the last has left is deleted
+
+A member that does not come back for long is put out by a third write: its key is deleted, and a fault says why.
 
 The ``arbiter`` key ends with its holder's lease: a holder that was frozen, or that another node has replaced, decides
 nothing any more. A decision whose answer was lost is either seen by the
@@ -32,8 +34,8 @@ from raftkv.client.values import DELETE, Event, KeyValue
 from raftkv.errors import StatusError
 from raftkv.training.config import RunConfig
 from raftkv.training.keys import RunKeys
-from raftkv.training.records import BROKEN, CLOSED, HEARTBEAT_LOST, RUNNING, Fault, GenerationRecord, Node
-from raftkv.training.rendezvous.arbiter import Arbiter, Begin, Break, Decision, Present, View, new_state
+from raftkv.training.records import BROKEN, CLOSED, HEARTBEAT_LOST, LEFT, RUNNING, Fault, GenerationRecord, Node
+from raftkv.training.rendezvous.arbiter import Arbiter, Begin, Break, Decision, Present, PutOut, View, new_state
 from raftkv.training.rendezvous.eligibility import Eligibility
 from raftkv.training.rendezvous.record_cache import RecordCache
 from raftkv.training.scheduling.denylist import Reported
@@ -45,6 +47,8 @@ AFTER_ERROR_S: Final = 1.0
 REPORT_PROGRESS_S: Final = 1.0
 FAULTS_MAX: Final = 64
 """Lost members that are recorded one by one in a single decision; a txn has 128 operations at most."""
+PUT_OUT_MAX: Final = 60
+"""Members that are put out by a single decision, with a fault each."""
 FAULT_GENERATIONS: Final = 16
 """Generations whose faults are kept for ``raftkvctl run show``; older ones are in the history of the store."""
 
@@ -70,7 +74,10 @@ class ArbiterDriver:
         self._keys = RunKeys(config.run_id)
         self._cache = cache
         self.revision = revision
-        self._arbiter = Arbiter(config.last_call_timeout_s, config.expected_nodes, config.rank_policy)
+        self._arbiter = Arbiter(
+            config.last_call_timeout_s, config.expected_nodes, config.rank_policy, config.return_timeout_s
+        )
+        self._return_timeout_s = config.return_timeout_s
         self._arbiter.forgive_until = forgive_until
         self._nodes: dict[str, Present] = {}
         self._faults: dict[str, tuple[int, Fault]] = {}
@@ -138,7 +145,7 @@ class ArbiterDriver:
             node = Node.decode(item.value)
         except RecordError:
             return  # not written by a node: it can be in no generation
-        self._nodes[_name(item.key)] = Present(node, item.create_revision)
+        self._nodes[_name(item.key)] = Present(node, item.create_revision, item.mod_revision)
 
     def _put_fault(self, item: KeyValue) -> None:
         try:
@@ -232,6 +239,8 @@ class ArbiterDriver:
 
     async def _carry_out(self, view: View, decision: Decision) -> bool:
         """Write a decision; False: it did not happen, and what speaks against it is on its way through the watches."""
+        if isinstance(decision, PutOut):
+            return await self._put_out(view, decision)
         if isinstance(decision, Break):
             operations = self._break(view, decision)
         else:
@@ -240,6 +249,20 @@ class ArbiterDriver:
         result = await self._control.txn(conditions, operations)
         if result.succeeded:
             await self._cache.reached(result.revision)
+        return result.succeeded
+
+    async def _put_out(self, view: View, decision: PutOut) -> bool:
+        now, conditions, operations = time.time(), self._as_seen(), list[Operation]()
+        message = f"it did not come back within {self._return_timeout_s:g} s, and was put out"
+        for present in decision.nodes[:PUT_OUT_MAX]:
+            node, key = present.node, self._keys.node(present.node.id)
+            fault = Fault(view.generation, node.id, node.host, cause=LEFT, message=message, time=now)
+            conditions.append(mod_revision(key) == present.written)  # it has not come back just now
+            operations += [Delete(key), Put(self._keys.faults(view.generation) + fault.key, fault.encode())]
+            _log.warning("raftkv: run %s: node %s left: %s", self._keys.run_id, node.id, message)
+        result = await self._control.txn(conditions, operations)
+        if result.succeeded:
+            await self._reflectors[0].reached(result.revision)
         return result.succeeded
 
     def _as_seen(self) -> list[Compare]:
