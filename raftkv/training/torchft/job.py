@@ -112,6 +112,7 @@ class Job:
         self._others: Reflector | None = None
         self._announced: dict[str, str] = {}  # by replica, the number of the ask that its key has
         self._lease_number = 0
+        self._turn_revision = 0  # mod revision of the key by which what this daemon says has an order
         self._arbiter: KeyValue | None = None
         self._record_revision = 0
         self._last_id = 0
@@ -286,7 +287,10 @@ class Job:
     # ---- telling the others who is here
 
     async def _announce(self) -> None:
-        """Bring the keys of this daemon's replicas up to date, in one txn as far as that goes."""
+        """Bring the keys of this daemon's replicas up to date, in one txn as far as that goes.
+
+        A txn that was held up finds that another turn has come since: it must not bring back a replica that has gone.
+        """
         changes = self._changes()[:OPERATIONS_MAX]
         if not changes:
             return
@@ -295,13 +299,25 @@ class Job:
             key = self._keys.member(self._daemon_id, name)
             value = None if ask is _ABSENT else MemberRecord.of(ask).encode()
             operations.append(delete(key) if value is None else put(key, value, lease=self._lease.lease))
-        await self._kv.txn().then(*operations).commit(timeout_s=CALL_TIMEOUT_S)
+        turn = self._keys.turn(self._daemon_id)
+        result = await (
+            self._kv.txn()
+            .when(mod_revision(turn) == self._turn_revision)
+            .then(put(turn, lease=self._lease.lease), *operations)
+            .otherwise(get(turn))
+            .commit(timeout_s=CALL_TIMEOUT_S)
+        )
+        self._wake.set()
+        if not result.succeeded:  # an attempt whose answer was lost came first; said again it does no harm
+            found = result.results[0]
+            self._turn_revision = 0 if found is None else found.mod_revision
+            return
+        self._turn_revision = result.revision
         for name, ask in changes:
             if ask is _ABSENT:
                 self._announced.pop(name, None)
             else:
                 self._announced[name] = ask.number if ask is not None else ""
-        self._wake.set()
 
     def _changes(self) -> list[tuple[str, Ask | None]]:
         """Replicas whose keys are not as they should be, with what they ask; ``_ABSENT``: they are gone."""
