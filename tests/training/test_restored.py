@@ -79,6 +79,7 @@ def test_a_run_begins_a_generation_above_all_that_its_nodes_have_seen(
             await save()
         nodes = [await Participant.open(kv, config) for _ in range(2)]
         assert {world.generation for world in await asyncio.gather(*(node.next_world() for node in nodes))} == {1}
+        await nodes[0].publish("10.0.0.5 29500")
         if saved_in == 1:
             await save()
         await nodes[0].report(Fault(1, nodes[0].node.id, "here", cause="exit"))
@@ -89,6 +90,7 @@ def test_a_run_begins_a_generation_above_all_that_its_nodes_have_seen(
         await asyncio.gather(*map(until_waiting, nodes))
         after = await asyncio.gather(*(node.next_world() for node in nodes))
         assert {world.generation for world in after} == {3}
+        assert await kv.get(RunKeys("job").boot(1)) is None, "what nobody is in any more goes"
         assert {member.id for member in after[0].members} == {node.node.id for node in nodes}
         await nodes[0].report(Fault(3, nodes[0].node.id, "here", cause="exit"))
         await asyncio.gather(*map(until_waiting, nodes))

@@ -294,8 +294,9 @@ class ArbiterDriver:
             Put(self._keys.round, GenerationRecord(generation, decision.members, now).encode()),
             Put(self._keys.state, state.encode()),
         ]
-        old = view.generation - 1
-        if old > 0:
+        # After a restore nodes have seen later generations than the last on record: nobody is in that one any more.
+        past = [view.generation - 1, *([view.generation] if generation > view.generation + 1 else [])]
+        for old in (number for number in past if number > 0):
             operations += [
                 Delete(self._keys.store(old), prefix=True),
                 Delete(self._keys.sync(old), prefix=True),
