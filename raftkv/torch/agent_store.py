@@ -13,6 +13,8 @@ promise:
   patience and no way back: a node that dies between joining and that moment would take all others with it. Here such a
   wait ends when the run says that the generation is over. A missing rank is made up then: the workers that are started
   with it can reach nobody, and the agent stops them at its next look, 0.1 s later, and comes back to the rendezvous.
+- **It can be let go.** The agent holds the store of one generation until it has that of the next. ``drop`` leaves it an
+  empty shell, so that the server ends, and a node that has one port for it (``store_port``) can do so again.
 
 Leaves out: a store that survives its node; it is as short-lived as its generation.
 """
@@ -115,6 +117,13 @@ def _first_line(error: BaseException) -> str:
     return str(error).split("\n", 1)[0]
 
 
+class _Gone:
+    """Stands for a store that was let go: each call fails as on a store whose node is gone."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise DistError("the store of this generation was let go")
+
+
 class AgentStore(Store):
     """A TCPStore whose operations never wait longer than an agent can afford.
 
@@ -129,8 +138,7 @@ class AgentStore(Store):
 
     def __init__(self, store: TCPStore, is_over: Callable[[], bool], world_size: int) -> None:
         super().__init__()
-        self._store = store
-        self._batch: Any = store  # torch's stubs lack this part of it
+        self._store: Any = store  # torch's stubs lack parts of it
         self._is_over = is_over
         self._world_size = world_size
         self._timeout = timedelta(seconds=TIMEOUT_S)
@@ -145,6 +153,11 @@ class AgentStore(Store):
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the time limit of waits that are given none."""
         self._timeout = timeout
+
+    def drop(self) -> None:
+        """Let go of the store; whoever asks from here on is answered as after the end of the generation."""
+        self._is_over = lambda: True
+        self._store = _Gone()
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait until keys are there, or the generation is over.
@@ -183,7 +196,7 @@ class AgentStore(Store):
         if key.startswith(_ROLE_INFO):
             self._role_info = value.encode() if isinstance(value, str) else value
         self._unless_over(
-            lambda: self._batch.set(key, value),
+            lambda: self._store.set(key, value),
             None,
         )
 
@@ -194,7 +207,7 @@ class AgentStore(Store):
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Return values as ``get`` does."""
         self.wait(keys)
-        found = None if self._is_over() else self._unless_over(lambda: self._batch.multi_get(list(keys)), None)
+        found = None if self._is_over() else self._unless_over(lambda: self._store.multi_get(list(keys)), None)
         return [self._stand_in(key) for key in keys] if found is None else found
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
@@ -204,7 +217,7 @@ class AgentStore(Store):
             keys, values: equally many.
         """
         self._unless_over(
-            lambda: self._batch.multi_set(list(keys), list(values)),
+            lambda: self._store.multi_set(list(keys), list(values)),
             None,
         )
 
@@ -215,11 +228,13 @@ class AgentStore(Store):
             key: of the number.
             amount: may be negative.
         """
-        return self._unless_over(lambda: self._store.add(key, amount), 0)
+        total: int = self._unless_over(lambda: self._store.add(key, amount), 0)
+        return total
 
     def check(self, keys: Sequence[str]) -> bool:
         """Tell whether keys are there."""
-        return self._unless_over(lambda: self._store.check(list(keys)), False)
+        found: bool = self._unless_over(lambda: self._store.check(list(keys)), False)
+        return found
 
     def _unless_over(self, call: Callable[[], _T], stand_in: _T) -> _T:
         """Return what a call returns; if it fails because the store's node died, the stand-in, once the run says so."""

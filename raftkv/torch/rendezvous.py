@@ -296,6 +296,8 @@ class RaftKVRendezvousHandler(RendezvousHandler):
         return participant is None or self._has_left or participant.closed or participant.nodes_waiting > 0
 
     def _drop_store(self) -> None:
+        if self._agent_store is not None:
+            self._agent_store.drop()  # torch's agent still holds it, and its port may be the next one's
         self._agent_store = None
         self._store = self._server = None
 

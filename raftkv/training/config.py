@@ -36,7 +36,10 @@ _WHOLE: Final = (
     "min_nodes", "max_nodes", "expected_nodes", "weight", "slots", "host_slots", "fault_limit", "fault_window_s",
     "fault_cooldown_s",
 )  # fmt: skip
-_SECONDS: Final = ("lease_ttl_s", "disconnect_grace_s", "last_call_timeout_s", "connect_timeout_s", "join_timeout_s")
+_SECONDS: Final = (
+    "lease_ttl_s", "disconnect_grace_s", "last_call_timeout_s", "connect_timeout_s", "join_timeout_s",
+    "return_timeout_s",
+)  # fmt: skip
 _TEXTS: Final = ("cluster", "rank_policy", "host", "address", "topology")
 
 
@@ -52,6 +55,8 @@ class RunConfig:
         last_call_timeout_s: the first generation waits so long for more nodes once the minimum is there.
         connect_timeout_s: a node that starts tries so long to reach the store, as when all start at once.
         join_timeout_s: a node gives up waiting for a generation after so long.
+        return_timeout_s: a member that holds its lease and has not come back so long after its generation broke, as one
+            whose workers do not end, is put out, if enough others are there; 0: never.
         expected_nodes: the first generation begins at once when so many are there; 0: not known.
         rank_policy: where newcomers go: ``append``: behind; ``fill``: into the places of those that are gone;
             ``topology``: everybody is ordered by place each time.
@@ -71,6 +76,7 @@ class RunConfig:
     last_call_timeout_s: float = 5.0
     connect_timeout_s: float = CONNECT_TIMEOUT_S
     join_timeout_s: float = 600.0
+    return_timeout_s: float = 300.0
     expected_nodes: int = 0
     rank_policy: str = APPEND
     cluster: str = ""
@@ -109,7 +115,10 @@ class RunConfig:
         for name in ("lease_ttl_s", "slots", "weight", "fault_window_s", "fault_cooldown_s"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{_user_name(name)} must be at least 1, not {getattr(self, name)}")
-        for name in ("disconnect_grace_s", "last_call_timeout_s", "expected_nodes", "fault_limit", "host_slots"):
+        for name in (
+            "disconnect_grace_s", "last_call_timeout_s", "return_timeout_s", "expected_nodes", "fault_limit",
+            "host_slots",
+        ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ConfigError(f"{_user_name(name)} must not be negative: {getattr(self, name):g}")
         for name in ("connect_timeout_s", "join_timeout_s"):
@@ -136,6 +145,7 @@ _OPTIONS: Final[dict[str, tuple[str, Callable[[str], Any], str]]] = {
     "last_call_timeout": ("last_call_timeout_s", _seconds, "seconds"),
     "connect_timeout": ("connect_timeout_s", _seconds, "seconds"),
     "join_timeout": ("join_timeout_s", _seconds, "seconds"),
+    "return_timeout": ("return_timeout_s", _seconds, "seconds"),
     "expected_nodes": ("expected_nodes", int, "a number"),
     "rank_policy": ("rank_policy", str, "a name"),
     "cluster": ("cluster", str, "a name"),

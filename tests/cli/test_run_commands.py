@@ -318,8 +318,11 @@ def test_what_is_written_again_is_said_once() -> None:
 def test_a_run_is_deleted_alone(raftkv_cluster, raftkv_client) -> None:
     write(raftkv_client, SCRIPT)
     raftkv_client.put(f"{KEYS.base}store/2/x", b"1")
+    raftkv_client.put("/raftkv/horovod/jobs/a/000000000002/key/global/0", b"10.0.0.5:1")
+    raftkv_client.put("/raftkv/horovod/jobs/a/000000000002/done/global/0", b"")
     inner = RunKeys("jobs/a/b")
     write(raftkv_client, [("state", state(1, CLOSED, 1.0))], inner)
+    raftkv_client.put("/raftkv/horovod/jobs/a/b/000000000002/key/global/0", b"10.0.0.6:1")
     refused = ctl(raftkv_cluster, "delete", "jobs/a", "--yes")
     assert (refused.code, refused.output) == (1, b"")
     assert refused.errors == "Error: 1 node is alive in run 'jobs/a': end them first, or give --force\n"
@@ -327,9 +330,9 @@ def test_a_run_is_deleted_alone(raftkv_cluster, raftkv_client) -> None:
     assert (asked.code, asked.errors) == (128, "Error: nobody is there to confirm it: give --yes\n")
     assert raftkv_client.get(KEYS.state) is not None
     done = plain_of(ctl(raftkv_cluster, "delete", "jobs/a", "--force", "--yes", "--json"))
-    assert done == {"run": "jobs/a", "deleted": 6}
+    assert done == {"run": "jobs/a", "deleted": 8}
     left = [item.key.decode() for item in raftkv_client.range("", prefix=True)]
-    assert left == [inner.state]
+    assert left == ["/raftkv/horovod/jobs/a/b/000000000002/key/global/0", inner.state]
 
 
 def test_a_dead_run_needs_no_force(raftkv_cluster, raftkv_client) -> None:

@@ -123,6 +123,18 @@ def test_nodes_meet_share_a_store_and_come_back_when_one_is_lost(make: Make, poo
     assert not second.is_closed()
 
 
+def test_a_port_that_was_named_serves_one_generation_after_the_other(make: Make) -> None:
+    port = free_port()
+    handler = make(1, 1, store_port=str(port))
+    first = handler.next_rendezvous()
+    second = handler.next_rendezvous()  # while torch's agent still holds the store of the first
+    assert [info.bootstrap_store_info.master_port for info in (first, second)] == [port, port]
+    second.store.set("greeting", "hello")
+    assert second.store.get("greeting") == b"hello"
+    assert (first.store.add("n", 1), first.store.check(["greeting"])) == (0, False)
+    first.store.wait(["greeting"], timedelta(seconds=WAIT_S))
+
+
 def test_a_finished_run_is_closed_for_all_and_a_spare_node_learns_it(
     make: Make, pool: ThreadPoolExecutor, cluster: LocalCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:

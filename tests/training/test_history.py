@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -90,6 +91,27 @@ def test_keys_of_users_are_no_runs() -> None:
         "b/boot/1",
     ]
     assert count_nodes(names) == {"b": 0, "jobs/a": 2, "new": 1}
+
+
+def test_a_node_that_stays_is_kept_once_for_all_generations() -> None:
+    folded = fold(KEYS, changes())
+    first, second = (generation.members for generation in folded.generations)
+    assert first[0] is second[0]
+    assert [member.id for member in second] == [A.id, C.id]
+
+
+def test_each_name_is_looked_at_once_however_many_runs_there_are() -> None:
+    looked = 0
+
+    class Name(str):
+        def startswith(self, *args: Any) -> bool:
+            nonlocal looked
+            looked += 1
+            return super().startswith(*args)
+
+    names = [Name(f"job-{number}/{part}") for number in range(50) for part in ("node/a", "node/b", "round", "state")]
+    assert count_nodes(names) == {f"job-{number}": 2 for number in range(50)}
+    assert looked <= len(names)
 
 
 # ---- on a cluster

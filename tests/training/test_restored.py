@@ -13,11 +13,17 @@ import pytest
 import raftkv
 import raftkv.aio
 from raftkv.errors import CompactedError
+from raftkv.training.aio import join
 from raftkv.training.config import RunConfig
+from raftkv.training.errors import GenerationOver
+from raftkv.training.keys import RunKeys
 from raftkv.training.records import Fault
 from raftkv.training.rendezvous.participant import Participant
+from raftkv.training.torchft.lighthouse import Lighthouse, LighthouseConfig
+from raftkv.training.torchft.rules import Rules
 from tests.cli.runner import run_utl
 from tests.long import long_except
+from tests.training.torchft.test_lighthouse import Replica, together
 
 PATIENCE_S = 240.0
 BUMP = ("--bump-revision=1000000", "--mark-compacted")
@@ -73,6 +79,7 @@ def test_a_run_begins_a_generation_above_all_that_its_nodes_have_seen(
             await save()
         nodes = [await Participant.open(kv, config) for _ in range(2)]
         assert {world.generation for world in await asyncio.gather(*(node.next_world() for node in nodes))} == {1}
+        await nodes[0].publish("10.0.0.5 29500")
         if saved_in == 1:
             await save()
         await nodes[0].report(Fault(1, nodes[0].node.id, "here", cause="exit"))
@@ -83,11 +90,72 @@ def test_a_run_begins_a_generation_above_all_that_its_nodes_have_seen(
         await asyncio.gather(*map(until_waiting, nodes))
         after = await asyncio.gather(*(node.next_world() for node in nodes))
         assert {world.generation for world in after} == {3}
+        assert await kv.get(RunKeys("job").boot(1)) is None, "what nobody is in any more goes"
         assert {member.id for member in after[0].members} == {node.node.id for node in nodes}
         await nodes[0].report(Fault(3, nodes[0].node.id, "here", cause="exit"))
         await asyncio.gather(*map(until_waiting, nodes))
         for node in nodes:
             await node.leave()
+
+    play(tmp_path, flags, scenario)
+
+
+@pytest.mark.parametrize("flags", [pytest.param(BUMP, marks=pytest.mark.long), ()], ids=["bumped", "same revisions"])
+def test_ranks_that_wait_for_what_the_backup_does_not_know_begin_anew(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    async def scenario(kv, save, go_back) -> None:
+        runs = await asyncio.gather(*(join("job", kv=kv, min_nodes=3) for _ in range(3)))
+        counter = runs[1].counter("steps")
+        await counter.add(1)
+        await save()
+        await counter.add(1)
+        waiting = asyncio.ensure_future(runs[0].barrier("b"))
+        while not await kv.count(RunKeys("job").sync(1) + "at/", prefix=True):  # noqa: ASYNC110  nothing tells of it
+            await asyncio.sleep(0.01)
+        await go_back()
+        with pytest.raises(GenerationOver, match="restored from a backup"):
+            await waiting
+        with pytest.raises(GenerationOver):
+            await counter.add(1)
+        coming = [asyncio.ensure_future(run.rejoin()) for run in runs[:2]]
+        with pytest.raises(GenerationOver):
+            await runs[2].barrier("b")
+        await asyncio.gather(*coming, runs[2].rejoin())
+        await asyncio.gather(*(run.barrier("b") for run in runs))
+        assert [run.generation for run in runs] == [2, 2, 2]
+        for run in runs:
+            await run.leave()
+
+    play(tmp_path, flags, scenario)
+
+
+@pytest.mark.parametrize(
+    ("flags", "saved_in"),
+    long_except([(BUMP, 1), ((), 1), ((), 0)], [((), 1)]),
+    ids=["bumped", "same revisions", "before the job"],
+)
+def test_quorums_of_torchft_go_on_above_every_id_that_was_given_out(
+    tmp_path: Path, flags: tuple[str, ...], saved_in: int
+) -> None:
+    async def scenario(kv, save, go_back) -> None:
+        lighthouse = Lighthouse(kv, LighthouseConfig(rules=Rules(min_replicas=2)))
+        ((_, port),) = await lighthouse.listen("127.0.0.1", 0, "job")
+        serving = asyncio.ensure_future(lighthouse.run())
+        if saved_in == 0:
+            await save()
+        replicas = [Replica(name, port) for name in "ab"]
+        first = await together(*replicas)
+        if saved_in == 1:
+            await save()
+        later = await together(*replicas, commit_failures=1)
+        assert later.quorum_id > first.quorum_id
+        await go_back()
+        assert (await together(*replicas)).quorum_id > later.quorum_id
+        same = [(await together(*replicas)).quorum_id for _ in range(2)]
+        assert same[0] == same[1]
+        for replica in replicas:
+            await replica.die()
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
 
     play(tmp_path, flags, scenario)
 

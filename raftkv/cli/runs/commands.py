@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import sys
 from typing import Final
@@ -21,15 +22,20 @@ from raftkv.cli.runs.facts import Facts, read_facts
 from raftkv.client.kv.compares import mod_revision, version
 from raftkv.client.kv.operations import Delete
 from raftkv.client.library import Client
+from raftkv.errors import PermissionDeniedError
 from raftkv.training.history.progress import read_progress
 from raftkv.training.history.reader import UnknownRun, follow, list_runs, read_history
 from raftkv.training.history.timeline import RunHistory
+from raftkv.training.horovod.scopes import ROOT as HOROVOD_ROOT
 from raftkv.training.keys import RunKeys, check_run_id
 from raftkv.training.scheduling.view import ClusterView, describe_cluster, list_clusters
 
 PARTS: Final = ("boot/", "deny/", "fault/", "node/", "store/", "strike/", "sync/")
 """What a run has besides ``arbiter``, ``round`` and ``state``; deleted one by one, for below the same prefix there may
 be other runs (``jobs/a`` below ``jobs``)."""
+
+
+_HOROVOD_GENERATION: Final = re.compile(r"(\d{12}/)(?:key|done)/")
 
 
 def list_all(invocation: Invocation) -> None:
@@ -152,7 +158,23 @@ async def _delete(kv: Client, run_id: str, force: bool) -> int:
     done = await kv.txn().when(*conditions).then(*operations).commit()
     if not done.succeeded:
         raise CommandError(_in_use(run_id, await kv.count(keys.nodes, prefix=True)), ERROR)
-    return sum(result.deleted for result in done.results)
+    deleted: int = sum(result.deleted for result in done.results)
+    return deleted + await _delete_horovod(kv, run_id)
+
+
+async def _delete_horovod(kv: Client, run_id: str) -> int:
+    """Delete what workers of Horovod have left: the next run of that id comes to the same generations again."""
+    root = f"{HOROVOD_ROOT}{run_id}/"
+    generations, deleted = set(), 0
+    try:
+        async for item in kv.scan(root, prefix=True, keys_only=True):
+            if found := _HOROVOD_GENERATION.match(item.key.decode(errors="replace"), len(root)):
+                generations.add(found[1])
+        for generation in generations:
+            deleted += (await kv.delete(f"{root}{generation}", prefix=True)).deleted
+    except PermissionDeniedError:
+        return deleted  # a user of runs need not be one of Horovod's
+    return deleted
 
 
 def _in_use(run_id: str, nodes: int) -> str:

@@ -72,6 +72,7 @@ class Reflector:
             unless it is that the client was closed.
         on_end: called with that error: nothing will be reported any more.
         outlives_restore: False: that the cluster was restored is the end too.
+        on_restored: called when the cluster was restored from a backup, before what it holds now is reported.
 
     Attributes:
         items: the keys that exist, as of ``revision``.
@@ -88,6 +89,7 @@ class Reflector:
         on_refused: OnRefused | None = None,
         on_end: OnRefused = lambda error: None,
         outlives_restore: bool = True,
+        on_restored: Callable[[], None] = lambda: None,
     ) -> None:
         self.items: dict[bytes, KeyValue] = {}
         self.revision = 0
@@ -96,6 +98,7 @@ class Reflector:
         self._on_changes = on_changes
         self._deletes = deletes
         self._outlives_restore = outlives_restore
+        self._on_restored = on_restored
         self._on_refused = on_refused or self._log_refusal
         self._on_end = on_end
         self._refusal = ""
@@ -266,6 +269,7 @@ class Reflector:
                 self._finish(error)
                 return
             self._forget_revisions()
+            self._on_restored()
         if not isinstance(error, CompactedError):
             # Whatever passes by itself the client has waited for: it would be the same on the next watch.
             self._on_refused(error)

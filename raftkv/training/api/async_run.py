@@ -357,8 +357,7 @@ class Run:
         Raises:
             GenerationOver: the generation has ended; nothing was written.
         """
-        full, data = self._user_key(key, self.generation), checked_value(value)
-        await until_answered(lambda: self._put(full, data))
+        await self._generation.put(self._user_key(key, self.generation), checked_value(value))
 
     async def get(self, key: str, *, generation: int = 0, epoch: int = 0) -> bytes | None:
         """Read a value; None: it was not written.
@@ -371,10 +370,6 @@ class Run:
         full = self._user_key(key, generation or epoch or self.generation)
         found = await self._generation.until_over(until_answered(lambda: self.kv.get(full)))
         return None if found is None else found.value
-
-    async def _put(self, key: str, value: bytes) -> None:
-        self._generation.check()
-        await self._generation.until_over(self.kv.put(key, value, fence=self.fence))
 
     def _user_key(self, key: str, generation: int) -> str:
         return f"{RunKeys(self.run_id).sync(generation)}user/{quoted(key)}"

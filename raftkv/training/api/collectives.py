@@ -9,17 +9,18 @@ What lies below ``sync/<generation>/`` for the third barrier ``"step"`` of three
 
 Coming is one txn: put the own key and the count, and if the count's version says that this is the last, ``open`` as
 well. So a barrier costs one write a rank, and all wait for one key (``posted_keys``); nobody counts the others' keys.
-The txn can be repeated after a failure that leaves it open whether it happened: the own key tells.
+The txn can be repeated after a failure that leaves it open whether it happened: the own key tells, or ``open``.
 
 Each name counts its uses, from 1, on every rank alike: all ranks use a name equally often, in the same order. The last
-to come to a use removes the use before: everybody has left that one, or would not have come.
+to come to a use removes the use before: everybody has left that one, or would not have come. The last to come to a
+barrier removes what those before have put as well: nobody reads it, and of a name that is used once one key stays.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from raftkv.client.arguments import limit
@@ -30,6 +31,7 @@ from raftkv.errors import ConfigError, StatusError
 from raftkv.training.api.generation import BarrierTimeout, checked_value, quoted
 from raftkv.training.api.posted_keys import PostedKeys
 from raftkv.training.errors import GenerationOver
+from raftkv.training.tcpstore.key_queue import KeyQueues
 
 if TYPE_CHECKING:
     from raftkv.client.kv.txn import Txn
@@ -49,6 +51,7 @@ class Collectives:
         self._generation = generation
         self._posted = PostedKeys(generation, self._is_past)
         self._uses: dict[str, int] = defaultdict(lambda: 1)
+        self._turns = KeyQueues()
 
     def close(self) -> None:
         """Wait for nothing any more."""
@@ -95,15 +98,17 @@ class Collectives:
             raise ConfigError("a broadcast has a root: the rank whose value all get")
         self._check_root(root)
         use = _Use(self, f"value.{quoted(name)}", f"broadcast {name!r}")
-        if self._generation.rank == root:
-            if value is None:
-                raise ConfigError(f"rank {root} is the root of broadcast {name!r} and gave no value")
-            data = checked_value(value)
-            await self._in_time(use, timeout_s, self._generation.commit(lambda empty: use.publish(empty, data)))
-        else:
-            data = await self._in_time(use, timeout_s, self._opened(use), root)
-        self._finish(use)
-        return data
+        if self._generation.rank != root:
+            return await self._in_turn(use, timeout_s, self._opened, root)
+        if value is None:
+            raise ConfigError(f"rank {root} is the root of broadcast {name!r} and gave no value")
+        data = checked_value(value)
+
+        async def publish(use: _Use) -> bytes:
+            await self._generation.commit(lambda empty: use.publish(empty, data))
+            return data
+
+        return await self._in_turn(use, timeout_s, publish)
 
     def number(self, name: str) -> int:
         """Return which use of a name is the present one."""
@@ -126,9 +131,7 @@ class Collectives:
             raise ConfigError(f"there is no rank {root} to be the root: the generation has {self._generation.size}")
 
     async def _meet(self, use: _Use, value: bytes, timeout_s: float | None, *, wait: bool) -> list[bytes] | None:
-        values = await self._in_time(use, timeout_s, self._come(use, value, wait))
-        self._finish(use)
-        return values
+        return await self._in_turn(use, timeout_s, lambda use: self._come(use, value, wait))
 
     async def _come(self, use: _Use, value: bytes, wait: bool) -> list[bytes] | None:
         rank, size = self._generation.rank, self._generation.size
@@ -137,7 +140,7 @@ class Collectives:
             return None
         if not use.is_open(done):
             await self._opened(use)
-        if use.name.startswith("barrier."):
+        if use.is_barrier:
             return None
         return [item.value async for item in self._generation.kv.scan(use.arrived, prefix=True)]
 
@@ -157,22 +160,35 @@ class Collectives:
         except StatusError:
             return None
 
-    async def _in_time(
-        self, use: _Use, timeout_s: float | None, waiting: Awaitable[Result], root: int | None = None
+    async def _in_turn(
+        self, use: _Use, timeout_s: float | None, make: Callable[[_Use], Awaitable[Result]], root: int | None = None
     ) -> Result:
+        """Take part in a use of a name: of those that this rank begins at once, as in two threads, one after the other.
+
+        Arguments:
+            use: the present one; the next, if others of this rank are at it.
+            timeout_s: None: until the generation ends.
+            make: takes part.
+            root: who is waited for; None: everybody.
+        """
         try:
-            async with asyncio.timeout(timeout_s) as within:
-                return await waiting
+            async with asyncio.timeout(timeout_s) as within, self._turns.at(use.name.encode()):
+                use = use.present()
+                result = await make(use)
+                self._finish(use)
+                return result
         except TimeoutError:
             if timeout_s is None or not within.expired():
                 raise
-        raise BarrierTimeout(use.title, timeout_s, await self._missing(use, root))
+        raise BarrierTimeout(use.title, timeout_s, await self._missing(use.present(), root))
 
     async def _missing(self, use: _Use, root: int | None) -> list[int]:
-        """Return the ranks that all wait for; none: the cluster does not answer."""
+        """Return the ranks that all wait for; none: they are there, or the cluster does not answer."""
         try:
+            opened = await self._generation.kv.get(use.open, timeout_s=LAST_LOOK_TIMEOUT_S)
+            if opened is not None:
+                return []
             if root is not None:
-                await self._generation.kv.get(use.open, timeout_s=LAST_LOOK_TIMEOUT_S)
                 return [root]
             there = await self._generation.kv.range(
                 use.arrived, prefix=True, keys_only=True, timeout_s=LAST_LOOK_TIMEOUT_S
@@ -188,14 +204,21 @@ class _Use:
 
     def __init__(self, collectives: Collectives, name: str, title: str) -> None:
         number = collectives.number(name)
+        self._collectives = collectives
         self.name = name
         self.title = title
         self.place = f"{name}/{number}"
         self.open = collectives.key(f"open/{self.place}")
+        self.is_barrier = name.startswith("barrier.")
+        self._here = collectives.key(f"at/{self.place}/")
         self.count = collectives.key(f"at/{self.place}/count")
         self.arrived = collectives.key(f"at/{self.place}/arrived/")
         self._before = collectives.key(f"at/{name}/{number - 1}/")
         self._open_before = collectives.key(f"open/{name}/{number - 1}")
+
+    def present(self) -> _Use:
+        """Return the use of the name that it is now: this one may be over."""
+        return _Use(self._collectives, self.name, self.title)
 
     def arrive(self, empty: Txn, rank: int, size: int, value: bytes) -> Txn:
         """Come; done twice it is as good as once.
@@ -207,9 +230,10 @@ class _Use:
         """
         mine = f"{self.arrived}{rank:06d}"
         came = (Put(self.count), Put(mine, value))
-        tidy = (Delete(self._before, prefix=True), Delete(self._open_before))
-        last = txn().when(version(self.count) == size - 1).then(*came, Put(self.open), *tidy).otherwise(*came)
-        return empty.when(version(mine) == 0).then(last).otherwise(Get(self.open))
+        tidy = (Delete(self._before, prefix=True), Delete(self._open_before), Put(self.open))
+        opening = (*tidy, Delete(self._here, prefix=True)) if self.is_barrier else (*tidy, *came)
+        last = txn().when(version(self.count) == size - 1).then(*opening).otherwise(*came)
+        return empty.when(version(mine) == 0, version(self.open) == 0).then(last).otherwise(Get(self.open))
 
     def publish(self, empty: Txn, value: bytes) -> Txn:
         """Put the value that all wait for.

@@ -6,8 +6,10 @@
 
 Each rank has a key of its own below ``sync/<generation>/counter/<name>/``, with all that it has added; ``add`` puts it
 and reads the others' in the same txn. So ranks never get in each other's way, as they would by compare-and-set of one
-key, and an ``add`` whose outcome is unknown is simply done again. The price: an answer carries a number for every rank
-that has added.
+key. The txn has the condition that the own key is as this rank wrote it last: a copy of it that was held up somewhere
+changes nothing any more. If a copy whose answer was lost has done it, the sum is read as of its revision, for another
+rank may have added since, and has been told the sum of now. The price: an answer carries a number for every rank that
+has added.
 """
 
 from __future__ import annotations
@@ -15,12 +17,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from raftkv.client.kv.compares import mod_revision
 from raftkv.client.kv.operations import GetRange, Put
 from raftkv.client.rpc.retry import until_answered
-from raftkv.training.api.generation import quoted
+from raftkv.training.api.generation import RESTORED, quoted
 
 if TYPE_CHECKING:
-    from raftkv.client.values import RangeResult
+    from raftkv.client.values import RangeResult, TxnResult
     from raftkv.training.api.generation import Generation
 
 
@@ -32,7 +35,7 @@ class Counter:
         self._generation = generation
         self._prefix = f"{generation.base}counter/{quoted(name)}/"
         self._key = f"{self._prefix}{generation.rank:06d}"
-        self._added: int | None = None
+        self._mine: tuple[int, int] | None = None  # what this rank has added, and the revision of its key
         self._adding = asyncio.Lock()
 
     async def add(self, amount: int = 1) -> int:
@@ -45,17 +48,39 @@ class Counter:
         if not isinstance(amount, int):
             raise TypeError(f"counters count in whole numbers, not {type(amount).__name__}")
         async with self._adding:
-            if self._added is None:
-                self._added = await self._read_added()
-            total = self._added + amount
-            mine = Put(self._key, str(total))
-            done = await self._generation.commit(lambda empty: empty.then(mine, GetRange(self._prefix, prefix=True)))
-            self._added = total
-            return _total(done.results[1])
+            if self._mine is None:
+                self._mine = await self._read_mine()
+            while True:
+                added, revision = self._mine
+                total = added + amount
+                done = await self._commit(total, revision)
+                if done.succeeded:
+                    self._mine = total, done.revision
+                    return _total(done.results[1])
+                self._mine = self._found(done.results[0])
+                if self._mine[1] < revision:
+                    self._generation.end(RESTORED)  # numbers that were given out would be given out again
+                    raise self._generation.error()
+                if self._mine[0] == total:
+                    return await self._sum(self._mine[1])
 
-    async def _read_added(self) -> int:
+    async def _commit(self, total: int, revision: int) -> TxnResult:
+        put, read = Put(self._key, str(total)), GetRange(self._prefix, prefix=True)
+        unchanged = mod_revision(self._key) == revision
+        return await self._generation.commit(lambda empty: empty.when(unchanged).then(put, read).otherwise(read))
+
+    async def _read_mine(self) -> tuple[int, int]:
         mine = await self._generation.until_over(until_answered(lambda: self._generation.kv.get(self._key)))
-        return 0 if mine is None else int(mine.value)
+        return (0, 0) if mine is None else (int(mine.value), mine.mod_revision)
+
+    def _found(self, page: RangeResult) -> tuple[int, int]:
+        mine = next((item for item in page if item.key == self._key.encode()), None)
+        return (0, 0) if mine is None else (int(mine.value), mine.mod_revision)
+
+    async def _sum(self, revision: int = 0) -> int:
+        kv = self._generation.kv
+        read = until_answered(lambda: kv.range(self._prefix, prefix=True, revision=revision))
+        return _total(await self._generation.until_over(read))
 
     async def value(self) -> int:
         """Return the sum.
@@ -63,8 +88,7 @@ class Counter:
         Raises:
             GenerationOver: the generation has ended.
         """
-        read = until_answered(lambda: self._generation.kv.range(self._prefix, prefix=True))
-        return _total(await self._generation.until_over(read))
+        return await self._sum()
 
 
 def _total(page: RangeResult) -> int:

@@ -17,6 +17,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import quote
 
+from raftkv.client.kv.compares import mod_revision
+from raftkv.client.kv.operations import Put
 from raftkv.client.rpc.retry import until_answered
 from raftkv.errors import ConfigError
 from raftkv.training.errors import GenerationOver, TrainingError
@@ -32,6 +34,8 @@ Result = TypeVar("Result")
 
 ATTEMPT_TIMEOUT_S: Final = 1.0
 """For one attempt of a write that is made until it is answered: one that died with a leader is not waited for long."""
+RESTORED: Final = "the cluster was restored from a backup, and what ranks have shared since is gone"
+"""Why a generation ends that the backup knows as well: ranks would wait for what others believe to have said."""
 VALUE_MAX_BYTES: Final = 256 * 1024
 """Largest value that ranks may share here: larger ones belong into a file system, and their address here."""
 
@@ -150,6 +154,24 @@ class Generation:
             if not task.done():
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
+
+    async def put(self, key: str, value: bytes) -> None:
+        """Put a value, through outages of the cluster.
+
+        A copy of the txn that was held up somewhere finds another revision, and does not undo what was put after it.
+        If that is what this call finds, its own copy was first, or somebody else, whose value counts as the later one.
+
+        Arguments:
+            key: of the value.
+            value: any bytes.
+
+        Raises:
+            GenerationOver, StatusError: as for ``commit``.
+        """
+        self.check()
+        found = await self.until_over(until_answered(lambda: self.kv.get(key)))
+        unchanged = mod_revision(key) == (0 if found is None else found.mod_revision)
+        await self.commit(lambda empty: empty.when(unchanged).then(Put(key, value)))
 
     async def commit(self, make: Callable[[Txn], Txn]) -> TxnResult:
         """Commit a fenced txn that does no harm when it is done twice, through outages of the cluster.

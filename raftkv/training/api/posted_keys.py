@@ -7,7 +7,8 @@ One watch a rank, whatever the number of barriers: a member encodes an event onc
 so a barrier of 1,024 ranks is 1,024 writes and one event. The watch begins with the generation, so what was put before
 a rank asked, even if it was deleted since, is seen; unless the store has compacted its history: then ``PostedLost`` is
 raised as soon as a later use of the name shows it. A value is kept until it is forgotten: who took it may not have got
-it, if its time was up in that moment.
+it, if its time was up in that moment. If the cluster is restored from a backup the generation ends: what ranks have
+said since is gone, and nobody would say it again.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 from raftkv.client.control.control import ClientControl
 from raftkv.client.control.reflector import Reflector, below
 from raftkv.client.values import Event
+from raftkv.training.api.generation import RESTORED
 from raftkv.training.errors import TrainingError
 
 if TYPE_CHECKING:
@@ -75,6 +77,7 @@ class PostedKeys:
                 self._on_changes,
                 deletes=False,
                 on_refused=self._on_refused,
+                on_restored=lambda: self._generation.end(RESTORED),
             )
             self._reflector.start(revision=self._generation.world.revision)
         waiter = self._waiting.setdefault(name, asyncio.get_running_loop().create_future())

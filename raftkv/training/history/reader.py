@@ -83,7 +83,11 @@ def count_nodes(names: list[str]) -> dict[str, int]:
     # The keys inside a run are its users' own: one of them may look like a run within the run.
     runs = {run for run, _ in found}
     outer = sorted(run for run in runs if not any(_INNER.match(run, len(other)) for other in _prefixes(run, runs)))
-    return {run: sum(name.startswith(f"{run}/node/") for _, name in found) for run in outer}
+    nodes = dict.fromkeys(outer, 0)
+    for run, name in found:
+        if run in nodes and name.startswith(f"{run}/node/"):
+            nodes[run] += 1
+    return nodes
 
 
 def _prefixes(run: str, runs: set[str]) -> list[str]:

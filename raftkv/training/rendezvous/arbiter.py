@@ -10,7 +10,8 @@ Rules:
 
 1. A generation begins only with nodes that run nothing of an earlier one: a member says so by ``want > generation``, a
    node that is no member by ``running == 0``. That is all the safety there is to it: one world at a time.
-2. It waits for every member that still holds its lease: so one fault makes one new generation, not two.
+2. It waits for every member that still holds its lease: so one fault makes one new generation, not two. One that does
+   not come back for long, as its workers do not end, is put out (its key is deleted), if enough others are there.
 3. Survivors keep their order; nobody is moved for a newcomer, unless ``rank_policy`` says so.
 4. After an outage of the store members are not taken for lost before they had time to register again
    (``forgive_until``): losing the store must not cost a healthy worker.
@@ -39,10 +40,12 @@ class Present:
     Attributes:
         node: as it says.
         since: create revision of its key: the order of arrival.
+        written: mod revision of its key.
     """
 
     node: Node
     since: int
+    written: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,14 @@ class Begin:
     generation: int
 
 
-Decision = Break | Begin
+@dataclass(frozen=True, slots=True)
+class PutOut:
+    """Members that hold up all others: their keys go, as if their leases had ended."""
+
+    nodes: tuple[Present, ...]
+
+
+Decision = Break | Begin | PutOut
 
 
 @dataclass(slots=True)
@@ -140,6 +150,7 @@ class Arbiter:
         last_call_s: how long a first generation waits for more than the minimum.
         expected_nodes: how many make it begin at once; 0: the maximum.
         rank_policy: see ``RunConfig``.
+        return_timeout_s: how long members that are there are waited for; 0: for ever.
 
     Attributes:
         look_again_at: when ``decide`` would say something else though nothing happened; None: never.
@@ -147,14 +158,22 @@ class Arbiter:
         is_short: a generation could begin, if there were more nodes.
     """
 
-    def __init__(self, last_call_s: float, expected_nodes: int = 0, rank_policy: str = APPEND) -> None:
+    def __init__(
+        self,
+        last_call_s: float,
+        expected_nodes: int = 0,
+        rank_policy: str = APPEND,
+        return_timeout_s: float = 0.0,
+    ) -> None:
         self.look_again_at: float | None = None
         self.forgive_until = -math.inf
         self.is_short = False
         self._last_call_s = last_call_s
         self._expected_nodes = expected_nodes
         self._rank_policy = rank_policy
+        self._return_timeout_s = return_timeout_s
         self._minimum_since: float | None = None
+        self._out_since: float | None = None
 
     def decide(self, view: View, now: float) -> Decision | None:
         """Decide what is to be done now; None: nothing yet.
@@ -169,7 +188,7 @@ class Arbiter:
         if phase == CLOSED:
             return None
         if phase == RUNNING and view.state.generation == view.generation:
-            self._minimum_since = None
+            self._minimum_since = self._out_since = None
             return self._over(view, now)
         return self._next(view, now)
 
@@ -201,9 +220,10 @@ class Arbiter:
 
     # -- who is in the next one?
 
-    def _next(self, view: View, now: float) -> Begin | None:
+    def _next(self, view: View, now: float) -> Begin | PutOut | None:
         if view.still_out():
-            return None
+            return self._put_out(view, now)
+        self._out_since = None
         if view.lost() and not self._lost(view, now):
             return None
         survivors, newcomers = view.survivors(), view.newcomers()
@@ -215,6 +235,19 @@ class Arbiter:
         if not survivors and not self._last_call_is_over(view, count, now):
             return None
         return self.begin(view)
+
+    def _put_out(self, view: View, now: float) -> PutOut | None:
+        """Wait for members that have not come back, but not for ever, if the others can go on without them."""
+        if self._out_since is None:
+            self._out_since = now
+        count = len(view.survivors()) + len(view.newcomers())
+        if not self._return_timeout_s or count < view.state.min_nodes:
+            return None
+        over_at = self._out_since + self._return_timeout_s
+        if now < over_at:
+            self.look_again_at = over_at
+            return None
+        return PutOut(tuple(view.nodes[member.id] for member in view.still_out()))
 
     def begin(self, view: View) -> Begin | None:
         """Choose the next generation among those that may take part; None: they are too few."""

@@ -1,19 +1,23 @@
 """The arbiter at work: one node of the run sees all the others, and writes what ``arbiter`` decides.
 
-Owns the reflectors of ``node/`` and ``fault/``, and the two writes that move a run on. Both have the condition that
+Owns the reflectors of ``node/`` and ``fault/``, and the two writes that move a run on. All have the condition that
 ``round``, ``state`` and ``arbiter`` are as this node has seen them:
 
     break:  state = broken, and a fault for each lost member
     begin:  round = the next generation, state = running; what the generation before the last has left is deleted
 
+A member that does not come back for long is put out by a third write: its key is deleted, and a fault says why.
+
 The ``arbiter`` key ends with its holder's lease: a holder that was frozen, or that another node has replaced, decides
 nothing any more. A decision whose answer was lost is either seen by the
-watch or made again; the conditions keep it from happening twice.
+watch or made again; the conditions keep it from happening twice. One that the store refuses, as a record that is too
+large or a user who may not, is made again ever more slowly, and those who wait learn why.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -25,12 +29,13 @@ from raftkv.client.control.records import RecordError
 from raftkv.client.control.reflector import Reflector, below
 from raftkv.client.kv.compares import Compare, mod_revision
 from raftkv.client.kv.operations import Delete, GetRange, Operation, Put
+from raftkv.client.rpc.retry import Backoff, is_transient
 from raftkv.client.values import DELETE, Event, KeyValue
 from raftkv.errors import StatusError
 from raftkv.training.config import RunConfig
 from raftkv.training.keys import RunKeys
-from raftkv.training.records import BROKEN, CLOSED, HEARTBEAT_LOST, RUNNING, Fault, GenerationRecord, Node
-from raftkv.training.rendezvous.arbiter import Arbiter, Begin, Break, Decision, Present, View, new_state
+from raftkv.training.records import BROKEN, CLOSED, HEARTBEAT_LOST, LEFT, RUNNING, Fault, GenerationRecord, Node
+from raftkv.training.rendezvous.arbiter import Arbiter, Begin, Break, Decision, Present, PutOut, View, new_state
 from raftkv.training.rendezvous.eligibility import Eligibility
 from raftkv.training.rendezvous.record_cache import RecordCache
 from raftkv.training.scheduling.denylist import Reported
@@ -42,6 +47,8 @@ AFTER_ERROR_S: Final = 1.0
 REPORT_PROGRESS_S: Final = 1.0
 FAULTS_MAX: Final = 64
 """Lost members that are recorded one by one in a single decision; a txn has 128 operations at most."""
+PUT_OUT_MAX: Final = 60
+"""Members that are put out by a single decision, with a fault each."""
 FAULT_GENERATIONS: Final = 16
 """Generations whose faults are kept for ``raftkvctl run show``; older ones are in the history of the store."""
 
@@ -67,12 +74,17 @@ class ArbiterDriver:
         self._keys = RunKeys(config.run_id)
         self._cache = cache
         self.revision = revision
-        self._arbiter = Arbiter(config.last_call_timeout_s, config.expected_nodes, config.rank_policy)
+        self._arbiter = Arbiter(
+            config.last_call_timeout_s, config.expected_nodes, config.rank_policy, config.return_timeout_s
+        )
+        self._return_timeout_s = config.return_timeout_s
         self._arbiter.forgive_until = forgive_until
         self._nodes: dict[str, Present] = {}
         self._faults: dict[str, tuple[int, Fault]] = {}
         self._is_loaded = False
         self._last_progress: tuple[float, object] = (-math.inf, None)
+        self._refusal = ""
+        self._backoff = Backoff(RETRY_S, AFTER_ERROR_S, jitter=0.0)
         self._wake = asyncio.Event()
         self._eligibility = Eligibility(control, config, mod_revision(self._keys.arbiter) == revision, self.look)
         self._all_faults = f"{self._keys.base}fault/"
@@ -133,7 +145,7 @@ class ArbiterDriver:
             node = Node.decode(item.value)
         except RecordError:
             return  # not written by a node: it can be in no generation
-        self._nodes[_name(item.key)] = Present(node, item.create_revision)
+        self._nodes[_name(item.key)] = Present(node, item.create_revision, item.mod_revision)
 
     def _put_fault(self, item: KeyValue) -> None:
         try:
@@ -169,22 +181,36 @@ class ArbiterDriver:
                     await self._load()
                 await self._eligibility.refresh()
                 await self._step()
-            except StatusError:
-                # The store is out of reach, or is electing: nothing is decided meanwhile, and nothing is lost.
-                await asyncio.sleep(RETRY_S)
+            except StatusError as error:
+                # Mostly out of reach, or electing: nothing is decided meanwhile, and nothing is lost.
+                await asyncio.sleep(RETRY_S if is_transient(error) else await self._refused(error))
                 continue
             except Exception:
                 _log.exception("raftkv: the arbiter of run %s failed; it looks again", self._keys.run_id)
                 await asyncio.sleep(AFTER_ERROR_S)
                 continue
+            self._backoff.reset()
             await self._wake.wait()
             self._wake.clear()
+
+    async def _refused(self, error: StatusError) -> float:
+        """Say what the store refuses, to those who wait too; returns how long to wait before it is asked again."""
+        refusal = f"the store to take it: {error}"
+        if refusal != self._refusal:
+            self._refusal = refusal
+            _log.warning("raftkv: run %s cannot go on, it is tried again: %s", self._keys.run_id, error)
+        view = self._view()
+        if view is not None:
+            with contextlib.suppress(StatusError):
+                await self._report_progress(view)
+        return self._backoff.next_s()
 
     async def _step(self) -> None:
         """Decide until there is nothing to decide."""
         while (view := self._view()) is not None:
             decision = await self._decide(view)
             if decision is None:
+                self._refusal = ""
                 await self._report_progress(view)
                 self._look_later()
                 return
@@ -213,6 +239,8 @@ class ArbiterDriver:
 
     async def _carry_out(self, view: View, decision: Decision) -> bool:
         """Write a decision; False: it did not happen, and what speaks against it is on its way through the watches."""
+        if isinstance(decision, PutOut):
+            return await self._put_out(view, decision)
         if isinstance(decision, Break):
             operations = self._break(view, decision)
         else:
@@ -221,6 +249,20 @@ class ArbiterDriver:
         result = await self._control.txn(conditions, operations)
         if result.succeeded:
             await self._cache.reached(result.revision)
+        return result.succeeded
+
+    async def _put_out(self, view: View, decision: PutOut) -> bool:
+        now, conditions, operations = time.time(), self._as_seen(), list[Operation]()
+        message = f"it did not come back within {self._return_timeout_s:g} s, and was put out"
+        for present in decision.nodes[:PUT_OUT_MAX]:
+            node, key = present.node, self._keys.node(present.node.id)
+            fault = Fault(view.generation, node.id, node.host, cause=LEFT, message=message, time=now)
+            conditions.append(mod_revision(key) == present.written)  # it has not come back just now
+            operations += [Delete(key), Put(self._keys.faults(view.generation) + fault.key, fault.encode())]
+            _log.warning("raftkv: run %s: node %s left: %s", self._keys.run_id, node.id, message)
+        result = await self._control.txn(conditions, operations)
+        if result.succeeded:
+            await self._reflectors[0].reached(result.revision)
         return result.succeeded
 
     def _as_seen(self) -> list[Compare]:
@@ -252,8 +294,9 @@ class ArbiterDriver:
             Put(self._keys.round, GenerationRecord(generation, decision.members, now).encode()),
             Put(self._keys.state, state.encode()),
         ]
-        old = view.generation - 1
-        if old > 0:
+        # After a restore nodes have seen later generations than the last on record: nobody is in that one any more.
+        past = [view.generation - 1, *([view.generation] if generation > view.generation + 1 else [])]
+        for old in (number for number in past if number > 0):
             operations += [
                 Delete(self._keys.store(old), prefix=True),
                 Delete(self._keys.sync(old), prefix=True),
@@ -272,7 +315,7 @@ class ArbiterDriver:
         joined = kept.joined if is_running else len(view.survivors()) + len(view.newcomers())
         news = {
             "joined": joined,
-            "waits_for": "" if is_running else self._eligibility.waits_for,
+            "waits_for": "" if is_running else self._refusal or self._eligibility.waits_for,
             "left_out": self._eligibility.left_out(view),
         }
         at, told = self._last_progress

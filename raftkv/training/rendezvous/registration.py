@@ -84,6 +84,7 @@ class Registration:
         self._declared = False
         self._left = False
         self._again: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._beat_at = 0.0
@@ -152,6 +153,8 @@ class Registration:
             if not await self._write(grant):
                 self._declared = False
                 self.lose(grant.id)
+                # Somebody may have deleted the key alone, and this node be the arbiter: nothing may live by that lease.
+                self._ending = self._loop.create_task(self._drop(grant))
 
     async def _write(self, grant: Grant) -> bool:
         """Have the node's key say what ``node`` says; False: it ended with its lease."""

@@ -15,6 +15,8 @@ Invariants:
    this daemon is the arbiter and knows the last quorum.
 2. An ask is answered by one quorum only: it is never decided again once a stored quorum, or an answer, had it.
 3. Errors of the store reach no replica: the turn is repeated until it works, with the store as it is then.
+4. Ids never go back: after a restore from a backup, which knows an earlier quorum or none, the next one is above all
+   that this daemon has seen.
 
 Leaves out: connections and calls (``lighthouse``), the arithmetic of time-outs of replicas (``torchft.roster``).
 """
@@ -32,12 +34,13 @@ from typing import Final
 from raftkv.client.control.control import ClientControl
 from raftkv.client.control.records import RecordError
 from raftkv.client.control.reflector import Reflector, below
+from raftkv.client.errors import is_client_closed
 from raftkv.client.kv.compares import create_revision, mod_revision, version
 from raftkv.client.kv.operations import Operation, delete, get, put
 from raftkv.client.library import Client
-from raftkv.client.rpc.retry import Backoff
+from raftkv.client.rpc.retry import Backoff, is_transient
 from raftkv.client.values import Event, KeyValue
-from raftkv.errors import RaftKVError
+from raftkv.errors import RaftKVError, StatusError
 from raftkv.training.torchft.lease import DaemonLease
 from raftkv.training.torchft.records import JobKeys, MemberRecord, QuorumRecord, make_ask
 from raftkv.training.torchft.roster import Answer, Roster
@@ -105,18 +108,21 @@ class Job:
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._control = ClientControl(kv)
-        self._head = Reflector(self._control, below(self._keys.head), self._on_head)
+        self._head = Reflector(self._control, below(self._keys.head), self._on_head, on_restored=self._on_restored)
         self._others: Reflector | None = None
         self._announced: dict[str, str] = {}  # by replica, the number of the ask that its key has
         self._lease_number = 0
+        self._turn_revision = 0  # mod revision of the key by which what this daemon says has an order
         self._arbiter: KeyValue | None = None
         self._record_revision = 0
+        self._last_id = 0
         self._asks = 0
         self._seen: dict[str, float] = {}
         self._awaited: frozenset[str] = frozenset()
         self._has_read = False
         self._forgive_until_s = started_s + timing.heartbeat_timeout_s
         self._reason = ""
+        self._refusal = ""
         lease.on_change(self._wake.set)
 
     # ---- what replicas say
@@ -179,11 +185,16 @@ class Job:
             # They may be on their way back to a service that has just started: no quorum without them at once.
             self._awaited = frozenset(self.record.members if self.record is not None else ())
 
+    def _on_restored(self) -> None:
+        """Forget what the store held: it is another one now, and a list of it comes next."""
+        self._arbiter, self.record, self._record_revision = None, None, 0
+
     def _learn(self, arbiter: KeyValue | None, quorum: KeyValue | None) -> None:
         self._arbiter = arbiter
         if quorum is not None and quorum.mod_revision > self._record_revision:
             self._record_revision = quorum.mod_revision
             self.record = QuorumRecord.decode(quorum.value)
+            self._last_id = max(self._last_id, self.record.quorum_id)
             self._deliver(self.record)
         self._wake.set()
 
@@ -211,9 +222,17 @@ class Job:
                 await self._turn()
                 backoff.reset()
             except RaftKVError as error:
-                _log.debug("%s: %s", self.name, error)
+                self._note(error)
                 await backoff.wait()
                 self._wake.set()
+
+    def _note(self, error: RaftKVError) -> None:
+        """Say once what will not pass by itself, as a missing right: replicas wait, and learn nothing."""
+        passes = isinstance(error, StatusError) and (is_transient(error) or is_client_closed(error))
+        _log.log(
+            logging.DEBUG if passes or str(error) == self._refusal else logging.WARNING, "%s: %s", self.name, error
+        )
+        self._refusal = self._refusal if passes else str(error)
 
     async def _sleep(self) -> None:
         """Until something happened, or time alone may change what is to be done."""
@@ -268,7 +287,10 @@ class Job:
     # ---- telling the others who is here
 
     async def _announce(self) -> None:
-        """Bring the keys of this daemon's replicas up to date, in one txn as far as that goes."""
+        """Bring the keys of this daemon's replicas up to date, in one txn as far as that goes.
+
+        A txn that was held up finds that another turn has come since: it must not bring back a replica that has gone.
+        """
         changes = self._changes()[:OPERATIONS_MAX]
         if not changes:
             return
@@ -277,13 +299,25 @@ class Job:
             key = self._keys.member(self._daemon_id, name)
             value = None if ask is _ABSENT else MemberRecord.of(ask).encode()
             operations.append(delete(key) if value is None else put(key, value, lease=self._lease.lease))
-        await self._kv.txn().then(*operations).commit(timeout_s=CALL_TIMEOUT_S)
+        turn = self._keys.turn(self._daemon_id)
+        result = await (
+            self._kv.txn()
+            .when(mod_revision(turn) == self._turn_revision)
+            .then(put(turn, lease=self._lease.lease), *operations)
+            .otherwise(get(turn))
+            .commit(timeout_s=CALL_TIMEOUT_S)
+        )
+        self._wake.set()
+        if not result.succeeded:  # an attempt whose answer was lost came first; said again it does no harm
+            found = result.results[0]
+            self._turn_revision = 0 if found is None else found.mod_revision
+            return
+        self._turn_revision = result.revision
         for name, ask in changes:
             if ask is _ABSENT:
                 self._announced.pop(name, None)
             else:
                 self._announced[name] = ask.number if ask is not None else ""
-        self._wake.set()
 
     def _changes(self) -> list[tuple[str, Ask | None]]:
         """Replicas whose keys are not as they should be, with what they ask; ``_ABSENT``: they are gone."""
@@ -310,14 +344,15 @@ class Job:
         if not members:
             return
         own = all(ask.number.startswith(f"{self._daemon_id}/") for ask in members)
-        quorum_id = self.record.quorum_id if self.record is not None else 0
-        record = QuorumRecord.of(quorum_id + self.decision.new_id, members, time.time())
-        if own and not self.decision.new_id:
+        stored_id = self.record.quorum_id if self.record is not None else 0
+        is_new = self.decision.new_id or stored_id < self._last_id
+        record = QuorumRecord.of(self._last_id + is_new, members, time.time())
+        if own and not is_new:
             confirmed = await self._confirm()
         else:
             confirmed = await self._write(record)
         if confirmed:
-            if self.decision.new_id:
+            if is_new:
                 _log.info("%s: quorum %d: %s", self.name, record.quorum_id, ", ".join(record.members))
             self._deliver(record)
         self._wake.set()
@@ -382,4 +417,5 @@ class Job:
             self._learn(*result.results)
         elif record is not None and result.revision > self._record_revision:
             self.record, self._record_revision = record, result.revision
+            self._last_id = record.quorum_id
         return result.succeeded

@@ -5,6 +5,7 @@
     /raftkv/torchft/<job>/head/arbiter                      leased; id of the daemon that decides
     /raftkv/torchft/<job>/head/quorum                       the last quorum; kept for ever
     /raftkv/torchft/<job>/member/<daemon id>/<replica id>   leased; a replica that is there, and what it asks
+    /raftkv/torchft/<job>/turn/<daemon id>                  leased; written with each change of a daemon's members
 
 Every daemon watches ``head/``, the arbiter alone ``member/``: a step costs as many events as there are daemons. A
 quorum is written by the arbiter only, on condition that it still is the arbiter and the quorum has not changed: so an
@@ -80,6 +81,10 @@ class JobKeys:
             replica_id: its name.
         """
         return f"{self.members}{daemon_id}/{replica_id}"
+
+    def turn(self, daemon_id: str) -> str:
+        """Return the key that a daemon writes with each change of its members."""
+        return f"{ROOT}{self.job}/turn/{daemon_id}"
 
     def parse_member(self, key: str) -> tuple[str, str]:
         """Daemon and replica of a key below ``members``."""

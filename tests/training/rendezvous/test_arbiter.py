@@ -29,6 +29,7 @@ from raftkv.training.rendezvous.arbiter import (
     Begin,
     Break,
     Present,
+    PutOut,
     View,
     by_place,
     new_state,
@@ -122,6 +123,17 @@ def test_the_next_generation_waits_for_every_member_that_is_there() -> None:
     assert Arbiter(0.0).decide(view(BROKEN, 1, "ab", there), NOW) is None
     there[1] = node("b", want=2)
     assert order(Arbiter(99.0).decide(view(BROKEN, 1, "ab", there), NOW)) == "abc"
+
+
+def test_a_member_that_does_not_come_back_is_put_out_if_the_others_can_go_on() -> None:
+    arbiter = Arbiter(0.0, return_timeout_s=30.0)
+    there = [node("a", want=2), node("b", want=1), node("c", want=2)]
+    seen = view(BROKEN, 1, "abc", there, (2, 3))
+    assert (arbiter.decide(seen, NOW), arbiter.look_again_at) == (None, NOW + 30.0)
+    assert arbiter.decide(seen, NOW + 30.0) == PutOut((seen.nodes["b-1"],))
+    assert order(arbiter.decide(view(BROKEN, 1, "abc", [there[0], there[2]], (2, 3)), NOW + 30.0)) == "ac"
+    assert arbiter.decide(view(BROKEN, 1, "abc", there, (3, 3)), NOW + 99.0) is None
+    assert Arbiter(0.0).decide(seen, NOW + 99.0) is None
 
 
 def test_after_a_restore_the_next_generation_is_above_all_that_nodes_have_seen() -> None:
@@ -248,7 +260,13 @@ def views(draw: st.DrawFn) -> View:
     return seen
 
 
-ARBITERS = st.builds(Arbiter, st.sampled_from([0.0, 5.0]), st.integers(0, 6), st.sampled_from(["append", "fill"]))
+ARBITERS = st.builds(
+    Arbiter,
+    st.sampled_from([0.0, 5.0]),
+    st.integers(0, 6),
+    st.sampled_from(["append", "fill"]),
+    st.sampled_from([0.0, 7.0]),
+)
 
 
 @given(views(), ARBITERS)

@@ -17,14 +17,14 @@ from raftkv.training.keys import RUN_ID_MAX, RunKeys, check_cluster, check_run_i
 def test_every_option_has_its_field() -> None:
     given_options = {
         "lease_ttl": "2", "disconnect_grace": 0.5, "last_call_timeout": "30", "join_timeout": 60, "expected_nodes": 3,
-        "connect_timeout": "7.5",
+        "connect_timeout": "7.5", "return_timeout": "30",
         "rank_policy": "fill", "cluster": "lab", "weight": "2", "fault_limit": 0, "fault_window": "60",
         "fault_cooldown": 5, "node_name": "a", "slots": "8", "host_slots": "16", "topology": "row1/rack7",
     }  # fmt: skip
     assert set(given_options) == set(OPTION_NAMES)
     config = RunConfig(run_id="job", max_nodes=4, **parse_options(given_options)).checked()
     assert (config.lease_ttl_s, config.disconnect_grace_s, config.last_call_timeout_s) == (2, 0.5, 30.0)
-    assert config.connect_timeout_s == 7.5
+    assert (config.connect_timeout_s, config.return_timeout_s) == (7.5, 30.0)
     assert (config.join_timeout_s, config.expected_nodes, config.rank_policy) == (60.0, 3, "fill")
     assert (config.cluster, config.weight) == ("lab", 2)
     assert (config.fault_limit, config.fault_window_s, config.fault_cooldown_s) == (0, 60, 5)

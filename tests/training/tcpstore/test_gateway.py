@@ -20,6 +20,7 @@ import raftkv
 from raftkv import aio
 from raftkv.client.errors import from_status
 from raftkv.errors import UNAVAILABLE
+from raftkv.training.tcpstore.lifetime import StoreLifetime
 from raftkv.training.tcpstore.store import ReplicatedStore
 from raftkv.training.tcpstore.wire import KEYS_MAX, VALIDATION, FrameError, Op, Reader, pack_bytes, pack_int
 from tests.procs import ETCD_FAST, Cluster
@@ -219,6 +220,27 @@ def test_a_late_copy_whose_conditions_come_true_is_not_done_beside_the_next_atte
             assert await ReplicatedStore(kv, "s/").add(b"n", 1) == 1
             assert await other.get(b"n") == b"1"
             assert not late.late
+
+    asyncio.run(run())
+
+
+def test_a_late_copy_of_a_fresh_beginning_deletes_nothing(raftkv_cluster: LocalCluster) -> None:
+    async def run() -> None:
+        async with aio.connect(raftkv_cluster.endpoints) as kv, aio.connect(raftkv_cluster.endpoints) as plain:
+            store = ReplicatedStore(plain, "s/")
+            await store.set_many([(b"of the job before", b"1")])
+
+            async def write() -> None:
+                await store.set_many([(b"a", b"1")])
+
+            late: Any = _LateCore(kv.scope.core, write)
+            kv.scope.core = late
+            lifetime = StoreLifetime(kv, "s/", 60, fresh=True)
+            await lifetime.begin()
+            await write()
+            await late.deliver()
+            assert await store.keys() == [b"a"]
+            await lifetime.end()
 
     asyncio.run(run())
 

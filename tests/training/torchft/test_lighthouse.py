@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from raftkv.aio import Client, connect
-from raftkv.errors import ConfigError
+from raftkv.client.errors import from_status
+from raftkv.errors import UNAVAILABLE, ConfigError, PermissionDeniedError
 from raftkv.pb import torchft_pb2
 from raftkv.rpc import Channel, RpcError
-from raftkv.training.torchft.job import Timing
+from raftkv.training.torchft.job import Job, Timing
 from raftkv.training.torchft.lighthouse import HEARTBEAT, QUORUM, Lighthouse, LighthouseConfig
 from raftkv.training.torchft.roster import WAITING_MAX
 from raftkv.training.torchft.rules import Rules
@@ -333,6 +334,46 @@ def test_a_lost_lease_is_replaced_and_steps_go_on(play):
     play(story)
 
 
+class HeldCore:
+    """Calls of a daemon's client, whose first word of a replica is held up, and said again by the daemon."""
+
+    def __init__(self, core: Any) -> None:
+        self._core = core
+        self.late: Callable[[], Awaitable[Any]] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
+
+    async def call(self, method: Any, request: Any, *, timeout_s: float) -> Any:
+        if self.late is None and method.path.endswith("Txn") and b"/member/" in request.SerializeToString():
+            self.late = lambda: self._core.call(method, request, timeout_s=DEADLINE_S)
+            raise from_status(UNAVAILABLE, "connection lost", definite=False)
+        return await self._core.call(method, request, timeout_s=timeout_s)
+
+
+def test_a_replica_that_is_gone_does_not_come_back_with_a_word_that_was_held_up(play):
+    async def story(stage: Stage) -> None:
+        first = await stage.daemon(min_replicas=1)
+        a = stage.replica("a", first)
+        assert names(await a.quorum()) == "a"
+        second = await stage.daemon(min_replicas=1)
+        kv = stage.daemons[-1][2]
+        kv.scope.core = held = HeldCore(kv.scope.core)
+        b = stage.replica("b", second)
+        await joined(b, a)
+        await b.die()
+        while await stage.kv.count("/raftkv/torchft/job/member/", prefix=True) > 1:  # noqa: ASYNC110  as above
+            await asyncio.sleep(0.01)
+        await held.late()
+        assert await stage.kv.count("/raftkv/torchft/job/member/", prefix=True) == 1
+        c = stage.replica("c", first)
+        await joined(c, a)
+        await c.die()
+        assert names(await a.quorum()) == "a"  # it is more than half of those that are there
+
+    play(story)
+
+
 def test_losing_the_whole_store_delays_a_step_and_no_more(play, raftkv_cluster):
     async def story(stage: Stage) -> None:
         ports = [await stage.daemon() for _ in range(2)]
@@ -346,6 +387,22 @@ def test_losing_the_whole_store_delays_a_step_and_no_more(play, raftkv_cluster):
         assert (await waiting).quorum_id == first.quorum_id
 
     play(story)
+
+
+def test_a_refusal_is_told_once(play, caplog, monkeypatch):
+    async def story(stage: Stage) -> None:
+        async def refuse(self: Job) -> None:
+            raise PermissionDeniedError
+
+        monkeypatch.setattr(Job, "_turn", refuse)
+        stage.replica("a", await stage.daemon())
+        await stage.until(lambda: any("permission denied" in line for line in caplog.messages))
+        monkeypatch.undo()
+        second = stage.replica("b", await stage.daemon())
+        assert names(await together(stage.replicas[0], second)) == "ab"
+
+    play(story)
+    assert sum("permission denied" in line for line in caplog.messages) == 1
 
 
 @pytest.mark.parametrize("job", ["", "a b", "a/b", "x" * 201])

@@ -1,0 +1,69 @@
+"""What a run does when the store refuses what its arbiter decides: nodes learn of it, and it goes on once it may."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from raftkv.client.kv.compares import Compare
+from raftkv.client.kv.operations import Operation, Put
+from raftkv.client.values import TxnResult
+from raftkv.errors import RequestTooLargeError
+from raftkv.training.config import RunConfig
+from raftkv.training.errors import JoinTimeout
+from raftkv.training.keys import RunKeys
+from raftkv.training.rendezvous.participant import Participant
+from tests.virtual_store.direct import FakeControl, StoreWorld
+
+PATIENCE_S = 60.0
+CONFIG = RunConfig(run_id="job", last_call_timeout_s=0.0)
+
+
+class NarrowControl:
+    """A store that takes no record of a generation, for its members are too many, until it is widened."""
+
+    def __init__(self, control: FakeControl) -> None:
+        self._control = control
+        self.is_wide = False
+        self.refused = asyncio.Event()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._control, name)
+
+    async def txn(
+        self, compares: Sequence[Compare], then: Sequence[Operation], otherwise: Sequence[Operation] = ()
+    ) -> TxnResult:
+        round_key = RunKeys("job").round
+        if not self.is_wide and any(isinstance(one, Put) and one.key == round_key for one in then):
+            self.refused.set()
+            raise RequestTooLargeError
+        return await self._control.txn(compares, then, otherwise)
+
+
+def test_nodes_hear_of_what_the_store_refuses_and_go_on_when_it_does_not_any_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        control = NarrowControl(StoreWorld().control())
+        told: list[str] = []
+        first = await Participant.start(control, CONFIG, on_progress=lambda progress: told.append(progress.reason))
+        coming = asyncio.ensure_future(first.next_world())
+        await control.refused.wait()
+        while not any("request is too large" in line for line in told):  # noqa: ASYNC110  told while it waits
+            await asyncio.sleep(0.01)
+        control.is_wide = True
+        assert (await coming).generation == 1
+        assert first.phase is not None
+        assert first.phase.waits_for == ""
+        await first.close()
+        await first.leave()
+        control.is_wide = False
+        second = await Participant.start(control, CONFIG)
+        with pytest.raises(JoinTimeout, match=r"it waits for the store to take it: .*request is too large"):
+            await second.next_world(2.0)
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+    lines = [record.getMessage() for record in caplog.records if "cannot go on" in record.getMessage()]
+    assert len(lines) == 2
