@@ -80,9 +80,11 @@ def connect(endpoint: str, tls: ssl.SSLContext | None, timeout_s: float) -> http
         endpoint, tls, timeout_s: as of ``fetch_text``.
 
     Raises:
-        OSError: a certificate cannot be read any more.
+        OSError: a certificate cannot be read any more, or it is a socket file.
     """
     parsed = parse_endpoints([endpoint])[0]
+    if parsed.path:
+        raise OSError(f"{endpoint}: HTTP is asked for at host:port only")
     if tls is not None if parsed.secure is None else parsed.secure:
         context = None if tls is None else for_http(tls)
         return http.client.HTTPSConnection(parsed.target, timeout=timeout_s, context=context)

@@ -23,6 +23,8 @@ from raftkv.errors import ConfigError
         ("https://h:1/", "h:1", True),
         ("[::1]:5", "[::1]:5", None),
         (" h:1 ", "h:1", None),
+        ("unix://a:1", "unix:a:1", None),
+        ("unixs:///run/a.sock", "unix:/run/a.sock", True),
     ],
 )
 def test_endpoints(text, target, secure):
@@ -30,7 +32,7 @@ def test_endpoints(text, target, secure):
     assert (endpoint.target, endpoint.secure) == (target, secure)
 
 
-@pytest.mark.parametrize("text", ["", "ftp://h:1", "h:port", "h:99999", "http://", ":2379"])
+@pytest.mark.parametrize("text", ["", "ftp://h:1", "h:port", "h:99999", "http://", ":2379", "unix://", "unix://a\0b"])
 def test_endpoints_that_are_none(text):
     with pytest.raises(ConfigError):
         parse_endpoint(text)

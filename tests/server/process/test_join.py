@@ -209,7 +209,7 @@ def test_what_is_wrong_is_one_line_and_changes_nothing(cluster: Cluster, joiner:
         ([url, *common, peer_flag, url], f"join: cannot listen on {url}: Address already in use"),
         ([url, *common, peer_flag, taken], "has run with this peer URL, and its data is not in"),
         ([url, "--initial-cluster", "a=http://1.2.3.4:1"], "--initial-cluster is not for a member that joins"),
-        (["ftp://x"], "join: endpoint 'ftp://x' is not host:port, http:// or https://"),
+        (["ftp://x"], "join: endpoint 'ftp://x' is not host:port, http://, https:// or unix://"),
     ):
         ended = run_to_end("join", *words)
         assert line in ended.output.splitlines()[-1], words

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
+import raftkv
 from raftkv.pb import rpc_pb2
+from tests.cli.runner import run_ctl
 from tests.compat.wire import Wire
 from tests.procs import RAFTKV, Cluster, free_port, wait_for
 from tests.server.process.process import RANGE, must_put, value_of
@@ -76,9 +78,16 @@ def test_hosts_and_origins(
 
 
 def test_a_unix_socket(cluster: Cluster) -> None:
-    with Wire([f"unix:{cluster.directory / 'socket:1'}"]) as wire:
+    path = cluster.directory / "socket:1"
+    with Wire([f"unix:{path}"]) as wire:
         must_put(wire, "unix", b"1")
         assert value_of(wire, "unix") == b"1"
+    with raftkv.connect(f"unix://{path}") as client:
+        found = client.get("unix")
+        assert found is not None
+        assert found.value == b"1"
+    ran = run_ctl(["--endpoints", f"unix://{path}", "get", "unix", "--print-value-only"])
+    assert (ran.code, ran.output) == (0, b"1\n")
 
 
 def test_who_asked_for_what_is_noted(cluster: Cluster) -> None:
