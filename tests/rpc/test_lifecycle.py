@@ -316,3 +316,40 @@ async def test_a_connection_that_has_no_streams_left_is_replaced() -> None:
         await lasting.send(b"after")
         assert await lasting.receive() == b"after"
         lasting.cancel()
+
+
+class _Failing(asyncio.Transport):
+    """Cannot be written to."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__()
+        self._transport = transport
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        raise RuntimeError("this connection is beyond use")
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+
+@on_loop
+async def test_what_fails_when_a_connection_is_flushed_ends_that_connection_alone() -> None:
+    """The member's node flushes all connections, and an error in its turn stops the member."""
+    failed: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context["message"]))
+    async with s.pair() as (echo, channel), Channel(echo.target) as other:
+        calls = [one.unary(s.HANG, b"x", 10) for one in (channel, other)]
+        await until(lambda: len(echo.hanging) == 2)
+        broken = next(one for one in echo.server.connections if one._h2 and one._h2.core is echo.hanging[0]._carrier)
+        assert broken._h2 is not None
+        broken._h2.transport = _Failing(broken._h2.transport)
+        with echo.server.cork:
+            for call in echo.hanging:
+                call.reply(b"answer")
+        ends = await asyncio.gather(*calls, return_exceptions=True)
+        assert sorted(map(str, ends)) == sorted([str(b"answer"), "UNAVAILABLE: error reading from server: EOF"])
+        await until(lambda: len(echo.server.connections) == 1)
+    assert failed == ["a connection could not be flushed"]
