@@ -110,6 +110,22 @@ async def test_headers_that_break_the_protocol(field: tuple[bytes, bytes], http_
         client.close()
 
 
+@pytest.mark.parametrize("path", [s.BIDI, s.COUNT, s.LATER])
+@on_loop
+async def test_a_call_whose_timeout_is_malformed_leaves_no_task(path: str) -> None:
+    """Its handler would wait for a request, for ever: also when the connection has gone."""
+    async with s.echo_server() as echo:
+        client = await raw.RawClient.connect(echo.target)
+        fields = raw.grpc_headers(path, (b"grpc-timeout", b"soon"))
+        client.send(b"".join(raw.headers(one, fields) for one in range(1, 200, 2)))
+        await client.until_frame(raw.HEADERS, 199)
+        answers = raw.decode_headers(client.frames).values()
+        assert {fields[b"grpc-message"] for fields in answers} == {b"malformed grpc-timeout: 'soon'"}
+        await until(lambda: not echo.server._tasks)
+        assert not echo.streams
+        client.close()
+
+
 @on_loop
 async def test_connect_method_without_a_path_does_no_harm() -> None:
     async with s.echo_server() as echo:

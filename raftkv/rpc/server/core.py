@@ -217,7 +217,7 @@ class ServerCore(Carrier):
             timeout_s = decode_timeout(timeout)
         except ValueError:
             text = f"malformed grpc-timeout: {timeout[:64].decode('latin-1')!r}"
-            call.fail(Code.INTERNAL, text)
+            call.abort(RpcError(Code.INTERNAL, text))  # the task of a stream waits already
             return
         now = self._environment.clock()
         self._environment.wheel.add(call, now + timeout_s, now)
