@@ -4,7 +4,8 @@ What the connection waits for is timed, each by its own limit (``limits``), one 
 
     header (from connection, or from the first byte of a next request) -> body -> (the handler) -> idle -> header ...
 
-Requests that come while one is answered wait unread by h11, at most one body of them; then the socket is not read.
+Requests that come while one is answered wait unread by h11, at most one body of them; then the socket is not read, and
+who is written nothing either for as long as it may idle is cut.
 A peer that reads no answers is cut by ``stall``, whatever the other timers say; one that reads slowly is not.
 Requests whose head came before on the connection, and plain answers, do without h11 (``known_heads``).
 A connection that misbehaves gets its 4xx and is closed; one that is merely idle is closed without a word.
@@ -93,6 +94,8 @@ class Http1Protocol(asyncio.Protocol):
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.http1_header_bytes)
         self._inbox = bytearray()
         """What came and is not handed to h11 yet."""
+        self._is_full = False
+        """So much has come behind the request under way that nothing more is read."""
         self._fed_bytes = 0
         """What h11 was handed since the end of the last request."""
         self._request: h11.Request | None = None
@@ -104,7 +107,7 @@ class Http1Protocol(asyncio.Protocol):
         self._stall = StallGuard(self._loop, limits.write_stall_timeout_s)
         self._draining = False
         self._finished = False
-        self._last_read_s = self._loop.time()
+        self._last_read_s = self._wrote_s = self._loop.time()
         self._idle = False
         self._idle_since_s = since_s
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -128,15 +131,40 @@ class Http1Protocol(asyncio.Protocol):
             self._read_events()
         elif len(self._inbox) > self._limits.http_body_bytes:  # until then, reading on shows that the client has left
             self._transport.pause_reading()
+            self._is_full = True
+            self._time(self._limits.http1_idle_timeout_s, self._check_full)
         self._hold()
-        if self._budget.held_bytes > self._budget.held_limit_bytes and self._held_bytes and self._task is None:
-            self._refuse(503, "too many bytes of unfinished requests")
+        if self._budget.held_bytes > self._budget.held_limit_bytes and self._held_bytes:
+            self._budget.drop_greediest()
 
     def _hold(self) -> None:
         """Count what is kept of requests with the unfinished messages of all connections."""
+        budget, before = self._budget, self._held_bytes
         size = len(self._inbox) + len(self._body) + self._served_bytes
-        self._budget.held_bytes += size - self._held_bytes
+        budget.held_bytes += size - before
         self._held_bytes = size
+        if size and not before:
+            budget.holders.add(self)
+        elif before and not size:
+            budget.holders.discard(self)
+
+    def held_size(self) -> int:
+        """Bytes of requests that are kept: unfinished, being served, or next."""
+        return self._held_bytes
+
+    def end(self, reason: bytes) -> None:
+        """Go: it holds most of all connections, which hold too much. It is told so unless it is being served."""
+        del reason
+        if self._task is None:
+            self._refuse(503, "too many bytes of unfinished requests")
+        else:
+            self._cut()
+
+    def _cut(self) -> None:
+        """End the connection in the middle of an answer."""
+        self._served_bytes = 0
+        self._finish()
+        self._transport.abort()
 
     def _begin_known(self) -> bool:
         """Start the handler on a request whose head is known, byte for byte; False: h11 has to read it."""
@@ -312,6 +340,7 @@ class Http1Protocol(asyncio.Protocol):
     def _write(self, event: Any) -> None:
         data = self._h11.send(event)
         if data and not self._transport.is_closing():
+            self._wrote_s = self._loop.time()
             self._transport.write(data)
 
     def _refuse(self, status: int, text: str) -> None:
@@ -360,6 +389,7 @@ class Http1Protocol(asyncio.Protocol):
                 self._await_request()
         self._hold()
         if len(self._inbox) <= self._limits.http_body_bytes and not self._finished:
+            self._is_full = False
             self._transport.resume_reading()
 
     # ---- time
@@ -381,6 +411,17 @@ class Http1Protocol(asyncio.Protocol):
             self._time(wait_s, self._check_body)
         else:
             self._refuse(408, "request body stopped coming")
+
+    def _check_full(self) -> None:
+        """Cut who is not read, and was written nothing for long: nobody would find out that it has left."""
+        if self._task is None or not self._is_full or self._finished:
+            return
+        limit_s = self._limits.http1_idle_timeout_s
+        wait_s = max(self._wrote_s, self._last_read_s) + limit_s - self._loop.time()
+        if wait_s > 0 or not self._writable.is_set():  # then it is watched for what it reads
+            self._time(wait_s if wait_s > 0 else limit_s, self._check_full)
+        else:
+            self._cut()
 
     def _await_request(self) -> None:
         self._idle = True
