@@ -31,7 +31,8 @@ class ServerLimits:
         send_buffer_floor_bytes: a connection that holds less is served even when the process has no room.
         reading_grace_s: a connection that took no fair part of its answers for so long is ended when room is short.
         send_stall_timeout_s: a stream that has bytes waiting and whose client lets none of them through for so long is
-            reset, and the connection with it if its own window is closed. Streams that hold nothing may idle for ever.
+            reset, and the connection with it if its own window is closed; by their windows, that is: what waits for the
+            socket is as slow as the connection. Streams that hold nothing may idle for ever.
         transport_buffer_bytes: serialized bytes waiting for the socket before we stop serializing.
         blocked_input_bytes: input accepted while the peer does not read our answers; then we stop reading it too.
         write_stall_timeout_s: a peer that reads nothing for so long is disconnected; one that reads slowly is not.

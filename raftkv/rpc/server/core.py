@@ -486,11 +486,14 @@ class ServerCore(Carrier):
         self.wake()
 
     def _progress(self) -> dict[int, int]:
-        """For each stream that has bytes waiting: a number that grows when some of them leave."""
-        queued = self.h2.queued_body_size
+        """For each stream that has bytes waiting for a window: a number that grows when some of them leave.
+
+        What waits for the socket alone is as slow as all of the connection, which ``stall`` watches.
+        """
+        queued, is_held_up = self.h2.queued_body_size, self.h2.is_held_up
         made = [(call.stream_id, call.sent_bytes) for call in self._calls.values() if call.sent_bytes]
         waiting = ((stream_id, size, queued(stream_id)) for stream_id, size in (*made, *self.account.answers.items()))
-        return {stream_id: size - left for stream_id, size, left in waiting if left}
+        return {stream_id: size - left for stream_id, size, left in waiting if left and is_held_up(stream_id)}
 
     def give_up(self, reason: bytes) -> None:
         """Drop all that waits, and end the connection with a GOAWAY that says why."""
