@@ -175,6 +175,7 @@ class ServerCore(Carrier):
         route: Route | None = request.prepared
         if route is None or self._overloaded:
             self._on_odd_request(stream_id, request.fields, end_stream)
+            self._look_at_clock()
             return
         call: ServerCall
         if route.open is UnaryCall:
@@ -188,7 +189,7 @@ class ServerCore(Carrier):
             self._set_deadline(call, request.timeout)
         if end_stream:
             call.on_data(b"", True)
-        if type(call) is not UnaryCall:
+        if end_stream or type(call) is not UnaryCall:
             self._look_at_clock()
 
     def on_closed(self, stream_id: int, code: int) -> None:

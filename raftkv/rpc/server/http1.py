@@ -25,6 +25,7 @@ import h11
 
 from raftkv.rpc.gone import forget_frames
 from raftkv.rpc.limits import ServerLimits
+from raftkv.rpc.server.backlog import Backlog
 from raftkv.rpc.server.budget import AnswerBudget
 from raftkv.rpc.server.carrier import Peer
 from raftkv.rpc.server.http import (
@@ -42,6 +43,9 @@ from raftkv.rpc.stall import StallGuard
 
 _PIECE_BYTES = 64 * 1024
 """Most bytes handed to h11 at once."""
+
+READ_S = 0.005
+"""How long the bytes of one read may take h11, which needs 10 us for a chunk of one byte; what is left waits."""
 
 _BODILESS = frozenset((*range(100, 200), 204, 304))
 """Statuses without a body, nor the length of one."""
@@ -63,6 +67,9 @@ class Spawner(Protocol):
 
     def report(self, path: str, error: BaseException) -> None:
         """Pass on an exception that a handler let escape."""
+
+    def backlog(self) -> Backlog:
+        """Return where connections wait that have brought much work."""
 
 
 class Http1Protocol(asyncio.Protocol):
@@ -94,6 +101,8 @@ class Http1Protocol(asyncio.Protocol):
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.http1_header_bytes)
         self._inbox = bytearray()
         """What came and is not handed to h11 yet."""
+        self._is_behind = False
+        """What has come took its time: the rest of it is read in a later turn, and nothing more meanwhile."""
         self._is_full = False
         """So much has come behind the request under way that nothing more is read."""
         self._fed_bytes = 0
@@ -125,7 +134,9 @@ class Http1Protocol(asyncio.Protocol):
             return
         self._inbox += data
         self._last_read_s = self._loop.time()
-        if self._task is None and not self._begin_known():
+        if self._is_behind:
+            pass  # as what was decrypted with what is behind
+        elif self._task is None and not self._begin_known():
             if self._idle:
                 self._await_header()
             self._read_events()
@@ -185,6 +196,7 @@ class Http1Protocol(asyncio.Protocol):
     def _read_events(self) -> None:
         if not self._fed_bytes:
             self._raw_head = head_bytes(self._inbox)
+        until_s = self._loop.time() + READ_S
         try:
             while self._task is None and not self._finished:
                 event = self._h11.next_event()
@@ -192,10 +204,25 @@ class Http1Protocol(asyncio.Protocol):
                     return
                 if event is not h11.NEED_DATA:
                     self._on_event(event)
+                if self._loop.time() > until_s and self._task is None and not self._finished:
+                    self._is_behind = True
+                    self._transport.pause_reading()
+                    self._spawner.backlog().add(self)
+                    return
         except h11.RemoteProtocolError as error:
             forget_frames(error)
             too_long = error.error_status_hint == _HEADER_TOO_LARGE and self._request is None
             self._refuse(error.error_status_hint, _HEADER_TEXT if too_long else "malformed request")
+
+    def go_on(self) -> None:
+        """Read on in what has come: it is this connection's turn."""
+        self._is_behind = False
+        if self._finished:
+            return
+        self._read_events()
+        self._hold()
+        if not self._is_behind and not self._is_full and not self._finished:
+            self._transport.resume_reading()
 
     def _feed(self) -> bool:
         """Hand h11 a piece of what came; False if there is none."""
@@ -390,7 +417,8 @@ class Http1Protocol(asyncio.Protocol):
         self._hold()
         if len(self._inbox) <= self._limits.http_body_bytes and not self._finished:
             self._is_full = False
-            self._transport.resume_reading()
+            if not self._is_behind:
+                self._transport.resume_reading()
 
     # ---- time
 
