@@ -96,6 +96,17 @@ async def test_unary_requests_that_break_the_protocol(body: bytes, flags: int, t
         client.close()
 
 
+@pytest.mark.parametrize("content_type", [b"application/grpc+json", b"application/grpc;charset=utf-8"])
+@on_loop
+async def test_a_content_type_may_say_more_than_that_it_is_grpc(content_type: bytes) -> None:
+    fields = tuple((n, content_type if n == b"content-type" else v) for n, v in raw.grpc_headers(s.UNARY))
+    async with s.echo_server() as echo:
+        client = await raw.RawClient.connect(echo.target)
+        client.send(raw.headers(1, fields) + raw.message(1, frame(b"hello"), raw.END_STREAM))
+        assert (await client.until_frame(raw.DATA, 1))[3] == frame(b"hello")
+        client.close()
+
+
 @pytest.mark.parametrize(
     ("field", "http_status", "code"),
     [((b"grpc-timeout", b"soon"), b"200", b"13"), ((b"grpc-encoding", b"snappy"), b"200", b"12")],

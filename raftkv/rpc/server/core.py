@@ -43,7 +43,7 @@ from raftkv.rpc.protocol import DrainWatcher
 from raftkv.rpc.server.budget import CONNECTION_FULL, NOT_READ, StallWatch
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.carrier import Carrier, Environment, Peer
-from raftkv.rpc.server.router import GRPC_CONTENT_TYPES, Refusal, Route, Router, refuse
+from raftkv.rpc.server.router import Refusal, Route, Router, is_grpc, refuse
 from raftkv.rpc.status import Code, Headers, RpcError, status_headers
 
 _unpack: Final = PREFIX.unpack_from
@@ -161,7 +161,7 @@ class ServerCore(Carrier):
         route = routes.get(found.get(b":path", b""))
         is_usual = (
             route is not None
-            and found.get(b"content-type") in GRPC_CONTENT_TYPES
+            and is_grpc(found.get(b"content-type", b""))
             and found[b":method"] == b"POST"
             and encoding in ENCODINGS
             and (b"origin" not in found or self._router.origins.allows(found[b"origin"].decode("latin-1")))
