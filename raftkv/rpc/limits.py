@@ -67,6 +67,8 @@ class ServerLimits:
         http1_header_timeout_s: from connection (or first byte of a next request) to the end of its header.
         http1_body_stall_timeout_s: silence of the client amid the body of a request.
         http1_idle_timeout_s: a kept-alive connection without a request, from when its last answer has left.
+        http1_half_closed_s: a client that has ended its own half of a connection, as BusyBox's nc does behind its
+            request, gets what it has asked for if that takes no longer, or while it is being sent.
         http1_probe_s: silence after which the kernel asks an HTTP/1.1 client's machine whether it is there, and between
             its questions: a stream that nobody reads any more has nothing else to end it.
         http1_header_bytes: request line and header of an HTTP/1.1 request, with the empty line at its end.
@@ -116,6 +118,7 @@ class ServerLimits:
     http1_header_timeout_s: float = 10.0
     http1_body_stall_timeout_s: float = 20.0
     http1_idle_timeout_s: float = 75.0
+    http1_half_closed_s: float = 1.0
     http1_probe_s: int = 30
     http1_header_bytes: int = 32 * KIB
     http_body_bytes: int = 2 * MIB

@@ -120,6 +120,8 @@ class Http1Protocol(asyncio.Protocol):
         self._idle = False
         self._idle_since_s = since_s
         self._idle_timer: asyncio.TimerHandle | None = None
+        self._end_timer: asyncio.TimerHandle | None = None
+        """Set when the client has ended its half."""
         self._heads = KnownHeads()
         self._raw_head = b""
         """What the request that h11 reads begins with, if it may become known."""
@@ -222,7 +224,14 @@ class Http1Protocol(asyncio.Protocol):
         self._read_events()
         self._hold()
         if not self._is_behind and not self._is_full and not self._finished:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """Take more of the client; one that has ended its half, and has nothing under way, gets no more."""
+        if self._end_timer is None:
             self._transport.resume_reading()
+        elif self._task is None:
+            self._finish()
 
     def _feed(self) -> bool:
         """Hand h11 a piece of what came; False if there is none."""
@@ -418,7 +427,7 @@ class Http1Protocol(asyncio.Protocol):
         if len(self._inbox) <= self._limits.http_body_bytes and not self._finished:
             self._is_full = False
             if not self._is_behind:
-                self._transport.resume_reading()
+                self._read_on()
 
     # ---- time
 
@@ -493,8 +502,20 @@ class Http1Protocol(asyncio.Protocol):
             self._stall.disarm()
 
     def eof_received(self) -> bool | None:
-        """A client that half-closes has left, as far as anybody can tell: its handler is cancelled."""
-        return False
+        """A client that half-closes may read on, or have left: what it has asked for is answered soon, or never."""
+        if self._finished or (self._task is None and not self._is_behind):
+            return False
+        if self._end_timer is None:
+            self._end_timer = self._loop.call_later(self._limits.http1_half_closed_s, self._half_closed_for_long)
+        return True
+
+    def _half_closed_for_long(self) -> None:
+        if self._finished:
+            return
+        if self._writable.is_set():
+            self._cut()
+        else:  # it reads, or ``stall`` will see that it does not
+            self._end_timer = self._loop.call_later(self._limits.http1_half_closed_s, self._half_closed_for_long)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The transport has gone."""
@@ -502,6 +523,9 @@ class Http1Protocol(asyncio.Protocol):
         if self._idle_timer is not None:
             self._idle_timer.cancel()
             self._idle_timer = None
+        if self._end_timer is not None:
+            self._end_timer.cancel()
+            self._end_timer = None
         self._stall.disarm()
         self._writable.set()
         self._finished = True
