@@ -345,6 +345,31 @@ async def test_a_connection_that_has_no_streams_left_is_replaced() -> None:
         lasting.cancel()
 
 
+@on_loop
+async def test_a_handler_that_only_sends_pauses_when_its_call_is_over() -> None:
+    """A connection may be ended in the turn in which it woke the handler, and the cancellation come in a later one."""
+    sent = 0
+
+    async def endless(call: StreamCall) -> None:
+        nonlocal sent
+        await call.send(b"first")
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().call_soon(task.cancel)
+        call.cut()
+        for _ in range(10_000):
+            sent += 1
+            await call.send(b"to nobody")
+
+    async with s.echo_server() as echo:
+        echo.server.stream("/test.Echo/Endless", endless)
+        client = await raw.RawClient.connect(echo.target)
+        client.send(raw.headers(1, raw.grpc_headers("/test.Echo/Endless")))
+        await until(lambda: sent and not echo.server._tasks)
+        assert sent == 1
+        client.close()
+
+
 class _Failing(asyncio.Transport):
     """Cannot be written to."""
 

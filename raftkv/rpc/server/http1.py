@@ -166,7 +166,7 @@ class Http1Protocol(asyncio.Protocol):
         return self._held_bytes
 
     def end(self, reason: bytes) -> None:
-        """Go: it holds most of all connections, which hold too much. It is told so unless it is being served."""
+        """Go: it holds most of all connections, which hold too much. An answer says so, unless another is under way."""
         del reason
         if self._task is None:
             self._refuse(503, "too many bytes of unfinished requests")

@@ -95,7 +95,10 @@ class StreamCall(ServerCall):
         """Queue a response message, after waiting for room in this stream's send buffer."""
         while self._state == OPEN and not self._has_room():
             await self._wait_drained()
-        self.send_nowait(message)
+        if self._state == OPEN:
+            self.send_nowait(message)
+        else:
+            await asyncio.sleep(0)  # the task's cancellation is on its way, and its handler may pause nowhere else
 
     def _has_room(self) -> bool:
         """Whether ``send`` need not wait: for this stream, for its connection, for the process."""
