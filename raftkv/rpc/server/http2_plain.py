@@ -29,7 +29,7 @@ def http_route(handler: HttpHandler) -> Route:
 class PlainCall(ServerCall):
     """One plain request: its body is collected, then a task runs the handler."""
 
-    __slots__ = ("_body", "_core", "_drained", "_sent_headers", "_task", "sent_bytes")
+    __slots__ = ("_body", "_core", "_drained", "_sent_headers", "_task")
 
     def __init__(self, core: ServerCore, stream_id: int, headers: Headers, route: Route) -> None:
         super().__init__(core, stream_id, headers, route)
@@ -38,7 +38,6 @@ class PlainCall(ServerCall):
         self._drained: asyncio.Future[None] | None = None
         self._sent_headers = False
         self._task: asyncio.Task[None] | None = None
-        self.sent_bytes = 0
 
     def on_data(self, data: bytes, end_stream: bool) -> None:
         """Collect the body; start the handler at its end."""

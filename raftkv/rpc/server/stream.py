@@ -48,13 +48,11 @@ class StreamCall(ServerCall):
         "_on_room",
         "_sent_headers",
         "inbox",
-        "sent_bytes",
     )
 
     def __init__(self, carrier: Carrier, stream_id: int, headers: Headers, route: Route) -> None:
         super().__init__(carrier, stream_id, headers, route)
         self.inbox = Inbox(carrier.assembler(route.is_packed), partial(carrier.consume, stream_id))
-        self.sent_bytes = 0
         self._held_bytes = self._kept_bytes = 0
         self._drained: asyncio.Future[None] | None = None
         self._on_room: Callable[[], None] | None = None
