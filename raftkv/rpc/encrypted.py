@@ -143,6 +143,7 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
                     break
         except ssl.SSLError as error:
             self._error = error
+            self._closing = True  # OpenSSL takes nothing to be encrypted any more either
             self._send()
             self._below.close()
         if self._outgoing.pending:
@@ -224,10 +225,15 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
     # ---- what the protocol above asks for
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Encrypt and send."""
+        """Encrypt and send; a connection that this fails on ends, as it would if its socket had failed."""
         if self._closing or not data:
             return
-        self._tls.write(data)
+        try:
+            self._tls.write(data)
+        except ssl.SSLError as error:
+            self._error = error
+            self.abort()
+            return
         self._below.write(self._outgoing.read())
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:

@@ -31,7 +31,8 @@ class ServerLimits:
         send_buffer_floor_bytes: a connection that holds less is served even when the process has no room.
         reading_grace_s: a connection that took no fair part of its answers for so long is ended when room is short.
         send_stall_timeout_s: a stream that has bytes waiting and whose client lets none of them through for so long is
-            reset, and the connection with it if its own window is closed. Streams that hold nothing may idle for ever.
+            reset, and the connection with it if its own window is closed; by their windows, that is: what waits for the
+            socket is as slow as the connection. Streams that hold nothing may idle for ever.
         transport_buffer_bytes: serialized bytes waiting for the socket before we stop serializing.
         blocked_input_bytes: input accepted while the peer does not read our answers; then we stop reading it too.
         write_stall_timeout_s: a peer that reads nothing for so long is disconnected; one that reads slowly is not.
@@ -66,6 +67,8 @@ class ServerLimits:
         http1_header_timeout_s: from connection (or first byte of a next request) to the end of its header.
         http1_body_stall_timeout_s: silence of the client amid the body of a request.
         http1_idle_timeout_s: a kept-alive connection without a request, from when its last answer has left.
+        http1_half_closed_s: a client that has ended its own half of a connection, as BusyBox's nc does behind its
+            request, gets what it has asked for if that takes no longer, or while it is being sent.
         http1_probe_s: silence after which the kernel asks an HTTP/1.1 client's machine whether it is there, and between
             its questions: a stream that nobody reads any more has nothing else to end it.
         http1_header_bytes: request line and header of an HTTP/1.1 request, with the empty line at its end.
@@ -115,6 +118,7 @@ class ServerLimits:
     http1_header_timeout_s: float = 10.0
     http1_body_stall_timeout_s: float = 20.0
     http1_idle_timeout_s: float = 75.0
+    http1_half_closed_s: float = 1.0
     http1_probe_s: int = 30
     http1_header_bytes: int = 32 * KIB
     http_body_bytes: int = 2 * MIB

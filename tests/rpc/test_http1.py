@@ -264,6 +264,60 @@ async def test_client_that_leaves_cancels_its_handler() -> None:
         assert echo.reported == []
 
 
+async def half_closed(target: str, octets: bytes) -> bytes:
+    """What a client gets that sends octets, ends its half of the connection, and reads to the end."""
+    host, _, port = target.partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(octets)
+    writer.write_eof()
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+LATE = b"GET /late HTTP/1.1\r\nHost: x\r\n\r\n"
+IN_CHUNKS = b"POST /late HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("octets", "answers"),
+    [
+        (LATE, [b"late"]),
+        (LATE * 3, [b"late"] * 3),
+        (LATE.replace(b"1.1", b"1.0"), [b"late"]),
+        (LATE + b"GET /la", [b"late"]),
+        (IN_CHUNKS, [b"late ab"]),
+        (b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n", [bytes(5_000_000)]),
+        (b"GET /la", []),
+        (b"POST /late HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nab", []),
+        (b"GET /never HTTP/1.1\r\nHost: x\r\n\r\n", []),
+    ],
+    ids=["one", "several", "1.0", "one and a part", "chunks", "large", "part of a head", "part of a body", "never"],
+)
+@on_loop
+async def test_who_ends_its_half_behind_a_request_gets_the_answer(octets: bytes, answers: list[bytes]) -> None:
+    """As BusyBox's nc does, which is the only client of HTTP in many images, and asks there for ``/health``."""
+    cancelled = []
+
+    async def late(request: HttpRequest) -> HttpResponse:
+        if request.path == "/large":
+            return HttpResponse(200, bytes(5_000_000))
+        try:
+            await asyncio.sleep(0.05 if request.path == "/late" else 3600)
+        except asyncio.CancelledError:
+            cancelled.append(request.path)
+            raise
+        return HttpResponse(200, b"late" + (b" " + request.body if request.body else b""))
+
+    async with s.echo_server(ServerLimits(http1_half_closed_s=0.3), late) as echo:
+        got = await half_closed(echo.target, octets)
+        assert [one.partition(b"\r\n\r\n")[2] for one in got.split(b"HTTP/1.1 200 ")[1:]] == answers
+        await until(lambda: not echo.server.connections)
+        assert cancelled == (["/never"] if b"/never" in octets else [])
+        assert echo.server.answers.held_bytes == 0
+        assert echo.reported == []
+
+
 def plain(method: bytes, path: bytes) -> tuple[tuple[bytes, bytes], ...]:
     return ((b":method", method), (b":scheme", b"http"), (b":path", path), (b":authority", b"x"))
 

@@ -96,6 +96,17 @@ async def test_unary_requests_that_break_the_protocol(body: bytes, flags: int, t
         client.close()
 
 
+@pytest.mark.parametrize("content_type", [b"application/grpc+json", b"application/grpc;charset=utf-8"])
+@on_loop
+async def test_a_content_type_may_say_more_than_that_it_is_grpc(content_type: bytes) -> None:
+    fields = tuple((n, content_type if n == b"content-type" else v) for n, v in raw.grpc_headers(s.UNARY))
+    async with s.echo_server() as echo:
+        client = await raw.RawClient.connect(echo.target)
+        client.send(raw.headers(1, fields) + raw.message(1, frame(b"hello"), raw.END_STREAM))
+        assert (await client.until_frame(raw.DATA, 1))[3] == frame(b"hello")
+        client.close()
+
+
 @pytest.mark.parametrize(
     ("field", "http_status", "code"),
     [((b"grpc-timeout", b"soon"), b"200", b"13"), ((b"grpc-encoding", b"snappy"), b"200", b"12")],
@@ -107,6 +118,22 @@ async def test_headers_that_break_the_protocol(field: tuple[bytes, bytes], http_
         client.send(raw.headers(1, raw.grpc_headers(s.UNARY, field)) + raw.message(1, frame(b""), raw.END_STREAM))
         answer = raw.decode_block((await client.until_frame(raw.HEADERS, 1))[3])
         assert (answer[b":status"], answer[b"grpc-status"]) == (http_status, code)
+        client.close()
+
+
+@pytest.mark.parametrize("path", [s.BIDI, s.COUNT, s.LATER])
+@on_loop
+async def test_a_call_whose_timeout_is_malformed_leaves_no_task(path: str) -> None:
+    """Its handler would wait for a request, for ever: also when the connection has gone."""
+    async with s.echo_server() as echo:
+        client = await raw.RawClient.connect(echo.target)
+        fields = raw.grpc_headers(path, (b"grpc-timeout", b"soon"))
+        client.send(b"".join(raw.headers(one, fields) for one in range(1, 200, 2)))
+        await client.until_frame(raw.HEADERS, 199)
+        answers = raw.decode_headers(client.frames).values()
+        assert {fields[b"grpc-message"] for fields in answers} == {b"malformed grpc-timeout: 'soon'"}
+        await until(lambda: not echo.server._tasks)
+        assert not echo.streams
         client.close()
 
 
@@ -316,3 +343,65 @@ async def test_a_connection_that_has_no_streams_left_is_replaced() -> None:
         await lasting.send(b"after")
         assert await lasting.receive() == b"after"
         lasting.cancel()
+
+
+@on_loop
+async def test_a_handler_that_only_sends_pauses_when_its_call_is_over() -> None:
+    """A connection may be ended in the turn in which it woke the handler, and the cancellation come in a later one."""
+    sent = 0
+
+    async def endless(call: StreamCall) -> None:
+        nonlocal sent
+        await call.send(b"first")
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().call_soon(task.cancel)
+        call.cut()
+        for _ in range(10_000):
+            sent += 1
+            await call.send(b"to nobody")
+
+    async with s.echo_server() as echo:
+        echo.server.stream("/test.Echo/Endless", endless)
+        client = await raw.RawClient.connect(echo.target)
+        client.send(raw.headers(1, raw.grpc_headers("/test.Echo/Endless")))
+        await until(lambda: sent and not echo.server._tasks)
+        assert sent == 1
+        client.close()
+
+
+class _Failing(asyncio.Transport):
+    """Cannot be written to."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__()
+        self._transport = transport
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        raise RuntimeError("this connection is beyond use")
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+
+@on_loop
+async def test_what_fails_when_a_connection_is_flushed_ends_that_connection_alone() -> None:
+    """The member's node flushes all connections, and an error in its turn stops the member."""
+    failed: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context["message"]))
+    async with s.pair() as (echo, channel), Channel(echo.target) as other:
+        calls = [one.unary(s.HANG, b"x", 10) for one in (channel, other)]
+        await until(lambda: len(echo.hanging) == 2)
+        broken = next(one for one in echo.server.connections if one._h2 and one._h2.core is echo.hanging[0]._carrier)
+        assert broken._h2 is not None
+        broken._h2.transport = _Failing(broken._h2.transport)
+        with echo.server.cork:
+            for call in echo.hanging:
+                call.reply(b"answer")
+        ends = await asyncio.gather(*calls, return_exceptions=True)
+        assert sorted(map(str, ends)) == sorted([str(b"answer"), "UNAVAILABLE: error reading from server: EOF"])
+        await until(lambda: len(echo.server.connections) == 1)
+    assert failed == ["a connection could not be flushed"]

@@ -107,6 +107,14 @@ class Sender(ABC):
         stream = self._streams.get(stream_id)
         return 0 if stream is None or stream.outbox is None else stream.outbox.size_bytes
 
+    def is_held_up(self, stream_id: int) -> bool:
+        """Return whether what waits on a stream waits for the peer to open a window, and not for the socket.
+
+        Arguments:
+            stream_id: of a stream on which something waits.
+        """
+        return stream_id in self._stuck or self._send_window <= 0
+
     # ---- messages
 
     def send_headers(self, stream_id: int, fields: Headers, end_stream: bool = False) -> None:

@@ -57,6 +57,20 @@ NOT_FINISHED: Final = b"unfinished_requests"
 """Debug data of the GOAWAY that ends the connection with most bytes of unfinished requests."""
 
 
+class Holder(Protocol):
+    """A connection that holds bytes of requests."""
+
+    def held_size(self) -> int:
+        """Bytes of requests that it holds."""
+
+    def end(self, reason: bytes) -> None:
+        """End it, and hold nothing from now on: others need the memory."""
+
+
+def _held_size(holder: Holder) -> int:
+    return holder.held_size()
+
+
 class AnswerBudget:
     """What all connections of a process may have waiting.
 
@@ -67,6 +81,7 @@ class AnswerBudget:
         used_bytes: what waits now, but for at most ``GRANT_BYTES`` a connection that were not asked for yet.
         ended_total: connections that were ended because they did not read, or held most of the unfinished messages.
         held_bytes: unfinished request messages of all connections.
+        holders: connections of HTTP/1.1 that hold some of them; those of HTTP/2 are known by their accounts.
     """
 
     def __init__(self, limits: ServerLimits | None = None) -> None:
@@ -79,6 +94,7 @@ class AnswerBudget:
         self.ended_total = 0
         self.accounts: set[AnswerAccount] = set()
         self.held_bytes = 0
+        self.holders: set[Holder] = set()
         self.held_limit_bytes = limits.process_assembly_bytes
         self._waiting: set[AnswerAccount] = set()
         self._relief_at_s = float("-inf")
@@ -107,7 +123,8 @@ class AnswerBudget:
 
     def drop_greediest(self) -> None:
         """Too many bytes of requests are unfinished: end the connection that holds most of them."""
-        greediest = max(self.accounts, key=AnswerAccount.held_size)
+        holders: list[Holder] = [*self.accounts, *self.holders]
+        greediest = max(holders, key=_held_size)
         self.ended_total += 1
         greediest.end(NOT_FINISHED)
 

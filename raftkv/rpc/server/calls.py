@@ -47,6 +47,7 @@ class ServerCall:
         deadline: loop time after which the client does not care any more, or None.
         is_cut: the connection has gone, and whoever waits for a cancellation does not know yet.
         observer: told of the end; CANCELLED and DEADLINE_EXCEEDED mean that the client did not hear what was done.
+        sent_bytes: queued for a call whose answer comes in pieces, ever.
     """
 
     __slots__ = (
@@ -62,6 +63,7 @@ class ServerCall:
         "observer",
         "request_done",
         "route",
+        "sent_bytes",
         "stream_id",
     )
 
@@ -74,6 +76,7 @@ class ServerCall:
         self.request_done = False
         self.route = route
         route.counts.started += 1
+        self.sent_bytes = 0
         self.stream_id = stream_id
         self._callbacks: list[Callable[[], None]] | None = None
         self._carrier = carrier
@@ -150,9 +153,6 @@ class ServerCall:
                 self.observed(code)
 
     # ---- what the core uses
-
-    sent_bytes = 0
-    """Bytes queued for a streaming call, ever."""
 
     @property
     def unacknowledged(self) -> int:

@@ -43,7 +43,7 @@ from raftkv.rpc.protocol import DrainWatcher
 from raftkv.rpc.server.budget import CONNECTION_FULL, NOT_READ, StallWatch
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.carrier import Carrier, Environment, Peer
-from raftkv.rpc.server.router import GRPC_CONTENT_TYPES, Refusal, Route, Router, refuse
+from raftkv.rpc.server.router import Refusal, Route, Router, is_grpc, refuse
 from raftkv.rpc.status import Code, Headers, RpcError, status_headers
 
 _unpack: Final = PREFIX.unpack_from
@@ -161,7 +161,7 @@ class ServerCore(Carrier):
         route = routes.get(found.get(b":path", b""))
         is_usual = (
             route is not None
-            and found.get(b"content-type") in GRPC_CONTENT_TYPES
+            and is_grpc(found.get(b"content-type", b""))
             and found[b":method"] == b"POST"
             and encoding in ENCODINGS
             and (b"origin" not in found or self._router.origins.allows(found[b"origin"].decode("latin-1")))
@@ -175,6 +175,7 @@ class ServerCore(Carrier):
         route: Route | None = request.prepared
         if route is None or self._overloaded:
             self._on_odd_request(stream_id, request.fields, end_stream)
+            self._look_at_clock()
             return
         call: ServerCall
         if route.open is UnaryCall:
@@ -188,7 +189,7 @@ class ServerCore(Carrier):
             self._set_deadline(call, request.timeout)
         if end_stream:
             call.on_data(b"", True)
-        if type(call) is not UnaryCall:
+        if end_stream or type(call) is not UnaryCall:
             self._look_at_clock()
 
     def on_closed(self, stream_id: int, code: int) -> None:
@@ -217,7 +218,7 @@ class ServerCore(Carrier):
             timeout_s = decode_timeout(timeout)
         except ValueError:
             text = f"malformed grpc-timeout: {timeout[:64].decode('latin-1')!r}"
-            call.fail(Code.INTERNAL, text)
+            call.abort(RpcError(Code.INTERNAL, text))  # the task of a stream waits already
             return
         now = self._environment.clock()
         self._environment.wheel.add(call, now + timeout_s, now)
@@ -486,11 +487,14 @@ class ServerCore(Carrier):
         self.wake()
 
     def _progress(self) -> dict[int, int]:
-        """For each stream that has bytes waiting: a number that grows when some of them leave."""
-        queued = self.h2.queued_body_size
+        """For each stream that has bytes waiting for a window: a number that grows when some of them leave.
+
+        What waits for the socket alone is as slow as all of the connection, which ``stall`` watches.
+        """
+        queued, is_held_up = self.h2.queued_body_size, self.h2.is_held_up
         made = [(call.stream_id, call.sent_bytes) for call in self._calls.values() if call.sent_bytes]
         waiting = ((stream_id, size, queued(stream_id)) for stream_id, size in (*made, *self.account.answers.items()))
-        return {stream_id: size - left for stream_id, size, left in waiting if left}
+        return {stream_id: size - left for stream_id, size, left in waiting if left and is_held_up(stream_id)}
 
     def give_up(self, reason: bytes) -> None:
         """Drop all that waits, and end the connection with a GOAWAY that says why."""

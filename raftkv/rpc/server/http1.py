@@ -4,7 +4,8 @@ What the connection waits for is timed, each by its own limit (``limits``), one 
 
     header (from connection, or from the first byte of a next request) -> body -> (the handler) -> idle -> header ...
 
-Requests that come while one is answered wait unread by h11, at most one body of them; then the socket is not read.
+Requests that come while one is answered wait unread by h11, at most one body of them; then the socket is not read, and
+who is written nothing either for as long as it may idle is cut.
 A peer that reads no answers is cut by ``stall``, whatever the other timers say; one that reads slowly is not.
 Requests whose head came before on the connection, and plain answers, do without h11 (``known_heads``).
 A connection that misbehaves gets its 4xx and is closed; one that is merely idle is closed without a word.
@@ -24,6 +25,7 @@ import h11
 
 from raftkv.rpc.gone import forget_frames
 from raftkv.rpc.limits import ServerLimits
+from raftkv.rpc.server.backlog import Backlog
 from raftkv.rpc.server.budget import AnswerBudget
 from raftkv.rpc.server.carrier import Peer
 from raftkv.rpc.server.http import (
@@ -41,6 +43,9 @@ from raftkv.rpc.stall import StallGuard
 
 _PIECE_BYTES = 64 * 1024
 """Most bytes handed to h11 at once."""
+
+READ_S = 0.005
+"""How long the bytes of one read may take h11, which needs 10 us for a chunk of one byte; what is left waits."""
 
 _BODILESS = frozenset((*range(100, 200), 204, 304))
 """Statuses without a body, nor the length of one."""
@@ -62,6 +67,9 @@ class Spawner(Protocol):
 
     def report(self, path: str, error: BaseException) -> None:
         """Pass on an exception that a handler let escape."""
+
+    def backlog(self) -> Backlog:
+        """Return where connections wait that have brought much work."""
 
 
 class Http1Protocol(asyncio.Protocol):
@@ -93,6 +101,10 @@ class Http1Protocol(asyncio.Protocol):
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.http1_header_bytes)
         self._inbox = bytearray()
         """What came and is not handed to h11 yet."""
+        self._is_behind = False
+        """What has come took its time: the rest of it is read in a later turn, and nothing more meanwhile."""
+        self._is_full = False
+        """So much has come behind the request under way that nothing more is read."""
         self._fed_bytes = 0
         """What h11 was handed since the end of the last request."""
         self._request: h11.Request | None = None
@@ -104,10 +116,12 @@ class Http1Protocol(asyncio.Protocol):
         self._stall = StallGuard(self._loop, limits.write_stall_timeout_s)
         self._draining = False
         self._finished = False
-        self._last_read_s = self._loop.time()
+        self._last_read_s = self._wrote_s = self._loop.time()
         self._idle = False
         self._idle_since_s = since_s
         self._idle_timer: asyncio.TimerHandle | None = None
+        self._end_timer: asyncio.TimerHandle | None = None
+        """Set when the client has ended its half."""
         self._heads = KnownHeads()
         self._raw_head = b""
         """What the request that h11 reads begins with, if it may become known."""
@@ -122,21 +136,48 @@ class Http1Protocol(asyncio.Protocol):
             return
         self._inbox += data
         self._last_read_s = self._loop.time()
-        if self._task is None and not self._begin_known():
+        if self._is_behind:
+            pass  # as what was decrypted with what is behind
+        elif self._task is None and not self._begin_known():
             if self._idle:
                 self._await_header()
             self._read_events()
         elif len(self._inbox) > self._limits.http_body_bytes:  # until then, reading on shows that the client has left
             self._transport.pause_reading()
+            self._is_full = True
+            self._time(self._limits.http1_idle_timeout_s, self._check_full)
         self._hold()
-        if self._budget.held_bytes > self._budget.held_limit_bytes and self._held_bytes and self._task is None:
-            self._refuse(503, "too many bytes of unfinished requests")
+        if self._budget.held_bytes > self._budget.held_limit_bytes and self._held_bytes:
+            self._budget.drop_greediest()
 
     def _hold(self) -> None:
         """Count what is kept of requests with the unfinished messages of all connections."""
+        budget, before = self._budget, self._held_bytes
         size = len(self._inbox) + len(self._body) + self._served_bytes
-        self._budget.held_bytes += size - self._held_bytes
+        budget.held_bytes += size - before
         self._held_bytes = size
+        if size and not before:
+            budget.holders.add(self)
+        elif before and not size:
+            budget.holders.discard(self)
+
+    def held_size(self) -> int:
+        """Bytes of requests that are kept: unfinished, being served, or next."""
+        return self._held_bytes
+
+    def end(self, reason: bytes) -> None:
+        """Go: it holds most of all connections, which hold too much. An answer says so, unless another is under way."""
+        del reason
+        if self._task is None:
+            self._refuse(503, "too many bytes of unfinished requests")
+        else:
+            self._cut()
+
+    def _cut(self) -> None:
+        """End the connection in the middle of an answer."""
+        self._served_bytes = 0
+        self._finish()
+        self._transport.abort()
 
     def _begin_known(self) -> bool:
         """Start the handler on a request whose head is known, byte for byte; False: h11 has to read it."""
@@ -157,6 +198,7 @@ class Http1Protocol(asyncio.Protocol):
     def _read_events(self) -> None:
         if not self._fed_bytes:
             self._raw_head = head_bytes(self._inbox)
+        until_s = self._loop.time() + READ_S
         try:
             while self._task is None and not self._finished:
                 event = self._h11.next_event()
@@ -164,10 +206,32 @@ class Http1Protocol(asyncio.Protocol):
                     return
                 if event is not h11.NEED_DATA:
                     self._on_event(event)
+                if self._loop.time() > until_s and self._task is None and not self._finished:
+                    self._is_behind = True
+                    self._transport.pause_reading()
+                    self._spawner.backlog().add(self)
+                    return
         except h11.RemoteProtocolError as error:
             forget_frames(error)
             too_long = error.error_status_hint == _HEADER_TOO_LARGE and self._request is None
             self._refuse(error.error_status_hint, _HEADER_TEXT if too_long else "malformed request")
+
+    def go_on(self) -> None:
+        """Read on in what has come: it is this connection's turn."""
+        self._is_behind = False
+        if self._finished:
+            return
+        self._read_events()
+        self._hold()
+        if not self._is_behind and not self._is_full and not self._finished:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """Take more of the client; one that has ended its half, and has nothing under way, gets no more."""
+        if self._end_timer is None:
+            self._transport.resume_reading()
+        elif self._task is None:
+            self._finish()
 
     def _feed(self) -> bool:
         """Hand h11 a piece of what came; False if there is none."""
@@ -312,6 +376,7 @@ class Http1Protocol(asyncio.Protocol):
     def _write(self, event: Any) -> None:
         data = self._h11.send(event)
         if data and not self._transport.is_closing():
+            self._wrote_s = self._loop.time()
             self._transport.write(data)
 
     def _refuse(self, status: int, text: str) -> None:
@@ -360,7 +425,9 @@ class Http1Protocol(asyncio.Protocol):
                 self._await_request()
         self._hold()
         if len(self._inbox) <= self._limits.http_body_bytes and not self._finished:
-            self._transport.resume_reading()
+            self._is_full = False
+            if not self._is_behind:
+                self._read_on()
 
     # ---- time
 
@@ -381,6 +448,17 @@ class Http1Protocol(asyncio.Protocol):
             self._time(wait_s, self._check_body)
         else:
             self._refuse(408, "request body stopped coming")
+
+    def _check_full(self) -> None:
+        """Cut who is not read, and was written nothing for long: nobody would find out that it has left."""
+        if self._task is None or not self._is_full or self._finished:
+            return
+        limit_s = self._limits.http1_idle_timeout_s
+        wait_s = max(self._wrote_s, self._last_read_s) + limit_s - self._loop.time()
+        if wait_s > 0 or not self._writable.is_set():  # then it is watched for what it reads
+            self._time(wait_s if wait_s > 0 else limit_s, self._check_full)
+        else:
+            self._cut()
 
     def _await_request(self) -> None:
         self._idle = True
@@ -424,8 +502,20 @@ class Http1Protocol(asyncio.Protocol):
             self._stall.disarm()
 
     def eof_received(self) -> bool | None:
-        """A client that half-closes has left, as far as anybody can tell: its handler is cancelled."""
-        return False
+        """A client that half-closes may read on, or have left: what it has asked for is answered soon, or never."""
+        if self._finished or (self._task is None and not self._is_behind):
+            return False
+        if self._end_timer is None:
+            self._end_timer = self._loop.call_later(self._limits.http1_half_closed_s, self._half_closed_for_long)
+        return True
+
+    def _half_closed_for_long(self) -> None:
+        if self._finished:
+            return
+        if self._writable.is_set():
+            self._cut()
+        else:  # it reads, or ``stall`` will see that it does not
+            self._end_timer = self._loop.call_later(self._limits.http1_half_closed_s, self._half_closed_for_long)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The transport has gone."""
@@ -433,6 +523,9 @@ class Http1Protocol(asyncio.Protocol):
         if self._idle_timer is not None:
             self._idle_timer.cancel()
             self._idle_timer = None
+        if self._end_timer is not None:
+            self._end_timer.cancel()
+            self._end_timer = None
         self._stall.disarm()
         self._writable.set()
         self._finished = True

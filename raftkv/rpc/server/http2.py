@@ -99,6 +99,15 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
         self._cork.mark(self)
 
     def flush(self) -> None:
+        """Send what the core has. What fails here ends this connection alone: turns of the member's node flush, too."""
+        try:
+            self._flush()
+        except Exception as error:
+            context = {"message": "a connection could not be flushed", "exception": error}
+            self._loop.call_exception_handler(context)
+            self.abort()
+
+    def _flush(self) -> None:
         """Send what the core has, and note what of it has left."""
         super().flush()
         account, buffered = self.core.account, self.transport.get_write_buffer_size()

@@ -1,6 +1,7 @@
 """Plain HTTP requests that arrive over HTTP/2 (a browser after ALPN): the same handler as HTTP/1.1.
 
-A request whose content type is not gRPC's comes here when the server has an HTTP handler.
+A request whose content type is not gRPC's comes here when the server has an HTTP handler. What waits of its answer
+counts with the answers of calls (``budget``): a whole one is paid for when it is made, one in pieces waits for room.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ class PlainCall(ServerCall):
         """Drop the body; stop the handler of a cancelled request."""
         self._core.hold(-len(self._body))
         self._body = bytearray()
+        if self._state == ANSWERED and self.sent_bytes:
+            self._core.account.leave(self.stream_id, self._queued)
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
         if self._state == CANCELLED and self._task is not None and not self._task.done():
@@ -108,31 +111,53 @@ class PlainCall(ServerCall):
             self._send_whole(text_response(500, "internal error"), b"internal error\n")
 
     async def _send(self, response: HttpResponse) -> None:
-        if isinstance(response.body, bytes):
-            self._send_whole(response, response.body)
+        if isinstance(response.body, bytes) or self._headers_method() == b"HEAD":
+            self._send_whole(response, response.body if isinstance(response.body, bytes) else b"")
             return
         self._send_head(response)
         if self._headers_method() == b"HEAD":
             self._end()
             return
         async for piece in response.body:
-            while self._state == OPEN and self._queued > self._core.limits.stream_send_buffer_bytes:
+            while self._state == OPEN and not self._has_room():
                 await self._wait_drained()
             if self._state != OPEN:
                 return
             self._core.h2.send_data(self.stream_id, piece)
+            self.sent_bytes += len(piece)
+            self._core.account.queue(len(piece))
             self._core.answered()
         self._end()
+
+    def _has_room(self) -> bool:
+        """Whether the next piece need not wait: as a stream of gRPC does."""
+        account = self._core.account
+        if not account.crowded:
+            return self._queued <= self._core.limits.stream_send_buffer_bytes
+        if account.budget.short:
+            account.budget.wait(account)
+            return False
+        return self._queued == 0
 
     def _send_whole(self, response: HttpResponse, body: bytes) -> None:
         if self._state != OPEN:
             return
+        body = b"" if self._headers_method() == b"HEAD" else body
+        account = self._core.account
+        refusal = account.ask(len(body)) if len(body) > account.room else None
+        if self._state != OPEN:
+            return  # the connection may itself be one of those that had to go
+        if refusal is not None:
+            body = refusal.text.encode() + b"\n"
+            response = text_response(503, refusal.text)
+        account.room -= len(body)
+        account.answers[self.stream_id] = len(body)
         try:
             self._send_head(response)
-            if self._headers_method() != b"HEAD":
+            if body:
                 self._core.h2.send_data(self.stream_id, body)
         except H2Error:
-            pass  # the stream's close is about to be reported
+            account.closed(self.stream_id)  # the stream's close is about to be reported
         self._end()
 
     def _send_head(self, response: HttpResponse) -> None:

@@ -18,7 +18,18 @@ from raftkv.rpc.status import Code, Headers, RpcError, status_headers
 ORIGIN_BYTES_SHOWN = 200
 """What the refusal of a web page repeats of its origin."""
 
-GRPC_CONTENT_TYPES = frozenset((b"application/grpc", b"application/grpc+proto"))
+_GRPC = b"application/grpc"
+_GRPC_AND_MORE = (b"application/grpc+", b"application/grpc;")
+
+
+def is_grpc(content_type: bytes) -> bool:
+    """Return whether a request says that it is gRPC's: with any subtype, as for grpc-go; its messages are protobuf's.
+
+    Args:
+        content_type: of the request; empty: it has none.
+    """
+    return content_type == _GRPC or content_type.startswith(_GRPC_AND_MORE)
+
 
 ACCEPTED: Headers = ((b"grpc-accept-encoding", b"identity,gzip"),)
 """Told to who asks for another encoding, as gRPC's protocol has it; grpc-go leaves it out."""
@@ -147,7 +158,7 @@ def refuse(fields: dict[bytes, bytes], route: Route | None, router: Router) -> R
         router: knows all of them.
     """
     content_type = fields.get(b"content-type", b"")
-    if content_type not in GRPC_CONTENT_TYPES:
+    if not is_grpc(content_type):
         text = f'invalid gRPC request content-type "{content_type.decode("latin-1")}"'
         return Refusal(415, RpcError(Code.INVALID_ARGUMENT, text))
     method = fields[b":method"]

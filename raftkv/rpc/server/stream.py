@@ -48,13 +48,11 @@ class StreamCall(ServerCall):
         "_on_room",
         "_sent_headers",
         "inbox",
-        "sent_bytes",
     )
 
     def __init__(self, carrier: Carrier, stream_id: int, headers: Headers, route: Route) -> None:
         super().__init__(carrier, stream_id, headers, route)
         self.inbox = Inbox(carrier.assembler(route.is_packed), partial(carrier.consume, stream_id))
-        self.sent_bytes = 0
         self._held_bytes = self._kept_bytes = 0
         self._drained: asyncio.Future[None] | None = None
         self._on_room: Callable[[], None] | None = None
@@ -95,7 +93,10 @@ class StreamCall(ServerCall):
         """Queue a response message, after waiting for room in this stream's send buffer."""
         while self._state == OPEN and not self._has_room():
             await self._wait_drained()
-        self.send_nowait(message)
+        if self._state == OPEN:
+            self.send_nowait(message)
+        else:
+            await asyncio.sleep(0)  # the task's cancellation is on its way, and its handler may pause nowhere else
 
     def _has_room(self) -> bool:
         """Whether ``send`` need not wait: for this stream, for its connection, for the process."""

@@ -1,4 +1,7 @@
-"""HTTP/1.1 under its limits, by the documented numbers: who is cut and who is not, on sockets the test reads itself."""
+"""HTTP/1.1 under its limits by the documented numbers, and slow readers over HTTP/2: who is cut and who is not.
+
+The test reads its sockets itself.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from raftkv.rpc import HttpRequest, HttpResponse, ServerLimits
+from raftkv.rpc import HttpRequest, HttpResponse, ServerLimits, StreamCall
 from raftkv.rpc.stall import _passed_bytes
 from tests.rpc import raw
 from tests.rpc import services as s
@@ -39,6 +42,11 @@ async def handler(request: HttpRequest) -> HttpResponse:
 async def pieces() -> AsyncIterator[bytes]:
     for start in range(0, len(LARGE), 100_000):
         yield LARGE[start : start + 100_000]
+
+
+async def stream_pieces(call: StreamCall) -> None:
+    async for piece in pieces():
+        await call.send(piece)
 
 
 class Client:
@@ -87,6 +95,8 @@ class Client:
 async def world(limits: ServerLimits = LIMITS) -> AsyncIterator[tuple[s.EchoServer, Client]]:
     """A server, and a client that is connected to it."""
     async with s.echo_server(limits, handler) as echo:
+        echo.server.unary(CALL, lambda call, message: call.reply(LARGE))
+        echo.server.stream(STREAM, stream_pieces)
         client = await Client.connect(echo.target)
         await until(lambda: echo.server.connections)
         try:
@@ -119,14 +129,21 @@ async def acknowledged(transport: asyncio.Transport, before: int) -> None:
 
 # ---- who reads, slowly or not at all
 
-OVER_HTTP2 = (
-    raw.PREFACE
-    + raw.settings((4, 2**31 - 1))
-    + raw.frame(raw.WINDOW_UPDATE, 0, 0, (2**31 - 65_536).to_bytes(4, "big"))
-    + raw.headers(1, ((b":method", b"GET"), (b":scheme", b"http"), (b":path", b"/large"), (b":authority", b"x")), 5)
+BEGIN_HTTP2 = (
+    raw.PREFACE + raw.settings((4, 2**31 - 1)) + raw.frame(raw.WINDOW_UPDATE, 0, 0, (2**31 - 65_536).to_bytes(4, "big"))
 )
-LARGE_REQUESTS = [b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /pieces HTTP/1.1\r\nHost: x\r\n\r\n", OVER_HTTP2]
-IDS = ["whole", "in pieces", "over HTTP/2"]
+PLAIN = ((b":method", b"GET"), (b":scheme", b"http"), (b":path", b"/large"), (b":authority", b"x"))
+OVER_HTTP2 = BEGIN_HTTP2 + raw.headers(1, PLAIN, 5)
+CALL, STREAM = "/test.Echo/Large", "/test.Echo/Pieces"
+ASKED = raw.message(1, b"\0\0\0\0\0", raw.END_STREAM)
+LARGE_REQUESTS = [
+    b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET /pieces HTTP/1.1\r\nHost: x\r\n\r\n",
+    OVER_HTTP2,
+    BEGIN_HTTP2 + raw.headers(1, raw.grpc_headers(CALL)) + ASKED,
+    BEGIN_HTTP2 + raw.headers(1, raw.grpc_headers(STREAM)) + ASKED,
+]
+IDS = ["whole", "in pieces", "over HTTP/2", "a call", "a stream"]
 
 
 @pytest.mark.parametrize("request_bytes", LARGE_REQUESTS, ids=IDS)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+import h11
 import pytest
 
-from raftkv.rpc import Server, UnaryCall
+from raftkv.rpc import HttpRequest, HttpResponse, Server, UnaryCall
 from raftkv.rpc.framing import frame as message_of
 from raftkv.rpc.server.backlog import TURN_S
 from raftkv.rpc.server.server import BEGUN_IN_A_TURN, BYTES_AS_A_CALL
@@ -213,3 +214,50 @@ async def test_a_turn_ends_a_few_of_the_calls_that_clients_leave_together(are_re
         client.close()
     turns.stop()
     await worker.server.close()
+
+
+async def _echo(request: HttpRequest) -> HttpResponse:
+    return HttpResponse(200, request.body)
+
+
+@on_loop
+async def test_a_turn_reads_a_few_of_the_chunks_of_a_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read may hold 5,000 chunks of one byte. What is behind them, and who comes meanwhile, is served as ever."""
+    turns = Turns()
+    worker = Worker(turns)
+    server = Server(http_handler=_echo)
+    [(host, port)] = await server.listen("127.0.0.1")
+    next_event = h11.Connection.next_event
+
+    def slow(self: h11.Connection) -> object:
+        worker._spin()
+        return next_event(self)
+
+    monkeypatch.setattr(h11.Connection, "next_event", slow)
+    chunked = (
+        b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * REQUESTS + b"0\r\n\r\n"
+    )
+    behind = b"POST /b HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nlast"
+    clients = [await asyncio.open_connection(host, port) for _ in range(3)]
+    for _, writer in clients[:2]:
+        writer.write(chunked + behind)
+    await until(lambda: worker.by_turn.total() > 0)
+    clients[2][1].write(behind)
+    clients[0][1].write(behind)
+    for (reader, _), bodies in zip(
+        clients, (["x" * REQUESTS, "last", "last"], ["x" * REQUESTS, "last"], ["last"]), strict=True
+    ):
+        for body in bodies:
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+            assert await reader.readexactly(len(body)) == body.encode()
+    assert max(worker.by_turn.values()) <= IN_A_TURN_MAX
+    assert server.answers.held_bytes == 0
+    # One that leaves while its chunks wait is forgotten.
+    clients[1][1].write(chunked)
+    await until(lambda: any(one._http1 is not None and one._http1._is_behind for one in server.connections))
+    for _, writer in clients:
+        writer.transport.abort()
+    await until(lambda: not server.connections)
+    assert server.answers.held_bytes == 0
+    turns.stop()
+    await server.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -96,4 +97,32 @@ async def test_a_connection_that_is_cut_within_tls_fails_its_calls(certificates:
         _tls_of(echo)._below.write(bytes(100))  # no record of TLS
         error = await failure(call)
         assert error.code == 14
+        await until(lambda: not echo.server.connections)
+
+
+@on_loop
+async def test_nothing_is_written_after_what_is_no_record(certificates: Certificates) -> None:
+    """Answers leave within turns of the member's node, which must not fail there for what a client has broken."""
+    async with connected(certificates) as (echo, tls):
+        tls._buffer[:100] = bytes(100)
+        tls.buffer_updated(100)
+        assert tls.is_closing()
+        tls.write(b"an answer")
+        await until(lambda: not echo.server.connections)
+
+
+class _Refusing:
+    """Stands for an object of OpenSSL that is beyond use."""
+
+    def write(self, data: bytes) -> int:
+        raise ssl.SSLError(1, "beyond use")
+
+
+@on_loop
+async def test_what_cannot_be_encrypted_ends_the_connection(certificates: Certificates) -> None:
+    async with connected(certificates) as (echo, tls):
+        stand_in: Any = _Refusing()
+        tls._tls = stand_in
+        tls.write(b"an answer")
+        assert tls.is_closing()
         await until(lambda: not echo.server.connections)
