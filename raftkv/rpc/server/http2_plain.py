@@ -115,9 +115,6 @@ class PlainCall(ServerCall):
             self._send_whole(response, response.body if isinstance(response.body, bytes) else b"")
             return
         self._send_head(response)
-        if self._headers_method() == b"HEAD":
-            self._end()
-            return
         async for piece in response.body:
             while self._state == OPEN and not self._has_room():
                 await self._wait_drained()
