@@ -129,8 +129,9 @@ class Housekeeping:
             self._space_failures = 0
         elif error is not self._space_error:
             self._space_error = error
-            self._space_failures += 1
-            if self._admission.finds_no_room() or self._space_failures >= SPACE_FAILURES_MAX:
+            has_room = not self._admission.finds_no_room()
+            self._space_failures = self._space_failures + 1 if has_room else 0
+            if not has_room or self._space_failures >= SPACE_FAILURES_MAX:
                 self._on_no_space(str(error))
 
     async def _compact(self) -> None:

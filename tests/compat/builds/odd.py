@@ -145,7 +145,7 @@ class OddRequests:
         """Whether an answer would depend on time, or on what a cluster makes up."""
         match rpc.partition("/")[2]:
             case "LeaseGrant":  # it would end, or have an id of its own
-                return not message.ID or 0 < message.TTL < LONG_S
+                return not message.ID or message.TTL < LONG_S  # also none, or less: the shortest
             case "Lock" | "Campaign":  # a lease of its own, or a wait for somebody else
                 is_new = message.name not in self._names
                 self._names.add(message.name)
