@@ -52,7 +52,7 @@ class DeadlineWheel:
     def add(self, entry: Expiring, deadline: float, now: float) -> None:
         """Watch an entry until its deadline.
 
-        Args:
+        Arguments:
             entry: expires then, unless it is forgotten before.
             deadline, now: times of the owner's clock, in seconds.
         """

@@ -52,7 +52,7 @@ def message_too_large(length: int, limit: int) -> RpcError:
 def refusal_of(flag: int, length: int, limit: int, encoding: bytes | None, on_server: bool = True) -> RpcError:
     """Return the error of grpc-go for a prefix that cannot be accepted.
 
-    Args:
+    Arguments:
         flag, length: of the prefix; the length in bytes.
         limit: on a message, in bytes.
         encoding: of the call's ``grpc-encoding``.

@@ -16,7 +16,7 @@ KEEPALIVE_PING = b"keepaliv"
 class Keepalive:
     """Watches one connection.
 
-    Args:
+    Arguments:
         loop: for its time and timers.
         time_s: silence before a ping.
         timeout_s: silence after the ping before ``dead`` is called.

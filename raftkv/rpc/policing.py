@@ -162,7 +162,7 @@ class PingPolicy:
     def too_many(self, now: float, has_calls: bool) -> bool:
         """Count one ping; True when the connection has used up its strikes.
 
-        Args:
+        Arguments:
             now: seconds of the owner's clock.
             has_calls: whether calls are open, for which pings may come more often.
         """

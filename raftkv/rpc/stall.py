@@ -48,7 +48,7 @@ class StallGuard:
     def arm(self, transport: asyncio.Transport, cut: Callable[[], None]) -> None:
         """Call back once nothing has passed for the timeout, because something waits. An armed guard goes on.
 
-        Args:
+        Arguments:
             transport: whose progress is looked at.
             cut: ends the connection.
         """

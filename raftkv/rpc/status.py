@@ -105,7 +105,7 @@ def decode_binary(value: bytes) -> bytes:
 def status_headers(code: int, text: str, details: bytes = b"", trailers: Sequence[tuple[bytes, bytes]] = ()) -> Headers:
     """Return the trailer fields of a status, in gRPC's order: status, message, details, then the user's.
 
-    Args:
+    Arguments:
         code, text: of the status.
         details: a serialized google.rpc.Status.
         trailers: the user's (header form).
@@ -121,7 +121,7 @@ def status_headers(code: int, text: str, details: bytes = b"", trailers: Sequenc
 def status_of(fields: dict[bytes, bytes], headers: Iterable[tuple[bytes, bytes]]) -> RpcError | None:
     """Read a status from trailers: None for OK, else the error; a missing or silly status is UNKNOWN.
 
-    Args:
+    Arguments:
         fields: the trailers, by name.
         headers: the same in order.
     """

@@ -49,7 +49,7 @@ _STEADY_S = 1.0
 class Channel:
     """Runs calls to one server, or to any one of several equal ones.
 
-    Args:
+    Arguments:
         target: ``host:port``, ``unix:/path``, or several of them, tried in turn.
         ssl: speak TLS; ALPN of a context is set to h2.
         options: limits and timings.
@@ -113,7 +113,7 @@ class Channel:
 
         Cancelling the future cancels the call. Failures are RpcError.
 
-        Args:
+        Arguments:
             path: ``/package.Service/Method``.
             message: serialized request.
             timeout_s: seconds from now, also sent to the server; None waits for ever.
@@ -142,7 +142,7 @@ class Channel:
     ) -> ClientStream:
         """Start a streaming call of any kind.
 
-        Args:
+        Arguments:
             path: ``/package.Service/Method``.
             metadata: name and value pairs.
             timeout_s: seconds from now, also sent to the server; None waits for ever.
@@ -319,7 +319,7 @@ class Channel:
     def time_ping(self, on_answer: Callable[[float], None]) -> None:
         """Ping the server and call back with the seconds until it answered; nothing happens without a connection.
 
-        Args:
+        Arguments:
             on_answer: of the last ping, if there are several; never called if the connection goes.
         """
         core = self._core

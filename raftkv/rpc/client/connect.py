@@ -202,7 +202,7 @@ class ClientConnection(asyncio.Protocol):
 async def connect(target: str, ssl: Security | None, channel: Channel) -> ClientConnection:
     """Return a connection that is ready for calls.
 
-    Args:
+    Arguments:
         target: ``host:port``, or ``unix:`` and a path.
         ssl: for TLS; None: plain text.
         channel: owns the connection.

@@ -389,7 +389,7 @@ class ClientCore:
     def fail_all(self, code: Code, text: str) -> None:
         """End every open call with a status of our own making.
 
-        Args:
+        Arguments:
             code, text: of the status.
         """
         self.closing = True

@@ -74,7 +74,7 @@ def _held_size(holder: Holder) -> int:
 class AnswerBudget:
     """What all connections of a process may have waiting.
 
-    Args:
+    Arguments:
         limits: for ``process_send_buffer_bytes``, ``send_buffer_floor_bytes`` and ``reading_grace_s``.
 
     Attributes:
@@ -131,7 +131,7 @@ class AnswerBudget:
     def relieve(self, now_s: float, urgent: bool = False) -> None:
         """End connections that do not read, those that hold most first, until enough is free.
 
-        Args:
+        Arguments:
             now_s: seconds of the owner's clock.
             urgent: a call would fail otherwise: less patience with those that do not read.
         """
@@ -290,7 +290,7 @@ class AnswerAccount:
 
         Needless while ``room == allowance`` and the transport holds nothing, and did not the last time either.
 
-        Args:
+        Arguments:
             buffered: bytes that the transport holds.
             relieve: end connections that do not read, if too much waits.
         """
@@ -374,7 +374,7 @@ class AnswerAccount:
 class StallWatch:
     """Finds streams of which nothing leaves any more. Looked at now and then, and only while something waits.
 
-    Args:
+    Arguments:
         timeout_s: how long a stream may let nothing through.
     """
 
@@ -388,7 +388,7 @@ class StallWatch:
     def expired(self, progress: dict[int, int], now_s: float) -> list[int]:
         """Return the streams that have made no progress for too long.
 
-        Args:
+        Arguments:
             progress: of every stream that has bytes waiting, a number that grows as they leave.
             now_s: the loop's time.
         """

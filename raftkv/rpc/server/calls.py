@@ -138,7 +138,7 @@ class ServerCall:
     def fail(self, code: int, text: str = "", *, details: bytes = b"", trailers: Headers = ()) -> None:
         """Answer with a status other than OK.
 
-        Args:
+        Arguments:
             code, text: of the status.
             details: a serialized google.rpc.Status.
             trailers: further trailing metadata (header form).
@@ -213,7 +213,7 @@ class ServerCall:
     def observed(self, code: int, answer: bytes = b"") -> None:
         """Tell the observer how the call has ended.
 
-        Args:
+        Arguments:
             code: of gRPC.
             answer: the first bytes of what was answered.
         """
@@ -283,7 +283,7 @@ class UnaryCall(ServerCall):
     def reply(self, message: bytes, trailers: Headers = ()) -> None:
         """Answer OK.
 
-        Args:
+        Arguments:
             message: the serialized response.
             trailers: trailing metadata (header form).
         """

@@ -116,7 +116,7 @@ class Carrier:
     def translate(self, path: str, error: BaseException) -> RpcError:
         """Return the status for an exception of a handler; report it if nobody knows it.
 
-        Args:
+        Arguments:
             path: of the method, for the report.
             error: what the handler raised.
         """
@@ -144,7 +144,7 @@ class Carrier:
     def assembler(self, is_packed: bool) -> MessageAssembler:
         """Return an assembler under the server's message limit.
 
-        Args:
+        Arguments:
             is_packed: for messages that may be compressed.
         """
         raise NotImplementedError

@@ -273,7 +273,7 @@ class ServerCore(Carrier):
     def _unpack(self, call: ServerCall, end_stream: bool) -> None:
         """Go on with the compressed messages of a call until its time is over: no frame is looked at before the last.
 
-        Args:
+        Arguments:
             call: is busy with them.
             end_stream: whether its request ends with them.
         """
@@ -346,7 +346,7 @@ class ServerCore(Carrier):
     def abort(self, error_code: int, reason: bytes) -> None:
         """End the connection at once with a GOAWAY that says why.
 
-        Args:
+        Arguments:
             error_code: of HTTP/2.
             reason: for people, in ASCII.
         """
@@ -589,7 +589,7 @@ class ServerCore(Carrier):
     def assembler(self, is_packed: bool) -> MessageAssembler:
         """Return an assembler under this server's message limit.
 
-        Args:
+        Arguments:
             is_packed: for messages that may be compressed.
         """
         limit_bytes = self.limits.max_receive_message_bytes
@@ -605,7 +605,7 @@ class ServerCore(Carrier):
     def keep(self, amount: int) -> None:
         """Account for bytes of requests until they are answered: of all connections, since one may ask for much.
 
-        Args:
+        Arguments:
             amount: of a large request; negative when it is over.
         """
         if not self._holds:

@@ -49,7 +49,7 @@ class HttpRequest:
     def header(self, name: str, default: str = "") -> str:
         """Return the first header of that (lower-case) name.
 
-        Args:
+        Arguments:
             name: in lower case.
             default: returned where there is none.
         """
@@ -64,7 +64,7 @@ def origin_form(target: str, headers: HttpHeaders) -> tuple[str, HttpHeaders]:
 
     Clients send a whole URL to what they take for a proxy, and its host counts, not the header's (RFC 9112, 3.2.2).
 
-    Args:
+    Arguments:
         target, headers: as sent; a target of another form (``*``) stays as it is.
     """
     absolute = _ABSOLUTE_FORM.fullmatch(target)
@@ -114,7 +114,7 @@ class Origins:
 
     A browser names the origin of the page with each request by which a page could do harm; no other client does.
 
-    Args:
+    Arguments:
         allowed: ``scheme://host:port``, where a scheme's own port may be left out; ``*``: all.
     """
 
@@ -143,7 +143,7 @@ def _usual_origin(origin: str) -> str:
 async def close_body(body: bytes | AsyncIterator[bytes]) -> None:
     """End a body that is made as it is sent: the client has it all, or has left.
 
-    Args:
+    Arguments:
         body: of a response; one of bytes needs no end.
     """
     aclose = getattr(body, "aclose", None)
@@ -157,7 +157,7 @@ HttpHandler = Callable[[HttpRequest], Awaitable[HttpResponse]]
 def text_response(status: int, text: str) -> HttpResponse:
     """Return a short plain-text response.
 
-    Args:
+    Arguments:
         status: of HTTP.
         text: the body.
     """

@@ -56,7 +56,7 @@ class KnownHeads:
     def find(self, inbox: bytearray) -> Head | None:
         """Return what the head at the front says, if it is known and its body is whole.
 
-        Args:
+        Arguments:
             inbox: begins with a request.
         """
         end = inbox.find(_END, 0, HEAD_BYTES_MAX) + len(_END)
@@ -68,7 +68,7 @@ class KnownHeads:
     def learn(self, raw: bytes, event: h11.Request) -> Head | None:
         """Remember what h11 has read, if the same bytes always mean the same.
 
-        Args:
+        Arguments:
             raw: the head, with the empty line at its end.
             event: what h11 made of exactly these bytes.
         """
@@ -91,7 +91,7 @@ class KnownHeads:
 def head_bytes(inbox: bytearray) -> bytes:
     """Return the head at the front, with the empty line at its end; empty if it is long or not whole.
 
-    Args:
+    Arguments:
         inbox: begins with a request.
     """
     end = inbox.find(_END, 0, HEAD_BYTES_MAX)
@@ -104,7 +104,7 @@ _response_heads: dict[tuple[int, HttpHeaders], bytes] = {}
 def response_head(status: int, headers: HttpHeaders, reason: bytes) -> bytes:
     """Return the head of an answer, up to its Content-Length, as h11 writes and checks it.
 
-    Args:
+    Arguments:
         status, headers, reason: of the answer; without a length.
 
     Raises:

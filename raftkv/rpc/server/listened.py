@@ -54,7 +54,7 @@ class ListenedCall(StreamCall):
     def begin(self, handler: ListenedHandler) -> None:
         """Call a handler, for whoever guards it and had to wait; of a call that is over, nobody wants to know.
 
-        Args:
+        Arguments:
             handler: names the listener.
         """
         if self.done:
@@ -69,7 +69,7 @@ class ListenedCall(StreamCall):
     def listen(self, listener: Listener) -> None:
         """Hand what the client says to a listener: what has come already at once.
 
-        Args:
+        Arguments:
             listener: of this call alone.
         """
         self._listener = listener
@@ -80,7 +80,7 @@ class ListenedCall(StreamCall):
     def finish(self, frames: bytes = b"", count: int = 0) -> None:
         """Answer OK behind what was sent, unless the call is over.
 
-        Args:
+        Arguments:
             frames, count: the last answers, as for ``send_frames_nowait``.
         """
         if frames and not self._finish_whole(frames, count):

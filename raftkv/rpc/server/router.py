@@ -25,7 +25,7 @@ _GRPC_AND_MORE = (b"application/grpc+", b"application/grpc;")
 def is_grpc(content_type: bytes) -> bool:
     """Return whether a request says that it is gRPC's: with any subtype, as for grpc-go; its messages are protobuf's.
 
-    Args:
+    Arguments:
         content_type: of the request; empty: it has none.
     """
     return content_type == _GRPC or content_type.startswith(_GRPC_AND_MORE)
@@ -70,7 +70,7 @@ class CallCounts:
     def count_failure(self, code: int) -> None:
         """Count a call that ended with a code other than OK.
 
-        Args:
+        Arguments:
             code: of gRPC; one that gRPC does not know counts as UNKNOWN.
         """
         code = code if 0 < code <= Code.UNAUTHENTICATED else Code.UNKNOWN
@@ -152,7 +152,7 @@ class Refusal:
 def refuse(fields: dict[bytes, bytes], route: Route | None, router: Router) -> Refusal | None:
     """Say what is wrong with a gRPC request, in grpc-go's order, which knows no origins; None if nothing is.
 
-    Args:
+    Arguments:
         fields: headers of the request, by name.
         route: of its path; None: there is none.
         router: knows all of them.

@@ -65,7 +65,7 @@ AsyncUnaryHandler = Callable[[bytes, UnaryCall], Awaitable[bytes | list[bytes]]]
 class Server:
     """Serves registered methods on any number of listeners.
 
-    Args:
+    Arguments:
         limits: what connections may do.
         http_handler: answers HTTP requests that are not gRPC; None refuses them.
         report: called with exceptions that escape from handlers (method path, exception); default: the log.
@@ -123,7 +123,7 @@ class Server:
     def unary(self, path: str, handler: UnaryHandler) -> None:
         """Register a unary method.
 
-        Args:
+        Arguments:
             path: ``/package.Service/Method``.
             handler: ``handler(call, message)`` is called from the loop and must not block.
         """
@@ -132,7 +132,7 @@ class Server:
     def unary_async(self, path: str, handler: AsyncUnaryHandler) -> None:
         """Register a unary method whose handler is a coroutine; each call is a task.
 
-        Args:
+        Arguments:
             path: ``/package.Service/Method``.
             handler: ``await handler(message, call)`` returns the response message.
         """
@@ -146,7 +146,7 @@ class Server:
     def stream(self, path: str, handler: StreamHandler) -> None:
         """Register a streaming method of any kind; each call is a task.
 
-        Args:
+        Arguments:
             path: ``/package.Service/Method``.
             handler: ``await handler(call)`` receives and sends.
         """
@@ -163,7 +163,7 @@ class Server:
     def listened(self, path: str, handler: ListenedHandler) -> None:
         """Register a streaming method whose calls are served without tasks.
 
-        Args:
+        Arguments:
             path: ``/package.Service/Method``.
             handler: ``handler(call)`` names the listener of a call (``listened``) and must not block.
         """
@@ -218,7 +218,7 @@ class Server:
     ) -> list[tuple[str, int]]:
         """Open a listener and return the addresses it got.
 
-        Args:
+        Arguments:
             host: name or address; None for all interfaces (ignored with ``unix``).
             port: TCP port; 0 takes a free one.
             ssl: serve TLS; the ALPN protocols of a context are set to h2 and http/1.1.

@@ -127,7 +127,7 @@ class StreamCall(ServerCall):
     def send_frames_nowait(self, frames: bytes, count: int) -> None:
         """Queue messages that have their prefixes already (``framing.PREFIX``): many small ones cost as much as one.
 
-        Args:
+        Arguments:
             frames: the messages, each behind its prefix.
             count: how many.
         """
