@@ -1,4 +1,4 @@
-"""When commits that find no room are told, and when what failed is older than the room that there is."""
+"""When a member tells that a commit found no room, and when what failed is older than the room that there is."""
 
 from __future__ import annotations
 
