@@ -10,7 +10,7 @@ from raftkv.server.node.housekeeping import SPACE_FAILURES_MAX, Housekeeping
 
 
 class _Disk:
-    """A disk with room or none, and what is told of it."""
+    """A disk with room or none, and the reasons for an alarm."""
 
     def __init__(self) -> None:
         self.has_room = True
