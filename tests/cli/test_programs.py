@@ -259,7 +259,7 @@ def test_flags_of_its_own_are_refused_in_plain_words_and_etcdctls_in_etcdctls(ru
 
 
 STRICT = {"PYTHONIOENCODING": "utf-8:strict"}
-"""As Python has its streams in any UTF-8 locale but C's."""
+"""Sets streams as Python has them in any UTF-8 locale but C's."""
 
 
 @pytest.mark.parametrize("encoding", [STRICT["PYTHONIOENCODING"], "latin-1:strict"])

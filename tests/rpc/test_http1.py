@@ -296,7 +296,7 @@ IN_CHUNKS = b"POST /late HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r
 )
 @on_loop
 async def test_who_ends_its_half_behind_a_request_gets_the_answer(octets: bytes, answers: list[bytes]) -> None:
-    """As BusyBox's nc does, which is the only client of HTTP in many images, and asks there for ``/health``."""
+    """Ask as BusyBox's nc, which is the only client of HTTP in many images, and asks there for ``/health``."""
     cancelled = []
 
     async def late(request: HttpRequest) -> HttpResponse:

@@ -104,7 +104,7 @@ class Http1Protocol(asyncio.Protocol):
         self._is_behind = False
         """What has come took its time: the rest of it is read in a later turn, and nothing more meanwhile."""
         self._is_full = False
-        """So much has come behind the request under way that nothing more is read."""
+        """Says that nothing more is read: so much has come behind the request under way."""
         self._fed_bytes = 0
         """What h11 was handed since the end of the last request."""
         self._request: h11.Request | None = None

@@ -169,7 +169,7 @@ class Passwords:
             self._allowance.spend(time.thread_time() - began)
 
     def _prompt_is_free(self, _future: Future[T]) -> None:
-        """Also of work that was given up before it began."""
+        """Let the next one in, also when the work was given up before it began."""
         self._is_prompt_busy = False
 
     def close(self) -> None:

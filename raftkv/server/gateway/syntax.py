@@ -22,7 +22,7 @@ TOKENS_A_STEP: Final = 256
 """Tokens, of about a microsecond each, between two pauses."""
 
 LARGE_BYTES: Final = 64 * 1024
-"""So much takes up to a millisecond: there is a pause behind it, and within a longer string of escapes."""
+"""Bounds what is read between pauses, up to a millisecond, also within a long string of escapes."""
 
 Steps = Generator[None, None, "Value"]
 

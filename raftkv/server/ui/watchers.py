@@ -22,7 +22,7 @@ WATCHERS_MAX: Final = 4_000
 RANGES_MAX: Final = 20
 """Ranges that are named of one stream, those with the most watchers."""
 SHOWN_BYTES_MAX: Final = 256
-"""Of a key; what is cut is said to be."""
+"""Bounds what is shown of a key; one that is cut says so."""
 
 
 def watching(hub: WatchHub) -> dict[str, Any]:

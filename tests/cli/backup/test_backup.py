@@ -250,7 +250,7 @@ PIECES = 5_000_000
 def test_a_signal_ends_a_copy_that_is_under_way_and_leaves_nothing(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """It went on to the end of the file, however large, and what it had copied stayed for a day."""
+    """End in the middle: it went on to the end of the file, however large, and its copy stayed for a day."""
     place, begun = Place(str(tmp_path / "b")), threading.Event()
     real, pieces = getattr(Place, step), list[int]()
 

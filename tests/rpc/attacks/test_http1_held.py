@@ -100,7 +100,7 @@ async def test_who_is_in_the_middle_of_a_request_is_told_so() -> None:
 
 @on_clock
 async def test_who_is_not_read_any_more_and_is_written_nothing_is_cut(clock: Clock) -> None:
-    """It may have left: what it has sent keeps the end of the connection from being seen."""
+    """Cut it, for it may have left: what it has sent keeps the end of the connection from being seen."""
     handler = Handler()
     async with s.echo_server(ServerLimits(), handler.answer) as echo:
         host, _, port = echo.target.rpartition(":")

@@ -83,7 +83,7 @@ def test_origins(allowed: tuple[str, ...], origin: str, passes: bool) -> None:
 
 @pytest.mark.parametrize("more", [b"", b"+proto", b"+json", b";charset=utf-8", b"+proto; charset=utf-8"])
 def test_good_requests_are_not_refused(more: bytes) -> None:
-    """As etcd 3.5.1 has it: of the content type only its beginning counts, and messages are protobuf's."""
+    """Take what etcd 3.5.1 takes: only the beginning of the content type counts, and messages are protobuf's."""
     assert refuse({**GOOD, b"content-type": b"application/grpc" + more}, ROUTE, router()) is None
 
 

@@ -164,7 +164,7 @@ def test_verified_tokens_are_remembered_up_to_a_number(secret: JWTTokens, monkey
 def test_what_was_refused_once_is_refused_without_another_look_at_its_signature(
     tmp_path: Path, secret: JWTTokens, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes up to a millisecond of the loop, and one stream asks for each of its watches, bad token or not."""
+    """Look once: that takes up to a millisecond of the loop, and one stream asks for each of its watches."""
     looks: list[bytes] = []
     decode = jwt.decode
 

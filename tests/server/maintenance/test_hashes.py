@@ -25,19 +25,25 @@ from tests.rpc.loop import until
 from tests.server.recipes.recipes import Granted, ManualNode, NoAdmission
 
 
+def _parts() -> tuple[Hashes, MaintenanceService]:
+    """Make what hashes a store of one key."""
+    machine = Machine()
+    machine.apply(put(b"k"))
+    applier = Applier(machine.store, machine.alarms, machine.membership, Granted())
+    admission = cast(Admission, NoAdmission())
+    responder = Responder(cast(Node, ManualNode()), applier, HeaderEncoder(1, 2), admission)
+    hashes = Hashes(machine.store, 1, pytest.fail)
+    service = MaintenanceService(responder, machine.store, 0, lambda _: None, cast(Defragmenter, None), hashes)
+    return hashes, service
+
+
 @pytest.mark.parametrize("method", ["hash", "hash_kv"])
 def test_clients_hash_one_at_a_time_and_members_wait_for_none_of_them(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Sixteen at once took a turn of 60 ms, a put of 149 ms and all threads that the member has for what may block.
     async def run() -> None:
-        machine = Machine()
-        machine.apply(put(b"k"))
-        applier = Applier(machine.store, machine.alarms, machine.membership, Granted())
-        admission = cast(Admission, NoAdmission())
-        responder = Responder(cast(Node, ManualNode()), applier, HeaderEncoder(1, 2), admission)
-        hashes = Hashes(machine.store, 1, pytest.fail)
-        service = MaintenanceService(responder, machine.store, 0, lambda _: None, cast(Defragmenter, None), hashes)
+        hashes, service = _parts()
         go_on, running, most = asyncio.Event(), 0, 0
 
         async def on_thread(job: Any, *arguments: Any) -> Any:
@@ -74,13 +80,7 @@ def test_a_client_that_leaves_has_its_hash_end_before_the_next_begins(
     """
 
     async def run() -> None:
-        machine = Machine()
-        machine.apply(put(b"k"))
-        applier = Applier(machine.store, machine.alarms, machine.membership, Granted())
-        admission = cast(Admission, NoAdmission())
-        responder = Responder(cast(Node, ManualNode()), applier, HeaderEncoder(1, 2), admission)
-        hashes = Hashes(machine.store, 1, pytest.fail)
-        service = MaintenanceService(responder, machine.store, 0, lambda _: None, cast(Defragmenter, None), hashes)
+        _, service = _parts()
         threads: list[asyncio.Future[None]] = []
         ended: list[BaseException | None] = []
 

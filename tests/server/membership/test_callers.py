@@ -78,7 +78,7 @@ def _follower(channel: Channel, change_members: Any = None) -> Changes:
     ],
 )
 def test_what_the_leader_refuses_is_told_at_once(refusal: errors.StatusError) -> None:
-    """It was asked again and again until the time was up, and the client heard of nothing but that."""
+    """Ask once: the leader was asked until the time was up, and the client heard of nothing but that."""
     channel = Channel(refusal)
 
     async def ask() -> None:
