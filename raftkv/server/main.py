@@ -58,8 +58,6 @@ def run(config: ServerConfig, extend_http: ExtendHttp | None = None, on_ready: O
         signal would, and process 1 of a container with 0), 1 for a failure, ``NEEDS_UPGRADE_STATUS`` if the log is of a
         later version.
     """
-    if sys.flags.optimize:
-        return _complain("python -O is refused: it removes checks that keep members from diverging")
     logs.configure(config)
     try:
         return _run(config, extend_http, on_ready)

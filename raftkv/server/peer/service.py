@@ -5,7 +5,7 @@ A call is accepted if it names this cluster, this member, and a member as its se
 anything is read. An id that is unknown here and was never removed is accepted, too, with the URLs at which it can be
 answered: it may have become a member by an entry that is not applied here yet. Otherwise a member that was away while
 others were replaced would never catch up (etcd: AddRemote). Every message of a stream must carry the id of its sender,
-or the stream ends: one member cannot vote in the name of another. A removed member is told that it was removed, and its
+or the stream ends: one member cannot vote in the name of another. A removed member is refused with those words, and its
 open streams end with the same words. Only one question is answered to anybody: who the members are, for those who are
 about to join.
 """
