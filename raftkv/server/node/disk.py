@@ -155,7 +155,7 @@ class Batch:
         log.append(self.hard_state, entries)
 
 
-class Mark(Batch):
+class Marker(Batch):
     """A marker that everything up to ``meta`` is durable in the database; the log before it is released."""
 
     __slots__ = ("meta",)
