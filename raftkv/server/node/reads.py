@@ -102,12 +102,19 @@ class ReadQueue:
         ids: fresh request ids.
         timeout_s: longest wait of a reader.
         wake: asks for another turn, in which ``serve`` is called.
+        on_served: called with how many readers are served next.
     """
 
     def __init__(
-        self, ask: Callable[[bytes], None], ids: Iterator[int], timeout_s: float, wake: Callable[[], None]
+        self,
+        ask: Callable[[bytes], None],
+        ids: Iterator[int],
+        timeout_s: float,
+        wake: Callable[[], None],
+        on_served: Callable[[int], None] = lambda readers: None,
     ) -> None:
         self._wake = wake
+        self._on_served = on_served
         self._ask = ask
         self._ids = ids
         self._timeout_s = timeout_s
@@ -211,6 +218,7 @@ class ReadQueue:
         if self._due and left:
             began_s = perf_counter()
             served = min(left, len(self._due))
+            self._on_served(served)
             for _ in range(served):
                 self._due.popleft().ready()
             # One look at the clock for all of them: what each took is known on average.
