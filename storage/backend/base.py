@@ -18,10 +18,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, Protocol
 
-
 RUN_BYTES_MAX: Final = 4 * 1024 * 1024
 """Bytes of values at which a list of ``in_runs`` ends: each value may be as large as a request."""
-_PART_ITEMS: Final = 25
+_PART_ITEMS: Final = 10
 """Items between two looks at their size; a look costs as much as reading one of them."""
 
 

@@ -129,7 +129,7 @@ def test_a_long_key_does_not_pass_for_what_stands_behind_a_short_one() -> None:
 
 
 def test_large_records_are_read_few_at_a_time() -> None:
-    """A thousand of a megabyte each, twice, were in memory at a start, and a turn of an installation read all of them."""
+    """A thousand of a megabyte, twice, were in memory at a start, and read in a turn of an installation."""
     backend = MemoryBackend()
     batch = WriteBatch()
     size_bytes = 300_000

@@ -125,7 +125,8 @@ class Intervals(Generic[T]):
         above: _Node[T] | None = None
         while node.left is not None:
             above, node = node, node.left
-        # The ends noted above it may be greater now than what is left below: it costs a search a look, and hides nothing.
+        # The ends noted above it may be greater now than what is left below: a search looks in vain, but misses nothing
+        # of it.
         self._hang(above, True, node.right)
         self._size -= 1
         return node.value
