@@ -214,7 +214,7 @@ class LeaseTimes:
     def reloaded(self, granted: dict[int, int]) -> None:
         """Begin anew with these leases (TTLs in seconds by id): the database was replaced, or has just been opened.
 
-        The listener hears of those that are gone, and what was known of those before is freed, in steps of ``queue_some``.
+        The listener hears of those that are gone, and what was known before is freed, in steps of ``queue_some``.
         """
         received = self._take_received()
         if received is None:
