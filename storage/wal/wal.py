@@ -188,7 +188,7 @@ class WAL:
 
     def _recover(self, snapshot_index: int | None) -> Recovered:
         names = list_segments(self._disk, self._directory)
-        recovery = Recovery(self._disk, self._directory, names)
+        recovery = Recovery(self._disk, self._directory, names, all_segments=snapshot_index is not None)
         recovered = recovery.finish(snapshot_index)
         self._metadata = recovery.metadata
         self._segments = names

@@ -62,7 +62,7 @@ from raftkv.server.node.applying import Applying
 from raftkv.server.node.backlog import Backlog
 from raftkv.server.node.conf_changes import ConfChanges, hide_beginning
 from raftkv.server.node.disk import Batch, Disk, Restore
-from raftkv.server.node.proposals import Forwarded, Proposals, Waiter
+from raftkv.server.node.proposals import Forwarded, Proposals, Waiter, answer
 from raftkv.server.node.reads import Reader, ReadQueue
 from raftkv.server.node.surroundings import DurableState, NodeSettings, Sender, Stages, timeout_error
 from raftkv.server.node.waits import AwaitableNode
@@ -209,6 +209,17 @@ class Node(AwaitableNode):
         self._cork.arrived()
         self._wake()
         return request_id
+
+    def submit_ahead(self, kind: int, body: bytes, waiter: Waiter) -> None:
+        """Put a decision of this leader into the log now, before whatever waits to be proposed.
+
+        Arguments:
+            kind, body, waiter: as of ``submit``, which also says what is raised (too much is pending: the log is full).
+        """
+        if self.stopped:
+            raise errors.StoppedError
+        self.proposals.add_ahead(kind, body, waiter, self._loop.time(), self.raw.propose_batch)
+        self._wake()
 
     def submit_change(self, record: raft_pb2.MembershipChange, waiter: Waiter) -> int:
         """Put a change of members into the log, behind those that are under way.
@@ -621,7 +632,7 @@ class Node(AwaitableNode):
             self._stages.applied(last.index)
         self._cork.expect(len(answers))
         for waiter, outcome in answers:
-            _answer(waiter, outcome)
+            answer(waiter, outcome)
         if self._changes:
             self._tell_of_changes()
         self.reads.applied(last.index)
@@ -673,7 +684,7 @@ class Node(AwaitableNode):
         try:
             for waiter, outcome in changes:
                 if waiter is not None:
-                    _answer(waiter, outcome)
+                    answer(waiter, outcome)
             for callback in self.on_conf_change:
                 callback()
         except Exception as error:
@@ -688,13 +699,3 @@ class Node(AwaitableNode):
         except ConfChangeError as error:
             return errors.ConfChangeRefusedError(f"raftkv: the members cannot be changed like this now: {error}")
         return None
-
-
-def _answer(waiter: Waiter, outcome: Outcome) -> None:
-    """Answer a caller. The entry is applied whatever becomes of the answer, so a failure here harms nobody else."""
-    try:
-        waiter.finish(outcome)
-    except errors.InvariantError:
-        raise
-    except Exception:
-        _log.exception("could not answer a request that was applied")
