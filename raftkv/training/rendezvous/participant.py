@@ -35,7 +35,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from raftkv.client.arguments import limit
-from raftkv.client.control.control import ClientControl, Control
+from raftkv.client.control.control import ClientControl, Control, check_whole
 from raftkv.client.control.records import RecordError
 from raftkv.client.control.reflector import Reflector
 from raftkv.client.control.retries import OnTrouble, until_answered
@@ -146,12 +146,12 @@ class Participant:
 
         Raises:
             ClusterAway: the store did not answer within ``connect_timeout_s``.
-            ConfigError: the configuration cannot work.
+            ConfigError: the configuration cannot work, or the client is a view.
             RunClosed: the run is over, and nodes of it are still there.
             RunConflict: its nodes were started with other limits.
             StatusError: the store refused.
         """
-        with in_words(kv, config.run_id, config.connect_timeout_s):
+        with in_words(check_whole(kv), config.run_id, config.connect_timeout_s):
             return await cls.start(ClientControl(kv), config, data=data, on_progress=on_progress, on_trouble=on_trouble)
 
     @classmethod
