@@ -9,6 +9,7 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
+import numpy
 import pytest
 
 import raftkv.training
@@ -277,7 +278,7 @@ def test_a_counter_gives_every_rank_another_number(play):
         numbers = await in_all(runs, draw)
         assert sorted(number for mine in numbers for number in mine) == list(range(1, 31))
         assert all(mine == sorted(mine) for mine in numbers)
-        await runs[0].counter("numbers").add(-30)
+        await runs[0].counter("numbers").add(numpy.int64(-30))
         assert await runs[1].counter("numbers").value() == 0
         again = Generation(runs[0].kv, runs[0].world, 0)  # as a process that attaches a second time
         assert await Counter(again, "numbers").add(5) == 5
@@ -454,6 +455,46 @@ def test_a_block_that_ends_closes_the_run(play):
 
         await in_all(runs, work)
         assert await job.below(job.keys.base) == [job.keys.round, job.keys.state]
+
+    play(scenario)
+
+
+def test_a_run_that_was_closed_is_not_taken_for_a_restored_one(play):
+    async def scenario(job: Job) -> None:
+        runs = await job.join(2)
+        await runs[0].counter("steps").add(1)
+        runs[0]._unwatch()  # it has not heard yet
+        await runs[1].close("done")
+        with pytest.raises(GenerationOver, match=": done"):
+            await runs[0].counter("steps").add(1)
+
+    play(scenario)
+
+
+def test_a_barrier_that_opens_as_the_time_is_up_blames_nobody(play, monkeypatch):
+    async def scenario(job: Job) -> None:
+        runs = await job.join(2)
+        look = Collectives._missing
+
+        async def late(self: Collectives, *what: Any) -> Any:
+            await runs[1].barrier("b")
+            return await look(self, *what)
+
+        monkeypatch.setattr(Collectives, "_missing", late)
+        with pytest.raises(BarrierTimeout, match="all have come by now") as caught:
+            await runs[0].barrier("b", timeout_s=0.05)
+        assert caught.value.missing == []
+        await runs[0].barrier("b")
+
+    play(scenario)
+
+
+def test_a_run_is_joined_with_a_client_of_all_keys_alone(play):
+    async def scenario(job: Job) -> None:
+        with pytest.raises(
+            ConfigError, match=r"kv sees the keys below 'team/' alone; give the client that connect\(\)"
+        ):
+            await join(job.run_id, kv=job.kv.view("team/"))
 
     play(scenario)
 
