@@ -429,7 +429,7 @@ def test_too_many_files_are_refused_before_one_is_copied(tmp_path: Path, monkeyp
         for number in range(20):
             (old / f"{number}.bin").write_bytes(b"1")
         registry = world.registry()
-        with pytest.raises(ConfigError, match="has 20 files, too many for one checkpoint: .* pack them"):
+        with pytest.raises(ConfigError, match=r"has 20 files, too many for one checkpoint: .* pack them"):
             await registry.adopt(await registry.claim(), str(old), 1)
         result = await registry.control.txn((), [get_range(registry.keys.attempts, prefix=True)])
         assert not result.results[0].items

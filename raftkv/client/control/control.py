@@ -177,9 +177,10 @@ def check_whole(kv: Client) -> Client:
     if not hasattr(kv, "scope"):
         raise TypeError(f"kv is a client made by raftkv.aio.connect, not {kv!r}")
     if prefix := kv.scope.space.prefix:
+        below = prefix.decode(errors="backslashreplace")
         raise ConfigError(
-            f"kv sees the keys below {prefix.decode(errors='backslashreplace')!r} alone; give the client that connect() "
-            "makes without namespace=, and no view of it"
+            f"kv sees the keys below {below!r} alone; give the client that connect() makes without namespace=, and no "
+            "view of it"
         )
     return kv
 
