@@ -107,7 +107,7 @@ class Folder:
             for name in clients:
                 made += self._make_client(name, days)
         except BaseException:
-            # All of a call or nothing: the words for members that the next one makes would not name those that are left.
+            # All of a call or nothing: the words for members of the next one would not name those that are left.
             for one in made:
                 self._take_back(one)
             raise
