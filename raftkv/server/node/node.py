@@ -60,7 +60,7 @@ from raftkv.raft.types import (
 from raftkv.rpc.cork import Cork
 from raftkv.server.node.applying import Applying
 from raftkv.server.node.backlog import Backlog
-from raftkv.server.node.conf_changes import ConfChanges, hide_beginning
+from raftkv.server.node.conf_changes import ConfChanges, has_change, hide_beginning
 from raftkv.server.node.disk import Batch, Disk, Restore
 from raftkv.server.node.proposals import Forwarded, Proposals, Waiter
 from raftkv.server.node.reads import Reader, ReadQueue
@@ -151,7 +151,8 @@ class Node(AwaitableNode):
         # Changes of members that are applied and not told of yet.
         self._changes: list[tuple[Waiter | None, Outcome]] = []
         self.backlog = Backlog(raw.raft.log, settings)
-        self._conf_changes = ConfChanges(raw, self.proposals.is_waiting)
+        ways = self._check_way_to_leader, sender.connected_since
+        self._conf_changes = ConfChanges(raw, self.proposals.is_waiting, *ways)
         self._stages = stages
         ask = raw.read_index if stages is None else stages.asking(raw.read_index)
         self.reads = ReadQueue(ask, ids, settings.request_timeout_s, self._wake)
@@ -287,7 +288,7 @@ class Node(AwaitableNode):
         return index in self._awaited or (pending is not None and pending.index == index)
 
     def _step(self, message: Message) -> None:
-        if message.type == MessageType.PROPOSE and self.role == StateRole.LEADER:
+        if message.type == MessageType.PROPOSE and (self.raw.raft.role == StateRole.LEADER or has_change(message)):
             self._take_forwarded(message.entries)
             return
         try:
@@ -305,8 +306,7 @@ class Node(AwaitableNode):
     def _take_forwarded(self, entries: list[Entry]) -> None:
         plain = [entry.data for entry in entries if entry.type == EntryType.NORMAL]
         changes = [entry for entry in entries if entry.type != EntryType.NORMAL]
-        self.proposals_dropped += self._forwarded.add(plain) if plain else 0
-        self.proposals_dropped += self._conf_changes.forwarded(changes) if changes else 0
+        self.proposals_dropped += self._forwarded.add(plain) + self._conf_changes.forwarded(changes)
 
     def report_unreachable(self, peer_id: int) -> None:
         """Messages to a peer were lost."""
@@ -464,8 +464,9 @@ class Node(AwaitableNode):
 
     def _check_way_to_leader(self) -> None:
         """Raise ``ProposalDropped`` while what this follower passes on would be lost, or hold up everything else."""
-        if self.role != StateRole.LEADER and self.leader != NONE:
-            backlog_bytes = self._sender.backlog_bytes(self.leader)
+        leader = self.raw.raft.leader  # which may be another than that of the last turn
+        if leader not in (NONE, self.settings.member_id):
+            backlog_bytes = self._sender.backlog_bytes(leader)
             if backlog_bytes is None or backlog_bytes > PASS_ON_BACKLOG_MAX_BYTES:
                 raise ProposalDropped("the leader does not keep up")
 
