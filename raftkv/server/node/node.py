@@ -151,8 +151,7 @@ class Node(AwaitableNode):
         # Changes of members that are applied and not told of yet.
         self._changes: list[tuple[Waiter | None, Outcome]] = []
         self.backlog = Backlog(raw.raft.log, settings)
-        ways = self._check_way_to_leader, sender.connected_since
-        self._conf_changes = ConfChanges(raw, self.proposals.is_waiting, *ways)
+        self._conf_changes = ConfChanges(raw, self.proposals.is_waiting, self._check_way, sender.connected_since)
         self._stages = stages
         ask = raw.read_index if stages is None else stages.asking(raw.read_index)
         self.reads = ReadQueue(ask, ids, settings.request_timeout_s, self._wake)
@@ -453,7 +452,7 @@ class Node(AwaitableNode):
             left_bytes -= sum(map(len, datas))
             try:
                 failpoint("raftBeforeLeaderSend")
-                self._check_way_to_leader()
+                self._check_way()
                 self.raw.propose_batch(datas)
                 if self._stages is not None:
                     self._stages.proposed(datas, self.role != StateRole.LEADER)
@@ -462,7 +461,7 @@ class Node(AwaitableNode):
                 self._give_back_forwarded(forwarded)
                 self._refused = True
 
-    def _check_way_to_leader(self) -> None:
+    def _check_way(self) -> None:
         """Raise ``ProposalDropped`` while what this follower passes on would be lost, or hold up everything else."""
         leader = self.raw.raft.leader  # which may be another than that of the last turn
         if leader not in (NONE, self.settings.member_id):

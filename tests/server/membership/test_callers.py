@@ -51,7 +51,7 @@ class Channel:
 
 
 class Node:
-    """A follower of 2; who waits for something of it is told when ``lead`` is called."""
+    """A follower of 2; who waits for another leader hears of it when ``lead`` is called."""
 
     def __init__(self, change_members: Any = None) -> None:
         self.stopped, self.role, self.leader = False, StateRole.FOLLOWER, 2
