@@ -4,10 +4,10 @@ Owns the answer to "which member, and what if it does not answer":
 
 1. Calls go to one endpoint until it fails; then to the next, round and round, with a short pause after each round.
    Which is the first to be asked, a race for the first connection decides (``race``).
-2. A call is repeated if it certainly never reached a member, or if the member said UNAVAILABLE and the method is
-   repeatable. Everything else is raised at once.
+2. A call is repeated if it certainly never reached a member, if the member said UNAVAILABLE and the method is
+   repeatable, or elsewhere if the member is a learner. Everything else is raised at once.
 3. The deadline bounds all of it together; when it passes the error is ``context deadline exceeded``.
-4. An endpoint that failed or did not answer is left by all later calls too, whoever makes them.
+4. An endpoint that failed, did not answer or is a learner is left by all later calls too, whoever makes them.
 5. With a user, calls carry a token (``login``). A call that a member refuses for it, or because rights changed while it
    was under way, did not happen: it is made again, with a new token once, until its deadline if only rights changed.
 
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from raftkv.client.credentials import NO_SECRET, Secret
 from raftkv.client.errors import ANOTHER_LOOP, CLIENT_CLOSED, from_status
 from raftkv.client.rpc import methods, tracing
-from raftkv.client.rpc.attempts import Attempts
+from raftkv.client.rpc.attempts import Attempts, is_of_learner
 from raftkv.client.rpc.endpoints import Endpoint, parse_endpoints
 from raftkv.client.rpc.login import Login, LoginRequest
 from raftkv.client.rpc.methods import Method, StreamMethod
@@ -343,7 +343,7 @@ class Client:
         while True:
             try:
                 if first is not None:
-                    self._note(attempts, first, endpoint, method)
+                    self._note(attempts, first, endpoint, endpoints, method)
                 return await self._attempt(attempts, endpoints, method, body)
             except StatusError as refusal:
                 first = None
@@ -375,12 +375,19 @@ class Client:
                 attempts.token, metadata = self._login.token, self._login.metadata + attempts.metadata
                 return await self._send(endpoint, method, body, attempts.remaining_s(), metadata)
             except RpcError as error:
-                self._note(attempts, error, endpoint, method)
+                self._note(attempts, error, endpoint, endpoints, method)
 
-    def _note(self, attempts: Attempts, error: RpcError, endpoint: Endpoint, method: Method[Any]) -> None:
-        if error.code in (UNAVAILABLE, DEADLINE_EXCEEDED):
+    def _note(
+        self,
+        attempts: Attempts,
+        error: RpcError,
+        endpoint: Endpoint,
+        endpoints: list[Endpoint],
+        method: Method[Any],
+    ) -> None:
+        if error.code in (UNAVAILABLE, DEADLINE_EXCEEDED) or is_of_learner(error):
             self.next_endpoint(endpoint.text)
-        attempts.note(error, endpoint.text, repeatable=method.repeatable)
+        attempts.note(error, endpoint.text, repeatable=method.repeatable, alone=len(endpoints) == 1)
 
     async def _renew(self, endpoints: list[Endpoint], deadline: float) -> None:
         """Get a token, if none is good; see ``Login.renew``."""

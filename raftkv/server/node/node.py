@@ -60,7 +60,7 @@ from raftkv.raft.types import (
 from raftkv.rpc.cork import Cork
 from raftkv.server.node.applying import Applying
 from raftkv.server.node.backlog import Backlog
-from raftkv.server.node.conf_changes import ConfChanges, hide_beginning
+from raftkv.server.node.conf_changes import ConfChanges, has_change, hide_beginning
 from raftkv.server.node.disk import Batch, Disk, Restore
 from raftkv.server.node.proposals import Forwarded, Proposals, Waiter, answer
 from raftkv.server.node.reads import Reader, ReadQueue
@@ -150,7 +150,7 @@ class Node(AwaitableNode):
         # Changes of members that are applied and not told of yet.
         self._changes: list[tuple[Waiter | None, Outcome]] = []
         self.backlog = Backlog(raw.raft.log, settings)
-        self._conf_changes = ConfChanges(raw, self.proposals.is_waiting)
+        self._conf_changes = ConfChanges(raw, self.proposals.is_waiting, self._check_way, sender.connected_since)
         self._stages = stages
         ask = raw.read_index if stages is None else stages.asking(raw.read_index)
         self._cork = cork or Cork()
@@ -299,7 +299,7 @@ class Node(AwaitableNode):
         return index in self._awaited or (pending is not None and pending.index == index)
 
     def _step(self, message: Message) -> None:
-        if message.type == MessageType.PROPOSE and self.role == StateRole.LEADER:
+        if message.type == MessageType.PROPOSE and (self.raw.raft.role == StateRole.LEADER or has_change(message)):
             self._take_forwarded(message.entries)
             return
         try:
@@ -317,8 +317,7 @@ class Node(AwaitableNode):
     def _take_forwarded(self, entries: list[Entry]) -> None:
         plain = [entry.data for entry in entries if entry.type == EntryType.NORMAL]
         changes = [entry for entry in entries if entry.type != EntryType.NORMAL]
-        self.proposals_dropped += self._forwarded.add(plain) if plain else 0
-        self.proposals_dropped += self._conf_changes.forwarded(changes) if changes else 0
+        self.proposals_dropped += self._forwarded.add(plain) + self._conf_changes.forwarded(changes)
 
     def report_unreachable(self, peer_id: int) -> None:
         """Messages to a peer were lost."""
@@ -465,7 +464,7 @@ class Node(AwaitableNode):
             left_bytes -= sum(map(len, datas))
             try:
                 failpoint("raftBeforeLeaderSend")
-                self._check_way_to_leader()
+                self._check_way()
                 self.raw.propose_batch(datas)
                 if self._stages is not None:
                     self._stages.proposed(datas, self.role != StateRole.LEADER)
@@ -474,10 +473,11 @@ class Node(AwaitableNode):
                 self._give_back_forwarded(forwarded)
                 self._refused = True
 
-    def _check_way_to_leader(self) -> None:
+    def _check_way(self) -> None:
         """Raise ``ProposalDropped`` while what this follower passes on would be lost, or hold up everything else."""
-        if self.role != StateRole.LEADER and self.leader != NONE:
-            backlog_bytes = self._sender.backlog_bytes(self.leader)
+        leader = self.raw.raft.leader  # which may be another than that of the last turn
+        if leader not in (NONE, self.settings.member_id):
+            backlog_bytes = self._sender.backlog_bytes(leader)
             if backlog_bytes is None or backlog_bytes > PASS_ON_BACKLOG_MAX_BYTES:
                 raise ProposalDropped("the leader does not keep up")
 
