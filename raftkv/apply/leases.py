@@ -2,7 +2,7 @@
 
 Owns the lease bucket: id to TTL. Pure like all of applying: an entry grants, revokes, renews or ends leases, and does
 so on every member alike. *When* a lease ends is decided by the leader, which puts the decision into the log; nothing
-here knows what time it is. A ``LeaseObserver``, which does know, gets each change.
+here reads a clock. A ``LeaseObserver``, which does, hears of each change.
 
     grant(7, 10) ... put(key, lease=7) ... end([7]): deletes the key, in one revision of its own
 

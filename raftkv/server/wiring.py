@@ -35,7 +35,7 @@ from raftkv.server.lease.lessor import Lessor
 from raftkv.server.maintenance.hashes import Hashes
 from raftkv.server.membership.departure import Departure
 from raftkv.server.node.admission import Admission
-from raftkv.server.node.disk import Batch, Mark
+from raftkv.server.node.disk import Batch, Marker
 from raftkv.server.node.leader_log import LeaderLog
 from raftkv.server.node.node import Node
 from raftkv.server.services.leader_guard import LeaderGuard
@@ -183,4 +183,4 @@ def _mark(parts: Parts, meta: SnapshotMeta) -> None:
     # A newer database may have come while this one was installed. Its marker is in the log already, and markers never
     # go back; what is before them goes when that database is in place.
     if meta.index >= parts.node.log.snapshot().index:
-        parts.disk.submit(Mark(meta, lambda: None))
+        parts.disk.submit(Marker(meta, lambda: None))

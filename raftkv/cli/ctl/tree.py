@@ -5,12 +5,11 @@ Owns the tree. Leaves name their function as ``module:function``; see ``command`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import click
 
-from raftkv.cli.goflags.command import Branch, External, Leaf
+from raftkv.cli.goflags.command import Branch, External, Leaf, leaf_maker
 from raftkv.cli.goflags.pflag import BOOL, DURATION, INT, LIST, Flag
 from raftkv.cli.words.checkpoints import contents_commands, finding_commands, keeping_commands
 from raftkv.cli.words.snapshots import file_commands
@@ -56,6 +55,7 @@ GLOBAL_FLAGS = _inherited(
     Flag("discovery-srv-name", usage="suffix of the name of the service in SRV records"),
     Flag("debug", BOOL, usage="print the settings in force to standard error"),
 )
+_leaf = leaf_maker("raftkv.cli", GLOBAL_FLAGS)
 
 _CONSISTENCY = Flag(
     "consistency", default="l", usage="read consistency: l is linearizable, s is serializable", choices=("l", "s")
@@ -530,26 +530,6 @@ def _about_commands() -> list[click.Command]:
     ]
     commands.append(External("bench", "raftkv.cli.bench.command:bench", "Measure a cluster"))
     return commands
-
-
-def _leaf(
-    name: str, target: str, usage: str, short: str, flags: Sequence[Flag] = (), details: str = ""
-) -> Callable[..., Leaf]:
-    """Return a command that only lacks its examples: the words after the program's name."""
-
-    def with_examples(*examples: str) -> Leaf:
-        return Leaf(
-            name,
-            f"raftkv.cli.{target}",
-            usage=usage,
-            short=short,
-            flags=flags,
-            shared=GLOBAL_FLAGS,
-            details=details,
-            examples=examples,
-        )
-
-    return with_examples
 
 
 def make_tree() -> Branch:

@@ -262,8 +262,8 @@ def answer(waiter: Waiter, outcome: Outcome) -> None:
 class Forwarded:
     """Proposals that followers passed on to this leader, to be appended together with its own.
 
-    An entry of a kind that a member does not know stops it, again at each start: no other member, nor a bit that its
-    memory lost, is to put one into the log of all.
+    An entry of a kind that a member does not know stops it, and again at each start. So proposals of unknown kinds are
+    dropped here: one faulty member, or one flipped bit in its memory, must not stop all others through the log.
     """
 
     def __init__(self) -> None:

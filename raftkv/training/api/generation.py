@@ -1,13 +1,13 @@
 """One generation, as user code works in it: where its values lie, under which fence, and when it is over.
 
     generation = Generation(kv, world, rank=0)
-    await generation.until_over(barrier())        # GenerationOver at once when the generation ends, whatever is waited
-    for generation.end("node b-1 is gone")            # told by the participant
+    await generation.until_over(barrier())        # GenerationOver as soon as the generation ends
+    generation.end("node b-1 is gone")            # called when the participant hears of the end
 
 Everything lies below ``sync/<generation>/`` and is written in a txn with the world's fence, so a rank that slept
 through the end of its generation writes nothing. The arbiter deletes it two generations later.
 
-Leaves out: what the values mean (``gathering``, ``counter``, ``term``).
+Leaves out: what the values mean (``collectives``, ``counter``, ``leadership``).
 """
 
 from __future__ import annotations
