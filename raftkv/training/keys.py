@@ -13,7 +13,7 @@
 
 The order of the names matters: every node watches the two intervals ``calls`` and ``record`` only, whatever the size of
 the run; the arbiter alone watches ``node/`` and ``fault/``. ``round`` and ``state`` outlive a run, so that the
-generations of an id never go back; all else is deleted with it.
+generations of an id never go back; all else is deleted with it, and the members of a large generation too.
 """
 
 from __future__ import annotations

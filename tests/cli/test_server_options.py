@@ -347,8 +347,9 @@ def test_help_and_version():
 
 
 def test_a_python_without_assertions_is_refused():
-    command = [sys.executable, "-O", "-m", "raftkv", "version"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-O", "-m", "raftkv", "version"], check=False, capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "raftkv: refusing to run with assertions off (python -O)\n"
 

@@ -29,7 +29,7 @@ def pin(invocation: Invocation) -> None:
 
     async def keep(registry: Registry) -> int:
         checkpoint = await find(registry, which, call.kind)
-        await registry.pin_for(checkpoint, reader, int(duration_s) or (1 if duration_s else 0))
+        await registry.pin_for(checkpoint, reader, duration_s)
         return checkpoint.step
 
     step = call.run(keep)

@@ -445,8 +445,11 @@ def _run_commands() -> Branch:
     sure = _ours(
         Flag("yes", BOOL, usage="do not ask for confirmation", short="y"),
         Flag("force", BOOL, usage="delete the run even while nodes are alive in it"),
+        Flag("ended", BOOL, usage="delete all runs that are closed and in which no node is any more"),
+        Flag("older-than", DURATION, usage="of these only those that were closed so long ago, as 168h"),
+        Flag("dry-run", BOOL, usage="only print which would be deleted"),
     )
-    delete = "Its faults and generations are forgotten; the next run of that id begins with generation 1."
+    delete = "Faults and generations are forgotten; the next run of that id begins with generation 1."
     children = [
         _leaf("list", "runs.commands:list_all", "", "List the runs", flags)("run list"),
         _leaf(
@@ -489,9 +492,14 @@ def _run_commands() -> Branch:
             "run exec --job job7 --nnodes 2:4 -- python train.py"
         ),
         *_access_commands(),
-        _leaf("delete", "runs.commands:delete", "RUN", "Delete all keys of a run", (*flags, *sure), delete)(
-            "run delete job7 --yes"
-        ),
+        _leaf(
+            "delete",
+            "runs.deleting:delete",
+            "[RUN]",
+            "Delete all keys of a run, or of those that have ended",
+            (*flags, *sure),
+            delete,
+        )("run delete job7 --yes", "run delete --ended --older-than 168h"),
     ]
     return Branch("run", "See, start and delete training runs", children, (*GLOBAL_FLAGS, _JSON))
 

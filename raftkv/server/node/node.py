@@ -60,9 +60,9 @@ from raftkv.raft.types import (
 from raftkv.rpc.cork import Cork
 from raftkv.server.node.applying import Applying
 from raftkv.server.node.backlog import Backlog
-from raftkv.server.node.conf_changes import ConfChanges, hide_beginning
+from raftkv.server.node.conf_changes import ConfChanges, has_change, hide_beginning
 from raftkv.server.node.disk import Batch, Disk, Restore
-from raftkv.server.node.proposals import Forwarded, Proposals, Waiter
+from raftkv.server.node.proposals import Forwarded, Proposals, Waiter, answer
 from raftkv.server.node.reads import Reader, ReadQueue
 from raftkv.server.node.surroundings import DurableState, NodeSettings, Sender, Stages, timeout_error
 from raftkv.server.node.waits import AwaitableNode
@@ -135,8 +135,7 @@ class Node(AwaitableNode):
         self.leader, self.role = NONE, StateRole.FOLLOWER
         state, _ = log.initial_state()
         self.term, self.committed = state.term, state.commit
-        self.leader_changes = 0
-        self.late_heartbeats = 0
+        self.leader_changes = self.late_heartbeats = 0
         """Rounds of heartbeats that this member, leading, sent after more than twice their interval."""
         self._ticked_at = math.inf
         self.proposals_dropped = 0
@@ -150,7 +149,7 @@ class Node(AwaitableNode):
         # Changes of members that are applied and not told of yet.
         self._changes: list[tuple[Waiter | None, Outcome]] = []
         self.backlog = Backlog(raw.raft.log, settings)
-        self._conf_changes = ConfChanges(raw, self.proposals.is_waiting)
+        self._conf_changes = ConfChanges(raw, self.proposals.is_waiting, self._check_way, sender.connected_since)
         self._stages = stages
         ask = raw.read_index if stages is None else stages.asking(raw.read_index)
         self._cork = cork or Cork()
@@ -209,6 +208,17 @@ class Node(AwaitableNode):
         self._cork.arrived()
         self._wake()
         return request_id
+
+    def submit_ahead(self, kind: int, body: bytes, waiter: Waiter) -> None:
+        """Put a decision of this leader into the log now, before whatever waits to be proposed.
+
+        Arguments:
+            kind, body, waiter: as of ``submit``, which also says what is raised (too much is pending: the log is full).
+        """
+        if self.stopped:
+            raise errors.StoppedError
+        self.proposals.add_ahead(kind, body, waiter, self._loop.time(), self.raw.propose_batch)
+        self._wake()
 
     def submit_change(self, record: raft_pb2.MembershipChange, waiter: Waiter) -> int:
         """Put a change of members into the log, behind those that are under way.
@@ -288,7 +298,7 @@ class Node(AwaitableNode):
         return index in self._awaited or (pending is not None and pending.index == index)
 
     def _step(self, message: Message) -> None:
-        if message.type == MessageType.PROPOSE and self.role == StateRole.LEADER:
+        if message.type == MessageType.PROPOSE and (self.raw.raft.role == StateRole.LEADER or has_change(message)):
             self._take_forwarded(message.entries)
             return
         try:
@@ -306,8 +316,7 @@ class Node(AwaitableNode):
     def _take_forwarded(self, entries: list[Entry]) -> None:
         plain = [entry.data for entry in entries if entry.type == EntryType.NORMAL]
         changes = [entry for entry in entries if entry.type != EntryType.NORMAL]
-        self.proposals_dropped += self._forwarded.add(plain) if plain else 0
-        self.proposals_dropped += self._conf_changes.forwarded(changes) if changes else 0
+        self.proposals_dropped += self._forwarded.add(plain) + self._conf_changes.forwarded(changes)
 
     def report_unreachable(self, peer_id: int) -> None:
         """Messages to a peer were lost."""
@@ -454,7 +463,7 @@ class Node(AwaitableNode):
             left_bytes -= sum(map(len, datas))
             try:
                 failpoint("raftBeforeLeaderSend")
-                self._check_way_to_leader()
+                self._check_way()
                 self.raw.propose_batch(datas)
                 if self._stages is not None:
                     self._stages.proposed(datas, self.role != StateRole.LEADER)
@@ -463,10 +472,11 @@ class Node(AwaitableNode):
                 self._give_back_forwarded(forwarded)
                 self._refused = True
 
-    def _check_way_to_leader(self) -> None:
+    def _check_way(self) -> None:
         """Raise ``ProposalDropped`` while what this follower passes on would be lost, or hold up everything else."""
-        if self.role != StateRole.LEADER and self.leader != NONE:
-            backlog_bytes = self._sender.backlog_bytes(self.leader)
+        leader = self.raw.raft.leader  # which may be another than that of the last turn
+        if leader not in (NONE, self.settings.member_id):
+            backlog_bytes = self._sender.backlog_bytes(leader)
             if backlog_bytes is None or backlog_bytes > PASS_ON_BACKLOG_MAX_BYTES:
                 raise ProposalDropped("the leader does not keep up")
 
@@ -621,7 +631,7 @@ class Node(AwaitableNode):
             self._stages.applied(last.index)
         self._cork.expect(len(answers))
         for waiter, outcome in answers:
-            _answer(waiter, outcome)
+            answer(waiter, outcome)
         if self._changes:
             self._tell_of_changes()
         self.reads.applied(last.index)
@@ -673,7 +683,7 @@ class Node(AwaitableNode):
         try:
             for waiter, outcome in changes:
                 if waiter is not None:
-                    _answer(waiter, outcome)
+                    answer(waiter, outcome)
             for callback in self.on_conf_change:
                 callback()
         except Exception as error:
@@ -688,13 +698,3 @@ class Node(AwaitableNode):
         except ConfChangeError as error:
             return errors.ConfChangeRefusedError(f"raftkv: the members cannot be changed like this now: {error}")
         return None
-
-
-def _answer(waiter: Waiter, outcome: Outcome) -> None:
-    """Answer a caller. The entry is applied whatever becomes of the answer, so a failure here harms nobody else."""
-    try:
-        waiter.finish(outcome)
-    except errors.InvariantError:
-        raise
-    except Exception:
-        _log.exception("could not answer a request that was applied")

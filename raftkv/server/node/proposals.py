@@ -20,6 +20,7 @@ from mypy_extensions import mypyc_attr
 from raftkv import errors
 from raftkv.apply import request as requests
 from raftkv.apply.applier import Outcome
+from raftkv.raft.errors import ProposalDropped
 
 _log = logging.getLogger(__name__)
 
@@ -117,6 +118,25 @@ class Proposals:
         self._unsent.append((request_id, requests.encode(kind, request_id, body)))
         self._unsent_bytes += len(self._unsent[-1][1])
         return request_id
+
+    def add_ahead(
+        self, kind: int, body: bytes, waiter: Waiter, now: float, propose: Callable[[list[bytes]], None]
+    ) -> None:
+        """Propose something at once, before all that is unsent.
+
+        Arguments:
+            kind, body, waiter, now: as of ``add``.
+            propose: takes it, or raises ``ProposalDropped``.
+
+        Raises:
+            TooManyRequestsError: it was not taken, or too many wait already.
+        """
+        request_id = self.expect(waiter, now)
+        try:
+            propose([requests.encode(kind, request_id, body)])
+        except ProposalDropped:
+            self.pop(request_id)
+            raise errors.TooManyRequestsError from None
 
     def expect(self, waiter: Waiter, now: float) -> int:
         """Note who waits for an entry that somebody else proposes.
@@ -227,6 +247,16 @@ class _Timed(dict[int, Waiter]):
         if waiter is not None:
             self._observer(self._clock() - waiter.started_at)
         return waiter
+
+
+def answer(waiter: Waiter, outcome: Outcome) -> None:
+    """Answer a caller. The entry is applied whatever becomes of the answer, so a failure here harms nobody else."""
+    try:
+        waiter.finish(outcome)
+    except errors.InvariantError:
+        raise
+    except Exception:
+        _log.exception("could not answer a request that was applied")
 
 
 class Forwarded:

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,6 +46,7 @@ class Node(AwaitableNode):
         self.applied = self.committed = 0
         self.leader_lost_at = -math.inf
         self.stopped = self.is_transferring = False
+        self.raw = SimpleNamespace(raft=SimpleNamespace(log=SimpleNamespace(last_index=0)))
         self.reads: list[Any] = []
         self.asked = asyncio.Event()
         self.proposed: list[tuple[int, bytes]] = []
@@ -66,6 +68,9 @@ class Node(AwaitableNode):
         self.proposed.append((kind, body))
         self._waiters.append(waiter)
         return len(self.proposed)
+
+    def submit_ahead(self, kind: int, body: bytes, waiter: Any) -> None:
+        self.submit(kind, body, waiter, None)
 
     def finish(self) -> None:
         """Everything proposed is applied."""

@@ -82,6 +82,24 @@ def test_nothing_is_passed_on_to_a_leader_that_is_away_or_behind(backlog: int | 
     asyncio.run(scenario())
 
 
+def test_nothing_is_passed_on_to_a_new_leader_that_is_away() -> None:
+    """What had waited for a leader was sent in the turn that brought one, and lost: its callers waited in vain."""
+
+    async def scenario() -> None:
+        world = World()
+        world.sender.backlog = None
+        world.node.submit(Kind.PUT, *put(10), None)
+        world.node.receive([world.heartbeat(leader=2)])
+        await world.turns()
+        assert not world.sender.take(MessageType.PROPOSE)
+        world.sender.backlog = 0
+        world.node.receive([world.heartbeat(leader=2)])
+        await world.turns()
+        assert ids(world.sender.take(MessageType.PROPOSE)) == [1]
+
+    asyncio.run(scenario())
+
+
 async def lead(world: World) -> None:
     """Let the member be the leader of its cluster of one."""
     world.node.raw.campaign()
