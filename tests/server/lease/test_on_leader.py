@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from raftkv import errors
+from raftkv import asleep, errors
 from raftkv.apply.applier import Outcome
 from raftkv.apply.request import Kind
 from raftkv.pb import raft_pb2, rpc_pb2
@@ -24,7 +24,6 @@ from raftkv.server.lease.lessor import SHORTEN_MAX, Lessor
 from raftkv.server.lease.on_leader import SHORTEN, WOKEN_AT_ONCE
 from raftkv.server.lease.renewals import FAILED_AT_ONCE, RENEW_MAX, PendingKeepAlive
 from raftkv.server.lease.times import BEAT_S, LOGGED_S, OUTAGE_GRACE_S, PATIENCE_S, UNLOGGED
-from raftkv.server.node import reads
 from raftkv.server.node.surroundings import NodeSettings
 from raftkv.server.node.waits import AwaitableNode
 from tests.apply.machine import Machine
@@ -388,7 +387,7 @@ def test_a_leader_confirmed_a_moment_ago_is_asked_again_only_if_something_may_ha
 def test_a_leader_whose_machine_has_slept_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another may have been elected meanwhile, and have ended the lease."""
     asleep_s = 5.0
-    monkeypatch.setattr(reads, "asleep_s", lambda: (asleep_s, asleep_s))
+    monkeypatch.setattr(asleep, "asleep_s", lambda: (asleep_s, asleep_s))
 
     async def scenario(member: Follower) -> None:
         nonlocal asleep_s
