@@ -340,7 +340,7 @@ class LeaseTimes:
                 lease.logged_at = proposed_at
 
     def is_ending(self, lease_id: int) -> bool:
-        """Whether nothing can save a lease any more: it is gone, or its end is on its way."""
+        """Return whether a lease cannot be renewed any more: it is gone, or its end is on its way."""
         lease = self._known(lease_id)
         return lease is None or lease.is_expiring
 

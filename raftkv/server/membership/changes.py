@@ -41,7 +41,7 @@ Members = list[rpc_pb2.Member]
 
 
 class _AnswerLost(Exception):
-    """The leader was asked, and has not answered."""
+    """The leader was asked and has not answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -210,7 +210,7 @@ class Node(AwaitableNode):
         return request_id
 
     def submit_ahead(self, kind: int, body: bytes, waiter: Waiter) -> None:
-        """Put a decision of this leader into the log now, before whatever waits to be proposed.
+        """Put a decision of this leader into the log now, before everything that waits to be proposed.
 
         Arguments:
             kind, body, waiter: as of ``submit``, which also says what is raised (too much is pending: the log is full).

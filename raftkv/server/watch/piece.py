@@ -205,7 +205,7 @@ class Piece:
                 return
             used, size_bytes = self._match(revision, kv, is_tombstone(revision_key))
             units -= used
-            # What nobody wants was read and checked all the same.
+            # Records for no watcher were read and checked too, so they count.
             step_bytes -= len(kv) + size_bytes
         self.is_read = True
 
