@@ -267,7 +267,7 @@ class Revocations:
 
 
 def _revoked(entry: Entry) -> int:
-    """The lease that an entry ends because a client asks for it; 0: none."""
+    """Return the lease that an entry ends because a client asks for it; 0: none."""
     data = entry.data
     # Before anything is copied: where users are asked for, nearly all entries are identified ones.
     kind_at = requests.INNER_KIND_AT if data[:1] == _IDENTIFIED else 0

@@ -349,7 +349,7 @@ class LeaseTimes:
         self._earliest = max(self._earliest, self._clock.now() + grace_s)
 
     def has_due(self) -> bool:
-        """Whether a lease is over now, as far as is known: ``queue_some`` goes on looking."""
+        """Return whether a lease is over now, as far as is known: ``queue_some`` goes on looking."""
         self._looks_left = LOOKS_PER_STEP
         return bool(self._again) or self._due(self._clock.now()) is not None
 

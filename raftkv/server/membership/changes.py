@@ -229,7 +229,7 @@ class Changes:
         raise errors.StoppedError
 
     async def _finds(self, is_done: Callable[[], bool]) -> bool:
-        """Whether a change is done, as far as a quorum knows."""
+        """Return whether a change is done, as far as a quorum knows."""
         try:
             await self._node.confirm_read()
         except errors.StatusError:
