@@ -1,4 +1,4 @@
-"""Time in which the machine slept, which no loop's clock counts: a laptop's lid is shut, a virtual machine suspended.
+"""Time in which the machine slept (a laptop's lid was shut, a virtual machine suspended): no loop's clock counts it.
 
     sleep = Sleep()
     sleep.has_been()      # since the last look
@@ -13,10 +13,10 @@ import time
 from typing import Final
 
 ASLEEP_S: Final = 0.001
-"""Sleep that is noticed; two clocks that are read one after the other differ by less."""
+"""The shortest sleep that is noticed: two clocks that are read one after the other differ by less."""
 
 LOOKS_MAX: Final = 5
-"""Looks after which it has slept: another process may have had the processor between the two clocks of one."""
+"""Looks in a row that must agree on a sleep: in one of them another process may have run between the two clocks."""
 
 _SINCE_BOOT: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """Linux alone has a clock that counts sleep."""

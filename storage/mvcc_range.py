@@ -51,7 +51,7 @@ class Reader:
         self.ranges_total = 0
 
     def use_leases(self, leases: dict[bytes, int]) -> None:
-        """Look the leases of keys up in another table."""
+        """Look up the leases of keys in another table from now on."""
         self._leases = leases
 
     def get(self, key: bytes) -> bytes | None:

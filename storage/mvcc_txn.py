@@ -141,7 +141,7 @@ class WriteTxn:
             self._overlay.free_later(changes)
 
     def replaced(self) -> None:
-        """Forget what was under way: the store has another state, which contains it. For the store only."""
+        """Forget what was under way, which the store's new state contains. Only the store calls this."""
         self.is_open = False
         self._leases = self._attachments.of_key
 

@@ -26,7 +26,7 @@ _RUN_KEYS: Final = 4096
 """Keys sorted at once: about a millisecond."""
 _KEYS_PER_PIECE: Final = 256
 _LEASES_PER_PIECE: Final = 2_000
-"""Leases of a received database that are read in a row: 2 ms."""
+"""Leases of a received database that are read in one step, which takes 2 ms."""
 TTL_MAX_S: Final = 9_000_000_000
 """Longest TTL that is granted (etcd: lease.MaxLeaseTTL)."""
 

@@ -127,7 +127,7 @@ ANOTHER_LOOP: Final = (
     "this client belongs to the event loop that it was first used on: make one in each (raftkv.aio.connect), or one "
     "for all threads (raftkv.connect)"
 )
-"""Of a RuntimeError, as asyncio's own would be: the program is wrong."""
+"""The text of a RuntimeError, as asyncio would raise one: this is an error of the program."""
 
 
 def is_client_closed(error: Exception) -> bool:

@@ -149,7 +149,7 @@ class Client:
         if self._is_view:
             return
         scope = self.scope
-        if scope.core.is_stranded:  # all that there is to close went with its loop
+        if scope.core.is_stranded:  # everything that could be closed went with its loop
             scope.core.begin_close()
             return
         scope.core.check_loop()

@@ -664,7 +664,7 @@ class Member:
         return peer.channel if peer is not None else None
 
     def _name_of(self, member_id: int) -> str:
-        """How people know a member: its name if it has published it, and its id."""
+        """Return how people know a member: its name if it has published it, and its id."""
         member = self._membership.members.get(member_id)
         return f"{member.name} ({member_id:x})" if member is not None and member.name else f"member {member_id:x}"
 

@@ -226,7 +226,7 @@ class _Onlooker:
 
 
 def name_work(frame: FrameType | None) -> str:
-    """The functions of raftkv in a stack, the innermost first: ``storage.index.range < server.kv.range``."""
+    """Return the functions of raftkv in a stack, the innermost first: ``storage.index.range < server.kv.range``."""
     names: list[str] = []
     while frame is not None and len(names) < FRAMES_MAX:
         module = str(frame.f_globals.get("__name__", ""))

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Final, Protocol
 
 RUN_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Bytes of values at which a list of ``in_runs`` ends: each value may be as large as a request."""
+"""Bytes of values after which ``in_runs`` ends a list: each value may be as large as a request."""
 _PART_ITEMS: Final = 10
-"""Items between two looks at their size; a look costs as much as reading one of them."""
+"""Items between two checks of their size: a check costs as much as reading an item."""
 
 
 def in_runs(items: Iterator[tuple[bytes, bytes]], items_max: int) -> Iterator[list[tuple[bytes, bytes]]]:
@@ -33,7 +33,7 @@ def in_runs(items: Iterator[tuple[bytes, bytes]], items_max: int) -> Iterator[li
     """
     run: list[tuple[bytes, bytes]] = []
     size_bytes = 0
-    # A part in one call: the interpreter has little part in it.
+    # A part in one call, so that little of the time is the interpreter's.
     while part := list(islice(items, min(_PART_ITEMS, items_max - len(run)))):
         run += part
         size_bytes += sum([len(value) for _, value in part])

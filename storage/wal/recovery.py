@@ -166,6 +166,6 @@ class Recovery:
 def _needed(names: list[SegmentName], last: SegmentReader) -> list[SegmentName]:
     """The segments that ``WAL.release`` could not delete, by the marker that the head of the last one repeats."""
     marker = next(record.index for record in last.head_state if isinstance(record, SnapshotMeta))
-    # What the next segment begins with bounds what one holds.
+    # The first entry of the next segment bounds those that a segment holds.
     spare = list(takewhile(lambda after: after.first_index <= marker + 1, names[1:]))
     return names[len(spare) :]

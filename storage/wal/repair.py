@@ -83,7 +83,7 @@ def _write_copy(disk: Disk, path: str, data: bytes) -> None:
         disk.write(fd, [data], 0)
         disk.sync_data(fd)
     except OSError:
-        # Half a copy takes the room that others need now.
+        # A partial copy would only take the room that others need now.
         disk.remove(path)
         raise
     finally:

@@ -306,7 +306,7 @@ class Ledger:
         return Used(state.epoch, state.length, united(state.done, *partly), state.dataset)
 
     async def is_over(self) -> bool:
-        """Whether all samples of the epoch are used."""
+        """Return whether all samples of the epoch are used."""
         return (await self.used()).remaining == 0
 
     async def next_epoch(self, claim: Claim, epoch: int, length: int | None = None, dataset: str = "") -> None:

@@ -242,7 +242,7 @@ class Sender(ABC):
         self._resets[stream_id] = None
 
     def _was_reset(self, stream_id: int) -> bool:
-        """Whether we have reset a stream that is closed, or may have done so: then its frames are left alone."""
+        """Return whether we have reset a stream that is closed, or may have done so: then its frames are left alone."""
         return stream_id in self._resets or stream_id <= self._resets_forgotten
 
     def _remove(self, stream: Stream, code: int) -> None:

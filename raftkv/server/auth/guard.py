@@ -244,7 +244,7 @@ class Guard:
             return
         try:
             again()
-        except Exception as error:  # of the handler: who called this first is not there any more to answer for it
+        except Exception as error:  # the task that called the handler first has ended: nothing else would answer
             call.fail_for(error)
 
     async def _caught_up(self, ahead: TokenAheadError) -> None:

@@ -539,7 +539,7 @@ class Lessor:
 
 
 def _encode_lost(lost: Sequence[ConnectionLost], clock: Callable[[], float]) -> bytes:
-    """A LeaseShortenRequest, with the age of each answer at the moment when it leaves."""
+    """Return a LeaseShortenRequest, with the age of each answer at the moment when it leaves."""
     now = clock()
     request = raft_pb2.LeaseShortenRequest()
     for one in lost:

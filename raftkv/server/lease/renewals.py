@@ -39,7 +39,7 @@ FAILED_AT_ONCE: Final = 100
 """Keep-alives that fail in a turn of the loop: each may end a stream."""
 
 LOOKS_PER_SWEEP: Final = 20_000
-"""Entries that are looked at for revocations before leases are ended: 3 ms. Nobody writes so many in a beat."""
+"""Entries that are searched for revocations before leases are ended, which takes 3 ms; a beat never brings so many."""
 
 _REVOKE: Final = bytes([Kind.LEASE_REVOKE])
 _IDENTIFIED: Final = bytes([requests.IDENTIFIED])
@@ -196,7 +196,7 @@ class Renewals:
         return bool(self._over)
 
     def look_again(self) -> None:
-        """Leases were given time: keep-alives that wait for the end of one, which is not on its way, renew it."""
+        """Let keep-alives that wait for the end of a lease renew it, as leases were given time; not if it is ending."""
         waiting, self._expiring = self._expiring, {}
         for lease_id, group in waiting.items():
             if self._times.is_ending(lease_id):
@@ -244,12 +244,12 @@ class Revocations:
         self._indexes: dict[int, int] = {}
 
     def forget(self) -> None:
-        """Another leader may have put other entries in the place of those that were seen."""
+        """Forget what was seen: another leader may have replaced those entries."""
         self._seen_to = 0
         self._indexes.clear()
 
     def look(self) -> bool:
-        """Look at what has come since, or at some of very much; whether all was seen."""
+        """Look at the entries that have come since, or at some of very many; return whether all were seen."""
         applied, last_index = self._tail.applied(), self._tail.last_index()
         if self._indexes:
             self._indexes = {lease_id: index for lease_id, index in self._indexes.items() if index > applied}
@@ -267,7 +267,7 @@ class Revocations:
 
 
 def _revoked(entry: Entry) -> int:
-    """The lease that an entry ends because a client asks for it; 0: none."""
+    """Return the lease that an entry ends because a client asks for it; 0: none."""
     data = entry.data
     # Before anything is copied: where users are asked for, nearly all entries are identified ones.
     kind_at = requests.INNER_KIND_AT if data[:1] == _IDENTIFIED else 0
@@ -339,7 +339,7 @@ class Expiry:
             self._propose(Kind.LEASE_EXPIRE, due, partial(self._ended, self._leadership))
 
     def _doubt(self, lease_ids: Sequence[int]) -> None:
-        """Nothing more is proposed for these until all that is in the log by now is applied."""
+        """Propose nothing more for these leases until every entry that is in the log by now is applied."""
         self._unsure += lease_ids
         self._unsure_to = self._tail.last_index()
 

@@ -340,7 +340,7 @@ class LeaseTimes:
                 lease.logged_at = proposed_at
 
     def is_ending(self, lease_id: int) -> bool:
-        """Whether nothing can save a lease any more: it is gone, or its end is on its way."""
+        """Return whether a lease cannot be renewed any more: it is gone, or its end is on its way."""
         lease = self._known(lease_id)
         return lease is None or lease.is_expiring
 
@@ -349,7 +349,7 @@ class LeaseTimes:
         self._earliest = max(self._earliest, self._clock.now() + grace_s)
 
     def has_due(self) -> bool:
-        """Whether a lease is over now, as far as is known: ``queue_some`` goes on looking."""
+        """Return whether a lease is over now, as far as is known: ``queue_some`` goes on looking."""
         self._looks_left = LOOKS_PER_STEP
         return bool(self._again) or self._due(self._clock.now()) is not None
 

@@ -41,7 +41,7 @@ Members = list[rpc_pb2.Member]
 
 
 class _AnswerLost(Exception):
-    """The leader was asked, and has not answered."""
+    """The leader was asked and has not answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +229,7 @@ class Changes:
         raise errors.StoppedError
 
     async def _finds(self, is_done: Callable[[], bool]) -> bool:
-        """Whether a change is done, as far as a quorum knows."""
+        """Return whether a change is done, as far as a quorum knows."""
         try:
             await self._node.confirm_read()
         except errors.StatusError:

@@ -40,7 +40,7 @@ TAKEN_MAX: Final = 10_000
 """Requests of other members that a leader knows to have taken in its term."""
 
 Way = tuple[int, int, float | None]
-"""Where a change was handed to: the term, its leader, and since when there is a connection to that one."""
+"""The leader to which a change was handed: its term, its id, and since when there is a connection to it."""
 
 
 class _Handed(NamedTuple):
@@ -202,7 +202,7 @@ def has_change(message: Message) -> bool:
 
 
 def _may_come_late(change: ConfChange) -> bool:
-    """Whether a second one of a change of this member's is refused however late it comes."""
+    """Return whether a second copy of one of this member's changes is refused, however late it comes."""
     record = raft_pb2.MembershipChange.FromString(change.context)
     return all(part.kind != raft_pb2.MemberChange.UPDATE for part in record.changes)
 

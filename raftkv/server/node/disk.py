@@ -395,7 +395,7 @@ class Disk:
                 self._loop.call_soon_threadsafe(self._finish, batches)
 
     def _take(self) -> tuple[list[Batch], bool]:
-        """All batches that wait, and whether the thread ends behind them."""
+        """Take all batches that wait, and return whether the thread ends behind them."""
         batches: list[Batch] = []
         item = self._queue.get()
         while item is not None:
@@ -416,5 +416,5 @@ class Disk:
 
 
 def _are_short(batches: Sequence[Batch]) -> bool:
-    """Whether writing them, one after the other, does not hold the loop for long."""
+    """Return whether writing them, one after the other, does not hold the loop for long."""
     return all(batch.is_short for batch in batches) and sum(batch.size_bytes for batch in batches) <= SHORT_BYTES_MAX

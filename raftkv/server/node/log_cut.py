@@ -45,7 +45,7 @@ class SnapshotsSent(Protocol):
     """Snapshots on their way to other members."""
 
     def holds_log(self) -> bool:
-        """Whether there are any that need the entries behind them."""
+        """Return whether there are any that need the entries behind them."""
 
     def give_up(self, reason: str) -> bool:
         """End them."""

@@ -210,7 +210,7 @@ class Node(AwaitableNode):
         return request_id
 
     def submit_ahead(self, kind: int, body: bytes, waiter: Waiter) -> None:
-        """Put a decision of this leader into the log now, before whatever waits to be proposed.
+        """Put a decision of this leader into the log now, before everything that waits to be proposed.
 
         Arguments:
             kind, body, waiter: as of ``submit``, which also says what is raised (too much is pending: the log is full).
@@ -293,7 +293,7 @@ class Node(AwaitableNode):
         self._wake()
 
     def awaits_snapshot(self, index: int) -> bool:
-        """Whether the received database of an index is to be installed, or is being."""
+        """Return whether the received database of an index is to be installed, or is being."""
         pending = self.raw.raft.log.unstable.snapshot  # the newest; there may be others before it
         return index in self._awaited or (pending is not None and pending.index == index)
 
@@ -324,7 +324,7 @@ class Node(AwaitableNode):
             self.raw.report_unreachable(peer_id)
 
     def has_log(self, peer_id: int, index: int) -> bool:
-        """Whether a peer is known to this leader to have the log up to an index, or is no member any more."""
+        """Return whether a peer is known to this leader to have the log up to an index, or is no member any more."""
         progress = self.raw.raft.tracker.progress.get(peer_id)
         return progress is None or progress.match >= index
 
@@ -487,7 +487,7 @@ class Node(AwaitableNode):
             self.proposals_dropped += self._forwarded.clear()
 
     def _carry_out(self, ready: Ready) -> int:
-        """The duties of one Ready; how many entries were applied."""
+        """Do the duties of one Ready; return how many entries were applied."""
         if ready.soft_state is not None:
             self._take_soft_state(ready.soft_state)
         if self._stages is not None and ready.committed_entries:

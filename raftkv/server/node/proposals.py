@@ -159,11 +159,11 @@ class Proposals:
         return request_id
 
     def is_waiting(self, request_id: int) -> bool:
-        """Whether somebody still waits for a request id."""
+        """Return whether somebody still waits for a request id."""
         return request_id in self._waiters
 
     def take_unsent(self, bytes_max: int = PENDING_BYTES_MAX) -> list[tuple[int, bytes]]:
-        """The oldest unsent proposals whose callers still wait; they count as sent unless given back.
+        """Take the oldest unsent proposals whose callers still wait; they count as sent unless given back.
 
         Arguments:
             bytes_max: as many as fit, but at least one.

@@ -188,7 +188,7 @@ class PeerService:
         await call.send(_EMPTY)
 
     def _check(self, call: ServerCall) -> int:
-        """The sender's id; refuses strangers."""
+        """Return the sender's id; refuse strangers."""
         metadata = call.metadata
         cluster_id, sender, addressee = (_hex(metadata, key) for key in (CLUSTER_ID_KEY, FROM_KEY, TO_KEY))
         if cluster_id != self._cluster_id:

@@ -56,7 +56,7 @@ class LocalWatch:
         self._stream.receive(rpc_pb2.WatchRequest(create_request=create).SerializeToString())
 
     async def next(self) -> rpc_pb2.WatchResponse:
-        """The next response with events.
+        """Return the next response with events.
 
         Raises:
             CompactedError: history that was still to come is gone.

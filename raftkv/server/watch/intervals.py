@@ -59,7 +59,7 @@ class Intervals(Generic[T]):
         return self._size + len(self._open)
 
     def get(self, start: bytes, end: bytes) -> T | None:
-        """The value of exactly this interval."""
+        """Return the value of exactly this interval."""
         if end == OPEN_END:
             found: T | None = self._open.get(start)
             return found
@@ -132,7 +132,7 @@ class Intervals(Generic[T]):
         return node.value
 
     def containing(self, key: bytes, most: int = ALL) -> list[T]:
-        """The values of all intervals that contain a key: bounded ones in order of start, then open ones.
+        """Return the values of all intervals that contain a key: bounded ones in order of start, then open ones.
 
         Arguments:
             key: to be looked for.
@@ -158,7 +158,7 @@ def _collect(node: _Node[T] | None, key: bytes, found: list[T], most: int) -> No
 
 
 def _split(node: _Node[T] | None, start: bytes, end: bytes) -> tuple[_Node[T] | None, _Node[T] | None]:
-    """The intervals that sort before one, and the others."""
+    """Return the intervals that sort before one, and the others."""
     if node is None:
         return None, None
     if (node.start, node.end) < (start, end):

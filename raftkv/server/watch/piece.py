@@ -100,7 +100,7 @@ class View:
         self.size_bytes += len(event)
 
     def since(self, revision: int) -> list[bytes]:
-        """The events of a revision and later ones."""
+        """Return the events of a revision and later ones."""
         index = bisect_left(self._revisions, revision)
         if index == 0:
             return self._events
@@ -205,7 +205,7 @@ class Piece:
                 return
             used, size_bytes = self._match(revision, kv, is_tombstone(revision_key))
             units -= used
-            # What nobody wants was read and checked all the same.
+            # Records for no watcher were read and checked too, so they count.
             step_bytes -= len(kv) + size_bytes
         self.is_read = True
 
@@ -236,7 +236,7 @@ class Piece:
         return units, size_bytes
 
     def _wanting(self, key: bytes, is_delete: bool) -> list[View]:
-        """The views that want a change of a key."""
+        """Return the views that want a change of a key."""
         which = 2 if is_delete else 1
         single = self._by_key.get(key)
         found = [] if single is None else [view for wish, view in single.items() if not wish[which]]

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from raftkv.client.library import Client
 
 MEMBERS_KEPT: Final = 32
-"""Members of the last generation that the record of a run that has ended goes on naming; of more it names none."""
+"""Up to this many members of its last generation stay in the record of an ended run; of more, none do."""
 
 
 @dataclass(frozen=True, slots=True)

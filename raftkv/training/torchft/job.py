@@ -195,9 +195,9 @@ class Job:
             self._leap()
 
     def _leap(self) -> None:
-        """Pass by ids that were given out after the backup, of which nobody may be left who knows them.
+        """Skip the ids that were given out after the backup: perhaps nobody is left who knows them.
 
-        By chance, for the same backup may be restored twice, by daemons that know nothing of each other.
+        By a random distance, because the same backup may be restored twice, by daemons that know nothing of each other.
         """
         self._last_id += ID_LEAP + secrets.randbelow(ID_LEAP)
 
