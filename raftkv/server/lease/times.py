@@ -234,7 +234,8 @@ class LeaseTimes:
     def _forget_some(self) -> None:
         """Tell of some leases that are gone with the database of before, and free some of what was known of those."""
         for lease_id in self._gone[-RECEIVED_PER_STEP:]:
-            self._on_end(lease_id)
+            if lease_id not in self._leases:  # or it was granted anew meanwhile
+                self._on_end(lease_id)
         del self._gone[-RECEIVED_PER_STEP:]
         if self._before:
             before = self._before[-1]
