@@ -144,7 +144,6 @@ class KeyIndex:
         # The tombstone counts as one more version, so that ``_find`` computes the version of a put from its distance to
         # the end in a closed generation exactly as it does in the open one.
         revisions: tuple[int, ...] | list[int] = self.revisions
-        revisions: tuple[int, ...] | list[int] = self.revisions
         if isinstance(revisions, list) and len(revisions) >= LISTED_FROM:
             revisions.append(revision)
         else:
