@@ -48,12 +48,13 @@ class Generation(NamedTuple):
         created: main revision of the put that opened it; 0 if a compaction dropped that put and left the tombstone
             alone.
         version: number of changes since then, the tombstone included.
-        revisions: packed revisions that are left, ascending; the last one is the tombstone.
+        revisions: packed revisions that are left, ascending; the last one is the tombstone. A list where they are many:
+            neither a deletion nor a step of a compaction is to copy millions.
     """
 
     created: int
     version: int
-    revisions: tuple[int, ...]
+    revisions: tuple[int, ...] | list[int]
 
 
 class Found(NamedTuple):
@@ -69,6 +70,9 @@ class Found(NamedTuple):
 _NO_GENERATIONS: Final[list[Generation]] = []
 _NO_REVISIONS: Final[list[int]] = []
 """What all keys without any share, to be replaced and never changed: an empty list of their own costs 56 bytes."""
+
+LISTED_FROM: Final = 1_000
+"""Revisions of a generation from which on they stay a list when it is closed: a tuple takes less memory."""
 
 DROPS_MAX: Final = 1 << 62
 """More revisions than a key can have."""
@@ -139,7 +143,12 @@ class KeyIndex:
             raise InvariantError(f"tombstone at {describe(revision)} on a key last changed at {describe(self.last())}")
         # The tombstone counts as one more version, so that ``_find`` computes the version of a put from its distance to
         # the end in a closed generation exactly as it does in the open one.
-        generation = Generation(self.created, self.version + 1, (*self.revisions, revision))
+        revisions: tuple[int, ...] | list[int] = self.revisions
+        if isinstance(revisions, list) and len(revisions) >= LISTED_FROM:
+            revisions.append(revision)
+        else:
+            revisions = (*revisions, revision)
+        generation = Generation(self.created, self.version + 1, revisions)
         # The first closed generation of a key replaces the list that all keys without one share.
         if self.closed:
             self.closed.append(generation)
@@ -239,10 +248,14 @@ def _trim(generation: Generation, main: int, drops_max: int, dropped: list[bytes
     first = min(_first_kept(generation.revisions, main), drops_max)
     if not first:
         return generation
-    dropped += map(to_key, generation.revisions[:first])
-    return generation._replace(revisions=generation.revisions[first:])
+    revisions = generation.revisions
+    dropped += map(to_key, revisions[:first])
+    if isinstance(revisions, list):
+        del revisions[:first]
+        return generation
+    return generation._replace(revisions=revisions[first:])
 
 
-def _keys_of_closed(revisions: tuple[int, ...]) -> list[bytes]:
+def _keys_of_closed(revisions: tuple[int, ...] | list[int]) -> list[bytes]:
     # On disk the key of a tombstone carries a mark (``revision.py``), the keys of the puts before it do not.
     return [*map(to_key, revisions[:-1]), to_tombstone_key(revisions[-1])]

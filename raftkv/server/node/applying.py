@@ -239,9 +239,13 @@ class Applying:
         return perf_counter() >= self._until
 
     def _is_far_ahead(self) -> bool:
-        """Whether the database has to catch up first. One without room does so only by what is still to be applied."""
+        """Whether the database has to catch up first. One without room does so only by what is still to be applied; one
+        whose map is full, as soon as nobody reads it.
+        """
         store = self._node.applier.store
-        return store.unwritten_bytes > self._node.settings.unwritten_max_bytes and store.space_error is None
+        if store.unwritten_bytes <= self._node.settings.unwritten_max_bytes:
+            return False
+        return store.space_error is None or isinstance(store.space_error, errors.MapFullError)
 
     def _wait(self) -> None:
         if not self._is_waiting:

@@ -40,6 +40,9 @@ send is given up, and the log is cut: the member gets a newer database later."""
 DROPPED_AT_ONCE_MAX: Final = 5_000
 """Entries that one step drops: to free them takes some 2 ms, and nothing writes 50,000 a second."""
 
+DROPPED_AT_ONCE_BYTES: Final = 32 * 1024 * 1024
+"""Bytes of entries after which a step drops no more, likewise: memory goes back to the system at some 0.1 ms a MiB."""
+
 
 class SnapshotsSent(Protocol):
     """Snapshots on their way to other members."""
@@ -136,9 +139,9 @@ class LogCut:
         if first > marked or (first > too_old and size_bytes <= retention.catchup_bytes):
             return
         end = min(marked + 1, first + DROPPED_AT_ONCE_MAX)
-        cut = first - 1
+        cut, least_bytes = first - 1, size_bytes - DROPPED_AT_ONCE_BYTES
         for entry in log.entries(first, end, NO_LIMIT):
-            if entry.index > too_old and size_bytes <= retention.catchup_bytes:
+            if size_bytes < least_bytes or (entry.index > too_old and size_bytes <= retention.catchup_bytes):
                 break
             size_bytes -= len(entry.data) + ENTRY_OVERHEAD_BYTES
             cut = entry.index

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Final
 
-from raftkv.errors import StorageError
+from raftkv.errors import MapFullError, StorageError
 from raftkv.server.durable import flushed
 from raftkv.server.snapshots.files import check_room, on_thread, outgoing_path, remove_database
 from raftkv.storage.mvcc import Store
@@ -175,7 +175,11 @@ class Copies:
         """
         await flushed(self._store, lambda: not stop.is_set())
         check_room(self._directory, self._store.size_in_use_bytes)
-        return await on_thread(lambda: write_snapshot(self._store.backend, path, _pace(stop)))
+        return await on_thread(lambda: write_snapshot(self._store.backend, path, _pace(stop, self._is_in_the_way)))
+
+    def _is_in_the_way(self) -> bool:
+        """Whether the database has to grow, for which nobody may read it: what is applied meanwhile is in memory."""
+        return isinstance(self._store.space_error, MapFullError)
 
     def _left(self, copy: Copy) -> None:
         if copy.users:
@@ -231,11 +235,13 @@ def serves(copy: Copy, to: int, index: int) -> bool:
     )
 
 
-def _pace(stop: threading.Event) -> Callable[[float], None]:
-    """What rests between the pieces of a copy, for as long as each took, and ends it when it is not wanted."""
+def _pace(stop: threading.Event, is_in_the_way: Callable[[], bool]) -> Callable[[float], None]:
+    """What rests between the pieces of a copy as long as each took, and ends it if it is not wanted, or in the way."""
 
     def rest(worked_s: float) -> None:
         if stop.wait(min(REST_MAX_S, worked_s * (1 / COPY_SHARE - 1))):
             raise StorageError("the copy of the database was given up")
+        if is_in_the_way():
+            raise StorageError("the copy of the database was given up, so that it can grow")
 
     return rest

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from raftkv.server.watch.hub import History
 
 WATCHERS_PER_STEP: Final = 512
+WATCHER_BYTES_PER_STEP: Final = 4 * 1024 * 1024
+"""Bytes of watchers that are served together, one at least: bounds of megabytes take long to be compared."""
 REVISIONS_PER_STEP: Final = 1000
 BYTES_PER_STEP: Final = 4 * 1024 * 1024
 """Bytes of responses that a step puts on streams, one response at least."""
@@ -126,7 +128,10 @@ class CatchUp:
     def _take(self) -> list[Watcher]:
         """Take the next watchers to serve together: the first in the queue, and others that are about as far."""
         batch: list[Watcher] = []
+        left_bytes = WATCHER_BYTES_PER_STEP
         for _ in range(min(len(self._queue), WATCHERS_PER_STEP)):
+            if left_bytes <= 0:
+                break
             watcher, _none = self._queue.popitem(last=False)
             if watcher.stream.is_closed:
                 continue
@@ -136,6 +141,7 @@ class CatchUp:
                 watcher.stream.park(watcher)
             elif not batch or abs(watcher.next_revision - batch[0].next_revision) < REVISIONS_PER_STEP:
                 batch.append(watcher)
+                left_bytes -= watcher.size_bytes
             else:
                 self._queue[watcher] = None
         return batch

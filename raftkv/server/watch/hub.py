@@ -64,6 +64,12 @@ DELIVERIES_MIN: Final = 100
 MATCHES_PER_TURN: Final = 10_000
 """Changes, and groups found for them, that a turn looks at; when there are more, everybody falls behind."""
 
+GROUPS_PER_TURN: Final = 5_000
+"""Groups that a turn delivers to: 5 us each. When there are more, everybody falls behind."""
+
+INTERVAL_WEIGHT: Final = 2
+"""What the group of an interval counts as: one that has no room, and falls behind by itself, takes 16 us."""
+
 BYTES_PER_TURN: Final = 8 * 1024 * 1024
 """Bytes of events that a turn puts on streams, each copied twice or so; who gets no more falls behind."""
 
@@ -158,18 +164,25 @@ class WatchHub:
         None if there is too much to be matched in one turn.
         """
         batches: dict[Group, Batch] = {}
-        left = MATCHES_PER_TURN
+        left, groups_left = MATCHES_PER_TURN, GROUPS_PER_TURN
         for revision, changes in pending:
             left -= len(changes)
             if left < 0:
                 return None
             for change in changes:
-                groups = self._index.groups(change[0], DELIVERIES_PER_TURN)
-                if left < 0 or len(groups) > DELIVERIES_PER_TURN:
+                weight = self._index.weight(change[0])
+                most = min(DELIVERIES_PER_TURN, groups_left // (INTERVAL_WEIGHT * weight))
+                groups = self._index.groups(change[0], most)
+                if left < 0 or len(groups) > most:
                     return None
                 left -= len(groups)
+                if weight > 1:
+                    groups_left -= weight * len(groups)
                 for group in groups:
-                    batch = batches.setdefault(group, [])
+                    batch = batches.get(group)
+                    if batch is None:
+                        batch = batches[group] = []
+                        groups_left -= INTERVAL_WEIGHT if group.interval[1] else 1
                     if batch and batch[-1][0] == revision:
                         batch[-1][1].append(change)
                     else:

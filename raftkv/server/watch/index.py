@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from raftkv.server.watch.stream import WatchStream
 
 
+LOOK_BYTES: Final = 4096
+"""Bytes that are compared in no time: to find a group takes some twenty comparisons, with its place in the tree."""
+
 WATCHER_BYTES: Final = 1100
 """What a watcher takes beside its key, at most: measured 720 to 1,100, with its place in the index."""
 
@@ -213,6 +216,12 @@ class WatcherIndex:
         group = self.ranges.pop() if self.ranges else self.by_key.popitem()[1]
         self.size -= group.size
         return group
+
+    def weight(self, key: bytes) -> int:
+        """How many times as much it is to find a group of a key as usual: bounds may be as large as a request."""
+        if len(key) < LOOK_BYTES:
+            return 1
+        return 1 + min(len(key), self.ranges.longest_bytes) // LOOK_BYTES
 
     def groups(self, key: bytes, most: int = ALL) -> Sequence[Group]:
         """The groups whose key or interval contains a key; when there are more than so many, more than that, not all.

@@ -21,6 +21,7 @@ from sortedcontainers import SortedDict
 T = TypeVar("T")
 _SEED: Final = random.SystemRandom().getrandbits(64)
 OPEN_END = b"\0"
+_LENGTHS: Final = 40
 ALL: Final = 1 << 62
 """More than there can be."""
 
@@ -54,9 +55,16 @@ class Intervals(Generic[T]):
         self._open: SortedDict[bytes, T] = SortedDict()
         self._random = random.Random(_SEED)
         self._size = 0
+        # How many bounds have so many bits in their length.
+        self._lengths = [0] * _LENGTHS
 
     def __len__(self) -> int:
         return self._size + len(self._open)
+
+    @property
+    def longest_bytes(self) -> int:
+        """About the length of the longest bound of a bounded interval, or more: what a search compares at each look."""
+        return max([1 << bits for bits, count in enumerate(self._lengths) if count], default=0)
 
     def get(self, start: bytes, end: bytes) -> T | None:
         """Return the value of exactly this interval."""
@@ -73,7 +81,7 @@ class Intervals(Generic[T]):
         if end == OPEN_END:
             self._open[start] = value
             return
-        self._size += 1
+        self._count(start, end, 1)
         new = _Node(start, end, value, self._random.random())
         # Down to where its priority puts it: what is below is little, and alone is taken apart.
         above: _Node[T] | None = None
@@ -87,6 +95,10 @@ class Intervals(Generic[T]):
         new.left, new.right = _split(node, start, end)
         new.update()
         self._hang(above, is_left, new)
+
+    def _count(self, start: bytes, end: bytes, change: int) -> None:
+        self._size += change
+        self._lengths[max(len(start), len(end)).bit_length()] += change
 
     def _hang(self, above: _Node[T] | None, is_left: bool, node: _Node[T] | None) -> None:
         """Put a subtree in the place of one of the children of a node; None: of the root."""
@@ -111,7 +123,7 @@ class Intervals(Generic[T]):
             node = node.left if is_left else node.right
         if node is None:
             raise KeyError((start, end))
-        self._size -= 1
+        self._count(start, end, -1)
         self._hang(path[-1] if path else None, is_left, _merge(node.left, node.right))
         for above in reversed(path):
             above.update()
@@ -128,7 +140,7 @@ class Intervals(Generic[T]):
         # The ends noted above it may be greater now than what is left below: a search looks in vain, but misses nothing
         # of it.
         self._hang(above, True, node.right)
-        self._size -= 1
+        self._count(node.start, node.end, -1)
         return node.value
 
     def containing(self, key: bytes, most: int = ALL) -> list[T]:

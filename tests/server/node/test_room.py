@@ -193,8 +193,11 @@ def test_the_log_is_cut_by_entries_and_by_bytes(retention: dict[str, int], kept_
     cut.store.close()
 
 
-def test_much_of_a_log_is_dropped_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_cut, "DROPPED_AT_ONCE_MAX", 30)
+@pytest.mark.parametrize(
+    ("name", "most"), [("DROPPED_AT_ONCE_MAX", 30), ("DROPPED_AT_ONCE_BYTES", 30 * ENTRY_BYTES - 1)]
+)
+def test_much_of_a_log_is_dropped_in_steps(monkeypatch: pytest.MonkeyPatch, name: str, most: int) -> None:
+    monkeypatch.setattr(log_cut, name, most)
     snapshots = Snapshots()
     cut = Cut(snapshots, catchup_entries=0)
     for index in range(1, 101):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raftkv.errors import MapFullError, StorageError
 from raftkv.pb import raft_pb2
 from raftkv.raft.types import ConfState, Message, MessageType, SnapshotMeta
 from raftkv.rpc.status import Code, RpcError
@@ -533,3 +535,16 @@ def test_a_disk_that_fills_up_under_a_copy_ends_it(tmp_path: Path, monkeypatch: 
         assert world.reports == [(2, False), (2, True)]
 
     run(tmp_path, scenario)
+
+
+def test_a_copy_is_given_up_for_a_database_that_has_to_grow(tmp_path: Path) -> None:
+    """That waits for its readers, and all entries with it."""
+    store = Store.open(LMDBBackend(tmp_path / "db", MAP_BYTES))
+    made = copies.Copies(store, tmp_path)
+    rest = copies._pace(threading.Event(), made._is_in_the_way)
+    rest(0.0)
+    store._overlay.space_error = MapFullError("nobody may read it")
+    with pytest.raises(StorageError, match="so that it can grow"):
+        rest(0.0)
+    store.close()
+    store.backend.close()
