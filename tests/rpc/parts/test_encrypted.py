@@ -129,7 +129,7 @@ class _Breaking:
 
 
 class _Hearing(asyncio.Protocol):
-    """Notes what it is told."""
+    """Notes the data and the end of its connection."""
 
     def __init__(self) -> None:
         self.heard: list[object] = []
