@@ -159,6 +159,7 @@ async def test_what_came_before_a_broken_record_is_handed_over(certificates: Cer
         await until(lambda: not echo.server.connections)
 
 
+@pytest.mark.interpreted
 @on_loop
 async def test_who_breaks_a_connection_and_does_not_read_is_cut(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
