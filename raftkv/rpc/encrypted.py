@@ -24,6 +24,7 @@ import ssl
 from collections.abc import Callable
 from typing import Any, Final, cast
 
+from raftkv.rpc.gone import forget_frames
 from raftkv.rpc.protocol import READ_BYTES, read_buffer
 
 _RECORD_BYTES: Final = 16 * 1024
@@ -135,20 +136,24 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
     def _deliver(self) -> int:
         """Decrypt and hand over what is here; how many bytes of data it was."""
         total = 0
-        try:
-            while not self._paused and not self._ended and not self._closing:
-                count = self._read_some()
-                total += count
-                if count < READ_BYTES - _RECORD_BYTES:
-                    break
-        except ssl.SSLError as error:
-            self._error = error
-            self._closing = True  # OpenSSL takes nothing to be encrypted any more either
-            self._send()
-            self._below.close()
+        while not self._paused and not self._ended and not self._closing:
+            count = self._read_some()
+            total += count
+            if count < READ_BYTES - _RECORD_BYTES:
+                break
         if self._outgoing.pending:
             self._answer()
         return total
+
+    def _fail(self, error: ssl.SSLError) -> None:
+        """The other end has broken the connection: say so, unless it does not read what it was sent before."""
+        forget_frames(error)  # they hold this, and the error
+        self._error = error
+        self._closing = True  # OpenSSL takes nothing to be encrypted any more either
+        if self._below.get_write_buffer_size():
+            self._below.abort()  # nobody watches a connection for long that is closing
+        self._send()
+        self._below.close()
 
     def _answer(self) -> None:
         """Send what TLS itself has to say, such as to a change of keys; not without end to who does not read."""
@@ -169,10 +174,14 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
         tls, incoming = self._tls, self._incoming
         count = 0
         is_over = False
+        broken: ssl.SSLError | None = None
         while count <= READ_BYTES - _RECORD_BYTES:
             try:
                 read = cast(int, tls.read(_RECORD_BYTES, buffer[count:]))
             except ssl.SSLWantReadError:
+                break
+            except ssl.SSLError as error:
+                broken = error  # what came before it is sound
                 break
             if not read:  # its goodbye
                 is_over = True
@@ -184,7 +193,9 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
             cast(asyncio.BufferedProtocol, protocol).buffer_updated(count)
         elif count:
             cast(asyncio.Protocol, protocol).data_received(bytes(buffer[:count]))
-        if is_over:
+        if broken is not None:
+            self._fail(broken)
+        elif is_over:
             self._end()
         return count
 

@@ -37,7 +37,7 @@ class ServerLimits:
         blocked_input_bytes: input accepted while the peer does not read our answers; then we stop reading it too.
         write_stall_timeout_s: a peer that reads nothing for so long is disconnected; one that reads slowly is not.
         header_list_bytes: decoded size of one header block; a larger one ends the connection.
-        header_count: fields in one header block.
+        header_count: fields in one header block, and of a request of HTTP/1.1: each is an object of its own.
         continuations: CONTINUATION frames after one HEADERS (CVE-2024-27316 family).
         settings_entries: entries in one SETTINGS frame.
         outbound_acks: SETTINGS and PING acknowledgements waiting to be sent.

@@ -10,7 +10,7 @@ import h11
 import pytest
 
 from raftkv.rpc import HttpRequest, HttpResponse, ServerLimits
-from raftkv.rpc.server.known_heads import HEADS_MAX, KnownHeads, head_bytes, response_head
+from raftkv.rpc.server.known_heads import FIELDS_MAX, HEADS_MAX, KnownHeads, head_bytes, response_head
 from tests.rpc import services as s
 from tests.rpc.loop import on_loop
 
@@ -124,3 +124,14 @@ async def test_known_requests_are_answered_as_unknown_ones() -> None:
         writer.close()
         assert len(echo.reported) == 1
         echo.reported.clear()
+
+
+def test_heads_of_many_fields_are_not_remembered() -> None:
+    """Kept as objects, 1 KB of fields of five bytes is 13 KB, and a connection had eight of them."""
+    for fields, is_known in ((FIELDS_MAX - 1, True), (FIELDS_MAX, False)):
+        head = b"GET / HTTP/1.1\r\nHost: x\r\n" + b"aa:\r\n" * fields + b"\r\n"
+        known = KnownHeads()
+        event = read(head)[0][0]
+        assert isinstance(event, h11.Request)
+        assert (known.learn(head, event) is not None) == is_known
+        assert (known.find(bytearray(head)) is not None) == is_known

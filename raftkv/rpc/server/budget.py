@@ -57,18 +57,8 @@ NOT_FINISHED: Final = b"unfinished_requests"
 """Debug data of the GOAWAY that ends the connection with most bytes of unfinished requests."""
 
 
-class Holder(Protocol):
-    """A connection that holds bytes of requests."""
-
-    def held_size(self) -> int:
-        """Bytes of requests that it holds."""
-
-    def end(self, reason: bytes) -> None:
-        """End it, and hold nothing from now on: others need the memory."""
-
-
-def _held_size(holder: Holder) -> int:
-    return holder.held_size()
+def _held_size(account: AnswerAccount) -> int:
+    return account.held_size()
 
 
 class AnswerBudget:
@@ -81,7 +71,6 @@ class AnswerBudget:
         used_bytes: what waits now, but for at most ``GRANT_BYTES`` a connection that were not asked for yet.
         ended_total: connections that were ended because they did not read, or held most of the unfinished messages.
         held_bytes: unfinished request messages of all connections.
-        holders: connections of HTTP/1.1 that hold some of them; those of HTTP/2 are known by their accounts.
     """
 
     def __init__(self, limits: ServerLimits | None = None) -> None:
@@ -94,7 +83,6 @@ class AnswerBudget:
         self.ended_total = 0
         self.accounts: set[AnswerAccount] = set()
         self.held_bytes = 0
-        self.holders: set[Holder] = set()
         self.held_limit_bytes = limits.process_assembly_bytes
         self._waiting: set[AnswerAccount] = set()
         self._relief_at_s = float("-inf")
@@ -123,8 +111,7 @@ class AnswerBudget:
 
     def drop_greediest(self) -> None:
         """Too many bytes of requests are unfinished: end the connection that holds most of them."""
-        holders: list[Holder] = [*self.accounts, *self.holders]
-        greediest = max(holders, key=_held_size)
+        greediest = max(self.accounts, key=_held_size)
         self.ended_total += 1
         greediest.end(NOT_FINISHED)
 
@@ -194,6 +181,7 @@ class AnswerAccount:
         "_loose",
         "_mark",
         "_slack",
+        "_stream_bytes",
         "allowance",
         "answers",
         "budget",
@@ -213,6 +201,7 @@ class AnswerAccount:
         self.buffered_size: Callable[[], int] = _nothing
         self._limit_bytes = limits.connection_send_buffer_bytes
         self._grant_bytes = min(GRANT_BYTES, self._limit_bytes)
+        self._stream_bytes = limits.stream_send_buffer_bytes
         self.allowance = self.room = self._grant_bytes
         self._loose = 0
         self._buffered = 0
@@ -235,6 +224,19 @@ class AnswerAccount:
     def crowded(self) -> bool:
         """True while streams that have something queued should queue no more."""
         return self.total > self._limit_bytes // 2 or (self.budget.short and self.total > self.budget.floor_bytes)
+
+    def has_room(self, queued: int) -> bool:
+        """Return whether a stream need not wait: for its client, for its connection, for the process.
+
+        Arguments:
+            queued: bytes of it that wait.
+        """
+        if not self.crowded:
+            return queued <= self._stream_bytes
+        if self.budget.short:
+            self.budget.wait(self)
+            return False
+        return queued == 0
 
     def room_bytes(self) -> int:
         """Return how large an answer may be that is made now; connections that do not read may be ended for it."""

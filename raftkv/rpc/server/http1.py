@@ -6,7 +6,8 @@ What the connection waits for is timed, each by its own limit (``limits``), one 
 
 Requests that come while one is answered wait unread by h11, at most one body of them; then the socket is not read, and
 who is written nothing either for as long as it may idle is cut.
-A peer that reads no answers is cut by ``stall``, whatever the other timers say; one that reads slowly is not.
+A peer that reads no answers is cut by ``stall``, whatever the other timers say; one that reads slowly is not. What
+waits for it counts with the answers of all connections (``budget``): a whole one is paid for, pieces wait for room.
 Requests whose head came before on the connection, and plain answers, do without h11 (``known_heads``).
 A connection that misbehaves gets its 4xx and is closed; one that is merely idle is closed without a word.
 
@@ -16,9 +17,10 @@ Left out on purpose: answering pipelined requests side by side, upgrades, traile
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from typing import Any, Protocol
 
 import h11
@@ -26,7 +28,7 @@ import h11
 from raftkv.rpc.gone import forget_frames
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server.backlog import Backlog
-from raftkv.rpc.server.budget import AnswerBudget
+from raftkv.rpc.server.budget import NOT_FINISHED, RELIEF_INTERVAL_S, AnswerAccount, AnswerBudget
 from raftkv.rpc.server.carrier import Peer
 from raftkv.rpc.server.http import (
     HttpHandler,
@@ -89,6 +91,8 @@ class Http1Protocol(asyncio.Protocol):
         self._handler = handler
         self._limits = limits
         self._budget = budget
+        self._account = AnswerAccount(budget, limits, asyncio.get_running_loop().time, self)
+        self._account.buffered_size = transport.get_write_buffer_size
         self._held_bytes = 0
         """What the budget knows of."""
         self._served_bytes = 0
@@ -112,6 +116,8 @@ class Http1Protocol(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._writable = asyncio.Event()
         self._writable.set()
+        self._room = asyncio.Event()
+        """Set when there is room again for what waits to be read by all clients."""
         self._unread_since_s = 0.0
         self._stall = StallGuard(self._loop, limits.write_stall_timeout_s)
         self._draining = False
@@ -156,22 +162,29 @@ class Http1Protocol(asyncio.Protocol):
         size = len(self._inbox) + len(self._body) + self._served_bytes
         budget.held_bytes += size - before
         self._held_bytes = size
-        if size and not before:
-            budget.holders.add(self)
-        elif before and not size:
-            budget.holders.discard(self)
 
     def held_size(self) -> int:
         """Bytes of requests that are kept: unfinished, being served, or next."""
         return self._held_bytes
 
-    def end(self, reason: bytes) -> None:
-        """Go: it holds most of all connections, which hold too much. An answer says so, unless another is under way."""
-        del reason
-        if self._task is None:
+    def queued_size(self) -> int:
+        """Bytes of answers that wait here: none, all are with the transport."""
+        return 0
+
+    def queued_by_streams(self) -> list[int]:
+        """The same, of streams."""
+        return []
+
+    def give_up(self, reason: bytes) -> None:
+        """Go: others need the memory. An answer says so to who is not read, unless another is under way."""
+        if self._task is None and reason == NOT_FINISHED:
             self._refuse(503, "too many bytes of unfinished requests")
         else:
             self._cut()
+
+    def wake(self) -> None:
+        """There is room for answers again."""
+        self._room.set()
 
     def _cut(self) -> None:
         """End the connection in the middle of an answer."""
@@ -251,18 +264,22 @@ class Http1Protocol(asyncio.Protocol):
         match event:
             case h11.Request():
                 # h11 counts only what is not complete yet: a header that came in one piece is measured here.
-                if self._fed_bytes - self._unread_bytes() > self._limits.http1_header_bytes:
+                size = self._fed_bytes - self._unread_bytes()
+                if size > self._limits.http1_header_bytes or len(event.headers) > self._limits.header_count:
                     self._refuse(_HEADER_TOO_LARGE, _HEADER_TEXT)
                     return
                 if not _FRAMINGS.difference(name for name, _ in event.headers):
                     self._refuse(400, "both Content-Length and Transfer-Encoding")
                     return
+                if _expects_what_nobody_does(event.headers):
+                    self._refuse(417, "only 100-continue can be expected")
+                    return
                 self._request = event
-                if self._raw_head and self._fed_bytes - self._unread_bytes() == len(self._raw_head):
+                if self._raw_head and size == len(self._raw_head):
                     self._heads.learn(self._raw_head, event)
                 self._time(self._limits.http1_body_stall_timeout_s, self._check_body)
                 if self._h11.they_are_waiting_for_100_continue:
-                    self._write(h11.InformationalResponse(status_code=100, headers=[]))
+                    self._write(h11.InformationalResponse(status_code=100, headers=[], reason=_reason(100)))
             case h11.Data():
                 self._body += event.data
                 if len(self._body) > self._limits.http_body_bytes:
@@ -313,7 +330,7 @@ class Http1Protocol(asyncio.Protocol):
             return
         try:
             if not self._transport.is_closing():
-                self._transport.write(_plain_answer(response, body))
+                self._put(_plain_answer(response, body))
         except h11.LocalProtocolError as error:
             self._spawner.report(request.path, error)
             self._transport.abort()
@@ -347,10 +364,16 @@ class Http1Protocol(asyncio.Protocol):
         if self._handler is None:
             return text_response(404, "not found")
         try:
-            return await self._handler(request)
+            response = await self._handler(request)
         except Exception as error:
             self._spawner.report(request.path, error)
             return text_response(500, "internal error")
+        body = response.body
+        if isinstance(body, bytes) and len(body) > self._account.room:
+            refusal = self._account.ask(len(body))
+            if refusal is not None:
+                return text_response(503, refusal.text)
+        return response
 
     async def _send(self, response: HttpResponse, head_only: bool) -> None:
         body = response.body
@@ -369,15 +392,39 @@ class Http1Protocol(asyncio.Protocol):
         if isinstance(body, bytes):
             self._write(h11.Data(data=body))
             return
+        account = self._account
         async for piece in body:
             await self._writable.wait()
+            while len(piece) > account.room and account.budget.short:
+                await self._wait_for_room()
             self._write(h11.Data(data=piece))
+
+    async def _wait_for_room(self) -> None:
+        """Wait until less waits for all clients, or it is time to look again for some that do not read."""
+        budget = self._budget
+        budget.relieve(self._loop.time())
+        self._room.clear()
+        budget.wait(self._account)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(budget.grace_s, RELIEF_INTERVAL_S) if budget.short else 0):
+                await self._room.wait()
 
     def _write(self, event: Any) -> None:
         data = self._h11.send(event)
         if data and not self._transport.is_closing():
             self._wrote_s = self._loop.time()
-            self._transport.write(data)
+            self._put(data)
+
+    def _put(self, data: bytes) -> None:
+        """Write, and count what the client does not read at once."""
+        self._account.left_bytes += len(data)
+        self._transport.write(data)
+        self._count_unread()
+
+    def _count_unread(self) -> None:
+        buffered = self._transport.get_write_buffer_size()
+        if buffered or self._account.reported:
+            self._account.settle(buffered)
 
     def _refuse(self, status: int, text: str) -> None:
         self._timer.cancel()
@@ -498,6 +545,7 @@ class Http1Protocol(asyncio.Protocol):
     def resume_writing(self) -> None:
         """The client has caught up."""
         self._writable.set()
+        self._count_unread()
         if not self._finished:
             self._stall.disarm()
 
@@ -527,6 +575,7 @@ class Http1Protocol(asyncio.Protocol):
             self._end_timer.cancel()
             self._end_timer = None
         self._stall.disarm()
+        self._account.close()
         self._writable.set()
         self._finished = True
         if self._task is not None and not self._task.done():
@@ -536,6 +585,12 @@ class Http1Protocol(asyncio.Protocol):
         self._served_bytes = 0
         self._hold()
         self._released()
+
+
+def _expects_what_nobody_does(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether a client wants to be told that something is done which is not (RFC 9110, 10.1.1)."""
+    expected = b",".join(value for name, value in headers if name == b"expect")
+    return expected.strip() != b"" and b"100-continue" not in map(bytes.strip, expected.lower().split(b","))
 
 
 def _probe(transport: asyncio.Transport, interval_s: int) -> None:

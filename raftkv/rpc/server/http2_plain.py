@@ -116,7 +116,7 @@ class PlainCall(ServerCall):
             return
         self._send_head(response)
         async for piece in response.body:
-            while self._state == OPEN and not self._has_room():
+            while self._state == OPEN and not self._core.account.has_room(self._queued):
                 await self._wait_drained()
             if self._state != OPEN:
                 return
@@ -125,16 +125,6 @@ class PlainCall(ServerCall):
             self._core.account.queue(len(piece))
             self._core.answered()
         self._end()
-
-    def _has_room(self) -> bool:
-        """Whether the next piece need not wait: as a stream of gRPC does."""
-        account = self._core.account
-        if not account.crowded:
-            return self._queued <= self._core.limits.stream_send_buffer_bytes
-        if account.budget.short:
-            account.budget.wait(account)
-            return False
-        return self._queued == 0
 
     def _send_whole(self, response: HttpResponse, body: bytes) -> None:
         if self._state != OPEN:

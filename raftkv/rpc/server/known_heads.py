@@ -21,6 +21,9 @@ HEAD_BYTES_MAX: Final = 1024
 HEADS_MAX: Final = 8
 """Heads that a connection remembers, each of so many bytes at most: 8 KiB."""
 
+FIELDS_MAX: Final = 32
+"""Fields of a head that is remembered: one of four bytes takes a hundred here."""
+
 RESPONSE_HEADS_MAX: Final = 128
 """Heads of answers that the process remembers."""
 
@@ -73,7 +76,12 @@ class KnownHeads:
             event: what h11 made of exactly these bytes.
         """
         names = [name for name, _ in event.headers]
-        if event.http_version != b"1.1" or event.method == b"CONNECT" or not _CHANGING.isdisjoint(names):
+        if (
+            len(names) > FIELDS_MAX
+            or event.http_version != b"1.1"
+            or event.method == b"CONNECT"
+            or not _CHANGING.isdisjoint(names)
+        ):
             return None
         if len(self._heads) >= HEADS_MAX:
             del self._heads[next(iter(self._heads))]

@@ -51,6 +51,9 @@ HTTP_IN_A_TURN = 32
 """Plain HTTP requests that are begun in a turn of the loop: hundreds may come in one pass over the sockets, and one
 takes up to a millisecond, apart from what is done in steps."""
 
+TARGET_AS_A_REQUEST = 512
+"""A request of HTTP counts as one more for so many characters of its target: queries are read at once."""
+
 BEGUN_IN_A_TURN = 32
 """Calls with a task of their own that are begun in a turn of the loop. One read may bring 1,900 of them: to make their
 tasks takes little, so that it ends no turn, and the first step of all of them would be one turn."""
@@ -364,8 +367,9 @@ class Server:
             turnstile = self._turnstile
             if turnstile is None:
                 turnstile = self._turnstile = Turnstile(HTTP_IN_A_TURN)
-            if not turnstile.try_enter():
-                await turnstile.enter()
+            weight = 1 + len(request.target) // TARGET_AS_A_REQUEST
+            if not turnstile.try_enter(weight):
+                await turnstile.enter(weight)
             return await handler(request)
 
         return paced

@@ -91,22 +91,13 @@ class StreamCall(ServerCall):
 
     async def send(self, message: bytes) -> None:
         """Queue a response message, after waiting for room in this stream's send buffer."""
-        while self._state == OPEN and not self._has_room():
+        account = self._carrier.account
+        while self._state == OPEN and not account.has_room(self.send_buffer_size):
             await self._wait_drained()
         if self._state == OPEN:
             self.send_nowait(message)
         else:
             await asyncio.sleep(0)  # the task's cancellation is on its way, and its handler may pause nowhere else
-
-    def _has_room(self) -> bool:
-        """Whether ``send`` need not wait: for this stream, for its connection, for the process."""
-        account = self._carrier.account
-        if not account.crowded:
-            return self.send_buffer_size <= self._carrier.limits.stream_send_buffer_bytes
-        if account.budget.short:
-            account.budget.wait(account)
-            return False
-        return self.send_buffer_size == 0
 
     def send_nowait(self, message: bytes) -> None:
         """Queue a response message whatever is queued already; nothing happens on a call that is over."""

@@ -27,7 +27,7 @@ from raftkv.rpc.server.router import Kind
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import Code
 from raftkv.server.audit.destination import open_destination
-from raftkv.server.audit.lines import TEXT_BYTES_MAX, Record, shown_of, subject, text_of
+from raftkv.server.audit.lines import TEXT_BYTES_MAX, Record, certificate_text, shown_of, subject, text_of
 from raftkv.server.audit.trail import AuditTrail
 from raftkv.server.tls.ports import Ports
 
@@ -132,7 +132,14 @@ class AuditCalls:
         """
         if code in _REFUSED:
             method = path[:METHOD_BYTES_MAX]
-            record = Record(time.time(), "call", peer.address, method=method, code=code, certificate=peer.certificate)
+            record = Record(
+                time.time(),
+                "call",
+                peer.address,
+                method=method,
+                code=code,
+                certificate=certificate_text(peer.certificate),
+            )
             self.trail.add(record)
 
     def refused_handshake(self, port: str) -> Callable[[str, str], None]:
@@ -167,7 +174,7 @@ class AuditCalls:
                 call.path,
                 interval,
                 reason=reason,
-                certificate=peer.certificate,
+                certificate=certificate_text(peer.certificate),
             )
         )
 
@@ -191,7 +198,7 @@ class AuditCalls:
                         method=f"{request.method} {request.path}"[:METHOD_BYTES_MAX],
                         code=response.status,
                         duration_s=time.monotonic() - began_s,
-                        certificate=request.certificate,
+                        certificate=certificate_text(request.certificate),
                     )
                 )
             return response
@@ -252,7 +259,7 @@ class _Unary:
                 code,
                 answer[:ANSWER_BYTES],
                 now_s - began_s,
-                certificate=call.peer.certificate,
+                certificate=certificate_text(call.peer.certificate),
             )
         )
 
@@ -278,7 +285,14 @@ class _Stream:
             peer, user = self._call.peer, _user(self._call)
             self._add(
                 Record(
-                    time.time(), event, peer.address, user, self._path, request, certificate=peer.certificate, **more
+                    time.time(),
+                    event,
+                    peer.address,
+                    user,
+                    self._path,
+                    request,
+                    certificate=certificate_text(peer.certificate),
+                    **more,
                 )
             )
 

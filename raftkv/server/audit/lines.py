@@ -65,7 +65,7 @@ class Record(NamedTuple):
         answer: the first bytes of the answer, for its revision.
         duration_s: since the request came.
         reason: for people.
-        certificate: that the client has shown, as ``ssl`` gives it.
+        certificate: that the client has shown, as ``certificate_text`` has it; empty: none.
     """
 
     time_s: float
@@ -78,7 +78,7 @@ class Record(NamedTuple):
     answer: bytes = b""
     duration_s: float | None = None
     reason: str = ""
-    certificate: Mapping[str, Any] | None = None
+    certificate: str = ""
 
 
 def line(record: Record, member: str) -> bytes:
@@ -103,8 +103,7 @@ def line(record: Record, member: str) -> bytes:
     if record.event != "dropped":
         parts.append(f'"user":{_quoted(record.user.decode("utf-8", "backslashreplace")) if record.user else "null"}')
     if record.certificate:
-        shown = {"name": common_name_of(record.certificate), "serial": record.certificate.get("serialNumber", "")}
-        parts.append(f'"certificate":{_encoded(shown)}')
+        parts.append(f'"certificate":{record.certificate}')
     if record.method:
         parts.append(f'"method":{_quoted(_text(record.method.removeprefix("/")))}')
     if request:
@@ -129,6 +128,18 @@ def _constant(member: str, event: str) -> str:
 @lru_cache(4)
 def _second(second: int) -> str:
     return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+def certificate_text(certificate: Mapping[str, Any] | None) -> str:
+    """Return whose certificate it is as a line has it: the whole may be 100 KB, and would wait with the record.
+
+    Arguments:
+        certificate: as ``ssl`` gives it; None: there is none.
+    """
+    if not certificate:
+        return ""
+    serial = str(certificate.get("serialNumber", ""))
+    return _encoded({"name": _text(common_name_of(certificate)), "serial": _text(serial)})
 
 
 def parsed(path: str, request: bytes) -> dict[str, Any]:

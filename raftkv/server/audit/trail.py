@@ -29,7 +29,7 @@ WAITING_BYTES_MAX: Final = 16 * 1024 * 1024
 """Memory that records may take before new ones are dropped."""
 
 RECORD_BYTES: Final = 400
-"""What a record takes beside its request."""
+"""What a record takes beside its request and its certificate."""
 
 GATHER_S: Final = 0.05
 """How long lines are gathered for one write: what a killed member loses."""
@@ -91,7 +91,7 @@ class AuditTrail(Collector):
             record: of one event.
         """
         request = record.request
-        size = RECORD_BYTES + len(request or b"")
+        size = RECORD_BYTES + len(request or b"") + len(record.certificate)
         if self._put_bytes - self._taken_bytes + size > self._waiting_bytes_max:
             self.dropped += 1
             self._gap += 1

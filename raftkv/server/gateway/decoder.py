@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from raftkv.server.gateway.odd import read_message
+from raftkv.server.gateway.odd import MESSAGES_DEEP_MAX, read_message
 from raftkv.server.gateway.syntax import scan, skip_space
 
 SIMPLE_BYTES: Final = 16 * 1024
@@ -28,8 +28,8 @@ SIMPLE_PARTS: Final = 4_000
 
 DIGITS_USUAL: Final = 32
 
-Set = Callable[[Any, Any], None]
-Into = Callable[[Any, dict[str, Any]], None]
+Set = Callable[[Any, Any, int], None]
+Into = Callable[[Any, dict[str, Any], int], None]
 
 _INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]{0,18})")
 _RANGES: Final = {
@@ -115,7 +115,7 @@ def read_usual(body: bytes, message_type: type[Any]) -> Any | None:
         if type(found) is not dict:
             return None
         message = message_type()
-        into(message_type.DESCRIPTOR)(message, found)
+        into(message_type.DESCRIPTOR)(message, found, 0)
     except (_OddError, ValueError, RecursionError):
         return None
     return message
@@ -125,7 +125,7 @@ _plans: dict[str, Into] = {}
 
 
 def into(descriptor: Descriptor) -> Into:
-    """Return what fills a message of a type from a parsed object.
+    """Return what fills a message of a type from a parsed object, within so many messages.
 
     Arguments:
         descriptor: of the type.
@@ -136,13 +136,15 @@ def into(descriptor: Descriptor) -> Into:
     setters: dict[str, tuple[Set, str]] = {}
     exclusive: list[frozenset[str]] = []
 
-    def fill(message: Any, found: dict[str, Any]) -> None:
+    def fill(message: Any, found: dict[str, Any], depth: int) -> None:
+        if depth > MESSAGES_DEEP_MAX:
+            raise _OddError
         for name, value in found.items():
             setter = setters.get(name)
             if setter is not None and value is not None:
                 if setter[1] in found:
                     raise _OddError
-                setter[0](message, value)
+                setter[0](message, value, depth)
         for names in exclusive:
             if len(names & found.keys()) > 1:
                 raise _OddError
@@ -168,9 +170,9 @@ def _setter(field: FieldDescriptor) -> Set:
         return _message_setter(name, into(message_type), field.is_repeated)
     take = _taker(field)
     if not field.is_repeated:
-        return lambda message, value: setattr(message, name, take(value))
+        return lambda message, value, _depth: setattr(message, name, take(value))
 
-    def set_all(message: Any, values: Any) -> None:
+    def set_all(message: Any, values: Any, _depth: int) -> None:
         if type(values) is not list:
             raise _OddError
         getattr(message, name).extend(map(take, values))
@@ -179,21 +181,21 @@ def _setter(field: FieldDescriptor) -> Set:
 
 
 def _message_setter(name: str, fill: Into, is_repeated: bool) -> Set:
-    def set_one(message: Any, value: Any) -> None:
+    def set_one(message: Any, value: Any, depth: int) -> None:
         if type(value) is not dict:
             raise _OddError
         part = getattr(message, name)
         part.SetInParent()
-        fill(part, value)
+        fill(part, value, depth + 1)
 
-    def set_all(message: Any, values: Any) -> None:
+    def set_all(message: Any, values: Any, depth: int) -> None:
         if type(values) is not list:
             raise _OddError
         parts = getattr(message, name)
         for value in values:
             if type(value) is not dict:
                 raise _OddError
-            fill(parts.add(), value)
+            fill(parts.add(), value, depth + 1)
 
     return set_all if is_repeated else set_one
 

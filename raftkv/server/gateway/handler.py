@@ -13,11 +13,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Final
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from raftkv.pb.bindings import BINDINGS
 from raftkv.pb.services import Method
-from raftkv.rpc.metadata import decode_timeout
 from raftkv.rpc.server.carrier import Peer
 from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse
 from raftkv.rpc.server.router import Route
@@ -45,7 +44,13 @@ _TIMEOUT: Final = "grpc-timeout"
 _TRACE: Final = frozenset(("traceparent", "tracestate"))
 """W3C Trace Context: headers that are metadata of the same names in gRPC."""
 _PASSED_ON: Final = ((GATEWAY, b"*/*"),)
-_DOUBLE: Final = re.compile("//+")
+_DIRTY: Final = re.compile(r"/(?:/|\.\.?(?:/|\Z))")
+_PATH_SAFE: Final = "/!$&'()*+,;=:@~%"
+PATH_CHARACTERS_MAX: Final = 256
+"""No method has a longer path, however it is encoded."""
+
+_TIMEOUT_TEXT: Final = re.compile(r"([+-]?[0-9]{1,19})([HMSmun])")
+_UNIT_NS: Final = {"H": 3600 * 10**9, "M": 60 * 10**9, "S": 10**9, "m": 10**6, "u": 10**3, "n": 1}
 
 FEW_PIECES: Final = 64
 """Limits the pieces of a small answer, such as a list of roles, whose length is looked at; of more, none looks."""
@@ -93,13 +98,17 @@ class Gateway:
         path = request.path
         if path.startswith(_BETA):
             path = PREFIX + path[len(_BETA) :]
+        if _DIRTY.search(path) is not None and path.startswith("/"):
+            return _moved(clean(path), request)
         if not path.startswith(PREFIX):
             return _moved("/v3/", request) if path == "/v3" else await self._otherwise(request)
-        found = self._methods.get(path) or self._methods.get(unquote(path))
+        found = self._methods.get(path)
+        if found is None and len(path) <= PATH_CHARACTERS_MAX:
+            found = self._methods.get(unquote(path))
         if found is None and path == openapi.PATH and request.method in ("GET", "HEAD"):
             return HttpResponse(200, openapi.document(), _JSON)
         if found is None:
-            return _moved(_DOUBLE.sub("/", path), request) if "//" in path else HttpResponse(404, b"Not Found\n", _TEXT)
+            return HttpResponse(404, b"Not Found\n", _TEXT)
         if request.method != "POST":
             return HttpResponse(405, b"Method Not Allowed\n", _TEXT)
         method, route = found
@@ -218,12 +227,36 @@ def _metadata(name: str, value: str) -> tuple[bytes, bytes]:
 
 
 def _timeout(value: str) -> float | None:
-    if not value:
-        return None
-    try:
-        return decode_timeout(value.encode("latin-1"))
-    except ValueError:
-        raise RpcError(Code.INVALID_ARGUMENT, f"invalid grpc-timeout: {value}") from None
+    """Return the seconds of a header that is there, by Go's rules: nanoseconds of 64 bits, and 0 is no limit.
+
+    Raises:
+        RpcError: it is no timeout, or one that has passed.
+    """
+    match = _TIMEOUT_TEXT.fullmatch(value)
+    number = int(match[1]) if match is not None else 1 << 63
+    if match is None or not -(1 << 63) <= number < 1 << 63:
+        if not value:
+            return None
+        raise RpcError(Code.INVALID_ARGUMENT, f"invalid grpc-timeout: {value}")
+    nanoseconds = (number * _UNIT_NS[match[2]] + (1 << 63)) % (1 << 64) - (1 << 63)
+    if nanoseconds < 0:
+        raise RpcError(Code.DEADLINE_EXCEEDED, "context deadline exceeded")
+    return nanoseconds / 1e9 or None
+
+
+def clean(path: str) -> str:
+    """Return a path without empty parts, ``.`` and ``..``, as Go's servers send their clients to.
+
+    >>> clean("//v3/./kv/../kv/range"), clean("/../v3//"), clean("/v3/.")
+    ('/v3/kv/range', '/v3/', '/v3')
+    """
+    parts: list[str] = []
+    for part in path.split("/"):
+        if part == "..":
+            del parts[-1:]
+        elif part not in ("", "."):
+            parts.append(part)
+    return "/" + "/".join(parts) + ("/" if parts and path.endswith("/") else "")
 
 
 def _failed(error: RpcError, *, is_call: bool = False) -> HttpResponse:
@@ -231,4 +264,5 @@ def _failed(error: RpcError, *, is_call: bool = False) -> HttpResponse:
 
 
 def _moved(path: str, request: HttpRequest) -> HttpResponse:
-    return HttpResponse(301, b"", (("location", f"{path}?{request.query}" if request.query else path),))
+    location = quote(path, _PATH_SAFE, encoding="latin-1")
+    return HttpResponse(301, b"", (("location", f"{location}?{request.query}" if request.query else location),))

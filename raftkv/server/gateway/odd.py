@@ -19,7 +19,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from raftkv.server.gateway.syntax import LARGE_BYTES, CutError, JsonError, Value, quoted, scan, skip_space
 
 MESSAGES_DEEP_MAX: Final = 90
-"""Messages within messages; deeper ones than 100 cannot be sent on."""
+"""Messages within messages; deeper ones than 100 cannot be sent on, and those of an answer may be deeper by a few."""
 
 PARTS_A_STEP: Final = 128
 """Members or elements between two pauses."""

@@ -1,7 +1,5 @@
 """The text of /metrics, made in slices: 2,000 samples at once would hold the loop for 10 ms.
 
-One text is made at a time, however many ask: who comes meanwhile gets the next, which is one for all of them.
-
 Prometheus's text format, as in its library's ``generate_latest``, but for two things that are as etcd has them. A
 counter's name without ``_total`` is written as it is, which ``etcd_server_health_success`` needs, and a number that is
 whole has no fraction: 1, not 1.0.
@@ -19,6 +17,7 @@ from prometheus_client.core import Metric
 
 from raftkv.server.histograms import go_float
 from raftkv.server.metrics.families import counter, gauge
+from raftkv.server.shared_text import SharedText
 
 SLICE_S: Final = 0.002
 """How long a turn of the loop works on a scrape; a family is never cut."""
@@ -35,29 +34,20 @@ class Exposition:
         self._registry = registry
         self._under_way = 0
         self._done = 0
-        self._begun = 0
-        """Texts that were begun."""
-        self._text = (0, b"")
-        """The last one that is whole, and which it is."""
-        self._turn = asyncio.Lock()
+        self._text = SharedText(self._make)
 
     async def __call__(self) -> bytes:
         """Return the text of all families, as they are after this call."""
         self._under_way += 1
         try:
-            begun = self._begun
-            async with self._turn:
-                if self._text[0] <= begun:  # nobody has begun one since
-                    await self._make()
-                self._done += 1
-                return self._text[1]
+            text = await self._text()
+            self._done += 1
+            return text
         finally:
             self._under_way -= 1
 
-    async def _make(self) -> None:
-        self._begun += 1
-        number = self._begun
-        self._text = number, "".join(await self._families()).encode()
+    async def _make(self) -> bytes:
+        return "".join(await self._families()).encode()
 
     async def _families(self) -> list[str]:
         parts: list[str] = []

@@ -50,10 +50,9 @@ class Revocations:
             raise ConfigError(f"cannot use the revoked certificates of {path}: {reason}") from None
         for found in lists:
             _check(found, [authority for authority, name in names if name == found.issuer], path)
-        self._issuers: dict[int, set[x509.Name]] = {}
+        self._serials: dict[x509.Name, set[int]] = {}
         for found in lists:
-            for serial in found.serials:
-                self._issuers.setdefault(serial, set()).add(found.issuer)
+            self._serials.setdefault(found.issuer, set()).update(found.serials)
         dates = [found.next_update for found in lists]
         self.next_update_s = min((date.timestamp() for date in dates if date is not None), default=None)
 
@@ -71,8 +70,7 @@ class Revocations:
         with decoding():
             for encoded in chain_of(tls):
                 certificate = x509.load_der_x509_certificate(encoded)
-                issuers = self._issuers.get(certificate.serial_number)
-                if issuers and certificate.issuer in issuers:
+                if certificate.serial_number in self._serials.get(certificate.issuer, ()):
                     return f"{certificate.serial_number:x}"
         return ""
 
@@ -105,7 +103,7 @@ class _List:
 
     signed: x509.CertificateRevocationList
     issuer: x509.Name
-    serials: tuple[int, ...]
+    serials: set[int]
     next_update: datetime | None
 
 
@@ -114,7 +112,7 @@ def _decoded(data: bytes) -> _List:
 
     load = x509.load_pem_x509_crl if data.startswith(_BEGIN) else x509.load_der_x509_crl
     found = load(data)
-    return _List(found, found.issuer, tuple(revoked.serial_number for revoked in found), found.next_update_utc)
+    return _List(found, found.issuer, {revoked.serial_number for revoked in found}, found.next_update_utc)
 
 
 def _check(found: _List, known: list[x509.Certificate], path: str) -> None:

@@ -27,7 +27,7 @@ from raftkv.server.auth.users import Users
 from raftkv.server.ui.files import SAFE_HEADERS, Bundle, answer
 from raftkv.server.ui.live import VIEWERS_MAX, Live, TooManyViewersError
 from raftkv.server.ui.others import Everybody, Identity
-from raftkv.server.ui.watchers import watching
+from raftkv.server.ui.watchers import Watching
 from raftkv.server.watch.hub import WatchHub
 
 ROOT: Final = "/ui"
@@ -107,7 +107,7 @@ class Dashboard:
         self._membership = applier.membership
         self._gate = Gate(users, applier)
         self._everybody = everybody
-        self._hub = hub
+        self._watching = Watching(hub)
         self.live = Live(everybody.collect)
 
     def around(self, otherwise: HttpHandler) -> HttpHandler:
@@ -143,7 +143,7 @@ class Dashboard:
                     return self._live(request)
                 case "watchers":
                     user = self._gate.check_root(request)
-                    return _json(watching(self._hub), user)
+                    return HttpResponse(200, await self._watching.text(), _JSON, user)
         except errors.StatusError as error:
             return _refused(error)
         file = await self._bundle.find(name)
@@ -189,8 +189,8 @@ class Dashboard:
         self._everybody.close()
 
 
-def _json(body: dict[str, Any], user: bytes = b"") -> HttpResponse:
-    return HttpResponse(200, json.dumps(body, separators=(",", ":")).encode(), _JSON, user)
+def _json(body: dict[str, Any]) -> HttpResponse:
+    return HttpResponse(200, json.dumps(body, separators=(",", ":")).encode(), _JSON)
 
 
 def _refused(error: errors.StatusError) -> HttpResponse:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
@@ -16,6 +17,8 @@ from tests.rpc.loop import on_loop, until
 
 MIB = 1024 * 1024
 LIMIT = 8 * MIB
+ANSWER = 6 * MIB
+ANSWERS = 32 * MIB
 ASK = b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n"
 SEND = b"PUT /wait HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (2 * MIB, bytes(2 * MIB))
 
@@ -42,7 +45,7 @@ async def world(handler: Handler) -> AsyncIterator[tuple[s.EchoServer, str, int]
         host, _, port = echo.target.rpartition(":")
         yield echo, host, int(port)
     assert not echo.server.answers.held_bytes
-    assert not echo.server.answers.holders
+    assert not echo.server.answers.accounts
 
 
 @pytest.mark.parametrize("is_body", [False, True], ids=["what follows a request", "its body"])
@@ -118,3 +121,72 @@ async def test_who_is_not_read_any_more_and_is_written_nothing_is_cut(clock: Clo
         assert handler.cancelled == 1
         assert echo.server.answers.held_bytes == 0
         writer.transport.abort()
+
+
+class Answers:
+    """Answers with megabytes at once, or in large pieces."""
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    async def answer(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse(200, bytes(ANSWER) if request.path == "/whole" else self._pieces())
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        for _ in range(4):
+            self.made += 1
+            yield bytes(ANSWER)
+
+
+def _unread_bytes(echo: s.EchoServer) -> int:
+    transports = [one._transport for one in echo.server.connections]
+    return sum(transport.get_write_buffer_size() for transport in transports if transport is not None)
+
+
+def _slow_reader(target: str, path: str) -> socket.socket:
+    """A client that reads nothing, and whose kernel takes little for it."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    host, _, port = target.rpartition(":")
+    sock.connect((host, int(port)))
+    sock.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    return sock
+
+
+@pytest.mark.parametrize("path", ["/whole", "/pieces"])
+@on_loop
+async def test_answers_that_nobody_reads_count_with_all_others(path: str) -> None:
+    """Twenty connections, of which four are allowed to have so much wait beside what their kernels take."""
+    limits = ServerLimits(process_send_buffer_bytes=ANSWERS, reading_grace_s=1000)
+    async with s.echo_server(limits, Answers().answer) as echo:
+        socks = []
+        for number in range(1, 21):
+            socks.append(await asyncio.to_thread(_slow_reader, echo.target, path))
+            await until(lambda number=number: len(echo.server.connections) == number)
+            assert _unread_bytes(echo) <= ANSWERS
+        assert echo.server.answers.used_bytes >= ANSWERS // 2
+        for sock in socks:
+            sock.close()
+        await until(lambda: echo.server.answers.used_bytes == 0)
+
+
+@pytest.mark.parametrize("path", ["/whole", "/pieces"])
+@on_loop
+async def test_who_does_not_read_goes_when_the_process_is_short(path: str) -> None:
+    limits = ServerLimits(process_send_buffer_bytes=ANSWERS, reading_grace_s=0.3)
+    async with s.echo_server(limits, Answers().answer) as echo:
+        socks = [await asyncio.to_thread(_slow_reader, echo.target, path) for _ in range(20)]
+        await until(lambda: echo.server.answers.short)
+        loop = asyncio.get_running_loop()
+        full_s = loop.time()
+        await until(lambda: loop.time() > full_s + 0.3)
+        host, _, port = echo.target.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        whole = await reader.read()
+        assert whole.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert len(whole) > ANSWER * (1 if path == "/whole" else 4)
+        assert echo.server.answers.ended_total
+        writer.close()
+        for sock in socks:
+            sock.close()

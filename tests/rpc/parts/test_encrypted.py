@@ -7,7 +7,7 @@ import ssl
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -108,6 +108,69 @@ async def test_nothing_is_written_after_what_is_no_record(certificates: Certific
         tls.buffer_updated(100)
         assert tls.is_closing()
         tls.write(b"an answer")
+        await until(lambda: not echo.server.connections)
+
+
+class _Breaking:
+    """Stands for an object of OpenSSL that decrypts a record, and finds that the next is none."""
+
+    def __init__(self) -> None:
+        self._records: list[bytes | ssl.SSLError] = [b"sound", ssl.SSLError(1, "bad record mac")]
+
+    def read(self, size: int, buffer: memoryview) -> int:
+        record = self._records.pop(0)
+        if isinstance(record, ssl.SSLError):
+            raise record
+        buffer[: len(record)] = record
+        return len(record)
+
+    def pending(self) -> int:
+        return 1
+
+
+class _Hearing(asyncio.Protocol):
+    """Notes the data and the end of its connection."""
+
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+
+    def data_received(self, data: bytes) -> None:
+        self.heard.append(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.heard.append(type(exc))
+
+
+@on_loop
+async def test_what_came_before_a_broken_record_is_handed_over(certificates: Certificates) -> None:
+    """Hand over the answer to a call that has come whole, before the connection fails."""
+    async with connected(certificates) as (echo, tls):
+        below, above, stand_in = tls._protocol, _Hearing(), _Breaking()
+        real, breaking = tls._tls, cast(Any, stand_in)
+        tls._tls = breaking
+        tls.set_protocol(above)
+        tls.buffer_updated(100)
+        assert above.heard == [b"sound"]
+        assert tls.is_closing()
+        tls._tls = real
+        await until(lambda: above.heard == [b"sound", ssl.SSLError])
+        assert below is not None
+        below.connection_lost(None)
+        await until(lambda: not echo.server.connections)
+
+
+@pytest.mark.interpreted
+@on_loop
+async def test_who_breaks_a_connection_and_does_not_read_is_cut(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection that is closing waits for what it has to send; of a broken one nobody watched that it leaves."""
+    async with connected(certificates) as (echo, tls):
+        monkeypatch.setattr(tls._below, "get_write_buffer_size", lambda: 1)
+        closed: list[str] = []
+        monkeypatch.setattr(tls._below, "close", lambda: closed.append("close"))
+        tls._buffer[:100] = bytes(100)
+        tls.buffer_updated(100)
         await until(lambda: not echo.server.connections)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,10 +20,12 @@ from raftkv.server.audit.lines import (
     TEXT_BYTES_MAX,
     Record,
     _Budget,
+    certificate_text,
     line,
     parsed,
     subject,
 )
+from raftkv.server.audit.trail import RECORD_BYTES, AuditTrail
 
 PUT = "/etcdserverpb.KV/Put"
 CANARY = "c4n4ry"
@@ -70,8 +73,24 @@ def test_whose_certificate_it_was_whether_or_not_users_are_on() -> None:
         "serialNumber": "0A1B",
         "issuer": ((("commonName", "ca"),),),
     }
-    found = shown(Record(1.0, "call", "a:1", b"", PUT, b"", 0, certificate=certificate))
+    found = shown(Record(1.0, "call", "a:1", b"", PUT, b"", 0, certificate=certificate_text(certificate)))
     assert (found["user"], found["certificate"]) == (None, {"name": "alice", "serial": "0A1B"})
+
+
+def test_a_record_keeps_little_of_a_certificate() -> None:
+    """Records wait while the disk is full, with what they hold: each may be of a connection of its own."""
+    names = tuple(("DNS", f"host-{number}.example") for number in range(5_000))
+    certificate = {"subject": ((("commonName", "n" * 50_000),),), "serialNumber": "A" * 40, "subjectAltName": names}
+    text = certificate_text(certificate)
+    assert json.loads(text) == {"name": "n" * TEXT_BYTES_MAX, "serial": "A" * 40}
+    memory = SimpleNamespace(write=lambda lines: None, close=lambda: None)
+    trail = AuditTrail(memory, "m1")
+    trail.close()
+    trail.add(Record(1.0, "call", "a:1", certificate=text))
+    ((record, size_bytes),) = trail._records
+    assert size_bytes == RECORD_BYTES + len(text)
+    assert not certificate_text(None)
+    assert isinstance(record.certificate, str)
 
 
 @pytest.mark.parametrize(
