@@ -13,6 +13,7 @@ promise:
   patience and no way back: a node that dies between joining and that moment would take all others with it. Here such a
   wait ends when the run says that the generation is over. A missing rank is made up then: the workers that are started
   with it can reach nobody, and the agent stops them at its next look, 0.1 s later, and comes back to the rendezvous.
+  torch's client waits for a host that has frozen for ever, so its calls are made on a thread, which is left there.
 - **It can be let go.** The agent holds the store of one generation until it has that of the next. ``drop`` leaves it an
   empty shell, so that the server ends, and a node that has one port for it (``store_port``) can do so again.
 
@@ -21,12 +22,15 @@ Leaves out: a store that survives its node; it is as short-lived as its generati
 
 from __future__ import annotations
 
+import contextlib
 import json
+import queue
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any, Final, TypeVar
 
@@ -34,7 +38,10 @@ from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import DistError, DistStoreError
 
 SLICE_S: Final = 0.2
-"""How often a wait looks whether the generation is over."""
+"""How often a call that is not answered looks whether the generation is over."""
+POLL_MIN_S: Final = 0.005
+POLL_MAX_S: Final = 0.1
+"""How often a wait asks for its keys. torch's own wait writes two lines of warnings each time that its time is up."""
 CONNECT_TIMEOUT_S: Final = 60.0
 """For reaching the node of rank 0 while it lives."""
 TIMEOUT_S: Final = 300.0
@@ -117,6 +124,33 @@ def _first_line(error: BaseException) -> str:
     return str(error).split("\n", 1)[0]
 
 
+class _Caller:
+    """A daemon thread that makes calls, one after the other; one that never returns keeps this thread alone."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="raftkv-store", daemon=True).start()
+
+    def call(self, call: Callable[[], _T]) -> Future[_T]:
+        """Make a call; returns its outcome to be."""
+        future: Future[_T] = Future()
+        self._calls.put((call, future))
+        return future
+
+    def close(self) -> None:
+        """Make no calls any more."""
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (item := self._calls.get()) is not None:
+            call, future = item
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+            del item, call, future  # what they refer to may be a server, whose port is wanted again
+
+
 class _Gone:
     """Stands for a store that was let go: each call fails as on a store whose node is gone."""
 
@@ -140,6 +174,7 @@ class AgentStore(Store):
         super().__init__()
         self._store: Any = store  # torch's stubs lack parts of it
         self._is_over = is_over
+        self._caller: _Caller | None = _Caller()
         self._world_size = world_size
         self._timeout = timedelta(seconds=TIMEOUT_S)
         self._role_info = b""
@@ -158,6 +193,9 @@ class AgentStore(Store):
         """Let go of the store; whoever asks from here on is answered as after the end of the generation."""
         self._is_over = lambda: True
         self._store = _Gone()
+        if self._caller is not None:
+            self._caller.close()
+            self._caller = None
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait until keys are there, or the generation is over.
@@ -171,20 +209,17 @@ class AgentStore(Store):
         """
         limit = self._timeout if timeout is None else timeout
         deadline = time.monotonic() + limit.total_seconds()
-        pause = threading.Event()
+        pause, poll_s = threading.Event(), POLL_MIN_S
         while not self._is_over():
+            # If its node is gone the run will say so.
+            with contextlib.suppress(DistError):
+                if self._made(lambda: self._store.check(list(keys))):
+                    return
             left_s = deadline - time.monotonic()
-            try:
-                self._store.wait(list(keys), timedelta(seconds=max(0.001, min(SLICE_S, left_s))))
-            except DistStoreError:
-                if left_s <= SLICE_S:
-                    raise DistStoreError(f"wait timeout after {limit}, keys: {', '.join(keys)}") from None
-            except DistError:
-                if left_s <= 0:
-                    raise
-                pause.wait(SLICE_S)  # its node is gone; the run will say so
-            else:
-                return
+            if left_s <= 0:
+                raise DistStoreError(f"wait timeout after {limit}, keys: {', '.join(keys)}")
+            pause.wait(min(poll_s, left_s))
+            poll_s = min(2 * poll_s, POLL_MAX_S)
 
     def set(self, key: str, value: str | bytes) -> None:
         """Store a value; lost when the generation is over, as the store is.
@@ -239,7 +274,7 @@ class AgentStore(Store):
     def _unless_over(self, call: Callable[[], _T], stand_in: _T) -> _T:
         """Return what a call returns; if it fails because the store's node died, the stand-in, once the run says so."""
         try:
-            return call()
+            return self._made(call)
         except DistError:
             deadline = time.monotonic() + self._timeout.total_seconds()
             pause = threading.Event()
@@ -248,6 +283,18 @@ class AgentStore(Store):
                     raise
                 pause.wait(SLICE_S / 4)
             return stand_in
+
+    def _made(self, call: Callable[[], _T]) -> _T:
+        """Make a call; raises DistError if it is not answered before the generation is over, as by a frozen host."""
+        if self._caller is None:
+            return call()
+        future = self._caller.call(call)
+        while True:
+            try:
+                return future.result(SLICE_S)
+            except TimeoutError:
+                if not future.done() and self._is_over():
+                    raise DistError("the store did not answer before the end of the generation") from None
 
     def _stand_in(self, key: str) -> bytes:
         self.has_made_up = True

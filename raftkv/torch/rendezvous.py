@@ -356,7 +356,7 @@ class RaftKVRendezvousHandler(RendezvousHandler):
 
     def _say_goodbye(self) -> None:
         """Whoever hosts the store lets others finish with it: torch's last barrier may still be on its way to them."""
-        store, world = self._store, self._world
+        store, world = self._agent_store, self._world
         if store is None or world is None:
             return
         with contextlib.suppress(Exception):  # nobody needs it any more; the agent ends well or badly for other reasons

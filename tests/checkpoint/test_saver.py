@@ -102,6 +102,28 @@ def test_a_directory_that_is_not_committed_for_its_disk_stays(raftkv_client, tmp
     assert list(Path(registry.uri).glob("step-*")) == []
 
 
+def test_a_directory_that_comes_back_has_no_manifest_and_can_be_saved_again(raftkv_client, tmp_path, monkeypatch):
+    """The disk fails when the manifest is there and is to be made durable."""
+    write, failures = registry_module.write_manifest, [StorageError("input/output error")]
+
+    async def fail_once(*what):
+        await write(*what)
+        if failures:
+            raise failures.pop()
+
+    monkeypatch.setattr(registry_module, "write_manifest", fail_once)
+    registry = raftkv.checkpoint.Registry(raftkv_client, "job", uri=str(tmp_path / "registry"))
+    folder = made.write(tmp_path / "out", {"model.pt": b"m"})
+    with pytest.raises(StorageError, match="input/output error"):
+        Saver(registry).save_directory(4, str(folder))
+    assert os.listdir(folder) == ["model.pt"]
+    assert Saver(registry).save_directory(4, str(folder)).file_count == 1
+    other = made.write(tmp_path / "other", {"model.pt": b"m", MANIFEST: b"of a checkpoint that lies here"})
+    with pytest.raises(ConfigError, match="is the name of the manifest"):
+        Saver(registry).save_directory(5, str(other))
+    assert (other / MANIFEST).exists()
+
+
 def test_a_source_that_cannot_be_deleted_does_not_undo_its_copy(registry, tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise OSError(errno.EACCES, "Permission denied")

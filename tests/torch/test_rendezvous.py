@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -272,6 +273,54 @@ def test_no_wait_in_the_store_outlasts_the_generation() -> None:
         assert ranks.result(WAIT_S) == b"[2, 6, 2, 6]"
         assert [b'"rank": 0' in roles.result(WAIT_S)[0], b'"rank": 2' in roles.result(WAIT_S)[1]] == [True, True]
     assert store.has_made_up
+
+
+HOST = """
+import signal
+from raftkv.torch.agent_store import host_store
+server = host_store()
+print(server.port, flush=True)
+signal.pause()
+"""
+
+
+@pytest.fixture
+def frozen_store() -> Iterator[Callable[[Callable[[], bool]], AgentStore]]:
+    """Connects to a store in a process of its own, which is then stopped."""
+    with subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True) as process:
+
+        def connect(is_over: Callable[[], bool]) -> AgentStore:
+            assert process.stdout is not None
+            store = connect_store("127.0.0.1", int(process.stdout.readline()), lambda: False)
+            process.send_signal(signal.SIGSTOP)
+            return AgentStore(store, is_over, 2)
+
+        yield connect
+        process.kill()
+
+
+def test_no_call_waits_for_a_host_that_has_frozen_beyond_the_generation(frozen_store) -> None:
+    over = threading.Event()
+    store = frozen_store(over.is_set)
+    calls = (lambda: store.wait(["key"]), lambda: store.add("count", 1), lambda: store.get("key"))
+    found: list[object] = []
+    threads = [threading.Thread(target=lambda call=call: found.append(call()), daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    over.set()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert sorted(found, key=str) == [0, None, b""]
+    store.drop()
+
+
+def test_a_wait_is_silent(capfd: pytest.CaptureFixture[str]) -> None:
+    """Nodes end at different times, and wait for each other: torch would write ten lines a second."""
+    store = AgentStore(host_store(), lambda: False, 2)
+    with pytest.raises(DistStoreError):
+        store.wait(["key"], timedelta(seconds=0.5))
+    assert "waitForInput" not in capfd.readouterr().err
+    store.drop()
 
 
 def test_a_store_whose_node_is_gone_is_no_error_once_the_run_says_so() -> None:

@@ -68,6 +68,7 @@ def taken_in(directory: str, uri: str) -> Iterator[list[FileRecord]]:
         raise ConfigError(f"{directory} is a link; name the directory that it leads to")
     place = Place(uri)
     is_moved = is_given = False
+    records: list[FileRecord] = []
     try:
         with place.named("move the checkpoint to"):
             is_moved = place.is_local and _rename(directory, place.root)
@@ -80,6 +81,9 @@ def taken_in(directory: str, uri: str) -> Iterator[list[FileRecord]]:
         yield records
     except BaseException as error:
         if is_moved and (not is_given or isinstance(error, ConfigError | StorageError)):
+            if is_given and all(record.name != MANIFEST for record in records):
+                with suppress(OSError):
+                    os.unlink(f"{place.root}/{MANIFEST}")  # this attempt's: it would be in the way of the next
             with suppress(OSError):
                 os.rename(place.root, directory)
         raise

@@ -198,9 +198,8 @@ class ArbiterDriver:
 
     async def _refused(self, error: StatusError) -> float:
         """Say what the store refuses, to those who wait too; returns how long to wait before it is asked again."""
-        refusal = f"the store to take {self._asked}: {error}"
-        if refusal != self._refusal:
-            self._refusal = refusal
+        if not self._refusal.endswith(f": {error}"):
+            self._refusal = f"the store to take {self._asked}: {error}"
             _log.warning("raftkv: run %s cannot go on, it is tried again: %s", self._keys.run_id, error)
         view = self._view()
         if view is not None:
