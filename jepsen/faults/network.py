@@ -10,8 +10,9 @@ Which member dialled is found by whose process holds the socket (sock_diag, ``/p
 numbers, clients are 0.
 
 Invariants: a cut is one-way, a pair of cuts is both ways; bytes and ends of connections that meet a cut wait, they are
-neither lost nor reordered (what TCP shows when packets are lost for a while); a heal either lets them pass or resets
-the connections they wait in (what TCP shows when packets were lost for long), by choice of the seed.
+neither lost nor reordered (what TCP shows when packets are lost for a while); a heal lets them pass, or resets the
+connections they wait in (what TCP shows when packets were lost for long), or ends them for the dialler alone, while the
+other end never hears of it (what is left by a machine without power, or a firewall that forgot), by choice of the seed.
 
 Left out: loss, duplication and reordering below TCP, which TCP hides.
 """
@@ -71,6 +72,7 @@ class Network:
         self._healed = asyncio.Event()
         self._servers: list[asyncio.Server] = []
         self._relays: dict[asyncio.Task[None], tuple[Pair, list[asyncio.StreamWriter]]] = {}
+        self._stranded: list[asyncio.StreamWriter] = []
 
     async def open(self) -> None:
         """Listen on every relay port."""
@@ -94,6 +96,7 @@ class Network:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        _abort(self._stranded)
 
     def cut(self, pairs: Iterable[Pair]) -> None:
         """Let nothing pass from the first to the second of each pair."""
@@ -114,15 +117,24 @@ class Network:
             _abort(writers)
 
     def heal(self) -> None:
-        """Undo all cuts and delays: connections that were cut go on, or half of the time are reset."""
-        if self._rng.random() < 0.5:
-            for (source, target), writers in self._relays.values():
-                if {(source, target), (target, source)} & self._cut:
+        """Undo all cuts and delays: connections that were cut go on, or half of the time are reset or stranded."""
+        how = self._rng.random()
+        for task, ((source, target), writers) in list(self._relays.items()):
+            if how < 0.5 and {(source, target), (target, source)} & self._cut:
+                if how < 0.25:
                     _abort(writers)
+                else:
+                    self._strand(task, writers)
         self._cut.clear()
         self._delay_s.clear()
         self._healed.set()
         self._healed = asyncio.Event()
+
+    def _strand(self, task: asyncio.Task[None], writers: list[asyncio.StreamWriter]) -> None:
+        """End a connection for who dialled, and never tell the other end."""
+        self._stranded += writers[1:]
+        del writers[1:]
+        task.cancel()
 
     async def _listen(self, port: int) -> None:
         self._servers.append(await asyncio.start_server(self._relay_to(port), _HOST, port, limit=_CHUNK_BYTES))

@@ -105,7 +105,7 @@ class Alarms:
         ]
 
     def is_raised(self, member_id: int, alarm: int) -> bool:
-        """Whether a member has raised an alarm of a kind."""
+        """Return whether a member has raised an alarm of a kind."""
         return (member_id, alarm) in self._raised
 
     def check(self, kind: int, request: object) -> None:

@@ -287,7 +287,7 @@ def _operand(reader: Reader, target: int, state: State) -> Any:
 
 
 def _operands(reader: Reader, target: int, states: list[State]) -> list[Any]:
-    """The operands of the first keys: of all, but for values that would be too much at once."""
+    """Return the operands of the first keys: of all, but for values that would be too much at once."""
     if target == _VALUE:
         parse = kv_pb2.KeyValue.FromString
         return [parse(kv).value for kv in reader.load_all([state[1] for state in states], BYTES_PER_PIECE)]

@@ -79,7 +79,7 @@ def conf_change_of(record: raft_pb2.MembershipChange) -> ConfChange:
 
 
 def _is_url(text: str) -> bool:
-    """Whether a text is one URL, as it is written everywhere."""
+    """Return whether a text is one URL, as it is written everywhere."""
     try:
         return cluster_id.parse_urls(text) == (text,)
     except errors.ConfigError:

@@ -153,7 +153,7 @@ class Quotas:
         return [self._quotas[prefix] for prefix in sorted(self._quotas)]
 
     def _of(self, key: bytes) -> list[Quota]:
-        """The quotas that a key counts for."""
+        """Return the quotas that a key counts for."""
         quotas, size = self._quotas, len(key)
         found = []
         for length in self._lengths:
@@ -424,7 +424,7 @@ def _interval(request: rpc_pb2.DeleteRangeRequest) -> tuple[bytes, bytes]:
 
 
 def _joined(intervals: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """The same keys in intervals that do not overlap."""
+    """Return the same keys in intervals that do not overlap."""
     joined: list[tuple[bytes, bytes]] = []
     for low, high in sorted(intervals):
         if joined and (joined[-1][1] == TO_THE_LAST or low <= joined[-1][1]):

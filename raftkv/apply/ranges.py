@@ -156,7 +156,7 @@ def execute_small(
 
 
 def _is_selection(request: rpc_pb2.RangeRequest) -> bool:
-    """Whether the answer is not just the interval, cut at the limit."""
+    """Return whether the answer is not just the interval, cut at the limit."""
     return bool(
         request.sort_order == _DESCEND
         or request.sort_target != KEY

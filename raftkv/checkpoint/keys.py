@@ -372,5 +372,5 @@ def step_of(key: bytes) -> int | None:
 
 
 def is_comparable(value: float) -> bool:
-    """Whether a metric's value has a place among others: not NaN, which is neither better nor worse."""
+    """Return whether a metric's value has a place among others: not NaN, which is neither better nor worse."""
     return not math.isnan(value)

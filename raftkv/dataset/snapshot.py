@@ -88,7 +88,7 @@ class Snapshot(Sequence[Entry]):
         return self.entries()
 
     def __contains__(self, path: object) -> bool:
-        """Whether there is an entry of a path."""
+        """Return whether there is an entry of a path."""
         return isinstance(path, str) and self.lookup(path) is not None
 
     def lookup(self, path: str) -> Entry | None:

@@ -166,7 +166,9 @@ class Follower:
             DatasetNotFound: none is.
         """
         if self.head is None:
-            raise DatasetNotFound(f"nothing was published as dataset {self._keys.name!r}; publish it, or mend the name")
+            raise DatasetNotFound(
+                f"nothing was published as dataset {self._keys.name!r}; publish it, or check the name"
+            )
         return self.head
 
     async def reached(self, version: int) -> Head:

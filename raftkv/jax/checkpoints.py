@@ -127,7 +127,7 @@ class CheckpointManager:
     # ---- saving
 
     def should_save(self, step: int) -> bool:
-        """Whether ``save`` of a step would do anything."""
+        """Return whether ``save`` of a step would do anything."""
         return step % self._interval == 0 and (self._last is None or step > self._last)
 
     def save(

@@ -198,7 +198,7 @@ def _of_worker(environment: Mapping[str, str]) -> Place:
         shared = int(environment.get("LOCAL_WORLD_SIZE", "1")) > 1
         return Place(coordinator, count, rank, int(environment["LOCAL_RANK"]) if shared else None)
     except (KeyError, ValueError) as error:
-        raise ConfigError(f"the environment is none of a worker of raftkvctl run exec: {error}") from None
+        raise ConfigError(f"the environment is not that of a worker of raftkvctl run exec: {error}") from None
 
 
 def _leave(kv: Client, participant: Participant, world: World) -> None:

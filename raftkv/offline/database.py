@@ -74,7 +74,7 @@ def check_format(backend: LMDBBackend) -> int:
 
 
 def _revisions(source: Readable) -> tuple[int, int]:
-    """The newest revision, and the compacted one (-1: none)."""
+    """Return the newest revision, and the compacted one (-1: none)."""
     with closing(source.begin_read()) as read:
         compacted = max(schema.read_compact_revisions(read.get))
         last = FIRST_REVISION

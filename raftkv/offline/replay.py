@@ -116,7 +116,7 @@ class _Replay:
         self._applier = Applier(store, alarms, membership, leases, at_once_max=at_once_max)
 
     def _limit(self) -> tuple[int | None, str]:
-        """The last entry wanted (None: any), and what to tell of it."""
+        """Return the last entry wanted (None: any), and what to tell of it."""
         time_s, store = self._target.time_s, self._store
         if self._target.revision is not None and self._target.revision < store.revision:
             raise StorageError(

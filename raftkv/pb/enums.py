@@ -12,6 +12,6 @@ def alarm_name(number: int) -> str:
 
 
 def alarm_number(name: str) -> int:
-    """The alarm that ``alarm_name`` calls so."""
+    """Return the alarm that ``alarm_name`` calls so."""
     known = rpc_pb2.AlarmType.DESCRIPTOR.values_by_name.get(name)
     return int(name) if known is None else known.number

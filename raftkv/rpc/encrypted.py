@@ -250,7 +250,7 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
         return self._tls if name == "ssl_object" else self._below.get_extra_info(name, default)
 
     def is_closing(self) -> bool:
-        """Whether the connection is closed, or about to be."""
+        """Return whether the connection is closed, or about to be."""
         return self._closing or self._below.is_closing()
 
     def close(self) -> None:
@@ -271,7 +271,7 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._below.abort()
 
     def is_reading(self) -> bool:
-        """Whether the socket is read."""
+        """Return whether the socket is read."""
         return not self._paused and self._below.is_reading()
 
     def pause_reading(self) -> None:

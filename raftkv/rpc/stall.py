@@ -83,7 +83,7 @@ class StallGuard:
 
 
 def _passed_bytes(transport: asyncio.Transport) -> int:
-    """A number that changes when the peer takes bytes."""
+    """Return a number that changes when the peer takes bytes."""
     connected = transport.get_extra_info("socket")
     try:
         # Linux: struct tcp_info, tcpi_bytes_acked.

@@ -284,11 +284,11 @@ def store_by(command: str) -> Store:
 
 
 _PIECE: Final = re.compile(r"""'[^']*'|"(?:[^"\\]|\\.)*"|\\[^%]|%[pf%]""", re.DOTALL)
-"""What of a command the shell takes as a whole: quoted text, an escaped character; and what is filled in."""
+"""What the shell takes as a whole in a command (quoted text, an escaped character), and what is filled in."""
 
 
 def _filled_in(command: str, path: Path) -> str:
-    """Return a command with a file's path and name, each one word or a part of one whatever is in it, in quotes or not.
+    """Return a command with a file's path and name filled in, quoted so that neither is ever split into words.
 
     >>> _filled_in("cp %p '/archive of a/%f'", Path("/data of a/1.wal"))
     "cp '/data of a/1.wal' '/archive of a/1.wal'"
@@ -305,7 +305,7 @@ def _filled_in(command: str, path: Path) -> str:
 
 
 def _within(word: str, quote: str) -> str:
-    """Return a word as it stands within quotes of a kind."""
+    """Return a word, escaped for its place within quotes of a kind."""
     if quote == "'":
         return word.replace("'", "'\\''")
     return re.sub(r'["\\$`]', r"\\\g<0>", word) if quote == '"' else word

@@ -34,11 +34,16 @@ PEER_LIMITS: Final = ServerLimits(
     connection_window_bytes=32 * 1024 * 1024,
     ping_interval_min_s=0.0,
     connections=descriptors.PEER_CONNECTIONS,
+    keepalive_time_s=10.0,
+    keepalive_timeout_s=10.0,
 )
 """Members trust each other's volume, not each other's bytes.
 
 A member pings for two reasons that know nothing of each other, silence and the time of a round trip, and nothing comes
 back on its stream that would forgive two pings at once: there is no shortest interval, only a rate.
+
+One that is cut off, or loses its power, leaves a connection behind whose end nobody tells this member. It has a stream,
+so it is never idle, and each takes one of few places. As members ping every few seconds, silence tells of them soon.
 """
 
 METRICS_LIMITS: Final = ServerLimits(

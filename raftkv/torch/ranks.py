@@ -29,7 +29,7 @@ INHERITED: Final = "RAFTKV_DECIDED_BY_RANK_0"
 
 
 def is_connected() -> bool:
-    """Whether there are ranks that ``torch.distributed`` connects."""
+    """Return whether there are ranks that ``torch.distributed`` connects."""
     return bool(dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
 
 

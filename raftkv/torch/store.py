@@ -271,7 +271,7 @@ class Store(TorchStore):
         return True
 
     def clone(self) -> Store:
-        """Another store of the same keys, on the same connection."""
+        """Return another store of the same keys, on the same connection."""
         twin = type(self).__new__(type(self))
         TorchStore.__init__(twin)
         twin._begin(self._shared, self._limit)

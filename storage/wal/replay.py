@@ -102,7 +102,7 @@ class LogReplay:
         self.snapshot = meta
 
     def _contains(self, meta: SnapshotMeta) -> bool:
-        """Whether the log as it is goes through the marker; a leader's snapshot may replace a diverged log."""
+        """Return whether the log as it is goes through the marker; a leader's snapshot may replace a diverged log."""
         # The marker in the head of the first kept segment lies before the entries of it: the log goes through it.
         if meta.index < self.first_index:
             return meta.index <= self.last_index

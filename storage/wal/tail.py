@@ -76,7 +76,7 @@ def classify_tail(data: bytes, offset: int, seed: int) -> Tail:
 
 
 def _synced_witness(data: bytes, offset: int, seed: int) -> Frame | None:
-    """A later frame that was written when the bytes at ``offset`` were durable already."""
+    """Return a later frame that was written when the bytes at ``offset`` were durable already."""
     # Frames begin at multiples of 8: the next one can begin 8 bytes on at the earliest.
     return next((frame for frame in intact_frames(data, offset + 8, seed) if frame.header.durable > offset), None)
 

@@ -198,7 +198,7 @@ class WAL:
 
     def _recover(self, snapshot_index: int | None) -> Recovered:
         names = list_segments(self._disk, self._directory)
-        recovery = Recovery(self._disk, self._directory, names)
+        recovery = Recovery(self._disk, self._directory, names, all_segments=snapshot_index is not None)
         recovered = recovery.finish(snapshot_index)
         self._metadata = recovery.metadata
         self._segments = names
@@ -340,7 +340,7 @@ class WAL:
             self._fail("sync", error)
 
     def _check_batch(self, hard_state: HardState | None, entries: Sequence[Entry]) -> int:
-        """The last index after the batch. Costs the same for any number of entries."""
+        """Return the last index after the batch. Costs the same for any number of entries."""
         last_index = self._last_index
         if entries:
             first, last_index = entries[0].index, entries[-1].index
@@ -385,7 +385,7 @@ class WAL:
             self._fail("write", error)
 
     def _with_zeros(self, buffers: Sequence[bytes], end: int) -> Sequence[bytes]:
-        """What is to be written up to an offset, and zeros behind it."""
+        """Return what is to be written up to an offset, and zeros behind it."""
         self._filled = min(end + FILL_BYTES, self._size)
         return [*buffers, _ZEROS[: self._filled - end]]
 

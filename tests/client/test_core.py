@@ -17,6 +17,7 @@ from tests.client.fakes import FakeCluster, FakeTransport
 
 UNREACHABLE = RpcError(errors.UNAVAILABLE, "connection refused", definite=True)
 LOST = RpcError(errors.UNAVAILABLE, "connection lost")
+LEARNER = RpcError(errors.FAILED_PRECONDITION, errors.NotSupportedForLearnerError.text)
 GOT = rpc_pb2.RangeResponse(count=1).SerializeToString()
 PUT = rpc_pb2.PutResponse().SerializeToString()
 
@@ -72,6 +73,27 @@ def test_a_refusal_is_told_at_once_and_by_name():
     with pytest.raises(errors.CompactedError):
         call(cluster)
     assert not cluster.members["b"].calls
+
+
+@pytest.mark.parametrize("method", [methods.RANGE, methods.PUT])
+def test_a_learner_is_left_for_the_next_endpoint(method):
+    """Each call failed there, at once and for ever, with voters among the endpoints."""
+    cluster = FakeCluster(a=[LEARNER], b=[b""])
+
+    async def run():
+        async with Client(list(cluster.members), open_transport=cluster.open) as client:
+            for _ in range(2):
+                await client.call(method, rpc_pb2.RangeRequest(key=b"k"), timeout_s=5.0)
+
+    asyncio.run(run())
+    assert [len(member.calls) for member in cluster.members.values()] == [1, 2]
+
+
+@pytest.mark.parametrize("names", ["a", "ab", "abc"])
+def test_that_there_are_learners_alone_is_told(names):
+    cluster = FakeCluster(**{name: [UNREACHABLE] if name == "c" else [LEARNER] for name in names})
+    with pytest.raises(errors.NotSupportedForLearnerError):
+        call(cluster)
 
 
 def test_the_deadline_bounds_all_attempts():

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from raftkv import errors
+from raftkv import asleep, errors
 from raftkv.client.errors import LeaseLost
+from raftkv.client.lease import clock
 from raftkv.client.lease.keeper import LeaseKeeper
 from raftkv.client.lease.lease import Lease
 from raftkv.client.lease.renewals import renewals
@@ -190,6 +191,39 @@ def test_a_process_that_slept_through_its_lease_knows_before_it_does_anything(mo
     play(scenario)
 
 
+def test_a_machine_that_slept_has_lost_its_leases_when_it_wakes_up(monkeypatch):
+    """The clock of the loop stood still meanwhile: locks and leases were held, for as long as the TTL that was left."""
+
+    async def scenario(core, scope):
+        lease = await Lease(scope, 60)
+        await until(lambda: core.calls)
+        monkeypatch.setattr(clock, "_sleep", asleep.Sleep())
+        at_least, at_most = asleep.asleep_s()
+        monkeypatch.setattr(asleep, "asleep_s", lambda: (at_least + 0.0005, at_most + 0.0005))
+        assert lease.remaining_s > 59
+        monkeypatch.setattr(asleep, "asleep_s", lambda: (at_least + 61, at_most + 61))
+        assert not lease.alive
+        with pytest.raises(LeaseLost, match=r"no keep-alive was confirmed within 60 s"):
+            lease.check()
+        assert (await Lease(scope, 60)).remaining_s > 59
+
+    play(scenario)
+
+
+def test_an_answer_to_what_was_asked_before_the_machine_slept_is_worth_what_it_was_then(monkeypatch):
+    async def scenario(core, scope):
+        lease = await Lease(scope, 60)
+        monkeypatch.setattr(clock, "_sleep", asleep.Sleep())
+        await until(lambda: core.calls and core.calls[0].asked)
+        at_least, at_most = asleep.asleep_s()
+        monkeypatch.setattr(asleep, "asleep_s", lambda: (at_least + 61, at_most + 61))
+        core.calls[0].answer(lease.id, 60)
+        await until(core.calls[0].inbox.empty)
+        assert not lease.alive
+
+    play(scenario)
+
+
 def test_the_stream_ends_with_the_last_lease():
     async def scenario(core, scope):
         lease = await Lease(scope, 60)
@@ -200,6 +234,30 @@ def test_the_stream_ends_with_the_last_lease():
         again = await Lease(scope, 60)
         await until(lambda: len(core.calls) == 2 and core.calls[1].asked)
         assert again.alive
+
+    play(scenario)
+
+
+def test_a_lease_that_comes_as_the_last_one_leaves_is_kept_at_the_same_endpoint():
+    """The stream that was ended for want of leases was taken for a member that fails, which all calls then left."""
+
+    async def scenario(core, scope):
+        first = await Lease(scope, 60)
+        await until(lambda: core.calls and not core.calls[0].done)
+        call, cancel, second = core.calls[0], core.calls[0].cancel, Lease(scope, 60)
+
+        def end():
+            cancel()
+            second.id, second._granted = 99, True
+            scope.keeper.add(second)
+
+        call.cancel = end
+        first.stop()
+        await until(lambda: len(core.calls) == 2 and core.calls[1].asked)
+        assert [lease_id for lease_id, _ in core.calls[1].asked] == [99]
+        assert core.left == []
+        assert scope.keeper.failures == {}
+        second.stop()
 
     play(scenario)
 

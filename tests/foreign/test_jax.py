@@ -88,4 +88,4 @@ def test_what_cannot_work_is_told_in_one_line(raftkv_cluster: LocalCluster):
     assert results["too few"].startswith("JoinTimeout: run 'j' did not begin within 1 s: 1 of at least 2")
     assert results["no job"] is False
     assert results["worker"] == [True, "[::1]:29400", 4, 3, 1]
-    assert results["no worker"].startswith("ConfigError: the environment is none of a worker")
+    assert results["no worker"].startswith("ConfigError: the environment is not that of a worker")

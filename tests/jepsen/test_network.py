@@ -93,6 +93,39 @@ def test_a_heal_may_reset_what_was_cut() -> None:
     assert seed_where_heal(resets=True) != seed_where_heal(resets=False)
 
 
+def test_a_heal_may_end_what_was_cut_for_one_end_alone() -> None:
+    async def ends(seed: int) -> list[bool]:
+        """Whether the dialler, and whoever was dialled, hear of the end."""
+        relay_port, port = free_ports(2)
+        dialled: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
+        server = await asyncio.start_server(lambda *both: dialled.put_nowait(both), "127.0.0.1", port)
+        network = Network({relay_port: Target(2, port, True)}, lambda: {1: os.getpid()}, seed)
+        await network.open()
+        near, writer = await asyncio.open_connection("127.0.0.1", relay_port)
+        writer.write(b"x")
+        far, far_writer = await dialled.get()
+        assert await far.read(1) == b"x"
+        network.cut([(1, 2)])
+        network.heal()
+        heard = [await ended(reader) for reader in (near, far)]
+        for end in (writer, far_writer):
+            end.close()
+        await network.close()
+        server.close()
+        return heard
+
+    async def ended(reader: asyncio.StreamReader) -> bool:
+        try:
+            return await asyncio.wait_for(reader.read(1), SOON_S) == b""
+        except ConnectionError:
+            return True
+        except TimeoutError:
+            return False
+
+    found = [asyncio.run(ends(seed)) for seed in range(10)]
+    assert sorted(set(map(tuple, found))) == [(False, False), (True, False), (True, True)]
+
+
 def test_a_cut_between_others_lets_this_pass() -> None:
     async def scenario() -> None:
         async with echoing(1) as (network, relay_port):

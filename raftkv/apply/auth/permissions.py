@@ -117,7 +117,7 @@ def _low(interval: tuple[bytes, bytes | None]) -> bytes:
 
 
 def _half_open(key: bytes, range_end: bytes) -> tuple[bytes, bytes | None] | None:
-    """The interval by its first key and the one before which it ends; None where it holds no key."""
+    """Return the interval by its first key and the one before which it ends; None where it holds no key."""
     if not key:
         return None
     if not range_end:

@@ -183,7 +183,7 @@ class Rights:
     # Callers.
 
     def _user(self, caller: Caller | None) -> User | None:
-        """The user who calls, let in under the present revision; None for a member.
+        """Return the user who calls, let in under the present revision; None for a member.
 
         Raises:
             UserEmptyError, AuthOldRevisionError, PermissionDeniedError: as of ``check``.
@@ -193,7 +193,7 @@ class Rights:
         return self._named(caller)
 
     def _named(self, caller: Caller | None) -> User | None:
-        """The user who calls, by the present users; None for a member.
+        """Return the user who calls, by the present users; None for a member.
 
         Raises:
             UserEmptyError, PermissionDeniedError: as of ``check``.

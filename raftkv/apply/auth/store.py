@@ -297,7 +297,7 @@ class AuthStore:
 
 
 def _password_hash(request: rpc_pb2.AuthUserAddRequest | rpc_pb2.AuthUserChangePasswordRequest) -> bytes:
-    """The hash that a request brings: in base64 as in etcd, or as it is in place of the password.
+    """Return the hash that a request brings: in base64 as in etcd, or as it is in place of the password.
 
     Raises:
         NoPasswordUserError: it is no base64, as in etcd.

@@ -19,7 +19,7 @@ _SHARD: Final = re.compile(r"(.*)-(\d{1,6})-of-(\d{1,6})(\.\w+)")
 
 
 def is_weights(name: str) -> bool:
-    """Whether a file holds weights, or is the index of such, by its name."""
+    """Return whether a file holds weights, or is the index of such, by its name."""
     return name.endswith((".safetensors", f".safetensors{INDEX}")) or _TORCH.fullmatch(name) is not None
 
 

@@ -40,6 +40,6 @@ def size(intervals: Iterable[Interval]) -> int:
 
 
 def overlaps(intervals: Iterable[Interval]) -> bool:
-    """Whether two of them have a number in common."""
+    """Return whether two of them have a number in common."""
     ordered = sorted(intervals)
     return any(later[0] < earlier[1] for earlier, later in pairwise(ordered))

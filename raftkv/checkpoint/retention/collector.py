@@ -279,7 +279,7 @@ class Collector:
             self._fail(str(error))
 
     async def _is_orphan(self, attempt: AttemptId) -> bool:
-        """Whether no key names the attempt, and none can any more: all at one revision."""
+        """Return whether no key names the attempt, and none can any more: all at one revision."""
         keys = self._keys
         reads: list[Operation] = [get(keys.fence)]
         for kind in KINDS:

@@ -361,7 +361,7 @@ def _restore(place: Place, values: dict[str, Any]) -> int:
 
 
 def _chosen(place: Place, name: str, target: Target | None = None) -> Manifest:
-    """The backup of a name, or the newest, or the newest from which the log leads to a point in time."""
+    """Return the backup of a name, or the newest, or the newest from which the log leads to a point in time."""
     backups, damaged = place.look()
     found = [one for one in backups if not name or one.name == name]
     newest = name or max((*damaged, *(one.name for one in found)), default="")

@@ -74,7 +74,7 @@ def preferred(members: list[EndpointStatus]) -> list[EndpointStatus]:
 
 
 async def _is_confirmed(kv: Client, member: EndpointStatus, contents: Contents) -> bool:
-    """Whether the cluster has this history at that revision; False: it was compacted meanwhile.
+    """Return whether the cluster has this history at that revision; False: it was compacted meanwhile.
 
     Raises:
         CommandError: it has another history, or nobody says.

@@ -155,7 +155,7 @@ def _print_notes(members: Mapping[str, Sequence[str]], others: Mapping[str, Sequ
 
 
 def _contact(others: Mapping[str, Sequence[str]]) -> str:
-    """A host by which members that are there already are reached; empty: there is none."""
+    """Return a host by which members that are there already are reached; empty: there is none."""
     return next((host for hosts in others.values() for host in hosts if "*" not in host), "")
 
 

@@ -217,7 +217,7 @@ class Replacement:
             await asyncio.sleep(PAUSE_S)
 
     async def _entries(self, new: rpc_pb2.Member | None) -> str:
-        """How much of the log the learner has, if it says so."""
+        """Return how much of the log the learner has, if it says so."""
         if new is None or not new.clientURLs:
             return ""
         try:

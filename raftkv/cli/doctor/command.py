@@ -86,7 +86,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _config_of(values: dict[str, Any]) -> ServerConfig | None:
-    """The settings of the member, if its file is given; only the file counts, as for a member."""
+    """Return the settings of the member, if its file is given; only the file counts, as for a member."""
     if not values["config-file"]:
         return None
     from raftkv.cli.server.options import read_options

@@ -79,7 +79,7 @@ def _check_directory(subject: str, path: str) -> list[Finding]:
 
 
 def _nearest(path: str) -> Path:
-    """The directory itself, or the nearest above that is there."""
+    """Return the directory itself, or the nearest above that is there."""
     there = Path(os.path.abspath(path))
     while not there.is_dir():
         there = there.parent

@@ -112,7 +112,7 @@ def _name(picture: Picture, member_id: int) -> str:
 
 
 def _advice(answer: Answer) -> str:
-    """What to do about a member that has not told its status: one that runs must not be replaced."""
+    """Return what to do about a member that has not told its status: one that runs must not be replaced."""
     if answer.is_refusal:
         return "it runs, and asks for a user who may see its status: --user root, or root's --cert and --key"
     if any(words in answer.error for words in TLS_TROUBLE):

@@ -41,7 +41,7 @@ def fold(text: str, limit: int) -> list[str]:
 
     @cache
     def best(start: int) -> tuple[int, int]:
-        """The cost of the lines from a word on, and where the first of them ends."""
+        """Return the cost of the lines from a word on, and where the first of them ends."""
         if width(" ".join(words[start:])) <= limit:
             return 0, len(words)
         return min(

@@ -140,7 +140,7 @@ async def read_facts(kv: Client, run_id: str) -> Facts:
 
 
 async def _shared(kv: Client) -> list[KeyValue]:
-    """What is known of clusters; nothing, if this user may not read it: the run is shown without its queue."""
+    """Return what is known of clusters; nothing, if this user may not read it: the run is shown without its queue."""
     try:
         return list(await kv.range(CLUSTER_ROOT, prefix=True))
     except PermissionDeniedError:

@@ -158,7 +158,7 @@ def read_plan(words: Sequence[str], environment: Mapping[str, str]) -> Plan:
 
 
 def _address_towards(endpoint: Endpoint) -> str:
-    """The address of this machine from which an endpoint is reached. No byte is sent for it."""
+    """Return the address of this machine from which an endpoint is reached. No byte is sent for it."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:

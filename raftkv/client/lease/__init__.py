@@ -6,7 +6,8 @@
 
 Laws:
 
-- A lease is relied on by this machine's monotonic clock, not by the cluster's word of a moment ago.
+- A lease is relied on by this machine's monotonic clock, not by the cluster's word of a moment ago; time in which the
+  machine slept counts (``clock``).
 - It is lost when the cluster does not know it any more, or at that deadline; then blocks are interrupted, callbacks
   called, and calls with ``lease=`` refused.
 - A patient lease leaves the deadline out: only the cluster ends it.

@@ -21,6 +21,7 @@ import asyncio
 import heapq
 from typing import TYPE_CHECKING, Final
 
+from raftkv.client.lease import clock
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.retry import Backoff, is_transient
 from raftkv.errors import PERMISSION_DENIED, StatusError
@@ -58,6 +59,7 @@ class LeaseKeeper:
         self._sent_at: dict[int, float] = {}
         self._wake = asyncio.Event()
         self._given_up = ""
+        self._is_emptied = False
         self._streams_failed = 0
         self._one_by_one = False
         self._look_again_at = 0.0
@@ -91,7 +93,7 @@ class LeaseKeeper:
         backoff = Backoff(max_s=RETRY_MAX_S)
         while self._leases:
             endpoint, token = self._core.endpoint, ""
-            self._given_up = ""
+            self._given_up, self._is_emptied = "", False
             self._streams_failed += 1
             try:
                 stream = await self._core.stream(methods.LEASE_KEEP_ALIVE, endpoint, metadata=_HAS_LEADER, eager=True)
@@ -100,6 +102,8 @@ class LeaseKeeper:
                     await self._serve(stream, backoff)
                 self._note_failure(endpoint, "the member has ended the stream")
             except StatusError as error:
+                if self._is_emptied:
+                    continue  # it was ended here; perhaps another lease has come since
                 self._note_failure(endpoint, self._given_up or str(error))
                 if not self._core.forget_token(error, token):
                     self._on_refusal(error)
@@ -154,6 +158,7 @@ class LeaseKeeper:
             except TimeoutError:
                 pass
         # Nothing to keep, or a member that does not answer: the reader of the stream is woken by its end.
+        self._is_emptied = not self._leases
         stream.cancel()
 
     def _next_look(self, stream: Stream[rpc_pb2.LeaseKeepAliveResponse], connected_by: float) -> float | None:
@@ -179,7 +184,7 @@ class LeaseKeeper:
             if lease_id in self._sent_at:
                 self._given_up = f"{stream.endpoint} did not answer a keep-alive in time"
                 return False
-            self._sent_at[lease_id] = now
+            self._sent_at[lease_id] = clock.now()
             heapq.heappush(self._due, (now + lease.ttl / SENDS_PER_TTL, lease_id))
             try:
                 request = rpc_pb2.LeaseKeepAliveRequest(ID=lease_id, disconnect_grace_ms=lease.disconnect_grace_ms)
@@ -200,11 +205,12 @@ class LeaseKeeper:
         if lease is None or sent_at is None:
             return
         if 0 < answer.TTL != lease.ttl:
-            self._move(lease.id, sent_at + answer.TTL / SENDS_PER_TTL)
+            self._move(lease.id, answer.TTL / SENDS_PER_TTL - (clock.now() - sent_at))
         lease.answered(answer, sent_at)
 
-    def _move(self, lease_id: int, due_at: float) -> None:
+    def _move(self, lease_id: int, wait_s: float) -> None:
         """Send the next keep-alive of a lease at another time: its TTL has changed, which is rare."""
+        due_at = asyncio.get_running_loop().time() + wait_s
         self._due = [entry for entry in self._due if entry[1] != lease_id]
         heapq.heapify(self._due)
         heapq.heappush(self._due, (due_at, lease_id))

@@ -13,8 +13,8 @@
 A lease is *lost* when the cluster does not know it any more, or is another one, restored from a backup; or when its TTL
 has passed on this machine's clock since the last keep-alive that was confirmed was *sent*: then somebody else may have
 what it protected, whatever the cluster still believes (a lease with ``patient=True`` leaves this last way out). A
-process that was stopped for longer than that learns it at its next ``check`` (every call with ``lease=`` makes one),
-not only when the loop has come round.
+process that was stopped for longer than that, or whose machine slept, learns it at its next ``check`` (every call with
+``lease=`` makes one), not only when the loop has come round.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from typing import Any
 from raftkv.client.arguments import function, seconds, whole
 from raftkv.client.errors import LeaseLost
 from raftkv.client.interrupts import Interrupt, farewell_s, tell
+from raftkv.client.lease import clock
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.methods import Method
 from raftkv.client.scope import Part, Scope
@@ -115,18 +116,18 @@ class Lease:
             LeaseExistsError: the id is in use.
             StatusError: it could not be granted.
         """
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + (self._scope.timeout_s if timeout_s is None else seconds(timeout_s, "timeout_s"))
+        loop_time = asyncio.get_running_loop().time
+        deadline = loop_time() + (self._scope.timeout_s if timeout_s is None else seconds(timeout_s, "timeout_s"))
         async with self._granting:  # asked for by many at once, it is granted once
             if not self._granted:
-                await self._ask_for_it(max(deadline - clock(), SHORTEST_S))
+                await self._ask_for_it(max(deadline - loop_time(), SHORTEST_S))
         return self
 
     async def _ask_for_it(self, timeout_s: float) -> None:
         scope = self._scope
         method = methods.LEASE_GRANT if self.id else _GRANT_ANY
         request = rpc_pb2.LeaseGrantRequest(TTL=self.ttl, ID=self.id, exact_ttl=self.patient)
-        asked_at = asyncio.get_running_loop().time()
+        asked_at = clock.now()
         answer = await scope.core.call(method, request, timeout_s=timeout_s)
         self.id, self.ttl, self._granted = answer.ID, answer.TTL, True
         self._cluster_id = answer.header.cluster_id
@@ -163,6 +164,11 @@ class Lease:
         """
         return await lease_info(self._scope, self.id, keys=keys, timeout_s=timeout_s)
 
+    @property
+    def cluster_id(self) -> int:
+        """Return the id of the cluster that has granted it; 0: none has, or it did not say."""
+        return self._cluster_id
+
     # ---- whether it can be relied on
 
     @property
@@ -170,12 +176,12 @@ class Lease:
         """Seconds for which it certainly still lives, if nobody revokes it; 0: none."""
         if not self._granted or self._over:
             return 0.0
-        return max(self._deadline - asyncio.get_running_loop().time(), 0.0)
+        return max(self._deadline - clock.now(), 0.0)
 
     @property
     def silent_s(self) -> float:
         """Seconds since the last confirmed keep-alive was sent; for a patient one that may be far more than the TTL."""
-        return max(asyncio.get_running_loop().time() - (self._deadline - self.ttl), 0.0)
+        return max(clock.now() - (self._deadline - self.ttl), 0.0)
 
     @property
     def alive(self) -> bool:
@@ -210,11 +216,11 @@ class Lease:
     # ---- for the keeper and for calls that relied on it
 
     def answered(self, answer: rpc_pb2.LeaseKeepAliveResponse, asked_at: float) -> None:
-        """Take a member's answer to a keep-alive that was sent at ``asked_at`` of the loop's clock.
+        """Take a member's answer to a keep-alive that was sent at ``asked_at`` of the leases' clock.
 
         Arguments:
             answer: of the member.
-            asked_at: when the keep-alive was sent, by the loop's clock.
+            asked_at: when the keep-alive was sent, by ``clock``.
         """
         cluster_id = answer.header.cluster_id
         if 0 != self._cluster_id != cluster_id != 0:
@@ -233,7 +239,7 @@ class Lease:
 
         Arguments:
             ttl: seconds that the cluster has confirmed.
-            asked_at: when it was asked, by the loop's clock.
+            asked_at: when it was asked, by ``clock``.
         """
         self.ttl = ttl
         self._deadline = max(self._deadline, asked_at + ttl)
@@ -251,11 +257,11 @@ class Lease:
 
     def _watch_deadline(self) -> None:
         # One timer: renewals only move the deadline, and a timer that comes too early is set again.
-        loop = asyncio.get_running_loop()
         if self._over:
             return
-        if loop.time() < self._deadline:
-            self._timer = loop.call_at(self._deadline, self._watch_deadline)
+        left_s = self._deadline - clock.now()
+        if left_s > 0.0:
+            self._timer = asyncio.get_running_loop().call_later(left_s, self._watch_deadline)
         else:
             self._expire()
 

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
 from raftkv.client.errors import EndpointsFailed
+from raftkv.client.lease import clock
 from raftkv.client.lease.lease import Lease
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class _Adopted(Lease):
         self._granted = True
         self._is_known = False
         self._first_answer_s = first_answer_s
-        self._deadline = asyncio.get_running_loop().time() + first_answer_s
+        self._deadline = clock.now() + first_answer_s
         self._watch_deadline()
         scope.keeper.add(self)
 

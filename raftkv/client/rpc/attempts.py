@@ -1,7 +1,8 @@
 """The attempts of one call: what failed where, when to stop, how long to wait before the next round.
 
-Owns the rule of repetition: a call is made again if it certainly never reached a member, or if the member said
-UNAVAILABLE and doing it twice is as good as once. Everything else is the caller's to know, at once.
+Owns the rule of repetition: a call is made again if it certainly never reached a member, if the member said UNAVAILABLE
+and doing it twice is as good as once, or, at another endpoint, if the member is a learner, which serves next to
+nothing. Everything else is the caller's to know, at once.
 
 After every endpoint has failed there is a pause, longer each round.
 """
@@ -13,11 +14,22 @@ from time import monotonic
 
 from raftkv.client.errors import EndpointsFailed, from_status
 from raftkv.client.rpc.retry import Backoff
-from raftkv.errors import DEADLINE_EXCEEDED, UNAVAILABLE, ContextDeadlineExceededError, StatusError
+from raftkv.errors import (
+    DEADLINE_EXCEEDED,
+    UNAVAILABLE,
+    ContextDeadlineExceededError,
+    NotSupportedForLearnerError,
+    StatusError,
+)
 from raftkv.rpc.status import RpcError
 
 ROUND_PAUSE_MAX_S = 0.25
 """Longest pause after a round: a new leader is there within a second or so."""
+
+
+def is_of_learner(error: RpcError) -> bool:
+    """Tell if a member has refused, before anything else, because it is a learner."""
+    return error.text == NotSupportedForLearnerError.text
 
 
 class Attempts:
@@ -36,8 +48,8 @@ class Attempts:
     """
 
     __slots__ = (
-        "_backoff", "_count", "_definite", "_explain", "_failures", "_rights", "_timeout_s", "deadline", "metadata",
-        "renewed", "token",
+        "_backoff", "_count", "_definite", "_explain", "_failures", "_learners", "_rights", "_timeout_s", "deadline",
+        "metadata", "renewed", "token",
     )  # fmt: skip
 
     def __init__(
@@ -58,6 +70,7 @@ class Attempts:
         self._count = 0
         self._definite = True
         self._failures: dict[str, str] = {}
+        self._learners: set[str] = set()
         self._rights = Backoff(max_s=ROUND_PAUSE_MAX_S)
         self.renewed = False
 
@@ -72,21 +85,25 @@ class Attempts:
             raise self._timed_out()
         return remaining_s
 
-    def note(self, error: RpcError, endpoint: str, *, repeatable: bool) -> None:
+    def note(self, error: RpcError, endpoint: str, *, repeatable: bool, alone: bool = False) -> None:
         """Remember a failed attempt.
 
         Arguments:
             error: how it failed.
             endpoint: where.
             repeatable: whether the method may be called twice.
+            alone: whether there is no other endpoint.
 
         Raises:
             StatusError: there must be no other.
         """
         self._count += 1
         self._failures[endpoint] = error.text
-        self._definite = self._definite and error.definite
+        self._definite = self._definite and (error.definite or is_of_learner(error))
         if error.code == UNAVAILABLE and (repeatable or error.definite):
+            return
+        if is_of_learner(error) and not alone and endpoint not in self._learners:
+            self._learners.add(endpoint)
             return
         if error.code == DEADLINE_EXCEEDED and (self._explain or error.text == ContextDeadlineExceededError.text):
             raise self._timed_out()

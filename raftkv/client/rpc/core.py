@@ -4,10 +4,10 @@ Owns the answer to "which member, and what if it does not answer":
 
 1. Calls go to one endpoint until it fails; then to the next, round and round, with a short pause after each round.
    Which is the first to be asked, a race for the first connection decides (``race``).
-2. A call is repeated if it certainly never reached a member, or if the member said UNAVAILABLE and the method is
-   repeatable. Everything else is raised at once.
+2. A call is repeated if it certainly never reached a member, if the member said UNAVAILABLE and the method is
+   repeatable, or elsewhere if the member is a learner. Everything else is raised at once.
 3. The deadline bounds all of it together; when it passes the error is ``context deadline exceeded``.
-4. An endpoint that failed or did not answer is left by all later calls too, whoever makes them.
+4. An endpoint that failed, did not answer or is a learner is left by all later calls too, whoever makes them.
 5. With a user, calls carry a token (``login``). A call that a member refuses for it, or because rights changed while it
    was under way, did not happen: it is made again, with a new token once, until its deadline if only rights changed.
 
@@ -27,9 +27,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from raftkv.client.credentials import NO_SECRET, Secret
-from raftkv.client.errors import CLIENT_CLOSED, from_status
+from raftkv.client.errors import ANOTHER_LOOP, CLIENT_CLOSED, from_status
 from raftkv.client.rpc import methods, tracing
-from raftkv.client.rpc.attempts import Attempts
+from raftkv.client.rpc.attempts import Attempts, is_of_learner
 from raftkv.client.rpc.endpoints import Endpoint, parse_endpoints
 from raftkv.client.rpc.login import Login, LoginRequest
 from raftkv.client.rpc.methods import Method, StreamMethod
@@ -121,6 +121,7 @@ class Client:
         self._current = 0
         self._undecided = len(self.endpoints) > 1
         self._race: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._login = Login(self.options.user, Secret(self.options.password), Secret(self.options.token))
 
@@ -208,6 +209,7 @@ class Client:
         Raises:
             StatusError: the user could not be authenticated.
         """
+        self.check_loop()
         endpoints = self.endpoints if endpoint is None else parse_endpoints([endpoint])
         if self._undecided and endpoint is None:
             await self._wait_first_connection(timeout_s)
@@ -228,6 +230,19 @@ class Client:
     def closed(self) -> bool:
         """Whether ``close`` was called."""
         return self._closed
+
+    @property
+    def is_stranded(self) -> bool:
+        """Whether the loop of its connections is closed, and they with it."""
+        return self._loop is not None and self._loop.is_closed()
+
+    def check_loop(self) -> None:
+        """Raise RuntimeError on another event loop than that of its connections, before anything is sent."""
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise RuntimeError(ANOTHER_LOOP)
 
     @property
     def endpoint(self) -> str:
@@ -271,13 +286,14 @@ class Client:
     async def _call(
         self, endpoints: list[Endpoint], method: Method[T], request: Any, timeout_s: float, metadata: Pairs = ()
     ) -> T:
+        self.check_loop()
         body = request.SerializeToString()
         if len(body) > self.options.max_request_bytes:
             raise self._too_large(len(body))
         if timeout_s <= 0:
             # As with a context of Go: nothing is sent, which might even be done in time.
             raise ContextDeadlineExceededError
-        # Not the loop's clock: to ask for the running loop is a system call in Python 3.11.
+        # Not the loop's clock: to ask for the running loop is a system call in Python 3.11, and once is enough.
         now = monotonic()
         asked_s = timeout_s
         deadline = now + timeout_s
@@ -327,7 +343,7 @@ class Client:
         while True:
             try:
                 if first is not None:
-                    self._note(attempts, first, endpoint, method)
+                    self._note(attempts, first, endpoint, endpoints, method)
                 return await self._attempt(attempts, endpoints, method, body)
             except StatusError as refusal:
                 first = None
@@ -359,12 +375,19 @@ class Client:
                 attempts.token, metadata = self._login.token, self._login.metadata + attempts.metadata
                 return await self._send(endpoint, method, body, attempts.remaining_s(), metadata)
             except RpcError as error:
-                self._note(attempts, error, endpoint, method)
+                self._note(attempts, error, endpoint, endpoints, method)
 
-    def _note(self, attempts: Attempts, error: RpcError, endpoint: Endpoint, method: Method[Any]) -> None:
-        if error.code in (UNAVAILABLE, DEADLINE_EXCEEDED):
+    def _note(
+        self,
+        attempts: Attempts,
+        error: RpcError,
+        endpoint: Endpoint,
+        endpoints: list[Endpoint],
+        method: Method[Any],
+    ) -> None:
+        if error.code in (UNAVAILABLE, DEADLINE_EXCEEDED) or is_of_learner(error):
             self.next_endpoint(endpoint.text)
-        attempts.note(error, endpoint.text, repeatable=method.repeatable)
+        attempts.note(error, endpoint.text, repeatable=method.repeatable, alone=len(endpoints) == 1)
 
     async def _renew(self, endpoints: list[Endpoint], deadline: float) -> None:
         """Get a token, if none is good; see ``Login.renew``."""

@@ -68,7 +68,7 @@ def traced(path: str, metadata: Pairs, call: Callable[[Pairs], Coroutine[Any, An
 
 
 def _find_tracer(api: Any) -> Any:
-    """The tracer of the present provider; None while another thread is still importing the API."""
+    """Return the tracer of the present provider; None while another thread is still importing the API."""
     global _tracer, _provider
     find = getattr(api, "get_tracer_provider", None)
     provider = None if find is None else find()

@@ -63,7 +63,7 @@ def check_request(fields: Headers) -> int | None:
 
 
 def _is_target(pseudo: dict[bytes, bytes]) -> bool:
-    """Whether the path is absolute, or the asterisk of OPTIONS."""
+    """Return whether the path is absolute, or the asterisk of OPTIONS."""
     path = pseudo[b":path"]
     return _is_path(path) is not None or (path == b"*" and pseudo[b":method"] == b"OPTIONS")
 
@@ -102,7 +102,7 @@ def check_trailers(fields: Headers) -> None:
 
 
 def _pseudo(fields: Headers) -> dict[bytes, bytes]:
-    """The fields whose names begin with a colon; all others are checked."""
+    """Return the fields whose names begin with a colon; all others are checked."""
     found: dict[bytes, bytes] = {}
     is_past = False
     for name, value in fields:

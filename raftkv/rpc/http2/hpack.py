@@ -149,7 +149,7 @@ class Decoder:
         return (self._entry(index)[0], value), position, sound
 
     def _string(self, block: bytes, position: int) -> tuple[bytes, int]:
-        """The string at a position (section 5.2), and the position after it."""
+        """Return the string at a position (section 5.2), and the position after it."""
         first = block[position]
         length = first & 0x7F
         if length < 0x7F:
@@ -173,7 +173,7 @@ class Decoder:
 
 
 def _integer(block: bytes, position: int, mask: int) -> tuple[int, int]:
-    """The number at a position (section 5.1), and the position after it."""
+    """Return the number at a position (section 5.1), and the position after it."""
     value = block[position] & mask
     position += 1
     if value < mask:

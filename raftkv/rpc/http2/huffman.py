@@ -43,7 +43,7 @@ def codes() -> list[tuple[int, int]]:
 
 @lru_cache(maxsize=1)
 def _tree() -> tuple[list[list[int]], frozenset[int]]:
-    """The code as a tree, of which nodes are states; and the states in which a string may end.
+    """Return the code as a tree, of which nodes are states; and the states in which a string may end.
 
     There less than an octet of ones has come since the last symbol.
     """

@@ -92,6 +92,11 @@ class Sender(ABC):
         return self.has_failed or (self._goes and not self._streams)
 
     @property
+    def open_streams(self) -> int:
+        """Streams that are not closed: those of which something waits to be sent, too."""
+        return len(self._streams)
+
+    @property
     def send_window(self) -> int:
         """Body octets that the peer takes of the whole connection."""
         return self._send_window
@@ -237,7 +242,7 @@ class Sender(ABC):
         self._resets[stream_id] = None
 
     def _was_reset(self, stream_id: int) -> bool:
-        """Whether we have reset a stream that is closed, or may have done so: then its frames are left alone."""
+        """Return whether we have reset a stream that is closed, or may have done so: then its frames are left alone."""
         return stream_id in self._resets or stream_id <= self._resets_forgotten
 
     def _remove(self, stream: Stream, code: int) -> None:

@@ -135,7 +135,7 @@ _SCHEME_PORTS = {"http": ":80", "https": ":443"}
 
 
 def _usual_origin(origin: str) -> str:
-    """An origin as browsers write it: lower case, without the port of its scheme."""
+    """Return an origin as browsers write it: lower case, without the port of its scheme."""
     origin = origin.lower()
     return origin.removesuffix(_SCHEME_PORTS.get(origin.partition(":")[0], ""))
 

@@ -548,14 +548,14 @@ def _probe(transport: asyncio.Transport, interval_s: int) -> None:
 
 
 def _plain_answer(response: HttpResponse, body: bytes) -> bytes:
-    """An answer that is there as a whole. Raises h11.LocalProtocolError: its headers are none."""
+    """Return an answer that is there as a whole. Raises h11.LocalProtocolError: its headers are not valid."""
     names = tuple((_usual(name), value) for name, value in response.headers if name.lower() != "content-length")
     head = response_head(response.status, names, _reason(response.status))
     return b"%b%d\r\nDate: %b\r\n\r\n%b" % (head, len(body), http_date().encode("ascii"), body)
 
 
 def _usual(name: str) -> str:
-    """A header's name as nearly everybody writes it: there are clients that know no other, Horovod's for one."""
+    """Return a header's name in its usual spelling: some clients, such as Horovod's, know no other."""
     return name.title()
 
 

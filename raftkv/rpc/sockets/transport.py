@@ -236,11 +236,11 @@ class SocketTransport:
         return default
 
     def is_closing(self) -> bool:
-        """Whether the connection is closed, or about to be."""
+        """Return whether the connection is closed, or about to be."""
         return self._is_closing
 
     def is_reading(self) -> bool:
-        """Whether the socket is read."""
+        """Return whether the socket is read."""
         return not self._is_paused and not self._is_closing
 
     def pause_reading(self) -> None:

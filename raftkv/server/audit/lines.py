@@ -211,7 +211,7 @@ def _subject(message: Message, budget: _Budget) -> dict[str, Any]:
 
 @cache
 def _plan(descriptor: Descriptor) -> tuple[tuple[FieldDescriptor, bool, bool], ...]:
-    """The fields of a message that are looked at: field, whether it repeats, whether it is a message."""
+    """Return the fields of a message that are looked at: field, whether it repeats, whether it is a message."""
     plan = ((field, field.is_repeated, field.message_type is not None) for field in descriptor.fields)
     return tuple((field, repeated, nested) for field, repeated, nested in plan if nested or field.name in SHOWN)
 
@@ -258,7 +258,7 @@ def _outcome(code: int) -> str:
 
 
 def _revision(answer: bytes) -> int:
-    """The revision in the header that an answer begins with; 0: it has none."""
+    """Return the revision in the header that an answer begins with; 0: it has none."""
     if len(answer) < 2 or answer[0] != 0x0A or answer[1] > 0x7F:
         return 0
     try:

@@ -251,7 +251,7 @@ def _number(claims: dict[str, Any], name: str) -> float | None:
 
 
 def _keys(options: Options) -> tuple[Any, Any]:
-    """The keys to sign with (None: there is none) and to verify with."""
+    """Return the keys to sign with (None: there is none) and to verify with."""
     private = _read(options.private_file) if options.private_file else b""
     public = _read(options.public_file) if options.public_file else b""
     if options.method in HMAC:
@@ -278,7 +278,7 @@ def _read(name: str) -> bytes:
 
 
 def _load(name: str, pem: bytes, method: str, *, is_private: bool) -> Any:
-    """A key of the kind that the method needs. What is wrong with it is said without a byte of it."""
+    """Return a key of the kind that the method needs. What is wrong with it is said without a byte of it."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
     from cryptography.x509 import load_pem_x509_certificate

@@ -100,7 +100,7 @@ class LiveCall:
         return None if credential is None else credential.caller(self._calls.auth.revision)
 
     def _present(self) -> Caller | None:
-        """The same, by the present users and roles: a signed token that is older may not ask, but goes on."""
+        """Return the same, by the present users and roles: a signed token that is older may not ask, but goes on."""
         credential = self._shown()
         return None if credential is None else Caller(credential.user, self._calls.auth.revision)
 
@@ -285,5 +285,5 @@ class LiveCalls:
 
 
 def _reason(error: errors.StatusError) -> str:
-    """An error as etcd's watches give it as a reason."""
+    """Return an error as etcd's watches give it as a reason."""
     return f"rpc error: code = {errors.CODE_NAMES[error.code]} desc = {error}"

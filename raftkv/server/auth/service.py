@@ -152,7 +152,7 @@ class AuthService:
         raise errors.AuthOldRevisionError
 
     def _hash_of(self, name: bytes) -> bytes | None:
-        """The hash of a user's password; None: there is no such user.
+        """Return the hash of a user's password; None: there is no such user.
 
         Raises:
             AuthNotEnabledError, NoPasswordUserError: as etcd's.
@@ -167,7 +167,7 @@ class AuthService:
         return user.password_hash
 
     async def _granted(self, user: bytes, revision: int) -> str | None:
-        """A token for a user whose password was right at a revision; None: users have changed since."""
+        """Return a token for a user whose password was right at a revision; None: users have changed since."""
         if self._auth.revision != revision:
             return None
         if self._signer is not None:
@@ -244,14 +244,14 @@ class AuthService:
         return handle
 
     async def _confirmed(self, method: Method, data: bytes, call: UnaryCall) -> tuple[Any, Caller | None]:
-        """The request, and who asks, once what is applied here is recent enough for an answer."""
+        """Return the request, and who asks, once what is applied here is recent enough for an answer."""
         request = parse_or_raise(method.request, data)
         self._responder.admission.check_read(call, serializable=False)
         await self._responder.node.confirm_read()
         return request, self._caller(call) if self._auth.is_enabled else MEMBER
 
     def _listing(self, method: Method, answer: Callable[[Any, Caller | None], Listing]) -> AsyncUnaryHandler:
-        """A question whose answer is a list, which may be long: it is put together in steps."""
+        """Return the handler of a question whose answer is a list, which may be long: it is put together in steps."""
 
         async def handle(data: bytes, call: UnaryCall) -> list[bytes]:
             with refusals():

@@ -61,7 +61,7 @@ class Row:
 
 
 def _below(name: bytes) -> tuple[bytes, bytes]:
-    """The interval of the keys of a lock or an election."""
+    """Return the interval of the keys of a lock or an election."""
     return name + b"/", name + b"0"
 
 

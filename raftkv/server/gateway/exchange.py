@@ -169,7 +169,7 @@ class Exchange(Carrier):
         return 0
 
     def queued_by_streams(self) -> list[int]:
-        """How many bytes wait, for each streaming call that has any."""
+        """Return how many bytes wait, for each streaming call that has any."""
         return []
 
     def give_up(self, reason: bytes) -> None:

@@ -91,7 +91,7 @@ _known: dict[str, tuple[list[FieldDescriptor], frozenset[str]]] = {}
 
 
 def _fields_of(descriptor: Descriptor) -> tuple[list[FieldDescriptor], frozenset[str]]:
-    """The fields of a message type, and their names in both spellings."""
+    """Return the fields of a message type, and their names in both spellings."""
     known = _known.get(descriptor.full_name)
     if known is None:
         fields = list(descriptor.fields)
@@ -162,7 +162,7 @@ def text_of(literal: bytes) -> str:
 
 
 def _replaced(text: str) -> str:
-    """A text with U+FFFD for each surrogate; in a long one, which no field takes, for about each."""
+    """Return a text with U+FFFD for each surrogate; in a long one, which no field takes, for about each."""
     if text.isascii():
         return text
     if len(text) > EXACT_CHARACTERS_MAX:
@@ -227,7 +227,7 @@ def _go_quoted(raw: bytes) -> str:
 
 
 def _inner_literal(inner: bytes) -> bytes:
-    """The one value within the quotes of a number that is a string."""
+    """Return the one value within the quotes of a number that is a string."""
     start = skip_space(inner, 0)
     try:
         if start >= len(inner):

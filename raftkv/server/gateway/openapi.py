@@ -87,7 +87,7 @@ def _error_schema() -> dict[str, Any]:
 
 
 def _reference(message: Descriptor, schemas: dict[str, Any]) -> dict[str, Any]:
-    """A reference to the schema of a message, which is added, with all that it needs."""
+    """Return a reference to the schema of a message, which is added, with all that it needs."""
     if message.full_name not in schemas:
         properties: dict[str, Any] = {}
         schemas[message.full_name] = {"type": "object", "properties": properties}

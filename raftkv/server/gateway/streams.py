@@ -197,11 +197,11 @@ class StreamExchange(Exchange):
         return self._queued_bytes
 
     def queued_size(self) -> int:
-        """The same, for the account."""
+        """Return the same, for the account."""
         return self._queued_bytes
 
     def queued_by_streams(self) -> list[int]:
-        """The same, for the account."""
+        """Return the same, for the account."""
         return [self._queued_bytes] if self._queued_bytes else []
 
     def answer_stream(self, stream_id: int, frames: bytes) -> bool:

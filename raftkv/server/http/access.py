@@ -78,7 +78,7 @@ class HostCheck:
 
 
 def _is_nobodys(name: str) -> bool:
-    """Whether no stranger can make this name point at this machine."""
+    """Return whether no stranger can make this name point at this machine."""
     last = name.rpartition(".")[2]
     return not last or last.isdecimal() or "." not in name or ":" in name or name.endswith(_PRIVATE_SUFFIXES)
 
@@ -130,7 +130,7 @@ class HttpAccess:
         return replace(response, headers=response.headers + headers) if headers else response
 
     def _may_change(self, request: HttpRequest, origin: str, host: str) -> bool:
-        """Whether the pages of an origin may change something: it is allowed, or the member's own."""
+        """Return whether the pages of an origin may change something: it is allowed, or the member's own."""
         if self._origins.allows(origin):
             return True
         # Behind a proxy that ends TLS the scheme of the origin is not that of the request.
@@ -155,7 +155,7 @@ def _is_form_of_page(request: HttpRequest) -> bool:
 
 
 def host_name(host: str) -> str:
-    """The name in a Host header, without port and brackets.
+    """Return the name in a Host header, without port and brackets.
 
     >>> host_name("[::1]:2379"), host_name("a.example")
     ('::1', 'a.example')

@@ -140,7 +140,7 @@ class DebugService:
 
 
 def _seconds(request: HttpRequest) -> float | None:
-    """How long a profile is to take; None: what was asked for is no such time."""
+    """Return how long a profile is to take; None: what was asked for is no such time."""
     text = parse_qs(request.query, keep_blank_values=True).get("seconds", [str(SECONDS_DEFAULT)])[0]
     try:
         seconds = float(text)

@@ -92,7 +92,7 @@ def _name(code: CodeType) -> str:
 
 
 def _module(path: str) -> str:
-    """The end of a file's path that says which module it is.
+    """Return the end of a file's path that says which module it is.
 
     >>> _module("/usr/lib/python3.11/asyncio/events.py")
     'asyncio/events'

@@ -145,7 +145,7 @@ class HttpService:
 
 
 def _checks_of(path: str) -> tuple[str, ...] | None:
-    """The checks that a path asks for: all of /livez or /readyz, or one below it; None: it asks for none."""
+    """Return the checks that a path asks for: all of /livez or /readyz, or one below it; None: it asks for none."""
     root, slash, name = path[1:].partition("/")
     checks = _CHECKS.get("/" + root)
     if checks is None or not slash:

@@ -26,6 +26,7 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 
 from raftkv import errors
+from raftkv.asleep import Sleep
 from raftkv.pb.services import SERVICES, Method
 from raftkv.raft.types import NONE
 from raftkv.rpc.client.calls import UnaryFuture
@@ -33,7 +34,6 @@ from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.paced import Paced
 from raftkv.rpc.status import RpcError
 from raftkv.server.node.node import Node
-from raftkv.server.node.reads import Sleep
 
 _PEER: Final = SERVICES["raftkvpb.Peer"]
 RENEW: Final = _PEER["LeaseRenew"]
@@ -108,7 +108,7 @@ class OnLeader:
         self._is_closed = False
 
     def is_recent(self, now: float) -> bool:
-        """Whether this member leads, and was confirmed so lately that it may answer without asking again.
+        """Return whether this member leads, and was confirmed so lately that it may answer without asking again.
 
         All that is committed must be applied, else a lease that was just granted would not be known here. And a leader
         that hands over has itself made it possible that another is elected at once. A machine that sleeps hears of no
@@ -160,7 +160,7 @@ class OnLeader:
         raise errors.StoppedError
 
     async def _is_confirmed(self, question: Question) -> bool:
-        """Whether this member still leads when a quorum has said so since the call."""
+        """Return whether this member still leads when a quorum has said so since the call."""
         asked_at = self._loop.time()
         # A TTL that is read must be that of the leader; to renew or shorten a lease does no harm for a moment longer.
         if question.method is not TIME_TO_LIVE and self.is_recent(asked_at):

@@ -288,7 +288,7 @@ class LeaseService:
     # -- for other members -------------------------------------------------------------------------------------------
 
     def for_members(self) -> dict[str, AsyncUnaryHandler]:
-        """What other members may ask this one while it leads: handlers by path, for the peer port."""
+        """Return what other members may ask this one while it leads: handlers by path, for the peer port."""
         handlers: dict[Method, LeaderHandler] = {
             RENEW: self._renew,
             TIME_TO_LIVE: self._time_to_live,
@@ -322,12 +322,12 @@ async def _handle(method: Method, handler: LeaderHandler, data: bytes, _call: Un
 
 
 def _lease_status(end: tuple[float, int]) -> bytes:
-    """An element of field 2 of a LeaseLeasesResponse."""
+    """Return an element of field 2 of a LeaseLeasesResponse."""
     return field(2, integer(1, end[1]))
 
 
 def _lease_key(key: bytes) -> bytes:
-    """An element of field 5 of a LeaseTimeToLiveResponse."""
+    """Return an element of field 5 of a LeaseTimeToLiveResponse."""
     return field(5, key)
 
 
@@ -351,6 +351,6 @@ def _report(error: Exception) -> None:
 
 
 def _readable_key(rights: Rights, caller: Caller | None, key: bytes) -> bytes:
-    """The same, if the caller may read the key: it may have been attached since the call was let in."""
+    """Return the same, if the caller may read the key: it may have been attached since the call was let in."""
     rights.check_read(caller, key, b"")
     return _lease_key(key)

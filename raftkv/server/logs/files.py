@@ -70,7 +70,7 @@ class RotatedFile(LineFile):
             self._begin_to_tidy()
 
     def _free_name(self) -> Path:
-        """A name by the time of now, or of the next millisecond that no file has yet."""
+        """Return a name by the time of now, or of the next millisecond that no file has yet."""
         now_ms = time.time_ns() // 1_000_000
         while True:
             moment = datetime.fromtimestamp(now_ms // 1000, None if self._rotation.localtime else UTC)

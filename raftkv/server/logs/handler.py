@@ -100,7 +100,7 @@ class ThreadedHandler(logging.Handler):
         self._wake.set()
 
     def _allowed_s(self) -> float:
-        """How long may still be waited: an output that is slow without standing still holds nobody up either."""
+        """Return how long may still be waited: an output that is slow without standing still holds nobody up either."""
         now = monotonic()
         if now - self._window_at > WINDOW_S:
             self._window_at, self._waited_s = now, 0.0

@@ -60,7 +60,7 @@ class QuotaService:
             )
 
     async def list(self, _data: bytes, call: UnaryCall) -> bytes:
-        """All quotas, by prefix, with what is used."""
+        """Return all quotas, by prefix, with what is used."""
         responder = self._responder
         with refusals():
             responder.admission.check_read(call, serializable=False)

@@ -40,6 +40,10 @@ Change = raft_pb2.MemberChange
 Members = list[rpc_pb2.Member]
 
 
+class _AnswerLost(Exception):
+    """The leader was asked and has not answered."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ways:
     """How this member reaches others.
@@ -152,9 +156,14 @@ class Changes:
         Raises:
             StatusError: as etcd's MemberPromote.
         """
+
+        def is_done() -> bool:
+            member = self._membership.members.get(member_id)
+            return member is not None and not member.isLearner
+
         request = rpc_pb2.MemberPromoteRequest(ID=member_id)
         act = partial(self._promote_here, member_id, caller)
-        return await self._at_leader(act, PROMOTE, request, caller, is_local)
+        return await self._at_leader(act, is_done, PROMOTE, request, caller, is_local)
 
     async def replace(self, old_id: int, new_id: int, caller: Caller | None, is_local: bool = True) -> Members:
         """Let a learner take the place of a member in one joint change; returns all, once that change is complete.
@@ -168,13 +177,19 @@ class Changes:
         Raises:
             StatusError: as etcd's MemberPromote of the one and MemberRemove of the other.
         """
+
+        def is_done() -> bool:
+            member = self._membership.members.get(new_id)
+            return old_id in self._membership.removed and member is not None and not member.isLearner
+
         request = admin_pb2.MemberReplaceRequest(old_id=old_id, new_id=new_id)
         act = partial(self._replace_here, old_id, new_id, caller)
-        return await self._at_leader(act, REPLACE, request, caller, is_local)
+        return await self._at_leader(act, is_done, REPLACE, request, caller, is_local)
 
     async def _at_leader(
         self,
         act: Callable[[], Awaitable[Members | None]],
+        is_done: Callable[[], bool],
         method: Method,
         request: Message,
         caller: Caller | None,
@@ -184,25 +199,42 @@ class Changes:
 
         Arguments:
             act: does it on a leader; None if another leads by now.
+            is_done: whether it has been done, as far as is applied here.
             method, request, caller: for the leader.
             is_local: whether it came from a client here.
         """
-        deadline = self._loop.time() + self._node.settings.request_timeout_s
+        deadline, may_be_done = self._loop.time() + self._node.settings.request_timeout_s, False
         while not self._node.stopped:
             answer = None
-            if self._node.role == StateRole.LEADER:
-                answer = await act()
-            elif not is_local:
-                raise errors.NotLeaderError
             left_s = deadline - self._loop.time()
-            if answer is None and left_s <= 0:
-                raise errors.RequestTimeoutError
-            if answer is None and self._node.role != StateRole.LEADER and is_local:
-                answer = await self._ask_leader(method, request, caller, left_s)
+            try:
+                if self._node.role == StateRole.LEADER:
+                    answer = await act()
+                elif not is_local:
+                    raise errors.NotLeaderError
+                elif left_s > 0:
+                    answer = await self._ask_leader(method, request, caller, left_s)
+            except _AnswerLost:
+                may_be_done = True
+            except errors.StatusError:
+                # The attempt whose answer was lost may be why there is nothing left to be done.
+                if may_be_done and await self._finds(is_done):
+                    return self._membership.list()
+                raise
             if answer is not None:
                 return answer
+            if left_s <= 0:
+                raise errors.RequestTimeoutError
             await asyncio.sleep(RETRY_S)
         raise errors.StoppedError
+
+    async def _finds(self, is_done: Callable[[], bool]) -> bool:
+        """Return whether a change is done, as far as a quorum knows."""
+        try:
+            await self._node.confirm_read()
+        except errors.StatusError:
+            return False
+        return is_done()
 
     async def _promote_here(self, member_id: int, caller: Caller | None) -> Members:
         self._check_in_sync(member_id)
@@ -251,7 +283,11 @@ class Changes:
     async def _ask_leader(
         self, method: Method, request: Message, caller: Caller | None, timeout_s: float
     ) -> Members | None:
-        """Have the leader do it; None if it could not be asked, or leads no more."""
+        """Have the leader do it; None if it could not be asked, or leads no more.
+
+        Raises:
+            _AnswerLost: it may do it, or have done it, and nobody hears of that.
+        """
         leader = self._node.leader
         channel = self._ways.channel(leader) if leader != NONE else None
         if channel is None:
@@ -263,15 +299,25 @@ class Changes:
             (*self._ways.introduction(leader), *_caller_metadata(caller)),
             wait_for_ready=False,
         )
+        asked = asyncio.ensure_future(call)
+        gone = self._loop.create_task(self._node.wait_until(lambda: self._node.leader != leader))
         try:
-            return list(method.response.FromString(await call).members)
+            await asyncio.wait((asked, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not asked.done():
+                raise _AnswerLost  # another leads, and this one may be cut off
+            return list(method.response.FromString(asked.result()).members)
         except RpcError as error:
             refusal = _refusal(error.text)
             if refusal is not None:
                 raise refusal from None
-            return None
+            if error.definite or error.text == errors.NotLeaderError.text:
+                return None
+            raise _AnswerLost from None
         except DecodeError:
-            return None
+            raise _AnswerLost from None
+        finally:
+            asked.cancel()
+            gone.cancel()
 
     async def _hand_over(self, leader: int) -> bool:
         """Let another voter lead instead of one that is to go, if one can at once; else this costs an election.

@@ -92,7 +92,7 @@ class ClusterService:
             self._responder.reply(call, 0, response.SerializeToString())
 
     async def _members(self, _data: bytes, _call: UnaryCall) -> bytes:
-        """The members, for one that is about to join: the newest that can be had in a moment."""
+        """Return the members, for one that is about to join: the newest that can be had in a moment."""
         # Without a quorum, what is known here is better than nothing.
         with contextlib.suppress(TimeoutError, errors.StatusError):
             if self._responder.node.leader != NONE:
@@ -104,7 +104,7 @@ class ClusterService:
     # -- changes -----------------------------------------------------------------------------------------------------
 
     def _checked(self, handler: Callable[[bytes, Caller | None], Awaitable[bytes]]) -> AsyncUnaryHandler:
-        """A handler that a learner does not serve, and that fails as the change was refused."""
+        """Return a handler that a learner does not serve, and that fails as the change was refused."""
 
         async def handle(data: bytes, call: UnaryCall) -> bytes:
             with refusals():

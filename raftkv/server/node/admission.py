@@ -221,7 +221,7 @@ class Admission:
         raise errors.NoSpaceError
 
     def finds_no_room(self) -> bool:
-        """Whether the disk is at its reserve, looked at now."""
+        """Return whether the disk is at its reserve, looked at now."""
         self.watch_disk()
         return self._is_below_reserve(0)
 

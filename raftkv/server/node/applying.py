@@ -164,7 +164,7 @@ class Applying:
         self.times = ApplyTimes()
 
     def begin_turn(self) -> int:
-        """A turn of the node begins: go on with what the last one left; how many entries were applied."""
+        """Go on, as a turn of the node begins, with what the last one left; return how many entries were applied."""
         self._until = perf_counter() + TURN_S
         self._entries_left = ENTRIES_PER_LOOK
         if not self._is_paused:
@@ -316,7 +316,7 @@ class Applying:
 
 
 def _weight(entry: Entry) -> int:
-    """How many small puts an entry may be worth: what is no put may be hundreds of operations, or keys."""
+    """Return how many small puts an entry may be worth: what is no put may be hundreds of operations, or keys."""
     data = entry.data
     if (
         data

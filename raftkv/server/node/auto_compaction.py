@@ -42,7 +42,7 @@ class Policy(Protocol):
         """Time between two calls of ``target``."""
 
     def target(self, now: float, revision: int) -> int | None:
-        """What to compact to now.
+        """Return what to compact to now.
 
         Arguments:
             now: monotonic seconds.

@@ -55,7 +55,7 @@ class Backlog:
         self.is_long = entries > settings.unapplied_max or self.size_bytes > settings.unapplied_max_bytes
 
     def takes(self, message: Message) -> bool:
-        """Whether there is room for a message of another member."""
+        """Return whether there is room for a message of another member."""
         if message.type != MessageType.APPEND or self.size_bytes <= self._settings.unapplied_max_bytes:
             return True
         self.appends_dropped += 1

@@ -223,7 +223,7 @@ def _wal_disk(config: ServerConfig) -> Disk:
 
 
 def _founder(config: ServerConfig) -> Origin:
-    """What a member that founds a cluster begins as."""
+    """Return the state that a member begins with when it founds a cluster."""
     config.check_bootstrap()
     if config.initial_cluster_state != "new":
         raise ConfigError(
@@ -270,7 +270,7 @@ def _write_first_state(config: ServerConfig, origin: Origin, wal_dir: str, snaps
 
 
 def _open_database(config: ServerConfig, snapshots: Path, marker: SnapshotMeta) -> LMDBBackend:
-    """The database, after finishing an installation that was interrupted."""
+    """Return the database, after finishing an installation that was interrupted."""
     backend = LMDBBackend(snapshots / "db", _map_size_bytes(config))
     try:
         applied = _applied_index(backend)

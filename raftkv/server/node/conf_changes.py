@@ -7,25 +7,56 @@ asked for at once are applied one after the other, each decided by the members t
     a member is asked    add -> queue --leader here, nothing pending--> log -> applied -> its waiter
                                 \\-- leader elsewhere --> message --> forwarded -> queue of the leader
 
-A follower passes a change on once; if that is lost, or the leader is, who asked gets "request timed out", as for a
-write.
+What was handed to the log, or passed on, is lost if its leader is, or the connection to it. So it is handed on again,
+as long as somebody waits for it, once another leader is known or there is another connection:
+
+- not before an entry of that leader is applied here, for what the one before it had in its log may be committed yet;
+- not if a database was received since: what it did to the members, no entry tells;
+- a leader takes a request once in its term, and nobody but a leader takes one of others. A copy may come late all the
+  same, to one that leads again; the members that it asks for are there or gone for good by then, so it is refused. Not
+  so new URLs of a member, which would undo later ones: they are handed on once.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
+
+from google.protobuf.message import DecodeError
 
 from raftkv import errors
+from raftkv.pb import raft_pb2
 from raftkv.raft import confchange
 from raftkv.raft.errors import ConfChangeError, ProposalDropped
 from raftkv.raft.memory_log import MemoryLog
 from raftkv.raft.raw_node import RawNode
-from raftkv.raft.types import ConfChange, ConfState, Entry, StateRole
+from raftkv.raft.types import NONE, ConfChange, ConfState, Entry, Message, StateRole
 
 WAITING_MAX: Final = 100
 """Changes that may wait for their turn; of more, this member's own are refused and those of others dropped."""
+
+TAKEN_MAX: Final = 10_000
+"""Requests of other members that a leader knows to have taken in its term."""
+
+Way = tuple[int, int, float | None]
+"""The leader to which a change was handed: its term, its id, and since when there is a connection to it."""
+
+
+class _Handed(NamedTuple):
+    """A change of this member's that is in a log, or on its way to one.
+
+    Attributes:
+        request_id: of who waits for it.
+        change: what was handed on.
+        way: where to.
+        applied: index up to which entries were applied here then.
+    """
+
+    request_id: int
+    change: ConfChange
+    way: Way
+    applied: int
 
 
 class ConfChanges:
@@ -34,16 +65,29 @@ class ConfChanges:
     Arguments:
         raw: the core.
         is_wanted: whether somebody here still waits for a request id.
+        check_way: raises ``ProposalDropped`` while what is passed on to the leader would be lost.
+        connected_since: when the connection to a member began; None: there is none.
     """
 
-    def __init__(self, raw: RawNode, is_wanted: Callable[[int], bool]) -> None:
+    def __init__(
+        self,
+        raw: RawNode,
+        is_wanted: Callable[[int], bool],
+        check_way: Callable[[], None],
+        connected_since: Callable[[int], float | None],
+    ) -> None:
         self._raw = raw
         self._is_wanted = is_wanted
+        self._check_way = check_way
+        self._connected_since = connected_since
         self._own: deque[tuple[int, ConfChange]] = deque()
+        self._handed: list[_Handed] = []
         self._forwarded: deque[ConfChange] = deque()
+        self._taken: set[int] = set()
+        self._taken_in_term = 0
 
     def __len__(self) -> int:
-        return len(self._own) + len(self._forwarded)
+        return len(self._own) + len(self._handed) + len(self._forwarded)
 
     def check_room(self) -> None:
         """Raise ``TooManyRequestsError`` if no more may wait."""
@@ -61,6 +105,8 @@ class ConfChanges:
 
     def forwarded(self, entries: list[Entry]) -> int:
         """Queue what a follower passed on to this leader; how many were dropped."""
+        if self._raw.raft.role != StateRole.LEADER:
+            return len(entries)
         dropped = 0
         for entry in entries:
             try:
@@ -70,46 +116,102 @@ class ConfChanges:
                 continue
             if len(self) >= WAITING_MAX:
                 dropped += 1
-            else:
+            elif self._takes(_request_id(change)):
                 self._forwarded.append(change)
         return dropped
+
+    def _takes(self, request_id: int) -> bool:
+        """Note a request of another member; False: this leader has taken it before."""
+        term = self._raw.raft.term
+        if term != self._taken_in_term or len(self._taken) >= TAKEN_MAX:
+            self._taken_in_term = term
+            self._taken.clear()
+        if request_id in self._taken:
+            return False
+        if request_id:  # others have none
+            self._taken.add(request_id)
+        return True
 
     def propose(self) -> bool:
         """Hand the core what it may take now; whether that was anything."""
         raft = self._raw.raft
+        self._hand_on_again()
+        self._forget_unwanted()
         if raft.role != StateRole.LEADER:
             self._forwarded.clear()
             return self._pass_on()
         if raft.pending_conf_index > raft.log.applied or raft.tracker.config.joint:
             return False
-        self._forget_unwanted()
-        queue = self._own or self._forwarded
-        if not queue:
+        if not self._own and not self._forwarded:
             return False
-        change = self._own[0][1] if self._own else self._forwarded[0]
         try:
-            self._raw.propose_conf_change(change)
+            if self._own:
+                self._hand_on()
+            else:
+                self._raw.propose_conf_change(self._forwarded[0])
+                self._forwarded.popleft()
         except ProposalDropped:
             return False
-        queue.popleft()
         return True
 
     def _pass_on(self) -> bool:
         """Send this follower's own to the leader."""
-        self._forget_unwanted()
         passed_on = False
         while self._own:
             try:
-                self._raw.propose_conf_change(self._own[0][1])
+                self._check_way()
+                self._hand_on()
             except ProposalDropped:
                 break
-            self._own.popleft()
             passed_on = True
         return passed_on
+
+    def _hand_on(self) -> None:
+        request_id, change = self._own[0]
+        self._raw.propose_conf_change(change)
+        self._own.popleft()
+        if _may_come_late(change):
+            self._handed.append(_Handed(request_id, change, self._way(), self._raw.raft.log.applied))
+
+    def _way(self) -> Way:
+        raft = self._raw.raft
+        return raft.term, raft.leader, self._connected_since(raft.leader)
+
+    def _hand_on_again(self) -> None:
+        """Queue again, in front, what may be lost, and certainly does not come by an earlier leader any more."""
+        if not self._handed:
+            return
+        raft, way = self._raw.raft, self._way()
+        self._handed = [each for each in self._handed if self._is_wanted(each.request_id)]
+        if raft.leader == NONE or raft.log.term_or_zero(raft.log.applied) != raft.term:
+            return
+        first = raft.log.first_index()
+        lost = [each for each in self._handed if way != each.way and first <= each.applied + 1]
+        if lost:
+            self._handed = [each for each in self._handed if each not in lost]
+            self._own.extendleft((each.request_id, each.change) for each in reversed(lost))
 
     def _forget_unwanted(self) -> None:
         while self._own and not self._is_wanted(self._own[0][0]):
             self._own.popleft()
+
+
+def has_change(message: Message) -> bool:
+    """Return whether what a member passes on has a change of members in it."""
+    return any(map(confchange.is_conf_change, message.entries))
+
+
+def _may_come_late(change: ConfChange) -> bool:
+    """Return whether a second copy of one of this member's changes is refused, however late it comes."""
+    record = raft_pb2.MembershipChange.FromString(change.context)
+    return all(part.kind != raft_pb2.MemberChange.UPDATE for part in record.changes)
+
+
+def _request_id(change: ConfChange) -> int:
+    try:
+        return int(raft_pb2.MembershipChange.FromString(change.context).request_id)
+    except DecodeError:
+        return 0
 
 
 def hide_beginning(log: MemoryLog, conf_state: ConfState) -> None:

@@ -64,7 +64,7 @@ class Sender(Protocol):
         """Send, or drop: Raft repairs any loss."""
 
     def backlog_bytes(self, peer_id: int) -> int | None:
-        """What waits to be sent to a peer; None while it is away."""
+        """Return what waits to be sent to a peer; None while it is away."""
 
     def connected_since(self, peer_id: int) -> float | None:
         """Loop time since when a peer is connected."""

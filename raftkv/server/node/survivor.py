@@ -127,7 +127,7 @@ class _Future:
 
     @classmethod
     def at(cls, log: MemoryLog, store: Store, index: int) -> _Future:
-        """What they are after an entry that is not applied yet."""
+        """Return what they are after an entry that is not applied yet."""
         future = cls(confchange.restore(store.conf_state), Membership(_Records(store)))
         for entry in log.entries(store.applied_index + 1, index + 1, NO_LIMIT) if index > store.applied_index else ():
             if entry.type != EntryType.NORMAL:

@@ -112,7 +112,7 @@ def _encode_run(entries: list[Entry]) -> bytes:
 
 
 def decode(batch: bytes) -> list[Message]:
-    """The messages of a MessageBatch.
+    """Return the messages of a MessageBatch.
 
     Raises:
         google.protobuf.message.DecodeError: the bytes are not a batch that a member sends.
@@ -123,7 +123,7 @@ def decode(batch: bytes) -> list[Message]:
 
 
 def messages_of(batch: raft_pb2.MessageBatch) -> list[Message]:
-    """The messages of a parsed batch.
+    """Return the messages of a parsed batch.
 
     Raises:
         google.protobuf.message.DecodeError: it is not one that a member sends.
@@ -183,17 +183,17 @@ def _decode_runs(runs: Iterable[raft_pb2.EntryRun]) -> list[Entry]:
 
 
 def encode_snapshot_meta(meta: SnapshotMeta) -> raft_pb2.SnapshotMeta:
-    """The wire form of a snapshot's point in the log."""
+    """Return the wire form of a snapshot's point in the log."""
     return raft_pb2.SnapshotMeta(index=meta.index, term=meta.term, conf_state=encode_conf_state(meta.conf_state))
 
 
 def decode_snapshot_meta(meta: raft_pb2.SnapshotMeta) -> SnapshotMeta:
-    """The inverse of ``encode_snapshot_meta``."""
+    """Return the inverse of ``encode_snapshot_meta``."""
     return SnapshotMeta(meta.index, meta.term, decode_conf_state(meta.conf_state))
 
 
 def encode_conf_state(state: ConfState) -> raft_pb2.ConfState:
-    """The wire form of who votes."""
+    """Return the wire form of who votes."""
     return raft_pb2.ConfState(
         voters=state.voters,
         learners=state.learners,
@@ -204,7 +204,7 @@ def encode_conf_state(state: ConfState) -> raft_pb2.ConfState:
 
 
 def decode_conf_state(state: raft_pb2.ConfState) -> ConfState:
-    """The inverse of ``encode_conf_state``."""
+    """Return the inverse of ``encode_conf_state``."""
     return ConfState(
         voters=tuple(state.voters),
         learners=tuple(state.learners),

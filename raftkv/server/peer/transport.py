@@ -418,7 +418,7 @@ class Transport:
                 peer.send(group, self._encoder)
 
     def backlog_bytes(self, peer_id: int) -> int | None:
-        """What waits to be sent to a peer, None while it is away."""
+        """Return what waits to be sent to a peer, None while it is away."""
         peer = self.peers.get(peer_id)
         return peer.backlog_bytes if peer is not None else None
 

@@ -370,5 +370,5 @@ def prefix_end(prefix: bytes) -> bytes:
 
 
 def refusal(error: errors.StatusError) -> RpcError:
-    """How a recipe passes an error on."""
+    """Return the error as a recipe passes it on."""
     return RpcError(error.code if error.code in _KEPT_CODES else errors.UNKNOWN, str(error))

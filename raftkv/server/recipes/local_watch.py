@@ -56,11 +56,11 @@ class LocalWatch:
         self._stream.receive(rpc_pb2.WatchRequest(create_request=create).SerializeToString())
 
     async def next(self) -> rpc_pb2.WatchResponse:
-        """The next response with events.
+        """Return the next response with events.
 
         Raises:
             CompactedError: history that was still to come is gone.
-            StatusError: the watch was ended, as by ``fail``.
+            StatusError: the watch was ended, as by ``fail``, or refused: there is no room for another.
         """
         while True:
             while not self._queue:
@@ -69,6 +69,8 @@ class LocalWatch:
                 self._arrived.clear()
                 await self._arrived.wait()
             response = self._take()
+            if response.canceled and not response.compact_revision:
+                raise errors.TooManyRequestsError(response.cancel_reason)
             if response.canceled:
                 raise errors.CompactedError(response.compact_revision)
             if response.events:

@@ -84,7 +84,7 @@ class Observer:
                     await self._send(revision, leader)
 
     def _may_change_leader(self, key: bytes) -> bool:
-        """Whether an event of this key matters: while somebody leads, nobody who comes or goes behind does."""
+        """Return whether an event of this key matters: while somebody leads, nobody who comes or goes behind does."""
         leader, _ = self._sent
         return not leader or leader == key
 

@@ -123,7 +123,7 @@ class Queue:
         return None
 
     async def _is_confirmed(self) -> bool:
-        """Whether a read was confirmed; if not, the leader was lost, and another will be found."""
+        """Return whether a read was confirmed; if not, the leader was lost, and another will be found."""
         try:
             await self._recipe.confirm()
         except errors.StoppedError:
@@ -133,17 +133,17 @@ class Queue:
         return True
 
     def _has(self, entry: QueueEntry) -> bool:
-        """Whether the entry is still the one that was made, in the state applied here."""
+        """Return whether the entry is still the one that was made, in the state applied here."""
         kvs = self._recipe.find(_Range(key=entry.key))
         return bool(kvs) and kvs[0].create_revision == entry.create_revision
 
     def _is_ahead(self, key: bytes, entry: QueueEntry) -> bool:
-        """Whether a key is there that is older than the entry, in the state applied here."""
+        """Return whether a key is there that is older than the entry, in the state applied here."""
         kvs = self._recipe.find(_Range(key=key, keys_only=True))
         return bool(kvs) and kvs[0].create_revision < entry.create_revision
 
     async def _just_before(self, entry: QueueEntry) -> bytes | None:
-        """The youngest key that is older."""
+        """Return the youngest key that is older."""
         request = _Range(
             key=entry.prefix,
             range_end=prefix_end(entry.prefix),

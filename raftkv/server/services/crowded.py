@@ -110,7 +110,7 @@ def _field(data: bytes, at: int, end: int) -> tuple[int, int, int]:
 
 
 def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """The number at ``at`` and where it ends; 0, 0: there is none."""
+    """Return the number at ``at`` and where it ends; 0, 0: there is none."""
     value = shift = 0
     for position in range(at, min(end, at + 10)):
         octet = data[position]

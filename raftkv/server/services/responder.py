@@ -138,7 +138,7 @@ def parse(call: UnaryCall, message: type[Any], data: bytes) -> Any | None:
 
 
 def parse_or_raise(message: type[Any], data: bytes | None) -> Any:
-    """The request, for handlers that refuse by raising.
+    """Return the request, for handlers that refuse by raising.
 
     Arguments:
         message: its type.

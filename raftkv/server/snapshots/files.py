@@ -25,7 +25,7 @@ _numbers: Final = count()
 
 
 def snapshot_path(directory: Path, index: int) -> Path:
-    """Where a received database waits for its installation."""
+    """Return where a received database waits for its installation."""
     return directory / f"{index:016x}.snap.db"
 
 
@@ -35,7 +35,7 @@ def outgoing_path(directory: Path) -> Path:
 
 
 def incoming_path(directory: Path, from_: int) -> Path:
-    """A name that nothing else received by this process has."""
+    """Return a name that nothing else received by this process has."""
     return directory / f"{from_:016x}.{next(_numbers):x}.tmp"
 
 

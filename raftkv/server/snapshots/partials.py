@@ -82,7 +82,7 @@ class Partial:
 
 
 def partial_path(directory: Path, index: int, term: int, size_bytes: int, sha256: bytes) -> Path:
-    """Where the parts of one copy are kept.
+    """Return where the parts of one copy are kept.
 
     Arguments:
         directory: of all databases on their way.

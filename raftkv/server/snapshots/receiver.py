@@ -85,7 +85,7 @@ class SnapshotReceiver:
         self._partials.close()
 
     def for_members(self) -> dict[str, AsyncUnaryHandler]:
-        """What other members may ask: handlers by path, for the peer port."""
+        """Return what other members may ask: handlers by path, for the peer port."""
         return {SERVICES["raftkvpb.Peer"]["SnapshotOffset"].path: self._offset}
 
     async def _offset(self, data: bytes, call: Any) -> bytes:
@@ -215,7 +215,7 @@ class SnapshotReceiver:
             remove_soon(path)
 
     async def _path(self, header: raft_pb2.SnapshotChunk) -> Path:
-        """The file that a database comes into, which nobody else writes to."""
+        """Return the file that a database comes into, which nobody else writes to."""
         message = header.message
         if not header.sha256:
             return incoming_path(self._directory, message.from_id)  # of a version that never goes on with a stream

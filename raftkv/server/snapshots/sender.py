@@ -218,7 +218,7 @@ class SnapshotSender:
 
 
 async def _offset(channel: Channel, info: SnapshotInfo, metadata: tuple[tuple[str, str], ...]) -> int:
-    """How much of a copy the receiver has."""
+    """Return how much of a copy the receiver has."""
     request = raft_pb2.SnapshotOffsetRequest(
         index=info.index, term=info.term, size_bytes=info.size_bytes, sha256=info.sha256
     )

@@ -45,7 +45,7 @@ class Names:
     addresses: tuple[str, ...]
 
     def fit(self, host: str) -> bool:
-        """Whether the certificate is one for a host (name or IP address)."""
+        """Return whether the certificate is one for a host (name or IP address)."""
         address = _address(host)
         if address:
             return address in self.addresses
@@ -143,7 +143,7 @@ async def _resolve_to(dns: Collection[str], remote: str) -> bool:
 
 
 def _address(host: str) -> str:
-    """An IP address in its one spelling; empty: it is none."""
+    """Return an IP address in its one spelling; empty: it is none."""
     try:
         address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
     except ValueError:

@@ -110,7 +110,7 @@ class Everybody:
         }
 
     async def _ask(self, member_id: int) -> dict[str, Any] | None:
-        """The figures of a member; None: it does not answer, {}: it runs a version that has none."""
+        """Return the figures of a member; None: it does not answer, {}: it runs a version that has none."""
         if member_id == self._identity.member_id:
             return self._figures.take()
         channel = self._channel(member_id)

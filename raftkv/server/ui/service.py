@@ -166,7 +166,7 @@ class Dashboard:
         return True
 
     def _members(self) -> list[rpc_pb2.Member]:
-        """The members, for anybody."""
+        """Return the members, for anybody."""
         return self._membership.list() if self._gate.is_open else []
 
     def _about(self) -> dict[str, Any]:

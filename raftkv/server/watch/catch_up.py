@@ -124,7 +124,7 @@ class CatchUp:
                 self._queue[watcher] = None
 
     def _take(self) -> list[Watcher]:
-        """The next watchers to serve together: the first in the queue, and others that are about as far."""
+        """Take the next watchers to serve together: the first in the queue, and others that are about as far."""
         batch: list[Watcher] = []
         for _ in range(min(len(self._queue), WATCHERS_PER_STEP)):
             watcher, _none = self._queue.popitem(last=False)

@@ -49,7 +49,7 @@ class History(Protocol):
         """Revision key and KeyValue of every change of main revisions ``first..last``, from ``first.sub`` on."""
 
     def record(self, revision: int) -> bytes:
-        """The KeyValue put at a packed revision."""
+        """Return the KeyValue put at a packed revision."""
 
     def range(self, key: bytes, *, revision: int) -> RangeResult:
         """Read one key at a revision."""
@@ -153,7 +153,7 @@ class WatchHub:
                 self._call_recipes(pending)
 
     def _by_group(self, pending: Batch) -> dict[Group, Batch] | None:
-        """The changes of a turn for each group that wants them. A watcher is in one group, so its order is kept.
+        """Return the changes of a turn for each group that wants them. A watcher is in one group, so its order is kept.
 
         None if there is too much to be matched in one turn.
         """
@@ -342,7 +342,7 @@ class WatchHub:
         return False
 
     def is_live(self, watcher: Watcher) -> bool:
-        """Whether a watcher has everything so far."""
+        """Return whether a watcher has everything so far."""
         return watcher in self._index
 
     def leave(self, stream: WatchStream) -> None:
@@ -367,7 +367,7 @@ class WatchHub:
         return self._store.revision
 
     def has_reached(self, watcher: Watcher) -> bool:
-        """Whether a watcher has everything so far, and does not start in the future."""
+        """Return whether a watcher has everything so far, and does not start in the future."""
         return watcher in self._index and watcher.start_revision <= self._store.revision
 
     def on_change(self, key: bytes, callback: Callable[[], None]) -> Callable[[], None]:

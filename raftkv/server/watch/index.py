@@ -82,7 +82,7 @@ class Watcher:
         return WATCHER_BYTES + len(self.key) + len(self.range_end)
 
     def wants(self, is_delete: bool) -> bool:
-        """Whether its filters let an event through."""
+        """Return whether its filters let an event through."""
         return not (self.no_delete if is_delete else self.no_put)
 
 

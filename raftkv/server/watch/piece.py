@@ -38,7 +38,7 @@ UNITS_PER_STEP: Final = 2_000
 PREVIOUS_UNITS: Final = 5
 """What a previous value counts: it is searched for in the index and read."""
 BYTES_PER_STEP: Final = 4 * 1024 * 1024
-"""Bytes of events, previous values included, after which a step ends."""
+"""Bytes of records, and of events with their previous values, after which a step ends."""
 REFERENCES_MAX: Final = 4_000_000
 """Events of all views together (8 bytes each): beyond it the later half of the views waits for another piece."""
 PIECE_MAX_BYTES: Final = 512 * 1024 * 1024
@@ -100,7 +100,7 @@ class View:
         self.size_bytes += len(event)
 
     def since(self, revision: int) -> list[bytes]:
-        """The events of a revision and later ones."""
+        """Return the events of a revision and later ones."""
         index = bisect_left(self._revisions, revision)
         if index == 0:
             return self._events
@@ -205,7 +205,8 @@ class Piece:
                 return
             used, size_bytes = self._match(revision, kv, is_tombstone(revision_key))
             units -= used
-            step_bytes -= size_bytes
+            # Records for no watcher were read and checked too, so they count.
+            step_bytes -= len(kv) + size_bytes
         self.is_read = True
 
     def _match(self, revision: int, kv: bytes, is_delete: bool) -> tuple[int, int]:
@@ -235,7 +236,7 @@ class Piece:
         return units, size_bytes
 
     def _wanting(self, key: bytes, is_delete: bool) -> list[View]:
-        """The views that want a change of a key."""
+        """Return the views that want a change of a key."""
         which = 2 if is_delete else 1
         single = self._by_key.get(key)
         found = [] if single is None else [view for wish, view in single.items() if not wish[which]]

@@ -109,7 +109,7 @@ class Hub(Protocol):
         """Response header with the current revision, after everything up to it was delivered."""
 
     def has_reached(self, watcher: Watcher) -> bool:
-        """Whether everything so far was delivered to a watcher and it does not wait for a later revision."""
+        """Return whether everything so far was delivered to a watcher and it does not wait for a later revision."""
 
     def resume(self, watchers: list[Watcher]) -> None:
         """Their stream has room again."""
@@ -236,7 +236,7 @@ class WatchStream:
         return ""
 
     def _has_watchers_ahead(self) -> bool:
-        """Whether any watcher starts in the future; takes little time however many there are, or were."""
+        """Return whether any watcher starts in the future; takes little time however many there are, or were."""
         return bool(self._ahead) and self._ahead[-1][0] > self._hub.revision
 
     def _free_id(self) -> int:

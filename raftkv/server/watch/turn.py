@@ -57,7 +57,7 @@ class Events:
         self._joined: dict[bool, bytes] = {}
 
     def all(self, prev_kv: bool, bytes_max: int) -> list[bytes] | None:
-        """All of them; None when previous values make them larger than that."""
+        """Return all of them; None when previous values make them larger than that."""
         if not prev_kv:
             if not self._plain:
                 self._plain = [messages.event(kv, is_delete) for _, (_, kv, is_delete, _) in self._changes]
@@ -86,7 +86,7 @@ class Events:
         return 0
 
     def joined(self, prev_kv: bool, events: list[bytes]) -> bytes:
-        """All of them, as one."""
+        """Return all of them, as one."""
         found = self._joined.get(prev_kv)
         if found is None:
             found = self._joined[prev_kv] = b"".join(events)

@@ -129,7 +129,7 @@ class Link:
             _claims[self.registry] = claim
 
     def _known(self) -> list[Claim]:
-        """What this process has heard of: for this save, or when the program resumed."""
+        """Return what this process has heard of: for this save, or when the program resumed."""
         kept = None if self._world is not None or self._registry is None else _claims.get(self._registry)
         return [claim for claim in (self._claim, kept) if claim is not None]
 
@@ -160,7 +160,7 @@ def _way_to(kv: raftkv.Client, given: Mapping[str, Any] | None) -> dict[str, Any
 
 
 def is_distributed(no_dist: bool = False) -> bool:
-    """Whether there are other ranks of torch's."""
+    """Return whether there are other ranks of torch's."""
     return not no_dist and dist.is_available() and dist.is_initialized()
 
 

@@ -18,7 +18,7 @@ The rule:
 4. *Nobody is driven out.* A granted node stays granted until its run gives it back. So slots are never overcommitted by
    a grant; they are only if a host is said to have fewer afterwards.
 
-How many slots a host has: what its own ``host/`` key says, else what a run has declared, else as many as the run with
+A host has the slots that its own ``host/`` key says, else those that a run has declared, else as many as the run with
 the most nodes there would use, so that a host of which nothing is known serves one such run at a time.
 
 A run that can never be served (it asks for more than its hosts have, or has too few nodes yet) is in nobody's way.

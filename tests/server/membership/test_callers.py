@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -49,15 +50,34 @@ class Channel:
         return rpc_pb2.MemberPromoteResponse(members=[rpc_pb2.Member(ID=9)]).SerializeToString()
 
 
+class Node:
+    """A follower of 2; who waits for another leader hears of it when ``lead`` is called."""
+
+    def __init__(self, change_members: Any = None) -> None:
+        self.stopped, self.role, self.leader = False, StateRole.FOLLOWER, 2
+        self.settings = SimpleNamespace(request_timeout_s=5.0, member_id=1)
+        self.change_members = change_members
+        self._changed = asyncio.Condition()
+
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        async with self._changed:
+            await self._changed.wait_for(condition)
+
+    async def lead(self, leader: int) -> None:
+        async with self._changed:
+            self.leader = leader
+            self._changed.notify_all()
+
+    async def confirm_read(self) -> None:
+        pass
+
+
 async def _dispensable() -> None:
     """Nobody waits for it."""
 
 
 def _follower(channel: Channel, change_members: Any = None) -> Changes:
-    settings = SimpleNamespace(request_timeout_s=5.0, member_id=1)
-    node = SimpleNamespace(
-        stopped=False, role=StateRole.FOLLOWER, leader=2, settings=settings, change_members=change_members
-    )
+    node = Node(change_members)
     ways = Ways(
         connected_since=lambda peer: 0.0,
         channel=cast(Any, lambda peer: channel),
@@ -112,3 +132,54 @@ def test_a_follower_passes_the_caller_on_and_other_changes_have_it_in_the_log() 
     callers = [record.caller if record.HasField("caller") else None for record in logged]
     assert callers == [*[raft_pb2.Caller(user=b"root", auth_revision=3)] * 3, None]
     assert conf_change_of(logged[0]).context == logged[0].SerializeToString(deterministic=True)
+
+
+class Channels:
+    """The leaders that are asked in turn: each answers, refuses, loses the answer, or says nothing."""
+
+    def __init__(self, *answers: BaseException | rpc_pb2.MemberPromoteResponse | None) -> None:
+        self._answers = list(answers)
+        self.asked = asyncio.Event()
+
+    async def unary(self, path: str, data: bytes, timeout_s: float, metadata: Any, **_: Any) -> bytes:
+        self.asked.set()
+        answer = self._answers.pop(0)
+        if answer is None:
+            await asyncio.Event().wait()
+        if isinstance(answer, BaseException):
+            raise answer
+        assert answer is not None
+        return bytes(answer.SerializeToString())
+
+
+def _refusal(error: errors.StatusError) -> RpcError:
+    return RpcError(error.code, str(error))
+
+
+def test_a_leader_that_says_nothing_is_left_for_the_next() -> None:
+    async def scenario() -> None:
+        channels = Channels(None, rpc_pb2.MemberPromoteResponse(members=[rpc_pb2.Member(ID=9)]))
+        changes = _follower(cast(Any, channels))
+        promoting = asyncio.ensure_future(changes.promote(9, None))
+        await channels.asked.wait()
+        await cast(Any, changes)._node.lead(3)
+        assert [member.ID for member in await promoting] == [9]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("lost", "is_told"), [(True, False), (False, True)])
+def test_what_an_attempt_has_done_whose_answer_was_lost_is_no_failure(lost: bool, is_told: bool) -> None:
+    """The next attempt was told that there is no such learner, and so was the client."""
+
+    async def scenario() -> None:
+        broken = RpcError(errors.UNAVAILABLE, "the connection is gone", definite=not lost)
+        changes = _follower(cast(Any, Channels(broken, _refusal(errors.MemberNotLearnerError()))))
+        changes._membership.bootstrap([rpc_pb2.Member(ID=9, name="m9")])
+        if is_told:
+            with pytest.raises(errors.MemberNotLearnerError):
+                await changes.promote(9, None)
+        else:
+            assert [member.ID for member in await changes.promote(9, None)] == [9]
+
+    asyncio.run(scenario())

@@ -12,7 +12,7 @@ from raftkv.apply.applier import Outcome
 from raftkv.apply.membership import Change, conf_change_of
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft import confchange
-from raftkv.raft.types import ConfState, Entry, EntryType, HardState, Message, MessageType
+from raftkv.raft.types import ConfState, Entry, EntryType, HardState, Message, MessageType, SnapshotMeta
 from raftkv.server.node import conf_changes
 from tests.server.node.node_world import ME, Caller, World
 
@@ -160,3 +160,143 @@ def test_who_was_added_is_told_apart_after_a_restart() -> None:
         )
 
     play(scenario)
+
+
+def follow(
+    scenario: Callable[[World, Caller], Awaitable[None]], asked_for: raft_pb2.MembershipChange | None = None
+) -> None:
+    """Play a scenario on a follower of three, in which somebody has asked for a change when 2 led in term 1."""
+
+    async def run() -> None:
+        world, caller = World(), Caller()
+        founders = [rpc_pb2.Member(ID=one, name=f"m{one}", peerURLs=[f"http://m{one}:1"]) for one in (1, 2, 3)]
+        world.node.applier.membership.bootstrap(founders)
+        world.node.receive([world.heartbeat(leader=2)])
+        world.node.submit_change(asked_for or add(5), caller)
+        await world.turns()
+        assert [message.to for message in world.sender.sent if message.type is MessageType.PROPOSE] == [2]
+        await scenario(world, caller)
+        world.node.stop()
+        assert world.failures == []
+
+    asyncio.run(run())
+
+
+def append(leader: int, term: int, *entries: Entry) -> Message:
+    """What a new leader sends to one that has nothing: all of its log, committed."""
+    commit = len(entries)
+    return Message(MessageType.APPEND, to=ME, from_=leader, term=term, entries=list(entries), commit=commit)
+
+
+async def passed_on(world: World, *messages: Message) -> list[Message]:
+    """What a follower passes on once it has these messages."""
+    world.sender.sent.clear()
+    world.node.receive(messages)
+    await world.turns()
+    return world.sender.take(MessageType.PROPOSE)
+
+
+def test_a_change_whose_leader_is_lost_is_passed_on_to_the_next() -> None:
+    async def scenario(world: World, caller: Caller) -> None:
+        (first,) = [message for message in world.sender.sent if message.type is MessageType.PROPOSE]
+        # What the leader before had in its log may be committed yet, until there is an entry of the next.
+        assert not await passed_on(world, world.heartbeat(leader=3, term=2))
+        (again,) = await passed_on(world, append(3, 2, Entry(2, 1, b"")))
+        assert (again.to, [entry.data for entry in again.entries]) == (3, [entry.data for entry in first.entries])
+        assert not await passed_on(world, world.heartbeat(leader=3, term=2))
+        assert caller.outcome is None
+
+    follow(scenario)
+
+
+def test_new_urls_are_passed_on_once() -> None:
+    """A copy that came late, to a leader of before that leads again, would undo what somebody did meanwhile."""
+
+    async def scenario(world: World, caller: Caller) -> None:
+        assert not await passed_on(world, append(3, 2, Entry(2, 1, b"")))
+        assert caller.outcome is None
+
+    member = rpc_pb2.Member(ID=2, peerURLs=["http://other:1"])
+    follow(scenario, raft_pb2.MembershipChange(changes=[Change(kind=Change.UPDATE, member=member)]))
+
+
+def test_a_change_is_passed_on_again_once_there_is_another_connection_to_the_leader() -> None:
+    async def scenario(world: World, caller: Caller) -> None:
+        assert not await passed_on(world, append(2, 1, Entry(1, 1, b"")))
+        world.sender.since = world.sender.backlog = None
+        assert not await passed_on(world, world.heartbeat(leader=2))
+        world.sender.since, world.sender.backlog = 9.0, 0
+        assert len(await passed_on(world, world.heartbeat(leader=2))) == 1
+        assert not await passed_on(world, world.heartbeat(leader=2))
+
+    follow(scenario)
+
+
+def test_a_change_is_not_passed_on_while_there_is_no_connection_to_the_leader() -> None:
+    async def scenario() -> None:
+        world = World()
+        world.sender.since = world.sender.backlog = None
+        world.node.submit_change(add(5), Caller())
+        assert not await passed_on(world, world.heartbeat(leader=2))
+        world.sender.since = world.sender.backlog = 0
+        assert len(await passed_on(world, world.heartbeat(leader=2))) == 1
+        world.node.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_change_that_the_leader_before_had_in_its_log_is_not_passed_on_again() -> None:
+    async def scenario(world: World, caller: Caller) -> None:
+        (first,) = [message for message in world.sender.sent if message.type is MessageType.PROPOSE]
+        (entry,) = first.entries
+        log = [Entry(1, 1, entry.data, entry.type), Entry(2, 2, b"")]
+        assert not await passed_on(world, append(3, 2, *log))
+        assert ids(caller) == [1, 2, 3, 5]
+
+    follow(scenario)
+
+
+def test_a_change_is_not_passed_on_again_if_a_received_database_may_have_it() -> None:
+    async def scenario(world: World, caller: Caller) -> None:
+        meta = SnapshotMeta(10, 2, ConfState(voters=(1, 2, 3), learners=(5,)))
+        assert not await passed_on(world, Message(MessageType.SNAPSHOT, to=ME, from_=3, term=2, snapshot=meta))
+        world.installing[0][1]()
+        assert not await passed_on(world, world.heartbeat(leader=3, term=2))
+        assert world.node.applied == 10
+
+    follow(scenario)
+
+
+def test_a_change_that_nobody_waits_for_any_more_is_not_passed_on_again() -> None:
+    async def scenario(world: World, caller: Caller) -> None:
+        world.node.withdraw(1)
+        assert not await passed_on(world, append(3, 2, Entry(2, 1, b"")))
+
+    follow(scenario)
+
+
+def test_a_leader_takes_a_request_of_another_member_once() -> None:
+    async def scenario(world: World) -> None:
+        record = add(5)
+        record.request_id = 77
+        change = conf_change_of(record)
+        entry = Entry(0, 0, confchange.encode(change), confchange.entry_type(change))
+        for _ in range(2):
+            world.node.receive([Message(MessageType.PROPOSE, to=ME, from_=5, entries=[entry])])
+            await world.turns()
+        assert world.node.conf_state.learners == (5,)
+        assert world.log.last_index() == 2, "its own entry, and the change"
+
+    play(scenario)
+
+
+def test_who_does_not_lead_passes_no_change_of_another_member_on() -> None:
+    """Whoever asked passes it on itself, so it would come late, and a second time."""
+
+    async def scenario(world: World, caller: Caller) -> None:
+        change = conf_change_of(add(6))
+        entry = Entry(0, 0, confchange.encode(change), confchange.entry_type(change))
+        assert not await passed_on(world, Message(MessageType.PROPOSE, to=ME, from_=3, entries=[entry]))
+        assert world.node.proposals_dropped == 1
+
+    follow(scenario)

@@ -51,6 +51,7 @@ class Sender:
     def __init__(self) -> None:
         self.sent: list[Message] = []
         self.backlog: int | None = 0
+        self.since: float | None = 0.0
 
     def send(self, messages: Iterable[Message]) -> None:
         self.sent += messages
@@ -59,7 +60,7 @@ class Sender:
         return self.backlog
 
     def connected_since(self, peer_id: int) -> float | None:
-        return 0.0
+        return self.since
 
     def take(self, kind: MessageType) -> list[Message]:
         """The messages of a kind since the last call."""

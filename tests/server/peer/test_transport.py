@@ -16,6 +16,7 @@ from raftkv.rpc.status import Code, RpcError
 from raftkv.server.listening import PEER_LIMITS
 from raftkv.server.peer import transport
 from raftkv.server.peer.transport import Peer, Transport
+from tests.rpc import raw
 from tests.rpc.loop import until
 
 BEAT = Message(MessageType.HEARTBEAT, to=2, from_=1, term=1)
@@ -140,6 +141,34 @@ def test_a_member_may_ping_as_often_as_its_two_clocks_want(monkeypatch: pytest.M
         await server.close()
 
     asyncio.run(scenario())
+
+
+def test_a_connection_behind_which_there_is_nobody_any_more_gives_its_place_back() -> None:
+    """Such have a stream, so they count as used: after 64 within two hours the port took no member any more."""
+    limits = replace(
+        PEER_LIMITS,
+        keepalive_time_s=PEER_LIMITS.keepalive_time_s / 200,
+        keepalive_timeout_s=PEER_LIMITS.keepalive_timeout_s / 200,
+    )
+
+    async def scenario() -> None:
+        taken = asyncio.Event()
+
+        async def take(call: StreamCall) -> None:
+            taken.set()
+            await call.receive()
+
+        server = Server(limits=limits)
+        server.stream(transport.RAFT_PATH, take)
+        ((_, port),) = await server.listen("127.0.0.1", 0)
+        silent = await raw.RawClient.connect(f"127.0.0.1:{port}")
+        silent.send(raw.headers(1, raw.grpc_headers(transport.RAFT_PATH)))
+        await taken.wait()
+        await until(lambda: not server.connections)
+        silent.close()
+        await server.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
 
 
 def test_a_member_that_is_killed_is_known_to_be_gone_and_found_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
