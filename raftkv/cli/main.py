@@ -19,7 +19,7 @@ from importlib import import_module
 
 from raftkv import __version__
 from raftkv.cli.exits import ERROR, SUCCESS, CommandError
-from raftkv.cli.program import leave
+from raftkv.cli.program import described, leave
 from raftkv.cli.programs import API_VERSION, COMMANDS
 
 _ABSENT = ("gateway", "grpc-proxy")
@@ -113,13 +113,7 @@ def _serve(words: list[str]) -> int:
     except RaftKVError as error:
         raise CommandError(_one_line(str(error)), ERROR) from None
     except OSError as error:
-        raise CommandError(_one_line(_described(error)), ERROR) from None
-
-
-def _described(error: OSError) -> str:
-    if error.filename is None:
-        return str(error.strerror or error)
-    return f"{error.filename}: {error.strerror}"
+        raise CommandError(_one_line(described(error)), ERROR) from None
 
 
 def _one_line(text: str) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import errno
 import io
 import os
 import signal
@@ -53,7 +54,7 @@ def leave(body: Callable[[], int], complain: Callable[[str], None]) -> int:
     except OSError as error:
         _discard_output()
         with contextlib.suppress(OSError):
-            complain(_described(error))
+            complain(described(error))
         return ERROR
     _discard_output()
     return ERROR
@@ -124,6 +125,19 @@ def _discard_output() -> None:
         os.close(null)
 
 
-def _described(error: OSError) -> str:
+def described(error: OSError) -> str:
+    """Return one line about an error of the system: what it is about, and what is wrong."""
     why = error.strerror or str(error)
-    return f"{error.filename}: {why}" if error.filename is not None else why
+    if error.filename is not None:
+        return f"{error.filename}: {why}"
+    if error.errno == errno.ENOENT and _is_nowhere():
+        return "the directory that this was started in is gone: change to another one, and start it again"
+    return why
+
+
+def _is_nowhere() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False

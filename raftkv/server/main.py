@@ -10,13 +10,15 @@ import logging
 import os
 import signal
 import sys
-from time import monotonic
+from time import monotonic, time
 from typing import Final
 
 from raftkv.config import ServerConfig
 from raftkv.errors import ConfigError, CorruptionError, MemberRemovedError, SpaceError, StorageError, UnknownEntryError
 from raftkv.native import is_compiled
 from raftkv.server import descriptors
+from raftkv.server.audit.destination import open_destination
+from raftkv.server.auth.jwt_tokens import JWTTokens, parse_options
 from raftkv.server.collector import collect_in_small_passes, look_at_young_objects
 from raftkv.server.listening import check_free
 from raftkv.server.logs import outputs as logs
@@ -26,6 +28,7 @@ from raftkv.server.node.bootstrap import is_new
 from raftkv.server.supervisor import Supervisor
 from raftkv.server.tls.ports import Ports
 from raftkv.server.turns import LoopTurns, TurnSelector
+from raftkv.storage.datadir import ensure_private_directory
 
 _log = logging.getLogger(__name__)
 
@@ -111,6 +114,7 @@ async def _serve(
     if is_new(config):
         # Before any data is made: a start with corrected flags would meet data with the ids of the wrong ones.
         check_free((*config.listen_peer_urls, *config.listen_client_urls, *config.listen_metrics_urls))
+        _check_files(config)
     if config.client_tls.self_signed or config.peer_tls.self_signed:
         from raftkv.server.tls.issue import with_self_signed
 
@@ -147,6 +151,19 @@ async def _serve(
     if member.is_removed:
         raise MemberRemovedError(member.removed_text)
     return received, member.failure
+
+
+def _check_files(config: ServerConfig) -> None:
+    """Open what the flags name and the member opens only when it has its data.
+
+    Raises:
+        ConfigError, StorageError: it cannot be used.
+    """
+    if (tokens := parse_options(config.auth_token)) is not None:
+        JWTTokens(tokens, time)
+    if config.audit_log:
+        ensure_private_directory(config.data_dir)  # where it may lie
+        open_destination(config.audit_log, config.audit_log_max_size_bytes, config.audit_log_keep).close()
 
 
 def _complain(text: str, status: int = 1) -> int:

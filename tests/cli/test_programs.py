@@ -76,6 +76,22 @@ raftkvctl()
         assert done.stderr.startswith("begun")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("raftkv", "--data-dir", "data"), ("raftkv", "certs", "tls", "a=10.0.0.1"), ("raftkv", "backup", "list", "x")],
+)
+def test_a_directory_that_was_deleted_beneath_a_program_is_named(words: tuple[str, ...], tmp_path: Path) -> None:
+    """As in a terminal whose clone was moved away: it said "No such file or directory", and not which."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    script = f'cd {gone} && rmdir {gone} && exec {BIN}/"$@"'
+    done = subprocess.run(
+        ["sh", "-c", script, "sh", *words], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    line = "raftkv: the directory that this was started in is gone: change to another one, and start it again\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", line)
+
+
 def test_a_reader_that_leaves_early_gets_no_traceback():
     command = f"{BIN}/raftkvctl completion bash; {BIN}/raftkvctl help"
     done = subprocess.run(["bash", "-c", f"({command}) | head -c 1"], capture_output=True, text=True, check=False)

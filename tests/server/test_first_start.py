@@ -1,4 +1,4 @@
-"""First starts: of two at once on one directory one becomes the member, and the other changes nothing."""
+"""Starts: of two first ones on a directory one becomes the member; nobody starts as one with the data of another."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from raftkv.config import ServerConfig
-from raftkv.errors import StorageError
+from raftkv.errors import ConfigError, StorageError
 from raftkv.server.node import bootstrap
 from raftkv.server.node.bootstrap import Durable, open_durable
 from raftkv.storage.backend.writer import InlineWriter
@@ -18,9 +18,9 @@ from raftkv.storage.wal.segment import LOCK_NAME
 FOUNDERS = "a=http://10.0.0.1:2380,b=http://10.0.0.2:2380"
 
 
-def _config(directory: Path, name: str = "a", **settings: object) -> ServerConfig:
-    url = f"http://10.0.0.{'ab'.index(name) + 1}:2380"
-    given: dict[str, object] = {"name": name, "initial_advertise_peer_urls": (url,), "initial_cluster": FOUNDERS}
+def _config(directory: Path, owner: str = "a", **settings: object) -> ServerConfig:
+    url = f"http://10.0.0.{'ab'.index(owner) + 1}:2380"
+    given: dict[str, object] = {"name": owner, "initial_advertise_peer_urls": (url,), "initial_cluster": FOUNDERS}
     return ServerConfig(data_dir=str(directory), insecure_peers=True, **{**given, **settings})  # type: ignore[arg-type]
 
 
@@ -61,3 +61,24 @@ def test_who_comes_after_the_log_was_made_takes_it_as_it_is(tmp_path: Path) -> N
     second = _open(config)
     assert (second.cluster_id, second.member_id) == (first.cluster_id, first.member_id)
     _close(second)
+
+
+def test_the_data_of_another_member_is_refused_by_name(tmp_path: Path) -> None:
+    """Of two disks that were exchanged each member said only that nobody answers it."""
+    _close(_open(_config(tmp_path)))
+    with pytest.raises(ConfigError, match=r"holds the data of member a \(.* are those of member b \("):
+        _open(_config(tmp_path, "b"))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"name": "new"},
+        {"initial_advertise_peer_urls": ("http://10.0.0.3:2380",), "initial_cluster": "b=http://10.0.0.3:2380"},
+        {"force_new_cluster": True},
+    ],
+)
+def test_a_member_may_have_another_name_or_address_than_before(settings: dict[str, object], tmp_path: Path) -> None:
+    """And a survivor goes on wherever its disk is."""
+    _close(_open(_config(tmp_path)))
+    _close(_open(_config(tmp_path, "b", **settings)))

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -145,7 +145,7 @@ def open_durable(
         origin: what a new member that joins a running cluster begins as.
 
     Raises:
-        ConfigError: the flags do not describe a cluster with this member in it.
+        ConfigError: the flags do not describe a cluster with this member in it, or name another than the data.
         StorageError: a directory or file cannot be used, or belongs to another process.
         CorruptionError: what is on disk is not what was written.
     """
@@ -180,8 +180,29 @@ def open_durable(
             hide_beginning(log, store.conf_state)  # some members are no founders
         if config.force_new_cluster:
             go_on_alone(metadata.member_id, wal, log, store)
+        else:
+            _refuse_data_of_another(config, metadata.member_id, Membership(store).members)
         opened.pop_all()
     return Durable(metadata.cluster_id, metadata.member_id, wal, log, backend, store, mark, snapshots)
+
+
+def _refuse_data_of_another(config: ServerConfig, member_id: int, members: Mapping[int, rpc_pb2.Member]) -> None:
+    """Refuse data whose owner is one member, where name and peer URLs of the flags are those of another.
+
+    As of a disk in the wrong machine: nobody looks for the owner here, and what it sends goes without an answer. Either
+    alone may be meant, so both are asked for: flags about the cluster count at the first start only.
+    """
+    own = members.get(member_id)
+    urls = set(map(cluster_id.comparable, config.initial_advertise_peer_urls))
+    if own is None or own.name == config.name or not urls.isdisjoint(map(cluster_id.comparable, own.peerURLs)):
+        return
+    for other in members.values():
+        if other.name == config.name and not urls.isdisjoint(map(cluster_id.comparable, other.peerURLs)):
+            raise ConfigError(
+                f"{config.data_dir} holds the data of member {own.name} ({member_id:x}, {','.join(own.peerURLs)}), and "
+                f"--name and --initial-advertise-peer-urls are those of member {other.name} ({other.ID:x}): give the "
+                f"data of {other.name}, or the flags of {own.name}"
+            )
 
 
 def _check_database_format(path: Path) -> None:

@@ -88,6 +88,8 @@ def test_the_data_directory_of_etcd_is_told_by_name(etcd_data: Path, tmp_path: P
         (["--force-new-cluster"], 1, "raftkv: --force-new-cluster: there is no data of a member in"),
         (["--log-outputs", "/nowhere/log"], 1, "cannot write the log to /nowhere/log: No such file or directory"),
         (["--cert-file", "/nowhere/c", "--key-file", "/nowhere/k"], 1, "cannot use certificate /nowhere/c"),
+        (["--audit-log", "/nowhere/log"], 1, "cannot write the audit log to /nowhere/log: No such file or directory"),
+        (["--auth-token", "jwt,pub-key=/nowhere/k,sign-method=RS256"], 1, "--auth-token: /nowhere/k: No such file"),
     ],
 )
 def test_flags(tmp_path: Path, flags: list[str], status: int, line: str) -> None:
@@ -98,3 +100,5 @@ def test_flags(tmp_path: Path, flags: list[str], status: int, line: str) -> None
     ended = run_to_end(*addresses(), *urls, "--data-dir", str(tmp_path / "data"), "--initial-cluster",
                        f"default={peer}", *secure, *given)  # fmt: skip
     assert line in ended.one_line(status)
+    # Nothing is left of it: the ids of these flags would be those of a start with others.
+    assert not (tmp_path / "data" / "member").exists()
