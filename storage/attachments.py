@@ -15,7 +15,7 @@ leaping over them in order, and a million cannot be sorted while somebody waits.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from sortedcontainers import SortedList
 
@@ -27,7 +27,8 @@ class Attachments:
     """The keys that are attached to leases, by key and by lease.
 
     Attributes:
-        of_key: lease of each attached key, for reading: the hot path of writes looks it up without a call.
+        of_key: lease of each attached key, for reading: the hot path of writes looks it up without a call. One dict
+            until ``become``.
     """
 
     __slots__ = ("_keys", "of_key")
@@ -96,9 +97,14 @@ class Attachments:
                 by_lease[lease] = SortedList(keys)
         self._keys = by_lease
 
-    def become(self, other: Attachments) -> None:
-        """Take over the contents of another table at once; the other one must not be used any more."""
-        # The write transaction and the reader hold this dict itself, so it is refilled and not replaced.
-        self.of_key.clear()
-        self.of_key.update(other.of_key)
-        self._keys = other._keys
+    def become(self, other: Attachments) -> list[dict[Any, Any]]:
+        """Take over the contents of another table at once; the other one must not be used any more.
+
+        ``of_key`` is another dict then.
+
+        Returns:
+            the tables of before, which nobody uses any more: millions take long to be freed.
+        """
+        before: list[dict[Any, Any]] = [self.of_key, self._keys]
+        self.of_key, self._keys = other.of_key, other._keys
+        return before

@@ -358,11 +358,17 @@ class Index:
         """Take the histories of all keys that ``restore_part`` took; the index is whole from now on."""
         self._entries = entries
 
-    def become(self, other: Index) -> None:
-        """Take over the contents of another index at once; the other one must not be used any more."""
+    def become(self, other: Index) -> dict[bytes, int | KeyIndex]:
+        """Take over the contents of another index at once; the other one must not be used any more.
+
+        Returns:
+            the histories of before, which nobody uses any more: a million take a tenth of a second to be freed.
+        """
         # The object stays the same, because the reader, the transaction and the compactor hold references to it.
+        before = self._entries
         self._entries, self._keys = other._entries, other._keys
         self._dead, self._dirty = other._dead, other._dirty
+        return before
 
 
 class Walk:

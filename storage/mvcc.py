@@ -30,7 +30,7 @@ Left out: watchers, leases, auth (they keep their state in buckets of their own 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -42,7 +42,7 @@ from raftkv.errors import CompactedError, FutureRevisionError, InvariantError, S
 from raftkv.raft.types import ConfState
 from raftkv.storage import schema
 from raftkv.storage.attachments import Attachments
-from raftkv.storage.backend.base import Backend, Defragmentation, WriteBatch
+from raftkv.storage.backend.base import Backend, Defragmentation, ReadTxn, WriteBatch
 from raftkv.storage.backend.writer import InlineWriter, Writer
 from raftkv.storage.compaction import KEYS_PER_STEP, Compactor
 from raftkv.storage.failpoints import failpoint
@@ -50,7 +50,7 @@ from raftkv.storage.hash import KVHash, hash_kv
 from raftkv.storage.index import Index
 from raftkv.storage.mvcc_range import PinnedView, RangeResult, Reader, check_revision
 from raftkv.storage.mvcc_txn import Change, WriteTxn
-from raftkv.storage.overlay import Overlay
+from raftkv.storage.overlay import FREED_AT_ONCE, Overlay
 from raftkv.storage.restore import STEP_RECORDS, Restored, fill_index, fill_index_steps, scan, scan_steps
 from raftkv.storage.revision import pack, to_key
 from raftkv.storage.selection import Pieces, Selection, no_limit
@@ -63,6 +63,10 @@ WAIT_S = 0.01
 
 FIRST_REVISION = 1
 """Of a store without any change; the first change makes revision 2."""
+
+
+Beside = Callable[[ReadTxn], Generator[None, None, None]]
+"""Reads something from a database, in steps of some milliseconds."""
 
 
 class Accountant(Protocol):
@@ -593,7 +597,9 @@ class Store:
         for _ in self.install_steps(received, wait_for_commit=False):
             pass
 
-    def install_steps(self, received: Path, *, wait_for_commit: bool = True) -> Generator[float, None, None]:
+    def install_steps(
+        self, received: Path, *, wait_for_commit: bool = True, beside: Iterable[Beside] = ()
+    ) -> Generator[float, None, None]:
         """Replace everything by a received database, made by ``copy_to`` on another member and verified.
 
         Each step takes some milliseconds, and yields how many seconds to rest before the next. Up to the last one the
@@ -605,6 +611,7 @@ class Store:
         Arguments:
             received: the database, which is gone afterwards.
             wait_for_commit: let the report of a commit under way come in between the steps.
+            beside: read from the received database, in steps too, what their owners keep of it.
 
         Raises:
             CorruptRecordError: the received database is damaged.
@@ -618,6 +625,8 @@ class Store:
             if applied < self.applied_index:
                 raise InvariantError(f"a snapshot of entry {applied} for the state of entry {self.applied_index}")
             restored = yield from _paced(scan_steps(read))
+            for reading in beside:
+                yield from _paced(reading(read))
         # Built aside, while the present state is served from the old ones.
         index, attachments = Index(), Attachments()
         yield from _paced(fill_index_steps(index, restored))
@@ -631,11 +640,15 @@ class Store:
             yield WAIT_S
         failpoint("applyBeforeOpenSnapshot")
         self._overlay.exchange(partial(self.backend.replace, received))
-        self._txn.is_open = False  # of an entry that was given up half-way: the received state contains it
+        unused = [self._index.become(index), *self._attachments.become(attachments)]
+        self._txn.replaced()
+        self._leases = self._attachments.of_key
+        self._reader.use_leases(self._leases)
         self._durable_put_bytes = self._txn.put_bytes
-        self._index.become(index)
-        self._attachments.become(attachments)
         self._adopt(restored)
+        for table in unused:
+            if len(table) > FREED_AT_ONCE:
+                self._overlay.free_later(table)
         # Last: who waited may read, commit, or want the writer for itself.
         self._overlay.exchanged()
 

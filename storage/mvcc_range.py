@@ -50,6 +50,10 @@ class Reader:
         self._leases = leases
         self.ranges_total = 0
 
+    def use_leases(self, leases: dict[bytes, int]) -> None:
+        """Look the leases of keys up in another table."""
+        self._leases = leases
+
     def get(self, key: bytes) -> bytes | None:
         """Return the current KeyValue of a key; ``None`` if it does not exist."""
         revision = self._index.latest(key)

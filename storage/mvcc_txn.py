@@ -140,6 +140,11 @@ class WriteTxn:
         if getrefcount(changes) == 2:  # ours, and the argument of the question
             self._overlay.free_later(changes)
 
+    def replaced(self) -> None:
+        """Forget what was under way: the store has another state, which contains it. For the store only."""
+        self.is_open = False
+        self._leases = self._attachments.of_key
+
     def poison(self) -> None:
         """Refuse to be opened from now on. For the store only."""
         self.is_open = self._poisoned = True

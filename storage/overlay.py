@@ -322,7 +322,7 @@ class Overlay:
         self._on_durable()
         self._tell_waiters()
 
-    def free_later(self, items: dict[bytes, bytes] | list[Any]) -> None:
+    def free_later(self, items: dict[Any, Any] | list[Any]) -> None:
         """Empty something that nobody uses any more, lists in it too, on the writer's thread.
 
         To free hundreds of thousands of objects at once would hold the owner for a tenth of a second.
@@ -462,7 +462,7 @@ def _write(backend: Backend, batch: WriteBatch) -> None:
         failpoint("compactAfterCommitBatch")
 
 
-def _free(items: dict[bytes, bytes] | list[Any]) -> None:
+def _free(items: dict[Any, Any] | list[Any]) -> None:
     """Drop items a few at a time: between two calls the interpreter lets others run."""
     while items:
         if not isinstance(items, list):

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
+    "asleep": set(),
     "pb": set(),
     "cluster_id": {"errors"},
     "config": {"errors", "cluster_id"},
@@ -24,8 +25,8 @@ ALLOWED: dict[str, set[str]] = {
     "storage": {"raft", "pb", "errors"},
     "apply": {"storage", "raft", "pb", "errors", "cluster_id"},
     "offline": {"apply", "storage", "raft", "pb", "errors", "config", "cluster_id"},
-    "server": {"apply", "storage", "raft", "rpc", "pb", "errors", "config", "cluster_id", "native"},
-    "client": {"rpc", "pb", "errors"},
+    "server": {"apply", "storage", "raft", "rpc", "pb", "errors", "config", "cluster_id", "native", "asleep"},
+    "client": {"rpc", "pb", "errors", "asleep"},
     "aio": {"client", "errors"},
     "pytest_plugin": {"client", "errors"},
     "checkpoint": {"client", "pb", "errors"},

@@ -46,7 +46,6 @@ STAGES = (
     Stage("answered", "applied", "answered", "leader"),
     Stage("on the way to the client", "answered", "end", "between processes"),
 )
-MOMENTS = tuple(dict.fromkeys(moment for stage in STAGES for moment in (stage.begin, stage.end)))
 
 
 _ON_THE_WAY = (

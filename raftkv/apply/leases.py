@@ -2,7 +2,7 @@
 
 Owns the lease bucket: id to TTL. Pure like all of applying: an entry grants, revokes, renews or ends leases, and does
 so on every member alike. *When* a lease ends is decided by the leader, which puts the decision into the log; nothing
-here knows what time it is. A ``LeaseObserver``, which does know, gets each change.
+here reads a clock. A ``LeaseObserver``, which does, hears of each change.
 
     grant(7, 10) ... put(key, lease=7) ... end([7]): deletes the key, in one revision of its own
 
@@ -25,6 +25,8 @@ _ID: Final = struct.Struct(">q")
 _RUN_KEYS: Final = 4096
 """Keys sorted at once: about a millisecond."""
 _KEYS_PER_PIECE: Final = 256
+_LEASES_PER_PIECE: Final = 2_000
+"""Leases of a received database that are read in a row: 2 ms."""
 TTL_MAX_S: Final = 9_000_000_000
 """Longest TTL that is granted (etcd: lease.MaxLeaseTTL)."""
 
@@ -42,6 +44,13 @@ class WriteTxn(Protocol):
 
     def end(self) -> object:
         """Make the deletions visible to readers."""
+
+
+class Items(Protocol):
+    """A database that is read."""
+
+    def items(self, bucket: bytes) -> Iterable[tuple[bytes, bytes]]:
+        """Iterate over keys and values of a bucket."""
 
 
 class LeaseStore(MetaStore, Protocol):
@@ -78,6 +87,9 @@ class LeaseObserver(Protocol):
             expired: whether it expired; else it was revoked.
         """
 
+    def receive(self, granted: dict[int, int]) -> Generator[None, None, None]:
+        """Get ready, in steps, for ``reloaded`` with the same leases."""
+
     def reloaded(self, granted: dict[int, int]) -> None:
         """Note that everything was replaced by a snapshot: ``granted`` is the TTL in seconds of each lease."""
 
@@ -91,6 +103,9 @@ class _Nobody:
 
     def ended(self, lease_id: int, *, expired: bool) -> None:
         pass
+
+    def receive(self, granted: dict[int, int]) -> Generator[None, None, None]:
+        yield from ()
 
     def reloaded(self, granted: dict[int, int]) -> None:
         pass
@@ -111,14 +126,35 @@ class Leases:
         self._store = store
         self.granted: dict[int, int] = {}
         self.observer: LeaseObserver = _Nobody()
+        self._received: dict[int, int] | None = None
         self.reload()
 
-    def reload(self) -> None:
-        """Read the leases back from the store: at start, and after a snapshot replaced it."""
-        items = self._store.meta_items(schema.LEASE)
+    def receive(self, read: Items) -> Generator[None, None, None]:
+        """Read the leases of a database that is about to take the place of the store, in steps; ``reload`` follows.
+
+        There may be a million, which takes seconds.
+
+        Arguments:
+            read: the database. No entry may be applied until ``reload``.
+        """
+        granted: dict[int, int] = {}
         with schema.reading(schema.LEASE):
-            self.granted = {_ID.unpack(key)[0]: _ID.unpack(value)[0] for key, value in items}
-        self.observer.reloaded(self.granted)
+            for number, (key, value) in enumerate(read.items(schema.LEASE), 1):
+                granted[_ID.unpack(key)[0]] = _ID.unpack(value)[0]
+                if number % _LEASES_PER_PIECE == 0:
+                    yield
+        yield from self.observer.receive(granted)
+        self._received = granted
+
+    def reload(self) -> None:
+        """Take what was received, or read the leases back from the store: after a snapshot replaced it, at a start."""
+        granted, self._received = self._received, None
+        if granted is None:
+            items = self._store.meta_items(schema.LEASE)
+            with schema.reading(schema.LEASE):
+                granted = {_ID.unpack(key)[0]: _ID.unpack(value)[0] for key, value in items}
+        self.granted = granted
+        self.observer.reloaded(granted)
 
     def exists(self, lease_id: int) -> bool:
         """Return whether a lease is granted and has not ended."""

@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
 
-from raftkv.checkpoint.commit.attempt import PREPARED_MAX_BYTES, Attempt
+from raftkv.checkpoint.commit.attempt import PREPARED_MAX_BYTES, PREPARED_TOTAL_MAX_BYTES, Attempt
 from raftkv.checkpoint.commit.claim import Claim
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
 from raftkv.checkpoint.errors import DigestMismatch
@@ -43,6 +43,7 @@ RECORD: Final = "raftkv-checkpoint.json"
 """Name of the file with the record, beside the manifest of an export."""
 ORIGIN: Final = "raftkv.origin"
 """Name in the metadata of a checkpoint that was copied or imported: what it was there."""
+PARTS_MAX: Final = PREPARED_TOTAL_MAX_BYTES // PREPARED_MAX_BYTES
 _DIGEST_CHARACTERS: Final = 140
 """More than any digest has."""
 
@@ -182,6 +183,7 @@ async def save_copy(begin: Begin, claim: Claim, what: Incoming, on_progress: Pro
         on_progress: told of bytes, on several threads.
 
     Raises:
+        ConfigError: there are too many files.
         CheckpointExists, StaleStep: the step, or a later one, is committed.
         CheckpointNotFound: the parent does not exist.
         DigestMismatch: a file is not what it should be.
@@ -236,6 +238,11 @@ async def _save(
 ) -> Checkpoint:
     """Begin, bring the bytes, prepare, commit; what fails on the way is given up."""
     parts = in_parts(what.files)
+    if len(parts) > PARTS_MAX:  # before a byte is copied
+        raise ConfigError(
+            f"{what.place.uri} has {len(what.files)} files, too many for one checkpoint: the list of their names and "
+            f"digests may take {PARTS_MAX * PREPARED_MAX_BYTES >> 20} MiB; pack them into fewer and larger files"
+        )
     attempt = await begin(
         claim, what.step, world_size=len(parts), kind=what.kind, parent=what.parent, metadata=what.metadata
     )

@@ -47,7 +47,7 @@ from raftkv.checkpoint.storage.filesystems import absolute
 from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.verify import Progress, check_there
 from raftkv.client.arguments import instance, seconds, whole
-from raftkv.client.control.control import ClientControl
+from raftkv.client.control.control import ClientControl, check_whole
 from raftkv.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -64,11 +64,11 @@ class Registry:
         uri: of the directory below which its checkpoints lie; empty: this registry only finds them.
 
     Raises:
-        ConfigError: the run id cannot be used.
+        ConfigError: the run id cannot be used, or the client is a view.
     """
 
     def __init__(self, kv: Client, run_id: str, *, uri: str = "") -> None:
-        control = ClientControl(kv, is_patient=True)
+        control = ClientControl(check_whole(kv), is_patient=True)
         self._set_up(Means(control, write_manifest, check_files, time.time, leave_mark=marks.leave_file), run_id, uri)
 
     @classmethod

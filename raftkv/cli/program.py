@@ -25,7 +25,7 @@ from collections.abc import Callable
 from raftkv.cli.exits import ERROR, CommandError
 
 INTERRUPTED = 130
-"""What a shell shows for a program that Ctrl-C has ended."""
+"""What a shell shows for a program that Ctrl-C has ended; ``start`` then ends it by that signal."""
 
 
 def leave(body: Callable[[], int], complain: Callable[[str], None]) -> int:

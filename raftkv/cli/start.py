@@ -2,6 +2,9 @@
 
 The imports take a tenth of a second, in which Python would answer SIGINT with a traceback. Whoever imports this module
 is such a program; ``program.leave`` takes SIGINT back when it can say how a program ends.
+
+Ctrl-C ends a program by that signal, whatever it has tidied up before: a shell goes on with a script, or round a loop,
+when the command that it waits for has ended by itself.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ def raftkv() -> int:
     """Run the server's command line; its exit code."""
     from raftkv.cli.main import main
 
-    return main()
+    return _as_ended(main())
 
 
 def raftkvctl() -> NoReturn:
@@ -35,7 +38,17 @@ def raftkvutl() -> int:
     """Run the command line for data directories; its exit code."""
     from raftkv.cli.utl.__main__ import main
 
-    return main()
+    return _as_ended(main())
+
+
+def _as_ended(code: int) -> int:
+    """Return the exit code; after Ctrl-C raise what Python ends a program by with the signal, and say nothing."""
+    from raftkv.cli.program import INTERRUPTED
+
+    if code == INTERRUPTED:
+        sys.excepthook = lambda *_: None
+        raise KeyboardInterrupt
+    return code
 
 
 def _end(code: int) -> NoReturn:
@@ -47,4 +60,9 @@ def _end(code: int) -> NoReturn:
     atexit._run_exitfuncs()
     with contextlib.suppress(OSError):  # nobody reads it any more
         sys.stderr.flush()
+    from raftkv.cli.program import INTERRUPTED
+
+    if code == INTERRUPTED:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     os._exit(code)

@@ -123,6 +123,11 @@ class TxnConflict(errors.RaftKVError):
 
 
 CLIENT_CLOSED: Final = "the client is closed"
+ANOTHER_LOOP: Final = (
+    "this client belongs to the event loop that it was first used on: make one in each (raftkv.aio.connect), or one "
+    "for all threads (raftkv.connect)"
+)
+"""Of a RuntimeError, as asyncio's own would be: the program is wrong."""
 
 
 def is_client_closed(error: Exception) -> bool:

@@ -149,6 +149,10 @@ class Client:
         if self._is_view:
             return
         scope = self.scope
+        if scope.core.is_stranded:  # all that there is to close went with its loop
+            scope.core.begin_close()
+            return
+        scope.core.check_loop()
         await scope.hub.close()
         scope.core.begin_close()
         await scope.keeper.close()

@@ -75,7 +75,7 @@ async def save(messages: Messages, to: str | os.PathLike[str], on_progress: Prog
             file.flush()
             await asyncio.to_thread(os.fsync, file.fileno())
         except OSError as error:
-            raise _failed("could not write snapshot", error) from None
+            raise _failed(f"could not write snapshot to {part}", error) from None
         try:
             os.replace(part, target)
             await asyncio.to_thread(_sync_directory, target)

@@ -40,7 +40,7 @@ class Permutation(Sequence[int]):
     """
 
     def __init__(self, size: int, key: object) -> None:
-        self._size = size
+        self._size = size = operator.index(size)
         self._half = max((max(size - 1, 1).bit_length() + 1) // 2, 1)
         self._mask = (1 << self._half) - 1
         digest = hashlib.sha256(repr(_plain(key)).encode()).digest()
@@ -118,9 +118,9 @@ class ChunkOrder(Sequence[int]):
         self._counts = counts
         self._key = (seed, epoch)
         self._window = window
-        self._starts = list(accumulate(counts, initial=0))
+        self._starts = list(accumulate(map(operator.index, counts), initial=0))
         self._chunks = list(Permutation(len(counts), ("chunks", *self._key)))
-        mixed = [counts[chunk] for chunk in self._chunks]
+        mixed = [operator.index(counts[chunk]) for chunk in self._chunks]
         windows = [sum(mixed[at : at + window]) for at in range(0, len(mixed), window)]
         self._ends = list(accumulate(windows))
         # As one object, since threads share it: whoever takes it has all of one window, whatever the others open.
@@ -160,7 +160,7 @@ class ChunkOrder(Sequence[int]):
         window = self._opened
         if number != window.number:
             members = self._chunks[number * self._window : (number + 1) * self._window]
-            inside = list(accumulate((self._counts[chunk] for chunk in members), initial=0))[:-1]
+            inside = list(accumulate((operator.index(self._counts[chunk]) for chunk in members), initial=0))[:-1]
             begin = self._ends[number - 1] if number else 0
             inner = Permutation(self._ends[number] - begin, ("window", *self._key, number))
             window = self._opened = _Window(number, begin, members, inside, inner)

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from raftkv.client.control.control import ClientControl, Control
+from raftkv.client.control.control import ClientControl, Control, check_whole
 from raftkv.client.rpc.retry import until_answered
 
 if TYPE_CHECKING:
@@ -33,7 +33,11 @@ class Store:
 
 
 def through(kv: Client) -> Store:
-    """Return the store as a client reaches it."""
+    """Return the store as a client reaches it.
+
+    Raises:
+        ConfigError: the client is a view.
+    """
 
     async def read(key: str) -> bytes | None:
         item: Any = await until_answered(lambda: kv.get(key, serializable=True))
@@ -41,4 +45,4 @@ def through(kv: Client) -> Store:
             item = await until_answered(lambda: kv.get(key))
         return None if item is None else bytes(item.value)
 
-    return Store(ClientControl(kv), read)
+    return Store(ClientControl(check_whole(kv)), read)

@@ -1,10 +1,10 @@
 """Rules that must hold in one member at any moment (basic), and between two moments of its life (delta).
 
-In the manner of LogCabin's invariant checks: tests and the simulator call them after every step, a member started
-with ``--paranoid`` after every turn of its loop. They only read. A broken rule raises ``InvariantError``.
+In the manner of LogCabin's invariant checks: the tests of the core and the simulator call them after every step; a
+running member does not. They only read. A broken rule raises ``InvariantError``.
 
-What needs the view of all members (one leader a term, matching logs, equal applied entries) is the checkers' task in
-``tests/``. Not every rule here would be broken only by a bug: a log whose disk lied breaks them as well.
+Rules that need the view of all members (one leader a term, matching logs, equal applied entries) are checked in
+``tests/``. A bug is not the only way to break a rule here: a disk that loses synced writes breaks them as well.
 """
 
 from __future__ import annotations

@@ -286,12 +286,12 @@ class RaftLog:
             if index == self.last_index:
                 self.append(entries)
             else:
-                self._append_new(index, entries)
+                self._append_new(entries)
         # Beyond last_new the logs may differ, whatever the leader has committed.
         self.commit_to(min(commit, last_new))
         return last_new
 
-    def _append_new(self, index: int, entries: list[Entry]) -> None:
+    def _append_new(self, entries: list[Entry]) -> None:
         # Entries that are here already stay (the message may be old: truncating would lose newer ones).
         for at, entry in enumerate(entries):
             if not self.matches(entry.index, entry.term):

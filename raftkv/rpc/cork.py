@@ -9,10 +9,16 @@
     cork.begin_pass()         # the same for a pass over all sockets that have something to say
     cork.end_pass(False)      # what it has left to do is done first: cork.defer(turn)
 
+    cork.expect(8)            # eight callers are answered in this turn: most of them ask again at once
+    cork.arrived()            # one has
+
 Touched outside of both, everything is flushed at the start of the loop's next turn, by one callback. Inside, at the
 end. Streams come first, so what a turn has for a connection leaves in one system call.
 
     request read -> handler -> stream.answer -> touch ...... end of the turn: stream.flush -> mark -> connection.flush
+
+What is deferred to the end of a pass costs as much for one request as for many: a write to the log, a sync, a message
+to each member. So whoever makes the pass may wait a moment while callers are expected (``awaits_more``).
 
 Leaves out: what is gathered, and limits on it (``budget``, streams).
 """
@@ -42,7 +48,7 @@ class Cork:
         schedule: has a function called at the start of the loop's next turn.
     """
 
-    __slots__ = ("_deferred", "_is_held", "_marked", "_schedule", "_touched")
+    __slots__ = ("_deferred", "_expected", "_has_arrived", "_is_held", "_marked", "_schedule", "_touched")
 
     def __init__(self, schedule: Callable[[Callable[[], None]], None] = _next_turn) -> None:
         self._schedule = schedule
@@ -50,6 +56,8 @@ class Cork:
         self._marked: list[Flushable] = []
         self._is_held = False
         self._deferred: list[Callable[[], None]] | None = None
+        self._expected = 0
+        self._has_arrived = False
 
     def touch(self, stream: Flushable) -> None:
         """Flush a stream at the end of the turn. It calls this once until then."""
@@ -89,6 +97,7 @@ class Cork:
         """Flush nothing until the pass ends."""
         self._is_held = True
         self._deferred = []
+        self._has_arrived = False
 
     def end_pass(self, is_late: bool) -> None:
         """Do what was deferred, and flush.
@@ -124,6 +133,29 @@ class Cork:
             return False
         self._deferred.append(callback)
         return True
+
+    def expect(self, callers: int) -> None:
+        """Note that so many callers are answered, who may ask again as soon as they have read that.
+
+        Arguments:
+            callers: how many.
+        """
+        self._expected += callers
+
+    def arrived(self) -> None:
+        """Note that a caller has asked for what the end of the pass has work with: one who was expected, if any was."""
+        self._has_arrived = True
+        if self._expected > 0:
+            self._expected -= 1
+
+    def expect_nobody(self) -> None:
+        """Forget who was expected: they take their time."""
+        self._expected = 0
+
+    @property
+    def awaits_more(self) -> bool:
+        """Whether a caller has arrived in the pass under way, and more are expected who could share that work."""
+        return self._has_arrived and self._expected > 0
 
     def __enter__(self) -> None:
         self._is_held = True

@@ -23,7 +23,7 @@ class ServerLimits:
         connection_window_bytes: the same for a whole connection; bounds what slow handlers can make us hold.
         assembly_bytes: unfinished messages of a connection, all streams together.
         process_assembly_bytes: the same for all connections; above this the one that holds most is ended. Both count 8
-            KiB for each open call of a connection beyond 16.
+            KiB for each call of a connection beyond 16 that is open, or whose answer is not sent.
         stream_send_buffer_bytes: ``StreamCall.send`` waits while more than this is queued.
         connection_send_buffer_bytes: answers of a connection that wait to be read; above this a call fails, and no new
             one is taken (see ``budget``). An answer of 300 MB passes (etcd: 2 GiB), or sixteen of 30 MB side by side.

@@ -11,8 +11,9 @@ Invariants:
   archive has a gap then: an error in the log names the entries, and ``raftkv_wal_archive_gaps_total`` counts it.
 - Segments are archived in order, each tried again until it succeeds, after 1 s at first and 60 s at last.
 
-The command is run by ``/bin/sh``: ``%p`` is the path of the file, ``%f`` its name, ``%%`` a percent sign; exit code 0
-says that the file is durable where it was put. It may be run twice for a file.
+The command is run by ``/bin/sh``: ``%p`` is the path of the file and ``%f`` its name, one word each also where there
+are blanks or quotes in it, ``%%`` a percent sign; exit code 0 says that the file is durable where it was put. It may be
+run twice for a file.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import contextlib
 import logging
 import os
 import re
+import shlex
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -281,6 +283,34 @@ def store_by(command: str) -> Store:
     return store
 
 
+_PIECE: Final = re.compile(r"""'[^']*'|"(?:[^"\\]|\\.)*"|\\[^%]|%[pf%]""", re.DOTALL)
+"""What of a command the shell takes as a whole: quoted text, an escaped character; and what is filled in."""
+
+
+def _filled_in(command: str, path: Path) -> str:
+    """Return a command with a file's path and name, each one word or a part of one whatever is in it, in quotes or not.
+
+    >>> _filled_in("cp %p '/archive of a/%f'", Path("/data of a/1.wal"))
+    "cp '/data of a/1.wal' '/archive of a/1.wal'"
+    """
+    words = {"%p": str(path), "%f": path.name, "%%": "%"}
+
+    def piece(found: re.Match[str]) -> str:
+        text = found[0]
+        if text in ("%p", "%f"):
+            return shlex.quote(words[text])
+        return re.sub("%[pf%]", lambda inner: _within(words[inner[0]], text[0]), text)
+
+    return _PIECE.sub(piece, command)
+
+
+def _within(word: str, quote: str) -> str:
+    """Return a word as it stands within quotes of a kind."""
+    if quote == "'":
+        return word.replace("'", "'\\''")
+    return re.sub(r'["\\$`]', r"\\\g<0>", word) if quote == '"' else word
+
+
 async def run_command(command: str, path: Path) -> None:
     """Run an archive command for a file; a caller that is cancelled ends it.
 
@@ -291,10 +321,9 @@ async def run_command(command: str, path: Path) -> None:
     Raises:
         StorageError: it cannot be run, or it failed.
     """
-    words = {"%p": str(path), "%f": path.name, "%%": "%"}
     try:
         process = await asyncio.create_subprocess_shell(
-            re.sub("%[pf%]", lambda found: words[found[0]], command),
+            _filled_in(command, path),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,

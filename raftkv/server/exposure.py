@@ -1,8 +1,8 @@
 """What the settings of a member leave open to strangers, and the flags that close it.
 
-Each thing is one line in the log at start; with ``--secure`` the member does not start as long as there is one. Of
-files only the modes of private keys are looked at. A data directory that others may write to is refused always
-(``storage.datadir``); users are in the store.
+Each thing is one line in the log at start; with ``--secure`` the member does not start while there is one. Of files,
+only the modes of private keys are looked at: a data directory that others may write to is always refused
+(``storage.datadir``), and whether users are asked for is in the store.
 
 >>> [one.what for one in exposures(ServerConfig())][0]
 'peers on http://localhost:2380 are not encrypted, nor asked who they are: on the way all is read and changed'

@@ -33,14 +33,14 @@ NEEDS_UPGRADE_STATUS: Final = 3
 """Exit status of a member whose log holds what only a later version knows. Its data is as it was."""
 
 _AFTER_DAMAGE: Final = "remove this member and add it anew (raftkv join), or restore a backup"
-"""What the last line of a member says whose data is not what was written: nobody can mend it in place."""
+"""Advice in the last line of a member whose data is damaged: it cannot be repaired in place."""
 
 SWITCH_INTERVAL_S: Final = 0.000_5
 """How long the loop may keep the interpreter when the log or database thread wants it (Python's default: 5 ms)."""
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """The loop, whose clock is read several times for each request: without a call of Python between."""
+    """The loop. Its clock is read several times for each request, so it is the C function itself, without a wrapper."""
 
     time = staticmethod(monotonic)
 
@@ -58,8 +58,6 @@ def run(config: ServerConfig, extend_http: ExtendHttp | None = None, on_ready: O
         signal would, and process 1 of a container with 0), 1 for a failure, ``NEEDS_UPGRADE_STATUS`` if the log is of a
         later version.
     """
-    if sys.flags.optimize:
-        return _complain("python -O is refused: it removes checks that keep members from diverging")
     logs.configure(config)
     try:
         return _run(config, extend_http, on_ready)
@@ -69,7 +67,7 @@ def run(config: ServerConfig, extend_http: ExtendHttp | None = None, on_ready: O
 
 def _run(config: ServerConfig, extend_http: ExtendHttp | None, on_ready: OnReady | None) -> int:
     if not faulthandler.is_enabled():
-        # A page of the database that was damaged may end the process within LMDB: the log says at least where.
+        # A damaged page of the database may crash the process inside LMDB: then the log at least says where.
         faulthandler.enable()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     collect_in_small_passes()
@@ -100,7 +98,7 @@ def _run(config: ServerConfig, extend_http: ExtendHttp | None, on_ready: OnReady
         return _complain(f"stopped: {failure}")
     if os.getpid() == 1:
         return 0  # no signal ends the first process of a container, unless it handles it
-    # Ended by a signal, and to look so: the default action gives the exit status that callers expect.
+    # A signal ended this member; its default action gives the exit status that callers expect then.
     logs.close()
     signal.signal(received, signal.SIG_DFL)
     os.kill(os.getpid(), received)
@@ -111,7 +109,7 @@ async def _serve(
     config: ServerConfig, selector: TurnSelector, extend_http: ExtendHttp | None, on_ready: OnReady | None
 ) -> tuple[signal.Signals, BaseException | None]:
     if is_new(config):
-        # Else data would be left behind, with ids that a corrected start may not mean to have.
+        # Before any data is made: a start with corrected flags would meet data with the ids of the wrong ones.
         check_free((*config.listen_peer_urls, *config.listen_client_urls, *config.listen_metrics_urls))
     if config.client_tls.self_signed or config.peer_tls.self_signed:
         from raftkv.server.tls.issue import with_self_signed

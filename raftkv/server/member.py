@@ -246,7 +246,7 @@ class Member:
         )
 
     def _make_tracing(self) -> MemberTracing | None:
-        """Begin to trace; without the flag nothing that would is imported."""
+        """Begin to trace, if the flag asks for it; else nothing of the tracing is imported."""
         if not self.config.tracing.enabled:
             return None
         from raftkv.server.tracing.assembly import make_tracing
@@ -380,7 +380,7 @@ class Member:
         return server
 
     def _arounds(self) -> tuple[Around, ...]:
-        """What the handlers of clients' calls are wrapped in: who notes calls sees those that the guard refuses."""
+        """What the handlers of clients' calls are wrapped in; the audit log also sees calls that the guard refuses."""
         noting = () if self._audit is None else (self._audit.around,)
         tracing = () if self._tracing is None else (self._tracing.calls.around,)
         timing = (self._times().around,) if self.config.extensive_metrics else ()
@@ -515,7 +515,7 @@ class Member:
         """Serve until ``stop``, or until the member fails: ``failure`` says why.
 
         Arguments:
-            on_ready: awaited once clients are served, beside all else; its failures are its own to tell.
+            on_ready: awaited once clients are served, beside all else; it reports its own failures.
 
         Raises:
             ConfigError: an address cannot be listened on.
@@ -578,7 +578,7 @@ class Member:
             _log.warning("open to clients: users are off, so who is let in may do everything; raftkvctl auth enable")
 
     def _advance_ticks(self) -> None:
-        """A member that just started has nobody to wait for: most of its first election timeout is skipped."""
+        """Skip most of the first election timeout: a member that has just started has nobody to wait for."""
         only_voter = self.node.conf_state.voters == (self._durable.member_id,)
         if only_voter:
             self.node.campaign()
@@ -639,7 +639,7 @@ class Member:
     def _fatal(self, error: BaseException) -> None:
         if self.failure is None:
             self.failure = error
-            # A disk is no bug: its line says all. Where the code was tells nobody what to do.
+            # These are no bugs of raftkv: the message says what to do, and a traceback would only hide it.
             is_explained = isinstance(error, UnknownEntryError | StorageError)
             _log.critical("the member stops: %s", error, exc_info=None if is_explained else error)
             self.node.stop()

@@ -7,13 +7,13 @@ process. Measuring costs 0.4 us a turn.
     selector = TurnSelector(turns := LoopTurns())
     asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector))
 
-Told in three ways: the histogram ``raftkv_loop_turn_seconds``, the gauges of the longest turn since the last scrape (so
-one scraper, or each sees a part), and a warning for a turn above ``TURN_LIMIT_S``, at most one a second, that names the
-functions which ran. Those come from a thread that looks ten times a second: it sees what a long turn is doing without
-any work in the short ones. (It cannot look oftener: each time it takes the interpreter lock from a busy loop, which on
-a crowded machine costs more than a turn.) On Linux the loop also knows how long it waited for a processor that others
-had. ``own`` is a turn without that wait: what the member did itself, syncs and waits for the interpreter lock included.
-The wait is counted from up to 20 ms before the turn, and ``own`` may be so much too short.
+Reported in three ways: the histogram ``raftkv_loop_turn_seconds``; the gauges of the longest turn since the last scrape
+(with two scrapers each sees a part); and a warning for a turn above ``TURN_LIMIT_S``, at most one a second, that names
+the functions which ran. These names come from a thread that looks at the loop ten times a second, so short turns have
+no work with it. (It cannot look more often: each look takes the interpreter lock from a busy loop, which on a crowded
+machine costs more than a turn.) On Linux the loop also knows how long it waited for a processor that others had.
+``own`` is the turn without that wait: what the member did itself, including syncs and waits for the interpreter lock.
+The wait may have begun up to 20 ms before the turn, and ``own`` may be too short by as much.
 
 Leaves out: what a turn above the limit should lead to; that is up to whoever cuts the work into slices.
 """

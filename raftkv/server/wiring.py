@@ -35,13 +35,13 @@ from raftkv.server.lease.lessor import Lessor
 from raftkv.server.maintenance.hashes import Hashes
 from raftkv.server.membership.departure import Departure
 from raftkv.server.node.admission import Admission
-from raftkv.server.node.disk import Batch, Mark
+from raftkv.server.node.disk import Batch, Marker
 from raftkv.server.node.leader_log import LeaderLog
 from raftkv.server.node.node import Node
 from raftkv.server.services.leader_guard import LeaderGuard
 from raftkv.server.watch.hub import WatchHub
 from raftkv.server.watch.service import WatchRunner
-from raftkv.storage.mvcc import Store
+from raftkv.storage.mvcc import Beside, Store
 
 
 class Disk(Protocol):
@@ -54,6 +54,8 @@ class Disk(Protocol):
 class Installer(Protocol):
     """Replaces the database by a received one."""
 
+    on_received: list[Beside]
+    """Called before that, with the received database."""
     on_swapped: list[Callable[[SnapshotMeta], None]]
     """Called in the turn of the swap, before an entry is applied to the new database."""
 
@@ -152,7 +154,8 @@ def wire(parts: Parts) -> None:
         node.on_conf_change.append(partial(_follow, peers, applier))
 
     # The log is cut to the new database first. Then what is kept in memory beside the store is read again, and only
-    # then are watchers served from the new history.
+    # then are watchers served from the new history. There may be a million leases, which are read beforehand.
+    parts.installer.on_received.append(applier.leases.receive)
     parts.installer.on_swapped += [
         lambda meta: _mark(parts, meta),
         lambda _: applier.membership.reload(),
@@ -180,4 +183,4 @@ def _mark(parts: Parts, meta: SnapshotMeta) -> None:
     # A newer database may have come while this one was installed. Its marker is in the log already, and markers never
     # go back; what is before them goes when that database is in place.
     if meta.index >= parts.node.log.snapshot().index:
-        parts.disk.submit(Mark(meta, lambda: None))
+        parts.disk.submit(Marker(meta, lambda: None))

@@ -19,7 +19,8 @@ torchdata's ``StatefulDataLoader`` saves and loads it by itself; ``batches`` is 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
 
 from torch import distributed as dist
 from torch.utils.data import Dataset, Sampler
@@ -126,7 +127,8 @@ class ElasticSampler(Sampler[int]):
         self._run = run
         self._world = None if rank is None or world_size is None else (rank, world_size)
         self._shuffle = shuffle
-        self._position = Position.begin(dataset if isinstance(dataset, int) else len(dataset), seed=seed, dataset=name)
+        length = int(dataset) if isinstance(dataset, Integral) else len(cast(Sized, dataset))
+        self._position = Position.begin(length, seed=seed, dataset=name)
         self._position.share(batch_size, *self.world)
         self._is_counted = False
         self._passes: list[_Pass] = []

@@ -10,7 +10,7 @@ Owns the translation between an agent of torch and a ``Participant``, and nothin
     agent                                   participant
     next_rendezvous()                       next_world(), then the generation's store: host and publish, or connect
     num_nodes_waiting(), every 0.1 s        nodes_waiting, out of memory
-    a worker dies                           report(fault), at once, by ``training.workers``
+    a worker dies                           report(fault), at once, by ``training.process.exit_watch``
     shutdown()                              close(), if this agent ended the job; leave()
     the process ends by a signal            leave()
 

@@ -56,7 +56,8 @@ class RunConfig:
         connect_timeout_s: a node that starts tries so long to reach the store, as when all start at once.
         join_timeout_s: a node gives up waiting for a generation after so long.
         return_timeout_s: a member that holds its lease and has not come back so long after its generation broke, as one
-            whose workers do not end, is put out, if enough others are there; 0: never.
+            whose workers do not end, is put out, if enough others are there; after half of ``join_timeout_s`` at the
+            latest, for then the others would give up; 0: never.
         expected_nodes: the first generation begins at once when so many are there; 0: not known.
         rank_policy: where newcomers go: ``append``: behind; ``fill``: into the places of those that are gone;
             ``topology``: everybody is ordered by place each time.

@@ -2,18 +2,18 @@
 
 ::
 
-    /raftkv/train/<run id>/arbiter            leased; id of the node that decides
+    /raftkv/train/<run id>/arbiter                 leased; id of the node that decides
     /raftkv/train/<run id>/boot/<generation>       what rank 0 publishes for the generation
     /raftkv/train/<run id>/fault/<generation>/..   faults as they were reported
-    /raftkv/train/<run id>/node/<node id>     leased; one for each node that is there
-    /raftkv/train/<run id>/round              the present generation and its members; written only when a generation
-    begins /raftkv/train/<run id>/state              what is going on in it
+    /raftkv/train/<run id>/node/<node id>          leased; one for each node that is there
+    /raftkv/train/<run id>/round                   the present generation and its members; written when one begins
+    /raftkv/train/<run id>/state                   what is going on in it
     /raftkv/train/<run id>/store/<generation>/..   a torch.distributed.Store
     /raftkv/train/<run id>/sync/<generation>/..    barriers, counters, values of user code
 
 The order of the names matters: every node watches the two intervals ``calls`` and ``record`` only, whatever the size of
 the run; the arbiter alone watches ``node/`` and ``fault/``. ``round`` and ``state`` outlive a run, so that the
-generations of an id never go back; all else is deleted with it.
+generations of an id never go back; all else is deleted with it, and the members of a large generation too.
 """
 
 from __future__ import annotations

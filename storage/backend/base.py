@@ -14,8 +14,34 @@ test suite:
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
+
+RUN_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Bytes of values at which a list of ``in_runs`` ends: each value may be as large as a request."""
+_PART_ITEMS: Final = 10
+"""Items between two looks at their size; a look costs as much as reading one of them."""
+
+
+def in_runs(items: Iterator[tuple[bytes, bytes]], items_max: int) -> Iterator[list[tuple[bytes, bytes]]]:
+    """Group keys and values into lists, none of them empty.
+
+    Arguments:
+        items: in order.
+        items_max: of one list; large values end it before.
+    """
+    run: list[tuple[bytes, bytes]] = []
+    size_bytes = 0
+    # A part in one call: the interpreter has little part in it.
+    while part := list(islice(items, min(_PART_ITEMS, items_max - len(run)))):
+        run += part
+        size_bytes += sum([len(value) for _, value in part])
+        if len(run) >= items_max or size_bytes > RUN_BYTES_MAX:
+            yield run
+            run, size_bytes = [], 0
+    if run:
+        yield run
 
 
 class WriteBatch:
@@ -64,7 +90,7 @@ class ReadTxn(Protocol):
 
         Arguments:
             bucket: its name (``schema.py``).
-            items_max: of one list; none is empty.
+            items_max: of one list; none is empty, and those of large values are shorter (``in_runs``).
         """
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ import lmdb
 
 from raftkv.errors import CorruptionError, InvariantError, MapFullError, SpaceError, StorageError
 from raftkv.storage import schema
-from raftkv.storage.backend.base import WriteBatch
+from raftkv.storage.backend.base import WriteBatch, in_runs
 from raftkv.storage.backend.copying import copy_compact, pieces
 from raftkv.storage.backend.defragmentation import NOTED_MAX, LMDBDefragmentation, Notes
 from raftkv.storage.backend.environment import Environment
@@ -96,9 +96,7 @@ class LMDBReadTxn:
             found = 0
             with self._txn.cursor(self._handles[bucket]) as cursor:
                 cursor.first()
-                items = cursor.iternext()
-                # All of a list in one call: the interpreter has no part in it.
-                while run := list(islice(items, items_max)):
+                for run in in_runs(cursor.iternext(), items_max):
                     found += len(run)
                     yield run
             self._check_count(bucket, found)

@@ -8,14 +8,13 @@ changed after it began, and looks there first.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from itertools import islice
 from pathlib import Path
 
 from sortedcontainers import SortedDict
 
 from raftkv.errors import InvariantError, StorageError
 from raftkv.storage import schema
-from raftkv.storage.backend.base import Backend, Defragmentation, WriteBatch
+from raftkv.storage.backend.base import Backend, Defragmentation, WriteBatch, in_runs
 
 
 class MemoryReadTxn:
@@ -49,9 +48,7 @@ class MemoryReadTxn:
 
     def runs(self, bucket: bytes, items_max: int) -> Iterator[list[tuple[bytes, bytes]]]:
         """Implement ``ReadTxn.runs``."""
-        items = self.items(bucket)
-        while run := list(islice(items, items_max)):
-            yield run
+        return in_runs(self.items(bucket), items_max)
 
     def close(self) -> None:
         """Implement ``ReadTxn.close``."""

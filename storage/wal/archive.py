@@ -137,7 +137,8 @@ def copy_sparse(source: Path, target: Path) -> None:
         OSError: the system refused.
     """
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
-    with source.open("rb") as reader, open(descriptor, "wb", buffering=0) as writer:
+    # Buffered: of a raw file one write may take a part alone, as the last one that fits on a disk does.
+    with source.open("rb") as reader, open(descriptor, "wb") as writer:
         size_bytes = 0
         for chunk in _chunks(reader):
             if chunk.count(0) != len(chunk):

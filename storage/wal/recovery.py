@@ -4,6 +4,8 @@ Owns what is checked across segments (the checks within one are ``segment.py``'s
 
 - sequences follow each other; each segment continues the checksum of the one before it; metadata are the same;
 - only the last segment may have a torn tail (``tail.py``): a segment is synced before its successor gets a name;
+- segments that are kept for an archive alone are not read, however many gigabytes they are: what they hold lies before
+  the last marker, as in those that were released;
 - the records make sense in their order (``replay.py``).
 """
 
@@ -12,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from raftkv.raft.types import Entry, HardState, SnapshotMeta
 
@@ -49,23 +52,25 @@ class Recovery:
         disk: the file operations.
         directory: of the log.
         names: its segments, oldest first.
+        all_segments: read also those of which nothing is needed behind the last marker.
 
     Attributes:
         unsure_offset, unsure: frames at the end of the last segment, of which nothing says that a sync succeeded.
     """
 
-    def __init__(self, disk: Disk, directory: str, names: list[SegmentName]) -> None:
+    def __init__(self, disk: Disk, directory: str, names: list[SegmentName], *, all_segments: bool = True) -> None:
         self.disk = disk
         self.directory = directory
-        self.names = names
-        self.replay = LogReplay(names[0].first_index)
+        last = load_segment(disk, directory, names[-1])
+        self.names = names if all_segments else _needed(names, last)
+        self.replay = LogReplay(self.names[0].first_index)
         self.total_bytes = 0
         self._torn: tuple[SegmentReader, str] | None = None
-        for name in names:
-            self._read(name)
+        for name in self.names[:-1]:
+            self._read(name, load_segment(disk, directory, name))
+        self._read(names[-1], last)
 
-    def _read(self, name: SegmentName) -> None:
-        reader = load_segment(self.disk, self.directory, name)
+    def _read(self, name: SegmentName, reader: SegmentReader) -> None:
         # The first segment that is left has nothing before it to be compared with: earlier ones were released.
         if name == self.names[0]:
             self.metadata = reader.metadata
@@ -156,3 +161,11 @@ class Recovery:
     def path(self) -> str:
         """Path of the last segment."""
         return os.path.join(self.directory, str(self.names[-1]))
+
+
+def _needed(names: list[SegmentName], last: SegmentReader) -> list[SegmentName]:
+    """The segments that ``WAL.release`` could not delete, by the marker that the head of the last one repeats."""
+    marker = next(record.index for record in last.head_state if isinstance(record, SnapshotMeta))
+    # What the next segment begins with bounds what one holds.
+    spare = list(takewhile(lambda after: after.first_index <= marker + 1, names[1:]))
+    return names[len(spare) :]

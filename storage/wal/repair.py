@@ -1,7 +1,8 @@
 """Cutting a torn tail off the last segment, so that the log goes on where its last good frame ends.
 
 Owns the order of the steps. A crash between any two of them leaves a segment whose tail is torn at the same offset
-again: zeroing only adds to the evidence. The bytes cut off are kept beside the segment for whoever wants to look.
+again: zeroing only adds to the evidence. The bytes cut off are kept beside the segment for whoever wants to look, if
+the disk has room for them: nobody has been told that they were durable, so a full disk keeps no member from starting.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ from dataclasses import dataclass
 from raftkv.storage.failpoints import failpoint
 
 from .disk import Disk
-from .segment import TEMPORARY_NAME
+from .segment import NO_SPACE, TEMPORARY_NAME
 from .tail import written_end
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """The account of a cut: ``cut_bytes`` of ``path`` from ``offset`` on, and the name of their copy."""
+    """The account of a cut: ``cut_bytes`` of ``path`` from ``offset`` on, and the name of their copy.
+
+    It is empty where the disk had no room for one.
+    """
 
     path: str
     offset: int
@@ -28,7 +32,7 @@ class Repair:
 
 
 def cut_tail(disk: Disk, path: str, data: bytes, offset: int, reason: str) -> Repair:
-    """Zero the end of a segment, durably, after a copy of what was written is durable beside it.
+    """Zero the end of a segment, durably, after a copy of what was written is durable beside it, if there is room.
 
     Arguments:
         disk: the file operations.
@@ -61,16 +65,29 @@ def _save_copy(disk: Disk, path: str, data: bytes) -> str:
     saved_as = os.path.join(directory, _free_name(f"{name}.broken", set(disk.list_names(directory))))
     # Under its own name only when it is whole and durable: a crash leaves no half of a copy.
     temporary = os.path.join(directory, TEMPORARY_NAME)
-    fd = disk.create(temporary)
     try:
-        disk.write(fd, [data], 0)
-        disk.sync_data(fd)
-    finally:
-        disk.close(fd)
+        _write_copy(disk, temporary, data)
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        return ""
     disk.rename(temporary, saved_as)
     # Durable before the tail is cut: these bytes exist nowhere else.
     disk.sync_directory(directory)
     return saved_as
+
+
+def _write_copy(disk: Disk, path: str, data: bytes) -> None:
+    fd = disk.create(path)
+    try:
+        disk.write(fd, [data], 0)
+        disk.sync_data(fd)
+    except OSError:
+        # Half a copy takes the room that others need now.
+        disk.remove(path)
+        raise
+    finally:
+        disk.close(fd)
 
 
 def _free_name(name: str, taken: set[str]) -> str:

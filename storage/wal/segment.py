@@ -51,7 +51,8 @@ LOCK_NAME: Final = "lock"
 TEMPORARY_NAME: Final = "next.tmp"
 
 _NAME: Final = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})\.wal")
-_NO_SPACE: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+NO_SPACE: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""What the system says when there is no room."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -105,7 +106,7 @@ def create_temporary(disk: Disk, path: str, size_bytes: int) -> int:
     try:
         fd = disk.create(path)
     except OSError as error:
-        if error.errno in _NO_SPACE:
+        if error.errno in NO_SPACE:
             raise WALSpaceError(f"no room for one more file, of the write-ahead log, at {path}") from error
         raise
     try:
@@ -115,7 +116,7 @@ def create_temporary(disk: Disk, path: str, size_bytes: int) -> int:
     except OSError as error:
         disk.close(fd)
         # The part that was allocated takes room that others need now.
-        if error.errno in _NO_SPACE:
+        if error.errno in NO_SPACE:
             disk.remove(path)
             raise WALSpaceError(f"no room for {size_bytes} bytes of write-ahead log at {path}") from error
         raise

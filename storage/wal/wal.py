@@ -112,7 +112,13 @@ class WAL:
 
     @classmethod
     def create(
-        cls, directory: str, metadata: bytes, *, segment_bytes: int = SEGMENT_BYTES, disk: Disk = REAL_DISK
+        cls,
+        directory: str,
+        metadata: bytes,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        disk: Disk = REAL_DISK,
+        prepare: Callable[[], None] | None = None,
     ) -> WAL:
         """Begin a new log; durable on return.
 
@@ -121,6 +127,8 @@ class WAL:
             metadata: bytes of the caller (cluster and member id), given back by every ``open``.
             segment_bytes: size of each segment.
             disk: the file operations.
+            prepare: does what must be done before there is a log, under its lock: of several that create at once one
+                alone does it.
 
         Raises:
             WALExistsError: there is a log already.
@@ -136,6 +144,8 @@ class WAL:
             with wal._closed_on_failure():
                 if cls.exists(directory, disk):
                     raise WALExistsError(f"there is a write-ahead log in {directory} already")
+                if prepare is not None:
+                    prepare()
                 wal._begin_segment(0)
         return wal
 
@@ -188,7 +198,7 @@ class WAL:
 
     def _recover(self, snapshot_index: int | None) -> Recovered:
         names = list_segments(self._disk, self._directory)
-        recovery = Recovery(self._disk, self._directory, names)
+        recovery = Recovery(self._disk, self._directory, names, all_segments=snapshot_index is not None)
         recovered = recovery.finish(snapshot_index)
         self._metadata = recovery.metadata
         self._segments = names

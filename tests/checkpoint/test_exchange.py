@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from raftkv.checkpoint import exchange
+from raftkv.checkpoint.commit import attempt
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
 from raftkv.checkpoint.commit.manifest import Manifest
 from raftkv.checkpoint.errors import CheckpointNotFound, DigestMismatch, PrepareConflict, StaleStep, StorageError
@@ -23,6 +24,7 @@ from raftkv.checkpoint.retention.policy import Policy
 from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.verify import verify
 from raftkv.client.control.control import Grant
+from raftkv.client.kv.operations import get_range
 from raftkv.errors import ConfigError
 from tests.checkpoint.retention.kept import Kept
 from tests.checkpoint.world import play
@@ -411,5 +413,26 @@ def test_a_checkpoint_of_many_files_is_taken_in(tmp_path: Path, monkeypatch: pyt
         taken = await registry.adopt(await registry.claim(), str(old), 1, parent=Reference("job", "files", 0))
         assert (taken.file_count, verify(taken).is_whole) == (20, True)
         assert taken.world_size > 1
+
+    play(story())
+
+
+def test_too_many_files_are_refused_before_one_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (exchange, attempt):
+        monkeypatch.setattr(module, "PREPARED_MAX_BYTES", 1000)
+    monkeypatch.setattr(attempt, "PREPARED_TOTAL_MAX_BYTES", 2000)
+    monkeypatch.setattr(exchange, "PARTS_MAX", 2, raising=False)
+
+    async def story() -> None:
+        world, old = Kept(tmp_path), tmp_path / "old"
+        old.mkdir()
+        for number in range(20):
+            (old / f"{number}.bin").write_bytes(b"1")
+        registry = world.registry()
+        with pytest.raises(ConfigError, match=r"has 20 files, too many for one checkpoint: .* pack them"):
+            await registry.adopt(await registry.claim(), str(old), 1)
+        result = await registry.control.txn((), [get_range(registry.keys.attempts, prefix=True)])
+        assert not result.results[0].items
+        assert not Place(registry.uri).list()
 
     play(story())

@@ -22,6 +22,7 @@ from raftkv.checkpoint.registry import Registry
 from raftkv.checkpoint.retention.policy import Policy
 from raftkv.checkpoint.storage.place import Place
 from raftkv.client.kv.operations import get_range
+from raftkv.errors import ConfigError
 from tests.checkpoint.world import KIND
 from tests.procs import ETCD_FAST, RAFTKV, Cluster
 
@@ -163,3 +164,12 @@ def test_a_program_without_a_loop(member: Cluster, tmp_path: Path, caplog: pytes
             assert next(commits).checkpoint.id == checkpoint.id
         registry.watch()  # and the client is closed while somebody watches
     assert caplog.text == ""
+
+
+def test_a_registry_has_a_client_of_all_keys(member: Cluster) -> None:
+    async def story(kv: Client) -> None:
+        for narrow in (kv.view("team/"), connect(member.endpoints, namespace="team/")):
+            with pytest.raises(ConfigError, match="kv sees the keys below 'team/' alone; give the client that connect"):
+                Registry(narrow, "job")
+
+    play(member, story)

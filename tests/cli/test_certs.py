@@ -162,10 +162,12 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "raftkv certs renew DIRECTORY" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("writes", range(1, 13))
-def test_a_full_disk_leaves_nothing_in_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
-    """Half of a key, or of a member, could be neither made nor renewed nor revoked, nor the rest be listed."""
-    words, left, real = [str(tmp_path / "tls"), "a=127.0.0.1", "--client", "bob", "--json"], [writes], os.fsync
+@pytest.mark.parametrize("writes", range(1, 19))
+def test_a_full_disk_leaves_nothing_in_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], writes: int
+) -> None:
+    """The same command works when there is room again, and founds the same cluster; one member more is none of it."""
+    words, left, real = [str(tmp_path / "tls"), "a=127.0.0.1", "b=127.0.0.2", "--client", "bob"], [writes], os.fsync
 
     def fsync(descriptor: int) -> None:
         if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
@@ -179,8 +181,18 @@ def test_a_full_disk_leaves_nothing_in_the_way(tmp_path: Path, monkeypatch: pyte
         command.main(words)
     monkeypatch.undo()
     assert command.main(["list", str(tmp_path / "tls")]) == 0
-    if writes > 10:  # the member was whole
-        words = words[:1] + words[2:]
+    assert [path for path in (tmp_path / "tls").rglob("*") if path.is_file()] == []
     assert command.main(words) == 0
+    assert "--initial-cluster a=https://127.0.0.1:2380,b=https://127.0.0.2:2380 " in capsys.readouterr().out
     assert command.main(["renew", str(tmp_path / "tls"), "--member", "a", "--client", "bob"]) == 0
     assert not [*(tmp_path / "tls").glob(".*")]
+
+
+def test_what_was_there_before_a_full_disk_stays(made: dict[str, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "tls"
+    files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    (folder / "clients" / "eve.key").touch()  # a client's certificate cannot be written then
+    with pytest.raises(CommandError, match="is there already"):
+        command.main([str(folder), "c=127.0.0.3", "--client", "dan,eve"])
+    (folder / "clients" / "eve.key").unlink()
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == files

@@ -8,19 +8,21 @@ their progress on a terminal, and print what they have when they are interrupted
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.cli.programs import TIMEOUT_S, InTerminal, Running, raftkvctl
 from tests.cli.runner import run_ctl
 from tests.long import long_except
-from tests.procs import RAFTKV, Cluster, wait_for
+from tests.procs import RAFTKV, Cluster, find_tool, wait_for
 
 SOON_S = 40.0
 """A bound for a busy machine: what is looked for is a wait of minutes or for ever."""
@@ -89,6 +91,20 @@ class Nobody:
 def nobody(request: pytest.FixtureRequest) -> Iterator[Nobody]:
     nobody = Nobody(closes=request.param == "closing")
     yield nobody
+    nobody.close()
+
+
+@pytest.mark.parametrize("program", ["etcdctl", "raftkvctl"])
+def test_ctrl_c_ends_the_script_that_runs_a_command(program: str) -> None:
+    """A shell goes on with a script whose command has ended otherwise than by the signal: loops went round for ever."""
+    nobody = Nobody(closes=False)
+    path = find_tool("etcdctl") if program == "etcdctl" else str(Path(sys.executable).parent / program)
+    script = f"{path} --endpoints {nobody.endpoint} watch k; echo the script goes on"
+    with Running(["bash", "-c", script]) as shell:
+        assert nobody.came.wait(TIMEOUT_S), shell.errors
+        os.killpg(shell.process.pid, signal.SIGINT)
+        assert shell.process.wait(SOON_S) == -signal.SIGINT
+        assert (shell.output, shell.errors) == (b"", "")
     nobody.close()
 
 
@@ -247,7 +263,7 @@ sys.exit(getattr(start, program)())
     [
         ("raftkv.cli.ctl", "raftkvctl", -signal.SIGINT),
         ("raftkv.cli.main", "raftkv", -signal.SIGINT),
-        ("raftkv.server.main", "raftkv", 130),
+        ("raftkv.server.main", "raftkv", -signal.SIGINT),
     ],
 )
 def test_a_signal_during_the_imports_ends_a_program_without_a_word(module: str, program: str, code: int) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -342,6 +344,14 @@ def test_help_and_version():
     assert read("-h").help
     assert read("--version").version
     assert not read("--version=false").version
+
+
+def test_a_python_without_assertions_is_refused():
+    done = subprocess.run(
+        [sys.executable, "-O", "-m", "raftkv", "version"], check=False, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "raftkv: refusing to run with assertions off (python -O)\n"
 
 
 def test_every_setting_reaches_a_field():

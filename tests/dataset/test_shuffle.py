@@ -98,6 +98,8 @@ def test_numbers_of_numpy_are_numbers() -> None:
     plain, seeded = ChunkOrder([3, 4, 5], seed=1, epoch=2, window=2), Permutation(1000, ("seed", 7))
     assert list(ChunkOrder([3, 4, 5], seed=numpy.int64(1), epoch=numpy.uint8(2), window=2)) == list(plain)
     assert list(Permutation(1000, ("seed", numpy.int32(7)))) == list(seeded)
+    assert list(Permutation(numpy.int64(1000), ("seed", 7))) == list(seeded)
+    assert list(ChunkOrder(numpy.array([3, 4, 5]), seed=1, epoch=2, window=2)) == list(plain)
     positions = numpy.arange(12)
     assert [plain[at] for at in positions] == list(plain)
     assert [seeded[at] for at in positions] == seeded[:12]

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import io
 import logging
+import os
 import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +21,7 @@ from raftkv.server import archiver as module
 from raftkv.server.archiver import Archiver, Store, run_command, store_by, store_in
 from raftkv.server.node.disk import Disk
 from raftkv.storage.wal import WAL
+from raftkv.storage.wal import archive as archiving
 from raftkv.storage.wal.archive import ArchiveDirectory, Mark, Progress, copy_sparse
 
 SEGMENT_BYTES = 4096
@@ -108,6 +113,31 @@ def test_files_are_private_and_zeros_take_no_room(tmp_path: Path) -> None:
     made = (tmp_path / "copy").stat()
     assert (tmp_path / "copy").read_bytes() == source.read_bytes()
     assert (stat.S_IMODE(made.st_mode), made.st_blocks * 512 <= 4 << 20) == (0o600, True)
+
+
+def test_what_a_full_disk_took_half_of_is_not_archived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last write of a segment was cut short, as of a disk that fills up: zeros stood for its end in the archive."""
+    source, archive, room = tmp_path / "0000000000000000-0000000000000001.wal", tmp_path / "archive", 1000
+
+    class Full(io.FileIO):
+        def write(self, data: Any, /) -> int:
+            left = room - self.tell()
+            if left <= 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().write(memoryview(data)[:left])
+
+    def opened(descriptor: int, mode: str, buffering: int = -1) -> io.RawIOBase | io.BufferedWriter:
+        raw = Full(descriptor, mode)
+        return raw if buffering == 0 else io.BufferedWriter(raw)
+
+    source.write_bytes(b"a" * 1500 + bytes(4 << 20))
+    monkeypatch.setattr(archiving, "open", opened, raising=False)
+    with pytest.raises(StorageError, match=f"^cannot archive {source.name} in {archive}: No space left on device$"):
+        ArchiveDirectory(archive).store(source)
+    assert source.name not in names(archive)
+    room = 2 << 20
+    ArchiveDirectory(archive).store(source)
+    assert (archive / source.name).read_bytes() == source.read_bytes()
 
 
 def test_an_archive_that_fails_is_tried_again_and_holds_up_nobody(tmp_path: Path, caplog) -> None:
@@ -276,6 +306,16 @@ def test_an_archive_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     source.write_bytes(b"one")
     with pytest.raises(StorageError, match="is not a directory"):
         ArchiveDirectory(tmp_path / "file" / "archive").store(source)
+
+
+@pytest.mark.parametrize("placed", ["%p", '"%p"', "'%p'", "''%p"])
+@pytest.mark.parametrize("folder", ["plain", "two words", "it's", '5" $HOME `false` \\ *'])
+def test_a_path_is_one_word_to_the_command_whatever_is_in_it(folder: str, placed: str, tmp_path: Path) -> None:
+    source = tmp_path / folder / "seg"
+    source.parent.mkdir()
+    source.write_text("data")
+    run(lambda: run_command(f"cp {placed} '{tmp_path}/%f.copy'", source))
+    assert (tmp_path / "seg.copy").read_text() == "data"
 
 
 def test_a_command_gets_path_and_name_and_says_what_failed(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_subscribers_are_called_in_the_order_that_the_wiring_shows() -> None:
     }
     log = SimpleNamespace(snapshot=lambda: SnapshotMeta(5, 1))
     node = SimpleNamespace(on_applied=[], on_leader_change=[], on_conf_change=[], log=log)
-    installer = SimpleNamespace(on_swapped=[])
+    installer = SimpleNamespace(on_received=[], on_swapped=[])
     transport, service = Recorded("transport", called), Recorded("service", called)
     store, lessor = SimpleNamespace(on_changes=None), Recorded("lessor", called)
     lessor.__dict__ |= {"on_end": [], "times": object()}
@@ -54,6 +54,7 @@ def test_subscribers_are_called_in_the_order_that_the_wiring_shows() -> None:
             callback(*arguments)
         return list(called)
 
+    assert calls(installer.on_received, object()) == ["leases.receive"]
     assert calls([store.on_changes], 2, []) == ["hub.changed"]
     assert calls(lessor.__dict__["on_end"], 7) == ["graces.lease_ended"]
     assert calls(node.on_applied) == ["hub.applied", "lessor.applied"]

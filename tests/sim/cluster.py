@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
+from raftkv import asleep
 from raftkv.apply.membership import Membership
 from raftkv.pb import rpc_pb2
 from raftkv.raft.types import ConfState
 from raftkv.server.membership import service as membership_service
-from raftkv.server.node import applying, reads, slices
+from raftkv.server.node import applying, slices
 from raftkv.server.watch import service as watch_service
 from raftkv.storage import failpoints
 from raftkv.storage.failpoints import FailpointPanic
@@ -112,7 +113,7 @@ class Cluster:
     def _process(self) -> Iterator[None]:
         """While it lasts, production modules have this simulation's clock, chance and failpoints, and log nothing."""
         clock, chance = applying.perf_counter, watch_service.random
-        asleep_s, reads.asleep_s = reads.asleep_s, _never_asleep
+        asleep_s, asleep.asleep_s = asleep.asleep_s, _never_asleep
         now, membership_service.time = membership_service.time, SimpleNamespace(time=lambda: self.scheduler.now)
         applying.perf_counter = slices.perf_counter = self._processor_time
         watch_service.random = self._jitter_rng
@@ -124,7 +125,7 @@ class Cluster:
             yield
         finally:
             applying.perf_counter = slices.perf_counter = clock
-            reads.asleep_s = asleep_s
+            asleep.asleep_s = asleep_s
             membership_service.time = now
             watch_service.random = chance
             failpoints.disarm_all()

@@ -1,8 +1,8 @@
-"""Engines for the storage tests: every test that takes ``make_backend`` runs on both."""
+"""Engines for the storage tests: every test that takes ``engine`` or ``backend`` runs on both."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -54,6 +54,3 @@ def backend(engine: Engine) -> Backend:
 def _disarm() -> Iterator[None]:
     yield
     disarm_all()
-
-
-MakeBackend = Callable[[], Backend]

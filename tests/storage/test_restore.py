@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftkv.storage import schema
-from raftkv.storage.backend.base import WriteBatch
+from raftkv.storage.backend.base import RUN_BYTES_MAX, WriteBatch
 from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.key_index import KeyIndex
 from raftkv.storage.key_value import KeyValueView, encode
@@ -126,3 +126,19 @@ def test_a_long_key_does_not_pass_for_what_stands_behind_a_short_one() -> None:
     known = b"\x02" + b"K" * 171
     key = b"K" * 172 + b"\x18\x06\x20\x02\x2a\x82\x01" + b"K" * 121
     check(records((known, 5, 5, 1, b"v"), (key, 6, 6, 1, b"v")))
+
+
+def test_large_records_are_read_few_at_a_time() -> None:
+    """A thousand of a megabyte, twice, were in memory at a start, and read in a turn of an installation."""
+    backend = MemoryBackend()
+    batch = WriteBatch()
+    size_bytes = 300_000
+    for main in range(2, 102):
+        key = to_key(pack(main, 0))
+        batch.records[key] = seal(key, encode(b"k%d" % main, main, main, 1, bytes(size_bytes)))
+    backend.commit(batch)
+    with closing(backend.begin_read()) as read:
+        runs = list(read.runs(schema.KEY, 1000))
+        assert sum(map(len, runs)) == 100
+        assert max(len(run) * size_bytes for run in runs) <= 3 * RUN_BYTES_MAX
+        assert len(scan(read).entries) == 100

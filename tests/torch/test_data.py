@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -130,6 +131,10 @@ def test_the_state_is_saved_with_the_model_by_dcp_and_loaded_in_another_world(tm
         dcp.load({"model": model, "data": rank}, checkpoint_id=tmp_path)
     used += [sample for step in steps_of(last) for sample in step]
     assert sorted(used) == list(range(40))
+
+
+def test_a_length_may_be_a_number_of_numpy() -> None:
+    assert list(ElasticSampler(numpy.int64(10), batch_size=2)) == list(ElasticSampler(10, batch_size=2))
 
 
 def test_what_cannot_be_is_refused() -> None:

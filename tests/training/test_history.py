@@ -49,6 +49,14 @@ def test_a_duration_by_two_clocks_says_so() -> None:
     assert Duration.between(Stamp(9.0, "a", 1), Stamp(8.0, "a", 2)) == Duration(0.0, approximate=True)
 
 
+def test_who_was_in_the_last_generation_is_known_though_its_record_names_nobody_any_more() -> None:
+    short = Change(50, "round", "", GenerationRecord(2, (), 109.75))
+    history = fold(KEYS, [*changes(), short]).history(since_revision=2, complete=True)
+    assert [[member.host for member in one.members] for one in history.generations] == [["a", "b"], ["a", "c"]]
+    assert history.round is not None
+    assert len(history.round.members) == 2
+
+
 def test_a_closed_run_that_begins_anew_has_not_recovered() -> None:
     closed = State(2, CLOSED, "succeeded", node=C.id, time=130.0)
     anew = [Change(50, "state", "", closed), Change(60, "round", "", GenerationRecord(3, members(A, C), 999.0))]

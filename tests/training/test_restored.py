@@ -160,6 +160,31 @@ def test_quorums_of_torchft_go_on_above_every_id_that_was_given_out(
     play(tmp_path, flags, scenario)
 
 
+def test_a_daemon_of_torchft_that_was_started_after_a_restore_gives_out_no_id_again(tmp_path: Path) -> None:
+    """The one that knew the ids is gone with the machines of before; replicas may be left."""
+
+    async def scenario(kv, save, go_back) -> None:
+        ids = []
+        for life in range(2):
+            lighthouse = Lighthouse(kv, LighthouseConfig(rules=Rules(min_replicas=2)))
+            ((_, port),) = await lighthouse.listen("127.0.0.1", 0, "job")
+            serving = asyncio.ensure_future(lighthouse.run())
+            replicas = [Replica(name, port) for name in "ab"]
+            ids.append((await together(*replicas)).quorum_id)
+            if life == 0:
+                await save()
+            ids += [(await together(*replicas, commit_failures=1)).quorum_id for _ in range(2)]
+            for replica in replicas:
+                await replica.die()
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+            if life == 0:
+                await go_back()
+        assert ids == sorted(set(ids))
+
+    play(tmp_path, (), scenario)
+
+
 @pytest.mark.parametrize("flags", [pytest.param(BUMP, marks=pytest.mark.long), ()], ids=["bumped", "same revisions"])
 def test_a_watch_says_that_its_history_is_gone(tmp_path: Path, flags: tuple[str, ...]) -> None:
     async def scenario(kv, save, go_back) -> None:

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
+import numpy
 import pytest
 
 import raftkv.training
@@ -275,7 +276,7 @@ def test_a_counter_gives_every_rank_another_number(play):
         numbers = await in_all(runs, draw)
         assert sorted(number for mine in numbers for number in mine) == list(range(1, 31))
         assert all(mine == sorted(mine) for mine in numbers)
-        await runs[0].counter("numbers").add(-30)
+        await runs[0].counter("numbers").add(numpy.int64(-30))
         assert await runs[1].counter("numbers").value() == 0
         again = Generation(runs[0].kv, runs[0].world, 0)  # as a process that attaches a second time
         assert await Counter(again, "numbers").add(5) == 5

@@ -35,7 +35,6 @@ DCP = "dcp"
 DCP_ASYNC = "dcp-async"
 WITH_TORCH = (DCP, DCP_ASYNC)
 _PRELOAD = ["bench.checkpoint.chaos.registry_ranks", "bench.checkpoint.chaos.orders"]
-_WITH_TORCH = "bench.checkpoint.chaos.dcp_ranks"
 _number = itertools.count(1)
 
 

@@ -3,8 +3,8 @@
 >>> Caller(b"alice", 7)
 Caller(user=b'alice', auth_revision=7)
 
-Three kinds of callers reach the log: a user; a member of its own accord (``MEMBER``); and nobody, ``None``, while users
-are not asked for. What nobody asked for is refused as soon as they are.
+Three kinds of callers reach the log: a user; a member that acts by itself (``MEMBER``); and, while users are not asked
+for, nobody (``None``). Once users are asked for, an entry without a caller is refused.
 """
 
 from __future__ import annotations
@@ -30,4 +30,4 @@ class Caller:
 
 
 MEMBER: Final = Caller(b"", 0)
-"""A member that does what nobody asked it for: it raises an alarm, compacts by its own rule."""
+"""A member that acts by itself, not for a client: it raises an alarm, or compacts by its own rule."""

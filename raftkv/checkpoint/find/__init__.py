@@ -5,5 +5,5 @@
     bests     which one is the best by a metric, whenever it is another one
 
 Everything here only reads. A checkpoint that is found may be deleted a moment later: who loads it takes a pin first
-(``retention.pins``).
+(``retention.holds``).
 """

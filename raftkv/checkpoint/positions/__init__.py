@@ -22,8 +22,8 @@ steps that it went into are done again: both are forgotten together, because bot
 from __future__ import annotations
 
 from raftkv.checkpoint.positions.files import load, save
-from raftkv.checkpoint.positions.ledger import Lease, RangeLost, Used
+from raftkv.checkpoint.positions.ledger import RangeLost, TakenRange, Used
 from raftkv.checkpoint.positions.position import Position
 from raftkv.checkpoint.positions.sync import Ledger
 
-__all__ = ["Lease", "Ledger", "Position", "RangeLost", "Used", "load", "save"]
+__all__ = ["Ledger", "Position", "RangeLost", "TakenRange", "Used", "load", "save"]

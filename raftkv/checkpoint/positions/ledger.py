@@ -4,9 +4,9 @@
 
     ledger = Ledger(registry.control, run_id, "train")
     await ledger.open(claim, used or Used.begin(length), range_size=1000)   # every rank; the first does it
-    while (lease := await ledger.take(claim, rank)) is not None:
-        for sample in range(lease.first, lease.end): ...
-        await ledger.mark(claim, lease, lease.end)                          # in the model: counts in the next snapshot
+    while (taken := await ledger.take(claim, rank)) is not None:
+        for sample in range(taken.first, taken.end): ...
+        await ledger.mark(claim, taken, taken.end)                          # in the model: counts in the next snapshot
     used = await ledger.used()                                              # at a barrier: ``save(saving, used)``
 
     state          epoch, length, what is free, what is done             one key
@@ -134,7 +134,7 @@ class State(_Ranges):
 
 
 @dataclass(frozen=True, slots=True)
-class Lease(Record):
+class TakenRange(Record):
     """A range that a rank has taken.
 
     Attributes:
@@ -159,7 +159,7 @@ class _Seen(NamedTuple):
 
     state: State
     revision: int
-    taken: Sequence[Lease]
+    taken: Sequence[TakenRange]
 
 
 class Ledger:
@@ -210,7 +210,7 @@ class Ledger:
                 self._control, claim, [seen], [put(self._key, state.encode()), delete(self._taken, prefix=True)]
             )
 
-    async def take(self, claim: Claim, rank: int) -> Lease | None:
+    async def take(self, claim: Claim, rank: int) -> TakenRange | None:
         """Take the next range; None: none is free (others may be at work: see ``is_over``).
 
         Arguments:
@@ -227,23 +227,23 @@ class Ledger:
                 return None
             (first, end), *rest = seen.state.free
             middle = min(end, first + seen.state.range_size)
-            lease = Lease(first, middle, first, seen.state.epoch, rank, taking)
+            taken = TakenRange(first, middle, first, seen.state.epoch, rank, taking)
             state = replace(seen.state, free=united(rest, (middle, end)))
-            key = self._lease_key(lease)
+            key = self._key_of(taken)
             result = await under(
                 self._control,
                 claim,
                 [mod_revision(self._key) == seen.revision],
-                [put(self._key, state.encode()), put(key, lease.encode())],
+                [put(self._key, state.encode()), put(key, taken.encode())],
                 [get(key)],
             )
-            if result.succeeded or _is(result.results[0], lease):
-                return lease
+            if result.succeeded or _is(result.results[0], taken):
+                return taken
 
-    async def mark(self, claim: Claim, lease: Lease, done: int) -> Lease:
+    async def mark(self, claim: Claim, taken: TakenRange, done: int) -> TakenRange:
         """Say that the numbers before ``done`` are in the model; at the end of the range it is done.
 
-        Returns the lease to go on with.
+        Returns the range to go on with.
 
         Raises:
             ConfigError: that is outside of the range, or before the last mark.
@@ -251,35 +251,37 @@ class Ledger:
             FenceBroken, GenerationOver: the claim is over.
         """
         done = whole(done, "done")
-        if not lease.done <= done <= lease.end:
-            raise ConfigError(f"samples {lease.first} to {lease.end} are used up to {lease.done}, not back to {done}")
-        if done == lease.end:
-            await self._settle(claim, lease, [(lease.first, lease.end)], [])
-            return replace(lease, done=done)
-        after, key = replace(lease, done=done), self._lease_key(lease)
+        if not taken.done <= done <= taken.end:
+            raise ConfigError(f"samples {taken.first} to {taken.end} are used up to {taken.done}, not back to {done}")
+        if done == taken.end:
+            await self._settle(claim, taken, [(taken.first, taken.end)], [])
+            return replace(taken, done=done)
+        after, key = replace(taken, done=done), self._key_of(taken)
         while True:
             (found,) = (await under(self._control, claim, (), [get(key)])).results
             if _is(found, after):
                 return after
-            if not _is(found, lease):
-                raise self._lost(lease)
+            if not _is(found, taken):
+                raise self._lost(taken)
             await under(self._control, claim, [mod_revision(key) == _revision(found)], [put(key, after.encode())])
 
-    async def give_back(self, claim: Claim, lease: Lease) -> None:
+    async def give_back(self, claim: Claim, taken: TakenRange) -> None:
         """Let others have what is not marked of a range. Errors as ``mark``."""
-        await self._settle(claim, lease, [(lease.first, lease.done)], [(lease.done, lease.end)])
+        await self._settle(claim, taken, [(taken.first, taken.done)], [(taken.done, taken.end)])
 
-    async def _settle(self, claim: Claim, lease: Lease, done: Iterable[Interval], free: Iterable[Interval]) -> None:
-        """End a lease: its numbers are done, or free, from now on."""
-        key = self._lease_key(lease)
+    async def _settle(
+        self, claim: Claim, taken: TakenRange, done: Iterable[Interval], free: Iterable[Interval]
+    ) -> None:
+        """End a taken range: its numbers are done, or free, from now on."""
+        key = self._key_of(taken)
         sent = False
         while True:
             seen = await self._read(claim)
-            mine = next((taken for taken in seen.taken if taken.first == lease.first), None)
-            if mine != lease:
-                if sent and (mine is None or mine.id != lease.id):
-                    return  # an earlier copy of the txn was answered late: nobody else settles this lease
-                raise self._lost(lease)
+            mine = next((one for one in seen.taken if one.first == taken.first), None)
+            if mine != taken:
+                if sent and (mine is None or mine.id != taken.id):
+                    return  # an earlier copy of the txn was answered late: nobody else settles this range
+                raise self._lost(taken)
             state = replace(seen.state, done=united(seen.state.done, *done), free=united(seen.state.free, *free))
             result = await under(
                 self._control,
@@ -291,9 +293,9 @@ class Ledger:
                 return
             sent = True
 
-    def _lost(self, lease: Lease) -> RangeLost:
+    def _lost(self, taken: TakenRange) -> RangeLost:
         return RangeLost(
-            f"samples {lease.first} to {lease.end} of epoch {lease.epoch} are not rank {lease.rank}'s any more; "
+            f"samples {taken.first} to {taken.end} of epoch {taken.epoch} are not rank {taken.rank}'s any more; "
             "drop what was made of them, and take another range"
         )
 
@@ -343,8 +345,8 @@ class Ledger:
                 [put(self._key, fresh.encode())],
             )
 
-    def _lease_key(self, lease: Lease) -> str:
-        return f"{self._taken}{lease.first:015d}"
+    def _key_of(self, taken: TakenRange) -> str:
+        return f"{self._taken}{taken.first:015d}"
 
     async def _read(self, claim: Claim) -> _Seen:
         return await self._look(lambda reads: under(self._control, claim, (), reads))
@@ -354,12 +356,14 @@ class Ledger:
         found, taken = result.results
         if found is None:
             raise ConfigError(f"the ledger {self.name!r} is not open: call open() in every generation, on every rank")
-        return _Seen(State.decode(found.value), _revision(found), [Lease.decode(item.value) for item in taken.items])
+        return _Seen(
+            State.decode(found.value), _revision(found), [TakenRange.decode(item.value) for item in taken.items]
+        )
 
 
 def _revision(found: KeyValue | None) -> int:
     return 0 if found is None else found.mod_revision
 
 
-def _is(found: KeyValue | None, lease: Lease) -> bool:
-    return found is not None and Lease.decode(found.value) == lease
+def _is(found: KeyValue | None, taken: TakenRange) -> bool:
+    return found is not None and TakenRange.decode(found.value) == taken

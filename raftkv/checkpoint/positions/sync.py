@@ -4,7 +4,7 @@
 
     ledger = Ledger(registry, "train")
     ledger.open(claim, used, range_size=1000)
-    while (lease := ledger.take(claim, rank)) is not None: ...
+    while (taken := ledger.take(claim, rank)) is not None: ...
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Marks: which runs write to a place, so that nobody deletes what he has not written.
+"""Marks: which runs write to a place, so that no run deletes what another one has written.
 
 Each run of each cluster has a random mark, kept in the store, and leaves an empty file of that name in every place that
 it writes to, before it writes anything else there::

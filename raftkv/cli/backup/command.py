@@ -200,7 +200,8 @@ async def _make(kv: Any, place: Place, directory: Path, progress: Any) -> Manife
         endpoint=member.endpoint,
         verified_s=time.time(),
     )
-    file_name = made.name + DATA_SUFFIX
+    file_name, manifest_name = made.name + DATA_SUFFIX, made.name + MANIFEST_SUFFIX
+    left = [file_name + PART_SUFFIX]
     try:
         await _copied(place.upload, path, file_name, progress.copied("uploading", contents.size_bytes))
         path.unlink()
@@ -209,11 +210,24 @@ async def _make(kv: Any, place: Place, directory: Path, progress: Any) -> Manife
         await _copied(place.download, file_name + PART_SUFFIX, back, verifying)
         await asyncio.to_thread(check, made, back)
     except (CommandError, asyncio.CancelledError):
-        await asyncio.to_thread(place.delete, file_name + PART_SUFFIX)
+        await asyncio.to_thread(_delete, place, left)
         raise
-    await asyncio.to_thread(place.finish, file_name)
-    await asyncio.to_thread(place.write, made.name + MANIFEST_SUFFIX, made.text())
+    try:
+        await asyncio.to_thread(place.finish, file_name)
+        await asyncio.to_thread(place.write, manifest_name, made.text())
+    except CommandError:
+        # Without its manifest the database is no backup, and a full place would stay full.
+        left += [manifest_name, manifest_name + PART_SUFFIX, file_name]
+        await asyncio.to_thread(_delete, place, left)
+        raise
     return made
+
+
+def _delete(place: Place, names: Sequence[str]) -> None:
+    """Delete what a backup left that has failed, as far as that can be done: why it failed is what counts."""
+    for name in names:
+        with contextlib.suppress(CommandError):
+            place.delete(name)
 
 
 async def _copied(copy: Callable[[Any, Any, Advance], None], source: Any, target: Any, advance: Advance) -> None:

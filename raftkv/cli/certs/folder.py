@@ -89,7 +89,7 @@ class Folder:
             ca_days: that authorities are valid.
 
         Raises:
-            ConfigError: something is there already, or a name cannot be one; nothing was written.
+            ConfigError: something is there already or cannot be written, or a name cannot be one; all is as it was.
         """
         for name in (*members, *clients):
             _check_name(name)
@@ -98,15 +98,28 @@ class Folder:
         for path in (*map(self._member, members), *map(self._client, clients)):
             if path.exists():
                 raise ConfigError(f"{path} is there already, and is not written over; `raftkv certs renew` renews it")
-        made = [*self._authority("ca", ca_days), *self._authority("peer-ca", ca_days)]
-        for name, hosts in members.items():
-            made += self._make_member(name, hosts, days)
-        for name in clients:
-            private_directory(self._path / "clients")
-            pair = self._load("ca").issue(name, days)
-            write_pair(pair, self._client(name), self._client(name).with_suffix(".key"))
-            made.append(_read("client", self._client(name)))
+        made: list[Made] = []
+        try:
+            for authority in ("ca", "peer-ca"):
+                made += self._authority(authority, ca_days)
+            for name, hosts in members.items():
+                made += self._make_member(name, hosts, days)
+            for name in clients:
+                made += self._make_client(name, days)
+        except BaseException:
+            # All of a call or nothing: the words for members of the next one would not name those that are left.
+            for one in made:
+                self._take_back(one)
+            raise
         return made
+
+    def _take_back(self, one: Made) -> None:
+        """Delete a certificate that was made just now, with its key; of a member all of its files."""
+        if one.kind in ("server", "peer"):
+            shutil.rmtree(one.path.parent, ignore_errors=True)
+            return
+        for path in (one.path, one.path.with_suffix(".key")):
+            path.unlink(missing_ok=True)
 
     def _authority(self, name: str, days: int) -> list[Made]:
         certificate, key = self._path / f"{name}.crt", self._path / f"{name}.key"
@@ -115,6 +128,12 @@ class Folder:
             return []
         write_pair(Authority.make(f"raftkv {name}", days).pair, certificate, key)
         return [_read("authority", certificate)]
+
+    def _make_client(self, name: str, days: int) -> list[Made]:
+        private_directory(self._path / "clients")
+        certificate = self._client(name)
+        write_pair(self._load("ca").issue(name, days), certificate, certificate.with_suffix(".key"))
+        return [_read("client", certificate)]
 
     def _load(self, name: str) -> Authority:
         return Authority.load(self._path / f"{name}.crt", self._path / f"{name}.key")

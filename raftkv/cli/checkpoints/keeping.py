@@ -29,7 +29,7 @@ def pin(invocation: Invocation) -> None:
 
     async def keep(registry: Registry) -> int:
         checkpoint = await find(registry, which, call.kind)
-        await registry.pin_for(checkpoint, reader, int(duration_s) or (1 if duration_s else 0))
+        await registry.pin_for(checkpoint, reader, duration_s)
         return checkpoint.step
 
     step = call.run(keep)
@@ -112,7 +112,7 @@ def collect(invocation: Invocation) -> None:
     if call.as_json:
         view.print_json({"run_id": call.run_id, "dry_run": dry_run, **_plain(result)})
     else:
-        _print(call, result, dry_run)
+        _print(result, dry_run)
     if result.failures:
         failures = count(len(result.failures), "directory").replace("directorys", "directories")
         raise CommandError(f"{failures} could not be deleted; the next gc tries again", ERROR, result.failures)
@@ -144,7 +144,7 @@ def _best(text: str) -> Best:
         ) from None
 
 
-def _print(call: Call, result: Collected, dry_run: bool) -> None:
+def _print(result: Collected, dry_run: bool) -> None:
     gone = [one for one in result.decisions if not one.is_kept]
     if result.decisions:
         out(_decisions_table(result.decisions, "would go" if dry_run else "gone"))

@@ -5,12 +5,11 @@ Owns the tree. Leaves name their function as ``module:function``; see ``command`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import click
 
-from raftkv.cli.goflags.command import Branch, External, Leaf
+from raftkv.cli.goflags.command import Branch, External, Leaf, leaf_maker
 from raftkv.cli.goflags.pflag import BOOL, DURATION, INT, LIST, Flag
 from raftkv.cli.words.checkpoints import contents_commands, finding_commands, keeping_commands
 from raftkv.cli.words.snapshots import file_commands
@@ -56,6 +55,7 @@ GLOBAL_FLAGS = _inherited(
     Flag("discovery-srv-name", usage="suffix of the name of the service in SRV records"),
     Flag("debug", BOOL, usage="print the settings in force to standard error"),
 )
+_leaf = leaf_maker("raftkv.cli", GLOBAL_FLAGS)
 
 _CONSISTENCY = Flag(
     "consistency", default="l", usage="read consistency: l is linearizable, s is serializable", choices=("l", "s")
@@ -445,8 +445,11 @@ def _run_commands() -> Branch:
     sure = _ours(
         Flag("yes", BOOL, usage="do not ask for confirmation", short="y"),
         Flag("force", BOOL, usage="delete the run even while nodes are alive in it"),
+        Flag("ended", BOOL, usage="delete all runs that are closed and in which no node is any more"),
+        Flag("older-than", DURATION, usage="of these only those that were closed so long ago, as 168h"),
+        Flag("dry-run", BOOL, usage="only print which would be deleted"),
     )
-    delete = "Its faults and generations are forgotten; the next run of that id begins with generation 1."
+    delete = "Faults and generations are forgotten; the next run of that id begins with generation 1."
     children = [
         _leaf("list", "runs.commands:list_all", "", "List the runs", flags)("run list"),
         _leaf(
@@ -489,9 +492,14 @@ def _run_commands() -> Branch:
             "run exec --job job7 --nnodes 2:4 -- python train.py"
         ),
         *_access_commands(),
-        _leaf("delete", "runs.commands:delete", "RUN", "Delete all keys of a run", (*flags, *sure), delete)(
-            "run delete job7 --yes"
-        ),
+        _leaf(
+            "delete",
+            "runs.deleting:delete",
+            "[RUN]",
+            "Delete all keys of a run, or of those that have ended",
+            (*flags, *sure),
+            delete,
+        )("run delete job7 --yes", "run delete --ended --older-than 168h"),
     ]
     return Branch("run", "See, start and delete training runs", children, (*GLOBAL_FLAGS, _JSON))
 
@@ -522,26 +530,6 @@ def _about_commands() -> list[click.Command]:
     ]
     commands.append(External("bench", "raftkv.cli.bench.command:bench", "Measure a cluster"))
     return commands
-
-
-def _leaf(
-    name: str, target: str, usage: str, short: str, flags: Sequence[Flag] = (), details: str = ""
-) -> Callable[..., Leaf]:
-    """Return a command that only lacks its examples: the words after the program's name."""
-
-    def with_examples(*examples: str) -> Leaf:
-        return Leaf(
-            name,
-            f"raftkv.cli.{target}",
-            usage=usage,
-            short=short,
-            flags=flags,
-            shared=GLOBAL_FLAGS,
-            details=details,
-            examples=examples,
-        )
-
-    return with_examples
 
 
 def make_tree() -> Branch:

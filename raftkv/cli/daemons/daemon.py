@@ -7,10 +7,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from raftkv.cli.exits import BAD_FLAGS, CommandError
 from raftkv.cli.goflags import pflag
@@ -19,6 +21,14 @@ from raftkv.errors import StatusError
 
 if TYPE_CHECKING:
     from raftkv.client.library import Client
+
+ENDPOINTS: Final = Flag("endpoints", default="127.0.0.1:2379", usage="members of the raftkv cluster, comma-separated")
+CREDENTIALS: Final = (
+    Flag("user", usage="NAME, with the password in RAFTKV_PASSWORD_FILE, or NAME:PASSWORD"),
+    Flag("cacert", usage="CA file: speak TLS to the cluster"),
+    Flag("cert", usage="client certificate"),
+    Flag("key", usage="its key"),
+)
 
 ATTEMPT_S: Final = 2.0
 PROBE_KEY: Final = "raftkv/probe"
@@ -45,6 +55,33 @@ def parse(flags: Sequence[Flag], words: Sequence[str], command: str, *, takes_re
     if parsed.arguments and not (takes_rest and "--" in words):
         raise CommandError(f"'{parsed.arguments[0]}' is not a valid flag of raftkv {command}", BAD_FLAGS)
     return parsed
+
+
+@contextlib.asynccontextmanager
+async def connected(values: dict[str, Any], **options: Any) -> AsyncIterator[tuple[Client, asyncio.Event]]:
+    """Make a client of the cluster, and an event that SIGINT and SIGTERM set, for the time of a block.
+
+    Arguments:
+        values: of the flags, ``ENDPOINTS`` and ``CREDENTIALS`` among them.
+        options: more of those that ``connect`` takes.
+    """
+    from raftkv.client.credentials import user_settings
+    from raftkv.client.library import connect
+    from raftkv.server.descriptors import raise_limit
+
+    raise_limit()
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with connect(
+        values["endpoints"].split(","),
+        **user_settings(values["user"]),
+        ca_file=values["cacert"],
+        cert_file=values["cert"],
+        key_file=values["key"],
+        **options,
+    ) as kv:
+        yield kv, stop
 
 
 async def wait_cluster(kv: Client, stop: asyncio.Event, command: str) -> bool:

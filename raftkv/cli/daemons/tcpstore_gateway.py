@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-import signal
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,16 +27,13 @@ if TYPE_CHECKING:
 
 FLAGS = (
     Flag("listen", default="127.0.0.1:29400", usage="HOST:PORT for clients of TCPStore; port 0: any that is free"),
-    Flag("endpoints", default="127.0.0.1:2379", usage="members of the raftkv cluster, comma-separated"),
+    daemon.ENDPOINTS,
     Flag("name", default="default", usage="the store; gateways of one name, on any node, serve one store"),
     Flag("run", usage="keep the store with the keys of this run, instead of below a name"),
     Flag("prefix", usage="keep the store below these keys, instead"),
     Flag("linger", INT, 60, usage="seconds that the keys outlive the last gateway of the store, if it was killed"),
     Flag("fresh", BOOL, usage="begin with an empty store, whoever else serves it"),
-    Flag("user", usage="NAME, with the password in RAFTKV_PASSWORD_FILE, or NAME:PASSWORD"),
-    Flag("cacert", usage="CA file: speak TLS to the cluster"),
-    Flag("cert", usage="client certificate"),
-    Flag("key", usage="its key"),
+    *daemon.CREDENTIALS,
 )
 
 HELP = """\
@@ -116,24 +112,10 @@ def _address(text: str) -> tuple[str, int]:
 
 
 async def _serve(values: dict[str, Any], config: GatewayConfig) -> int:
-    from raftkv.client.credentials import user_settings
-    from raftkv.client.library import connect
-    from raftkv.server.descriptors import raise_limit
     from raftkv.training.tcpstore.gateway import Gateway
     from raftkv.training.tcpstore.writer import ATTEMPT_TIMEOUT_S
 
-    raise_limit()
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with connect(
-        values["endpoints"].split(","),
-        **user_settings(values["user"]),
-        ca_file=values["cacert"],
-        cert_file=values["cert"],
-        key_file=values["key"],
-        timeout_s=ATTEMPT_TIMEOUT_S,
-    ) as kv:
+    async with daemon.connected(values, timeout_s=ATTEMPT_TIMEOUT_S) as (kv, stop):
         gateway = Gateway(kv, config)
         if await _started(gateway, config, stop):
             _announce(gateway, config)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 FLAGS = (
     Flag("listen", LIST, usage="[JOB=]HOST:PORT that torchft's managers connect to, one for each job"),
-    Flag("endpoints", default="127.0.0.1:2379", usage="members of the raftkv cluster, comma-separated"),
+    daemon.ENDPOINTS,
     Flag("job", default="default", usage="job of a --listen that names none"),
     Flag("min-replicas", INT, 1, usage="no quorum has fewer replicas"),
     Flag("join-timeout-ms", INT, 60_000, usage="a quorum waits so long for live replicas that do not ask for one"),
@@ -37,10 +36,7 @@ FLAGS = (
     Flag("disconnect-grace-ms", INT, 50, usage="a replica whose connection closed is gone after so long"),
     Flag("lease-ttl", INT, 2, usage="seconds after which others take over from a daemon that is frozen or cut off"),
     Flag("lease-grace-ms", INT, 100, usage="and from one that died"),
-    Flag("user", usage="NAME, with the password in RAFTKV_PASSWORD_FILE, or NAME:PASSWORD"),
-    Flag("cacert", usage="CA file: speak TLS to the cluster"),
-    Flag("cert", usage="client certificate"),
-    Flag("key", usage="its key"),
+    *daemon.CREDENTIALS,
     Flag("verbose", BOOL, usage="log what every decision waits for"),
 )
 DEFAULT_LISTEN = "127.0.0.1:29510"
@@ -87,22 +83,9 @@ def _help() -> int:
 
 
 async def _serve(values: dict[str, Any]) -> int:
-    from raftkv.client.credentials import user_settings
-    from raftkv.client.library import connect
-    from raftkv.server.descriptors import raise_limit
     from raftkv.training.torchft.lighthouse import Lighthouse
 
-    raise_limit()
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with connect(
-        values["endpoints"].split(","),
-        **user_settings(values["user"]),
-        ca_file=values["cacert"],
-        cert_file=values["cert"],
-        key_file=values["key"],
-    ) as kv:
+    async with daemon.connected(values) as (kv, stop):
         lighthouse = Lighthouse(kv, _config(values))
         lines = [await _listen(lighthouse, text, values["job"]) for text in values["listen"] or (DEFAULT_LISTEN,)]
         serving = asyncio.ensure_future(lighthouse.run())

@@ -224,6 +224,38 @@ class External(click.Command):
             raise CommandError(error.format_message(), error.exit_code) from None
 
 
+MakeLeaf = Callable[..., Callable[..., Leaf]]
+"""Makes a command that only lacks its examples: the words after the program's name, which the result takes."""
+
+
+def leaf_maker(package: str, shared: Sequence[Flag]) -> MakeLeaf:
+    """Return what makes the commands of a program.
+
+    Arguments:
+        package: that the modules of its commands are in.
+        shared: flags that all commands have.
+    """
+
+    def leaf(
+        name: str, target: str, usage: str, short: str, flags: Sequence[Flag] = (), details: str = ""
+    ) -> Callable[..., Leaf]:
+        def with_examples(*examples: str) -> Leaf:
+            return Leaf(
+                name,
+                f"{package}.{target}",
+                usage=usage,
+                short=short,
+                flags=flags,
+                shared=shared,
+                details=details,
+                examples=examples,
+            )
+
+        return with_examples
+
+    return leaf
+
+
 class Branch(click.Group):
     """A word under which commands stand; alone it prints its help."""
 

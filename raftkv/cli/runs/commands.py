@@ -8,34 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import signal
-import sys
-from typing import Final
 
-from raftkv.cli.exits import BAD_ARGUMENTS, ERROR, CommandError
+from raftkv.cli.exits import BAD_ARGUMENTS, CommandError
 from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.library import open_library, use_library
-from raftkv.cli.output.rows import count, out
+from raftkv.cli.output.rows import out
 from raftkv.cli.runs import view as run_view
 from raftkv.cli.runs.facts import Facts, read_facts
-from raftkv.client.kv.compares import mod_revision, version
-from raftkv.client.kv.operations import Delete
 from raftkv.client.library import Client
-from raftkv.errors import PermissionDeniedError
 from raftkv.training.history.progress import read_progress
-from raftkv.training.history.reader import UnknownRun, follow, list_runs, read_history
+from raftkv.training.history.reader import follow, list_runs, read_history
 from raftkv.training.history.timeline import RunHistory
-from raftkv.training.horovod.scopes import ROOT as HOROVOD_ROOT
-from raftkv.training.keys import RunKeys, check_run_id
 from raftkv.training.scheduling.view import ClusterView, describe_cluster, list_clusters
-
-PARTS: Final = ("boot/", "deny/", "fault/", "node/", "store/", "strike/", "sync/")
-"""What a run has besides ``arbiter``, ``round`` and ``state``; deleted one by one, for below the same prefix there may
-be other runs (``jobs/a`` below ``jobs``)."""
-
-
-_HOROVOD_GENERATION: Final = re.compile(r"(\d{12}/)(?:key|done)/")
 
 
 def list_all(invocation: Invocation) -> None:
@@ -125,69 +110,6 @@ def watch(invocation: Invocation) -> None:
             return
 
     use_library(session, until_interrupted)
-
-
-def delete(invocation: Invocation) -> None:
-    """Delete everything that is known of one run."""
-    run_id = _run_id(invocation, "delete")
-    session, as_json = open_library(invocation)
-    force = invocation["force"]
-
-    async def alive(kv: Client) -> int:
-        keys = RunKeys(check_run_id(run_id))
-        if not len(await kv.range(*keys.record)) and not await kv.count(keys.nodes, prefix=True):
-            raise UnknownRun(run_id)
-        return await kv.count(keys.nodes, prefix=True)
-
-    nodes = use_library(session, alive)
-    if nodes and not force:
-        raise CommandError(_in_use(run_id, nodes), ERROR)
-    if not invocation["yes"] and not _confirmed(run_id, nodes):
-        raise CommandError(f"run {run_id!r} was not deleted", ERROR)
-    deleted = use_library(session, lambda kv: _delete(kv, run_id, force))
-    told = f"run {run_id!r} is deleted: {count(deleted, 'key')}"
-    print(json.dumps({"run": run_id, "deleted": deleted}) if as_json else told)
-
-
-async def _delete(kv: Client, run_id: str, force: bool) -> int:
-    keys = RunKeys(run_id)
-    operations = [Delete(keys.base + part, prefix=True) for part in PARTS]
-    operations += [Delete(key) for key in (keys.arbiter, keys.round, keys.state)]
-    # Whoever is there has seen to it that there is an arbiter; so none came since we have looked.
-    conditions = [] if force else [version(keys.arbiter) == 0, mod_revision(keys.arbiter) == 0]
-    done = await kv.txn().when(*conditions).then(*operations).commit()
-    if not done.succeeded:
-        raise CommandError(_in_use(run_id, await kv.count(keys.nodes, prefix=True)), ERROR)
-    deleted: int = sum(result.deleted for result in done.results)
-    return deleted + await _delete_horovod(kv, run_id)
-
-
-async def _delete_horovod(kv: Client, run_id: str) -> int:
-    """Delete what workers of Horovod have left: the next run of that id comes to the same generations again."""
-    root = f"{HOROVOD_ROOT}{run_id}/"
-    generations, deleted = set(), 0
-    try:
-        async for item in kv.scan(root, prefix=True, keys_only=True):
-            if found := _HOROVOD_GENERATION.match(item.key.decode(errors="replace"), len(root)):
-                generations.add(found[1])
-        for generation in generations:
-            deleted += (await kv.delete(f"{root}{generation}", prefix=True)).deleted
-    except PermissionDeniedError:
-        return deleted  # a user of runs need not be one of Horovod's
-    return deleted
-
-
-def _in_use(run_id: str, nodes: int) -> str:
-    are = "1 node is" if nodes == 1 else f"{nodes} nodes are"
-    return f"{are} alive in run {run_id!r}: end them first, or give --force"
-
-
-def _confirmed(run_id: str, nodes: int) -> bool:
-    if not sys.stdin.isatty():
-        raise CommandError("nobody is there to confirm it: give --yes", BAD_ARGUMENTS)
-    alive = f", in which {nodes} nodes are alive," if nodes else ""
-    print(f"Delete run {run_id!r}{alive} with its generations and faults? [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _run_id(invocation: Invocation, word: str) -> str:

@@ -20,7 +20,6 @@ import os
 import socket
 import ssl
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,14 +34,15 @@ from raftkv.client.credentials import file_settings
 from raftkv.client.errors import EndpointsFailed
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.endpoints import Endpoint, parse_endpoint
+from raftkv.client.rpc.retry import until_answered
 from raftkv.config import ServerConfig
 from raftkv.errors import (
     ConfigError,
     MemberNotFoundError,
     MemberNotLearnerError,
+    PeerURLExistsError,
     RaftKVError,
     StatusError,
-    UnhealthyError,
 )
 from raftkv.offline.archive import MemberArchive
 from raftkv.offline.directory import log_of
@@ -60,9 +60,9 @@ CALL_TIMEOUT_S: Final = 5.0
 LOOK_TIMEOUT_S: Final = 2.0
 """Longest wait for whose cluster it is, where a member starts again."""
 HEALTH_S: Final = 15.0
-"""Longest wait for all voters to be connected."""
+"""How long this member asks to be added: for all voters to be connected, or an answer."""
 PAUSE_S: Final = 0.5
-"""Between two questions whether the member may vote."""
+"""Longest pause between two questions: to add the member, and whether it may vote."""
 
 USAGE: Final = """\
 Usage:
@@ -123,7 +123,7 @@ def main(words: Sequence[str]) -> int:
     try:
         plan = read_plan(words, os.environ)
         new = is_new(plan.config)
-        config = asyncio.run(_added(plan) if new else _its_own(plan))
+        config = asyncio.run(added(plan) if new else _its_own(plan))
         return run(config, on_ready=_promotion(plan) if plan.votes else None)
     except StatusError as error:
         reason = _reason(error)
@@ -204,31 +204,77 @@ def _tls_context(config: ServerConfig, endpoint: Endpoint, shown: Mapping[str, s
     return client_context(files, rules_of(config))
 
 
-async def _added(plan: Plan) -> ServerConfig:
-    """Have the cluster know this member; the configuration with the cluster in it."""
+async def added(plan: Plan) -> ServerConfig:
+    """Have the cluster know this member.
+
+    Arguments:
+        plan: what to run.
+
+    Returns:
+        The configuration with the cluster in it.
+
+    Raises:
+        StatusError: no answer in time, or a refusal.
+        ConfigError: a member with this peer URL has run, or what this one listens at is in use.
+    """
     config = plan.config
     async with _voter(plan) as client:
-        answer = await client.call(
-            methods.MEMBER_LIST, rpc_pb2.MemberListRequest(linearizable=True), timeout_s=CALL_TIMEOUT_S
-        )
-        _say(f"cluster {answer.header.cluster_id:x} has {len(answer.members)} members: {_names(answer.members)}")
-        members, own = list(answer.members), _own(answer.members, config)
-        if own is not None and own.name:
-            raise ConfigError(
-                f"member {own.ID:x} ({own.name}) has run with this peer URL, and its data is not in {config.data_dir}: "
-                f"bring the data back, or let it go (raftkvctl member remove {own.ID:x}) and join again"
-            )
-        if own is not None:
-            _say(f"an earlier join had added this member already: {own.ID:x}")
-        if own is None:
-            check_free((*config.listen_peer_urls, *config.listen_client_urls))
-            request = rpc_pb2.MemberAddRequest(peerURLs=config.initial_advertise_peer_urls, isLearner=True)
-            added = await _add(client, request)
-            members = list(added.members)
-            _say(f"added as learner {added.member.ID:x} at {','.join(added.member.peerURLs)}")
+        said: set[str] = set()
+
+        def say(text: str) -> None:
+            if text not in said:
+                said.add(text)
+                _say(text)
+
+        def tell(trouble: StatusError | None) -> None:
+            if trouble is not None:
+                say(f"not added yet: {_reason(trouble)}")
+
+        step = partial(_among, client, config, say)
+        members = await until_answered(step, HEALTH_S, max_wait_s=PAUSE_S, on_trouble=tell)
     cluster = {f"{member.ID:x}": tuple(member.peerURLs) for member in members if not _is_own(member, config)}
     cluster[config.name] = config.initial_advertise_peer_urls
     return replace(config, initial_cluster=cluster_id.format_initial_cluster(cluster))
+
+
+async def _among(client: Client, config: ServerConfig, say: Callable[[str], None]) -> list[rpc_pb2.Member]:
+    """List the members, this one among them: it is added unless it was before.
+
+    Done again it adds no second one, also where an attempt whose answer was lost is applied after the list was made.
+
+    Raises:
+        StatusError: no answer in time, or a refusal; a cluster that just started takes nobody before its members are
+            connected for a while.
+        ConfigError: as ``added``.
+    """
+    listed = await _listed(client)
+    say(f"cluster {listed.header.cluster_id:x} has {len(listed.members)} members: {_names(listed.members)}")
+    own = _own(listed.members, config)
+    if own is None:
+        check_free((*config.listen_peer_urls, *config.listen_client_urls))
+        request = rpc_pb2.MemberAddRequest(peerURLs=config.initial_advertise_peer_urls, isLearner=True)
+        try:
+            added = await client.call(methods.MEMBER_ADD, request, timeout_s=CALL_TIMEOUT_S)
+        except PeerURLExistsError:
+            listed = await _listed(client)
+            own = _own(listed.members, config)
+            if own is None:
+                raise
+        else:
+            say(f"added as learner {added.member.ID:x} at {','.join(added.member.peerURLs)}")
+            return list(added.members)
+    if own.name:
+        raise ConfigError(
+            f"member {own.ID:x} ({own.name}) has run with this peer URL, and its data is not in {config.data_dir}: "
+            f"bring the data back, or let it go (raftkvctl member remove {own.ID:x}) and join again"
+        )
+    say(f"an earlier attempt had added this member already: {own.ID:x}")
+    return list(listed.members)
+
+
+async def _listed(client: Client) -> rpc_pb2.MemberListResponse:
+    request = rpc_pb2.MemberListRequest(linearizable=True)
+    return await client.call(methods.MEMBER_LIST, request, timeout_s=CALL_TIMEOUT_S)
 
 
 async def _its_own(plan: Plan) -> ServerConfig:
@@ -270,18 +316,6 @@ async def _voter(plan: Plan) -> AsyncIterator[Client]:
     voters = [url for member in listed.members if member.ID not in learners for url in member.clientURLs]
     async with Client(voters or [plan.url], options) as client:
         yield client
-
-
-async def _add(client: Client, request: rpc_pb2.MemberAddRequest) -> rpc_pb2.MemberAddResponse:
-    """Ask for it; a cluster that just started takes nobody before its members are connected for a while."""
-    deadline = time.monotonic() + HEALTH_S
-    while True:
-        try:
-            return await client.call(methods.MEMBER_ADD, request, timeout_s=CALL_TIMEOUT_S)
-        except UnhealthyError:
-            if time.monotonic() > deadline:
-                raise
-        await asyncio.sleep(PAUSE_S)
 
 
 def _is_own(member: rpc_pb2.Member, config: ServerConfig) -> bool:

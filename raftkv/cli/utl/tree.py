@@ -5,11 +5,9 @@ Owns the tree. Leaves name their function as ``module:function``; see ``cli.gofl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import click
 
-from raftkv.cli.goflags.command import Branch, Leaf
+from raftkv.cli.goflags.command import Branch, leaf_maker
 from raftkv.cli.goflags.pflag import BOOL, INT, Flag
 from raftkv.cli.utl.output import FORMATS
 from raftkv.cli.words.snapshots import file_commands
@@ -18,6 +16,7 @@ NAME = "raftkvutl"
 COMPLETION_VARIABLE = "_RAFTKVUTL_COMPLETE"
 
 GLOBAL_FLAGS = (Flag("write-out", default="simple", usage="output format", short="w", choices=FORMATS),)
+_leaf = leaf_maker("raftkv.cli.utl", GLOBAL_FLAGS)
 
 
 def _snapshot_commands() -> list[click.Command]:
@@ -79,26 +78,6 @@ def _about_commands() -> list[click.Command]:
             "completion bash > /etc/bash_completion.d/raftkvutl"
         ),
     ]
-
-
-def _leaf(
-    name: str, target: str, usage: str, short: str, flags: Sequence[Flag] = (), details: str = ""
-) -> Callable[..., Leaf]:
-    """Return a command that only lacks its examples: the words after the program's name."""
-
-    def with_examples(*examples: str) -> Leaf:
-        return Leaf(
-            name,
-            f"raftkv.cli.utl.{target}",
-            usage=usage,
-            short=short,
-            flags=flags,
-            shared=GLOBAL_FLAGS,
-            details=details,
-            examples=examples,
-        )
-
-    return with_examples
 
 
 def make_tree() -> Branch:

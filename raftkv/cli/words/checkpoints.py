@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from raftkv.checkpoint.kinds import KINDS
-from raftkv.cli.goflags.command import Leaf
+from raftkv.cli.goflags.command import Leaf, MakeLeaf
 from raftkv.cli.goflags.pflag import BOOL, DURATION, INT, LIST, Flag
-
-MakeLeaf = Callable[..., Callable[..., Leaf]]
 
 _KIND = Flag("kind", usage="only checkpoints of this kind; without it of all", choices=tuple(KINDS))
 _JSON = Flag("json", BOOL, usage="print JSON")

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from raftkv.cli.goflags.command import Leaf
+from raftkv.cli.goflags.command import Leaf, MakeLeaf
 from raftkv.cli.goflags.pflag import BOOL, UINT, Flag
 from raftkv.cli.point_in_time import FLAGS as POINT_IN_TIME_FLAGS
-
-MakeLeaf = Callable[..., Callable[..., Leaf]]
 
 RESTORE_FLAGS = (
     Flag("data-dir", usage="directory to make; it does not exist or is empty (default NAME.etcd, as a member's)"),

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from raftkv.cli.goflags.command import Branch, Leaf
+from raftkv.cli.goflags.command import Branch, Leaf, MakeLeaf
 from raftkv.cli.goflags.pflag import BOOL, Flag
-
-MakeLeaf = Callable[..., Callable[..., Leaf]]
 
 _INTERACTIVE = Flag("interactive", BOOL, True, "ask for the password on the terminal; else it is a line of input")
 _INTERVAL = (

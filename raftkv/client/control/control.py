@@ -15,7 +15,7 @@ from raftkv.client.kv.operations import Operation
 from raftkv.client.rpc import methods
 from raftkv.client.space import Text
 from raftkv.client.values import Event, TxnResult
-from raftkv.errors import StatusError
+from raftkv.errors import ConfigError, StatusError
 from raftkv.pb import rpc_pb2
 
 if TYPE_CHECKING:
@@ -162,6 +162,27 @@ class _ClientGrant:
     @property
     def silent_s(self) -> float:
         return self.lease.silent_s
+
+
+def check_whole(kv: Client) -> Client:
+    """Return a client that sees all keys.
+
+    What runs, registries and datasets keep has names of its own in the store, and their fences name these: through a
+    view, or a namespace, a write under a fence would find nothing there, and be told that the fence is over.
+
+    Raises:
+        ConfigError: it sees only the keys below a prefix.
+        TypeError: it is no client.
+    """
+    if not hasattr(kv, "scope"):
+        raise TypeError(f"kv is a client made by raftkv.aio.connect, not {kv!r}")
+    if prefix := kv.scope.space.prefix:
+        below = prefix.decode(errors="backslashreplace")
+        raise ConfigError(
+            f"kv sees the keys below {below!r} alone; give the client that connect() makes without namespace=, and no "
+            "view of it"
+        )
+    return kv
 
 
 class ClientControl:

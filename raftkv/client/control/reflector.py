@@ -11,13 +11,14 @@
         |------------>|-----------> ... ------------X  |------------>|----------->
         PUT a, PUT b   PUT c, DELETE a                 the difference: DELETE b, PUT d
 
-Every cache of training stands on this class, so no user of it knows where a change comes from.
+Everything that keeps a copy of keys uses this class, so its users need not know whether a change came from a list or
+from the watch.
 
 Invariants:
 
-1. ``revision`` never goes back, unless the cluster was restored from a backup (``HistoryReplaced``): then all that
-   differs from ``items`` is reported, which is all that is there for one that keeps none. A list that is older than
-   ``revision`` changes nothing.
+1. ``revision`` never goes back, unless the cluster was restored from a backup (``HistoryReplaced``): then everything
+   that differs from ``items`` is reported; a reflector that keeps no ``items`` reports everything that is there. A list
+   that is older than ``revision`` changes nothing.
 2. A change is reported once: an event at or before ``revision`` is passed over, and a list reports only what is newer
    than ``revision``, and the keys that have gone since.
 3. The watch begins right behind the revision of the list, so nothing falls between the two.

@@ -164,6 +164,11 @@ class Lease:
         """
         return await lease_info(self._scope, self.id, keys=keys, timeout_s=timeout_s)
 
+    @property
+    def cluster_id(self) -> int:
+        """Return the id of the cluster that has granted it; 0: none has, or it did not say."""
+        return self._cluster_id
+
     # ---- whether it can be relied on
 
     @property

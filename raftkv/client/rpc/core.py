@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from raftkv.client.credentials import NO_SECRET, Secret
-from raftkv.client.errors import CLIENT_CLOSED, from_status
+from raftkv.client.errors import ANOTHER_LOOP, CLIENT_CLOSED, from_status
 from raftkv.client.rpc import methods, tracing
 from raftkv.client.rpc.attempts import Attempts, is_of_learner
 from raftkv.client.rpc.endpoints import Endpoint, parse_endpoints
@@ -121,6 +121,7 @@ class Client:
         self._current = 0
         self._undecided = len(self.endpoints) > 1
         self._race: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._login = Login(self.options.user, Secret(self.options.password), Secret(self.options.token))
 
@@ -208,6 +209,7 @@ class Client:
         Raises:
             StatusError: the user could not be authenticated.
         """
+        self.check_loop()
         endpoints = self.endpoints if endpoint is None else parse_endpoints([endpoint])
         if self._undecided and endpoint is None:
             await self._wait_first_connection(timeout_s)
@@ -228,6 +230,19 @@ class Client:
     def closed(self) -> bool:
         """Whether ``close`` was called."""
         return self._closed
+
+    @property
+    def is_stranded(self) -> bool:
+        """Whether the loop of its connections is closed, and they with it."""
+        return self._loop is not None and self._loop.is_closed()
+
+    def check_loop(self) -> None:
+        """Raise RuntimeError on another event loop than that of its connections, before anything is sent."""
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise RuntimeError(ANOTHER_LOOP)
 
     @property
     def endpoint(self) -> str:
@@ -271,13 +286,14 @@ class Client:
     async def _call(
         self, endpoints: list[Endpoint], method: Method[T], request: Any, timeout_s: float, metadata: Pairs = ()
     ) -> T:
+        self.check_loop()
         body = request.SerializeToString()
         if len(body) > self.options.max_request_bytes:
             raise self._too_large(len(body))
         if timeout_s <= 0:
             # As with a context of Go: nothing is sent, which might even be done in time.
             raise ContextDeadlineExceededError
-        # Not the loop's clock: to ask for the running loop is a system call in Python 3.11.
+        # Not the loop's clock: to ask for the running loop is a system call in Python 3.11, and once is enough.
         now = monotonic()
         asked_s = timeout_s
         deadline = now + timeout_s

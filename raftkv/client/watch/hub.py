@@ -25,6 +25,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from raftkv.client.errors import (
+    ANOTHER_LOOP,
     CLIENT_CLOSED,
     EndpointsFailed,
     HistoryReplaced,
@@ -96,10 +97,13 @@ class WatchHub:
 
         Raises:
             StatusError: the client is closed.
+            RuntimeError: this is another loop than that of the client.
             TypeError, ValueError: no message can be made of what it asks for.
         """
         if self._closed:
             raise WatchCanceled(CLIENT_CLOSED)
+        if self._task is not None and self._task.get_loop() is not asyncio.get_running_loop():
+            raise RuntimeError(ANOTHER_LOOP)  # it would be served there, or, if that is closed, never
         watcher.to_message()  # what cannot be sent must not be found out where it would end all others
         self.watchers[watcher] = None
         if self._stream is not None:

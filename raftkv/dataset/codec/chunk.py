@@ -170,12 +170,12 @@ def decode(digest: str, raw: bytes) -> Chunk:
         ChunkCorrupted: no publisher has written it.
     """
     try:
-        return _decode(digest, raw)
+        return _decode(raw)
     except (ValueError, KeyError, IndexError, TypeError, OverflowError, RecursionError) as error:
         raise foreign(digest, f"{type(error).__name__}: {error}") from None
 
 
-def _decode(digest: str, raw: bytes) -> Chunk:
+def _decode(raw: bytes) -> Chunk:
     line, _, data = raw.partition(b"\n")
     if line[:1] != _MARK:
         raise ValueError("it is no chunk")

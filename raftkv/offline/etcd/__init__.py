@@ -13,5 +13,5 @@ Laws:
 - A file is read as if an enemy had written it: what is wrong is one line (``StorageError``).
 - A data directory gets its name when it is whole and durable.
 
-Leaves out: the stream to a client (``server.services.snapshot``), words and exit codes (``cli.utl``).
+Leaves out: the stream to a client (``server.maintenance.snapshot``), words and exit codes (``cli.utl``).
 """

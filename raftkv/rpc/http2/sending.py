@@ -92,6 +92,11 @@ class Sender(ABC):
         return self.has_failed or (self._goes and not self._streams)
 
     @property
+    def open_streams(self) -> int:
+        """Streams that are not closed: those of which something waits to be sent, too."""
+        return len(self._streams)
+
+    @property
     def send_window(self) -> int:
         """Body octets that the peer takes of the whole connection."""
         return self._send_window

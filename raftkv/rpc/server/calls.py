@@ -229,6 +229,10 @@ class ServerCall:
         if self._state == OPEN:
             self.fail(error.code, error.text, details=error.details, trailers=error.trailers)
 
+    def fail_for(self, error: BaseException) -> None:
+        """Answer with what the server makes of an exception of the handler, unless the call is over."""
+        self.fail_with(self._carrier.translate(self.route.path, error))
+
     def abort(self, error: RpcError) -> None:
         """Answer over the handler's head, and cancel what it does."""
         if self._state == OPEN:

@@ -133,7 +133,7 @@ class Carrier:
         try:
             call.route.handler(call, message)
         except Exception as error:
-            call.fail_with(self.translate(call.route.path, error))
+            call.fail_for(error)
 
     def finished(self, call: ServerCall) -> None:
         """The call has its whole answer."""

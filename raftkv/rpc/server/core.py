@@ -55,7 +55,8 @@ OPEN_CALLS_FREE: Final = 16
 RECEIVE_S: Final = 0.005
 """How long the requests of one read may take; what is left of it waits (``backlog``)."""
 CALL_BYTES: Final = 8 * 1024
-"""What an open call takes, roughly: engine, headers, call, task. The first few of a connection are not counted."""
+"""What an open call takes, roughly: engine, headers, call, task, and what of its answer is neither sent nor counted
+otherwise. The first few of a connection are not counted."""
 
 
 class ServerCore(Carrier):
@@ -134,7 +135,7 @@ class ServerCore(Carrier):
     def _received(self, h2: ServerEngine) -> None:
         if h2.unread_bytes != self._unread_bytes:
             self._count_unread(h2.unread_bytes)
-        if len(self._calls) > OPEN_CALLS_FREE or self._calls_bytes:
+        if h2.open_streams > OPEN_CALLS_FREE or self._calls_bytes:
             self._count_calls()
         if self.closing or h2.want_write:
             self.wake()
@@ -145,12 +146,12 @@ class ServerCore(Carrier):
         self.hold(size_bytes - counted)
 
     def _count_calls(self) -> None:
-        """Open calls take memory before they have said anything: count them with the unfinished messages."""
-        size = CALL_BYTES * max(0, len(self._calls) - OPEN_CALLS_FREE)
+        """Count open calls with the unfinished messages: before they have said anything, and until all is sent."""
+        size = CALL_BYTES * max(0, self.h2.open_streams - OPEN_CALLS_FREE)
         counted, self._calls_bytes = self._calls_bytes, size
         self.hold(size - counted)
         budget = self._environment.answers
-        if budget.held_bytes > budget.held_limit_bytes:
+        if size > counted and budget.held_bytes > budget.held_limit_bytes:
             budget.drop_greediest()
 
     def prepare(self, fields: Headers) -> Route | None:
@@ -392,6 +393,8 @@ class ServerCore(Carrier):
         if self._drain_watch and len(data) < amount:
             self._wake_drained()
             data += h2.take(amount - len(data))
+        if self._calls_bytes:
+            self._count_calls()
         self.account.left_bytes += len(data)
         self._traffic.sent_bytes += len(data)
         if h2.is_over:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from raftkv.rpc.server.calls import ANSWERED, OPEN
 from raftkv.rpc.server.stream import StreamCall
-from raftkv.rpc.status import Code, Headers, RpcError
+from raftkv.rpc.status import Code, Headers
 
 if TYPE_CHECKING:
     from raftkv.rpc.server.carrier import Carrier
@@ -61,10 +61,8 @@ class ListenedCall(StreamCall):
             return
         try:
             handler(self)
-        except RpcError as error:
-            self.fail_with(error)
         except Exception as error:
-            self.fail_with(self._carrier.translate(self.route.path, error))
+            self.fail_for(error)
 
     def listen(self, listener: Listener) -> None:
         """Hand what the client says to a listener: what has come already at once.

@@ -15,8 +15,8 @@ from raftkv.rpc.packed import ENCODINGS
 from raftkv.rpc.server.http import Origins
 from raftkv.rpc.status import Code, Headers, RpcError, status_headers
 
-ORIGIN_BYTES_SHOWN = 200
-"""What the refusal of a web page repeats of its origin."""
+SHOWN_BYTES = 200
+"""What a refusal repeats of a field of its request at most: a client may name 4 KB with an octet, and need not read."""
 
 _GRPC = b"application/grpc"
 _GRPC_AND_MORE = (b"application/grpc+", b"application/grpc;")
@@ -126,12 +126,12 @@ class Router:
 
     def unknown(self, path: bytes) -> RpcError:
         """Return the UNIMPLEMENTED error for a path without a route."""
-        text = path.decode("utf-8", "replace")
-        service, slash, method = text.removeprefix("/").rpartition("/")
-        if not slash or not text.startswith("/"):
-            return RpcError(Code.UNIMPLEMENTED, f'malformed method name: "{text}"')
+        before, slash, last = path.removeprefix(b"/").rpartition(b"/")
+        if not slash or not path.startswith(b"/"):
+            return RpcError(Code.UNIMPLEMENTED, f'malformed method name: "{_shown(path, "utf-8")}"')
+        service = _shown(before, "utf-8")
         if service in self.services:
-            return RpcError(Code.UNIMPLEMENTED, f"unknown method {method} for service {service}")
+            return RpcError(Code.UNIMPLEMENTED, f"unknown method {_shown(last, 'utf-8')} for service {service}")
         return RpcError(Code.UNIMPLEMENTED, f"unknown service {service}")
 
 
@@ -159,20 +159,23 @@ def refuse(fields: dict[bytes, bytes], route: Route | None, router: Router) -> R
     """
     content_type = fields.get(b"content-type", b"")
     if not is_grpc(content_type):
-        text = f'invalid gRPC request content-type "{content_type.decode("latin-1")}"'
+        text = f'invalid gRPC request content-type "{_shown(content_type)}"'
         return Refusal(415, RpcError(Code.INVALID_ARGUMENT, text))
     method = fields[b":method"]
     if method != b"POST":
-        text = f'Received a HEADERS frame with :method "{method.decode("latin-1")}" which should be POST'
+        text = f'Received a HEADERS frame with :method "{_shown(method)}" which should be POST'
         return Refusal(405, RpcError(Code.INTERNAL, text))
     origin = fields.get(b"origin")
     if origin is not None and not router.origins.allows(origin.decode("latin-1")):
-        shown = origin[:ORIGIN_BYTES_SHOWN].decode("latin-1")
-        text = f'web pages may not call this server: origin "{shown}" is not allowed'
+        text = f'web pages may not call this server: origin "{_shown(origin)}" is not allowed'
         return Refusal(403, RpcError(Code.PERMISSION_DENIED, text))
     if route is None:
         return Refusal(200, router.unknown(fields.get(b":path", b"")))
     encoding = fields.get(b"grpc-encoding", b"identity")
     if encoding not in ENCODINGS:
-        return Refusal(200, decompressor_missing(encoding), ACCEPTED)
+        return Refusal(200, decompressor_missing(encoding[:SHOWN_BYTES]), ACCEPTED)
     return None
+
+
+def _shown(value: bytes, encoding: str = "latin-1") -> str:
+    return value[:SHOWN_BYTES].decode(encoding, "replace")

@@ -315,12 +315,10 @@ class TaskCall(StreamCall):
     async def _run(self) -> None:
         try:
             await self.route.handler(self)
-        except RpcError as error:
-            self.fail_with(error)
         except asyncio.CancelledError:
             self.fail_with(RpcError(Code.UNAVAILABLE, "the server is stopping"))
             raise
         except Exception as error:
-            self.fail_with(self._carrier.translate(self.route.path, error))
+            self.fail_for(error)
         else:
             self._finish_ok()

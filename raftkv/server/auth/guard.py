@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any, Final, Protocol
@@ -33,8 +32,6 @@ from raftkv.server.auth.live import LiveCalls
 from raftkv.server.auth.table import OPEN, Row, row_of
 from raftkv.server.node.slices import Slices, Work
 from raftkv.server.services.responder import fail, parse, parse_or_raise, refusals
-
-_log = logging.getLogger(__name__)
 
 AHEAD_MAX_S: Final = 2.0
 """How long a call waits for the entry that makes its token known, on a member that is behind."""
@@ -179,10 +176,8 @@ class Guard:
         def failed(error: Exception) -> None:
             if isinstance(error, errors.StatusError):
                 fail(call, error if row is None else _as_refused(row, error))
-                return
-            _log.error("a request could not be let in", exc_info=error)
-            if not call.done:
-                call.fail(errors.INTERNAL, "internal error")
+            else:
+                call.fail_for(error)
 
         job = self._slices.run(work, failed, 0)
         if not job.is_over:
@@ -246,8 +241,11 @@ class Guard:
             await self._caught_up(ahead)
         except errors.StatusError as error:
             fail(call, error)
-        else:
+            return
+        try:
             again()
+        except Exception as error:  # of the handler: who called this first is not there any more to answer for it
+            call.fail_for(error)
 
     async def _caught_up(self, ahead: TokenAheadError) -> None:
         """Wait until the entry of a token is applied. Raises InvalidAuthTokenError: not in time, or many wait."""
@@ -345,10 +343,14 @@ class Guard:
 
     def _wait_to_listen(self, ahead: TokenAheadError, call: ListenedCall, handler: Callable[..., Any]) -> None:
         async def wait() -> None:
-            with contextlib.suppress(errors.StatusError):
-                await self._caught_up(ahead)
-            self._find_caller(call)
-            call.begin(handler)
+            try:
+                with contextlib.suppress(errors.StatusError):
+                    await self._caught_up(ahead)
+                self._find_caller(call)
+            except Exception as error:
+                call.fail_for(error)
+            else:
+                call.begin(handler)
 
         self._spawn(wait(), call)
 

@@ -34,7 +34,8 @@ from raftkv.apply.auth.caller import Caller
 from raftkv.apply.leases import TTL_MAX_S, Leases
 from raftkv.apply.request import Kind
 from raftkv.pb import raft_pb2, rpc_pb2
-from raftkv.raft.types import StateRole
+from raftkv.raft.config import NO_LIMIT
+from raftkv.raft.types import Entry, StateRole
 from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.cork import Cork
 from raftkv.rpc.paced import Paced
@@ -91,6 +92,25 @@ class _Decision(Waiter):
         self.done(error)
 
 
+class _Tail:
+    """The end of this member's log."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def applied(self) -> int:
+        """Implement ``Tail.applied``."""
+        return self._node.applied
+
+    def last_index(self) -> int:
+        """Implement ``Tail.last_index``."""
+        return self._node.raw.raft.log.last_index
+
+    def entries(self, first: int, last: int) -> Sequence[Entry]:
+        """Implement ``Tail.entries``."""
+        return self._node.raw.raft.log.entries(first, last + 1, NO_LIMIT)
+
+
 class Lessor:
     """Answers for leases on one member, and ends them while it leads; see the module.
 
@@ -125,7 +145,7 @@ class Lessor:
         self._failing = Paced(1)
         self._failed: deque[tuple[Sequence[PendingKeepAlive], errors.StatusError]] = deque()
         self._renewals = Renewals(self.times, self._clock, self._propose, self._send_on, cork, self._fail)
-        self._expiry = Expiry(self.times, self._propose, self._log_end, self._applied_index)
+        self._expiry = Expiry(self.times, self._propose, _Tail(node))
         self._on_leader = OnLeader(node, self._is_primary, channel, introduction)
         self._random = random.SystemRandom()
         self._cork = cork
@@ -190,6 +210,7 @@ class Lessor:
             await self._node.confirm_read()
             if self._loop.time() - asked_at > QUORUM_LATE_S:
                 self.times.forgive(PATIENCE_S)
+                self._renewals.look_again()
             self._expiry.sweep()
         except errors.StatusError:
             pass  # no quorum has answered: the next beat asks again
@@ -215,8 +236,9 @@ class Lessor:
         return self.times.is_primary and self._node.term == self._term
 
     def applied(self) -> None:
-        """Answer keep-alives of leases that ended in the entries just applied."""
-        self._renewals.applied()
+        """Answer keep-alives of leases that ended in the entries just applied, of very many in turns to come."""
+        if self._renewals.applied():
+            self._failing.add(self.applied)
 
     def leader_changed(self) -> None:
         """Take up or lay down the decisions about leases; hand what waits to whoever leads now."""
@@ -260,16 +282,15 @@ class Lessor:
 
     def _propose(self, kind: int, lease_ids: Sequence[int], done: Done) -> None:
         decision = raft_pb2.LeaseDecision(term=self._term, ids=lease_ids)
+        waiter = _Decision(decision, done)
         try:
-            self._node.submit(kind, decision.SerializeToString(), _Decision(decision, done), None)
+            # What comes before an end in the log was looked at, so it goes there before anything else does.
+            if kind == Kind.LEASE_EXPIRE:
+                self._node.submit_ahead(kind, decision.SerializeToString(), waiter)
+            else:
+                self._node.submit(kind, decision.SerializeToString(), waiter, None)
         except errors.StatusError as error:
             done(error)
-
-    def _log_end(self) -> int:
-        return self._node.raw.raft.log.last_index
-
-    def _applied_index(self) -> int:
-        return self._node.applied
 
     # -- keep-alives -------------------------------------------------------------------------------------------------
 

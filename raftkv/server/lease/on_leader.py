@@ -26,6 +26,7 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 
 from raftkv import errors
+from raftkv.asleep import Sleep
 from raftkv.pb.services import SERVICES, Method
 from raftkv.raft.types import NONE
 from raftkv.rpc.client.calls import UnaryFuture
@@ -33,7 +34,6 @@ from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.paced import Paced
 from raftkv.rpc.status import RpcError
 from raftkv.server.node.node import Node
-from raftkv.server.node.reads import Sleep
 
 _PEER: Final = SERVICES["raftkvpb.Peer"]
 RENEW: Final = _PEER["LeaseRenew"]

@@ -15,12 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
+from google.protobuf.message import DecodeError
 from mypy_extensions import mypyc_attr
 
 from raftkv import errors
+from raftkv.apply import request as requests
 from raftkv.apply.request import Kind
+from raftkv.pb import rpc_pb2
+from raftkv.raft.types import Entry, EntryType
 from raftkv.rpc.cork import Cork
 from raftkv.server.lease import times as lease_times
 from raftkv.server.lease.times import LeaseClock, LeaseTimes
@@ -33,6 +37,12 @@ RENEW_MAX: Final = 4_000
 
 FAILED_AT_ONCE: Final = 100
 """Keep-alives that fail in a turn of the loop: each may end a stream."""
+
+LOOKS_PER_SWEEP: Final = 20_000
+"""Entries that are looked at for revocations before leases are ended: 3 ms. Nobody writes so many in a beat."""
+
+_REVOKE: Final = bytes([Kind.LEASE_REVOKE])
+_IDENTIFIED: Final = bytes([requests.IDENTIFIED])
 
 Done = Callable[[errors.StatusError | None], None]
 Propose = Callable[[int, Sequence[int], Done], None]
@@ -177,12 +187,23 @@ class Renewals:
         """Note that a lease is gone, in the entry being applied."""
         self._over += self._expiring.pop(lease_id, ())
 
-    def applied(self) -> None:
-        """Answer keep-alives of leases that the entries just applied have ended."""
+    def applied(self) -> bool:
+        """Answer some keep-alives of leases that the entries just applied have ended; whether there are more."""
         if self._over:
-            over, self._over = self._over, []
+            over, self._over = self._over[:RENEW_MAX], self._over[RENEW_MAX:]
             for pending in over:
                 pending.answer(0)
+        return bool(self._over)
+
+    def look_again(self) -> None:
+        """Leases were given time: keep-alives that wait for the end of one, which is not on its way, renew it."""
+        waiting, self._expiring = self._expiring, {}
+        for lease_id, group in waiting.items():
+            if self._times.is_ending(lease_id):
+                self._expiring[lease_id] = group
+            else:
+                self._unlogged += group
+        self.flush()
 
     def surrender(self) -> list[PendingKeepAlive]:
         """Give up all keep-alives that wait, for another leader: this member leads no more."""
@@ -194,27 +215,95 @@ class Renewals:
         return pending
 
 
+class Tail(Protocol):
+    """The end of a leader's log."""
+
+    def applied(self) -> int:
+        """Return the index of the last entry that is applied here."""
+
+    def last_index(self) -> int:
+        """Return the index of the last entry."""
+
+    def entries(self, first: int, last: int) -> Sequence[Entry]:
+        """Return entries, both ends included; none of them is applied."""
+
+
+class Revocations:
+    """Which leases are revoked by entries that are in the log of a leader, and not applied here.
+
+    The end of a lease names its id alone. Behind a revocation the id may be granted anew, so an end that is put into
+    the log then would be the end of another lease, which its owner has just been given.
+
+    Arguments:
+        tail: of the log. Under one leadership it only grows, so each entry is looked at once.
+    """
+
+    def __init__(self, tail: Tail) -> None:
+        self._tail = tail
+        self._seen_to = 0
+        self._indexes: dict[int, int] = {}
+
+    def forget(self) -> None:
+        """Another leader may have put other entries in the place of those that were seen."""
+        self._seen_to = 0
+        self._indexes.clear()
+
+    def look(self) -> bool:
+        """Look at what has come since, or at some of very much; whether all was seen."""
+        applied, last_index = self._tail.applied(), self._tail.last_index()
+        if self._indexes:
+            self._indexes = {lease_id: index for lease_id, index in self._indexes.items() if index > applied}
+        first = max(self._seen_to, applied) + 1
+        last = min(last_index, first + LOOKS_PER_SWEEP - 1)
+        for entry in self._tail.entries(first, last) if first <= last else ():
+            lease_id = _revoked(entry)
+            if lease_id:
+                self._indexes[lease_id] = entry.index
+        self._seen_to = max(last, applied)
+        return last >= last_index
+
+    def __contains__(self, lease_id: int) -> bool:
+        return lease_id in self._indexes
+
+
+def _revoked(entry: Entry) -> int:
+    """The lease that an entry ends because a client asks for it; 0: none."""
+    data = entry.data
+    # Before anything is copied: where users are asked for, nearly all entries are identified ones.
+    kind_at = requests.INNER_KIND_AT if data[:1] == _IDENTIFIED else 0
+    if data[kind_at : kind_at + 1] != _REVOKE or entry.type != EntryType.NORMAL:
+        return 0
+    try:
+        request = requests.decode(data)
+        if request is None:
+            return 0
+        kind, _, body = request
+        if kind == requests.IDENTIFIED:
+            body = requests.decode_identified(body)[2]
+        return rpc_pb2.LeaseRevokeRequest.FromString(body).ID
+    except (DecodeError, errors.MalformedEntryError):
+        return 0
+
+
 class Expiry:
     """Puts the ends of leases into the log, at the leader.
 
     An end that was refused, or of which nothing was heard in time, is proposed again; but only when everything that is
     in the log by then is applied. It may be there: behind it the id may be granted anew, and a second end would be the
-    end of that lease.
+    end of that lease. So it is with a lease that a client revokes at the same time (``Revocations``): ``propose`` must
+    have an end in the log, or refused, when it returns.
 
     Arguments:
         times: when leases end.
         propose: see the module.
-        log_end: index of the last entry of the leader's log, applied or not.
-        applied: index of the last entry that is applied here.
+        tail: of the leader's log.
     """
 
-    def __init__(
-        self, times: LeaseTimes, propose: Propose, log_end: Callable[[], int], applied: Callable[[], int]
-    ) -> None:
+    def __init__(self, times: LeaseTimes, propose: Propose, tail: Tail) -> None:
         self._times = times
         self._propose = propose
-        self._log_end = log_end
-        self._applied = applied
+        self._tail = tail
+        self._revocations = Revocations(tail)
         self._in_flight: list[int] = []
         # Leases whose end may be in the log, up to which entry.
         self._unsure: list[int] = []
@@ -229,7 +318,7 @@ class Expiry:
         return self._times.has_due()
 
     def _take_up_unsure(self) -> None:
-        if self._unsure and self._applied() >= self._unsure_to:
+        if self._unsure and self._tail.applied() >= self._unsure_to:
             self._times.give_back(self._unsure)
             self._unsure = []
 
@@ -238,10 +327,21 @@ class Expiry:
         if self._in_flight:
             return
         self._take_up_unsure()
+        if not self._times.has_due() or not self._revocations.look():
+            return  # the next sweep looks at more
         due = self._times.take_due(EXPIRE_MAX)
+        revoked = [lease_id for lease_id in due if lease_id in self._revocations]
+        if revoked:
+            self._doubt(revoked)
+            due = [lease_id for lease_id in due if lease_id not in self._revocations]
         if due:
             self._in_flight = due
             self._propose(Kind.LEASE_EXPIRE, due, partial(self._ended, self._leadership))
+
+    def _doubt(self, lease_ids: Sequence[int]) -> None:
+        """Nothing more is proposed for these until all that is in the log by now is applied."""
+        self._unsure += lease_ids
+        self._unsure_to = self._tail.last_index()
 
     def _ended(self, leadership: int, error: errors.StatusError | None) -> None:
         if leadership != self._leadership:
@@ -249,8 +349,7 @@ class Expiry:
         ids, self._in_flight = self._in_flight, []
         if error is not None:
             # For the next sweep: whatever refused it now may refuse it again at once.
-            self._unsure += ids
-            self._unsure_to = self._log_end()
+            self._doubt(ids)
         else:
             self.sweep()
 
@@ -259,3 +358,4 @@ class Expiry:
         self._leadership += 1
         self._in_flight = []
         self._unsure = []
+        self._revocations.forget()

@@ -1,4 +1,4 @@
-"""Looking after a member and its cluster: status, alarms, hashes, leadership, defragmentation, downgrade, quotas.
+"""Looking after a member and its cluster: status, alarms, hashes, snapshots, leadership, defragmentation, quotas.
 
 Owns the Maintenance service of etcd and the quotas of raftkv's Admin service, and what a member does by itself to
 notice damage. Each subject is a module; ``service`` puts those of etcd's service together.
@@ -8,6 +8,8 @@ notice damage. Each subject is a module; ``service`` puts those of etcd's servic
     hashes             hashes of the history, for clients and other members; those of the last compactions
     comparison         what hashes of several members say: pure
     corruption         compares members at the start, while running and after compactions; raises the CORRUPT alarm
+    snapshot           Snapshot: the state of this member as a file of etcd, made by a process beside it
+    space              what happens when there is no room: copies are given up, the NOSPACE alarm is raised
     leadership         MoveLeader, asked of the leader
     quotas             quotas of prefixes: QuotaSet, QuotaRemove, QuotaList
     downgrade          Downgrade: which versions may be asked for, and the job in the log
@@ -23,5 +25,5 @@ Example::
     defragmenter = Defragmenter(store, directory, on_fatal, histogram.observe)
     MaintenanceService(responder, store, quota_bytes, check_capable, defragmenter, hashes).register(server)
 
-Leaves out: snapshots (``services``), membership.
+Leaves out: databases for other members (``server.snapshots``), membership (``server.membership``).
 """

@@ -12,8 +12,8 @@ Laws:
 - Whether a change is valid is decided when it is applied (``apply.membership``), alike everywhere. What is checked
   before (connections, started members, how far a learner is) protects the quorum, and is the asked member's own view.
 - Changes go into the log one at a time, in the order in which they reach the leader (``node.conf_changes``).
-- A member takes part only as what its own configuration says: one that is in none stands for no election and serves
-  no client.
+- A member takes part only as its own configuration says: while it is in no configuration, it stands for no election and
+  serves no client.
 
 Example::
 

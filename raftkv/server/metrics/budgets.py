@@ -1,8 +1,8 @@
-"""What has a limit: how much of it is used. One pair of families, so that one alert watches all.
+"""How much is used of what has a limit: one pair of families for all limits, so that one alert watches them all.
 
     raftkv_budget_used_bytes{budget="responses"} / raftkv_budget_limit_bytes{budget="responses"}
 
-The budgets are those of ARCHITECTURE's table "What clients may take", and what waits for the loop.
+The budgets are those of the table "What clients may take" in ARCHITECTURE.md, and of work that waits for the loop.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -44,7 +45,7 @@ from raftkv.storage.backend.writer import ThreadWriter, Writer
 from raftkv.storage.datadir import ensure_private_directory, refuse_etcd
 from raftkv.storage.mvcc import Store
 from raftkv.storage.snapshot import read_meta
-from raftkv.storage.wal import WAL, Recovered
+from raftkv.storage.wal import WAL, Recovered, WALExistsError
 from raftkv.storage.wal.disk import Disk, RealDisk, UnsyncedDisk
 
 _log = logging.getLogger(__name__)
@@ -214,9 +215,23 @@ def _founder(config: ServerConfig) -> Origin:
 
 
 def _begin(config: ServerConfig, origin: Origin, wal_dir: str, snapshots: Path) -> None:
-    """Write the state that a new member starts with; the log last."""
-    backend = LMDBBackend(snapshots / "db", _map_size_bytes(config))
+    """Write the state that a new member starts with, the log last; of starts at the same moment one alone does."""
+    metadata = raft_pb2.WALMetadata(cluster_id=origin.cluster_id, member_id=origin.member_id)
+    prepare = partial(_write_first_state, config, origin, wal_dir, snapshots)
     try:
+        wal = WAL.create(wal_dir, metadata.SerializeToString(), prepare=prepare)
+    except WALExistsError:
+        return  # made by another start, a moment ago
+    with contextlib.closing(wal), contextlib.closing(LMDBBackend(snapshots / "db", _map_size_bytes(config))) as backend:
+        store = Store.open(backend)
+        store.meta_put(schema.CLUSTER, schema.CLUSTER_LOG_MADE, b"")
+        store.set_applied(0, 0)
+        store.commit()
+        store.close()
+
+
+def _write_first_state(config: ServerConfig, origin: Origin, wal_dir: str, snapshots: Path) -> None:
+    with contextlib.closing(LMDBBackend(snapshots / "db", _map_size_bytes(config))) as backend:
         store = Store.open(backend)
         if store.applied_index > 0 or store.meta_get(schema.CLUSTER, schema.CLUSTER_LOG_MADE) is not None:
             raise StorageError(
@@ -230,14 +245,7 @@ def _begin(config: ServerConfig, origin: Origin, wal_dir: str, snapshots: Path) 
         store.set_conf_state(ConfState(voters=origin.voters))
         store.set_applied(0, 0)
         store.commit()
-        metadata = raft_pb2.WALMetadata(cluster_id=origin.cluster_id, member_id=origin.member_id)
-        WAL.create(wal_dir, metadata.SerializeToString()).close()
-        store.meta_put(schema.CLUSTER, schema.CLUSTER_LOG_MADE, b"")
-        store.set_applied(0, 0)
-        store.commit()
         store.close()
-    finally:
-        backend.close()
 
 
 def _open_database(config: ServerConfig, snapshots: Path, marker: SnapshotMeta) -> LMDBBackend:

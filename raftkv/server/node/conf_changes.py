@@ -12,7 +12,9 @@ as long as somebody waits for it, once another leader is known or there is anoth
 
 - not before an entry of that leader is applied here, for what the one before it had in its log may be committed yet;
 - not if a database was received since: what it did to the members, no entry tells;
-- a leader takes a request once in its term, and nobody but a leader takes one of others, so that none comes late.
+- a leader takes a request once in its term, and nobody but a leader takes one of others. A copy may come late all the
+  same, to one that leads again; the members that it asks for are there or gone for good by then, so it is refused. Not
+  so new URLs of a member, which would undo later ones: they are handed on once.
 """
 
 from __future__ import annotations
@@ -168,7 +170,8 @@ class ConfChanges:
         request_id, change = self._own[0]
         self._raw.propose_conf_change(change)
         self._own.popleft()
-        self._handed.append(_Handed(request_id, change, self._way(), self._raw.raft.log.applied))
+        if _may_come_late(change):
+            self._handed.append(_Handed(request_id, change, self._way(), self._raw.raft.log.applied))
 
     def _way(self) -> Way:
         raft = self._raw.raft
@@ -196,6 +199,12 @@ class ConfChanges:
 def has_change(message: Message) -> bool:
     """Return whether what a member passes on has a change of members in it."""
     return any(map(confchange.is_conf_change, message.entries))
+
+
+def _may_come_late(change: ConfChange) -> bool:
+    """Whether a second one of a change of this member's is refused however late it comes."""
+    record = raft_pb2.MembershipChange.FromString(change.context)
+    return all(part.kind != raft_pb2.MemberChange.UPDATE for part in record.changes)
 
 
 def _request_id(change: ConfChange) -> int:

@@ -5,15 +5,16 @@ are submitted, and their callback runs on the event loop, never before the fsync
 
 A short fsync is cheapest done inline. A long one would hold the loop, so while the usual sync (the median, which a
 burst of slow ones does not move) is above ``INLINE_SYNC_MAX_S`` the kernel syncs beside the loop (``KernelSync``), and
-all that gathered meanwhile shares the next sync. Slow ones come in bursts, as when the database is written too: after
-one of ``SLOW_SYNC_S`` syncs are the kernel's for ``SLOW_S``, and for twice as long each time that the loop tried again
-and soon met the next, which held it (``SyncTimes``). So they are while the database has been written for ``BUSY_S``: a
-sync would wait for megabytes of another file.
+all that gathered meanwhile shares the next sync. Slow syncs come in bursts, as when the database is written too. So
+after one that took ``SLOW_SYNC_S`` the kernel syncs for ``SLOW_S``; each time that the loop then tries again and soon
+meets another slow one, that time doubles (``SyncTimes``). The kernel also syncs while a commit of the database has
+gone on for ``BUSY_S``, because a sync would wait for megabytes of another file.
 
-What takes long to write whatever the sync takes is the thread's: batches of megabytes, deleted segments. So is all
-else where the kernel does not sync so, and while a failpoint is armed, which acts where it is passed. A thread costs
-more than a sync of the kernel: some twenty system calls of two threads that want one interpreter. Of a put's processor
-time with a thread, a put takes 0.78 with the kernel at one client, 0.88 at 100, 0.96 at 100 connections x 10.
+The thread does what takes long to write, however short syncs are: batches of megabytes, deletions of segments. It also
+does everything else on systems where the kernel cannot sync in this way, and while a failpoint is armed, which must act
+in the place where it is passed. A thread costs more than the kernel: some twenty system calls, and two threads that
+want one interpreter. With the kernel a put takes 0.78 of the processor time that it takes with a thread at one client,
+0.88 at 100 clients, 0.96 at 100 connections with 10 clients each.
 
 A failed write or sync is final: after fsync reported an error the kernel may have dropped the dirty pages, so trying
 again could acknowledge what is not on disk. The member stops.
@@ -41,11 +42,19 @@ INLINE_SYNC_MAX_S: Final = 0.001
 """Usual duration of a sync up to which it is done on the event loop."""
 
 SLOW_SYNC_S: Final = 0.005
+"""A sync that takes longer is slow."""
+
 SLOW_S: Final = 0.25
+"""How long syncs are left to the kernel after a slow one, at first."""
+
 SLOW_MAX_S: Final = 16.0
-BUSY_S: Final = 0.01
+"""And at most: the time doubles while slow syncs come again soon."""
+
 RELAPSE_S: Final = 2.0
-"""A slow sync so soon after the last burst means that bursts go on."""
+"""A slow sync so soon after that time means that they go on."""
+
+BUSY_S: Final = 0.01
+"""How long a commit of the database may have gone on before syncs are left to the kernel."""
 
 INLINE_BYTES_MAX: Final = 64 * 1024
 """A batch above this is not synced inline however short syncs are: so much can take a disk a hundred times as long."""
@@ -146,7 +155,7 @@ class Batch:
         log.append(self.hard_state, entries)
 
 
-class Mark(Batch):
+class Marker(Batch):
     """A marker that everything up to ``meta`` is durable in the database; the log before it is released."""
 
     __slots__ = ("meta",)

@@ -26,7 +26,7 @@ from typing import Final, Protocol
 from raftkv.raft.config import NO_LIMIT
 from raftkv.raft.memory_log import ENTRY_OVERHEAD_BYTES
 from raftkv.raft.types import SnapshotMeta
-from raftkv.server.node.disk import Disk, Mark
+from raftkv.server.node.disk import Disk, Marker
 from raftkv.server.node.node import Node
 from raftkv.storage.mvcc import Store
 
@@ -93,7 +93,7 @@ class LogCut:
             log, durable = self._node.log, self._store.durable_index
             self._marking = True
             meta = SnapshotMeta(durable, log.term(durable), self._store.conf_state)
-            self._disk.submit(Mark(meta, lambda: self._marked(meta)))
+            self._disk.submit(Marker(meta, lambda: self._marked(meta)))
 
     def _is_due(self) -> bool:
         log, durable, retention = self._node.log, self._store.durable_index, self._retention

@@ -16,8 +16,8 @@ loop (``snapshots``), which ticks and answers heartbeats meanwhile; what is dura
 Invariants
 - No acknowledgement, to a client or a peer, before the fsync it depends on; with one member too.
 - Entries are applied in index order, each once; the applied index is stored with their effects (``applying``).
-- A proposal waits for nothing but the end of the turn in which it came: batches overlap, and grow by themselves when
-  turns take longer.
+- A proposal waits for nothing but the end of the turn in which it came, or of the pass over the sockets (``Cork``):
+  batches overlap, and grow by themselves when turns take longer.
 - Any exception in a turn stops the member. An error is never passed over: a member that goes on after one could
   acknowledge what it does not have, or diverge from the others.
 
@@ -62,7 +62,7 @@ from raftkv.server.node.applying import Applying
 from raftkv.server.node.backlog import Backlog
 from raftkv.server.node.conf_changes import ConfChanges, has_change, hide_beginning
 from raftkv.server.node.disk import Batch, Disk, Restore
-from raftkv.server.node.proposals import Forwarded, Proposals, Waiter
+from raftkv.server.node.proposals import Forwarded, Proposals, Waiter, answer
 from raftkv.server.node.reads import Reader, ReadQueue
 from raftkv.server.node.surroundings import DurableState, NodeSettings, Sender, Stages, timeout_error
 from raftkv.server.node.waits import AwaitableNode
@@ -102,7 +102,7 @@ class Node(AwaitableNode):
         install_snapshot: replaces the store by a received snapshot, whose marker is in the log, and calls back when it
             has; the loop goes on meanwhile, but for applying and acknowledging.
         note_applied: keeps the index and term of the last applied entry through a kill, before anybody is shown it.
-        cork: held while a turn lasts, so that all its answers leave together and at once when it ends.
+        cork: held while a turn lasts, so that all its answers leave together and at once when it ends; hears who asks.
         stages: hears how far requests have come; None: nobody traces.
     """
 
@@ -132,12 +132,10 @@ class Node(AwaitableNode):
         self.settings = settings
         self.conf_state = conf_state
         self.applied = applied
-        self.leader = NONE
-        self.role = StateRole.FOLLOWER
-        self.term = log.initial_state()[0].term
-        self.committed = log.initial_state()[0].commit
-        self.leader_changes = 0
-        self.late_heartbeats = 0
+        self.leader, self.role = NONE, StateRole.FOLLOWER
+        state, _ = log.initial_state()
+        self.term, self.committed = state.term, state.commit
+        self.leader_changes = self.late_heartbeats = 0
         """Rounds of heartbeats that this member, leading, sent after more than twice their interval."""
         self._ticked_at = math.inf
         self.proposals_dropped = 0
@@ -154,13 +152,13 @@ class Node(AwaitableNode):
         self._conf_changes = ConfChanges(raw, self.proposals.is_waiting, self._check_way, sender.connected_since)
         self._stages = stages
         ask = raw.read_index if stages is None else stages.asking(raw.read_index)
-        self.reads = ReadQueue(ask, ids, settings.request_timeout_s, self._wake)
+        self._cork = cork or Cork()
+        self.reads = ReadQueue(ask, ids, settings.request_timeout_s, self._wake, self._cork.expect)
         self._disk = disk
         self._sender = sender
         self._on_fatal = on_fatal
         self._install_snapshot = install_snapshot
         self._note_applied = note_applied
-        self._cork = cork or Cork()
         self._loop = asyncio.get_running_loop()
         # What a request's handler has in its context ends with the request: a turn is for all of them.
         self._context = copy_context()
@@ -207,8 +205,20 @@ class Node(AwaitableNode):
         request_id = self.proposals.add(kind, body, waiter, self._loop.time())
         if self._stages is not None:
             self._stages.submitted(request_id)
+        self._cork.arrived()
         self._wake()
         return request_id
+
+    def submit_ahead(self, kind: int, body: bytes, waiter: Waiter) -> None:
+        """Put a decision of this leader into the log now, before whatever waits to be proposed.
+
+        Arguments:
+            kind, body, waiter: as of ``submit``, which also says what is raised (too much is pending: the log is full).
+        """
+        if self.stopped:
+            raise errors.StoppedError
+        self.proposals.add_ahead(kind, body, waiter, self._loop.time(), self.raw.propose_batch)
+        self._wake()
 
     def submit_change(self, record: raft_pb2.MembershipChange, waiter: Waiter) -> int:
         """Put a change of members into the log, behind those that are under way.
@@ -251,6 +261,7 @@ class Node(AwaitableNode):
             self.reads.add_within(reader, staleness_s_max, self._loop.time())
         else:
             self.reads.add(reader, self._loop.time())
+        self._cork.arrived()
         self._wake()
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
@@ -618,8 +629,9 @@ class Node(AwaitableNode):
         self.raw.on_applied(last.index)
         if self._stages is not None:
             self._stages.applied(last.index)
+        self._cork.expect(len(answers))
         for waiter, outcome in answers:
-            _answer(waiter, outcome)
+            answer(waiter, outcome)
         if self._changes:
             self._tell_of_changes()
         self.reads.applied(last.index)
@@ -671,7 +683,7 @@ class Node(AwaitableNode):
         try:
             for waiter, outcome in changes:
                 if waiter is not None:
-                    _answer(waiter, outcome)
+                    answer(waiter, outcome)
             for callback in self.on_conf_change:
                 callback()
         except Exception as error:
@@ -686,13 +698,3 @@ class Node(AwaitableNode):
         except ConfChangeError as error:
             return errors.ConfChangeRefusedError(f"raftkv: the members cannot be changed like this now: {error}")
         return None
-
-
-def _answer(waiter: Waiter, outcome: Outcome) -> None:
-    """Answer a caller. The entry is applied whatever becomes of the answer, so a failure here harms nobody else."""
-    try:
-        waiter.finish(outcome)
-    except errors.InvariantError:
-        raise
-    except Exception:
-        _log.exception("could not answer a request that was applied")

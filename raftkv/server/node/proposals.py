@@ -20,6 +20,7 @@ from mypy_extensions import mypyc_attr
 from raftkv import errors
 from raftkv.apply import request as requests
 from raftkv.apply.applier import Outcome
+from raftkv.raft.errors import ProposalDropped
 
 _log = logging.getLogger(__name__)
 
@@ -117,6 +118,25 @@ class Proposals:
         self._unsent.append((request_id, requests.encode(kind, request_id, body)))
         self._unsent_bytes += len(self._unsent[-1][1])
         return request_id
+
+    def add_ahead(
+        self, kind: int, body: bytes, waiter: Waiter, now: float, propose: Callable[[list[bytes]], None]
+    ) -> None:
+        """Propose something at once, before all that is unsent.
+
+        Arguments:
+            kind, body, waiter, now: as of ``add``.
+            propose: takes it, or raises ``ProposalDropped``.
+
+        Raises:
+            TooManyRequestsError: it was not taken, or too many wait already.
+        """
+        request_id = self.expect(waiter, now)
+        try:
+            propose([requests.encode(kind, request_id, body)])
+        except ProposalDropped:
+            self.pop(request_id)
+            raise errors.TooManyRequestsError from None
 
     def expect(self, waiter: Waiter, now: float) -> int:
         """Note who waits for an entry that somebody else proposes.
@@ -229,11 +249,21 @@ class _Timed(dict[int, Waiter]):
         return waiter
 
 
+def answer(waiter: Waiter, outcome: Outcome) -> None:
+    """Answer a caller. The entry is applied whatever becomes of the answer, so a failure here harms nobody else."""
+    try:
+        waiter.finish(outcome)
+    except errors.InvariantError:
+        raise
+    except Exception:
+        _log.exception("could not answer a request that was applied")
+
+
 class Forwarded:
     """Proposals that followers passed on to this leader, to be appended together with its own.
 
-    An entry of a kind that a member does not know stops it, again at each start: no other member, nor a bit that its
-    memory lost, is to put one into the log of all.
+    An entry of a kind that a member does not know stops it, and again at each start. So proposals of unknown kinds are
+    dropped here: one faulty member, or one flipped bit in its memory, must not stop all others through the log.
     """
 
     def __init__(self) -> None:

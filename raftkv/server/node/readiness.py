@@ -3,7 +3,7 @@
     a configuration with voters                 always waited for: who joins has none before the leader's database
     applied again what was committed here       always waited for: the log and the mark beside the database say how far
     a quorum confirmed a read after that, and
-    the cluster knows this member's URLs        waited for so long (``wait-cluster-ready-timeout``), as in etcd
+    the cluster knows this member's URLs        waited for at most ``--wait-cluster-ready-timeout``, as in etcd
 
 The first is enough after a kill: what a member shows, it has applied, and the mark keeps how far that was. The second
 covers a power cut, which may have cost the mark its last moments: whatever this member had applied was committed, so

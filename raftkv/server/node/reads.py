@@ -19,7 +19,6 @@ in which the machine slept counts. Otherwise such a reader joins a round, even o
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from time import perf_counter
@@ -28,6 +27,7 @@ from typing import Final, Protocol
 from mypy_extensions import mypyc_attr
 
 from raftkv import errors
+from raftkv.asleep import Sleep
 from raftkv.server.histograms import Buckets, doubling
 
 RETRY_S: Final = 0.5
@@ -36,36 +36,6 @@ RETRY_S: Final = 0.5
 
 READERS_AT_ONCE: Final = 500
 """Readers that are served, or failed, in one turn of the loop: 10 ms. A slow round may gather any number."""
-
-ASLEEP_S: Final = 0.001
-"""Sleep of the machine that is noticed; two clocks that are read one after the other differ by less."""
-
-LOOKS_MAX: Final = 5
-"""Looks after which it has slept: another process may have had the processor between the two clocks of one."""
-
-
-def asleep_s() -> tuple[float, float]:
-    """How long the machine has slept since it was started: at least, and at most. The loop's clock leaves it out."""
-    before = time.clock_gettime(time.CLOCK_BOOTTIME)
-    awake = time.monotonic()
-    return before - awake, time.clock_gettime(time.CLOCK_BOOTTIME) - awake
-
-
-class Sleep:
-    """Notices that the machine has slept: what is measured by the loop's clock was longer then."""
-
-    def __init__(self) -> None:
-        self._asleep_s = asleep_s()[0]
-
-    def has_been(self) -> bool:
-        """Return whether the machine has slept since the last look."""
-        at_least = self._asleep_s
-        for _ in range(LOOKS_MAX):
-            at_least, at_most = asleep_s()
-            if at_most <= self._asleep_s + ASLEEP_S:
-                return False
-        self._asleep_s = at_least
-        return True
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -102,12 +72,19 @@ class ReadQueue:
         ids: fresh request ids.
         timeout_s: longest wait of a reader.
         wake: asks for another turn, in which ``serve`` is called.
+        on_served: called with how many readers are served next.
     """
 
     def __init__(
-        self, ask: Callable[[bytes], None], ids: Iterator[int], timeout_s: float, wake: Callable[[], None]
+        self,
+        ask: Callable[[bytes], None],
+        ids: Iterator[int],
+        timeout_s: float,
+        wake: Callable[[], None],
+        on_served: Callable[[int], None] = lambda readers: None,
     ) -> None:
         self._wake = wake
+        self._on_served = on_served
         self._ask = ask
         self._ids = ids
         self._timeout_s = timeout_s
@@ -211,6 +188,7 @@ class ReadQueue:
         if self._due and left:
             began_s = perf_counter()
             served = min(left, len(self._due))
+            self._on_served(served)
             for _ in range(served):
                 self._due.popleft().ready()
             # One look at the clock for all of them: what each took is known on average.

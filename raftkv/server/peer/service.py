@@ -1,12 +1,13 @@
 """The receiving half of the peer port: streams of Raft messages, databases for members that fell behind, and what
 other members ask of the leader.
 
-A call is accepted from a member of this cluster that means this member, and refused before anything is read
-otherwise. Who is unknown here and was never removed may have become a member after all that is applied here: it is
-heard, or a member that was away while others were replaced would never catch up (etcd: AddRemote). It says at which
-URLs it can be answered. Every message of its stream carries its id, or the stream ends: who has one member's place
-cannot vote for another. One that was removed is refused with those words, and its
-open streams end with them. The only question that a stranger may ask is who the members are: it may become one.
+A call is accepted if it names this cluster, this member, and a member as its sender; otherwise it is refused before
+anything is read. An id that is unknown here and was never removed is accepted, too, with the URLs at which it can be
+answered: it may have become a member by an entry that is not applied here yet. Otherwise a member that was away while
+others were replaced would never catch up (etcd: AddRemote). Every message of a stream must carry the id of its sender,
+or the stream ends: one member cannot vote in the name of another. A removed member is refused with those words, and its
+open streams end with the same words. Only one question is answered to anybody: who the members are, for those who are
+about to join.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Who introduces itself on the peer port, and is no member as far as is known here: a few of them are remembered.
+"""Strangers on the peer port: callers whose id is not that of a member as far as this member knows.
 
-It may have become one after all that is applied here, so what it says is kept like a member's. On a port without TLS
-anybody can say so of any id, so of ``STRANGERS_MAX`` and one the first is forgotten.
+Such a caller may have become a member by an entry that is not applied here yet, so what it says is kept as a member's
+is. On a port without TLS anybody can claim any id, so at most ``STRANGERS_MAX`` are kept: beyond that, the first one is
+forgotten.
 """
 
 from __future__ import annotations

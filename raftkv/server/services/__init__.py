@@ -1,4 +1,4 @@
-"""The gRPC services that need only the store and the loop: KV, Cluster, Health.
+"""The gRPC services that need only the store and the loop: KV and Health.
 
 Owns the way of a request through this member: parsed, checked, then proposed (writes), confirmed with a quorum
 (linearizable reads) or answered at once (serializable reads, Status).
@@ -12,15 +12,15 @@ Laws:
 - Codes and texts of errors are etcd's.
 - What every service shares (parse, refuse, propose, answer) lies in ``responder``; services differ in meaning alone.
 - Handlers of the hot path are plain callbacks: a call costs no task.
-- A read changes nothing, so what it meets is its own affair; only damage stops the member.
+- A read changes nothing, so an error in it fails that read alone; only damaged data stops the member.
 
 Example::
 
     responder = Responder(node, applier, header, admission)
     KVService(responder, txn_operations_max=128).register(server)
 
-Modules: ``kv``, ``range_stream`` (a range in chunks), ``cluster``, ``health``, ``responder``,
-``leader_guard`` (ends streams that insist on a leader).
+Modules: ``kv``, ``range_stream`` (a range in chunks), ``health``, ``responder``, ``crowded`` (refuses txns of far too
+many operations), ``leader_guard`` (ends streams that insist on a leader).
 
-Leaves out: leases, watches, recipes and maintenance, which have packages of their own.
+Leaves out: leases, watches, recipes, membership and maintenance, which have packages of their own.
 """

@@ -4,8 +4,8 @@
                        log is held from here on                       \\-> one was broken off: kept for KEPT_S, so that
                                                                            its next stream goes on where it stopped
 
-There is at most one copy, so the room that copies take is that of one database, and of another while a copy is still
-read that was made before somebody joined. ``drop`` ends it whoever uses it.
+There is at most one copy at a time, so copies take the room of one database; of two while an older copy is still being
+sent that a member which joined later cannot use. ``drop`` ends the copy, whoever uses it.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from pathlib import Path
 from raftkv.raft.types import SnapshotMeta
 from raftkv.server.snapshots.files import remove_received, snapshot_path
 from raftkv.storage.failpoints import failpoint
-from raftkv.storage.mvcc import Store
+from raftkv.storage.mvcc import Beside, Store
 
 _log = logging.getLogger(__name__)
 
@@ -29,6 +29,7 @@ class Installer:
         on_fatal: called with an error, after which the member must stop.
 
     Attributes:
+        on_received: called before the swap: read what is derived from the store from the received database, in steps.
         on_swapped: called in the turn of the swap; what is derived from the store is read again here.
         is_installing: whether a database is being installed.
     """
@@ -41,6 +42,7 @@ class Installer:
     ) -> None:
         self._store = store
         self._directory = directory
+        self.on_received: list[Beside] = []
         self.on_swapped: list[Callable[[SnapshotMeta], None]] = []
         self._on_fatal = on_fatal
         self._task: asyncio.Task[None] | None = None
@@ -62,7 +64,7 @@ class Installer:
             await asyncio.wait([self._task])
 
     async def _install(self, meta: SnapshotMeta, done: Callable[[], None]) -> None:
-        steps = self._store.install_steps(snapshot_path(self._directory, meta.index))
+        steps = self._store.install_steps(snapshot_path(self._directory, meta.index), beside=self.on_received)
         self.is_installing = True
         try:
             failpoint("raftBeforeApplySnap")

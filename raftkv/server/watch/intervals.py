@@ -4,8 +4,10 @@
     intervals.containing(b"b") -> [group]
 
 Adding, removing and asking cost O(log n), asking O(log n) more for each interval found. An end of ``b"\\0"`` is open,
-as on the wire; open intervals are kept apart, in order of start, since no key is greater than their end. Priorities
-come from a fixed seed: the shape depends on the order of calls alone.
+as on the wire; open intervals are kept apart, in order of start, since no key is greater than their end.
+
+Nobody can foresee priorities: whoever could, would choose intervals that make the tree a list, which is searched to its
+end, and deeper than a stack. No answer depends on the shape that they give the tree.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Final, Generic, TypeVar
 from sortedcontainers import SortedDict
 
 T = TypeVar("T")
+_SEED: Final = random.SystemRandom().getrandbits(64)
 OPEN_END = b"\0"
 ALL: Final = 1 << 62
 """More than there can be."""
@@ -49,7 +52,7 @@ class Intervals(Generic[T]):
     def __init__(self) -> None:
         self._root: _Node[T] | None = None
         self._open: SortedDict[bytes, T] = SortedDict()
-        self._random = random.Random(0)
+        self._random = random.Random(_SEED)
         self._size = 0
 
     def __len__(self) -> int:
@@ -70,25 +73,61 @@ class Intervals(Generic[T]):
         if end == OPEN_END:
             self._open[start] = value
             return
-        below, above = _split(self._root, start, end)
-        self._root = _merge(_merge(below, _Node(start, end, value, self._random.random())), above)
         self._size += 1
+        new = _Node(start, end, value, self._random.random())
+        # Down to where its priority puts it: what is below is little, and alone is taken apart.
+        above: _Node[T] | None = None
+        is_left = False
+        node = self._root
+        while node is not None and node.priority > new.priority:
+            if node.end_max < end:
+                node.end_max = end
+            is_left = (start, end) < (node.start, node.end)
+            above, node = node, node.left if is_left else node.right
+        new.left, new.right = _split(node, start, end)
+        new.update()
+        self._hang(above, is_left, new)
+
+    def _hang(self, above: _Node[T] | None, is_left: bool, node: _Node[T] | None) -> None:
+        """Put a subtree in the place of one of the children of a node; None: of the root."""
+        if above is None:
+            self._root = node
+        elif is_left:
+            above.left = node
+        else:
+            above.right = node
 
     def remove(self, start: bytes, end: bytes) -> None:
         """Remove an interval that is there."""
         if end == OPEN_END:
             del self._open[start]
             return
-        self._root = _remove(self._root, start, end)
+        path: list[_Node[T]] = []
+        is_left = False
+        node = self._root
+        while node is not None and (node.start, node.end) != (start, end):
+            path.append(node)
+            is_left = (start, end) < (node.start, node.end)
+            node = node.left if is_left else node.right
+        if node is None:
+            raise KeyError((start, end))
         self._size -= 1
+        self._hang(path[-1] if path else None, is_left, _merge(node.left, node.right))
+        for above in reversed(path):
+            above.update()
 
     def pop(self) -> T:
-        """Remove an interval, whichever is found soonest, and return its value; there must be one."""
-        if self._root is None:
-            value: T = self._open.popitem()[1]
-            return value
+        """Remove the first of the intervals, bounded ones before open ones, and return its value; there must be one."""
         node = self._root
-        self._root = _merge(node.left, node.right)
+        if node is None:
+            value: T = self._open.popitem(0)[1]
+            return value
+        above: _Node[T] | None = None
+        while node.left is not None:
+            above, node = node, node.left
+        # The ends noted above it may be greater now than what is left below: a search looks in vain, but misses nothing
+        # of it.
+        self._hang(above, True, node.right)
         self._size -= 1
         return node.value
 
@@ -141,16 +180,3 @@ def _merge(below: _Node[T] | None, above: _Node[T] | None) -> _Node[T] | None:
     above.left = _merge(below, above.left)
     above.update()
     return above
-
-
-def _remove(node: _Node[T] | None, start: bytes, end: bytes) -> _Node[T] | None:
-    if node is None:
-        raise KeyError((start, end))
-    if (node.start, node.end) == (start, end):
-        return _merge(node.left, node.right)
-    if (start, end) < (node.start, node.end):
-        node.left = _remove(node.left, start, end)
-    else:
-        node.right = _remove(node.right, start, end)
-    node.update()
-    return node

@@ -38,7 +38,7 @@ UNITS_PER_STEP: Final = 2_000
 PREVIOUS_UNITS: Final = 5
 """What a previous value counts: it is searched for in the index and read."""
 BYTES_PER_STEP: Final = 4 * 1024 * 1024
-"""Bytes of events, previous values included, after which a step ends."""
+"""Bytes of records, and of events with their previous values, after which a step ends."""
 REFERENCES_MAX: Final = 4_000_000
 """Events of all views together (8 bytes each): beyond it the later half of the views waits for another piece."""
 PIECE_MAX_BYTES: Final = 512 * 1024 * 1024
@@ -205,7 +205,8 @@ class Piece:
                 return
             used, size_bytes = self._match(revision, kv, is_tombstone(revision_key))
             units -= used
-            step_bytes -= size_bytes
+            # What nobody wants was read and checked all the same.
+            step_bytes -= len(kv) + size_bytes
         self.is_read = True
 
     def _match(self, revision: int, kv: bytes, is_delete: bool) -> tuple[int, int]:

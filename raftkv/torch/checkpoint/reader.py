@@ -31,6 +31,7 @@ from torch.futures import Future
 
 from raftkv.checkpoint.errors import CheckpointNotFound, DigestMismatch
 from raftkv.checkpoint.find.lookup import MIN
+from raftkv.checkpoint.keys import check_step
 from raftkv.checkpoint.kinds import DCP, DCP_PER_RANK
 from raftkv.checkpoint.records import Checkpoint, FileRecord
 from raftkv.checkpoint.storage.verify import load_manifest, open_verified
@@ -78,7 +79,7 @@ class Reader(FileSystemReader):
             raise ConfigError(f"DCP loads checkpoints of kind {DCP!r} or {DCP_PER_RANK!r}, not {kind!r}")
         self._link = Link(source)
         super().__init__(self._link.uri or ".")
-        self._which = step
+        self._which = step if isinstance(step, str | tuple | list | Checkpoint) else check_step(step)
         self._kind = kind
         self._verify = verify
         self._group = process_group

@@ -10,8 +10,8 @@
             except GenerationOver:
                 await run.rejoin()                  # the next generation: other members, maybe another rank
 
-``Run`` puts together: a attachment (``Participant``, or the agent's for a worker), and for the present generation an
-``Generation`` with its collectives, counters and terms. What it holds to:
+``Run`` puts together an attachment (``Participant``, or the agent's for a worker) and, for the present generation, a
+``Generation`` with its collectives, counters and leadership. What it holds to:
 
 1. Everything is fenced by the generation: a rank that missed its end writes nothing, it raises ``GenerationOver``.
 2. Whoever waits in a generation is interrupted at once when it ends, and ``changed`` costs nothing to ask.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from raftkv.client.control.control import ClientControl
+from raftkv.client.control.control import ClientControl, check_whole
 from raftkv.client.kv.operations import Put
 from raftkv.client.rpc.retry import until_answered
 from raftkv.errors import ConfigError
@@ -92,10 +92,10 @@ class WorkerAttachment:
         Raises:
             ClusterAway: it did not.
             GenerationOver: another has begun.
-            ConfigError: the generation has no such rank.
+            ConfigError: the generation has no such rank, or the client is a view.
             StatusError: the cluster refused.
         """
-        attachment = cls(kv, place)
+        attachment = cls(check_whole(kv), place)
         with in_words(kv, place.run_id, connect_timeout_s):
             record = await until_answered(lambda: kv.range(*attachment._keys.record), connect_timeout_s)
         attachment._cache.load(record, record.revision)

@@ -207,14 +207,14 @@ class Saving:
             return
         try:
             files = await asyncio.to_thread(self.files.finish)
-            self.checkpoint = await self._together.generation.until_over(self._finish(self.files, files))
+            self.checkpoint = await self._together.generation.until_over(self._finish(files))
         except BaseException as failure:
             await self._abort(failure)
             raise
         finally:
             self._files = None
 
-    async def _finish(self, own: RankFiles, files: list[Any]) -> Checkpoint | None:
+    async def _finish(self, files: list[Any]) -> Checkpoint | None:
         attempt, rank = self._begun(), self._together.generation.rank
         if rank != 0:
             await attempt.prepare(rank, files)

@@ -182,8 +182,8 @@ class Collectives:
                 raise
         raise BarrierTimeout(use.title, timeout_s, await self._missing(use.present(), root))
 
-    async def _missing(self, use: _Use, root: int | None) -> list[int]:
-        """Return the ranks that all wait for; none: they are there, or the cluster does not answer."""
+    async def _missing(self, use: _Use, root: int | None) -> list[int] | None:
+        """Return the ranks that all wait for; empty: they have come; None: the cluster does not answer."""
         try:
             opened = await self._generation.kv.get(use.open, timeout_s=LAST_LOOK_TIMEOUT_S)
             if opened is not None:
@@ -194,7 +194,7 @@ class Collectives:
                 use.arrived, prefix=True, keys_only=True, timeout_s=LAST_LOOK_TIMEOUT_S
             )
         except StatusError:
-            return []
+            return None
         came = {int(item.key.rpartition(b"/")[2]) for item in there}
         return sorted(set(range(self._generation.size)) - came)
 

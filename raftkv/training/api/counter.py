@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from raftkv.client.arguments import whole
 from raftkv.client.kv.compares import mod_revision
 from raftkv.client.kv.operations import GetRange, Put
 from raftkv.client.rpc.retry import until_answered
@@ -45,8 +46,7 @@ class Counter:
             GenerationOver: the generation has ended; nothing was added that anybody will see.
             StatusError: the cluster refused.
         """
-        if not isinstance(amount, int):
-            raise TypeError(f"counters count in whole numbers, not {type(amount).__name__}")
+        amount = whole(amount, "what is added to a counter")
         async with self._adding:
             if self._mine is None:
                 self._mine = await self._read_mine()
@@ -59,7 +59,8 @@ class Counter:
                     return _total(done.results[1])
                 self._mine = self._found(done.results[0])
                 if self._mine[1] < revision:
-                    self._generation.end(RESTORED)  # numbers that were given out would be given out again
+                    # Numbers that were given out would be given out again. Or the run was closed, and its keys went.
+                    self._generation.end(await self._generation.why_over() or RESTORED)
                     raise self._generation.error()
                 if self._mine[0] == total:
                     return await self._sum(self._mine[1])

@@ -1,13 +1,13 @@
 """One generation, as user code works in it: where its values lie, under which fence, and when it is over.
 
     generation = Generation(kv, world, rank=0)
-    await generation.until_over(barrier())        # GenerationOver at once when the generation ends, whatever is waited
-    for generation.end("node b-1 is gone")            # told by the participant
+    await generation.until_over(barrier())        # GenerationOver as soon as the generation ends
+    generation.end("node b-1 is gone")            # called when the participant hears of the end
 
 Everything lies below ``sync/<generation>/`` and is written in a txn with the world's fence, so a rank that slept
 through the end of its generation writes nothing. The arbiter deletes it two generations later.
 
-Leaves out: what the values mean (``gathering``, ``counter``, ``term``).
+Leaves out: what the values mean (``collectives``, ``counter``, ``leadership``).
 """
 
 from __future__ import annotations
@@ -43,17 +43,24 @@ VALUE_MAX_BYTES: Final = 256 * 1024
 class BarrierTimeout(TrainingError, TimeoutError):
     """Some ranks did not come to a barrier, or did not give their value, in time; calling again goes on waiting.
 
+    Arguments:
+        what: was waited for.
+        timeout_s: for so long.
+        missing: those ranks; None: the cluster does not answer.
+
     Attributes:
-        missing: those ranks.
+        missing: those ranks; empty: not known, or all have come by now.
     """
 
     definite = False
 
-    def __init__(self, what: str, timeout_s: float, missing: list[int]) -> None:
-        shown = ", ".join(map(str, missing[:16])) + (", ..." if len(missing) > 16 else "")
-        who = f"missing: rank{'s' if len(missing) > 1 else ''} {shown}" if missing else "the cluster does not answer"
+    def __init__(self, what: str, timeout_s: float, missing: list[int] | None) -> None:
+        self.missing = missing or []
+        shown = ", ".join(map(str, self.missing[:16])) + (", ..." if len(self.missing) > 16 else "")
+        who = "the cluster does not answer" if missing is None else "all have come by now"
+        if missing:
+            who = f"missing: rank{'s' if len(missing) > 1 else ''} {shown}"
         super().__init__(f"{what} was not complete within {timeout_s:g} s; {who}")
-        self.missing = missing
 
 
 def quoted(name: str) -> str:
@@ -137,6 +144,11 @@ class Generation:
     async def wait_over(self) -> str:
         """Wait for its end; returns why it ended."""
         return await asyncio.shield(self._over)
+
+    async def why_over(self) -> str:
+        """Ask the cluster why it has ended; empty: it lasts, as far as the records of the run say."""
+        found = await self.until_over(until_answered(lambda: self.kv.range(*self.fence.watched)))
+        return self.fence.why_over({item.key: item for item in found}) or ""
 
     async def until_over(self, waiting: Awaitable[Result]) -> Result:
         """Wait for something, but not beyond the end of the generation.

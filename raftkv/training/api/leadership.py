@@ -3,9 +3,9 @@
     leadership = await run.elect("writer")                 # waits until this rank leads
     await run.kv.put("progress", b"7", fence=leadership)   # while it leads *and* the generation lasts
 
-The candidates' keys are the client library's own (``client.contender``), below ``sync/<generation>/elect/<name>/``,
-each with a lease of the candidate: one that dies makes room for the next without a new generation. Every write of the
-campaign and every write with ``fence=leadership`` carries both conditions.
+The candidates' keys are the client library's own (``client.lock.contender``), below
+``sync/<generation>/elect/<name>/``, each with a lease of the candidate: one that dies makes room for the next without
+a new generation. Every write of the campaign and every write with ``fence=leadership`` carries both conditions.
 """
 
 from __future__ import annotations

@@ -51,11 +51,19 @@ class UnknownRun(TrainingError):
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """A run in one line: its state (None: nodes are there, but nothing is decided yet), and nodes that are there."""
+    """A run in one line.
+
+    Attributes:
+        run_id: its id.
+        state: what is going on; None: nodes are there, but nothing is decided yet.
+        nodes: that are there.
+        revision: mod revision of the state; 0: there is none.
+    """
 
     run_id: str
     state: State | None
     nodes: int
+    revision: int = 0
 
 
 def interval(keys: RunKeys) -> tuple[str, str]:
@@ -69,7 +77,8 @@ async def list_runs(kv: Client) -> list[RunSummary]:
     nodes = count_nodes([key.decode("utf-8", "backslashreplace").removeprefix(ROOT) for key in found])
     states = await kv.get_many([RunKeys(run_id).state for run_id in nodes])
     return [
-        RunSummary(run_id, _state(item), count) for (run_id, count), item in zip(nodes.items(), states, strict=True)
+        RunSummary(run_id, _state(item), count, 0 if item is None else item.mod_revision)
+        for (run_id, count), item in zip(nodes.items(), states, strict=True)
     ]
 
 

@@ -290,6 +290,8 @@ class Fold:
             self.nodes[change.name] = replace(self.nodes[change.name], left_revision=change.revision, cause=cause)
 
     def _begin(self, content: GenerationRecord, revision: int) -> None:
+        if not content.members and self.round is not None and self.round.generation == content.generation:
+            return  # the run has ended, and its record names nobody any more
         began = Stamp(content.time, self.arbiter, revision)
         if self.generations:
             last = self.generations[-1]

@@ -111,14 +111,17 @@ class Exporter:
             RaftKVError: the store did not answer.
         """
         runs = {one.run_id for one in await list_runs(self._kv)}
-        for run_id in self._runs.folds.keys() - runs:
+        for run_id in {*self._runs.folds, *self._followers} - runs:
             self._forget(run_id)
         for run_id in runs:
             if run_id not in self._followers or self._followers[run_id].done():
                 self._followers[run_id] = asyncio.create_task(self._follow(run_id))
-        for run_id in {*runs, *(run_of(key) for key in self._latest.items)}:
-            if run_id not in self._copies:
-                self._watch_checkpoints(run_id)
+        known = {*runs, *(run_of(key) for key in self._latest.items)}
+        for run_id in self._copies.keys() - known:
+            for copy in self._copies.pop(run_id):
+                copy.close()
+        for run_id in known - self._copies.keys():
+            self._watch_checkpoints(run_id)
         await self._look_at_clusters()
 
     async def _look_at_clusters(self) -> None:

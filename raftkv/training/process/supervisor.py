@@ -187,7 +187,7 @@ class Supervisor:
         """Tell everybody of a fault, and decide whether this node goes on."""
         fault = end.fault(world.generation, world.member.id, world.member.host)
         self._settings.tell(str(fault))
-        await asyncio.gather(workers.stop(self._settings.stop_grace_s), self._interruptible(self._report(world, fault)))
+        await asyncio.gather(workers.stop(self._settings.stop_grace_s), self._interruptible(self._report(fault)))
         root = await self._interruptible(self._root_cause(world))
         if self._participant.closed or (root is not None and root.node != world.member.id):
             return None
@@ -199,7 +199,7 @@ class Supervisor:
         self._settings.tell(f"restart {self._restarts} of {self._settings.max_restarts}")
         return None
 
-    async def _report(self, world: World, fault: Fault) -> None:
+    async def _report(self, fault: Fault) -> None:
         """Report a fault, and wait until the generation is over for all: whoever fell with it has reported by then."""
         await self._participant.report(fault)
         with contextlib.suppress(TimeoutError):

@@ -49,6 +49,7 @@ FAULTS_MAX: Final = 64
 """Lost members that are recorded one by one in a single decision; a txn has 128 operations at most."""
 PUT_OUT_MAX: Final = 60
 """Members that are put out by a single decision, with a fault each."""
+_ANYTHING: Final = "it"
 FAULT_GENERATIONS: Final = 16
 """Generations whose faults are kept for ``raftkvctl run show``; older ones are in the history of the store."""
 
@@ -74,16 +75,18 @@ class ArbiterDriver:
         self._keys = RunKeys(config.run_id)
         self._cache = cache
         self.revision = revision
+        # Those who wait give up after the time to join: whoever holds them up must be out well before.
+        self._return_timeout_s = min(config.return_timeout_s, config.join_timeout_s / 2)
         self._arbiter = Arbiter(
-            config.last_call_timeout_s, config.expected_nodes, config.rank_policy, config.return_timeout_s
+            config.last_call_timeout_s, config.expected_nodes, config.rank_policy, self._return_timeout_s
         )
-        self._return_timeout_s = config.return_timeout_s
         self._arbiter.forgive_until = forgive_until
         self._nodes: dict[str, Present] = {}
         self._faults: dict[str, tuple[int, Fault]] = {}
         self._is_loaded = False
         self._last_progress: tuple[float, object] = (-math.inf, None)
         self._refusal = ""
+        self._asked = _ANYTHING
         self._backoff = Backoff(RETRY_S, AFTER_ERROR_S, jitter=0.0)
         self._wake = asyncio.Event()
         self._eligibility = Eligibility(control, config, mod_revision(self._keys.arbiter) == revision, self.look)
@@ -195,7 +198,7 @@ class ArbiterDriver:
 
     async def _refused(self, error: StatusError) -> float:
         """Say what the store refuses, to those who wait too; returns how long to wait before it is asked again."""
-        refusal = f"the store to take it: {error}"
+        refusal = f"the store to take {self._asked}: {error}"
         if refusal != self._refusal:
             self._refusal = refusal
             _log.warning("raftkv: run %s cannot go on, it is tried again: %s", self._keys.run_id, error)
@@ -210,7 +213,7 @@ class ArbiterDriver:
         while (view := self._view()) is not None:
             decision = await self._decide(view)
             if decision is None:
-                self._refusal = ""
+                self._refusal, self._asked = "", _ANYTHING
                 await self._report_progress(view)
                 self._look_later()
                 return
@@ -239,6 +242,7 @@ class ArbiterDriver:
 
     async def _carry_out(self, view: View, decision: Decision) -> bool:
         """Write a decision; False: it did not happen, and what speaks against it is on its way through the watches."""
+        self._asked = _ANYTHING
         if isinstance(decision, PutOut):
             return await self._put_out(view, decision)
         if isinstance(decision, Break):
@@ -259,9 +263,10 @@ class ArbiterDriver:
             fault = Fault(view.generation, node.id, node.host, cause=LEFT, message=message, time=now)
             conditions.append(mod_revision(key) == present.written)  # it has not come back just now
             operations += [Delete(key), Put(self._keys.faults(view.generation) + fault.key, fault.encode())]
-            _log.warning("raftkv: run %s: node %s left: %s", self._keys.run_id, node.id, message)
         result = await self._control.txn(conditions, operations)
         if result.succeeded:
+            for present in decision.nodes[:PUT_OUT_MAX]:
+                _log.warning("raftkv: run %s: node %s left: %s", self._keys.run_id, present.node.id, message)
             await self._reflectors[0].reached(result.revision)
         return result.succeeded
 
@@ -290,8 +295,11 @@ class ArbiterDriver:
         generation = decision.generation
         joined, left_out = len(decision.members), self._eligibility.left_out(view)
         state = new_state(view, generation=generation, phase=RUNNING, joined=joined, left_out=left_out, time=now)
+        record = GenerationRecord(generation, decision.members, now).encode()
+        nodes = "1 node" if joined == 1 else f"{joined} nodes"
+        self._asked = f"generation {generation} of {nodes}, a record of {len(record)} bytes"
         operations: list[Operation] = [
-            Put(self._keys.round, GenerationRecord(generation, decision.members, now).encode()),
+            Put(self._keys.round, record),
             Put(self._keys.state, state.encode()),
         ]
         # After a restore nodes have seen later generations than the last on record: nobody is in that one any more.

@@ -30,16 +30,16 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from raftkv.client.arguments import limit
-from raftkv.client.control.control import ClientControl, Control
+from raftkv.client.control.control import ClientControl, Control, check_whole
 from raftkv.client.control.records import RecordError
 from raftkv.client.control.reflector import Reflector
 from raftkv.client.control.retries import OnTrouble, until_answered
-from raftkv.client.kv.compares import Compare, mod_revision, version
+from raftkv.client.kv.compares import Compare, create_revision, mod_revision, version
 from raftkv.client.kv.operations import Delete, GetRange, Operation, Put
 from raftkv.client.rpc.retry import is_transient
 from raftkv.client.values import Event, KeyValue, TxnResult
@@ -57,6 +57,9 @@ from raftkv.training.scheduling.ledger import HOST_SLOTS, give_back
 
 if TYPE_CHECKING:
     from raftkv.client.library import Client
+
+MEMBERS_KEPT: Final = 32
+"""Members of the last generation that the record of a run that has ended goes on naming; of more it names none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +146,12 @@ class Participant:
 
         Raises:
             ClusterAway: the store did not answer within ``connect_timeout_s``.
-            ConfigError: the configuration cannot work.
+            ConfigError: the configuration cannot work, or the client is a view.
             RunClosed: the run is over, and nodes of it are still there.
             RunConflict: its nodes were started with other limits.
             StatusError: the store refused.
         """
-        with in_words(kv, config.run_id, config.connect_timeout_s):
+        with in_words(check_whole(kv), config.run_id, config.connect_timeout_s):
             return await cls.start(ClientControl(kv), config, data=data, on_progress=on_progress, on_trouble=on_trouble)
 
     @classmethod
@@ -194,7 +197,21 @@ class Participant:
                 await self._say_goodbye(self.world)
         except StatusError as error:
             is_away = is_transient(error)  # the end of the lease tells it as well, only later
+        is_over = self.closed and not self._left
         await self._go(is_away=is_away)
+        if is_over and not is_away:
+            await self._shorten()
+
+    async def _shorten(self) -> None:
+        """Forget who was in the last generation of a closed run, if nobody is left: of 1,000 nodes that is 100 KB."""
+        last = self._cache.round
+        if last is None or len(last.members) <= MEMBERS_KEPT:
+            return
+        nobody = create_revision(self._keys.nodes, prefix=True) == 0
+        unchanged = mod_revision(self._keys.round) == self._cache.round_revision
+        short = Put(self._keys.round, replace(last, members=()).encode())
+        with suppress(StatusError):  # it stays as large as it is
+            await self._control.txn([nobody, unchanged, self._state_as_seen()], [short])
 
     async def _say_goodbye(self, world: World) -> None:
         fault = Fault(world.generation, self.node.id, self.node.host, cause=LEFT, time=time.time())

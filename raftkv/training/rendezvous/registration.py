@@ -282,8 +282,11 @@ class Registration:
         if self._left:
             return
         now, interval_s = self._loop.time(), self._config.lease_ttl_s / 2
-        if self._beat_at and now - self._beat_at > 2 * interval_s:
-            self._stood_still_s = now - self._beat_at
+        pause_s = now - self._beat_at if self._beat_at else 0.0
+        if pause_s > 2 * interval_s:
+            self._stood_still_s = pause_s
+        elif self.grant is not None and self.grant.silent_s < pause_s:
+            self._stood_still_s = 0.0  # the lease was confirmed since: what ends it later is something else
         self._beat_at = now
         if self.grant is None or self.grant.silent_s > self.grant.ttl_s + OUTAGE_S:
             self._on_outage()

@@ -15,8 +15,8 @@ Invariants:
    this daemon is the arbiter and knows the last quorum.
 2. An ask is answered by one quorum only: it is never decided again once a stored quorum, or an answer, had it.
 3. Errors of the store reach no replica: the turn is repeated until it works, with the store as it is then.
-4. Ids never go back: after a restore from a backup, which knows an earlier quorum or none, the next one is above all
-   that this daemon has seen.
+4. Ids never go back: after a restore from a backup, which knows an earlier quorum or none, the next one is far above
+   all that this daemon has seen, and that the store knows: others may have given out more since.
 
 Leaves out: connections and calls (``lighthouse``), the arithmetic of time-outs of replicas (``torchft.roster``).
 """
@@ -26,6 +26,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
@@ -51,6 +52,8 @@ OPERATIONS_MAX: Final = 100
 """Members that one txn announces."""
 CALL_TIMEOUT_S: Final = 1.0
 """Time limit of one attempt. All can be repeated, and what a dead leader of the store has swallowed never answers."""
+ID_LEAP: Final = 1 << 32
+"""More ids than a job gives out between a backup and its restore. Ids have 63 bits."""
 _ABSENT: Final = Ask("", "absent")
 _log = logging.getLogger(__name__)
 
@@ -188,6 +191,15 @@ class Job:
     def _on_restored(self) -> None:
         """Forget what the store held: it is another one now, and a list of it comes next."""
         self._arbiter, self.record, self._record_revision = None, None, 0
+        if self._last_id:
+            self._leap()
+
+    def _leap(self) -> None:
+        """Pass by ids that were given out after the backup, of which nobody may be left who knows them.
+
+        By chance, for the same backup may be restored twice, by daemons that know nothing of each other.
+        """
+        self._last_id += ID_LEAP + secrets.randbelow(ID_LEAP)
 
     def _learn(self, arbiter: KeyValue | None, quorum: KeyValue | None) -> None:
         self._arbiter = arbiter
@@ -344,9 +356,11 @@ class Job:
         if not members:
             return
         own = all(ask.number.startswith(f"{self._daemon_id}/") for ask in members)
-        stored_id = self.record.quorum_id if self.record is not None else 0
-        is_new = self.decision.new_id or stored_id < self._last_id
-        record = QuorumRecord.of(self._last_id + is_new, members, time.time())
+        stored, cluster = self.record, self._lease.cluster
+        if stored is not None and stored.cluster not in ("", cluster) and stored.quorum_id == self._last_id:
+            self._leap()
+        is_new = self.decision.new_id or (0 if stored is None else stored.quorum_id) < self._last_id
+        record = QuorumRecord.of(self._last_id + is_new, members, time.time(), cluster)
         if own and not is_new:
             confirmed = await self._confirm()
         else:

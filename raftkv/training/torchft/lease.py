@@ -38,6 +38,12 @@ class DaemonLease:
         """Call back, on the loop, whenever a lease was granted or lost."""
         self._listeners.append(callback)
 
+    @property
+    def cluster(self) -> str:
+        """Return the id of the cluster that has granted it, as a text; empty: there is none now, or it did not say."""
+        number = 0 if self.lease is None else self.lease.cluster_id
+        return f"{number:x}" if number else ""
+
     async def run(self) -> None:
         """Hold a lease until cancelled."""
         backoff = Backoff(max_s=RETRY_MAX_S)

@@ -28,6 +28,7 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
+from raftkv.client.control.control import check_whole
 from raftkv.client.control.records import RecordError
 from raftkv.client.library import Client
 from raftkv.errors import ConfigError
@@ -145,7 +146,7 @@ class Lighthouse:
         self.id = f"{socket.gethostname().replace('/', '_')}-{os.urandom(4).hex()}"
         self.jobs: dict[str, Job] = {}
         self.lease = DaemonLease(kv, config.lease_ttl_s, config.lease_grace_s)
-        self._kv = kv
+        self._kv = check_whole(kv)
         self._config = config
         self._started_s = asyncio.get_running_loop().time()
         self._servers: list[Server] = []

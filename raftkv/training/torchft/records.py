@@ -128,6 +128,7 @@ class QuorumRecord(TrainingRecord):
         asks: number of the ask that it answers, by replica id.
         messages: ``QuorumMember`` of each, base64.
         time: wall clock of the arbiter, for torchft and for people.
+        cluster: in which it was decided: one that is restored from a backup is another; empty: not known.
     """
 
     NAME: ClassVar[str] = "quorum"
@@ -135,21 +136,24 @@ class QuorumRecord(TrainingRecord):
     asks: Mapping[str, str] = field(default_factory=dict)
     messages: Mapping[str, str] = field(default_factory=dict)
     time: float = 0.0
+    cluster: str = ""
 
     @classmethod
-    def of(cls, quorum_id: int, members: tuple[Ask, ...], time: float) -> QuorumRecord:
+    def of(cls, quorum_id: int, members: tuple[Ask, ...], time: float, cluster: str = "") -> QuorumRecord:
         """Make the record of a decision.
 
         Arguments:
             quorum_id: of the quorum.
             members: their asks.
             time: wall clock of the arbiter, in seconds.
+            cluster: in which it is decided.
         """
         return cls(
             quorum_id,
             {ask.replica_id: ask.number for ask in members},
             {ask.replica_id: base64.b64encode(ask.message).decode() for ask in members},
             time,
+            cluster,
         )
 
     @property

@@ -16,7 +16,7 @@ from raftkv.checkpoint.commit.claim import Claim, claim_generation
 from raftkv.checkpoint.errors import FenceBroken
 from raftkv.checkpoint.keys import RegistryKeys
 from raftkv.checkpoint.positions.intervals import overlaps, size
-from raftkv.checkpoint.positions.ledger import Lease, Ledger, RangeLost, State, Used
+from raftkv.checkpoint.positions.ledger import Ledger, RangeLost, State, TakenRange, Used
 from raftkv.checkpoint.positions.position import Position
 from raftkv.client.control.records import RecordError
 from raftkv.client.sync.loop import LoopThread
@@ -38,7 +38,7 @@ class Story:
         self.length = length
         self.model = [0] * length
         self.saved = (Used.begin(length), list(self.model))
-        self.leases: dict[int, Lease | None] = {}
+        self.ranges: dict[int, TakenRange | None] = {}
         self.claims: list[Claim] = []
 
     @property
@@ -51,29 +51,29 @@ class Story:
         self.claims.append(await claim_generation(self.control, RUN, source, now=lambda: 0.0))
         used, model = self.saved
         self.model = list(model)
-        self.leases = dict.fromkeys(range(world_size))
+        self.ranges = dict.fromkeys(range(world_size))
         again = Used.decode(used.encode())
         await asyncio.gather(
             *(self.ledger.open(self.claim, again, range_size=self.range_size) for _ in range(world_size))
         )
 
     async def work(self, rank: int) -> None:
-        lease = self.leases[rank]
-        if lease is None or lease.done == lease.end:
-            self.leases[rank] = await self.ledger.take(self.claim, rank)
+        taken = self.ranges[rank]
+        if taken is None or taken.done == taken.end:
+            self.ranges[rank] = await self.ledger.take(self.claim, rank)
             return
         if self.rng.random() < 0.1:
-            self.leases[rank] = None
-            await self.ledger.give_back(self.claim, lease)
+            self.ranges[rank] = None
+            await self.ledger.give_back(self.claim, taken)
             return
-        upto = self.rng.randint(lease.done + 1, lease.end)
-        for sample in range(lease.done, upto):
+        upto = self.rng.randint(taken.done + 1, taken.end)
+        for sample in range(taken.done, upto):
             self.model[sample] += 1
-        self.leases[rank] = await self.ledger.mark(self.claim, lease, upto)
+        self.ranges[rank] = await self.ledger.mark(self.claim, taken, upto)
 
     async def step(self) -> None:
         """Several ranks work side by side."""
-        ranks = self.rng.sample(sorted(self.leases), self.rng.randint(1, len(self.leases)))
+        ranks = self.rng.sample(sorted(self.ranges), self.rng.randint(1, len(self.ranges)))
         await asyncio.gather(*(self.work(rank) for rank in ranks))
 
     async def commit(self) -> None:
@@ -88,8 +88,8 @@ class Story:
             await self.rng.choice(
                 [
                     lambda: self.ledger.take(old, 0),
-                    lambda: self.ledger.mark(old, Lease(0, 5, 0, 0, 0), 5),
-                    lambda: self.ledger.give_back(old, Lease(0, 5, 0, 0, 0)),
+                    lambda: self.ledger.mark(old, TakenRange(0, 5, 0, 0, 0), 5),
+                    lambda: self.ledger.give_back(old, TakenRange(0, 5, 0, 0, 0)),
                     lambda: self.ledger.open(old, Used.begin(self.length), range_size=1),
                     lambda: self.ledger.next_epoch(old, 5),
                 ]
@@ -101,8 +101,8 @@ class Story:
         base = f"{RegistryKeys(RUN).base}position/train/"
         items = {key.decode(): item.value for key, item in self.world.store.items.items()}
         state = State.decode(items[f"{base}state"])
-        taken = [Lease.decode(value) for key, value in items.items() if key.startswith(f"{base}taken/")]
-        all_ranges = [*state.free, *state.done, *((lease.first, lease.end) for lease in taken)]
+        taken = [TakenRange.decode(value) for key, value in items.items() if key.startswith(f"{base}taken/")]
+        all_ranges = [*state.free, *state.done, *((one.first, one.end) for one in taken)]
         assert not overlaps(all_ranges)
         assert size(all_ranges) == state.length
         assert max(self.model, default=0) <= 1
@@ -127,7 +127,7 @@ async def _run(seed: int, length: int, range_size: int, lost: float = 0.0) -> No
     await story.commit()
     assert story.model == [1] * length
     assert story.saved[0].remaining == 0
-    await asyncio.gather(*(story.ledger.next_epoch(story.claim, 1) for _ in story.leases))
+    await asyncio.gather(*(story.ledger.next_epoch(story.claim, 1) for _ in story.ranges))
     assert await story.ledger.used() == Used(1, length, ())
     for late in list(story.world.sent):  # copies of everything that was ever sent arrive again
         late()
@@ -159,10 +159,10 @@ def _alone(act: Any) -> None:
 def test_a_range_that_was_given_back_is_lost() -> None:
     async def act(ledger: Ledger, claim: Claim) -> None:
         await ledger.open(claim, Used.begin(10), range_size=6)
-        lease = await ledger.take(claim, 3)
-        assert lease is not None
-        half = await ledger.mark(claim, lease, 4)
-        assert await ledger.mark(claim, lease, 4) == half  # as after a lost answer
+        taken = await ledger.take(claim, 3)
+        assert taken is not None
+        half = await ledger.mark(claim, taken, 4)
+        assert await ledger.mark(claim, taken, 4) == half  # as after a lost answer
         await ledger.give_back(claim, half)
         for attempt in (ledger.mark(claim, half, 5), ledger.mark(claim, half, 6), ledger.give_back(claim, half)):
             with pytest.raises(RangeLost, match="samples 0 to 6 of epoch 0 are not rank 3's"):
@@ -186,16 +186,16 @@ def test_what_cannot_be_is_refused_in_one_line() -> None:
         with pytest.raises(TypeError, match="used is a Used"):
             await ledger.open(claim, Position.begin(10), range_size=6)
         await ledger.open(claim, Used.begin(10), range_size=6)
-        lease = await ledger.take(claim, 0)
-        assert lease is not None
+        taken = await ledger.take(claim, 0)
+        assert taken is not None
         with pytest.raises(TypeError, match="rank is a whole number"):
             await ledger.take(claim, 0.0)
         with pytest.raises(TypeError, match="done is a whole number"):
-            await ledger.mark(claim, lease, 2.0)
+            await ledger.mark(claim, taken, 2.0)
         assert (await ledger.used()).done == ()
         for upto in (-1, 7):
             with pytest.raises(ConfigError, match="used up to 0"):
-                await ledger.mark(claim, lease, upto)
+                await ledger.mark(claim, taken, upto)
         with pytest.raises(ConfigError, match="10 samples are left"):
             await ledger.next_epoch(claim, 1)
         with pytest.raises(TypeError, match="length is a whole number"):
@@ -214,8 +214,8 @@ def test_programs_without_an_event_loop_have_the_same() -> None:
     ledger = positions.Ledger(registry, "train")
     ledger.open(claim, Used.begin(10), range_size=4)
     found = []
-    while (lease := ledger.take(claim, 0)) is not None:
-        found.append((lease.first, ledger.mark(claim, lease, lease.end).done))
+    while (taken := ledger.take(claim, 0)) is not None:
+        found.append((taken.first, ledger.mark(claim, taken, taken.end).done))
     assert found == [(0, 4), (4, 8), (8, 10)]
     assert ledger.is_over()
     ledger.next_epoch(claim, 1, 7, "v2")

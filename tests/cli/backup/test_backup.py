@@ -154,6 +154,23 @@ def test_killed_at_any_step_nothing_looks_whole_that_is_not(
     assert len(Place(url).backups()) == 1
 
 
+@pytest.mark.parametrize("step", ["upload", "finish", "write"])
+def test_a_full_place_keeps_nothing_of_a_backup_that_failed(
+    step: str, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A database without its manifest stood in the way of all later ones for a day."""
+    place, real = Place(f"memory://{tmp_path}/full"), getattr(Place, step)
+
+    def full(*arguments: Any) -> None:
+        real(*arguments)
+        raise command.CommandError(f"cannot write to {place.url}: No space left on device")
+
+    monkeypatch.setattr(Place, step, full)
+    with pytest.raises(command.CommandError, match="No space left on device"):
+        asyncio.run(command.take_one(place, values_of(cluster), Report(json=True)))
+    assert place.names() == []
+
+
 def values_of(cluster: Cluster, **settings: Any) -> dict[str, Any]:
     given = {flag.name: flag.initial() for flag in command.TAKE_FLAGS}
     return {**given, "endpoints": ",".join(cluster.endpoints), "json": True, **settings}

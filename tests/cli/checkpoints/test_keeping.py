@@ -20,7 +20,7 @@ def kept_as(cluster, step: int) -> list[str]:
 def test_pins_are_taken_and_given_back(raftkv_cluster, raftkv_client, tmp_path: Path) -> None:
     save(raftkv_client, tmp_path, 100)
     save(raftkv_client, tmp_path, 200)
-    pinned = text_of(ctl(raftkv_cluster, "pin", "job", "100", "--reader", "eval", "--for", "90m"))
+    pinned = text_of(ctl(raftkv_cluster, "pin", "job", "100", "--reader", "eval", "--for", "90m0.5s"))
     assert pinned == "step 100 of run 'job' is pinned by 'eval' for 1 h 30 min\n"
     told = json.loads(text_of(ctl(raftkv_cluster, "pin", "job", "100", "--reader", "paper", "--json")))
     assert told == {"run_id": "job", "step": 100, "reader": "paper", "duration_s": 0}
@@ -29,7 +29,7 @@ def test_pins_are_taken_and_given_back(raftkv_cluster, raftkv_client, tmp_path: 
         raftkv_client.range("/raftkv/checkpoint/run/job/hold/", prefix=True), key=lambda i: i.lease
     )
     assert forever.lease == 0
-    assert raftkv_client.lease_info(timed.lease).granted_ttl == 5400
+    assert raftkv_client.lease_info(timed.lease).granted_ttl == 5401
     assert (
         text_of(ctl(raftkv_cluster, "unpin", "job", "100", "--reader", "eval")) == "1 pin of 'eval' on step 100 gone\n"
     )

@@ -8,7 +8,7 @@ from raftkv import errors
 from raftkv.apply import check
 from raftkv.apply import request as requests
 from raftkv.apply.applier import PARSERS
-from raftkv.pb import kv_pb2, raft_pb2, rpc_pb2
+from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.rpc.status import RpcError
 from raftkv.server.services.responder import parse_or_raise
@@ -152,14 +152,6 @@ class _Hashed:
     def _hash(self, machine: Machine, revision: int) -> None:
         wanted = machine.hash(revision)
         assert machine.reopened().hash(revision) == wanted
-
-
-def _key_values() -> list[bytes]:
-    return [
-        kv_pb2.KeyValue(
-            key=b"k", value=b"v" * 9, mod_revision=7, create_revision=5, version=2, lease=-1
-        ).SerializeToString()
-    ]
 
 
 def _changes() -> list[bytes]:

@@ -45,8 +45,6 @@ def test_integers(value: int, mask: int, octets: str) -> None:
     assert number(value, mask, 0) == bytes.fromhex(octets)
 
 
-_LITERAL = b"\x00\x01x"  # a field without indexing whose value follows
-
 REFUSED = [
     # Section, block. All are COMPRESSION_ERROR.
     ("2.3.3: entry 0", "80"),

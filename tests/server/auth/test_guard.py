@@ -20,7 +20,7 @@ from raftkv.server.auth import guard
 from raftkv.server.auth.guard import AHEAD_CALLS_MAX
 from raftkv.server.auth.simple_tokens import digest_of
 from raftkv.server.auth.table import OPEN, TABLE, row_of
-from tests.server.auth.world import World, stop, until
+from tests.server.auth.world import Call, World, stop, until
 
 PUT, RANGE = "etcdserverpb.KV/Put", "etcdserverpb.KV/Range"
 TXN = "etcdserverpb.KV/Txn"
@@ -217,6 +217,33 @@ async def test_tokens_of_the_future_are_waited_for_by_some_calls_for_a_while(
     await until(lambda: all(call.done for call in ahead))
     assert {call.status for call in (*ahead, *late)} == {BAD_TOKEN}
     await stop(watch_call)
+
+
+@on_loop
+async def test_a_call_that_waited_is_answered_whatever_its_handler_raises() -> None:
+    """A server answers for what handlers raise at once; behind a wait nobody did, and clients waited for ever."""
+    world = world_of_alice()
+    raised: list[Exception] = [RpcError(errors.FAILED_PRECONDITION, "not today"), ZeroDivisionError("secret")]
+    secrets = ["y" * 24, "z" * 24]
+
+    def handle(call: Any, data: bytes) -> None:
+        raise raised.pop(0)
+
+    guarded = world.users.guard.around("/" + PUT, Kind.UNARY, handle)
+    calls = []
+    for secret in secrets:
+        headers = ((b"token", f"{secret}.{world.node.applied + 2}".encode()),)
+        calls.append(Call(headers))
+        guarded(calls[-1], put().SerializeToString())
+    await until(lambda: len(world.users.guard._waiting) == 2)
+    for secret in secrets:
+        world.node.applied += 1
+        world.users.granted(b"alice", digest_of(secret.encode()), world.node.applied)
+    await until(lambda: all(call.done for call in calls))
+    assert {call.status for call in calls} == {
+        (errors.FAILED_PRECONDITION, "not today"),
+        (errors.INTERNAL, "internal error"),
+    }
 
 
 @on_loop

@@ -199,6 +199,10 @@ class Call:
         """See ``ServerCall``."""
         self._end(error.code, error.text)
 
+    def fail_for(self, error: BaseException) -> None:
+        """See ``ServerCall``."""
+        self.fail_with(error if isinstance(error, RpcError) else RpcError(errors.INTERNAL, "internal error"))
+
     def abort(self, error: RpcError) -> None:
         """See ``ServerCall``."""
         self.fail_with(error)

@@ -18,8 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from raftkv import errors
+from raftkv.apply import request as requests
+from raftkv.apply.auth.caller import Caller
 from raftkv.apply.request import Kind
 from raftkv.pb import raft_pb2, rpc_pb2
+from raftkv.raft.types import Entry
 from raftkv.rpc.cork import Cork
 from raftkv.server.lease.renewals import Done, Expiry, PendingKeepAlive, Renewals
 from raftkv.server.lease.times import BEAT_S, LeaseClock, LeaseTimes
@@ -37,6 +40,8 @@ class LogEntry:
     proposer: Member | None = None
     done: Done | None = None
     term: int = 0
+    asked_at: float | None = None
+    """When a lease was asked for whose id another one may have had."""
 
 
 @dataclass
@@ -70,6 +75,27 @@ class Asked(PendingKeepAlive):
         self.error = error
 
 
+class Tail:
+    """The log as a member that leads has it."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+
+    def applied(self) -> int:
+        return self.member.applied
+
+    def last_index(self) -> int:
+        return len(self.member.world.log) + len(self.member.world.appended)
+
+    def entries(self, first: int, last: int) -> list[Entry]:
+        world = self.member.world
+        found = [*world.log, *world.appended][first - 1 : last]
+        return [
+            Entry(entry.term, index, requests.encode(entry.kind, 0, entry.body))
+            for index, entry in enumerate(found, first)
+        ]
+
+
 class Member:
     """One member: its state machine and its view of time."""
 
@@ -83,9 +109,7 @@ class Member:
         self.clock = LeaseClock(lambda: world.now)
         self.times = LeaseTimes(self.clock, self._lease_ended)
         self.renewals = Renewals(self.times, self.clock, self._propose, world.retry, Cork(lambda flush: None))
-        self.expiry = Expiry(
-            self.times, self._propose, lambda: len(world.log) + len(world.appended), lambda: self.applied
-        )
+        self.expiry = Expiry(self.times, self._propose, Tail(self))
         self.machine.applier.leases.observer = self.times
 
     def _propose(self, kind: int, lease_ids: Sequence[int], done: Done) -> None:
@@ -180,11 +204,22 @@ class World:
         for entry in entries:
             before = set(self.oracle.applier.leases.granted)
             self.oracle.applier.term = entry.term
-            self.oracle.applier.apply(entry.kind, entry.body)
+            outcome = self.oracle.applier.apply(entry.kind, entry.body)
             if entry.kind == Kind.LEASE_EXPIRE:
                 for lease_id in before - set(self.oracle.applier.leases.granted):
                     self.ended[lease_id] = self.now
+            if entry.asked_at is not None and outcome.error is None:
+                self._granted_anew(rpc_pb2.LeaseGrantRequest.FromString(entry.body), entry.asked_at)
         self.log += entries
+
+    def _granted_anew(self, request: rpc_pb2.LeaseGrantRequest, asked_at: float) -> None:
+        """What was promised for the lease that had this id before counts no more."""
+        lease_id = request.ID
+        self.answers = [answer for answer in self.answers if answer.lease_id != lease_id]
+        self.ended.pop(lease_id, None)
+        self.ttl_s[lease_id] = request.TTL
+        self.last_sent_at[lease_id] = max(asked_at, self.last_sent_at.get(lease_id, asked_at))
+        self.answers.append(Answer(lease_id, asked_at, self.now, request.TTL))
 
     def elect(self, index: int, surviving: int = 0, *, after_outage: bool = False) -> None:
         """A member takes over. The first `surviving` entries of the old leader's tail are committed, the rest lost."""
@@ -216,6 +251,16 @@ class World:
         self.ttl_s[lease_id] = ttl_s
         self.last_sent_at[lease_id] = self.now
         self.answers.append(Answer(lease_id, self.now, self.now, ttl_s))
+
+    def revoke_and_grant(self, lease_id: int, ttl_s: int, caller: Caller | None = None) -> None:
+        """Ask for the end of a lease, and for a new one of its id before the answer has come."""
+        body = rpc_pb2.LeaseRevokeRequest(ID=lease_id).SerializeToString()
+        if caller is None:
+            self.propose(None, LogEntry(Kind.LEASE_REVOKE, body))
+        else:
+            self.propose(None, LogEntry(requests.IDENTIFIED, requests.identified(caller, Kind.LEASE_REVOKE, body)))
+        request = rpc_pb2.LeaseGrantRequest(ID=lease_id, TTL=ttl_s)
+        self.propose(None, LogEntry(Kind.LEASE_GRANT, request.SerializeToString(), asked_at=self.now))
 
     def keep_alive(self, lease_id: int) -> Asked:
         """Ask for a renewal; `confirm` and `serve` follow."""

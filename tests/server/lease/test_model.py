@@ -41,6 +41,11 @@ class LessorMachine(RuleBasedStateMachine):
         self.world.grant(self.next_id, ttl_s)
         self.next_id += 1
 
+    @precondition(lambda self: self.next_id > 1)
+    @rule(data=st.data(), ttl_s=st.integers(1, 3))
+    def revoke_and_grant(self, data: st.DataObject, ttl_s: int) -> None:
+        self.world.revoke_and_grant(data.draw(st.integers(1, self.next_id - 1)), ttl_s)
+
     @rule(data=st.data(), at_once=st.booleans())
     def keep_alive(self, data: st.DataObject, at_once: bool) -> None:
         world = self.world

@@ -6,11 +6,12 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from raftkv import errors
+from raftkv import asleep, errors
 from raftkv.apply.applier import Outcome
 from raftkv.apply.request import Kind
 from raftkv.pb import raft_pb2, rpc_pb2
@@ -23,7 +24,6 @@ from raftkv.server.lease.lessor import SHORTEN_MAX, Lessor
 from raftkv.server.lease.on_leader import SHORTEN, WOKEN_AT_ONCE
 from raftkv.server.lease.renewals import FAILED_AT_ONCE, RENEW_MAX, PendingKeepAlive
 from raftkv.server.lease.times import BEAT_S, LOGGED_S, OUTAGE_GRACE_S, PATIENCE_S, UNLOGGED
-from raftkv.server.node import reads
 from raftkv.server.node.surroundings import NodeSettings
 from raftkv.server.node.waits import AwaitableNode
 from tests.apply.machine import Machine
@@ -45,6 +45,7 @@ class Node(AwaitableNode):
         self.applied = self.committed = 0
         self.leader_lost_at = -math.inf
         self.stopped = self.is_transferring = False
+        self.raw = SimpleNamespace(raft=SimpleNamespace(log=SimpleNamespace(last_index=0)))
         self.reads: list[Any] = []
         self.asked = asyncio.Event()
         self.proposed: list[tuple[int, bytes]] = []
@@ -66,6 +67,9 @@ class Node(AwaitableNode):
         self.proposed.append((kind, body))
         self._waiters.append(waiter)
         return len(self.proposed)
+
+    def submit_ahead(self, kind: int, body: bytes, waiter: Any) -> None:
+        self.submit(kind, body, waiter, None)
 
     def finish(self) -> None:
         """Everything proposed is applied."""
@@ -383,7 +387,7 @@ def test_a_leader_confirmed_a_moment_ago_is_asked_again_only_if_something_may_ha
 def test_a_leader_whose_machine_has_slept_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another may have been elected meanwhile, and have ended the lease."""
     asleep_s = 5.0
-    monkeypatch.setattr(reads, "asleep_s", lambda: (asleep_s, asleep_s))
+    monkeypatch.setattr(asleep, "asleep_s", lambda: (asleep_s, asleep_s))
 
     async def scenario(member: Follower) -> None:
         nonlocal asleep_s

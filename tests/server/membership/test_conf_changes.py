@@ -162,7 +162,9 @@ def test_who_was_added_is_told_apart_after_a_restart() -> None:
     play(scenario)
 
 
-def follow(scenario: Callable[[World, Caller], Awaitable[None]]) -> None:
+def follow(
+    scenario: Callable[[World, Caller], Awaitable[None]], asked_for: raft_pb2.MembershipChange | None = None
+) -> None:
     """Play a scenario on a follower of three, in which somebody has asked for a change when 2 led in term 1."""
 
     async def run() -> None:
@@ -170,7 +172,7 @@ def follow(scenario: Callable[[World, Caller], Awaitable[None]]) -> None:
         founders = [rpc_pb2.Member(ID=one, name=f"m{one}", peerURLs=[f"http://m{one}:1"]) for one in (1, 2, 3)]
         world.node.applier.membership.bootstrap(founders)
         world.node.receive([world.heartbeat(leader=2)])
-        world.node.submit_change(add(5), caller)
+        world.node.submit_change(asked_for or add(5), caller)
         await world.turns()
         assert [message.to for message in world.sender.sent if message.type is MessageType.PROPOSE] == [2]
         await scenario(world, caller)
@@ -205,6 +207,17 @@ def test_a_change_whose_leader_is_lost_is_passed_on_to_the_next() -> None:
         assert caller.outcome is None
 
     follow(scenario)
+
+
+def test_new_urls_are_passed_on_once() -> None:
+    """A copy that came late, to a leader of before that leads again, would undo what somebody did meanwhile."""
+
+    async def scenario(world: World, caller: Caller) -> None:
+        assert not await passed_on(world, append(3, 2, Entry(2, 1, b"")))
+        assert caller.outcome is None
+
+    member = rpc_pb2.Member(ID=2, peerURLs=["http://other:1"])
+    follow(scenario, raft_pb2.MembershipChange(changes=[Change(kind=Change.UPDATE, member=member)]))
 
 
 def test_a_change_is_passed_on_again_once_there_is_another_connection_to_the_leader() -> None:

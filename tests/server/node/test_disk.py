@@ -21,7 +21,7 @@ from raftkv.server.node.disk import (
     SLOW_SYNC_S,
     Batch,
     Disk,
-    Mark,
+    Marker,
     SyncTimes,
 )
 from raftkv.storage import failpoints
@@ -155,7 +155,7 @@ def test_segments_are_deleted_on_the_thread_however_fast_the_disk_is() -> None:
 
     async def scenario() -> None:
         disk = Disk(deleting, asyncio.get_running_loop(), lambda error: None, lambda seconds: None)
-        disk.submit(Mark(SnapshotMeta(7, 1, ConfState((1,))), lambda: None))
+        disk.submit(Marker(SnapshotMeta(7, 1, ConfState((1,))), lambda: None))
         await _all_durable(disk)
         disk.close()
 
@@ -356,7 +356,7 @@ def test_an_inline_failure_reaches_the_caller(log: FakeLog) -> None:
 def test_a_marker_is_written_before_what_it_dispenses_with_goes(log: FakeLog) -> None:
     async def scenario() -> None:
         disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None)
-        disk.submit(Mark(SnapshotMeta(7, 1), lambda: None))
+        disk.submit(Marker(SnapshotMeta(7, 1), lambda: None))
         disk.close()
 
     asyncio.run(scenario())

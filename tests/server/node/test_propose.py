@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from raftkv.apply.request import Kind, decode, encode, versioned
-from raftkv.errors import TooManyRequestsError
+from raftkv.errors import StatusError, TooManyRequestsError
 from raftkv.pb import rpc_pb2
 from raftkv.raft.types import Entry, Message, MessageType
 from raftkv.server.listening import PEER_LIMITS
@@ -22,6 +22,18 @@ MIB = 1024 * 1024
 def put(size_bytes: int) -> tuple[bytes, Caller]:
     request = rpc_pb2.PutRequest(key=b"k", value=bytes(size_bytes))
     return request.SerializeToString(), Caller(request)
+
+
+class Reader:
+    """Waits for a linearizable read."""
+
+    is_served = False
+
+    def ready(self) -> None:
+        self.is_served = True
+
+    def fail(self, error: StatusError) -> None:
+        raise AssertionError(error)
 
 
 def ids(messages: list[Message]) -> list[int]:
@@ -184,6 +196,42 @@ def test_what_a_pass_over_the_sockets_brought_is_proposed_as_one_when_it_ends() 
         world.cork.end_pass(is_late=False)
         (message,) = world.sender.take(MessageType.PROPOSE)
         assert len(message.entries) == 3
+        assert not world.failures
+
+    asyncio.run(scenario())
+
+
+def test_who_was_answered_is_expected_to_ask_again() -> None:
+    async def scenario() -> None:
+        world = World(voters=(1,))
+        world.node.raw.campaign()
+        world.node._wake()
+        await world.turns()
+        world.cork.begin_pass()
+        for _ in range(3):
+            world.node.submit(Kind.PUT, *put(10), None)
+        assert not world.cork.awaits_more, "none was answered before"
+        world.cork.end_pass(is_late=False)
+        await world.turns()
+        assert not world.node.proposals
+
+        awaited: list[bool] = []
+        world.cork.begin_pass()
+        for _ in range(2):
+            world.node.submit(Kind.PUT, *put(10), None)
+            awaited.append(world.cork.awaits_more)
+        reader = Reader()
+        world.node.read(reader)
+        awaited.append(world.cork.awaits_more)
+        world.cork.end_pass(is_late=False)
+        await world.turns()
+        assert awaited == [True, True, False]
+        assert reader.is_served
+
+        world.cork.begin_pass()
+        world.node.read(Reader())
+        assert world.cork.awaits_more, "two writers and a reader were answered"
+        world.cork.end_pass(is_late=False)
         assert not world.failures
 
     asyncio.run(scenario())

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv import errors
-from raftkv.server.node import reads
+from raftkv import asleep, errors
 from raftkv.server.node.reads import RETRY_S, ReadQueue
 
 TIMEOUT_S = 7.0
@@ -30,9 +29,9 @@ class Reader:
 @pytest.fixture(autouse=True)
 def awake(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How long the machine has slept; tests on virtual time must not look at the real one."""
-    asleep = [0.0]
-    monkeypatch.setattr(reads, "asleep_s", lambda: (asleep[0], asleep[0]))
-    return asleep
+    slept = [0.0]
+    monkeypatch.setattr(asleep, "asleep_s", lambda: (slept[0], slept[0]))
+    return slept
 
 
 @pytest.fixture
@@ -155,7 +154,7 @@ _STEPS = st.lists(
 @given(_STEPS)
 def test_no_reader_is_served_from_an_older_state_than_it_asked_for(steps: list[tuple[str, float]]) -> None:
     world = _World()
-    before, reads.asleep_s = reads.asleep_s, lambda: (0.0, 0.0)
+    before, asleep.asleep_s = asleep.asleep_s, lambda: (0.0, 0.0)
     try:
         queue = ReadQueue(world.ask, count(1), TIMEOUT_S, lambda: None)
 
@@ -188,4 +187,4 @@ def test_no_reader_is_served_from_an_older_state_than_it_asked_for(steps: list[t
             elif step == "leader":
                 queue.leader_changed(world.now)
     finally:
-        reads.asleep_s = before
+        asleep.asleep_s = before

@@ -169,7 +169,7 @@ def test_one_that_was_added_and_never_started_is_found(cluster: Cluster, joiner:
         assert added.code == "OK", added
         joiner.start("--learner")
         wait_for(lambda: ("joiner", True) in members(wire), "the joiner to start")
-        assert joiner.said(f"an earlier join had added this member already: {added.message.member.ID:x}")
+        assert joiner.said(f"an earlier attempt had added this member already: {added.message.member.ID:x}")
         with Wire([joiner.client]) as replica:
             bound = (("raftkv-max-staleness-ms", "60000"),)
             wait_for(

@@ -134,6 +134,20 @@ def test_a_revision_of_very_many_changes_is_matched_and_sent_in_steps(
     assert world.hub.unsynced_count == 0
 
 
+def test_history_of_large_values_that_nobody_watches_is_read_in_steps(world: World) -> None:
+    """Each is read from the disk and checked: 2,000 of a megabyte, in one step, held the loop for half a second."""
+    for number in range(100):
+        world.put(b"large%d" % number, b"v" * 300_000)
+    stream, call = world.stream()
+    world.watch(stream, key=b"other", start_revision=1)
+    steps = 1
+    while world.catch_up():
+        steps += 1
+    assert steps >= 100 * 300_000 // piece_module.BYTES_PER_STEP
+    world.put(b"other")
+    assert call.read()[-1].events
+
+
 def test_a_piece_of_history_that_a_compaction_overtakes_is_read_again_or_ends_the_watch(world: World) -> None:
     (behind, behind_call), (at, at_call) = world.stream(), world.stream()
     world.put(b"first")

@@ -13,7 +13,7 @@ from raftkv.server import wiring
 from raftkv.server.node import node as node_module
 from raftkv.server.node.applying import Applying
 from raftkv.server.node.backlog import Backlog
-from raftkv.server.node.disk import Mark as MarkBatch
+from raftkv.server.node.disk import Marker
 from raftkv.server.node.log_cut import LogCut
 from raftkv.server.node.node import Node
 from raftkv.server.node.proposals import Proposals, Waiter
@@ -123,7 +123,7 @@ def _cut_too_far(patches: Patches) -> None:
 
 @mutant("marker of a snapshot goes back", "a newer snapshot may come while one is installed", snapshot_corner)
 def _marker_goes_back(patches: Patches) -> None:
-    patches.set(wiring, "_mark", lambda parts, meta: parts.disk.submit(MarkBatch(meta, nothing)))
+    patches.set(wiring, "_mark", lambda parts, meta: parts.disk.submit(Marker(meta, nothing)))
 
 
 @mutant("end of a snapshot not reported", "the core hears of every end (R10)", snapshot_corner)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,6 +116,36 @@ def test_a_full_disk_at_create_leaves_nothing_behind(disk: SimDisk, operation: s
     assert not disk.locks
     disk.heal()
     create(disk).close()
+
+
+@pytest.mark.parametrize("operation", ["create", "write"])
+def test_a_full_disk_keeps_no_torn_log_from_being_opened(
+    disk: SimDisk, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    """The copy of what is cut off takes as much room as a segment; nobody was told that these bytes were durable."""
+    wal = create(disk)
+    append_synced(wal, 1, 3)
+    wal.append(None, entries(4, 4, data=b"y" * 1000))
+    disk.kill()
+    (path,) = [name for name in disk.names if name.endswith(".wal")]
+    disk.names[path].data[wal._offset - 600 :] = bytes(len(disk.names[path].data) - wal._offset + 600)
+    called = getattr(disk, operation)
+
+    def full(*arguments: Any) -> Any:
+        is_copy = arguments[0] if operation == "create" else disk.open_files[arguments[0]] is not disk.names[path]
+        if is_copy:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return called(*arguments)
+
+    monkeypatch.setattr(disk, operation, full)
+    again, recovered = reopen(disk)
+    assert indexes(recovered.entries) == [1, 2, 3]
+    assert recovered.repair is not None
+    assert (recovered.repair.path, recovered.repair.saved_as) == (path, "")
+    assert sorted(disk.names) == [path], "not half a copy either"
+    append_synced(again, 4, 6)
+    again.close()
+    assert indexes(recover(disk).entries) == [1, 2, 3, 4, 5, 6]
 
 
 WRITER_UNDER_A_LIMIT = """

@@ -281,6 +281,32 @@ def test_release_deletes_the_oldest_segments_wholly_below(disk: SimDisk) -> None
     assert indexes(recovered.entries) == list(range(first[2] + 2, 201))
 
 
+def test_segments_that_wait_for_an_archive_alone_are_not_read(disk: SimDisk) -> None:
+    """They may be gigabytes: a member that was started while its archive was away needed room for all their entries."""
+    wal = create(disk)
+    append_synced(wal, 1, 200)
+    wal.keep(0)
+    wal.save_snapshot(SnapshotMeta(199, 1))
+    append_synced(wal, 201, 300)
+    assert wal.release(10**6) == 0
+    wal.close()
+    first = [int(name[17:33], 16) for name in wal.segments]
+    needed = max(number for number, index in enumerate(first) if index <= 200)
+    assert needed > 3
+    disk.names[f"{DIRECTORY}/{wal.segments[1]}"].data[2000] ^= 1
+    disk.calls.clear()
+    again, recovered = reopen(disk)
+    assert disk.calls.count("read") == len(first) - needed
+    assert recovered.snapshot == SnapshotMeta(199, 1)
+    assert indexes(recovered.entries) == list(range(200, 301))
+    assert recovered.hard_state == HardState(1, 1, 299)
+    assert again.segments == wal.segments, "they are there still"
+    again.release(10**6)
+    assert again.segments == wal.segments[needed:], "nobody keeps them any more"
+    again.close()
+    assert indexes(recover(disk).entries) == list(range(200, 301))
+
+
 def test_each_segment_can_be_read_without_those_before_it(disk: SimDisk) -> None:
     wal = create(disk)
     append_synced(wal, 1, 100)

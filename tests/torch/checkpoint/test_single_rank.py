@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -64,6 +65,7 @@ def load(registry: Any, which: Any = "latest", **options: Any) -> float:
 def test_what_is_saved_is_found_and_loaded(registry):
     saved = [save(registry, step, metrics={"loss": abs(step - 20)}).checkpoint for step in (10, 20, 30)]
     assert [load(registry), load(registry, 10), load(registry, saved[1])] == [30, 10, 20]
+    assert [load(registry, step) for step in (numpy.int64(10), torch.tensor(20))] == [10, 20]
     assert load(registry, ("best", "loss")) == 20
     assert load(registry, ("best", "loss", "max")) in (10, 30)
     assert load(registry, verify="all") == 30

@@ -98,6 +98,11 @@ def test_runs_and_checkpoints_are_followed(raftkv_cluster: Cluster, monkeypatch:
                 await kv.delete(KEYS.base, prefix=True)
                 await exporter.look()
                 assert _value(exporter, "raftkv_run_generation") is None
-            await kv.delete("/raftkv/checkpoint/", prefix=True)
+                assert list(exporter._copies) == [RUN]  # its checkpoints are there
+                await kv.delete("/raftkv/checkpoint/", prefix=True)
+                await until(lambda: not exporter._latest.items)
+                watchers = len(kv.scope.hub.watchers)
+                await exporter.look()
+                assert len(kv.scope.hub.watchers) == watchers - 2
 
     asyncio.run(use())

@@ -61,7 +61,9 @@ def test_nodes_hear_of_what_the_store_refuses_and_go_on_when_it_does_not_any_mor
         await first.leave()
         control.is_wide = False
         second = await Participant.start(control, CONFIG)
-        with pytest.raises(JoinTimeout, match=r"it waits for the store to take it: .*request is too large"):
+        with pytest.raises(
+            JoinTimeout, match=r"take generation 2 of 1 node, a record of \d+ bytes: .*request is too large"
+        ):
             await second.next_world(2.0)
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE_S))

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
 
 from raftkv.training.config import RunConfig
 from tests.virtual_store.network import Weather
@@ -103,9 +102,3 @@ def scenario(
             yield run
         finally:
             run.end()
-
-
-def other_job(run: Directed, min_nodes: int, max_nodes: int) -> Agent:
-    """An agent of another job that was given the same id."""
-    run.settings = replace(run.settings, config=run.settings.config)
-    return run.add_agent(min_nodes=min_nodes, max_nodes=max_nodes)

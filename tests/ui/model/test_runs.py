@@ -118,6 +118,7 @@ D = Node("d-1", "d", min_nodes=2, max_nodes=4)
     [
         [("fault/1/000000", ABORTED), ("fault/1/000001", RAISED)],
         [("state", State(1, "broken", min_nodes=2, max_nodes=4))],
+        [("state", State(1, "closed", "done", min_nodes=2, max_nodes=4)), ("round", GenerationRecord(1, (), 101.0))],
         [("state", State(1, "broken", min_nodes=2, max_nodes=4)), ("node/a-1", replace(A, want=2))],
         [("state", State(1, "running", min_nodes=2, max_nodes=2)), ("node/d-1", replace(D, max_nodes=2))],
         [("state", State(1, "running", min_nodes=2, max_nodes=4)), ("node/d-1", D)],

@@ -8,8 +8,6 @@ import pytest
 
 from tests.procs import RAFTKV, Cluster, Member, wait_for
 
-REMINDER_TIMEOUT_S = 60.0
-
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:

@@ -1,0 +1,63 @@
+"""First starts: of two at once on one directory one becomes the member, and the other changes nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from raftkv.config import ServerConfig
+from raftkv.errors import StorageError
+from raftkv.server.node import bootstrap
+from raftkv.server.node.bootstrap import Durable, open_durable
+from raftkv.storage.backend.writer import InlineWriter
+from raftkv.storage.wal.disk import RealDisk
+from raftkv.storage.wal.segment import LOCK_NAME
+
+FOUNDERS = "a=http://10.0.0.1:2380,b=http://10.0.0.2:2380"
+
+
+def _config(directory: Path, name: str = "a", **settings: object) -> ServerConfig:
+    url = f"http://10.0.0.{'ab'.index(name) + 1}:2380"
+    given: dict[str, object] = {"name": name, "initial_advertise_peer_urls": (url,), "initial_cluster": FOUNDERS}
+    return ServerConfig(data_dir=str(directory), insecure_peers=True, **{**given, **settings})  # type: ignore[arg-type]
+
+
+def _fail(error: BaseException) -> None:
+    raise error
+
+
+def _open(config: ServerConfig) -> Durable:
+    return open_durable(config, InlineWriter(), _fail)
+
+
+def _close(durable: Durable) -> None:
+    durable.mark.close()
+    durable.store.close()
+    durable.wal.close()
+    durable.backend.close()
+
+
+def test_who_finds_the_log_locked_writes_nothing(tmp_path: Path) -> None:
+    """The database was written before the lock was taken: a start a moment later could write over a member's."""
+    wal = tmp_path / "member" / "wal"
+    wal.mkdir(0o700, parents=True)
+    lock = RealDisk().lock(str(wal / LOCK_NAME))
+    with pytest.raises(StorageError, match="is in use by another process"):
+        _open(_config(tmp_path))
+    os.close(lock)
+    assert not (tmp_path / "member" / "snap" / "db").exists()
+    _close(_open(_config(tmp_path)))
+
+
+def test_who_comes_after_the_log_was_made_takes_it_as_it_is(tmp_path: Path) -> None:
+    """It said that the log is missing, which was there."""
+    config = _config(tmp_path)
+    first = _open(config)
+    _close(first)
+    # As a start that had looked for the log a moment before the first one made it.
+    bootstrap._begin(config, bootstrap._founder(config), first.wal.directory, first.snapshots)
+    second = _open(config)
+    assert (second.cluster_id, second.member_id) == (first.cluster_id, first.member_id)
+    _close(second)

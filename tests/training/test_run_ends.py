@@ -1,0 +1,88 @@
+"""How runs end, and what is said and left of it; on etcd 3.5.1 and raftkv."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from raftkv.errors import ConfigError
+from raftkv.training import BarrierTimeout, GenerationOver
+from raftkv.training.aio import join
+from raftkv.training.api.collectives import Collectives
+from raftkv.training.records import GenerationRecord
+from raftkv.training.rendezvous import participant
+from tests.training import test_run
+from tests.training.test_run import Job, in_all
+
+member, play = test_run.member, test_run.play
+
+
+def test_a_run_that_was_closed_is_not_taken_for_a_restored_one(play):
+    async def scenario(job: Job) -> None:
+        runs = await job.join(2)
+        await runs[0].counter("steps").add(1)
+        runs[0]._unwatch()  # it has not heard yet
+        await runs[1].close("done")
+        with pytest.raises(GenerationOver, match=": done"):
+            await runs[0].counter("steps").add(1)
+
+    play(scenario)
+
+
+def test_a_barrier_that_opens_as_the_time_is_up_blames_nobody(play, monkeypatch):
+    async def scenario(job: Job) -> None:
+        runs = await job.join(2)
+        look = Collectives._missing
+
+        async def late(self: Collectives, *what: Any) -> Any:
+            await runs[1].barrier("b")
+            return await look(self, *what)
+
+        monkeypatch.setattr(Collectives, "_missing", late)
+        with pytest.raises(BarrierTimeout, match="all have come by now") as caught:
+            await runs[0].barrier("b", timeout_s=0.05)
+        assert caught.value.missing == []
+        await runs[0].barrier("b")
+
+    play(scenario)
+
+
+def test_a_run_is_joined_with_a_client_of_all_keys_alone(play):
+    async def scenario(job: Job) -> None:
+        with pytest.raises(
+            ConfigError, match=r"kv sees the keys below 'team/' alone; give the client that connect\(\)"
+        ):
+            await join(job.run_id, kv=job.kv.view("team/"))
+
+    play(scenario)
+
+
+def test_a_large_run_that_has_ended_keeps_a_short_record(play, monkeypatch):
+    monkeypatch.setattr(participant, "MEMBERS_KEPT", 2)
+
+    async def members(job: Job) -> int:
+        record = await job.kv.get(job.keys.round)
+        return len(GenerationRecord.decode(record.value).members)
+
+    async def scenario(job: Job) -> None:
+        runs = await job.join(3)
+        await runs[0].close("done")
+        await runs[1].leave()
+        assert await members(job) == 3  # one is still there, and may write under its fence
+        await runs[2].leave()
+        assert await members(job) == 0
+        (again,) = await job.join(1, min_nodes=1, max_nodes=1)
+        assert (again.generation, again.world_size) == (runs[0].generation + 1, 1)
+
+    play(scenario)
+
+
+def test_those_who_wait_for_a_node_that_does_not_come_back_go_on_before_they_would_give_up(play):
+    async def scenario(job: Job) -> None:
+        runs = await job.join(3, join_timeout_s=4.0)
+        await runs[0].report(message="a fault")
+        await in_all(runs[:2], lambda run: run.rejoin())
+        assert [(run.generation, run.world_size) for run in runs[:2]] == [(2, 2)] * 2
+
+    play(scenario)
