@@ -10,7 +10,7 @@ import pytest
 from jepsen import runner
 from jepsen.db import Settings
 from jepsen.runner import Options, run
-from tests.jepsen.library import Beside, LibraryClient
+from tests.jepsen.clients.library import Beside, LibraryClient
 from tests.long import long_except
 
 STORMS = {"pause-leader,offline-leader": 1, "kill,pause,network": 6}
