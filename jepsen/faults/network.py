@@ -97,6 +97,7 @@ class Network:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         _abort(self._stranded)
+        await asyncio.gather(*(writer.wait_closed() for writer in self._stranded), return_exceptions=True)
 
     def cut(self, pairs: Iterable[Pair]) -> None:
         """Let nothing pass from the first to the second of each pair."""

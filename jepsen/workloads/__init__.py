@@ -7,6 +7,7 @@ and ``checkers``; ``companions``, if it has any, are tasks beside the load, such
     watch                                streams       of watchers on every member, compared with the replayed store
     lease                                leases        granted, renewed, revoked, forsaken; ends by the clients' clocks
     lock, election                       recipes       who held, who led, and what was lost without a fence
+    roster                               members       changed by several at once; compared with the lists read since
 
 Laws: a value is written once in a run (``Client.fresh_value``), because the checkers find requests by it; a txn that
 deletes also puts; no key's history grows long (``Rotation``), because search takes time that grows steeply with it.
@@ -31,6 +32,7 @@ from jepsen.workloads.lease import Lease
 from jepsen.workloads.lock import LockedLists
 from jepsen.workloads.mixed import Mixed
 from jepsen.workloads.register import Register
+from jepsen.workloads.roster import Roster
 from jepsen.workloads.set import Set
 from jepsen.workloads.txn import Transactions
 from jepsen.workloads.watch import Watch
@@ -45,4 +47,5 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
     "lease": Lease,
     "lock": LockedLists,
     "election": Election,
+    "roster": Roster,
 }

@@ -110,6 +110,7 @@ def test_a_heal_may_end_what_was_cut_for_one_end_alone() -> None:
         heard = [await ended(reader) for reader in (near, far)]
         for end in (writer, far_writer):
             end.close()
+        await asyncio.gather(writer.wait_closed(), far_writer.wait_closed(), return_exceptions=True)
         await network.close()
         server.close()
         return heard

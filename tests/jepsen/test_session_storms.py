@@ -1,4 +1,4 @@
-"""Watches, leases, locks and elections on raftkv while members are killed, paused and cut off: a short storm of each.
+"""Watches, leases, locks, elections and changes of members on raftkv under faults: a short storm of each.
 
 Longer ones are for the command line: ``python -m jepsen run --workload watch,lease,lock,election --nemesis
 kill,pause,network --faults 30``.
@@ -19,13 +19,16 @@ from tests.long import long_except
 BUSY = Settings(snapshot_count=50, flags=("--snapshot-catchup-entries=10",))
 """Members that cut their log short, so that whoever was away is sent the whole database, and watchers go on from it."""
 
+MANY = Settings(flags=("--max-learners=60", "--strict-reconfig-check=false"))
+
 STORMS = {
     "watch": Options(BUSY, "watch", "kill-leader,offline-follower", seed=1, compact_every=100),
     "lease": Options(Settings(), "lease", "mute-leader", seed=2),
     "lock": Options(Settings(), "lock", "cut-leader", seed=3, acked_min=30),
     "election": Options(Settings(), "election", "offline-leader", seed=4, acked_min=30),
+    "roster": Options(MANY, "roster", "kill-leader", seed=5, acked_min=30),
 }
-USED = {"watch": "bookmarks", "lease": "leases_ended", "lock": "held"}
+USED = {"watch": "bookmarks", "lease": "leases_ended", "lock": "held", "roster": "changes_ok"}
 """Figures that show that there was something to check."""
 
 

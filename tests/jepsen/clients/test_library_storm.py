@@ -1,0 +1,30 @@
+"""The client library while members are killed, paused and cut off: what it repeats, watches and locks (``library``)."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from jepsen import runner
+from jepsen.db import Settings
+from jepsen.runner import Options, run
+from tests.jepsen.clients.library import Beside, LibraryClient
+from tests.long import long_except
+
+STORMS = {"pause-leader,offline-leader": 1, "kill,pause,network": 6}
+"""Faults, and how many of them."""
+
+
+@pytest.mark.parametrize("nemesis", long_except(STORMS, {"pause-leader,offline-leader"}))
+def test_guarantees_hold_under_faults(nemesis: str, tmp_runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(runner.WORKLOADS, "library", Beside)
+    monkeypatch.setattr(runner, "CLUSTER_CLIENTS", 100)
+    options = Options(
+        Settings(), "library", nemesis, seed=5, faults=STORMS[nemesis] * (nemesis.count(",") + 1), time_s=None,
+        compact_every=150, runs=tmp_runs, client_class=LibraryClient,
+    )  # fmt: skip
+    report = asyncio.run(run(options))
+    assert report.verdict.lines() == []
+    assert report.figures["fenced"]
