@@ -394,9 +394,11 @@ def test_the_leases_of_a_received_database_are_taken_over_in_steps() -> None:
     leases.reload()
     assert (min(leases.granted), max(leases.granted), len(times)) == (many // 2 + 1, many // 2 + many, many)
     assert len(ended) == lease_times.RECEIVED_PER_STEP, "the others in the next steps"
+    (anew, *_) = sorted(set(range(1, many // 2 + 1)) - set(ended))
+    leases.grant(anew, 10)
     while times.queue_some():
         pass
-    assert sorted(ended) == list(range(1, many // 2 + 1))
+    assert sorted([*ended, anew]) == list(range(1, many // 2 + 1)), "what is granted anew is another lease"
     times.promote()
     assert times.remaining_s(many) <= 10 + lease_times.LOGGED_S
 
