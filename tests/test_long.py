@@ -17,8 +17,8 @@ NAMED = f"{STORMS}::test_guarantees_hold_under_faults"
     ("words", "taken"),
     [
         ([STORMS], {"watch"}),
-        ([STORMS, "-m", "long"], {"lease", "lock", "election"}),
-        ([NAMED], {"watch", "lease", "lock", "election"}),
+        ([STORMS, "-m", "long"], {"lease", "lock", "election", "roster"}),
+        ([NAMED], {"watch", "lease", "lock", "election", "roster"}),
     ],
     ids=["make test", "make test-all", "named"],
 )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.server.lease import test_story
+from tests.server.peer import test_snapshot_sender
 from tests.sim.clients.history import Status, ViolationError
 from tests.sim.directed import Stage
 from tests.sim.mutants import MUTANTS
@@ -174,3 +177,16 @@ def test_records_forgotten_before_older_ones_are_deleted_are_caught() -> None:
     mutant = MUTANTS["forgotten in memory before it is deleted on disk"]
     with mutant.planted(), pytest.raises(ViolationError, match="R4"):
         crash_in_a_compaction()
+
+
+def test_the_decision_of_a_deposed_leader_is_caught() -> None:
+    """Ends are put into the log as they are decided, so hardly one reaches the log of the next leader."""
+    mutant = MUTANTS["decision of a deposed leader carried out"]
+    with mutant.planted(), pytest.raises(AssertionError):
+        test_story.test_the_end_that_a_deposed_leader_decided_has_no_effect()
+
+
+def test_a_copy_made_before_a_member_joined_is_caught(tmp_path: Path) -> None:
+    mutant = MUTANTS["a copy made before a member joined"]
+    with mutant.planted(), pytest.raises(AssertionError):
+        test_snapshot_sender.test_who_joined_after_the_kept_copy_was_made_is_sent_another(tmp_path)

@@ -11,13 +11,13 @@ from jepsen import runner
 from jepsen.db import Settings
 from jepsen.runner import Options, run
 from tests.jepsen.clients.library import Beside, LibraryClient
-from tests.long import long_except
 
 STORMS = {"pause-leader,offline-leader": 1, "kill,pause,network": 6}
 """Faults, and how many of them."""
 
 
-@pytest.mark.parametrize("nemesis", long_except(STORMS, {"pause-leader,offline-leader"}))
+@pytest.mark.long
+@pytest.mark.parametrize("nemesis", STORMS)
 def test_guarantees_hold_under_faults(nemesis: str, tmp_runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(runner.WORKLOADS, "library", Beside)
     monkeypatch.setattr(runner, "CLUSTER_CLIENTS", 100)
