@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,10 +19,10 @@ from raftkv.storage.wal.segment import LOCK_NAME
 FOUNDERS = "a=http://10.0.0.1:2380,b=http://10.0.0.2:2380"
 
 
-def _config(directory: Path, owner: str = "a", **settings: object) -> ServerConfig:
+def _config(directory: Path, owner: str = "a", **settings: Any) -> ServerConfig:
     url = f"http://10.0.0.{'ab'.index(owner) + 1}:2380"
-    given: dict[str, object] = {"name": owner, "initial_advertise_peer_urls": (url,), "initial_cluster": FOUNDERS}
-    return ServerConfig(data_dir=str(directory), insecure_peers=True, **{**given, **settings})  # type: ignore[arg-type]
+    given: dict[str, Any] = {"name": owner, "initial_advertise_peer_urls": (url,), "initial_cluster": FOUNDERS}
+    return ServerConfig(data_dir=str(directory), insecure_peers=True, **{**given, **settings})
 
 
 def _fail(error: BaseException) -> None:
@@ -52,7 +53,7 @@ def test_who_finds_the_log_locked_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_who_comes_after_the_log_was_made_takes_it_as_it_is(tmp_path: Path) -> None:
-    """It said that the log is missing, which was there."""
+    """Leave alone the log that another start has made: this one said that it is missing, which it was not."""
     config = _config(tmp_path)
     first = _open(config)
     _close(first)
@@ -64,7 +65,7 @@ def test_who_comes_after_the_log_was_made_takes_it_as_it_is(tmp_path: Path) -> N
 
 
 def test_the_data_of_another_member_is_refused_by_name(tmp_path: Path) -> None:
-    """Of two disks that were exchanged each member said only that nobody answers it."""
+    """Refuse exchanged disks by name: each member said only that nobody answers it."""
     _close(_open(_config(tmp_path)))
     with pytest.raises(ConfigError, match=r"holds the data of member a \(.* are those of member b \("):
         _open(_config(tmp_path, "b"))

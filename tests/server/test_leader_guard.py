@@ -26,7 +26,7 @@ class Call:
         self.ends: list[str] = []
 
     def abort(self, error: RpcError) -> None:
-        """See ``ServerCall``."""
+        """Implement ``ServerCall``."""
         self.ends.append(error.text)
 
 

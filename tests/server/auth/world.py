@@ -192,19 +192,19 @@ class Call:
         self.reply(b"".join(pieces))
 
     def fail(self, code: int, text: str = "") -> None:
-        """See ``ServerCall``."""
+        """Implement ``ServerCall``."""
         self._end(code, text)
 
     def fail_with(self, error: RpcError) -> None:
-        """See ``ServerCall``."""
+        """Implement ``ServerCall``."""
         self._end(error.code, error.text)
 
     def fail_for(self, error: BaseException) -> None:
-        """See ``ServerCall``."""
+        """Implement ``ServerCall``."""
         self.fail_with(error if isinstance(error, RpcError) else RpcError(errors.INTERNAL, "internal error"))
 
     def abort(self, error: RpcError) -> None:
-        """See ``ServerCall``."""
+        """Implement ``ServerCall``."""
         self.fail_with(error)
         if self.task is not None:
             self.task.cancel()
@@ -212,7 +212,7 @@ class Call:
             callback()
 
     def on_cancel(self, callback: Callable[[], None]) -> None:
-        """See ``ServerCall``."""
+        """Implement ``ServerCall``."""
         self._callbacks.append(callback)
 
     def room_bytes(self) -> int:

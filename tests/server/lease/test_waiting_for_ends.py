@@ -18,7 +18,7 @@ pytestmark = pytest.mark.interpreted  # the lessor gets a stand-in for its node
 def test_a_keep_alive_that_waited_for_a_quorum_renews_a_lease_that_was_given_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It came before the end, and the quorum behind it: its owner is there, and was told that the lease is gone."""
+    """Renew a lease whose keep-alive came before its end and its quorum later: its owner was told that it is gone."""
     monkeypatch.setattr(lessor_module, "QUORUM_LATE_S", -1.0)
 
     async def scenario(follower: Follower) -> None:
