@@ -81,7 +81,7 @@ raftkvctl()
     [("raftkv", "--data-dir", "data"), ("raftkv", "certs", "tls", "a=10.0.0.1"), ("raftkv", "backup", "list", "x")],
 )
 def test_a_directory_that_was_deleted_beneath_a_program_is_named(words: tuple[str, ...], tmp_path: Path) -> None:
-    """Name the directory that is gone, as of a clone that was moved away: the text was the error of the system alone."""
+    """Name the directory that is gone, as of a clone that was moved away, beside the error of the system."""
     gone = tmp_path / "gone"
     gone.mkdir()
     script = f'cd {gone} && rmdir {gone} && exec {BIN}/"$@"'
