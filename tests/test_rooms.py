@@ -1,4 +1,4 @@
-"""The layout of the sources: packages of a readable size, no circles of imports, a head on every package.
+"""The layout of the sources: no circles of imports, a head on every package.
 
 Owns what can be seen without running anything. Which part may import which is held by ``test_layers.py``.
 """
@@ -7,26 +7,14 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.test_layers import ROOT, module_of, product_files, sources, statements
+from tests.test_layers import module_of, product_files, statements
 
-PACKAGE_FILES_MAX = 20
 HEAD_LINES_MIN = 5
-
-
-def _folders() -> Counter[Path]:
-    roots = ("raftkv", "storage", "jepsen", "tests", "bench", "examples")
-    linked = ROOT / "raftkv" / "storage"
-    return Counter(path.parent for root in roots for path in sources(root) if linked not in path.parents)
-
-
-def test_no_folder_has_too_many_files() -> None:
-    assert {str(folder): count for folder, count in _folders().items() if count > PACKAGE_FILES_MAX} == {}
 
 
 def test_no_file_repeats_the_name_of_its_package() -> None:

@@ -1,4 +1,4 @@
-"""House rules that a linter does not know: sizes of files and functions, words that must not appear."""
+"""House rules that a linter does not know: sizes of functions, words that must not appear."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FILE_LINES_MAX = 700
 FUNCTION_LINES_MAX = 70
 LEFT_OVER = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 WORDS_GONE = re.compile(
@@ -69,11 +68,6 @@ def _facts_of(tree: ast.Module) -> Facts:
         elif isinstance(node, ast.Assert):
             facts = facts._replace(asserts=True)
     return facts
-
-
-def test_files_stay_readable() -> None:
-    long = {name: lines for name, text in TEXTS.items() if (lines := text.count("\n")) > FILE_LINES_MAX}
-    assert not long
 
 
 def test_nothing_is_left_for_later_and_nobody_sleeps() -> None:
