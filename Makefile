@@ -26,7 +26,7 @@ unexport LOCKED
 MAKEOVERRIDES :=
 HASHED := -q --no-compile --no-deps --require-hashes -r
 
-.PHONY: cluster docs foreign native guided interpreted test test-interpreted test-all verify fix proto sim sim-training sim-checkpoint bench lock audit clean
+.PHONY: cluster docs foreign native interpreted test test-interpreted test-all verify fix proto sim sim-training sim-checkpoint bench lock audit clean
 
 cluster: $(RUNTIME)  ## three members on loopback with a live status table
 	$(BIN)/raftkv cluster --size $(SIZE)
@@ -36,11 +36,6 @@ foreign: $(FOREIGN)  ## other people's clients, for the tests: each in an enviro
 native: $(VENV)  ## the hot path compiled: a wheel in dist/native/, its libraries in this checkout
 	rm -rf build/lib* build/bdist* dist/native
 	RAFTKV_NATIVE=1 $(BIN)/python -m pip wheel -q --no-deps $(if $(LOCKED),--no-build-isolation) -w dist/native .
-	$(BIN)/python -m requirements.native unpack dist/native/*.whl
-
-guided: $(VENV)  ## the same, laid out by which way calls take under load: built twice, a little faster
-	$(BIN)/python -m requirements.native remove
-	$(BIN)/python -m bench.guided $(if $(LOCKED),--locked)
 	$(BIN)/python -m requirements.native unpack dist/native/*.whl
 
 interpreted: $(VENV)  ## undo `make native`

@@ -2,7 +2,7 @@
 
     python -m bench.cores [--calls 40000] [--json]
 
-Nothing of it is built; ARCHITECTURE.md has the design. This measures what the design would be made of, and plays it:
+Not built: docs/contributing/decisions/0006-one-loop.md says why. This measures the parts and plays the whole:
 
 1. what a put, and a serializable read of nothing, cost the leader of three members today, in processor microseconds
    (100 clients). The read is framing, HTTP/2 and system calls nearly alone: that is what a front process would take.

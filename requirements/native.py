@@ -2,7 +2,6 @@
 
     RAFTKV_NATIVE=1 pip wheel .    a wheel for this platform and this Python
     make native                    that wheel, and its libraries beside the sources of this checkout
-    make guided                    the same, laid out by counts of which way calls take (``bench/guided``)
     make interpreted               takes them away again
 
 Owns the list of what is compiled. A wheel without it has the same sources and runs on every platform; a native one has
@@ -95,18 +94,6 @@ BOUND_LINK = ["-Wl,-Bsymbolic"]
 """Calls within a library are bound when it is linked, not looked up in a table: 2 to 4 % of a put. Link-time
 optimization brings nothing beside it."""
 
-GUIDE = "RAFTKV_GUIDE"
-"""Variable of the environment: ``count`` compiles libraries that count which way calls take and write that when their
-process ends; ``use`` compiles by these counts, which lie beside the objects. Both must be builds of the same sources in
-the same folder."""
-_GUIDED = {
-    "": ([], []),
-    "count": (["-fprofile-generate"], ["-fprofile-generate"]),
-    # What was not reached is compiled as if there were no counts, not for size.
-    "use": (["-fprofile-use", "-fprofile-partial-training", "-Wno-missing-profile"], []),
-}
-"""Further flags of the compiler and the linker."""
-
 
 def extensions() -> list[Extension]:
     """Translate the modules to C.
@@ -131,11 +118,10 @@ def extensions() -> list[Extension]:
     for group, names in APART.items():
         path = str(build / group)
         found += mypycify(names, opt_level="3", debug_level="0", multi_file=True, group_name=group, target_dir=path)
-    compiling, linking = _GUIDED[os.environ.get(GUIDE, "")]
     if sys.platform == "linux":
         for extension in found:
-            extension.extra_compile_args += BOUND_COMPILE + compiling
-            extension.extra_link_args += BOUND_LINK + linking
+            extension.extra_compile_args += BOUND_COMPILE
+            extension.extra_link_args += BOUND_LINK
     for generated in sorted(build.rglob("__native*.c")):
         if places := asserted_none(generated.read_text(encoding="utf-8")):
             sys.exit(f"{generated.name}: read again after it was None: {', '.join(places)}")
@@ -155,12 +141,6 @@ def missing() -> str:
         return f"a C compiler, and {words[0]} compiles nothing: {why}"
     header = Path(sysconfig.get_path("include"), "Python.h")
     return "" if header.exists() else f"Python's headers, and {header} is not there"
-
-
-def is_gcc() -> bool:
-    """Tell whether the compiler is gcc, of whose counts the guided build is made."""
-    found = subprocess.run([*_compiler(), "--version"], capture_output=True, text=True, check=False)
-    return sys.platform == "linux" and "Free Software Foundation" in found.stdout
 
 
 def _compiler() -> list[str]:

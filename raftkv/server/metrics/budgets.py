@@ -2,7 +2,7 @@
 
     raftkv_budget_used_bytes{budget="responses"} / raftkv_budget_limit_bytes{budget="responses"}
 
-The budgets are those of the table "What clients may take" in ARCHITECTURE.md, and of work that waits for the loop.
+The budgets are those of ``rpc.limits``, and of work that waits for the loop.
 """
 
 from __future__ import annotations
