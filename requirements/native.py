@@ -46,10 +46,7 @@ SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
 
 _OF_MEMBERS = {
     "raftkv/apply": "applier check compares plain plain_txn quotas ranges read_txn request response txn",
-    "raftkv/raft": (
-        "candidate confchange config core follower leader log memory_log progress quorum raw_node read_index "
-        "replication tracker types"
-    ),
+    "raftkv/raft": ("confchange config core log memory_log progress quorum raw_node read_index tracker types"),
     "raftkv/server/lease": "graces keep_alives lessor renewals times",
     "raftkv/server/node": "applying backlog node proposals reads waits",
     "raftkv/server/peer": "codec",

@@ -64,8 +64,7 @@ A caller without overlap does duties 1-7 in one go and calls ``node.advance(read
         if proposals: node.propose_batch(proposals)
         if node.has_ready(): carry_out(node.ready())
 
-Reading order: ``types``, ``log``, ``core``, ``follower``, ``candidate``, ``leader``, ``raw_node``; membership is
-``confchange``, reads are ``read_index``.
+Reading order: ``types``, ``log``, ``core``, ``raw_node``; membership is ``confchange``, reads are ``read_index``.
 
 Left out: the disk and the network (they are the caller's), what entries mean, leases for reads.
 """

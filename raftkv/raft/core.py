@@ -1,8 +1,6 @@
-"""The Raft object: its fields, the rules of terms and votes, the changes of role, and where messages queue up.
+"""Raft as one state machine: terms, votes, the four roles, and what a leader sends.
 
-Everything that is the same in every role is here; what a role does with a message or a tick is in ``follower.py``,
-``candidate.py`` and ``leader.py``, what a leader sends in ``replication.py``. The object is a pure function of its
-inputs: the only chance in it is the random number generator it was given.
+A pure function of its inputs: the only chance in it is the random number generator that it was given.
 
 Roles (paper section 5.2; PRE_CANDIDATE is thesis section 9.6)::
 
@@ -10,6 +8,17 @@ Roles (paper section 5.2; PRE_CANDIDATE is thesis section 9.6)::
     FOLLOWER ──► PRE_CANDIDATE ──► CANDIDATE ──► LEADER
        ▲               │               │            │
        └───────────────┴───────────────┴────────────┘   higher term, a lost election, or no quorum heard from
+
+A pre-candidate asks whether it *would* be voted for in the next term and raises its term only if a quorum says so.
+A member that returns from a partition with an old log then cannot depose a working leader.
+
+A leader counts its own log like a follower's: its match index moves when its own disk has the entries, so a commit
+index never rests on anything that a crash could undo. Entries commit by counting only if they are of the leader's own
+term (Figure 8, section 5.4.2). A leader does not send while it handles a message or a proposal; it marks
+``append_due`` or ``heartbeat_due``, and ``flush`` builds the messages when a Ready is taken, so the proposals,
+acknowledgements and reads of one turn leave in one append and one heartbeat per follower. Only answers that concern one
+follower (a probe after a rejection, a nudge after a heartbeat response) are queued at once. Members are visited in
+order of id, so that equal inputs give equal messages.
 
 Three queues of messages, emptied by ``RawNode.ready``
 
@@ -24,39 +33,78 @@ Left out: leases for reads (ReadOnlyLeaseBased): clocks drift, and safe reads ar
 
 from __future__ import annotations
 
+import enum
 import random
-from collections.abc import Callable
 from typing import Final
 
-from . import candidate, confchange, follower, leader
-from .candidate import CAMPAIGN_TRANSFER
+from . import confchange
 from .confchange import Configuration
 from .config import NO_LIMIT, RaftConfig
-from .errors import InvariantError
-from .log import RaftLog
+from .errors import (
+    DROPPED_FORWARDING_DISABLED,
+    DROPPED_NO_LEADER,
+    DROPPED_NOT_MEMBER,
+    DROPPED_TRANSFER,
+    DROPPED_UNCOMMITTED_LIMIT,
+    CompactedError,
+    ConfChangeError,
+    InvalidMessage,
+    InvariantError,
+    ProposalDropped,
+    SnapshotTemporarilyUnavailable,
+)
+from .log import REJECTED, RaftLog
 from .memory_log import LogReader
-from .read_index import ReadIndexQueue
+from .progress import PROBE, REPLICATE, SNAPSHOT, Progress
+from .quorum import VoteResult
+from .read_index import ReadIndexQueue, ReadRequest
 from .tracker import Tracker
-from .types import NONE, ConfChange, ConfState, HardState, Message, MessageType, ReadState, StateRole
+from .types import (
+    INDEX_MAX,
+    NONE,
+    ConfChange,
+    ConfState,
+    Entry,
+    EntryType,
+    HardState,
+    Message,
+    MessageType,
+    ReadState,
+    SnapshotMeta,
+    StateRole,
+)
 
 _APPEND: Final = MessageType.APPEND
 _APPEND_RESPONSE: Final = MessageType.APPEND_RESPONSE
 _HEARTBEAT: Final = MessageType.HEARTBEAT
+_HEARTBEAT_RESPONSE: Final = MessageType.HEARTBEAT_RESPONSE
 _PRE_VOTE: Final = MessageType.PRE_VOTE
 _PRE_VOTE_RESPONSE: Final = MessageType.PRE_VOTE_RESPONSE
 _SNAPSHOT: Final = MessageType.SNAPSHOT
 _VOTE: Final = MessageType.VOTE
 _VOTE_RESPONSE: Final = MessageType.VOTE_RESPONSE
+_NORMAL: Final = EntryType.NORMAL
 
 _VOTE_REQUESTS: Final = frozenset((_VOTE, _PRE_VOTE))
 _VOTE_ANSWERS: Final = frozenset((_VOTE_RESPONSE, _PRE_VOTE_RESPONSE))
 _CANDIDATES: Final = frozenset((StateRole.CANDIDATE, StateRole.PRE_CANDIDATE))
 _FROM_LEADER: Final = frozenset((_APPEND, _HEARTBEAT, _SNAPSHOT))
 _AFTER_APPEND: Final = frozenset((_APPEND_RESPONSE, _VOTE, _VOTE_RESPONSE, _PRE_VOTE_RESPONSE))
-# Proposals and reads are passed on to whoever leads, in whatever term: they carry none.
+# Proposals and reads are passed on to the leader of any term: they carry none.
 WITHOUT_TERM: Final = frozenset((MessageType.PROPOSE, MessageType.READ_INDEX))
 """Kinds of which a message may have term 0."""
 _WITH_OWN_TERM: Final = frozenset((_VOTE, _VOTE_RESPONSE, _PRE_VOTE, _PRE_VOTE_RESPONSE))
+
+CAMPAIGN_TRANSFER: Final = b"CampaignTransfer"
+"""Context of the vote requests of a leadership transfer: the leader itself asked for it, so leases do not hold."""
+
+
+class Campaign(enum.Enum):
+    """The kinds of campaign: a question (pre-election), an election, or an election that the leader asked for."""
+
+    PRE_ELECTION = "pre-election"
+    ELECTION = "election"
+    TRANSFER = "transfer"
 
 
 class Raft:
@@ -81,18 +129,13 @@ class Raft:
         "reads",
         "rng",
         "role",
-        "step_role",
         "term",
         "term_start_index",
-        "tick_role",
         "tracker",
         "transferee",
         "uncommitted_bytes",
         "vote",
     )
-
-    step_role: Callable[[Raft, Message], None]
-    tick_role: Callable[[Raft], None]
 
     def __init__(self, config: RaftConfig, reader: LogReader, rng: random.Random) -> None:
         self.config = config
@@ -173,16 +216,12 @@ class Raft:
             leader_id: who leads it; ``NONE`` if that is not known.
         """
         self._reset(term)
-        self.step_role = follower.step
-        self.tick_role = follower.tick
         self.leader = leader_id
         self.role = StateRole.FOLLOWER
 
     def become_pre_candidate(self) -> None:
         """Become a pre-candidate, who asks whether an election could be won; term and vote stay as they are."""
         self._forbid(StateRole.LEADER, "pre-candidate")
-        self.step_role = candidate.step
-        self.tick_role = follower.tick
         self.tracker.votes = {}
         self.leader = NONE
         self.role = StateRole.PRE_CANDIDATE
@@ -191,8 +230,6 @@ class Raft:
         """Become a candidate in the next term, with the own vote."""
         self._forbid(StateRole.LEADER, "candidate")
         self._reset(self.term + 1)
-        self.step_role = candidate.step
-        self.tick_role = follower.tick
         self.vote = self.id
         self.role = StateRole.CANDIDATE
 
@@ -200,8 +237,6 @@ class Raft:
         """Become the leader of the present term, beginning with an empty entry."""
         self._forbid(StateRole.FOLLOWER, "leader")
         self._reset(self.term)
-        self.step_role = leader.step
-        self.tick_role = leader.tick
         self.leader = self.id
         self.role = StateRole.LEADER
         own = self.tracker.progress.get(self.id)
@@ -212,7 +247,7 @@ class Raft:
         self.pending_conf_index = self.log.last_index
         self.term_start_index = self.log.last_index + 1
         # Committing an entry of the own term is the only way to commit those of earlier ones (section 5.4.2).
-        leader.append_noop(self)
+        self._append_noop()
 
     def _forbid(self, role: StateRole, target: str) -> None:
         if self.role == role:
@@ -239,6 +274,13 @@ class Raft:
 
     # -- stepping ----------------------------------------------------------------------------------------------------
 
+    def tick(self) -> None:
+        """Let one tick of time pass."""
+        if self.role == StateRole.LEADER:
+            self._tick_leader()
+        else:
+            self._tick_follower()
+
     def step(self, message: Message) -> None:
         """Handle a message from another member, or a promise to this member that its disk has kept.
 
@@ -258,7 +300,12 @@ class Raft:
         if kind in _VOTE_ANSWERS and message.reject:
             self._learn_commit(message)
         # Everything else is a matter of the role.
-        self.step_role(self, message)
+        if self.role == StateRole.LEADER:
+            self._step_leader(message)
+        elif self.role == StateRole.FOLLOWER:
+            self._step_follower(message)
+        else:
+            self._step_candidate(message)
 
     def _check_term(self, message: Message) -> bool:
         """Apply the term rules to a message of another term. Returns whether the message is still to be handled."""
@@ -295,6 +342,104 @@ class Raft:
         elif kind == _PRE_VOTE:
             self.send(Message(_PRE_VOTE_RESPONSE, to=message.from_, term=self.term, reject=True))
         # Anything else of an old term says nothing any more.
+
+    # -- elections ---------------------------------------------------------------------------------------------------
+
+    def _tick_follower(self) -> None:
+        """Count one tick of a follower or candidate; campaign when the timeout has passed."""
+        self.election_elapsed += 1
+        if self.election_elapsed >= self.randomized_election_ticks and self.promotable():
+            self.election_elapsed = 0
+            self.campaign()
+
+    def campaign(self) -> None:
+        """Campaign as at a timeout: with a pre-election first, if that is configured."""
+        self._campaign_if_eligible(Campaign.PRE_ELECTION if self.config.pre_vote else Campaign.ELECTION)
+
+    def _campaign_if_eligible(self, campaign_kind: Campaign) -> None:
+        """Campaign, if this member may.
+
+        Arguments:
+            campaign_kind: how.
+        """
+        # A leader has nothing to win.
+        if self.role == StateRole.LEADER:
+            return
+        # No voter, or waiting for a snapshot.
+        if not self.promotable():
+            return
+        # The configuration we would count votes by is out of date (etcd issue 7625): apply first.
+        if self._has_unapplied_conf_change():
+            return
+        self._start_campaign(campaign_kind)
+
+    def _has_unapplied_conf_change(self) -> bool:
+        """Return whether a membership change is committed that is not in force here yet."""
+        log = self.log
+        low = log.applied + 1
+        while low <= log.committed:
+            page = log.entries(low, log.committed + 1, log.max_applying_bytes)
+            if any(confchange.is_conf_change(entry) for entry in page):
+                return True
+            low += len(page)
+        return False
+
+    def _start_campaign(self, campaign_kind: Campaign) -> None:
+        """Become a (pre-)candidate and ask every voter for its vote; the own vote counts once it is durable.
+
+        Arguments:
+            campaign_kind: a pre-election asks for the next term without entering it; the others enter it.
+        """
+        if campaign_kind is Campaign.PRE_ELECTION:
+            self.become_pre_candidate()
+            # Asked for the next term, which we have not entered yet.
+            request, answer, term = MessageType.PRE_VOTE, _PRE_VOTE_RESPONSE, self.term + 1
+        else:
+            self.become_candidate()
+            request, answer, term = MessageType.VOTE, _VOTE_RESPONSE, self.term
+        context = CAMPAIGN_TRANSFER if campaign_kind is Campaign.TRANSFER else b""
+        log = self.log
+        for voter in sorted(self.tracker.config.all_voters()):
+            if voter == self.id:
+                self.send(Message(answer, to=voter, term=term))
+            else:
+                self.send(
+                    Message(request, to=voter, term=term, log_term=log.last_term, index=log.last_index, context=context)
+                )
+
+    def _step_candidate(self, message: Message) -> None:
+        """Handle a message of the present term (or a granted pre-vote for the next one).
+
+        Arguments:
+            message: of any kind but a request for a vote, which ``Raft.step`` answers in every role.
+
+        Raises:
+            ProposalDropped: a proposal, since there is no leader to pass it on to.
+        """
+        kind = message.type
+        # Votes count for the election that is running: a late pre-vote is no vote.
+        if kind == (_PRE_VOTE_RESPONSE if self.role == StateRole.PRE_CANDIDATE else _VOTE_RESPONSE):
+            self._count_vote(message)
+        # Somebody leads this term: follow, and handle the message in the new role.
+        elif kind in _FROM_LEADER:
+            self.become_follower(message.term, message.from_)
+            self._step_follower(message)
+        # Nobody to pass a proposal on to.
+        elif kind == MessageType.PROPOSE:
+            raise ProposalDropped(DROPPED_NO_LEADER)
+
+    def _count_vote(self, message: Message) -> None:
+        self.tracker.record_vote(message.from_, not message.reject)
+        result = self.tracker.vote_result()
+        if result is VoteResult.WON:
+            # A quorum would vote for us: now for real.
+            if self.role == StateRole.PRE_CANDIDATE:
+                self._start_campaign(Campaign.ELECTION)
+            else:
+                self.become_leader()
+        # A quorum said no. The term stays ours: a rejected pre-vote with a higher one was handled by the term rule.
+        elif result is VoteResult.LOST:
+            self.become_follower(self.term, NONE)
 
     def _handle_vote(self, message: Message) -> None:
         pre_vote = message.type == _PRE_VOTE
@@ -345,8 +490,532 @@ class Raft:
             return
         log.commit_to(message.commit)
         # The votes may have been counted by an old configuration: apply first, then campaign again.
-        if self.role in _CANDIDATES and candidate.has_unapplied_conf_change(self):
+        if self.role in _CANDIDATES and self._has_unapplied_conf_change():
             self.become_follower(self.term, NONE)
+
+    # -- following ---------------------------------------------------------------------------------------------------
+
+    def _step_follower(self, message: Message) -> None:
+        """Handle a message of the present term, or one without a term.
+
+        Arguments:
+            message: of any kind but a request for a vote, which ``Raft.step`` answers in every role.
+
+        Raises:
+            ProposalDropped: a proposal that cannot be passed on.
+        """
+        kind = message.type
+        # The leader appends: note that it lives, take the entries.
+        if kind == _APPEND:
+            self.election_elapsed = 0
+            self.leader = message.from_
+            self._handle_append(message)
+        # The leader lives.
+        elif kind == _HEARTBEAT:
+            self.election_elapsed = 0
+            self.leader = message.from_
+            self._handle_heartbeat(message)
+        # Proposals go to the leader.
+        elif kind == MessageType.PROPOSE:
+            self._forward_proposal(message)
+        # So do reads; without a leader they are lost, and the caller asks again.
+        elif kind == MessageType.READ_INDEX:
+            self._forward_to_leader(message)
+        # The leader answers a read of ours.
+        elif kind == MessageType.READ_INDEX_RESPONSE:
+            self.read_states.append(ReadState(message.index, message.context))
+        # The leader sends a snapshot.
+        elif kind == MessageType.SNAPSHOT:
+            self.election_elapsed = 0
+            self.leader = message.from_
+            self._handle_snapshot(message)
+        # A transfer is the leader's to make.
+        elif kind == MessageType.TRANSFER_LEADER:
+            self._forward_to_leader(message)
+        # The leader hands over to us: campaign at once, and without a pre-vote, for nobody is cut off here.
+        elif kind == MessageType.TIMEOUT_NOW:
+            self._campaign_if_eligible(Campaign.TRANSFER)
+
+    def forget_leader(self) -> None:
+        """Act as if no leader were known, so that a pre-vote can be granted at once (etcd's ForgetLeader)."""
+        self.leader = NONE
+
+    def _forward_proposal(self, message: Message) -> None:
+        if self.leader == NONE:
+            raise ProposalDropped(DROPPED_NO_LEADER)
+        if self.config.disable_proposal_forwarding:
+            raise ProposalDropped(DROPPED_FORWARDING_DISABLED)
+        self._forward_to_leader(message)
+
+    def _forward_to_leader(self, message: Message) -> None:
+        if self.leader == NONE:
+            return
+        # A new message: the caller's is never changed. The sender stays, the leader answers to it.
+        self.send(
+            Message(
+                message.type,
+                to=self.leader,
+                from_=message.from_,
+                entries=message.entries,
+                context=message.context,
+            )
+        )
+
+    def _handle_append(self, message: Message) -> None:
+        """Append the leader's entries if they follow on the log here (paper section 5.3); answer once durable.
+
+        A quiet one without entries is not answered: the leader learns nothing from that.
+
+        Arguments:
+            message: an APPEND.
+
+        Raises:
+            InvalidMessage: its entries are not contiguous.
+            InvariantError: an entry conflicts with a committed one.
+        """
+        log = self.log
+        index = message.index
+        # Everything up to the commit index matches already; say so instead of comparing.
+        if index < log.committed:
+            self.send(Message(_APPEND_RESPONSE, message.from_, self.id, index=log.committed))
+            return
+        last_new = log.maybe_append(index, message.log_term, message.entries, message.commit)
+        if last_new != REJECTED:
+            if message.quiet and not message.entries:
+                return
+            self.send(Message(_APPEND_RESPONSE, message.from_, self.id, index=last_new))
+            return
+        # Tell the leader where the logs may match at best: below index, not above the term it asked for. It skips the
+        # uncommitted tail of another leader term by term instead of entry by entry.
+        hint, hint_term = log.find_conflict_by_term(min(index, log.last_index), message.log_term)
+        self.send(
+            Message(
+                _APPEND_RESPONSE,
+                message.from_,
+                self.id,
+                log_term=hint_term,
+                index=index,
+                reject=True,
+                reject_hint=hint,
+            )
+        )
+
+    def _handle_heartbeat(self, message: Message) -> None:
+        """Take over the commit index (which the leader limits to what matches) and confirm its reads.
+
+        Arguments:
+            message: a HEARTBEAT.
+        """
+        self.log.commit_to(message.commit)
+        self.messages.append(Message(_HEARTBEAT_RESPONSE, message.from_, self.id, self.term, context=message.context))
+
+    def _handle_snapshot(self, message: Message) -> None:
+        """Begin anew from the leader's snapshot, unless this member is further already; answer once it is installed.
+
+        Arguments:
+            message: a SNAPSHOT, whose data have arrived (duty 10 of the caller).
+        """
+        log = self.log
+        restored = message.snapshot is not None and self._restore(message.snapshot)
+        index = log.last_index if restored else log.committed
+        self.send(Message(_APPEND_RESPONSE, message.from_, self.id, index=index))
+
+    def _restore(self, snapshot: SnapshotMeta) -> bool:
+        """Replace log and configuration by those of a snapshot.
+
+        Arguments:
+            snapshot: what the leader sent.
+
+        Returns:
+            ``False`` when the snapshot is of no use here, or not yet.
+
+        Raises:
+            InvalidMessage: nobody can have made this snapshot.
+        """
+        log = self.log
+        # We have committed as much: nothing to learn from it.
+        if snapshot.index <= log.committed:
+            return False
+        if self.role != StateRole.FOLLOWER:
+            raise InvariantError(f"snapshot restored by a {self.role.name.lower()}")
+        try:
+            config = confchange.restore(snapshot.conf_state)
+        except ConfChangeError as error:
+            raise InvalidMessage(f"a snapshot of members that cannot be: {error}") from None
+        # A snapshot in which we are no member is not for us.
+        if self.id not in config.members():
+            return False
+        # Our log has this entry, hence all before it: commit it, and keep what follows.
+        if log.matches(snapshot.index, snapshot.term):
+            log.commit_to(snapshot.index)
+            return False
+        # Membership changes that were handed out and are not applied yet must not meet the snapshot's configuration.
+        # They will be applied soon; the leader sends the snapshot again.
+        if log.applying > log.applied:
+            return False
+        log.restore(snapshot)
+        self.switch_to(config)
+        return True
+
+    # -- leading -----------------------------------------------------------------------------------------------------
+
+    def _tick_leader(self) -> None:
+        """Count one tick: check the quorum every election timeout, send heartbeats every heartbeat interval."""
+        self.heartbeat_elapsed += 1
+        self.election_elapsed += 1
+        if self.election_elapsed >= self.config.election_ticks:
+            self.election_elapsed = 0
+            if self.config.check_quorum:
+                self._check_quorum()
+            # A transfer that did not succeed within an election timeout is given up: proposals flow again.
+            if self.role == StateRole.LEADER:
+                self.transferee = NONE
+        if self.role == StateRole.LEADER and self.heartbeat_elapsed >= self.config.heartbeat_ticks:
+            self.heartbeat_elapsed = 0
+            self.heartbeat_due = True
+
+    def _check_quorum(self) -> None:
+        """Step down if no quorum was heard from since the last check (thesis section 6.2); begin a new period."""
+        if not self.tracker.quorum_active():
+            self.become_follower(self.term, NONE)
+        for _, progress in self.tracker.peers:
+            progress.recent_active = False
+
+    def _step_leader(self, message: Message) -> None:
+        """Handle a message of the present term, or one without a term.
+
+        Arguments:
+            message: of any kind but a request for a vote, which ``Raft.step`` answers in every role.
+
+        Raises:
+            ProposalDropped: a proposal that a follower passed on and that cannot be appended now.
+            InvariantError: another member leads the same term.
+        """
+        kind = message.type
+        # A follower (or our own disk) answers an append.
+        if kind == _APPEND_RESPONSE:
+            progress = self.tracker.progress.get(message.from_)
+            if progress is not None:
+                self._handle_append_response(message, progress)
+        # A follower answers a heartbeat.
+        elif kind == _HEARTBEAT_RESPONSE:
+            progress = self.tracker.progress.get(message.from_)
+            if progress is not None:
+                self._handle_heartbeat_response(message, progress)
+        # Entries to append, passed on by a follower.
+        elif kind == MessageType.PROPOSE:
+            self._propose(message.entries)
+        # A read, ours or passed on.
+        elif kind == MessageType.READ_INDEX:
+            self._begin_read(ReadRequest(message.from_, message.context))
+        # Somebody asks that message.from_ may lead.
+        elif kind == MessageType.TRANSFER_LEADER:
+            self._transfer(message.from_)
+        # Anything else is for another role, or late. (Another leader's append in our term cannot be.)
+        elif kind in (MessageType.APPEND, MessageType.HEARTBEAT, MessageType.SNAPSHOT):
+            raise InvariantError(f"two leaders in term {self.term}: {self.id} and {message.from_}")
+
+    def _handle_append_response(self, message: Message, progress: Progress) -> None:
+        progress.recent_active = True
+        log = self.log
+        index = message.index
+        # The logs do not match there: probe where they may.
+        if message.reject:
+            self._handle_rejection(message, progress)
+            return
+        if index > log.last_index:
+            if index > INDEX_MAX:
+                raise InvalidMessage(f"{message.from_} acknowledged {index}, beyond any log")
+            raise InvariantError(f"{message.from_} acknowledged {index}, our log ends at {log.last_index}")
+        # Old news, except that a probed follower at its known match shows that it is reachable again.
+        if not progress.maybe_update(index) and not (progress.match == index and progress.state is PROBE):
+            return
+        if progress.state is REPLICATE:
+            progress.inflights.free_to(index)
+        elif progress.state is PROBE:
+            progress.become_replicate()
+        # Whatever snapshot it installed (perhaps not ours): the log reaches back to it, so stream again.
+        elif progress.state is SNAPSHOT and progress.match + 1 >= log.first_index():
+            progress.become_probe()
+            progress.become_replicate()
+        # Only a match beyond the commit index can move it; if it moves, every follower gets the new one.
+        if index > log.committed:
+            self._maybe_commit()
+        if message.from_ == self.id:
+            return
+        # The window has room again, or the follower does not know the commit index yet.
+        if progress.next <= log.last_index or progress.can_bump_commit(log.committed):
+            self.append_due = True
+        # It has everything: the transfer can take place.
+        if message.from_ == self.transferee and progress.match == log.last_index:
+            self.send(Message(MessageType.TIMEOUT_NOW, to=message.from_))
+
+    def _handle_rejection(self, message: Message, progress: Progress) -> None:
+        probe = message.reject_hint
+        # The follower names the best point it can match at and its term there; in our log everything of a higher term
+        # cannot match either. Together at most one probe per term (etcd-io/raft pull 11964).
+        if message.log_term > 0:
+            probe, _ = self.log.find_conflict_by_term(probe, message.log_term)
+        if progress.maybe_decrement(message.index, probe):
+            if progress.state is REPLICATE:
+                progress.become_probe()
+            self._maybe_send_append(message.from_, progress, send_if_empty=True)
+
+    def _handle_heartbeat_response(self, message: Message, progress: Progress) -> None:
+        progress.recent_active = True
+        progress.paused = False
+        # It lags, or may have missed a probe: nudge it. With a full window the nudge is empty, and its answer will open
+        # the window if everything else was lost.
+        if progress.match < self.log.last_index or progress.state is PROBE:
+            self._maybe_send_append(message.from_, progress, send_if_empty=True)
+        if message.context:
+            self.reads.acknowledge(message.from_, message.context)
+            self._answer_confirmed_reads()
+
+    def _maybe_commit(self) -> bool:
+        """Advance the commit index to what a quorum holds; return whether it moved."""
+        log = self.log
+        index = self.tracker.committed()
+        # Entries of earlier terms commit only together with one of our own: counting them alone is unsafe (Figure 8).
+        if index <= log.committed or index < self.term_start_index:
+            return False
+        log.commit_to(index)
+        self.append_due = True
+        # The first commit of the term: now we know what our predecessors committed, and can answer reads.
+        if self.reads.deferred:
+            for request in self.reads.take_deferred():
+                self._queue_read(request)
+        return True
+
+    def _has_committed_in_term(self) -> bool:
+        """Return whether an entry of this leader's own term is committed."""
+        return self.log.committed >= self.term_start_index
+
+    # -- proposing ---------------------------------------------------------------------------------------------------
+
+    def _append_noop(self) -> None:
+        """Append the empty entry of a new leader."""
+        self._append([Entry(self.term, self.log.last_index + 1)])
+
+    def propose_datas(self, datas: list[bytes]) -> None:
+        """Append one normal entry for each of ``datas``, all or none.
+
+        Arguments:
+            datas: the payload of each entry.
+
+        Raises:
+            ProposalDropped: nothing was appended; the reason says why.
+        """
+        self._check_may_propose()
+        size = sum(map(len, datas))
+        self._check_uncommitted(size)
+        term = self.term
+        first = self.log.last_index + 1
+        self._append([Entry(term, index, data) for index, data in enumerate(datas, first)])
+        self.uncommitted_bytes += size
+
+    def _propose(self, entries: list[Entry]) -> None:
+        """Append copies of entries, all or none; a membership change that is not admissible now becomes an empty entry.
+
+        Arguments:
+            entries: their data and types count; term and index are set here.
+
+        Raises:
+            ProposalDropped: nothing was appended; the reason says why.
+        """
+        if not entries:
+            return
+        self._check_may_propose()
+        term = self.term
+        first = self.log.last_index + 1
+        copies = [Entry(term, index, entry.data, entry.type) for index, entry in enumerate(entries, first)]
+        pending = self.pending_conf_index
+        for entry in [each for each in copies if each.type != _NORMAL]:
+            # An inadmissible change becomes an empty entry: its proposer sees it applied as nothing.
+            if self._conf_change_refusal(entry, pending):
+                entry.data = b""
+                entry.type = _NORMAL
+            else:
+                pending = entry.index
+        # Counted as appended, or what was refused would never be uncounted.
+        size = sum([len(entry.data) for entry in copies])
+        self._check_uncommitted(size)
+        self.pending_conf_index = pending
+        self._append(copies)
+        self.uncommitted_bytes += size
+
+    def _check_may_propose(self) -> None:
+        # Removed while leading (and configured not to step down): it must not grow the log any more.
+        if self.id not in self.tracker.progress:
+            raise ProposalDropped(DROPPED_NOT_MEMBER)
+        # The target must catch up: nothing is added to the log until it leads, or the transfer is given up.
+        if self.transferee != NONE:
+            raise ProposalDropped(DROPPED_TRANSFER)
+
+    def _check_uncommitted(self, size: int) -> None:
+        # One proposal of any size passes when nothing is outstanding; empty ones (no-op, leaving a joint configuration)
+        # always do.
+        outstanding = self.uncommitted_bytes
+        if outstanding > 0 and size > 0 and outstanding + size > self.max_uncommitted_bytes:
+            raise ProposalDropped(DROPPED_UNCOMMITTED_LIMIT)
+
+    def _conf_change_refusal(self, entry: Entry, pending: int) -> str:
+        """Why a membership change may not be proposed now; empty if it may."""
+        try:
+            change = confchange.decode(entry.data)
+        except ConfChangeError as error:
+            return str(error)
+        if self.config.disable_conf_change_validation:
+            return ""
+        # One at a time: the next only after the last is applied here (thesis section 4.1).
+        if pending > self.log.applied:
+            return f"possible unapplied conf change at index {pending} (applied to {self.log.applied})"
+        joint = self.tracker.config.joint
+        if joint and change.changes:
+            return "must transition out of joint config first"
+        if not joint and not change.changes:
+            return "not in joint state; refusing empty conf change"
+        return ""
+
+    def _append(self, entries: list[Entry]) -> None:
+        self.log.append(entries)
+        # Our own acknowledgement, once our disk has them.
+        self.messages_to_self.append(Message(_APPEND_RESPONSE, self.id, self.id, self.term, index=self.log.last_index))
+        self.append_due = True
+
+    # -- sending to followers ----------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Queue what has become due since the last Ready."""
+        # Heartbeats first: an append behind them carries the newer commit index, and the record keeps the last one.
+        if self.heartbeat_due:
+            self.heartbeat_due = False
+            context = self.reads.context()
+            for peer, progress in self.tracker.peers:
+                self._send_heartbeat(peer, progress, context)
+        if self.append_due:
+            self.append_due = False
+            committed = self.log.committed
+            for peer, progress in self.tracker.peers:
+                self._send_appends(peer, progress, progress.can_bump_commit(committed))
+
+    def _send_appends(self, id: int, progress: Progress, tell_commit: bool) -> None:
+        """Send a follower everything it may be sent now, in as many messages as that takes.
+
+        Arguments:
+            id: of the follower.
+            progress: its record.
+            tell_commit: also send when there are no entries, to tell the commit index.
+        """
+        # A probe, which may be empty too, asks where the logs match: it needs its answer.
+        quiet = self.config.quiet_commits and progress.state is REPLICATE
+        while self._maybe_send_append(id, progress, tell_commit, quiet):
+            tell_commit = False
+
+    def _maybe_send_append(self, id: int, progress: Progress, send_if_empty: bool, quiet: bool = False) -> bool:
+        """Send a follower one append, or a snapshot if the log no longer has what it needs.
+
+        Arguments:
+            id: of the follower.
+            progress: its record.
+            send_if_empty: also send when there are no entries, to tell the commit index or to probe.
+            quiet: no answer is needed when there are no entries.
+
+        Returns:
+            whether something was sent.
+        """
+        log = self.log
+        next_index = progress.next
+        if progress.is_paused() or (next_index > log.last_index and not send_if_empty):
+            return False
+        entries: list[Entry] = []
+        size_bytes = 0
+        try:
+            previous_term = log.term(next_index - 1)
+            # With a full window only empty appends go, in answer to heartbeat responses: if everything on its way was
+            # lost, one of them will be rejected or acknowledged, and the window opens again.
+            if next_index <= log.last_index and (progress.state is not REPLICATE or not progress.inflights.full()):
+                entries, size_bytes = log.entries_to_send(next_index, self.config.max_size_per_message_bytes)
+        except CompactedError:
+            return self._maybe_send_snapshot(id, progress)
+        if not entries and not send_if_empty:
+            return False
+        message = Message(_APPEND, id, self.id, self.term, previous_term, next_index - 1, entries, log.committed)
+        message.quiet = quiet and not entries
+        self.messages.append(message)
+        progress.sent_entries(len(entries), size_bytes)
+        progress.sent_commit = log.committed
+        return True
+
+    def _maybe_send_snapshot(self, id: int, progress: Progress) -> bool:
+        # Who is not heard from would not receive it: no snapshot is made for nothing.
+        if not progress.recent_active:
+            return False
+        log = self.log
+        try:
+            snapshot = log.unstable.snapshot or log.reader.snapshot()
+        except SnapshotTemporarilyUnavailable:
+            return False
+        if snapshot.index == 0:
+            raise InvariantError(f"follower {id} needs a snapshot, but the log reader names none")
+        progress.become_snapshot(snapshot.index)
+        self.send(Message(_SNAPSHOT, to=id, snapshot=snapshot))
+        return True
+
+    def _send_heartbeat(self, id: int, progress: Progress, context: bytes) -> None:
+        """Send a follower one heartbeat.
+
+        Arguments:
+            id: of the follower.
+            progress: its record.
+            context: asks to confirm reads; empty if there are none.
+        """
+        # The follower may lack committed entries, or have others in their place: send no higher commit index than what
+        # matches.
+        commit = min(progress.match, self.log.committed)
+        self.messages.append(Message(_HEARTBEAT, id, self.id, self.term, commit=commit, context=context))
+        progress.sent_commit = commit
+
+    # -- reads -------------------------------------------------------------------------------------------------------
+
+    def _begin_read(self, request: ReadRequest) -> None:
+        """Begin a linearizable read (thesis section 6.4).
+
+        Arguments:
+            request: who asks, and with which context.
+        """
+        # Before the first commit of its term a leader may not know the last commits of its predecessor, however few
+        # members there are. (etcd answers at once with a single member; its commit index may be old after a crash.)
+        if not self._has_committed_in_term():
+            self.reads.deferred.append(request)
+        else:
+            self._queue_read(request)
+
+    def _queue_read(self, request: ReadRequest) -> None:
+        # Nobody else could have been elected.
+        if self.tracker.is_sole_voter():
+            request.index = self.log.committed
+            self._answer_read(request)
+            return
+        self.reads.add(self.id, request, self.log.committed)
+        self.heartbeat_due = True
+
+    def _answer_confirmed_reads(self) -> None:
+        for request in self.reads.take_confirmed(self.tracker.config):
+            self._answer_read(request)
+
+    def _answer_read(self, request: ReadRequest) -> None:
+        if request.from_ in (NONE, self.id):
+            self.read_states.append(ReadState(request.index, request.context))
+        else:
+            self.send(
+                Message(
+                    MessageType.READ_INDEX_RESPONSE,
+                    to=request.from_,
+                    index=request.index,
+                    context=request.context,
+                )
+            )
 
     # -- progress of this member -------------------------------------------------------------------------------------
 
@@ -363,7 +1032,7 @@ class Raft:
         # A joint configuration that leaves by itself does so once the change that entered it is applied. The check is
         # repeated at each call, because a transfer in progress may refuse the proposal for now.
         if self.tracker.config.auto_leave and self.role == StateRole.LEADER and log.applied >= self.pending_conf_index:
-            leader.leave_joint(self)
+            self._leave_joint()
 
     def installed_snapshot(self, index: int) -> None:
         """Note that the snapshot at ``index`` is durable and in the caller's state machine."""
@@ -392,5 +1061,81 @@ class Raft:
             if self.config.step_down_on_removal:
                 self.become_follower(self.term, NONE)
             return state
-        leader.after_conf_change(self)
+        self._after_conf_change()
         return state
+
+    def _after_conf_change(self) -> None:
+        """Act on a new configuration that this member still leads: commit, answer reads, send, drop a transfer."""
+        # A smaller quorum may have committed more already, and confirmed reads.
+        self._maybe_commit()
+        self._answer_confirmed_reads()
+        # Tell the members the new commit index, and probe those who are new, without waiting for a heartbeat.
+        self.append_due = True
+        # Who is no voter any more cannot be handed leadership.
+        if self.transferee not in self.tracker.config.all_voters():
+            self.transferee = NONE
+
+    def _leave_joint(self) -> None:
+        """Propose to leave a joint configuration that leaves by itself."""
+        try:
+            # No data: a limit in bytes cannot refuse it.
+            self._propose([Entry(0, 0, b"", EntryType.CONF_CHANGE_V2)])
+        except ProposalDropped:
+            # A transfer is in progress: the new leader will do it, or we at the next applied entry.
+            pass
+
+    # -- transfers and reports ---------------------------------------------------------------------------------------
+
+    def _transfer(self, id: int) -> None:
+        """Hand leadership over once the other member has the whole log (thesis section 3.10); give up after an election
+        timeout.
+
+        Arguments:
+            id: of a voter; anything else does nothing.
+        """
+        progress = self.tracker.progress.get(id)
+        # Only a voter can lead.
+        if progress is None or progress.is_learner:
+            return
+        if self.transferee != NONE:
+            # It is on its way already.
+            if self.transferee == id:
+                return
+            # The last wish counts.
+            self.transferee = NONE
+        # We lead already.
+        if id == self.id:
+            return
+        self.election_elapsed = 0
+        self.transferee = id
+        if progress.match == self.log.last_index:
+            self.send(Message(MessageType.TIMEOUT_NOW, to=id))
+        else:
+            self._maybe_send_append(id, progress, send_if_empty=True)
+
+    def report_unreachable(self, id: int) -> None:
+        """Probe a follower that a message did not reach: what was streamed behind it is likely lost too.
+
+        Arguments:
+            id: of the follower.
+        """
+        progress = self.tracker.progress.get(id)
+        if progress is not None and progress.state is REPLICATE:
+            progress.become_probe()
+
+    def report_snapshot(self, id: int, ok: bool) -> None:
+        """Go on with a follower after the transfer of a snapshot.
+
+        Arguments:
+            id: of the follower.
+            ok: whether the snapshot was delivered.
+        """
+        progress = self.tracker.progress.get(id)
+        if progress is None or progress.state is not SNAPSHOT:
+            return
+        # Failed: probe from the old match, not from behind a snapshot that never arrived.
+        if not ok:
+            progress.pending_snapshot = 0
+        progress.become_probe()
+        # Delivered: wait for its answer. Failed: wait for a heartbeat before the next try.
+        progress.paused = True

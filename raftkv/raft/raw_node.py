@@ -26,7 +26,7 @@ from collections import deque
 
 from mypy_extensions import mypyc_attr
 
-from . import candidate, confchange, follower, leader, replication
+from . import confchange
 from .config import RaftConfig
 from .core import Raft
 from .errors import InvariantError, StepLocalMessage, StepPeerNotFound
@@ -105,8 +105,7 @@ class RawNode:
 
     def tick(self) -> None:
         """Let one tick of time pass."""
-        raft = self.raft
-        raft.tick_role(raft)
+        self.raft.tick()
 
     def step(self, message: Message) -> None:
         """Handle a message from another member. The message is kept and must not be changed afterwards.
@@ -141,7 +140,7 @@ class RawNode:
             return
         raft = self.raft
         if raft.role == StateRole.LEADER:
-            leader.propose_datas(raft, datas)
+            raft.propose_datas(datas)
         else:
             entries = [Entry(0, 0, data) for data in datas]
             raft.step(Message(MessageType.PROPOSE, from_=raft.id, entries=entries))
@@ -180,12 +179,12 @@ class RawNode:
 
     def campaign(self) -> None:
         """Campaign now instead of at the timeout."""
-        candidate.hup(self.raft, candidate.first_campaign(self.raft))
+        self.raft.campaign()
 
     def report_unreachable(self, id: int) -> None:
         """Report that a message to ``id`` could not be delivered."""
         if self.raft.role == StateRole.LEADER:
-            leader.report_unreachable(self.raft, id)
+            self.raft.report_unreachable(id)
 
     def report_snapshot(self, id: int, ok: bool) -> None:
         """Report how the transfer of a snapshot ended. Without this report nothing more is sent to the follower.
@@ -195,12 +194,12 @@ class RawNode:
             ok: whether the snapshot was delivered.
         """
         if self.raft.role == StateRole.LEADER:
-            leader.report_snapshot(self.raft, id, ok)
+            self.raft.report_snapshot(id, ok)
 
     def forget_leader(self) -> None:
         """Let a follower forget its leader, known to be dead, so that it grants pre-votes at once."""
         if self.raft.role == StateRole.FOLLOWER:
-            follower.forget_leader(self.raft)
+            self.raft.forget_leader()
 
     # -- outputs -----------------------------------------------------------------------------------------------------
 
@@ -227,7 +226,7 @@ class RawNode:
         """Take the work that has piled up. It is handed out once: the caller must carry it out."""
         raft = self.raft
         if raft.append_due or raft.heartbeat_due:
-            replication.flush(raft)
+            raft.flush()
         log = raft.log
         unstable = log.unstable
         ready = Ready()

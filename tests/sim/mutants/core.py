@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from raftkv.raft import candidate, confchange, follower, leader, replication
+from raftkv.raft import confchange
 from raftkv.raft import core as core_module
 from raftkv.raft.core import Raft
 from raftkv.raft.log import RaftLog
@@ -102,7 +102,7 @@ def _pre_vote_raises(patches: Patches) -> None:
 
 @mutant("deaf leader stays", "CheckQuorum deposes a leader that hears nobody (R8)")
 def _deaf_leader(patches: Patches) -> None:
-    patches.set(leader, "check_quorum", lambda raft: None)
+    patches.set(Raft, "_check_quorum", lambda raft: None)
 
 
 # -- the log ----------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def _heartbeat_commit(patches: Patches) -> None:
         original(raft, id, progress, context)
         raft.messages[-1].commit = raft.log.committed
 
-    original = patches.set(replication, "send_heartbeat", send_heartbeat)
+    original = patches.set(Raft, "_send_heartbeat", send_heartbeat)
     patches.set(RaftLog, "commit_to", _commit_to_clamped)
 
 
@@ -153,7 +153,7 @@ def _figure_eight(patches: Patches) -> None:
         raft.term_start_index = start
         return moved
 
-    original = patches.set(leader, "maybe_commit", maybe_commit)
+    original = patches.set(Raft, "_maybe_commit", maybe_commit)
 
 
 @mutant("older snapshot restored", "a snapshot never replaces newer state (R5)", snapshot_corner)
@@ -165,7 +165,7 @@ def _older_snapshot(patches: Patches) -> None:
         raft.switch_to(confchange.restore(snapshot.conf_state))
         return True
 
-    original = patches.set(follower, "restore", restore)
+    original = patches.set(Raft, "_restore", restore)
 
 
 @mutant(
@@ -214,7 +214,7 @@ def _leader_counts_early(patches: Patches) -> None:
         original(raft, entries)
         raft.step(raft.messages_to_self.pop())
 
-    original = patches.set(leader, "_append", append)
+    original = patches.set(Raft, "_append", append)
 
 
 @mutant("commit index forgotten at restart", "a durable commit index never goes back (R5)")
@@ -277,12 +277,12 @@ def _restore_under_apply(patches: Patches) -> None:
         raft.log.applied = applied
         return restored
 
-    original = patches.set(follower, "restore", restore)
+    original = patches.set(Raft, "_restore", restore)
 
 
 @mutant("two membership changes at once", "one change at a time (R9)", membership_corner)
 def _two_changes(patches: Patches) -> None:
-    patches.set(leader, "_refusal", lambda raft, entry, pending: "")
+    patches.set(Raft, "_conf_change_refusal", lambda raft, entry, pending: "")
 
 
 @mutant("removed leader goes on", "who is removed leads no more (R9)", membership_corner)
@@ -310,18 +310,18 @@ def _early_leave(patches: Patches) -> None:
 
 @mutant("candidate goes on with an unapplied change", "votes are counted by the newest configuration (R1, R9)")
 def _candidate_goes_on(patches: Patches) -> None:
-    patches.set(candidate, "has_unapplied_conf_change", lambda raft: False)
+    patches.set(Raft, "_has_unapplied_conf_change", lambda raft: False)
 
 
 @mutant("nothing committed by a change", "a smaller quorum may hold more already (R10)")
 def _no_commit_after_change(patches: Patches) -> None:
     def after_conf_change(raft: Raft) -> None:
-        leader._answer_confirmed_reads(raft)
+        raft._answer_confirmed_reads()
         raft.append_due = True
         if raft.transferee not in raft.tracker.config.all_voters():
             raft.transferee = NONE
 
-    patches.set(leader, "after_conf_change", after_conf_change)
+    patches.set(Raft, "_after_conf_change", after_conf_change)
 
 
 # -- reads ------------------------------------------------------------------------------------------------------
@@ -331,16 +331,16 @@ def _no_commit_after_change(patches: Patches) -> None:
 def _read_without_quorum(patches: Patches) -> None:
     def queue_read(raft: Raft, request: Any) -> None:
         request.index = raft.log.committed
-        leader._answer_read(raft, request)
+        raft._answer_read(request)
 
-    patches.set(leader, "_queue_read", queue_read)
+    patches.set(Raft, "_queue_read", queue_read)
 
 
 @mutant(
     "read before the first commit of the term", "a new leader does not know yet what is committed (K3)", read_corner
 )
 def _early_read(patches: Patches) -> None:
-    patches.set(leader, "has_committed_in_term", lambda raft: True)
+    patches.set(Raft, "_has_committed_in_term", lambda raft: True)
 
 
 @mutant("read context used again", "a late answer to an old question is not taken for one to the new (K3)", read_corner)
