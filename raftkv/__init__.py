@@ -49,17 +49,17 @@ if TYPE_CHECKING:
     from raftkv.client.local.cluster import LocalCluster as LocalCluster
     from raftkv.client.local.cluster import local as local
     from raftkv.client.local.member import LocalClusterError as LocalClusterError
-    from raftkv.client.sync.election import Term as Term
-    from raftkv.client.sync.endpoints import Endpoints as Endpoints
     from raftkv.client.sync.lease import Lease as Lease
+    from raftkv.client.sync.lease import Session as Session
     from raftkv.client.sync.library import Client as Client
+    from raftkv.client.sync.library import Endpoints as Endpoints
     from raftkv.client.sync.library import connect as connect
     from raftkv.client.sync.lock import Lock as Lock
+    from raftkv.client.sync.lock import Term as Term
     from raftkv.client.sync.loop import Closed as Closed
     from raftkv.client.sync.loop import Forked as Forked
     from raftkv.client.sync.loop import WrongThread as WrongThread
-    from raftkv.client.sync.session import Session as Session
-    from raftkv.client.sync.stm import Transaction as Transaction
+    from raftkv.client.sync.txn import Transaction as Transaction
     from raftkv.client.sync.txn import Txn as Txn
     from raftkv.client.sync.watch import Watch as Watch
     from raftkv.client.values import Event as Event
@@ -81,15 +81,11 @@ _PLACES: Final = {
     "client.local.cluster": ("LocalCluster", "local"),
     "client.local.member": ("LocalClusterError",),
     "client.kv.operations": ("delete", "get", "get_range", "put"),
-    "client.sync.library": ("Client", "connect"),
-    "client.sync.election": ("Term",),
-    "client.sync.endpoints": ("Endpoints",),
-    "client.sync.lease": ("Lease",),
-    "client.sync.lock": ("Lock",),
-    "client.sync.session": ("Session",),
+    "client.sync.library": ("Client", "Endpoints", "connect"),
+    "client.sync.lease": ("Lease", "Session"),
+    "client.sync.lock": ("Lock", "Term"),
     "client.sync.loop": ("Closed", "Forked", "WrongThread"),
-    "client.sync.stm": ("Transaction",),
-    "client.sync.txn": ("Txn",),
+    "client.sync.txn": ("Transaction", "Txn"),
     "client.sync.watch": ("Watch",),
     "client.kv.txn": ("txn",),
     "client.values": ("Event", "KeyValue"),

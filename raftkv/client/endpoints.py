@@ -43,7 +43,7 @@ from raftkv.client.watch.watch import Watches
 from raftkv.errors import CompactedError
 
 if TYPE_CHECKING:
-    from raftkv.client.kv.guards import LeaseLike
+    from raftkv.client.kv.compares import LeaseLike
     from raftkv.client.values import KeyValue
 
 _log = logging.getLogger(__name__)

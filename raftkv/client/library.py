@@ -16,6 +16,7 @@ from raftkv.client.admin import Admin
 from raftkv.client.arguments import path, seconds
 from raftkv.client.credentials import Given, Secret, client_settings, file_settings, password_of
 from raftkv.client.endpoints import Endpoints
+from raftkv.client.keys import Space, Text, to_bytes
 from raftkv.client.kv import compares
 from raftkv.client.kv.bulk import Bulk
 from raftkv.client.kv.kv import KV
@@ -30,7 +31,6 @@ from raftkv.client.rpc.core import Client as Core
 from raftkv.client.rpc.core import ClientOptions
 from raftkv.client.rpc.endpoints import require_ports
 from raftkv.client.scope import Scope
-from raftkv.client.space import Space, Text, to_bytes
 from raftkv.client.users import Roles, Users
 from raftkv.client.watch.hub import WatchHub
 from raftkv.client.watch.watch import Watches

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from raftkv.client.arguments import seconds
+from raftkv.client.keys import Space, Text
 from raftkv.client.rpc.core import Client as Core
 from raftkv.client.rpc.methods import Method, staleness_metadata
-from raftkv.client.space import Space, Text
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
-    from raftkv.client.kv.guards import FenceLike
+    from raftkv.client.kv.compares import FenceLike
     from raftkv.client.lease.keeper import LeaseKeeper
     from raftkv.client.watch.hub import WatchHub
 

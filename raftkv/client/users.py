@@ -14,10 +14,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from raftkv.client.credentials import Secret
-from raftkv.client.keys import prefix_end
+from raftkv.client.keys import Text, prefix_end, to_bytes
 from raftkv.client.rpc import methods
 from raftkv.client.scope import Part
-from raftkv.client.space import Text, to_bytes
 from raftkv.pb import auth_pb2, rpc_pb2
 
 KINDS = ("read", "write", "readwrite")

@@ -21,8 +21,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from raftkv.client.control.control import Control, Grant
-from raftkv.client.control.retries import txn_until_answered
+from raftkv.client.control.control import Control, Grant, txn_until_answered
 from raftkv.client.keys import prefix_end
 from raftkv.client.kv.bulk import pipelined
 from raftkv.client.kv.compares import mod_revision, version

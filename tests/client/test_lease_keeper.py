@@ -10,10 +10,8 @@ import pytest
 
 from raftkv import asleep, errors
 from raftkv.client.errors import LeaseLost
-from raftkv.client.lease import clock
-from raftkv.client.lease.keeper import LeaseKeeper
+from raftkv.client.lease.keeper import LeaseKeeper, renewals
 from raftkv.client.lease.lease import Lease
-from raftkv.client.lease.renewals import renewals
 from raftkv.client.rpc.streams import Stream
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.status import RpcError
@@ -197,7 +195,7 @@ def test_a_machine_that_slept_has_lost_its_leases_when_it_wakes_up(monkeypatch):
     async def scenario(core, scope):
         lease = await Lease(scope, 60)
         await until(lambda: core.calls)
-        monkeypatch.setattr(clock, "_sleep", asleep.Sleep())
+        monkeypatch.setattr("raftkv.client.lease.lease._sleep", asleep.Sleep())
         at_least, at_most = asleep.asleep_s()
         monkeypatch.setattr(asleep, "asleep_s", lambda: (at_least + 0.0005, at_most + 0.0005))
         assert lease.remaining_s > 59
@@ -213,7 +211,7 @@ def test_a_machine_that_slept_has_lost_its_leases_when_it_wakes_up(monkeypatch):
 def test_an_answer_to_what_was_asked_before_the_machine_slept_is_worth_what_it_was_then(monkeypatch):
     async def scenario(core, scope):
         lease = await Lease(scope, 60)
-        monkeypatch.setattr(clock, "_sleep", asleep.Sleep())
+        monkeypatch.setattr("raftkv.client.lease.lease._sleep", asleep.Sleep())
         await until(lambda: core.calls and core.calls[0].asked)
         at_least, at_most = asleep.asleep_s()
         monkeypatch.setattr(asleep, "asleep_s", lambda: (at_least + 61, at_most + 61))

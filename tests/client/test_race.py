@@ -9,9 +9,9 @@ import pytest
 
 from raftkv.client import Client, ClientOptions
 from raftkv.client.rpc import methods
-from raftkv.client.rpc import race as racing
+from raftkv.client.rpc import transport as racing
 from raftkv.client.rpc.endpoints import parse_endpoints
-from raftkv.client.rpc.race import race
+from raftkv.client.rpc.transport import race
 from raftkv.errors import ContextDeadlineExceededError, StatusError
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.status import RpcError

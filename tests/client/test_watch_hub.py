@@ -10,7 +10,7 @@ import pytest
 
 from raftkv import errors
 from raftkv.client.errors import EndpointsFailed, HistoryReplaced, WatchCanceled
-from raftkv.client.space import Space
+from raftkv.client.keys import Space
 from raftkv.client.watch.hub import WatchHub
 from raftkv.client.watch.watch import Watch, responses
 from raftkv.client.watch.watcher import Request, Watcher

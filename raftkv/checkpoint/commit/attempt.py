@@ -50,10 +50,9 @@ from raftkv.checkpoint.records import (
     read,
 )
 from raftkv.client.arguments import instance, whole
-from raftkv.client.control.control import Control
+from raftkv.client.control.control import Control, until_answered
 from raftkv.client.control.records import RecordError
 from raftkv.client.control.reflector import below
-from raftkv.client.control.retries import until_answered
 from raftkv.client.interrupts import farewell_s
 from raftkv.client.kv.compares import mod_revision, version
 from raftkv.client.kv.operations import Operation, delete, get, put

@@ -24,13 +24,12 @@ from typing import Final, Protocol
 from raftkv.checkpoint.errors import FenceBroken
 from raftkv.checkpoint.keys import RegistryKeys
 from raftkv.checkpoint.records import FenceRecord, read
-from raftkv.client.control.control import Control
+from raftkv.client.control.control import Control, until_answered
 from raftkv.client.control.reflector import Interval
-from raftkv.client.control.retries import until_answered
+from raftkv.client.keys import Space
 from raftkv.client.kv.compares import Compare, mod_revision
 from raftkv.client.kv.operations import Operation, get, put
 from raftkv.client.kv.txn import txn
-from raftkv.client.space import Space
 from raftkv.client.values import KeyValue, TxnResult
 from raftkv.errors import ConfigError
 from raftkv.pb import rpc_pb2
@@ -92,7 +91,7 @@ class Claim:
         return (own,) if self.world is None else (own, *self.world.conditions)
 
     def compares(self) -> list[rpc_pb2.Compare]:
-        """Implement ``client.kv.guards.Conditions.compares``."""
+        """Implement ``client.kv.compares.Conditions.compares``."""
         return [condition.to_message(Space()) for condition in self.conditions]
 
     def broken(self, reason: str = "") -> Exception:

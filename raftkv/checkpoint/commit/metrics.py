@@ -16,8 +16,7 @@ from raftkv.checkpoint.commit.summary import METRICS_MAX, checked_metrics, edges
 from raftkv.checkpoint.errors import CheckpointNotFound
 from raftkv.checkpoint.keys import RegistryKeys, check_step
 from raftkv.checkpoint.records import Checkpoint, Latest, read
-from raftkv.client.control.control import Control
-from raftkv.client.control.retries import txn_until_answered, until_answered
+from raftkv.client.control.control import Control, txn_until_answered, until_answered
 from raftkv.client.kv.compares import mod_revision
 from raftkv.client.kv.operations import get, put
 from raftkv.errors import ConfigError

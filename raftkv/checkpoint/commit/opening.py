@@ -23,10 +23,9 @@ from raftkv.checkpoint.errors import CheckpointExists
 from raftkv.checkpoint.keys import RANDOM_DIGITS, WORLD_SIZE_MAX, AttemptId, RegistryKeys
 from raftkv.checkpoint.records import AttemptRecord, read
 from raftkv.client.arguments import instance
-from raftkv.client.control.control import Control
+from raftkv.client.control.control import Control, until_answered
 from raftkv.client.control.records import RecordError
 from raftkv.client.control.reflector import below
-from raftkv.client.control.retries import until_answered
 from raftkv.client.keys import prefix_end
 from raftkv.client.kv.compares import mod_revision
 from raftkv.client.kv.operations import get, get_range, put

@@ -26,7 +26,7 @@ from raftkv.checkpoint.errors import (
 from raftkv.checkpoint.keys import RegistryKeys
 from raftkv.checkpoint.records import AttemptRecord, Checkpoint
 from raftkv.client.arguments import instance
-from raftkv.client.control.retries import until_answered
+from raftkv.client.control.control import until_answered
 from raftkv.client.kv.operations import get, get_range
 
 _UNFIT: Final = (AttemptOver, CheckpointExists, CheckpointNotFound, FilesChanged, PrepareConflict, StaleStep)

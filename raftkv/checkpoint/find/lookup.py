@@ -21,9 +21,8 @@ from typing import Final
 from raftkv.checkpoint.errors import CheckpointNotFound
 from raftkv.checkpoint.keys import LATEST, RegistryKeys, check_step, is_comparable, run_of, step_of
 from raftkv.checkpoint.records import Checkpoint, Latest, Reference, read, readable
-from raftkv.client.control.control import Control
+from raftkv.client.control.control import Control, until_answered
 from raftkv.client.control.records import RecordError
-from raftkv.client.control.retries import until_answered
 from raftkv.client.keys import prefix_end
 from raftkv.client.kv.operations import Operation, get, get_range
 from raftkv.client.values import KeyValue, RangeResult

@@ -32,9 +32,8 @@ from raftkv.checkpoint.errors import CheckpointError
 from raftkv.checkpoint.keys import RegistryKeys, check_name, check_run_id
 from raftkv.checkpoint.positions.intervals import Interval, Intervals, overlaps, size, united, without
 from raftkv.client.arguments import instance, whole
-from raftkv.client.control.control import Control
+from raftkv.client.control.control import Control, until_answered
 from raftkv.client.control.records import Record, RecordError
-from raftkv.client.control.retries import until_answered
 from raftkv.client.kv.compares import create_revision, mod_revision, version
 from raftkv.client.kv.operations import delete, get, get_range, put
 from raftkv.client.values import KeyValue

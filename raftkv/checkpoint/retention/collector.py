@@ -36,9 +36,8 @@ from raftkv.checkpoint.retention.policy import Decision, Policy, decide
 from raftkv.checkpoint.retention.state import KindState, load
 from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.verify import Progress
-from raftkv.client.control.control import Control
+from raftkv.client.control.control import Control, txn_until_answered
 from raftkv.client.control.records import RecordError
-from raftkv.client.control.retries import txn_until_answered
 from raftkv.client.kv.compares import Compare, create_revision, mod_revision, version
 from raftkv.client.kv.operations import Operation, delete, get, get_range, put
 from raftkv.client.values import KeyValue, TxnResult

@@ -30,8 +30,7 @@ from raftkv.checkpoint.errors import CheckpointNotFound, PinLost
 from raftkv.checkpoint.keys import PIN, TAG, RegistryKeys, check_name
 from raftkv.checkpoint.records import Checkpoint, Hold, Reference, readable
 from raftkv.client.arguments import instance, seconds
-from raftkv.client.control.control import Control, Grant
-from raftkv.client.control.retries import txn_until_answered, until_answered
+from raftkv.client.control.control import Control, Grant, txn_until_answered, until_answered
 from raftkv.client.kv.compares import mod_revision, version
 from raftkv.client.kv.operations import Operation, delete, get, get_range, put
 from raftkv.client.values import KeyValue

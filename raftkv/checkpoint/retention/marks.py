@@ -19,8 +19,7 @@ from typing import Final
 
 from raftkv.checkpoint.keys import RegistryKeys
 from raftkv.checkpoint.storage.place import Place
-from raftkv.client.control.control import Control
-from raftkv.client.control.retries import until_answered
+from raftkv.client.control.control import Control, until_answered
 from raftkv.client.kv.compares import version
 from raftkv.client.kv.operations import get, put
 

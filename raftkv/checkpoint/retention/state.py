@@ -14,8 +14,7 @@ from raftkv.checkpoint.find.lookup import PAGE
 from raftkv.checkpoint.keys import STEP_MAX, RegistryKeys, is_comparable, step_of
 from raftkv.checkpoint.records import Checkpoint, Extremes, Latest, Reference, readable
 from raftkv.checkpoint.retention.holds import holds
-from raftkv.client.control.control import Control
-from raftkv.client.control.retries import txn_until_answered, until_answered
+from raftkv.client.control.control import Control, txn_until_answered, until_answered
 from raftkv.client.keys import prefix_end
 from raftkv.client.kv.operations import get_range
 

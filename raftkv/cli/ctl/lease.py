@@ -12,7 +12,7 @@ from raftkv.cli.exits import BAD_ARGUMENTS, BAD_CONNECTION, ERROR, CommandError
 from raftkv.cli.goflags import values as govalues
 from raftkv.cli.goflags.command import Invocation
 from raftkv.client import Client
-from raftkv.client.lease.renewals import renewals
+from raftkv.client.lease.keeper import renewals
 from raftkv.client.library import open_scope
 from raftkv.client.rpc import methods
 from raftkv.pb import rpc_pb2

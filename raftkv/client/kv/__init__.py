@@ -8,7 +8,7 @@
 Laws:
 
 - Keys pass through the client's ``Space``: a view's prefix is put before them and taken off again.
-- A write that relies on a lease or a fence (``guards``) is checked twice: here by this client's clock, and by the
+- A write that relies on a lease or a fence (``compares``) is checked twice: here by this client's clock, and by the
   cluster within the write.
 - A write is repeated only if it certainly did not happen.
 

@@ -22,12 +22,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Itera
 from typing import Generic, TypeVar
 
 from raftkv.client.arguments import many, whole
-from raftkv.client.kv.guards import LeaseLike
+from raftkv.client.keys import Text
+from raftkv.client.kv.compares import LeaseLike
 from raftkv.client.kv.kv import KV
 from raftkv.client.kv.operations import GetRange
 from raftkv.client.rpc import methods
 from raftkv.client.scope import Part, Scope
-from raftkv.client.space import Text
 from raftkv.client.values import KeyValue, PutResult, RangeResult
 
 Given = TypeVar("Given")

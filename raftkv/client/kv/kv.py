@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from raftkv.client.kv.guards import FenceLike, LeaseLike, fence_compares, lost_lease
+from raftkv.client.keys import Text, to_bytes
+from raftkv.client.kv.compares import FenceLike, LeaseLike, fence_compares, lost_lease
 from raftkv.client.kv.operations import Delete, GetRange, Operation, Put, SortBy
 from raftkv.client.rpc import methods
 from raftkv.client.scope import Part
-from raftkv.client.space import Text, to_bytes
 from raftkv.client.values import DeleteResult, KeyValue, PutResult, RangeResult
 from raftkv.errors import LeaseNotFoundError
 from raftkv.pb import rpc_pb2

@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
-from raftkv.client.kv.guards import LeaseLike, lease_id
-from raftkv.client.space import Space, Text, to_bytes
+from raftkv.client.keys import Space, Text, to_bytes
+from raftkv.client.kv.compares import LeaseLike, lease_id
 from raftkv.client.values import DeleteResult, KeyValue, PutResult, RangeResult
 from raftkv.pb import rpc_pb2
 

@@ -22,16 +22,14 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from raftkv.client.errors import TxnConflict
-from raftkv.client.keys import prefix_end
+from raftkv.client.keys import FROM_KEY, Text, prefix_end, to_bytes
 from raftkv.client.kv import compares
-from raftkv.client.kv.compares import Compare, mod_revision
-from raftkv.client.kv.guards import FenceLike, LeaseLike
+from raftkv.client.kv.compares import Compare, FenceLike, LeaseLike, mod_revision
 from raftkv.client.kv.kv import KV
 from raftkv.client.kv.operations import Delete, Operation, Put
 from raftkv.client.kv.txn import Txn
 from raftkv.client.rpc.retry import Backoff
 from raftkv.client.scope import Part, Scope
-from raftkv.client.space import FROM_KEY, Text, to_bytes
 from raftkv.client.values import KeyValue
 from raftkv.errors import CompactedError
 

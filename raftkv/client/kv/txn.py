@@ -16,12 +16,11 @@ writes is not, unless it certainly did not happen.
 
 from __future__ import annotations
 
-from raftkv.client.kv.compares import Compare
-from raftkv.client.kv.guards import FenceLike, LeaseLike, fence_compares, lost_lease
+from raftkv.client.keys import Space
+from raftkv.client.kv.compares import Compare, FenceLike, LeaseLike, fence_compares, lost_lease
 from raftkv.client.kv.operations import Operation
 from raftkv.client.rpc import methods
 from raftkv.client.scope import Scope
-from raftkv.client.space import Space
 from raftkv.client.values import TxnResult
 from raftkv.errors import LeaseNotFoundError
 from raftkv.pb import rpc_pb2

@@ -7,7 +7,7 @@
 Laws:
 
 - A lease is relied on by this machine's monotonic clock, not by the cluster's word of a moment ago; time in which the
-  machine slept counts (``clock``).
+  machine slept counts (``lease_now``).
 - It is lost when the cluster does not know it any more, or at that deadline; then blocks are interrupted, callbacks
   called, and calls with ``lease=`` refused.
 - A patient lease leaves the deadline out: only the cluster ends it.
@@ -17,5 +17,5 @@ Example::
     async with kv.lease(ttl=10) as lease:
         await kv.put("workers/1", b"here", lease=lease)
 
-Read ``lease``, then ``keeper``; ``renewals`` keeps alive what somebody else was granted, and gives out the answers.
+Read ``lease``, then ``keeper``; its ``renewals`` keeps a lease of another client alive, and yields the answers.
 """

@@ -23,18 +23,30 @@ import asyncio
 import math
 from collections.abc import Callable, Generator
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
+from raftkv.asleep import Sleep
 from raftkv.client.arguments import function, seconds, whole
 from raftkv.client.errors import LeaseLost
 from raftkv.client.interrupts import Interrupt, farewell_s, tell
-from raftkv.client.lease import clock
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.methods import Method
 from raftkv.client.scope import Part, Scope
 from raftkv.client.values import LeaseInfo
 from raftkv.errors import LeaseNotFoundError, StatusError
 from raftkv.pb import rpc_pb2
+
+_sleep: Final = Sleep()
+
+
+def lease_now() -> float:
+    """Return the present by the leases' clock: the loop's, plus the time in which the machine slept; on the loop.
+
+    The cluster goes on while the machine sleeps, so a lease may be over when the machine wakes up.
+    """
+    _sleep.has_been()
+    return _sleep.total_s + asyncio.get_running_loop().time()
+
 
 OnLost = Callable[["Lease"], Any]
 
@@ -127,7 +139,7 @@ class Lease:
         scope = self._scope
         method = methods.LEASE_GRANT if self.id else _GRANT_ANY
         request = rpc_pb2.LeaseGrantRequest(TTL=self.ttl, ID=self.id, exact_ttl=self.patient)
-        asked_at = clock.now()
+        asked_at = lease_now()
         answer = await scope.core.call(method, request, timeout_s=timeout_s)
         self.id, self.ttl, self._granted = answer.ID, answer.TTL, True
         self._cluster_id = answer.header.cluster_id
@@ -176,12 +188,12 @@ class Lease:
         """Seconds for which it certainly still lives, if nobody revokes it; 0: none."""
         if not self._granted or self._over:
             return 0.0
-        return max(self._deadline - clock.now(), 0.0)
+        return max(self._deadline - lease_now(), 0.0)
 
     @property
     def silent_s(self) -> float:
         """Seconds since the last confirmed keep-alive was sent; for a patient one that may be far more than the TTL."""
-        return max(clock.now() - (self._deadline - self.ttl), 0.0)
+        return max(lease_now() - (self._deadline - self.ttl), 0.0)
 
     @property
     def alive(self) -> bool:
@@ -220,7 +232,7 @@ class Lease:
 
         Arguments:
             answer: of the member.
-            asked_at: when the keep-alive was sent, by ``clock``.
+            asked_at: when the keep-alive was sent, by ``lease_now``.
         """
         cluster_id = answer.header.cluster_id
         if 0 != self._cluster_id != cluster_id != 0:
@@ -239,7 +251,7 @@ class Lease:
 
         Arguments:
             ttl: seconds that the cluster has confirmed.
-            asked_at: when it was asked, by ``clock``.
+            asked_at: when it was asked, by ``lease_now``.
         """
         self.ttl = ttl
         self._deadline = max(self._deadline, asked_at + ttl)
@@ -259,7 +271,7 @@ class Lease:
         # One timer: renewals only move the deadline, and a timer that comes too early is set again.
         if self._over:
             return
-        left_s = self._deadline - clock.now()
+        left_s = self._deadline - lease_now()
         if left_s > 0.0:
             self._timer = asyncio.get_running_loop().call_later(left_s, self._watch_deadline)
         else:

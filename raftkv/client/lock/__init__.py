@@ -15,5 +15,5 @@ Example::
     async with kv.lock("name", ttl=10) as lock:
         await kv.put("x", b"y", fence=lock)
 
-Read ``contender`` (the queue), ``holder`` (its lease and its block), then ``lock`` and ``election``.
+Read ``contender`` (the queue), ``lock`` (its lease and its block), then ``election``.
 """

@@ -19,12 +19,12 @@ from collections.abc import Awaitable
 from typing import TYPE_CHECKING, TypeVar
 
 from raftkv.client.errors import FenceLost
+from raftkv.client.keys import Text, to_bytes
 from raftkv.client.kv.compares import create_revision
 from raftkv.client.kv.compares import value as value_of
 from raftkv.client.kv.operations import Delete, Get, GetRange, Put
 from raftkv.client.kv.txn import Txn
 from raftkv.client.rpc.retry import until_answered
-from raftkv.client.space import Text, to_bytes
 from raftkv.client.values import KeyValue
 from raftkv.client.watch.watcher import Request, Watcher
 from raftkv.errors import CompactedError

@@ -19,17 +19,17 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from raftkv.client.errors import TermLost, WatchCanceled
+from raftkv.client.keys import Text, to_bytes
 from raftkv.client.kv.compares import create_revision
 from raftkv.client.kv.kv import KV
 from raftkv.client.kv.operations import GetRange, Put
 from raftkv.client.kv.txn import Txn
 from raftkv.client.lease.lease import Lease
 from raftkv.client.lock.contender import Contender
-from raftkv.client.lock.holder import Holder
+from raftkv.client.lock.lock import Holder
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.retry import until_answered
 from raftkv.client.scope import Part, Scope
-from raftkv.client.space import Text, to_bytes
 from raftkv.client.values import KeyValue
 from raftkv.client.watch.watch import responses
 from raftkv.client.watch.watcher import Request, Watcher

@@ -17,5 +17,5 @@ Example::
     async with Client(["127.0.0.1:2379"]) as core:
         answer = await core.call(methods.RANGE, rpc_pb2.RangeRequest(key=b"k"), timeout_s=5.0)
 
-Read ``core``, then ``attempts``. Leaves out: keys, watches and leases, which the packages beside this one know.
+Read ``core``, then ``retry``. Leaves out: keys, watches and leases, which the packages beside this one know.
 """

@@ -3,7 +3,7 @@
 Owns the answer to "which member, and what if it does not answer":
 
 1. Calls go to one endpoint until it fails; then to the next, round and round, with a short pause after each round.
-   Which is the first to be asked, a race for the first connection decides (``race``).
+   Which is the first to be asked, a race for the first connection decides (``transport.race``).
 2. A call is repeated if it certainly never reached a member, if the member said UNAVAILABLE and the method is
    repeatable, or elsewhere if the member is a learner. Everything else is raised at once.
 3. The deadline bounds all of it together; when it passes the error is ``context deadline exceeded``.
@@ -29,14 +29,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from raftkv.client.credentials import NO_SECRET, Secret
 from raftkv.client.errors import ANOTHER_LOOP, CLIENT_CLOSED, from_status
 from raftkv.client.rpc import methods, tracing
-from raftkv.client.rpc.attempts import Attempts, is_of_learner
 from raftkv.client.rpc.endpoints import Endpoint, parse_endpoints
 from raftkv.client.rpc.login import Login, LoginRequest
 from raftkv.client.rpc.methods import Method, StreamMethod
-from raftkv.client.rpc.race import race
+from raftkv.client.rpc.retry import Attempts, is_of_learner
 from raftkv.client.rpc.streams import Stream
 from raftkv.client.rpc.tracing import Pairs
-from raftkv.client.rpc.transport import Transport, open_transport
+from raftkv.client.rpc.transport import Transport, open_transport, race
 from raftkv.errors import (
     CANCELED,
     DEADLINE_EXCEEDED,

@@ -6,11 +6,11 @@
 Laws:
 
 - Methods are made out of the async ones (``blocking``), so names, arguments and documentation are the same.
-- Neither side runs code of the other: callbacks of the user run on a thread of their own (``callbacks``).
+- Neither side runs code of the other: callbacks of the user run on a thread of their own (``loop``).
 - After fork the child opens a thread and connections of its own; what is *held* stays the parent's: using it raises
   ``Forked``.
 
-Files have the names of their async twins: ``lease``, ``session``, ``lock``, ``election``, ``watch``, ``txn``, ``stm``.
+Files have the names of the async ones; ``lease`` has sessions too, ``lock`` elections, ``txn`` the stm.
 
 Example::
 

@@ -21,8 +21,8 @@ from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar
 
 from raftkv.client.arguments import many
 from raftkv.client.kv.bulk import WINDOW
-from raftkv.client.sync.iteration import iterate
 from raftkv.client.sync.loop import LoopThread
+from raftkv.client.sync.watch import iterate
 
 Inner = TypeVar("Inner")
 Result = TypeVar("Result")

@@ -25,35 +25,136 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
-from raftkv.client import library
+from raftkv.client import endpoints as aio_endpoints
+from raftkv.client import library, users
 from raftkv.client.admin import Admin
 from raftkv.client.credentials import Secret
+from raftkv.client.endpoints import Endpoint
 from raftkv.client.kv import compares
 from raftkv.client.kv.bulk import Bulk
 from raftkv.client.kv.kv import KV
+from raftkv.client.kv.stm import RETRIES
 from raftkv.client.lease.lease import Leases
 from raftkv.client.lock.election import Elections
-from raftkv.client.sync.blocking import blocking, chunked, iterates_like, iterating, taskless
-from raftkv.client.sync.election import Term
-from raftkv.client.sync.endpoints import Endpoints
-from raftkv.client.sync.iteration import Drawn, Stream
-from raftkv.client.sync.lease import Lease
-from raftkv.client.sync.lock import Lock, plain_lease
+from raftkv.client.sync.blocking import Blocking, blocking, chunked, iterates_like, iterating, taskless
+from raftkv.client.sync.lease import Lease, Session
+from raftkv.client.sync.lock import Lock, Term, plain_lease
 from raftkv.client.sync.loop import Closed, LoopThread, begin_the_end, wait_for_the_end
-from raftkv.client.sync.session import Session
-from raftkv.client.sync.stm import RETRIES, Transaction, run_stm
-from raftkv.client.sync.txn import Txn
-from raftkv.client.sync.users import Roles, Users
-from raftkv.client.sync.watch import Watch
+from raftkv.client.sync.txn import Transaction, Txn, run_stm
+from raftkv.client.sync.watch import Drawn, Stream, Watch
 from raftkv.client.values import KeyValue
 from raftkv.client.watch.watcher import QUEUE_BYTES
 
 if TYPE_CHECKING:
-    from raftkv.client.kv.guards import FenceLike
-    from raftkv.client.space import Text
+    from raftkv.client.keys import Text
+    from raftkv.client.kv.compares import FenceLike
+
+# -- users ----------------------------------------------------------------------------------------------------------
+#
+# Users and roles of the blocking client: ``kv.users`` and ``kv.roles``, as in ``raftkv.client.users``.
+
+
+class _Of:
+    """Methods that are those of a part of a client.
+
+    Arguments:
+        client: whose they are.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def target(self) -> tuple[LoopThread, Any]:
+        """Return the loop and the client, for a call."""
+        loop, kv = self._client.target()
+        return loop, kv
+
+
+class Users(_Of):
+    """Users, and whether they are asked for."""
+
+    enable_auth = blocking(users.Users.enable_auth, "users")
+    disable_auth = blocking(users.Users.disable_auth, "users")
+    auth_status = blocking(users.Users.auth_status, "users")
+    add = blocking(users.Users.add, "users")
+    delete = blocking(users.Users.delete, "users")
+    get = blocking(users.Users.get, "users")
+    list = blocking(users.Users.list, "users")
+    change_password = blocking(users.Users.change_password, "users")
+    grant_role = blocking(users.Users.grant_role, "users")
+    revoke_role = blocking(users.Users.revoke_role, "users")
+
+
+class Roles(_Of):
+    """Roles and their permissions."""
+
+    add = blocking(users.Roles.add, "roles")
+    delete = blocking(users.Roles.delete, "roles")
+    get = blocking(users.Roles.get, "roles")
+    list = blocking(users.Roles.list, "roles")
+    grant = blocking(users.Roles.grant, "roles")
+    revoke = blocking(users.Roles.revoke, "roles")
+
+
+# -- endpoints ------------------------------------------------------------------------------------------------------
+#
+# Endpoints of services for programs without an event loop; see ``client.endpoints`` for what they are.
+#
+# ::
+#
+#     with kv.endpoints("greeter").register("10.0.0.1:50051"):
+#         serve()
+#
+#     for servers in kv.endpoints("greeter").watch():
+#         channel.use([server.addr for server in servers.values()])
+
+
+class Endpoints(Blocking[aio_endpoints.Endpoints]):
+    """The servers of one service; made by ``Client.endpoints``."""
+
+    def __init__(self, client: Client, service: str) -> None:
+        loop, kv = client.target()
+        super().__init__(client, loop, kv.endpoints(service))
+        self._client = client
+        self._service = service
+
+    @property
+    def service(self) -> str:
+        """Its name."""
+        return self._service
+
+    @contextmanager
+    def register(self, addr: str, metadata: Any = None, *, name: str = "", ttl: float = 10) -> Iterator[Session]:
+        """Be an endpoint for a block, with a session of its own; clients lose sight of it at the end of the block.
+
+        Arguments:
+            addr: where this server is, as clients dial it.
+            metadata: what it says of itself.
+            name: of its key below the service's; empty: the address.
+            ttl: seconds after which a server that has died, or is cut off, is one no more.
+
+        Raises:
+            StatusError: the cluster refused, or could not be reached to begin with.
+            ValueError: it has no address, or JSON cannot hold the metadata.
+        """
+        value = aio_endpoints.encode(Endpoint(addr, metadata))
+        with self._client.session(ttl) as session:
+            session.keep(f"{self._service}/{name or addr}", value)
+            yield session
+
+    add = blocking(aio_endpoints.Endpoints.add)
+    delete = blocking(aio_endpoints.Endpoints.delete)
+    update = blocking(aio_endpoints.Endpoints.update)
+    list = blocking(aio_endpoints.Endpoints.list)
+
+    def watch(self) -> Stream[dict[str, Endpoint]]:
+        """Follow the endpoints: all of them at once, and again after each change; a ``Stream`` that never ends."""
+        return Stream(self, self._loop, Drawn(self._inner.watch()))
+
 
 T = TypeVar("T")
 P = ParamSpec("P")

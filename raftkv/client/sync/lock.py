@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from typing import Any, Self, TypeVar
 
-from raftkv.client.lock import holder as aio_holder
+from raftkv.client.lock import election as aio_election
+from raftkv.client.lock import lock as aio_holder
 from raftkv.client.lock import lock as aio_lock
 from raftkv.client.sync.blocking import Blocking, Held, blocking
 from raftkv.client.sync.lease import Lease
@@ -94,3 +95,46 @@ class Lock(Holder[aio_lock.Lock]):
 def plain_lease(lease: Any) -> Any:
     """Return what the async part takes as ``lease``: the async object itself."""
     return lease.target()[1] if isinstance(lease, Blocking) else lease
+
+
+# -- election -------------------------------------------------------------------------------------------------------
+#
+# Elections for programs without an event loop.
+#
+# ::
+#
+#     with kv.campaign("leader", b"me") as term:      # waits until it leads
+#         while work_is_left():
+#             kv.put("progress", step(), fence=term)  # raises TermLost or LeaseLost when it does not lead any more
+#
+# A block is not interrupted when its lease is lost; see ``sync.lock``.
+
+
+class Term(Holder[aio_election.Term]):
+    """One candidacy, and the term that it leads to; made by ``Client.campaign``."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether it leads, as far as this client knows."""
+        return self._ask(lambda term: term.leads)
+
+    def campaign(self, timeout_s: float | None = None) -> Term:
+        """Wait until it leads, without a ``with`` block; end it by ``resign()``.
+
+        Arguments:
+            timeout_s: None: as long as it takes.
+
+        Raises:
+            LockNotFree: others led all that time.
+            LeaseLost: the lease ended while waiting.
+            StatusError: the cluster refused, or could not be reached to begin with.
+        """
+        self._enter(lambda: self._inner.campaign(timeout_s), self._inner.resign)
+        return self
+
+    proclaim = blocking(aio_election.Term.proclaim)
+    resign = blocking(aio_election.Term.resign)
+
+    def __enter__(self) -> Self:
+        self.campaign()
+        return self

@@ -31,8 +31,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from raftkv.client.arguments import seconds
+from raftkv.client.keys import Space, Text
 from raftkv.client.scope import Part
-from raftkv.client.space import Space, Text
 from raftkv.client.values import Event
 from raftkv.client.watch.watcher import QUEUE_BYTES, Request, Watcher
 

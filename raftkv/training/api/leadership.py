@@ -13,14 +13,14 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from raftkv.client.kv.guards import fence_compares
+from raftkv.client.keys import to_bytes
+from raftkv.client.kv.compares import fence_compares
 from raftkv.client.lock.election import Term
-from raftkv.client.space import to_bytes
 from raftkv.training.api.generation import quoted
 from raftkv.training.errors import GenerationOver
 
 if TYPE_CHECKING:
-    from raftkv.client.space import Text
+    from raftkv.client.keys import Text
     from raftkv.client.values import KeyValue
     from raftkv.pb import rpc_pb2
     from raftkv.training.api.generation import Generation

@@ -28,7 +28,7 @@ from raftkv.checkpoint.sync import Registry
 from raftkv.client.arguments import function
 from raftkv.client.sync import library as sync
 from raftkv.client.sync.blocking import Blocking, blocking
-from raftkv.client.sync.callbacks import CallbackQueue
+from raftkv.client.sync.loop import CallbackQueue
 from raftkv.training.api import async_run, checkpoint, counter, leadership
 
 if TYPE_CHECKING:

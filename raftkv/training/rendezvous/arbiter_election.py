@@ -21,8 +21,7 @@ import asyncio
 import math
 from typing import Final
 
-from raftkv.client.control.control import Control
-from raftkv.client.control.retries import RETRY_MAX_S, RETRY_MIN_S
+from raftkv.client.control.control import RETRY_MAX_S, RETRY_MIN_S, Control
 from raftkv.client.kv.compares import version
 from raftkv.client.kv.operations import Put
 from raftkv.client.values import KeyValue

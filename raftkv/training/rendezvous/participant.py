@@ -35,10 +35,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from raftkv.client.arguments import limit
-from raftkv.client.control.control import ClientControl, Control, check_whole
+from raftkv.client.control.control import ClientControl, Control, OnTrouble, check_whole, until_answered
 from raftkv.client.control.records import RecordError
 from raftkv.client.control.reflector import Reflector
-from raftkv.client.control.retries import OnTrouble, until_answered
 from raftkv.client.kv.compares import Compare, create_revision, mod_revision, version
 from raftkv.client.kv.operations import Delete, GetRange, Operation, Put
 from raftkv.client.rpc.retry import is_transient

@@ -20,8 +20,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from raftkv.client.control.control import Control, Grant
-from raftkv.client.control.retries import OnTrouble, until_answered
+from raftkv.client.control.control import Control, Grant, OnTrouble, until_answered
 from raftkv.client.errors import is_client_closed
 from raftkv.client.kv.compares import mod_revision, version
 from raftkv.client.kv.operations import Get, GetRange, Operation, Put

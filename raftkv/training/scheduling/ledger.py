@@ -33,10 +33,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Protocol
 
-from raftkv.client.control.control import Control
+from raftkv.client.control.control import Control, until_answered
 from raftkv.client.control.records import RecordError
 from raftkv.client.control.reflector import Reflector, below
-from raftkv.client.control.retries import until_answered
 from raftkv.client.kv.compares import Compare, create_revision, mod_revision
 from raftkv.client.kv.operations import Delete, Get, GetRange, Operation, Put
 from raftkv.client.values import PUT, Event, KeyValue, RangeResult

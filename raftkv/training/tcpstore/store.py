@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from raftkv import aio
 from raftkv.client.control.control import ClientControl
-from raftkv.client.kv.guards import Fence
+from raftkv.client.kv.compares import Fence
 from raftkv.client.kv.operations import Operation
 from raftkv.client.rpc.retry import Backoff
 from raftkv.errors import RaftKVError

@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from raftkv.client.control import control
-from raftkv.client.control.control import ClientControl
-from raftkv.client.control.retries import until_answered
+from raftkv.client.control.control import ClientControl, until_answered
 from raftkv.errors import ContextDeadlineExceededError
 
 CLIENTS = 40
