@@ -10,8 +10,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from bench.checkpoint.chaos.main import chaos
-from bench.checkpoint.chaos.oracle import State, strays
-from bench.checkpoint.chaos.points import (
+from bench.checkpoint.chaos.orders import (
     AFTER_COMMIT,
     AFTER_PREPARE,
     BEFORE_COMMIT,
@@ -19,10 +18,14 @@ from bench.checkpoint.chaos.points import (
     MID_WRITE,
     POINTS,
     Points,
+    Shard,
+    State,
+    read_shard,
+    strays,
+    write_shard,
 )
 from bench.checkpoint.chaos.processes import DCP_ASYNC
 from bench.checkpoint.chaos.registry_ranks import problems_of, stop_after_the_manifest
-from bench.checkpoint.chaos.shards import Shard, read_shard, write_shard
 from bench.checkpoint.chaos.trial import COORDINATOR, FREEZE, LEADER, LEADER_AND_COORDINATOR, RANK, Cell
 from raftkv.checkpoint import Checkpoint, FileRecord, digest, registry
 from raftkv.checkpoint.commit.manifest import NAME, Manifest

@@ -10,7 +10,7 @@ import pytest
 
 from bench import compare
 from bench.neutral import __main__ as neutral
-from bench.neutral import h2load, processor, report
+from bench.neutral import h2load, pairs, report
 from bench.neutral.__main__ import main
 from bench.neutral.generators import Sent, can_send
 from bench.neutral.pairs import check
@@ -41,9 +41,9 @@ def test_calls_that_failed_are_no_measurement(text: str) -> None:
 
 def test_time_of_processors_is_read_from_the_kernel() -> None:
     line = "cpu  100 10 50 900 80 3 2 5 100 0"  # guests are in the first figure already
-    assert processor.busy_s(line + "\ncpu0 0") == pytest.approx(1.7)
-    before = processor.Times(wall_s=0.0, members=0.0, ours=0.0, all=0.0)
-    assert (processor.Times(1e9, 1.0, 1.0, 1.0) - before).others_share == 0.0
+    assert pairs.busy_s(line + "\ncpu0 0") == pytest.approx(1.7)
+    before = pairs.Times(wall_s=0.0, members=0.0, ours=0.0, all=0.0)
+    assert (pairs.Times(1e9, 1.0, 1.0, 1.0) - before).others_share == 0.0
 
 
 def _read(revision: int, value: bytes = VALUE) -> rpc_pb2.RangeResponse:

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-
-import pytest
-
-from bench.operate.__main__ import parse, run
 from bench.operate.report import Result, table
 from bench.operate.rows import ROWS, Row
 from bench.operate.scene import Scene, Sizes
-from bench.operate.soak import Verdict
 
 
 async def _nothing(scene: Scene) -> dict[str, float]:
@@ -50,23 +43,3 @@ def test_names_of_rows_differ() -> None:
 
 def test_a_scale_keeps_at_least_something() -> None:
     assert Sizes().scaled(0.0) == Sizes(2, 2, 2, 2)
-
-
-def test_the_verdict_of_a_soak_can_be_printed() -> None:
-    verdict = Verdict(1, 2.0)
-    verdict.done["kill"] += 1
-    assert json.loads(json.dumps(verdict.as_json()))["done"] == {"kill": 1}
-
-
-ROWS_OF_SECONDS = ("leader-killed", "compact")
-"""The others wait for members to be taken for healthy, and are only run by hand."""
-
-
-@pytest.mark.long
-def test_rows_can_be_run() -> None:
-    rows = [word for name in ROWS_OF_SECONDS for word in ("--row", name)]
-    options = parse(["--programs", "raftkv", "--scale", "0.001", "--kills", "2", *rows])
-    results = asyncio.run(run(options, print))
-    for result in results:
-        assert not result.problems
-        assert result.figures["raftkv"].get("failed puts", 0.0) == 0.0, result

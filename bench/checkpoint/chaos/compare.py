@@ -15,8 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from bench.checkpoint.chaos.orders import LOADS, ORDERS, Found
-from bench.checkpoint.chaos.points import AFTER_COMMIT, ALL_POINTS, COORDINATOR_POINTS, MID_TRACKER
+from bench.checkpoint.chaos.orders import (
+    AFTER_COMMIT,
+    ALL_POINTS,
+    COORDINATOR_POINTS,
+    LOADS,
+    MID_TRACKER,
+    ORDERS,
+    Found,
+)
 from bench.checkpoint.chaos.processes import Generation, Pool, Rank
 from bench.checkpoint.chaos.trial import COORDINATOR, FREEZE, RANK, STRIDE, Tally
 

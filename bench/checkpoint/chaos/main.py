@@ -19,7 +19,7 @@ from dataclasses import asdict
 
 import raftkv
 from bench.checkpoint.chaos.compare import Row, compare
-from bench.checkpoint.chaos.points import POINTS
+from bench.checkpoint.chaos.orders import POINTS
 from bench.checkpoint.chaos.processes import DCP, DCP_ASYNC, REGISTRY, Pool
 from bench.checkpoint.chaos.report import line_of, table, write
 from bench.checkpoint.chaos.trial import VICTIMS, WITH_LEADER, Cell, Leaders, Scene, Tally, run_cell

@@ -25,8 +25,8 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from bench.checkpoint.chaos import points
-from bench.checkpoint.chaos.points import AT, BARRIER, BROKEN, DONE, FAILED, GO, READY
+from bench.checkpoint.chaos import orders
+from bench.checkpoint.chaos.orders import AT, BARRIER, BROKEN, DONE, FAILED, GO, READY
 
 ROOT = Path(__file__).resolve().parents[3]
 PATIENCE_S = 60.0
@@ -45,7 +45,7 @@ class Stuck(Exception):
 def serve(link: connection.Connection, kind: str, options: Any) -> None:
     """Do what the driver says until it hangs up: the main function of a rank."""
     threading.Thread(target=_end_with, args=(link.fileno(),), daemon=True).start()
-    rank = _make(kind, points.Points(link), options)
+    rank = _make(kind, orders.Points(link), options)
     link.send((READY, None))
     while True:
         try:
@@ -67,7 +67,7 @@ def _end_with(descriptor: int) -> None:
     os._exit(0)
 
 
-def _make(kind: str, stops: points.Points, options: Any) -> Any:
+def _make(kind: str, stops: orders.Points, options: Any) -> Any:
     if kind in WITH_TORCH:
         from bench.checkpoint.chaos.dcp_ranks import DcpRank
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import raftkv
-from bench.checkpoint.chaos.points import (
+from bench.checkpoint.chaos.orders import (
     AFTER_COMMIT,
     AFTER_PREPARE,
     BEFORE_COMMIT,
@@ -21,8 +21,10 @@ from bench.checkpoint.chaos.points import (
     BEFORE_WRITE,
     MID_WRITE,
     Points,
+    Shard,
+    read_shard,
+    write_shard,
 )
-from bench.checkpoint.chaos.shards import Shard, read_shard, write_shard
 from raftkv.checkpoint import Attempt, Claim, FileRecord, Registry, digest
 from raftkv.checkpoint import registry as registry_module
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.checkpoint.chaos.compare import GOES_BACK, KEPT, NEW, OVERWRITTEN, RIGHT, WRONG, Row, rows_of
-from bench.checkpoint.chaos.orders import LOST_STATE, MIXED, PARTIAL, REFUSES, SCRATCH
-from bench.checkpoint.chaos.points import ALL_POINTS
+from bench.checkpoint.chaos.orders import ALL_POINTS, LOST_STATE, MIXED, PARTIAL, REFUSES, SCRATCH
 from bench.checkpoint.chaos.trial import VICTIMS, Tally
 from bench.compare import machine, write_table
 

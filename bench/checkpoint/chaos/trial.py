@@ -25,8 +25,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import raftkv
-from bench.checkpoint.chaos.oracle import State, read_state, strays
-from bench.checkpoint.chaos.points import AFTER_COMMIT, BEFORE_COMMIT, BEFORE_WRITE, DONE, FAILED, MID_WRITE
+from bench.checkpoint.chaos.orders import (
+    AFTER_COMMIT,
+    BEFORE_COMMIT,
+    BEFORE_WRITE,
+    DONE,
+    FAILED,
+    MID_WRITE,
+    State,
+    read_state,
+    strays,
+)
 from bench.checkpoint.chaos.processes import Generation, Pool, Rank, Stuck
 from bench.checkpoint.chaos.registry_ranks import problems_of
 from raftkv.checkpoint import Registry
