@@ -4,6 +4,8 @@ BIN := .venv/bin
 SIZE ?= 3
 SEEDS ?= 500
 JOBS ?= 3
+QUICK := tests/raft tests/storage tests/apply tests/rpc/parts tests/rpc/http2 tests/sim/test_swarm.py \
+  $(addprefix tests/client/test_,client_parts.py core.py login.py tracing.py lease_keeper.py watch_hub.py)
 MADE := .venv/.made
 RUNTIME := .venv/.runtime
 VENV := .venv/.installed
@@ -26,7 +28,7 @@ unexport LOCKED
 MAKEOVERRIDES :=
 HASHED := -q --no-compile --no-deps --require-hashes -r
 
-.PHONY: cluster docs foreign native interpreted test test-interpreted test-all verify fix proto sim sim-training sim-checkpoint bench lock audit clean
+.PHONY: cluster docs foreign native interpreted quick test test-interpreted test-all verify fix proto sim sim-training sim-checkpoint bench lock audit clean
 
 cluster: $(RUNTIME)  ## three members on loopback with a live status table
 	$(BIN)/raftkv cluster --size $(SIZE)
@@ -40,6 +42,9 @@ native: $(VENV)  ## the hot path compiled: a wheel in dist/native/, its librarie
 
 interpreted: $(VENV)  ## undo `make native`
 	$(BIN)/python -m requirements.native remove
+
+quick: $(VENV)  ## a minute: raft, log, store, apply, RPC, the client on a fake, 40 seeds of the simulator
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(QUICK)
 
 test: $(VENV) $(CLIENTS)  ## the tests without those that take long; some wait, so three processes keep two cores busy
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
