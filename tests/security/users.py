@@ -202,29 +202,35 @@ def _sees(stage: Stage, create: rpc_pb2.WatchCreateRequest, user: str) -> bool:
 
 
 def grace_of_another(stage: Stage) -> bool:
-    """Alice keeps a lease with a grace of 1 ms; root attaches a key to it, and Alice's connection breaks."""
-    lease, key = LEASE_ID + 1, b"secret/attached"
-    stage.call(f"{LEASE}/LeaseGrant", rpc_pb2.LeaseGrantRequest(ID=lease, TTL=3600), "alice")
+    """Alice keeps two leases with a grace of 1 ms; root attaches a key to one, and Alice's connection breaks.
+
+    Her own key ends soon, on a member that knows graces: then it has heard of the break.
+    """
+    hers, roots, key = LEASE_ID + 1, LEASE_ID + 2, b"secret/attached"
     requests: queue.Queue[bytes | None] = queue.Queue()
-    requests.put(rpc_pb2.LeaseKeepAliveRequest(ID=lease, disconnect_grace_ms=1).SerializeToString())
+    for lease in (roots, hers):
+        stage.call(f"{LEASE}/LeaseGrant", rpc_pb2.LeaseGrantRequest(ID=lease, TTL=3600), "alice")
+        requests.put(rpc_pb2.LeaseKeepAliveRequest(ID=lease, disconnect_grace_ms=1).SerializeToString())
+    own = rpc_pb2.PutRequest(key=MINE, value=b"what was there", lease=hers)
     relay = Relay(stage.endpoint)
     with grpc.insecure_channel(relay.endpoint) as channel:
-        call = channel.stream_stream(f"/{LEASE}/LeaseKeepAlive")(
-            iter(requests.get, None),
-            metadata=(("token", stage.tokens["alice"]),),
-            timeout=30,
-        )
-        next(call)
-        put = rpc_pb2.PutRequest(key=key, value=b"root's", lease=lease)
-        assert stage.call(f"{KV}/Put", put, "root").code == "OK"
+        keep_alives = channel.stream_stream(f"/{LEASE}/LeaseKeepAlive")
+        call = keep_alives(iter(requests.get, None), metadata=(("token", stage.tokens["alice"]),), timeout=30)
+        next(call), next(call)
+        assert stage.call(f"{KV}/Put", own, "alice").code == "OK"
+        attached = rpc_pb2.PutRequest(key=key, value=b"root's", lease=roots)
+        assert stage.call(f"{KV}/Put", attached, "root").code == "OK"
         relay.close()
-        until = time.monotonic() + 1.0
-        while time.monotonic() < until:
-            if not stage.call(f"{KV}/Range", rpc_pb2.RangeRequest(key=key), "root").message.kvs:
-                return True
+        until = time.monotonic() + DEADLINE_S
+        while stage.call(f"{KV}/Range", rpc_pb2.RangeRequest(key=MINE), "alice").message.kvs:
+            if time.monotonic() > until:
+                break  # etcd's members know none
         requests.put(None)
-    stage.call(f"{LEASE}/LeaseRevoke", rpc_pb2.LeaseRevokeRequest(ID=lease), "root")
-    return False
+    is_gone = not stage.call(f"{KV}/Range", rpc_pb2.RangeRequest(key=key), "root").message.kvs
+    assert stage.call(f"{KV}/Put", rpc_pb2.PutRequest(key=MINE, value=b"what was there"), "alice").code == "OK"
+    for lease in (roots, hers):
+        stage.call(f"{LEASE}/LeaseRevoke", rpc_pb2.LeaseRevokeRequest(ID=lease), "root")
+    return is_gone
 
 
 def watch_from_one_key(stage: Stage) -> bool:
