@@ -161,6 +161,8 @@ class LeaseService:
                 encode = partial(_readable_key, rights, caller)
             pieces = await self._time_left(request, encode)
             if self.auth.is_enabled:
+                if encode is _lease_key:  # users were not asked for when the call came
+                    raise errors.AuthOldRevisionError
                 self._responder.applier.rights.check_user(self._responder.caller_of(call))
             return [self.header(), *pieces]
 
