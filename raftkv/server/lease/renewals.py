@@ -359,18 +359,19 @@ class Expiry:
             self._doubt(revoked)
             due = [lease_id for lease_id in due if lease_id not in self._revocations]
         if self._asks_users():
-            early = [(lease_id, found[0]) for lease_id in due if (found := self._times.ends_early(lease_id))]
-            for lease_id, _ in early:
-                due.remove(lease_id)
-            self._end_early(early)
+            due = self._end_early(due)
         if due:
             self._in_flight = due
             self._propose(Kind.LEASE_EXPIRE, due, partial(self._ended, self._leadership))
 
-    def _end_early(self, early: list[tuple[int, Caller | None]]) -> None:
+    def _end_early(self, due: list[int]) -> list[int]:
+        """Revoke the leases that end before their time; return the others."""
+        early = [lease_id for lease_id in due if self._times.is_early(lease_id)]
         self._revoking += len(early)
-        for lease_id, caller in early:
-            self._revoke(lease_id, caller, partial(self._revoked, self._leadership, lease_id))
+        for lease_id in early:
+            done = partial(self._revoked, self._leadership, lease_id)
+            self._revoke(lease_id, self._times.shortened_by(lease_id), done)
+        return [lease_id for lease_id in due if lease_id not in early]
 
     def _revoked(self, leadership: int, lease_id: int, error: errors.StatusError | None) -> None:
         if leadership != self._leadership:

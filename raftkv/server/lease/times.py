@@ -341,10 +341,15 @@ class LeaseTimes:
         self._trim_heap()
         return max(grace_s, self._end_of(lease) - now)
 
-    def ends_early(self, lease_id: int) -> tuple[Caller | None] | None:
-        """Return on whose behalf an expiring lease ends before its time; None: its time is over."""
-        would_end_at, caller = self._shortened.get(lease_id, (-math.inf, None))
-        return (caller,) if would_end_at > self._clock.now() else None
+    def is_early(self, lease_id: int) -> bool:
+        """Return whether a lease that is over was shortened, and would not be over yet otherwise."""
+        shortened = self._shortened.get(lease_id)
+        return shortened is not None and shortened[0] > self._clock.now()
+
+    def shortened_by(self, lease_id: int) -> Caller | None:
+        """Return on whose behalf a lease was shortened."""
+        shortened = self._shortened.get(lease_id)
+        return None if shortened is None else shortened[1]
 
     def restore(self, lease_id: int) -> None:
         """Undo ``shorten``: the caller may not end the lease, which lasts its time."""
