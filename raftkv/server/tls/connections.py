@@ -10,6 +10,7 @@ So what a handshake would refuse now ends here. Few connections are looked at in
 
 from __future__ import annotations
 
+import logging
 import math
 import ssl
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from raftkv.rpc.paced import Paced
 from raftkv.rpc.tls import RefusedPeerError, forget_nothing
 from raftkv.server.tls.decoding import decoding
 from raftkv.server.tls.revocation import chain_of
+
+_log = logging.getLogger(__name__)
 
 CHECKED_A_TURN: Final = 16
 """Connections that a turn of the loop looks at, 0.1 ms each."""
@@ -105,9 +108,15 @@ class OpenConnections:
                 raise RefusedPeerError("its certificate has expired")
             self._check(opened.tls)
         except RefusedPeerError as error:
-            self._forget(opened)
-            self._ended(opened.address, str(error))
-            opened.cut()
+            self._end(opened, str(error))
+        except Exception as error:
+            _log.error("the certificate of an open connection could not be checked", exc_info=error)
+            self._end(opened, "its certificate could not be checked")
+
+    def _end(self, opened: _Open, reason: str) -> None:
+        self._forget(opened)
+        self._ended(opened.address, reason)
+        opened.cut()
 
 
 def end_of(tls: ssl.SSLObject) -> float:

@@ -71,7 +71,7 @@ async def test_a_wait_outlasts_a_second_change_of_users_amid_the_look_at_the_fir
     assert call.status == (errors.UNKNOWN, "etcdserver: permission denied")
 
 
-@pytest.mark.parametrize("method", [RANGE, TXN])
+@pytest.mark.parametrize("method", [RANGE, TXN, "etcdserverpb.KV/RangeStream"])
 def test_a_read_that_waits_for_its_slice_is_checked_when_it_begins(method: str) -> None:
     @on_loop
     async def main() -> None:
