@@ -54,14 +54,18 @@ class LeaseRenewResponse(_message.Message):
     def __init__(self, ttls: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LeaseShortenRequest(_message.Message):
-    __slots__ = ("ids", "graces_ms", "ages_us")
+    __slots__ = ("ids", "graces_ms", "ages_us", "users", "auth_revisions")
     IDS_FIELD_NUMBER: _ClassVar[int]
     GRACES_MS_FIELD_NUMBER: _ClassVar[int]
     AGES_US_FIELD_NUMBER: _ClassVar[int]
+    USERS_FIELD_NUMBER: _ClassVar[int]
+    AUTH_REVISIONS_FIELD_NUMBER: _ClassVar[int]
     ids: _containers.RepeatedScalarFieldContainer[int]
     graces_ms: _containers.RepeatedScalarFieldContainer[int]
     ages_us: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, ids: _Optional[_Iterable[int]] = ..., graces_ms: _Optional[_Iterable[int]] = ..., ages_us: _Optional[_Iterable[int]] = ...) -> None: ...
+    users: _containers.RepeatedScalarFieldContainer[bytes]
+    auth_revisions: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ..., graces_ms: _Optional[_Iterable[int]] = ..., ages_us: _Optional[_Iterable[int]] = ..., users: _Optional[_Iterable[bytes]] = ..., auth_revisions: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LeaseDecision(_message.Message):
     __slots__ = ("term", "ids")

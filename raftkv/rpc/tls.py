@@ -8,7 +8,7 @@ runs, revoked ones and names that are let in are the business of whoever impleme
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 SERVER_PROTOCOLS: Final = ("h2", "http/1.1")
@@ -36,6 +36,17 @@ class Security(Protocol):
             RefusedPeerError: it is not let in.
         """
 
+    def opened(self, tls: ssl.SSLObject, address: str, cut: Callable[[], None]) -> Callable[[], None]:
+        """Note a connection that was let in, in the turn of the loop in which ``admit`` has returned.
+
+        Arguments:
+            tls, address: as of ``admit``.
+            cut: ends the connection, when its certificate is revoked or has expired.
+
+        Returns:
+            Forgets it: to be called when it has ended.
+        """
+
     def failed(self, address: str, reason: str) -> None:
         """Note a handshake that failed.
 
@@ -56,8 +67,15 @@ class _Fixed:
     async def admit(self, tls: ssl.SSLObject, address: str) -> None:
         """Whoever the context let in."""
 
+    def opened(self, tls: ssl.SSLObject, address: str, cut: Callable[[], None]) -> Callable[[], None]:
+        return forget_nothing
+
     def failed(self, address: str, reason: str) -> None:
         """Nobody asked."""
+
+
+def forget_nothing() -> None:
+    """Forget a connection that nothing was noted of."""
 
 
 def fixed(tls: ssl.SSLContext | Security, protocols: tuple[str, ...]) -> Security:

@@ -224,7 +224,7 @@ class Member:
         self._leader_guard = LeaderGuard(self.node)
         self._lessor = Lessor(
             self.node,
-            self._applier.leases,
+            self._applier,
             ttl_min_s=self.config.lease_ttl_min_s,
             channel=self._channel,
             introduction=self._introduction,

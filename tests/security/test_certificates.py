@@ -19,7 +19,7 @@ import pytest
 
 from tests.cli.runner import run_ctl
 from tests.procs import ETCD_FAST, PATIENCE_S, RAFTKV, Cluster, Program, free_port, wait_for
-from tests.security.certificates import Files, make
+from tests.security.certificates import Files, make, revoke
 
 pytestmark = pytest.mark.xdist_group("security-certificates")
 LISTENERS = ("client", "peer", "metrics")
@@ -49,6 +49,19 @@ class Secure:
                 return sock.recv(100).startswith(b"HTTP/1.1")
         except (ssl.SSLError, OSError):
             return False
+
+    @contextlib.contextmanager
+    def open(self, listener: str, name: str) -> Iterator[ssl.SSLSocket]:
+        """A connection with somebody's certificate that has been answered, and stays open."""
+        context = ssl.create_default_context(cafile=self.files("ca.crt"))
+        context.load_cert_chain(self.files(f"{name}.crt"), self.files(f"{name}.key"))
+        with (
+            socket.create_connection(("127.0.0.1", self.ports[listener]), timeout=10) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as sock,
+        ):
+            sock.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert sock.recv(65_536).startswith(b"HTTP/1.1")
+            yield sock
 
     def post(self, path: str, body: bytes, name: str, *headers: str) -> tuple[int, bytes]:
         """Status and body of a request to the gateway with somebody's certificate."""
@@ -121,6 +134,41 @@ def test_ghsa_3wh4_raftkv_refuses_a_revoked_certificate_everywhere(raftkv: Secur
     assert raftkv.answers(listener, "alice"), "a good certificate is let in"
     assert not raftkv.answers(listener, "revoked")
     assert not raftkv.answers(listener, "")
+
+
+def _ends(sock: ssl.SSLSocket, timeout_s: float) -> bool:
+    """Whether the other end closes a connection within so many seconds, whatever it sends before."""
+    sock.settimeout(timeout_s)
+    try:
+        while sock.recv(65_536):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def test_raftkv_ends_open_connections_of_a_revoked_certificate_everywhere(raftkv: Secure) -> None:
+    with contextlib.ExitStack() as stack:
+        later = [stack.enter_context(raftkv.open(listener, "later")) for listener in LISTENERS]
+        alices = [stack.enter_context(raftkv.open(listener, "alice")) for listener in LISTENERS]
+        revoke(raftkv.files, "revoked", "later")
+        assert [_ends(sock, 20.0) for sock in later] == [True] * 3, "an idle one ends after a minute"
+        for sock in alices:
+            sock.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+            heard = b""
+            while data := sock.recv(65_536):
+                heard += data
+            assert b"HTTP/1.1" in heard
+
+
+@pytest.mark.long
+def test_etcd_leaves_open_connections_of_a_revoked_certificate_alone(etcd: Secure) -> None:
+    revoke(etcd.files, "revoked")
+    with etcd.open("client", "later") as sock:
+        revoke(etcd.files, "revoked", "later")
+        assert not _ends(sock, 3.0)
 
 
 @pytest.mark.long

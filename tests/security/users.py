@@ -13,6 +13,7 @@ import grpc
 
 from raftkv.pb import auth_pb2, rpc_pb2
 from tests.compat.wire import Wire
+from tests.relay import Relay
 from tests.security.attack import FALLS, RESISTS, Attack, Stage
 
 AUTH, KV, LEASE = "etcdserverpb.Auth", "etcdserverpb.KV", "etcdserverpb.Lease"
@@ -200,6 +201,38 @@ def _sees(stage: Stage, create: rpc_pb2.WatchCreateRequest, user: str) -> bool:
     return False
 
 
+def grace_of_another(stage: Stage) -> bool:
+    """Alice keeps two leases with a grace of 1 ms; root attaches a key to one, and Alice's connection breaks.
+
+    Her own key ends soon, on a member that knows graces: then it has heard of the break.
+    """
+    hers, roots, key = LEASE_ID + 1, LEASE_ID + 2, b"secret/attached"
+    requests: queue.Queue[bytes | None] = queue.Queue()
+    for lease in (roots, hers):
+        stage.call(f"{LEASE}/LeaseGrant", rpc_pb2.LeaseGrantRequest(ID=lease, TTL=3600), "alice")
+        requests.put(rpc_pb2.LeaseKeepAliveRequest(ID=lease, disconnect_grace_ms=1).SerializeToString())
+    own = rpc_pb2.PutRequest(key=MINE, value=b"what was there", lease=hers)
+    relay = Relay(stage.endpoint)
+    with grpc.insecure_channel(relay.endpoint) as channel:
+        keep_alives = channel.stream_stream(f"/{LEASE}/LeaseKeepAlive")
+        call = keep_alives(iter(requests.get, None), metadata=(("token", stage.tokens["alice"]),), timeout=30)
+        next(call), next(call)
+        assert stage.call(f"{KV}/Put", own, "alice").code == "OK"
+        attached = rpc_pb2.PutRequest(key=key, value=b"root's", lease=roots)
+        assert stage.call(f"{KV}/Put", attached, "root").code == "OK"
+        relay.close()
+        until = time.monotonic() + DEADLINE_S
+        while stage.call(f"{KV}/Range", rpc_pb2.RangeRequest(key=MINE), "alice").message.kvs:
+            if time.monotonic() > until:
+                break  # etcd's members know none
+        requests.put(None)
+    is_gone = not stage.call(f"{KV}/Range", rpc_pb2.RangeRequest(key=key), "root").message.kvs
+    assert stage.call(f"{KV}/Put", rpc_pb2.PutRequest(key=MINE, value=b"what was there"), "alice").code == "OK"
+    for lease in (roots, hers):
+        stage.call(f"{LEASE}/LeaseRevoke", rpc_pb2.LeaseRevokeRequest(ID=lease), "root")
+    return is_gone
+
+
 def watch_from_one_key(stage: Stage) -> bool:
     """A watch from a key on ("\\\\0" for its end) with the right to read that one key."""
     return _sees(stage, rpc_pb2.WatchCreateRequest(key=MINE, range_end=b"\0"), "alice")
@@ -276,6 +309,7 @@ ATTACKS = (
     Attack("CVE-2026-44283", "a put in a txn attaches to another's lease", lease_in_a_txn, FALLS),
     Attack("CVE-2026-44283 (prev_kv)", "previous values for who may only write", previous_in_a_txn, FALLS),
     Attack("control (lease)", "a put and a revocation with another's lease", lease_of_others, RESISTS),
+    Attack("leases with a grace", "a broken connection ends a lease that got another's key", grace_of_another, RESISTS),
     # Came into etcd after 3.5.1.
     Attack("GHSA-xg4h-6gfc-h4m8", "a watch from one key on", watch_from_one_key, RESISTS),
     Attack("control (watch)", "a watch of nobody", watch_of_nobody, RESISTS),

@@ -347,7 +347,7 @@ class Assembly:
         guard = LeaderGuard(node)
         self.lessor = Lessor(
             node,
-            self.leases,
+            applier,
             ttl_min_s=1,
             channel=cast(Any, lambda peer: self.cluster.network.channel(cast("Member", self), peer)),
             introduction=lambda peer: peer_metadata(CLUSTER_ID, self.id, peer),

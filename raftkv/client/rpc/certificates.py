@@ -147,6 +147,12 @@ class _Renewed:
     async def admit(self, tls: ssl.SSLObject, address: str) -> None:
         """Whoever the context let in."""
 
+    def opened(self, tls: ssl.SSLObject, address: str, cut: Callable[[], None]) -> Callable[[], None]:
+        """Nobody tells a client of revoked certificates."""
+        from raftkv.rpc.tls import forget_nothing
+
+        return forget_nothing
+
     def failed(self, address: str, reason: str) -> None:
         """The call that wanted the connection fails with the reason."""
 

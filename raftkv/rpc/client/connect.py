@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl as ssl_module
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
 from raftkv.rpc.client.core import ClientCore
@@ -83,6 +83,7 @@ class ClientConnection(asyncio.Protocol):
         settled: set once the server's SETTINGS have come, or never will.
         below_tls: the socket's own transport, under TLS.
         end_reason: why TLS ended, where the other end has said so.
+        forget: called when the connection has ended; None: nobody wants to know.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -97,6 +98,7 @@ class ClientConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self.below_tls: asyncio.Transport | None = None
         self.end_reason = ""
+        self.forget: Callable[[], None] | None = None
 
     # ---- transport
 
@@ -129,6 +131,9 @@ class ClientConnection(asyncio.Protocol):
         self.settled.set()
         self.lost.set()
         self._channel.closed(self)
+        if self.forget is not None:
+            self.forget()
+            self.forget = None
         self.core.released()
         release(self._transport)
         release(self.below_tls)
@@ -348,6 +353,8 @@ async def _start_tls(
         release(transport)
         raise
     connection.connection_made(tls)
+    if not tls.is_closing():
+        connection.forget = ssl.opened(tls.get_extra_info("ssl_object"), target, connection.abort)
     tls.resume_reading()
 
 

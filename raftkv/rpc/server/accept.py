@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl as ssl_module
+from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from raftkv.rpc.encrypted import EncryptedTransport
@@ -44,6 +45,7 @@ class Connection(asyncio.Protocol):
         self._http1: Http1Protocol | None = None
         self._handshake: asyncio.Task[None] | None = None
         self._cause: Exception | None = None
+        self._forget: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has connected."""
@@ -126,6 +128,7 @@ class Connection(asyncio.Protocol):
             return
         if not self._server.handshakes.done(self):
             return  # lost meanwhile
+        self._forget = security.opened(tls.get_extra_info("ssl_object"), _address_of(transport), self.abort)
         self._stop_timer()
         self._since_s = asyncio.get_running_loop().time()
         self._choose_by_alpn(tls)
@@ -254,6 +257,9 @@ class Connection(asyncio.Protocol):
         self._stop_timer()
         self._server.handshakes.done(self)
         self._server.discard(self)
+        if self._forget is not None:
+            self._forget()
+            self._forget = None
         release(self._transport)
         release(self._below_tls)
         self._transport = self._below_tls = self._h2 = self._http1 = self._handshake = None

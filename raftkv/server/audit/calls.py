@@ -223,7 +223,7 @@ def make_audit(config: ServerConfig, registry: CollectorRegistry, tls: Ports) ->
     calls = AuditCalls(AuditTrail(destination, config.name), Level[config.audit_level.upper()])
     registry.register(calls.trail)
     for port in (tls.client, tls.peer):
-        port.rejected.listener = calls.refused_handshake(port.kind)
+        port.rejected.listener = port.ended.listener = calls.refused_handshake(port.kind)
     return calls
 
 

@@ -95,10 +95,11 @@ class DebugService:
         if request.method != "GET" and (is_vars or request.method != "HEAD"):
             return _text(405, "Method Not Allowed\n", ("allow", "GET"))
         try:
-            user = self._users.check_root(request)
+            self._users.check_root(request)
+            response = self._vars() if is_vars else await self._profile(request, path.removeprefix(_PPROF))
+            user = self._users.check_root(request)  # a profile takes a while
         except errors.StatusError as error:
             return _text(401 if error.code == errors.UNAUTHENTICATED else 403, f"{error}\n")
-        response = self._vars() if is_vars else await self._profile(request, path.removeprefix(_PPROF))
         return HttpResponse(response.status, response.body, response.headers, user)
 
     def _vars(self) -> HttpResponse:

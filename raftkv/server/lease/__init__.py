@@ -33,7 +33,7 @@ Laws:
 
 Example::
 
-    lessor = Lessor(node, applier.leases, ttl_min_s=2, channel=channel, introduction=introduction, cork=cork)
+    lessor = Lessor(node, applier, ttl_min_s=2, channel=channel, introduction=introduction, cork=cork)
     wire(Parts(..., lessor=lessor))
     lessor.start()
     lease_id = await lessor.grant(60, caller)

@@ -8,6 +8,9 @@ This member remembers who said so; when the connection of the last of them break
     answer that comes after that       -> nothing: the leader has renewed the lease, which lasts its whole TTL again
     stream ends in any other way       -> forgotten: its client is alive, and may go on elsewhere
 
+The end of a lease deletes its keys, which others may have attached since. So a report names the user who asked for the
+grace, and the leader ends the lease as if that user had revoked it, under the rights of the last keep-alive.
+
 Each report carries when the last answer was passed on, so that the leader knows whether somebody else has kept the
 lease alive since, for example the same client by way of another member. For a keep-alive that was still under way when
 its connection broke, nobody knows: the leader may take it after those by which the client went on elsewhere. So it is
@@ -20,6 +23,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Final
 
+from raftkv.apply.auth.caller import Caller
 from raftkv.apply.leases import TTL_MAX_S
 
 KEPT_MAX: Final = 100_000
@@ -38,11 +42,13 @@ class ConnectionLost:
         lease_id: of the lease.
         grace_s: how long it shall live on.
         answered_at: loop time when the last keep-alive of its owner was answered here.
+        caller: its owner, by the users and roles of that keep-alive; None: nobody knows.
     """
 
     lease_id: int
     grace_s: float
     answered_at: float
+    caller: Caller | None = None
 
 
 Report = Callable[[list[ConnectionLost]], None]
@@ -65,19 +71,23 @@ class Graces:
     def __len__(self) -> int:
         return len(self._keepers)
 
-    def answered(self, stream: Hashable, lease_id: int, grace_ms: int, ttl_s: int) -> None:
+    def answered(
+        self, stream: Hashable, lease_id: int, grace_ms: int, ttl_s: int, caller: Caller | None = None
+    ) -> None:
         """A keep-alive was answered.
 
         Arguments:
             stream: by which it came, and which has not ended.
             lease_id, ttl_s: as answered.
             grace_ms: as asked for; 0 or less: none.
+            caller: who keeps the lease; None: nobody knows.
         """
         keepers = self._keepers.get(lease_id)
         if keepers is None and grace_ms <= 0:
             return  # what nearly all keep-alives are
         if ttl_s > 0:
-            self._remember(stream, ConnectionLost(lease_id, min(grace_ms, GRACE_MAX_MS) / 1000, self._clock()))
+            grace_s = min(grace_ms, GRACE_MAX_MS) / 1000
+            self._remember(stream, ConnectionLost(lease_id, grace_s, self._clock(), caller))
 
     def _remember(self, stream: Hashable, entry: ConnectionLost) -> None:
         # Also without a grace: then this stream does nothing but hold back the others that keep the same lease.

@@ -166,7 +166,7 @@ class KeepAliveStream:
             grace_ms: as asked for, in milliseconds.
         """
         if not self._ended:
-            self._service.graces.answered(self, lease_id, grace_ms, ttl_s)
+            self._service.graces.answered(self, lease_id, grace_ms, ttl_s, self._call.caller)
 
     def released(self) -> None:
         """The call is over, in whatever way. A client that had said all before it was gone is not missed."""

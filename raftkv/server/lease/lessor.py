@@ -29,9 +29,9 @@ from functools import partial
 from typing import Any, Final
 
 from raftkv import errors
-from raftkv.apply.applier import Outcome
+from raftkv.apply.applier import Applier, Outcome
 from raftkv.apply.auth.caller import Caller
-from raftkv.apply.leases import TTL_MAX_S, Leases
+from raftkv.apply.leases import TTL_MAX_S
 from raftkv.apply.request import Kind
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.config import NO_LIMIT
@@ -81,7 +81,7 @@ class _Decision(Waiter):
 
     __slots__ = ("done",)
 
-    def __init__(self, request: raft_pb2.LeaseDecision, done: Done) -> None:
+    def __init__(self, request: Any, done: Done) -> None:
         self.request = request
         self.done = done
 
@@ -116,7 +116,7 @@ class Lessor:
 
     Arguments:
         node: of the member.
-        leases: as applied.
+        applier: knows leases, users and rights, as applied.
         ttl_min_s: shortest TTL that is granted.
         channel: the connection to another member, None if it is unknown.
         introduction: metadata that another member wants to see.
@@ -130,7 +130,7 @@ class Lessor:
     def __init__(
         self,
         node: Node,
-        leases: Leases,
+        applier: Applier,
         *,
         ttl_min_s: int,
         channel: Callable[[int], Channel | None],
@@ -138,6 +138,7 @@ class Lessor:
         cork: Cork,
     ) -> None:
         self._node = node
+        self._auth, self._rights = applier.auth, applier.rights
         self._ttl_min_s = ttl_min_s
         self._loop = asyncio.get_running_loop()
         self._clock = LeaseClock(self._loop.time)
@@ -145,7 +146,14 @@ class Lessor:
         self._failing = Paced(1)
         self._failed: deque[tuple[Sequence[PendingKeepAlive], errors.StatusError]] = deque()
         self._renewals = Renewals(self.times, self._clock, self._propose, self._send_on, cork, self._fail)
-        self._expiry = Expiry(self.times, self._propose, _Tail(node))
+        self._expiry = Expiry(
+            self.times,
+            self._propose,
+            _Tail(node),
+            self._revoke_early,
+            lambda: self._auth.is_enabled,
+            self._renewals.look_again,
+        )
         self._on_leader = OnLeader(node, self._is_primary, channel, introduction)
         self._random = random.SystemRandom()
         self._cork = cork
@@ -163,7 +171,7 @@ class Lessor:
         self._lost: deque[ConnectionLost] = deque(maxlen=LOST_MAX)
         self._is_telling = False
         self.on_end: list[Callable[[int], None]] = []
-        self.times.reloaded(leases.granted)
+        self.times.reloaded(applier.leases.granted)
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -289,6 +297,14 @@ class Lessor:
                 self._node.submit_ahead(kind, decision.SerializeToString(), waiter)
             else:
                 self._node.submit(kind, decision.SerializeToString(), waiter, None)
+        except errors.StatusError as error:
+            done(error)
+
+    def _revoke_early(self, lease_id: int, caller: Caller | None, done: Done) -> None:
+        request = rpc_pb2.LeaseRevokeRequest(ID=lease_id)
+        waiter = _Decision(request, done)
+        try:
+            self._node.submit_ahead(Kind.LEASE_REVOKE, request.SerializeToString(), waiter, caller)
         except errors.StatusError as error:
             done(error)
 
@@ -449,7 +465,9 @@ class Lessor:
     def _shorten(self, lost: list[ConnectionLost]) -> None:
         """Let leases end soon, and see to it that the first ends in time; this member leads."""
         now = self._loop.time()
-        ends = [self.times.shorten(one.lease_id, one.grace_s, now - one.answered_at) for one in lost]
+        if self._auth.is_enabled:
+            lost = [one for one in lost if self._may_end(one)]
+        ends = [self.times.shorten(one.lease_id, one.grace_s, now - one.answered_at, one.caller) for one in lost]
         first_s = min((end for end in ends if end is not None), default=None)
         if first_s is None:
             return
@@ -460,6 +478,14 @@ class Lessor:
 
         timer = self._loop.call_later(first_s + _TIMER_SLACK_S, sweep)
         self._end_timers.add(timer)
+
+    def _may_end(self, lost: ConnectionLost) -> bool:
+        """Whether an owner may write all keys of its lease now. What would be long to check, applying alone checks."""
+        try:
+            self._rights.check_lease(lost.caller, lost.lease_id, write=True)
+        except errors.StatusError:
+            return False
+        return True
 
     # -- questions ---------------------------------------------------------------------------------------------------
 
@@ -546,4 +572,7 @@ def _encode_lost(lost: Sequence[ConnectionLost], clock: Callable[[], float]) -> 
         request.ids.append(one.lease_id)
         request.graces_ms.append(round(one.grace_s * 1000))
         request.ages_us.append(int((now - one.answered_at) * 1_000_000))
+        # Only users are named: a name that is empty would be a member's, which may do everything.
+        request.users.append(b"" if one.caller is None else one.caller.user)
+        request.auth_revisions.append(0 if one.caller is None else one.caller.auth_revision)
     return request.SerializeToString()

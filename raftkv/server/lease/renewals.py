@@ -1,7 +1,9 @@
 """The leader's decisions about leases, on their way through the log: renewals, and ends.
 
 Owns which keep-alives wait for which entry. At most one RENEW and one EXPIRE are under way; what comes meanwhile goes
-into the next, so that any number of leases costs a few entries. No clock and no socket of its own.
+into the next, so that any number of leases costs a few entries. Where users are asked for, a lease that ends before its
+time is revoked on behalf of the user whose connection broke: applying checks the right, and a refusal gives the lease
+its time back. No clock and no socket of its own.
 
     keep-alive --> renewed lately and in the log?  answer from memory
                --> else: joins the next RENEW; answered when that is applied
@@ -22,6 +24,7 @@ from mypy_extensions import mypyc_attr
 
 from raftkv import errors
 from raftkv.apply import request as requests
+from raftkv.apply.auth.caller import Caller
 from raftkv.apply.request import Kind
 from raftkv.pb import rpc_pb2
 from raftkv.raft.types import Entry, EntryType
@@ -46,6 +49,10 @@ _IDENTIFIED: Final = bytes([requests.IDENTIFIED])
 
 Done = Callable[[errors.StatusError | None], None]
 Propose = Callable[[int, Sequence[int], Done], None]
+Revoke = Callable[[int, Caller | None, Done], None]
+"""Puts the revocation of a lease into the log, on behalf of a caller."""
+
+_REFUSALS: Final = (errors.PermissionDeniedError, errors.UserEmptyError, errors.AuthOldRevisionError)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -297,12 +304,29 @@ class Expiry:
         times: when leases end.
         propose: see the module.
         tail: of the leader's log.
+        revoke: puts the end of a lease before its time into the log.
+        asks_users: whether users are asked for.
+        restored: called when leases got their time back: keep-alives may wait for their end.
     """
 
-    def __init__(self, times: LeaseTimes, propose: Propose, tail: Tail) -> None:
+    def __init__(
+        self,
+        times: LeaseTimes,
+        propose: Propose,
+        tail: Tail,
+        revoke: Revoke,
+        asks_users: Callable[[], bool],
+        restored: Callable[[], None],
+    ) -> None:
         self._times = times
         self._propose = propose
         self._tail = tail
+        self._revoke = revoke
+        self._asks_users = asks_users
+        self._restored = restored
+        # Revocations under way, and whether one of them was refused.
+        self._revoking = 0
+        self._is_refused = False
         self._revocations = Revocations(tail)
         self._in_flight: list[int] = []
         # Leases whose end may be in the log, up to which entry.
@@ -312,7 +336,7 @@ class Expiry:
 
     def has_work(self) -> bool:
         """Return whether ``sweep`` would do something."""
-        if self._in_flight:
+        if self._in_flight or self._revoking:
             return False
         self._take_up_unsure()
         return self._times.has_due()
@@ -324,7 +348,7 @@ class Expiry:
 
     def sweep(self) -> None:
         """Propose the end of leases that are over, unless some are on their way; the rest follows when they are."""
-        if self._in_flight:
+        if self._in_flight or self._revoking:
             return
         self._take_up_unsure()
         if not self._times.has_due() or not self._revocations.look():
@@ -334,9 +358,37 @@ class Expiry:
         if revoked:
             self._doubt(revoked)
             due = [lease_id for lease_id in due if lease_id not in self._revocations]
+        if self._asks_users():
+            due = self._end_early(due)
         if due:
             self._in_flight = due
             self._propose(Kind.LEASE_EXPIRE, due, partial(self._ended, self._leadership))
+
+    def _end_early(self, due: list[int]) -> list[int]:
+        """Revoke the leases that end before their time; return the others."""
+        early = [lease_id for lease_id in due if self._times.is_early(lease_id)]
+        self._revoking += len(early)
+        for lease_id in early:
+            done = partial(self._revoked, self._leadership, lease_id)
+            self._revoke(lease_id, self._times.shortened_by(lease_id), done)
+        return [lease_id for lease_id in due if lease_id not in early]
+
+    def _revoked(self, leadership: int, lease_id: int, error: errors.StatusError | None) -> None:
+        if leadership != self._leadership:
+            return
+        self._revoking -= 1
+        if isinstance(error, _REFUSALS):
+            self._times.restore(lease_id)
+            self._is_refused = True
+        elif error is not None and not isinstance(error, errors.LeaseNotFoundError):
+            self._doubt([lease_id])
+        if self._revoking:
+            return
+        if self._is_refused:
+            self._is_refused = False
+            self._restored()
+        if error is None:
+            self.sweep()
 
     def _doubt(self, lease_ids: Sequence[int]) -> None:
         """Propose nothing more for these leases until every entry that is in the log by now is applied."""
@@ -357,5 +409,6 @@ class Expiry:
         """Forget what is under way: this member leads no more."""
         self._leadership += 1
         self._in_flight = []
+        self._revoking = 0
         self._unsure = []
         self._revocations.forget()

@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import partial
+from itertools import chain, repeat
 from typing import Any, Final, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
@@ -160,6 +161,8 @@ class LeaseService:
                 encode = partial(_readable_key, rights, caller)
             pieces = await self._time_left(request, encode)
             if self.auth.is_enabled:
+                if encode is _lease_key:  # users were not asked for when the call came
+                    raise errors.AuthOldRevisionError
                 self._responder.applier.rights.check_user(self._responder.caller_of(call))
             return [self.header(), *pieces]
 
@@ -210,7 +213,7 @@ class LeaseService:
         """
         found = await self._lessor.time_to_live(request, is_local=is_local)
         if isinstance(found, bytes):
-            return [found]
+            return [found] if encode is _lease_key or not request.keys else await self._checked_keys(found, encode)
         store, make = self._responder.applier.store, found
 
         def work() -> Work[list[bytes]]:
@@ -221,6 +224,18 @@ class LeaseService:
             return [head, *(yield from encoded(ordered, encode))]
 
         return await self._responder.slices.result(work, store.lease_key_count(request.ID) if request.keys else 0)
+
+    async def _checked_keys(self, found: bytes, encode: Callable[[bytes], bytes]) -> list[bytes]:
+        """The pieces of the leader's response, whose keys are checked by users and roles no older than it is."""
+        await self._responder.node.confirm_read()
+        response = rpc_pb2.LeaseTimeToLiveResponse.FromString(found)
+        keys = list(response.keys)
+        response.ClearField("keys")
+
+        def work() -> Work[list[bytes]]:
+            return [response.SerializeToString(), *(yield from encoded(keys, encode))]
+
+        return await self._responder.slices.result(work, len(keys))
 
     def _keys_of(self, lease_id: int) -> Collection[bytes]:
         revision = self._responder.revision()
@@ -307,9 +322,14 @@ class LeaseService:
 
     async def _shorten(self, request: raft_pb2.LeaseShortenRequest) -> list[bytes]:
         now = self._loop.time()
+        named = zip(request.users, request.auth_revisions, strict=False)
+        # A member of an earlier version names nobody. A user without a name would be a member.
+        callers = chain((Caller(user, revision) if user else None for user, revision in named), repeat(None))
         lost = [
-            ConnectionLost(lease_id, grace_ms / 1000, now - age_us / 1_000_000)
-            for lease_id, grace_ms, age_us in zip(request.ids, request.graces_ms, request.ages_us, strict=False)
+            ConnectionLost(lease_id, grace_ms / 1000, now - age_us / 1_000_000, caller)
+            for lease_id, grace_ms, age_us, caller in zip(
+                request.ids, request.graces_ms, request.ages_us, callers, strict=False
+            )
         ]
         await self._lessor.shorten(lost, is_local=False)
         return [b""]

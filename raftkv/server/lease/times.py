@@ -7,7 +7,8 @@ the clock it is given, so that time can be simulated.
     new leader:   ends_at = renewed_at + TTL + LOGGED_S      (``promote``, once all entries before its term are applied)
                   but none at once: owners that could reach no leader get time to reach this one
     keep-alive:   ends_at = now + TTL
-    its owner's connection broke:  ends_at = min(ends_at, now + grace)         (``shorten``; any keep-alive undoes it)
+    its owner's connection broke:  ends_at = min(ends_at, now + grace)         (``shorten``; any keep-alive undoes it,
+                                                                                and ``restore``)
     sweep:        ends_at <= now -> expiring: its end is on its way into the log, nothing renews it any more
 
 Why a new leader ends no lease early: a leader answers a keep-alive only if a RENEW of that lease was proposed less
@@ -31,6 +32,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Final
 
+from raftkv.apply.auth.caller import Caller
 from raftkv.server.histograms import Buckets, doubling
 
 LOGGED_S: Final = 0.5
@@ -150,6 +152,8 @@ class LeaseTimes:
         self._received: tuple[dict[int, _Lease], list[int]] | None = None
         self._gone: list[int] = []
         self._before: list[dict[int, _Lease]] = []
+        # Leases that were shortened: when they would have ended, in lease time, and on whose behalf they end before.
+        self._shortened: dict[int, tuple[float, Caller | None]] = {}
         # Expiring, and to be proposed again because it is not known whether the last proposal arrived.
         self._again: deque[int] = deque()
 
@@ -167,6 +171,7 @@ class LeaseTimes:
         """
         self.granted_total += 1
         self.ttls.observe(ttl_s)
+        self._shortened.pop(lease_id, None)
         lease = self._leases[lease_id] = _Lease(ttl_s, self._clock.now(), self._leadership)
         if self.is_primary:
             self._push(lease_id, lease)
@@ -189,6 +194,7 @@ class LeaseTimes:
         self.revoked_total += 1
         self.expired_total += expired
         self._leases.pop(lease_id, None)
+        self._shortened.pop(lease_id, None)
         self._trim_heap()
         self._on_end(lease_id)
 
@@ -235,6 +241,7 @@ class LeaseTimes:
         """Tell of some leases that are gone with the database of before, and free some of what was known of those."""
         for lease_id in self._gone[-RECEIVED_PER_STEP:]:
             if lease_id not in self._leases:  # or it was granted anew meanwhile
+                self._shortened.pop(lease_id, None)
                 self._on_end(lease_id)
         del self._gone[-RECEIVED_PER_STEP:]
         if self._before:
@@ -276,6 +283,7 @@ class LeaseTimes:
             lease.ends_at = lease.renewed_at + lease.ttl_s + LOGGED_S
             lease.logged_at = lease.kept_at = -math.inf
             lease.is_expiring = False
+            self._shortened.pop(lease_id, None)
         return lease
 
     def _end_of(self, lease: _Lease) -> float:
@@ -299,11 +307,13 @@ class LeaseTimes:
         if lease.is_expiring or (lease.ends_at <= now and self._end_of(lease) <= now):
             return EXPIRING
         lease.ends_at = now + lease.ttl_s
+        if self._shortened:
+            self._shortened.pop(lease_id, None)
         # By the monotonic clock: lease time may stand still while the clocks of other members run.
         lease.kept_at = self._clock.monotonic()
         return FRESH if lease.kept_at - lease.logged_at < LOGGED_S else UNLOGGED
 
-    def shorten(self, lease_id: int, grace_s: float, age_s: float) -> float | None:
+    def shorten(self, lease_id: int, grace_s: float, age_s: float, caller: Caller | None = None) -> float | None:
         """Let a lease end soon, because the connection of its owner broke. Never makes it last longer.
 
         Arguments:
@@ -311,6 +321,7 @@ class LeaseTimes:
             grace_s: how long it may live on.
             age_s: time since the owner got its last answer over that connection. A keep-alive that is younger came
                 another way: then nothing happens.
+            caller: on whose behalf the lease ends early.
 
         Returns:
             Seconds until it ends now, or None if nothing has changed.
@@ -323,10 +334,31 @@ class LeaseTimes:
         now = self._clock.now()
         if now + grace_s >= lease.ends_at:
             return None
+        would_end_at, _ = self._shortened.get(lease_id, (lease.ends_at, None))
+        self._shortened[lease_id] = would_end_at, caller
         lease.ends_at = now + grace_s
         self._push(lease_id, lease)
         self._trim_heap()
         return max(grace_s, self._end_of(lease) - now)
+
+    def is_early(self, lease_id: int) -> bool:
+        """Return whether a lease that is over was shortened, and would not be over yet otherwise."""
+        shortened = self._shortened.get(lease_id)
+        return shortened is not None and shortened[0] > self._clock.now()
+
+    def shortened_by(self, lease_id: int) -> Caller | None:
+        """Return on whose behalf a lease was shortened."""
+        shortened = self._shortened.get(lease_id)
+        return None if shortened is None else shortened[1]
+
+    def restore(self, lease_id: int) -> None:
+        """Undo ``shorten``: the caller may not end the lease, which lasts its time."""
+        lease = self._leases.get(lease_id)
+        shortened = self._shortened.pop(lease_id, None)
+        if lease is None or shortened is None:
+            return
+        lease.ends_at, lease.is_expiring = shortened[0], False
+        self._push(lease_id, lease)
 
     def note_logged(self, lease_ids: Sequence[int], proposed_at: float) -> None:
         """Note that a RENEW of this leader is applied.

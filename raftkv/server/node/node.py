@@ -200,8 +200,7 @@ class Node(AwaitableNode):
         """
         if self.stopped:
             raise errors.StoppedError
-        if caller is not None and self.applier.auth.is_enabled:
-            kind, body = Kind.IDENTIFIED, requests.identified(caller, kind, body)
+        kind, body = self._named(kind, body, caller)
         request_id = self.proposals.add(kind, body, waiter, self._loop.time())
         if self._stages is not None:
             self._stages.submitted(request_id)
@@ -209,14 +208,28 @@ class Node(AwaitableNode):
         self._wake()
         return request_id
 
-    def submit_ahead(self, kind: int, body: bytes, waiter: Waiter) -> None:
+    def _named(self, kind: int, body: bytes, caller: Caller | None) -> tuple[int, bytes]:
+        """Name the caller of a request, where users are asked for."""
+        if caller is not None and self.applier.auth.is_enabled:
+            return Kind.IDENTIFIED, requests.identified(caller, kind, body)
+        return kind, body
+
+    def submit_ahead(self, kind: int, body: bytes, waiter: Waiter, caller: Caller | None = None) -> None:
         """Put a decision of this leader into the log now, before everything that waits to be proposed.
 
         Arguments:
-            kind, body, waiter: as of ``submit``, which also says what is raised (too much is pending: the log is full).
+            kind, body, waiter, caller: as of ``submit``, which also says what is raised (too much is pending: the log
+                is full).
+
+        Raises:
+            NotLeaderError: this member leads no more. The next leader may decide otherwise, so it gets no such request.
         """
         if self.stopped:
             raise errors.StoppedError
+        raft = self.raw.raft
+        if raft.role != StateRole.LEADER or raft.term != self.term:
+            raise errors.NotLeaderError
+        kind, body = self._named(kind, body, caller)
         self.proposals.add_ahead(kind, body, waiter, self._loop.time(), self.raw.propose_batch)
         self._wake()
 

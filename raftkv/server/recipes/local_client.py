@@ -89,6 +89,16 @@ class Recipe:
         self._beginnings: Turnstile | None = None
         self._closed = False
 
+    @property
+    def waiting(self) -> int:
+        """Waits under way."""
+        return len(self._waits)
+
+    @property
+    def deleting(self) -> int:
+        """Deletions under way that nobody waits for."""
+        return len(self._deletions)
+
     def close(self) -> None:
         """Fail all waits: the member stops."""
         self._closed = True
@@ -194,21 +204,22 @@ class Recipe:
         """Refuse a request that will be too large, before it is made. Raises RequestTooLargeError."""
         self.responder.admission.check_size(size_bytes)
 
-    def delete_if_same(self, key: bytes, create_revision: int) -> None:
+    def delete_if_same(self, key: bytes, create_revision: int, caller: Caller | None = MEMBER) -> None:
         """Delete a key unless it is gone or was made anew; nobody waits for it, and it is tried until decided.
 
-        As this member, not as the caller: who has lost the right to a lock, or the token, may not leave a waiter behind
-        for which all others wait. Only what a call of this member has made, or could have deleted itself, is deleted.
+        As this member, if the call has made the key: who has lost the right to a lock, or the token, may not leave a
+        waiter behind for which all others wait. As the caller, if the call has found it: then others may wait by it.
 
         Arguments:
             key: to be deleted.
             create_revision: of the key that is meant.
+            caller: who deletes it.
         """
-        task = asyncio.get_running_loop().create_task(self._delete(key, create_revision))
+        task = asyncio.get_running_loop().create_task(self._delete(key, create_revision, caller))
         self._deletions.add(task)
         task.add_done_callback(self._deletions.discard)
 
-    async def _delete(self, key: bytes, create_revision: int) -> None:
+    async def _delete(self, key: bytes, create_revision: int, caller: Caller | None) -> None:
         """Propose a deletion until it is decided: to repeat it is safe, as it cannot happen twice."""
         await self.begin(key)  # a connection that ends may have had hundreds of waiters
         request = rpc_pb2.TxnRequest(
@@ -218,8 +229,8 @@ class Recipe:
         node, data = self.responder.node, request.SerializeToString()
         while not node.stopped:
             try:
-                await node.propose(Kind.TXN, data, request, MEMBER, _let_be)
-                return
+                await node.propose(Kind.TXN, data, request, caller, _let_be)
+                return  # a refusal too: the lease ends the key
             except errors.TooManyRequestsError:
                 return  # no room for more: the lease ends the key
             except errors.StatusError:

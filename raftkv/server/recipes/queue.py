@@ -24,6 +24,7 @@ from typing import Final
 
 from raftkv import errors
 from raftkv.apply.applier import Outcome
+from raftkv.apply.auth.caller import MEMBER, Caller
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.server.calls import ServerCall
 from raftkv.server.recipes.local_client import Recipe, created_at, prefix_end
@@ -45,6 +46,7 @@ class QueueEntry:
         revision: the store's when the entry was made or found.
         value: of the key when it was made or found.
         is_first: whether nobody was before it then.
+        deleter: on whose behalf it is deleted if the call ends before its turn: this member's if the call has made it.
     """
 
     prefix: bytes
@@ -53,6 +55,7 @@ class QueueEntry:
     revision: int
     value: bytes
     is_first: bool
+    deleter: Caller | None = MEMBER
 
 
 class Queue:
@@ -95,12 +98,13 @@ class Queue:
             return QueueEntry(prefix, key, revision, revision, value, owner.create_revision == revision)
         found = response.responses[0].response_range.kvs[0]
         is_first = owner.create_revision == found.create_revision
-        return QueueEntry(prefix, key, found.create_revision, revision, found.value, is_first)
+        return QueueEntry(prefix, key, found.create_revision, revision, found.value, is_first, call.caller)
 
     async def wait_turn(self, entry: QueueEntry) -> int | None:
         """Wait until nobody is before this entry; the revision at which that was confirmed, None if the entry is lost.
 
-        If the caller leaves meanwhile the entry is deleted, so that nobody waits for it.
+        If the caller leaves meanwhile the entry is deleted, so that nobody waits for it; one that was found only if the
+        caller may still delete it.
 
         Raises:
             StoppedError: the member stops.
@@ -108,7 +112,7 @@ class Queue:
         try:
             return await self._wait_turn(entry)
         except BaseException:
-            self._recipe.delete_if_same(entry.key, entry.create_revision)
+            self._recipe.delete_if_same(entry.key, entry.create_revision, entry.deleter)
             raise
 
     async def _wait_turn(self, entry: QueueEntry) -> int | None:

@@ -3,12 +3,13 @@
     ports = Ports.of(config, hosts)                  # ConfigError: the files cannot be used
     await server.listen(host, port, ports.client.listening)
     transport = Transport(..., ports.peer.dialing, ...)
-    group.create_task(ports.watch())                 # warns of certificates that end, once a day
+    group.create_task(ports.watch())                 # ends connections with their certificates, and warns
 
     ports         both kinds of ports of one member
     security      one kind: follows its files, admits, counts and tells failures
     context       OpenSSL's contexts from files; ciphers: Go's names of cipher suites
     identity      names in certificates; revocation: lists of revoked ones; expiry: their ends
+    connections   what is open ends when its certificate does
     failures      the log of failed handshakes and its budget
     issue         makes certificates: of --auto-tls, and for ``raftkv certs``
 

@@ -18,6 +18,8 @@ from raftkv.server.tls.identity import Hosts, hosts_of
 from raftkv.server.tls.security import PortSecurity
 
 WARN_INTERVAL_S: Final = 86_400.0
+LOOK_INTERVAL_S: Final = 1.0
+"""Time between looks at the files and at the ends of the certificates of open connections: a few microseconds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,12 +50,18 @@ class Ports(Collector):
         )
 
     async def watch(self) -> None:
-        """Warn of what ends soon: now, and every day."""
+        """Follow the files, end connections whose certificates have ended, and warn of what ends soon, once a day."""
+        loop = asyncio.get_running_loop()
+        warn_at = loop.time()
         while True:
+            is_due = loop.time() >= warn_at
+            warn_at += WARN_INTERVAL_S if is_due else 0.0
             for port in (self.client, self.peer):
                 port.refresh()
-                warn(port.ends)
-            await asyncio.sleep(WARN_INTERVAL_S)
+                port.connections.look()
+                if is_due:
+                    warn(port.ends)
+            await asyncio.sleep(LOOK_INTERVAL_S)
 
     def collect(self) -> Iterable[Metric]:
         """Ends of certificates, and counts of handshakes that failed."""

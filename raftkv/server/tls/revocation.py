@@ -91,6 +91,23 @@ def chain_of(tls: ssl.SSLObject) -> list[bytes]:
     return [encoded] if encoded else []
 
 
+def authorities_of(path: str) -> frozenset[bytes]:
+    """Return the certificates of a PEM file in DER.
+
+    Raises:
+        ConfigError: they cannot be read.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    try:
+        with decoding():
+            found = x509.load_pem_x509_certificates(Path(path).read_bytes())
+            return frozenset(one.public_bytes(Encoding.DER) for one in found)
+    except ValueError as error:
+        raise ConfigError(f"cannot read the certificates of {path}: {error}") from None
+
+
 def _parts(data: bytes) -> list[bytes]:
     if _BEGIN not in data:
         return [data]

@@ -11,7 +11,8 @@ Invariants:
 2. What is new and cannot be used changes nothing: the old goes on, and the log has one line about it. Certificate and
    key are two files, so the moment between their replacements is such a case. It is tried again each ``RETRY_S``, as
    what was wrong may be nothing of the files: they belong to another user for a moment, or no descriptor is left.
-3. Revoked certificates are refused by everything that listens with the same files, and by what connects.
+3. Revoked certificates are refused by everything that listens with the same files, and by what connects. What is open
+   by then ends (``connections``), and so does what is open when its certificate ends or its authority is taken away.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ from typing import Final
 from raftkv.config import TLSFiles
 from raftkv.errors import ConfigError
 from raftkv.rpc.tls import RefusedPeerError
+from raftkv.server.tls.connections import OpenConnections
 from raftkv.server.tls.context import Rules, client_context, server_context
 from raftkv.server.tls.expiry import ends_of, warn
 from raftkv.server.tls.failures import FailureLog
 from raftkv.server.tls.identity import Hosts, check_allowed, check_peer
-from raftkv.server.tls.revocation import Revocations
+from raftkv.server.tls.revocation import Revocations, authorities_of, chain_of
 
 _log = logging.getLogger(__name__)
 
@@ -50,12 +52,15 @@ class PortSecurity:
         rules: of the member.
         hosts: of the members' peer URLs, for a peer port whose callers must be members; None: names are not compared.
         clock: monotonic seconds.
+        wall_clock: Unix time in seconds.
 
     Attributes:
         listening: for listeners; None: there is no certificate to show.
         dialing: for connecting.
         ends: when the files' contents end, by use.
         rejected, failed: failed handshakes that others began, and that this member began.
+        ended: connections that were open when their certificate was revoked, or ended.
+        connections: those that are open.
 
     Raises:
         ConfigError: the files cannot be used as they are.
@@ -68,6 +73,7 @@ class PortSecurity:
         rules: Rules,
         hosts: Hosts | None = None,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.kind = kind
         self._files = files
@@ -81,6 +87,8 @@ class PortSecurity:
         self._load()
         self.rejected = FailureLog(f"rejected a connection from %s to a {kind} port: %s", clock)
         self.failed = FailureLog(f"cannot connect to %s over TLS, as a {kind}: %s", clock)
+        self.ended = FailureLog(f"ended the connection with %s as a {kind}: %s", clock)
+        self.connections = OpenConnections(self._check_open, self.ended.note, wall_clock)
         self.listening = None if files.is_empty else Listening(self, hosts)
         self.dialing = Dialing(self)
 
@@ -90,8 +98,10 @@ class PortSecurity:
         client = client_context(files, rules) if self._paths else None
         revocations = Revocations(files.crl_file, files.trusted_ca_file) if files.crl_file else None
         ends = ends_of(files, revocations)
+        trusted = authorities_of(files.trusted_ca_file) if files.trusted_ca_file else None
         # All or nothing: whatever cannot be used has raised by now.
         self.server, self._client, self.revocations, self.ends = server, client, revocations, ends
+        self._trusted = trusted
 
     def refresh(self) -> None:
         """Load the files again if one has changed; what cannot be used is logged once, and tried again later."""
@@ -111,6 +121,7 @@ class PortSecurity:
             self._failure = ""
             _log.info("TLS files of the %s port have changed: the new ones are used from now on", self.kind)
             warn(self.ends)
+            self.connections.check_all()
 
     @property
     def client(self) -> ssl.SSLContext:
@@ -133,6 +144,13 @@ class PortSecurity:
             if serial:
                 raise RefusedPeerError(f"certificate {serial} is revoked")
         check_allowed(tls.getpeercert() or {}, self._files)
+
+    def _check_open(self, tls: ssl.SSLObject) -> None:
+        """Refuse what a handshake would refuse now. Raises as ``check``."""
+        self.check(tls)
+        chain = chain_of(tls)
+        if self._trusted is not None and len(chain) > 1 and chain[-1] not in self._trusted:
+            raise RefusedPeerError("its authority is trusted no more")
 
     @property
     def checks_names(self) -> bool:
@@ -165,6 +183,11 @@ class Listening:
         self._security.check(tls)
         if self._hosts is not None:
             await check_peer(tls.getpeercert() or {}, address, self._hosts())
+            self._security.check(tls)  # names were looked up meanwhile, and the lists may be others
+
+    def opened(self, tls: ssl.SSLObject, address: str, cut: Callable[[], None]) -> Callable[[], None]:
+        """Note a connection, which ends when its certificate is revoked or has ended."""
+        return self._security.connections.add(tls, address, cut)
 
     def failed(self, address: str, reason: str) -> None:
         """Log it, unless the same was logged a moment ago."""
@@ -189,6 +212,10 @@ class Dialing:
     async def admit(self, tls: ssl.SSLObject, address: str) -> None:
         """Refuse a server whose certificate is revoked, or not of an allowed name."""
         self._security.check(tls)
+
+    def opened(self, tls: ssl.SSLObject, address: str, cut: Callable[[], None]) -> Callable[[], None]:
+        """Note a connection, as ``Listening``."""
+        return self._security.connections.add(tls, address, cut)
 
     def failed(self, address: str, reason: str) -> None:
         """Log it, unless the same was logged a moment ago."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -70,7 +71,7 @@ async def test_a_wait_outlasts_a_second_change_of_users_amid_the_look_at_the_fir
     assert call.status == (errors.UNKNOWN, "etcdserver: permission denied")
 
 
-@pytest.mark.parametrize("method", [RANGE, TXN])
+@pytest.mark.parametrize("method", [RANGE, TXN, "etcdserverpb.KV/RangeStream"])
 def test_a_read_that_waits_for_its_slice_is_checked_when_it_begins(method: str) -> None:
     @on_loop
     async def main() -> None:
@@ -89,6 +90,19 @@ def test_a_read_that_waits_for_its_slice_is_checked_when_it_begins(method: str) 
         assert call.status == DENIED
 
     main()
+
+
+@on_loop
+async def test_keys_of_a_lease_are_not_shown_to_a_call_that_began_before_users_were_asked_for() -> None:
+    world = World((200,))
+    world.user("alice", ("READWRITE", b"a", b"b"))
+    world.put(b"secret", lease=200)
+    request = rpc_pb2.LeaseTimeToLiveRequest(ID=200, keys=True)
+    call = world.start("etcdserverpb.Lease/LeaseTimeToLive", request, cn="alice")
+    await asyncio.sleep(0)  # the handler begins
+    world.enable()
+    await until(lambda: call.done)
+    assert call.status == (errors.INVALID_ARGUMENT, "etcdserver: revision of auth store is old")
 
 
 def _endless() -> Work[None]:

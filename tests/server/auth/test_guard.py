@@ -7,12 +7,13 @@ import gc
 import weakref
 from collections.abc import Callable, Coroutine
 from functools import wraps
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from raftkv import errors
-from raftkv.pb import lock_pb2, rpc_pb2
+from raftkv.apply.auth.caller import Caller
+from raftkv.pb import lock_pb2, raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.rpc.server.router import Kind
 from raftkv.rpc.status import RpcError
@@ -20,6 +21,7 @@ from raftkv.server.auth import guard
 from raftkv.server.auth.guard import AHEAD_CALLS_MAX
 from raftkv.server.auth.simple_tokens import digest_of
 from raftkv.server.auth.table import OPEN, TABLE, row_of
+from raftkv.server.lease.on_leader import SHORTEN
 from tests.server.auth.world import Call, World, stop, until
 
 PUT, RANGE = "etcdserverpb.KV/Put", "etcdserverpb.KV/Range"
@@ -125,6 +127,35 @@ async def test_a_long_txn_is_let_in_or_refused_as_a_short_one_is() -> None:
     world.users.granted(b"alice", digest_of(secret.encode()), world.node.applied)
     await until(lambda: call.done)
     assert call.status == LET_IN
+
+
+@on_loop
+@pytest.mark.parametrize("key", [b"lock/1", b"secret"])
+async def test_keys_of_a_lease_that_another_member_answers_with_are_checked(key: bytes) -> None:
+    """It was attached since the call was let in."""
+    world = World((100,))
+    world.user("alice", ("READ", b"lock/", b"lock0"))
+    world.enable()
+    world.leases.of_leader = rpc_pb2.LeaseTimeToLiveResponse(ID=100, TTL=5, keys=[key]).SerializeToString()
+    request = rpc_pb2.LeaseTimeToLiveRequest(ID=100, keys=True)
+    call = world.start("etcdserverpb.Lease/LeaseTimeToLive", request, world.token("alice"))
+    await until(lambda: call.done)
+    assert call.status == (DENIED if key == b"secret" else LET_IN)
+    if call.status == LET_IN:
+        assert list(rpc_pb2.LeaseTimeToLiveResponse.FromString(call.answers[0]).keys) == [key]
+
+
+@on_loop
+@pytest.mark.parametrize("names", [[], [b"alice", b""]], ids=["earlier version", "this version"])
+async def test_the_owner_of_a_lease_that_another_member_reports_is_a_user_or_nobody(names: list[bytes]) -> None:
+    """A caller without a name would be a member, which may do everything."""
+    world = World()
+    request = raft_pb2.LeaseShortenRequest(ids=[1, 2], graces_ms=[5, 5], ages_us=[1, 1], users=names)
+    request.auth_revisions.extend(9 for _ in names)
+    handler = world.lease_service.for_members()[SHORTEN.path]
+    await handler(request.SerializeToString(), cast(Any, None))
+    callers = [one.caller for one in world.leases.lost]
+    assert callers == ([Caller(b"alice", 9), None] if names else [None, None])
 
 
 @on_loop

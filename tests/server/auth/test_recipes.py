@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raftkv import errors
+from raftkv.apply.request import Kind
 from raftkv.pb import election_pb2, lock_pb2, rpc_pb2
 from raftkv.rpc.server.http import HttpRequest, HttpResponse
 from raftkv.training.horovod.routes import extension
@@ -79,6 +80,29 @@ def test_a_wait_for_a_lock_ends_with_the_right_the_user_or_the_token(how: str) -
         await until(lambda: len(world.users.live) == 0)
 
     main()
+
+
+@on_loop
+async def test_who_joins_the_wait_of_another_ends_it_only_with_the_right() -> None:
+    """Both show one lease, so they wait by one key, which the first has made."""
+    world = team()
+    world.user("carol", ("READWRITE", b"q/", b"q0"))
+    alice, carol = world.token("alice"), world.token("carol")
+    assert await outcome(world, LOCK, lock_pb2.LockRequest(name=b"q", lease=200), alice) == LET_IN
+    waiting = world.start(LOCK, lock_pb2.LockRequest(name=b"q", lease=201), carol)
+    await until(lambda: world.machine.store.get(b"q/c9") is not None)
+    joined = world.start(LOCK, lock_pb2.LockRequest(name=b"q", lease=201), alice)
+    await until(lambda: world.recipe.waiting == 2)
+    without_rights(world)
+    await until(lambda: joined.done)
+    assert joined.status == REFUSED
+    await until(lambda: not world.recipe.deleting)
+    assert world.machine.store.get(b"q/c9") is not None
+    assert not waiting.done
+    world.entry(Kind.DELETE_RANGE, rpc_pb2.DeleteRangeRequest(key=b"q/c8").SerializeToString())
+    world.node.let_go()
+    await until(lambda: waiting.done)
+    assert waiting.status == LET_IN
 
 
 @on_loop

@@ -32,6 +32,7 @@ from raftkv.rpc.server.router import Kind as CallKind
 from raftkv.rpc.status import RpcError
 from raftkv.server.auth.simple_tokens import SECRET_LETTERS, digest_of
 from raftkv.server.auth.users import Users
+from raftkv.server.lease.graces import ConnectionLost
 from raftkv.server.lease.lessor import Lessor
 from raftkv.server.lease.service import LeaseService
 from raftkv.server.node.admission import Admission
@@ -331,6 +332,9 @@ class Leases:
     """The lessor of a member that leads: all leases from 100 on exist, and are kept alive at once."""
 
     times: Any
+    lost: list[ConnectionLost]
+    of_leader: bytes | None = None
+    """What another member that leads answers to ``time_to_live``."""
 
     def __init__(self, ids: tuple[int, ...]) -> None:
         self.times = self
@@ -354,24 +358,31 @@ class Leases:
     def connections_lost(self, lost: object) -> None:
         """See ``Lessor``."""
 
+    async def shorten(self, lost: list[ConnectionLost], *, is_local: bool) -> None:
+        """See ``Lessor``."""
+        del is_local
+        self.lost = lost
+
     def grant_request(self, ttl_s: int, lease_id: int, *, exact: bool) -> rpc_pb2.LeaseGrantRequest:
         """See ``Lessor``."""
         return rpc_pb2.LeaseGrantRequest(ID=lease_id, TTL=ttl_s)
 
     is_whole = True
 
-    async def time_to_live(self, request: rpc_pb2.LeaseTimeToLiveRequest, *, is_local: bool) -> Callable[[], bytes]:
+    async def time_to_live(
+        self, request: rpc_pb2.LeaseTimeToLiveRequest, *, is_local: bool
+    ) -> bytes | Callable[[], bytes]:
         """See ``Lessor``."""
         del request, is_local
         await asyncio.sleep(0)
-        return bytes
+        return bytes if self.of_leader is None else self.of_leader
 
 
 class World:
     """One member with users."""
 
     def __init__(self, leases: tuple[int, ...] = (), **settings: Any) -> None:
-        self._leases = Leases(leases)
+        self.leases = Leases(leases)
         self._tokens = 0
         self.machine = Machine()
         self.applier = self.machine.applier
@@ -404,9 +415,10 @@ class World:
             fragment_bytes=1 << 20,
             progress_interval_s=600,
         ).register(server)
-        LeaseService(self.responder, cast(Lessor, self._leases), guard, Cork(), cast(Any, self.users.live)).register(
-            server
+        self.lease_service = LeaseService(
+            self.responder, cast(Lessor, self.leases), guard, Cork(), cast(Any, self.users.live)
         )
+        self.lease_service.register(server)
         LockService(self.recipe).register(server)
         ElectionService(self.recipe, guard).register(server)
         self.users.serve(server, self.responder, lambda needed: None)

@@ -200,3 +200,17 @@ def test_root_alone_may_ask_where_users_are_asked_for() -> None:
             assert (answer.status, answer.user) == (200, b"root")
 
     asyncio.run(story())
+
+
+def test_who_was_root_when_a_profile_began_gets_it_only_as_root() -> None:
+    class Once(Nobody):
+        asked = 0
+
+        def check_root(self, request: HttpRequest) -> bytes:
+            self.asked += 1
+            if self.asked > 1:
+                raise errors.PermissionDeniedError
+            return b"root"
+
+    answer = asyncio.run(ask(service(users=Once()), "/debug/pprof/profile?seconds=0.01"))
+    assert (answer.status, answer.body) == (403, b"etcdserver: permission denied\n")

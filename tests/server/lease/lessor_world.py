@@ -109,12 +109,28 @@ class Member:
         self.clock = LeaseClock(lambda: world.now)
         self.times = LeaseTimes(self.clock, self._lease_ended)
         self.renewals = Renewals(self.times, self.clock, self._propose, world.retry, Cork(lambda flush: None))
-        self.expiry = Expiry(self.times, self._propose, Tail(self))
+        self.expiry = Expiry(
+            self.times,
+            self._propose,
+            Tail(self),
+            self._revoke,
+            lambda: self.machine.applier.auth.is_enabled,
+            self.renewals.look_again,
+        )
         self.machine.applier.leases.observer = self.times
 
     def _propose(self, kind: int, lease_ids: Sequence[int], done: Done) -> None:
         decision = raft_pb2.LeaseDecision(term=self.term, ids=lease_ids)
         self.world.propose(self, LogEntry(kind, decision.SerializeToString(), self, done))
+
+    def _revoke(self, lease_id: int, caller: Caller | None, done: Done) -> None:
+        if self.term != self.world.term or self.world.leader is not self:
+            done(errors.NotLeaderError())
+            return
+        kind, body = Kind.LEASE_REVOKE, rpc_pb2.LeaseRevokeRequest(ID=lease_id).SerializeToString()
+        if caller is not None:
+            kind, body = Kind.IDENTIFIED, requests.identified(caller, kind, body)
+        self.world.propose(self, LogEntry(kind, body, self, done))
 
     def _lease_ended(self, lease_id: int) -> None:
         self.renewals.lease_ended(lease_id)

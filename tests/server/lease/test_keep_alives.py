@@ -27,6 +27,7 @@ class Call:
     """The RPC of a stream: what was sent, one entry a write."""
 
     severed = False
+    caller = None
     send_buffer_size = 0
 
     def __init__(self) -> None:

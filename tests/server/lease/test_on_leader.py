@@ -13,6 +13,7 @@ import pytest
 
 from raftkv import asleep, errors
 from raftkv.apply.applier import Outcome
+from raftkv.apply.auth.caller import Caller
 from raftkv.apply.request import Kind
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.types import NONE, StateRole
@@ -68,8 +69,8 @@ class Node(AwaitableNode):
         self._waiters.append(waiter)
         return len(self.proposed)
 
-    def submit_ahead(self, kind: int, body: bytes, waiter: Any) -> None:
-        self.submit(kind, body, waiter, None)
+    def submit_ahead(self, kind: int, body: bytes, waiter: Any, caller: Any = None) -> None:
+        self.submit(kind, body, waiter, caller)
 
     def finish(self) -> None:
         """Everything proposed is applied."""
@@ -159,7 +160,7 @@ class Follower:
         channel: Any = self.channels.get
         self.lessor = Lessor(
             node,
-            machine.applier.leases,
+            machine.applier,
             ttl_min_s=2,
             channel=channel,
             introduction=lambda peer: (),
@@ -406,12 +407,14 @@ def test_a_leader_whose_machine_has_slept_is_asked_again(monkeypatch: pytest.Mon
 def test_a_broken_connection_is_told_to_the_leader_at_once() -> None:
     async def scenario(follower: Follower) -> None:
         now = asyncio.get_running_loop().time()
-        follower.lessor.connections_lost([ConnectionLost(7, 0.1, now - 2.0), ConnectionLost(8, 3.5, now)])
+        alice = Caller(b"alice", 3)
+        follower.lessor.connections_lost([ConnectionLost(7, 0.1, now - 2.0, alice), ConnectionLost(8, 3.5, now)])
         await turn()
         (path, data) = follower.channels[FIRST].requests[0]
         request = raft_pb2.LeaseShortenRequest.FromString(data)
         assert path == SHORTEN.path
         assert (list(request.ids), list(request.graces_ms)) == ([7, 8], [100, 3500])
+        assert (list(request.users), list(request.auth_revisions)) == ([b"alice", b""], [3, 0])
         assert 2_000_000 <= request.ages_us[0] < request.ages_us[1] + 2_000_001
         follower.channels[FIRST].calls[0][1].set_exception(RpcError(Code.UNAVAILABLE, "gone"))
         await follower.channels[FIRST].wait_calls(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,11 +11,13 @@ from raftkv import errors
 from raftkv.apply import request as requests
 from raftkv.apply.auth.caller import Caller
 from raftkv.apply.request import Kind
-from raftkv.pb import rpc_pb2
+from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.server.lease import renewals
 from raftkv.server.lease import times as lease_times
 from raftkv.server.lease.times import QUEUED_PER_STEP, UNLOGGED, LeaseClock, LeaseTimes
+from tests.apply.auth.machine import HASHED, READWRITE, permission
 from tests.apply.machine import Machine
+from tests.compat.store import put
 from tests.server.lease.lessor_world import LogEntry, World
 
 CORRUPT = rpc_pb2.AlarmRequest(action=rpc_pb2.AlarmRequest.ACTIVATE, memberID=1, alarm=rpc_pb2.CORRUPT)
@@ -456,6 +459,123 @@ def test_a_lease_whose_owner_is_gone_ends_after_its_grace() -> None:
     assert _shorten(world, 7, 0.3, age_s=3.0) == 0.3
     world.advance(2.0)
     assert broke_at + 0.3 <= world.ended[7] <= broke_at + 0.5
+
+
+def _user(world: World, name: str) -> Caller:
+    """A user, as let in just now."""
+    return Caller(name.encode(), world.oracle.applier.auth.revision)
+
+
+def _propose(world: World, kind: int, request: Any, who: str = "root") -> None:
+    """Put a request of a user into the log, where users are asked for."""
+    body = request.SerializeToString()
+    body = requests.versioned(kind, body) if kind == Kind.AUTH else body
+    if world.oracle.applier.auth.is_enabled:
+        kind, body = Kind.IDENTIFIED, requests.identified(_user(world, who), kind, body)
+    world.propose(None, LogEntry(kind, body))
+
+
+def _propose_change(world: World, **change: Any) -> None:
+    _propose(world, Kind.AUTH, raft_pb2.AuthChange(**change))
+
+
+def _change(world: World, **change: Any) -> None:
+    _propose_change(world, **change)
+    world.settle()
+
+
+def _with_users(ttl_s: int, *, enable: bool = True) -> World:
+    """A leader, lease 7 with Alice's key, and what Alice may do."""
+    world = _led_by(0, ttl_s)
+    _change(world, role_add={"name": "hers"})
+    _change(world, role_grant_permission={"name": "hers", "perm": permission(READWRITE, b"a")})
+    for name, role in (("root", "root"), ("alice", "hers")):
+        _change(world, user_add={"name": name, "hashedPassword": HASHED})
+        _change(world, user_grant_role={"user": name, "role": role})
+    if enable:
+        _change(world, enable={})
+    _propose(world, Kind.PUT, put(b"a", b"", lease=7), "alice")
+    world.settle()
+    world.renew(7)
+    return world
+
+
+def _is_kept(world: World) -> bool:
+    kept = {7 in member.machine.applier.leases.granted for member in world.members}
+    assert len(kept) == 1, "members differ"
+    return kept.pop()
+
+
+AMID_A_GRACE: list[tuple[str, Callable[[World], None], bool]] = [
+    ("nothing", lambda world: None, True),
+    ("another's key is attached", lambda world: _propose(world, Kind.PUT, put(b"b", b"", lease=7)), False),
+    (
+        "the right is revoked",
+        lambda world: _propose_change(world, user_revoke_role={"name": "alice", "role": "hers"}),
+        False,
+    ),
+    ("the user is deleted", lambda world: _propose_change(world, user_delete={"name": "alice"}), False),
+    (
+        "the role loses the key",
+        lambda world: _propose_change(world, role_revoke_permission={"role": "hers", "key": b"a"}),
+        False,
+    ),
+    (
+        "the password is changed",
+        lambda world: _propose_change(world, user_change_password={"name": "alice", "hashedPassword": HASHED}),
+        False,
+    ),
+]
+
+
+@pytest.mark.parametrize(("act", "ends"), [row[1:] for row in AMID_A_GRACE], ids=[row[0] for row in AMID_A_GRACE])
+@pytest.mark.parametrize("is_applied", [True, False], ids=["applied before the end", "in the log before the end"])
+def test_a_grace_ends_only_what_its_user_may_delete_at_the_end(
+    act: Callable[[World], None], ends: bool, is_applied: bool
+) -> None:
+    world = _with_users(ttl_s=60)
+    broke_at = world.now
+    assert world.leader is not None
+    assert world.leader.times.shorten(7, 0.3, 0.0, _user(world, "alice")) == 0.3
+    if is_applied:
+        act(world)
+        world.settle()
+    else:
+        world.now += 0.4
+        act(world)
+        world.leader.beat()
+    world.advance(2.0)
+    assert _is_kept(world) == (not ends)
+    if not ends:
+        kept = world.keep_alive(7)
+        world.serve(world.leader, len(world.log), kept)
+        world.settle()
+        assert kept.ttl_s == 60, "its other owners keep it alive"
+    world.advance(65.0)
+    assert not _is_kept(world)
+    assert ends or world.ended[7] >= broke_at + 60
+
+
+def test_a_grace_of_before_users_were_asked_for_ends_nothing_after() -> None:
+    world = _with_users(ttl_s=10, enable=False)
+    broke_at = world.now
+    assert _shorten(world, 7, 3.0, age_s=0.0) == 3.0
+    _change(world, enable={})
+    world.advance(5.0)
+    assert _is_kept(world)
+    world.advance(6.0)
+    assert world.ended[7] >= broke_at + 10
+
+
+def test_a_keep_alive_that_waits_for_an_end_that_is_refused_is_answered() -> None:
+    world = _with_users(ttl_s=60)
+    assert world.leader is not None
+    world.leader.times.shorten(7, 0.3, 0.0, _user(world, "alice"))
+    world.now += 0.4
+    _propose(world, Kind.PUT, put(b"b", b"", lease=7))
+    world.leader.beat()
+    waiting = world.renew(7)
+    assert waiting.ttl_s == 60
 
 
 def test_a_keep_alive_within_the_grace_gives_the_whole_ttl_again() -> None:

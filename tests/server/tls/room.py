@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import AsyncIterator, Collection, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -122,11 +123,12 @@ class Room:
         ca: str = "ca",
         hosts: Collection[str] | None = None,
         rules: Rules | None = None,
+        wall_clock: Callable[[], float] = time.time,
         **more: object,
     ) -> PortSecurity:
         """Make the security of a port from files."""
         known = None if hosts is None else lambda: hosts
-        return PortSecurity("peer", self.files(name, ca, **more), rules or Rules(), known)
+        return PortSecurity("peer", self.files(name, ca, **more), rules or Rules(), known, wall_clock=wall_clock)
 
 
 class Serving:
