@@ -9,7 +9,7 @@ key that is only a deletion.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import add, ge
@@ -95,6 +95,21 @@ def scan_steps(read: ReadTxn) -> Generator[None, None, Restored]:
         CorruptRecordError: a record is not what was written; names its revision.
     """
     restored = Restored()
+    revisions = [0]
+    for revision_keys, revisions, datas in checked_runs(read):
+        _restore_run(restored, revision_keys, revisions, datas)
+        yield
+    # Records come in order of revision, so the last one is the newest.
+    restored.last_revision = revisions[-1] >> SUB_BITS
+    return restored
+
+
+def checked_runs(read: ReadTxn) -> Iterator[tuple[Sequence[bytes], list[int], list[bytes]]]:
+    """Iterate over all records in order, some milliseconds of work at a time: revision keys, revisions, KeyValues.
+
+    Raises:
+        CorruptionError: one is not what was written, is missing, or is there twice.
+    """
     revision = 0
     for items in read.runs(schema.KEY, STEP_RECORDS):
         revision_keys, records = zip(*items, strict=True)
@@ -104,12 +119,8 @@ def scan_steps(read: ReadTxn) -> Generator[None, None, Restored]:
         # A damaged page may name one record twice, and the one in whose place it does not at all.
         if revision >= revisions[0] or any(map(ge, revisions, islice(revisions, 1, None))):
             raise CorruptionError(f"the records behind revision {describe(revision)} are not in order")
-        _restore_run(restored, revision_keys, revisions, datas)
         revision = revisions[-1]
-        yield
-    # Records come in order of revision, so the last one is the newest.
-    restored.last_revision = revision >> SUB_BITS
-    return restored
+        yield revision_keys, revisions, datas
 
 
 def _unseal_all(revision_keys: Sequence[bytes], records: Sequence[bytes]) -> list[bytes]:

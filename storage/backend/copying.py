@@ -20,7 +20,7 @@ from typing import Final
 
 import lmdb
 
-from raftkv.errors import StorageError
+from raftkv.errors import CorruptionError, StorageError
 from raftkv.storage.backend.environment import FILE_MODE
 
 PIPE_BYTES: Final = 1024 * 1024
@@ -113,6 +113,7 @@ def pieces(environment: lmdb.Environment) -> Generator[bytes, None, None]:
         environment: what is copied; must not be closed before the end.
 
     Raises:
+        CorruptionError: its pages are damaged.
         OSError, lmdb.Error: it could not be read.
     """
     source, sink = os.pipe2(os.O_CLOEXEC)
@@ -137,5 +138,7 @@ def pieces(environment: lmdb.Environment) -> Generator[bytes, None, None]:
         # Whoever still writes into the pipe gets an error, and ends.
         os.close(source)
         thread.join()
+    if failures and isinstance(failures[0], lmdb.CorruptedError | lmdb.PageNotFoundError):
+        raise CorruptionError(f"it cannot be copied: {failures[0]}")
     if failures:
         raise failures[0]

@@ -206,11 +206,11 @@ def test_it_is_the_file_that_is_checked(
 ) -> None:
     """What came over the wire was right; what the disk gives back is not."""
 
-    def rot(path: Path, info: SnapshotInfo) -> None:
+    def rot(path: Path, info: SnapshotInfo, rest: Callable[[float], None]) -> None:
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 4
         path.write_bytes(data)
-        storage_snapshot.verify_snapshot(path, info)
+        storage_snapshot.verify_snapshot(path, info, rest)
 
     monkeypatch.setattr(receiver, "verify_snapshot", rot)
     (error,) = receive(tmp_path, Call(chunks_of(sent)))
@@ -451,8 +451,8 @@ class Check:
         self.begun, self.may_end = threading.Event(), threading.Event()
         monkeypatch.setattr(receiver, "verify_snapshot", self._check)
 
-    def _check(self, path: Path, info: SnapshotInfo) -> None:
-        storage_snapshot.verify_snapshot(path, info)
+    def _check(self, path: Path, info: SnapshotInfo, rest: Callable[[float], None]) -> None:
+        storage_snapshot.verify_snapshot(path, info, rest)
         self.begun.set()
         assert self.may_end.wait(60)
 
