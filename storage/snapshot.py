@@ -30,7 +30,7 @@ from typing import Final
 from raftkv.errors import CorruptionError
 from raftkv.raft.types import ConfState, SnapshotMeta
 from raftkv.storage import schema
-from raftkv.storage.backend.base import Backend
+from raftkv.storage.backend.base import Backend, ReadTxn
 from raftkv.storage.backend.copying import SteadyFile, create
 from raftkv.storage.backend.lmdb import LMDBBackend, check_copy, declared, read_value, replace_file
 from raftkv.storage.failpoints import failpoint
@@ -127,11 +127,16 @@ def read_meta(path: Path) -> SnapshotMeta:
     # Before anything else is opened: a later format may have other buckets.
     schema.check_format(read_value(path, schema.META, schema.META_FORMAT_VERSION), f"the database {path}")
     with closing(LMDBBackend(path, read_only=True)) as backend, closing(backend.begin_read()) as read:
-        return SnapshotMeta(
-            index=schema.decode_integer(read.get(schema.META, schema.META_CONSISTENT_INDEX)) or 0,
-            term=schema.decode_integer(read.get(schema.META, schema.META_TERM)) or 0,
-            conf_state=schema.decode_conf_state(read.get(schema.META, schema.META_CONF_STATE)),
-        )
+        return meta_of(read)
+
+
+def meta_of(read: ReadTxn) -> SnapshotMeta:
+    """Return the point of the log that a state holds."""
+    return SnapshotMeta(
+        index=schema.decode_integer(read.get(schema.META, schema.META_CONSISTENT_INDEX)) or 0,
+        term=schema.decode_integer(read.get(schema.META, schema.META_TERM)) or 0,
+        conf_state=schema.decode_conf_state(read.get(schema.META, schema.META_CONF_STATE)),
+    )
 
 
 def _sha256(path: Path) -> bytes:

@@ -41,7 +41,7 @@ from raftkv.storage.backend.pages import check_pages
 from raftkv.storage.backend.seal import SEALED_BUCKETS, copied_sum, total
 from raftkv.storage.datadir import sync_directory
 from raftkv.storage.failpoints import failpoint
-from raftkv.storage.restore import checked_runs
+from raftkv.storage.record import checked_runs
 
 MAP_SIZE_BYTES: Final = 16 << 30
 RECORDS_IN_A_ROW: Final = 500

@@ -203,7 +203,7 @@ class _Stream:
         return status == 0
 
     def given_up(self, reason: str) -> errors.SnapshotGivenUpError:
-        """Return what the client is told, after a line in the log."""
+        """Return the answer to the client, after a line in the log."""
         _log.warning("gave up the snapshot at %d on its way to a client: %s", self._index, reason)
         return errors.SnapshotGivenUpError(f"{errors.SnapshotGivenUpError.text}: {reason}")
 

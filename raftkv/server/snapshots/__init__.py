@@ -17,7 +17,7 @@ disk and of the loop, so that writes are hardly slower.
 
 Invariants
 
-- A damaged database stays where it is: the sender is told (``maintenance/damage``), and the receiver keeps its own.
+- A damaged database stays where it is: the sender's member hears of it (``maintenance/damage``).
 - Every message that the core wants sent ends in exactly one report to it, unless another to the same member follows.
 - No file has two writers; none is left behind when nobody waits for it (``files``): parts go after a while.
 - A copy never takes the room that writes need: before it is made, and as long as it is there (``files.check_room``).
