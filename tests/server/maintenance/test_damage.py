@@ -1,4 +1,4 @@
-"""Where a bit flips in a database, and who reads it: nobody passes it on, and what it says of the member is one line."""
+"""Where a bit flips in a database, and who reads it: it goes no further, and one line names the member."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import asyncio
 import hashlib
 import random
 import struct
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ import pytest
 from raftkv.errors import CorruptionError, StorageError
 from raftkv.offline.etcd.export import messages
 from raftkv.pb import rpc_pb2
-from raftkv.raft.types import NONE, ConfState
+from raftkv.raft.types import ConfState
 from raftkv.server.maintenance import damage
 from raftkv.server.maintenance.damage import Damage, Scrub, is_quorum
 from raftkv.storage import schema
@@ -169,3 +168,140 @@ def test_a_flipped_seal_is_damage_in_a_copy(made: bytes, tmp_path: Path) -> None
     info = replace(info, sha256=sha256(tmp_path / "copy"))
     with pytest.raises((DamagedSourceError, CorruptionError)):
         verify_snapshot(tmp_path / "copy", info)
+
+
+class World:
+    """A member of three that found damage: who is connected, and who leads."""
+
+    def __init__(self, leader: int, connected: dict[int, float], behind: tuple[int, ...] = ()) -> None:
+        self.stopped_by: list[CorruptionError] = []
+        self.transfers: list[int] = []
+        self.connected = connected
+        self.node: Any = SimpleNamespace(
+            stopped=False,
+            leader=leader,
+            committed=9,
+            conf_state=ConfState((1, 2, 3)),
+            settings=SimpleNamespace(member_id=1, election_s=1.0),
+            has_log=lambda peer, index: peer not in behind,
+            transfer_leader=self._transfer,
+            wait_until=self._wait_until,
+        )
+        self.damage = Damage(self.node, "/data/db of this member (m1, 1)", connected.get, self.stopped_by.append)
+
+    def _transfer(self, target: int) -> None:
+        self.transfers.append(target)
+        self.node.leader = target
+
+    async def _wait_until(self, condition: Callable[[], bool]) -> None:
+        assert condition()
+
+    async def rounds(self, count: int = 20) -> None:
+        for _ in range(count):
+            await asyncio.sleep(0)
+
+    def shown(self) -> dict[str, float]:
+        return {
+            "/".join((sample.name, *sample.labels.values())): sample.value
+            for metric in self.damage.collect()
+            for sample in metric.samples
+        }
+
+
+@pytest.fixture(autouse=True)
+def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(damage, "LOOK_S", 0.0)
+
+
+LONG_AGO = -1e9
+
+
+def test_a_leader_hands_over_to_who_has_all_and_then_stops_with_its_name() -> None:
+    async def scenario() -> None:
+        world = World(leader=1, connected={2: LONG_AGO, 3: LONG_AGO + 1}, behind=(2,))
+        world.damage.found(CorruptionError("record of revision 2.0 is corrupt"))
+        await world.rounds()
+        assert world.transfers == [3]
+        (error,) = world.stopped_by
+        assert (
+            str(error) == "the database /data/db of this member (m1, 1) is damaged: record of revision 2.0 is corrupt"
+        )
+        assert world.shown()["raftkv_database_damaged"] == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "connected",
+    [{}, {2: LONG_AGO}, {2: LONG_AGO, 3: 1e18}],
+    ids=["nobody is connected", "the others are no quorum", "one has just come"],
+)
+def test_a_member_that_the_quorum_needs_goes_on_until_it_does_not(connected: dict[int, float]) -> None:
+    async def scenario() -> None:
+        world = World(leader=2, connected=connected)
+        world.damage.found(CorruptionError("a record"))
+        await world.rounds()
+        assert not world.stopped_by
+        connected.update({2: LONG_AGO, 3: LONG_AGO})
+        await world.rounds()
+        assert len(world.stopped_by) == 1
+
+    asyncio.run(scenario())
+
+
+def test_what_was_compacted_away_is_no_damage_any_more() -> None:
+    async def scenario() -> None:
+        world = World(leader=2, connected={})
+        store: Any = SimpleNamespace(size_bytes=1, space_error=None)
+        store.backend = store
+        outcomes: list[Exception | None] = [CorruptionError("a record"), StorageError("given up"), None]
+
+        def check(rest: Callable[[float], None]) -> None:
+            rest(0.0)
+            if (error := outcomes.pop(0)) is not None:
+                raise error
+
+        store.check = check
+        scrub = Scrub(store, world.damage)
+        for damaged in (1, 1, 0):
+            await scrub.pass_once()
+            assert world.shown()["raftkv_database_damaged"] == damaged
+        shown = world.shown()
+        assert [shown[f"raftkv_scrub_passes_total/{result}"] for result in ("clean", "damaged", "given up")] == [
+            1,
+            1,
+            1,
+        ]
+        assert shown["raftkv_scrub_clean_timestamp_seconds"] > 0
+        world.damage.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_pass_rests_in_proportion_and_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    store: Any = SimpleNamespace(size_bytes=1, space_error=None)
+    store.backend = store
+    rests: list[float] = []
+    given_up: Any = SimpleNamespace(wait=rests.append)
+    scrub = Scrub(store, World(2, {}).damage)
+    scrub._rest(given_up, 1, 0.01)
+    assert rests == [pytest.approx(0.01 * (1 / damage.SHARE - 1))]
+    store.size_bytes = damage.GROWTH_MAX_BYTES + 2
+    with pytest.raises(StorageError, match="grew"):
+        scrub._rest(given_up, 1, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("members", "conf", "expected"),
+    [
+        ({2, 3}, ConfState((1, 2, 3)), True),
+        ({2}, ConfState((1, 2, 3)), False),
+        (set(), ConfState((1,)), False),
+        ({2, 3}, ConfState((1, 2, 3), voters_outgoing=(1, 4, 5)), False),
+        ({2, 3, 4, 5}, ConfState((1, 2, 3), voters_outgoing=(1, 4, 5)), True),
+    ],
+)
+def test_both_majorities_are_needed_in_a_joint_configuration(
+    members: set[int], conf: ConfState, expected: bool
+) -> None:
+    assert is_quorum(members, conf) is expected

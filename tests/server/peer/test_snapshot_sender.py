@@ -550,3 +550,23 @@ def test_a_copy_is_given_up_for_a_database_that_has_to_grow(tmp_path: Path) -> N
         rest(0.0)
     store.close()
     store.backend.close()
+
+
+def test_nothing_of_a_damaged_database_leaves(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        store = world.store
+        store.commit()
+        data = (tmp_path / "db").read_bytes()
+        with (tmp_path / "db").open("r+b") as file:
+            file.seek(data.rindex(b"\x0a\x01k\x10"))
+            file.write(b"\x0a\x01l")
+        channel = Channel("takes")
+        world.channels[2] = channel
+        world.sender.send(snapshot(2))
+        await world.settled()
+        assert world.reports == [(2, False)]
+        assert not channel.streams
+        assert [str(error) for error in world.damage] == ["record of revision 2.0 is corrupt: its checksum is wrong"]
+        assert world.files == []
+
+    run(tmp_path, scenario)
