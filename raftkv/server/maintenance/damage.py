@@ -112,8 +112,11 @@ class Damage(Collector):
         """Hand leadership over, and stop as soon as the others can do without this member."""
         is_told = False
         while self._error is not None and not self._node.stopped:
-            await hand_over(self._node, self._connected_since)
-            if self._is_dispensable():
+            if self._has_heir():
+                await hand_over(self._node, self._connected_since)
+            # Of two members that find damage at once, as by a hash that all make, the second sees that the first left.
+            await asyncio.sleep(random.uniform(0.0, LOOK_S))
+            if self._error is not None and self._is_dispensable():
                 self._stop(self._error)
                 return
             if not is_told:
@@ -123,6 +126,12 @@ class Damage(Collector):
                     "reads of what is damaged are refused; bring the others back, or add a member (raftkv join)"
                 )
             await asyncio.sleep(LOOK_S)
+
+    def _has_heir(self) -> bool:
+        """Whether a voter has all that is committed: one that lacks some may need what is damaged."""
+        node = self._node
+        voters = (peer for peer in node.conf_state.voters if self._connected_since(peer) is not None)
+        return any(node.has_log(peer, node.committed) for peer in voters)
 
     def _is_dispensable(self) -> bool:
         node, now = self._node, asyncio.get_running_loop().time()

@@ -231,6 +231,19 @@ def test_a_leader_hands_over_to_who_has_all_and_then_stops_with_its_name() -> No
     asyncio.run(scenario())
 
 
+def test_leadership_is_kept_while_everybody_else_lacks_entries() -> None:
+    """A transfer holds writes up, and a member that needs the database is never sent it."""
+
+    async def scenario() -> None:
+        world = World(leader=1, connected={2: LONG_AGO}, behind=(2,))
+        world.damage.found(CorruptionError("a record"))
+        await world.rounds()
+        assert (world.transfers, world.stopped_by) == ([], [])
+        world.damage.close()
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(
     "connected",
     [{}, {2: LONG_AGO}, {2: LONG_AGO, 3: 1e18}],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,16 @@ from typing import Any
 import pytest
 
 from raftkv.config import ServerConfig
-from raftkv.errors import CorruptionError
+from raftkv.errors import CorruptionError, StorageError
 from raftkv.raft.types import ConfState, Entry, EntryType, HardState, SnapshotMeta
 from raftkv.server.node.bootstrap import Durable, open_durable
-from raftkv.server.snapshots import snapshot_path
+from raftkv.server.snapshots import Installer, snapshot_path
 from raftkv.storage.backend.lmdb import LMDBBackend
 from raftkv.storage.backend.writer import InlineWriter
 from raftkv.storage.mvcc import Store
 from raftkv.storage.snapshot import write_snapshot
 from raftkv.storage.wal import WAL
+from tests.rpc.loop import until
 
 NEEDLE = b"needle-" * 10
 INDEX = 50
@@ -111,3 +113,30 @@ def test_one_that_is_missing_is_asked_for(config: ServerConfig) -> None:
     received(config).unlink()
     with pytest.raises(CorruptionError, match="the log says that the database has entries up to 50"):
         opened(config)
+
+
+def test_damage_since_it_came_stops_the_member_with_what_to_do(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with closing(LMDBBackend(tmp_path / "other")) as backend:
+            other = Store.open(backend)
+            apply(other, b"theirs", 7, NEEDLE)
+            other.commit()
+            write_snapshot(backend, snapshot_path(tmp_path, 7))
+            other.close()
+        path = snapshot_path(tmp_path, 7)
+        data = bytearray(path.read_bytes())
+        data[data.index(NEEDLE) + 3] ^= 1
+        path.write_bytes(data)
+        with closing(LMDBBackend(tmp_path / "db")) as backend:
+            store = Store.open(backend)
+            failures: list[BaseException] = []
+            installer = Installer(store, tmp_path, failures.append)
+            installer.install(SnapshotMeta(7, 1, ConfState((1,))), lambda: None)
+            await until(lambda: bool(failures))
+            assert isinstance(failures[0], StorageError)
+            assert str(path) in str(failures[0])
+            assert str(failures[0]).endswith("start the member again: it goes on with its own, and asks for another")
+            await installer.close()
+            store.close()
+
+    asyncio.run(scenario())
