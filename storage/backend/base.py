@@ -186,6 +186,7 @@ class Backend(Protocol):
 
         Raises:
             CorruptionError: says what is damaged.
+            StorageError: it could not be read to its end, which says nothing of what it holds.
         """
 
     def open_copy(self, path: Path) -> Backend:

@@ -290,14 +290,19 @@ class LMDBBackend:
     def check(self, rest: Callable[[float], None]) -> None:
         """Implement ``Backend.check``."""
         pace = Pace(rest)
-        with self._committing:  # what is pinned is what the sum is of
-            read, stated = self.begin_read(), self._environment.sum
-        with closing(read):
-            self._check_pages(read, pace)
-            for _ in checked_runs(read):
-                pace()
-            if stated is not None:
-                _check_values(read, stated, pace)
+        try:
+            with self._committing:  # what is pinned is what the sum is of
+                read, stated = self.begin_read(), self._environment.sum
+            with closing(read):
+                self._check_pages(read, pace)
+                for _ in checked_runs(read):
+                    pace()
+                if stated is not None:
+                    _check_values(read, stated, pace)
+        except lmdb.Error as error:
+            raise CorruptionError(f"it cannot be read: {error}") from error
+        except OSError as error:
+            raise declared(error, self.path) from error
 
     def _check_pages(self, read: LMDBReadTxn, pace: Callable[[], None]) -> None:
         """Look at the pages of the state that is pinned, and of those after it, which nobody writes on meanwhile."""

@@ -28,6 +28,7 @@ from raftkv.storage.backend.seal import SEAL
 from raftkv.storage.mvcc import Store
 from raftkv.storage.revision import pack, to_key
 from raftkv.storage.snapshot import DamagedSourceError, SnapshotInfo, read_meta, verify_snapshot, write_snapshot
+from tests.long import long_except
 from tests.storage.conftest import MAP_SIZE_BYTES
 
 KEYS = 60
@@ -150,6 +151,59 @@ def test_a_flipped_bit_goes_no_further(
             assert not (directory / "copy").exists()
         if reader is not save:
             backend.close()
+
+
+def content(backend: LMDBBackend) -> list[list[tuple[bytes, bytes]]]:
+    with closing(backend.begin_read()) as read:
+        return [list(read.items(bucket)) for bucket in schema.BUCKETS]
+
+
+@pytest.mark.parametrize("flips", long_except((20, 500), (20,)))
+@pytest.mark.parametrize("reader", [send, scrub], ids=lambda reader: reader.__name__)
+def test_any_flipped_bit_of_the_file_is_refused_or_changes_nothing(
+    made: bytes, tmp_path: Path, reader: Callable[[LMDBBackend, Path], None], flips: int
+) -> None:
+    """Half of them in the heads of pages, which LMDB follows."""
+    rng = random.Random(flips)
+    path, copy = tmp_path / "db", tmp_path / "copy"
+    refused = 0
+    for _ in range(flips):
+        copy.unlink(missing_ok=True)
+        path.write_bytes(made)
+        backend = LMDBBackend(path, MAP_SIZE_BYTES)
+        batch = WriteBatch()
+        batch.values[schema.CLUSTER, b"sealed here"] = b"1"
+        backend.commit(batch)
+        expected = content(backend)
+        pages = len(made) // 4096
+        at = rng.choice([rng.randrange(len(made)), rng.randrange(pages) * 4096 + rng.randrange(64)])
+        with path.open("r+b") as file:
+            file.seek(at)
+            (byte,) = file.read(1)
+            file.seek(at)
+            file.write(bytes([byte ^ 1 << rng.randrange(8)]))
+        try:
+            reader(backend, tmp_path)
+        except CorruptionError:
+            refused += 1
+        else:
+            with closing(LMDBBackend(copy, read_only=True) if reader is send else backend) as found:
+                assert content(found) == expected, at
+        backend.close()
+    assert refused > flips // 10
+
+
+def test_a_damaged_meta_page_is_damage_to_the_scrub(made: bytes, tmp_path: Path) -> None:
+    """LMDB's own error ended the task that scrubs, and the member with it."""
+    (tmp_path / "db").write_bytes(made)
+    backend = LMDBBackend(tmp_path / "db", MAP_SIZE_BYTES)
+    with (tmp_path / "db").open("r+b") as file:
+        for page in (0, 4096):
+            file.seek(page + 44)  # the flags of a tree
+            file.write(b"\x28")
+    with pytest.raises(CorruptionError, match="it cannot be read"):
+        scrub(backend, tmp_path)
+    backend.close()
 
 
 def test_a_whole_database_passes_every_reader(made: bytes, tmp_path: Path) -> None:
