@@ -625,6 +625,12 @@ class SnapshotGivenUpError(_Unavailable):
     text = "raftkv: the snapshot was given up"
 
 
+class DamagedError(_Unavailable):
+    """A read met a record that is not what was written; another member has it whole."""
+
+    text = "raftkv: this member's database is damaged, and what was asked for cannot be read here: ask another member"
+
+
 class UnhealthyError(_Unavailable):
     """Too few members are connected for a membership change."""
 

@@ -27,11 +27,12 @@ from typing import Final
 
 import lmdb
 
-from raftkv.errors import InvariantError, StorageError
+from raftkv.errors import CorruptionError, InvariantError, StorageError
 from raftkv.storage import schema
 from raftkv.storage.backend.base import ReadTxn, WriteBatch
 from raftkv.storage.backend.environment import Environment, lock_path
 from raftkv.storage.failpoints import failpoint
+from raftkv.storage.record import unseal
 
 NOTED_MAX: Final = 2_000_000
 """Deletions and values that may be noted, some 100 bytes each. When more is committed, the copy is given up."""
@@ -64,12 +65,13 @@ class LMDBDefragmentation:
     Arguments:
         path: of the copy, where nothing is.
         target: name of the database.
-        copy_file: makes the first copy, durable on return.
+        copy_file: makes the first copy, checked and durable on return.
         open_copy: opens it for writing.
         pin: pins the present state and takes what was noted up to it.
         adopt: hands new readers and commits the copy.
         end: stops taking notes.
         declared: the error to raise for one of LMDB or of the system.
+        sealed_sum: what the seal of the database states now, None: nothing.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class LMDBDefragmentation:
         adopt: Callable[[Environment], None],
         end: Callable[[], None],
         declared: Callable[[lmdb.Error | OSError], StorageError],
+        sealed_sum: Callable[[], int | None],
     ) -> None:
         self._path = path
         self._target = target
@@ -92,6 +95,7 @@ class LMDBDefragmentation:
         self._adopt = adopt
         self._end = end
         self._declared = declared
+        self._sealed_sum = sealed_sum
         self._copy: Environment | None = None
         self._closing = threading.Event()
 
@@ -131,6 +135,8 @@ class LMDBDefragmentation:
         items = source.items(schema.KEY, last + b"\0" if last else b"")
         brought = 0
         while some := list(_some(items)):
+            for key, record in some:
+                unseal(key, record)
             self._rest()
             with copy.writing() as sealed, sealed.raw.cursor(handle) as cursor:
                 cursor.putmulti(some, append=True, overwrite=False)
@@ -159,6 +165,9 @@ class LMDBDefragmentation:
         """Implement ``Defragmentation.finish``."""
         copy = self._opened()
         self.catch_up()
+        stated = self._sealed_sum()
+        if stated is not None and copy.sum_of_values() != stated:
+            raise CorruptionError("its applied index, members, leases or users are not what was written")
         failpoint("defragBeforeRename")
         try:
             copy.rename(self._target)

@@ -110,13 +110,22 @@ class Environment:
     @contextmanager
     def writing(self) -> Iterator[SealedTxn]:
         """Open a write transaction, which is sealed and committed at the end of the block."""
-        before = self._sum_of_values() if self._sum is None else self._sum
+        before = self.sum_of_values()
         with self.raw.begin(write=True) as txn:
             sealed = SealedTxn(txn, self.handles, self._inode, before)
             yield sealed
             sealed.seal()
         # Only now: a transaction that found no room changed nothing.
         self._sum = sealed.sum
+
+    @property
+    def sum(self) -> int | None:
+        """What the seal of the last transaction states; ``None`` if it has none that counts."""
+        return self._sum
+
+    def sum_of_values(self) -> int:
+        """Return the sum of the values as they are now, for a file that this process alone writes."""
+        return self._sum_of_values() if self._sum is None else self._sum
 
     def _sum_of_values(self) -> int:
         with self.raw.begin() as txn:

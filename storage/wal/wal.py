@@ -38,10 +38,11 @@ from raftkv.raft.types import Entry, HardState, SnapshotMeta
 from raftkv.storage.failpoints import failpoint
 
 from .disk import Disk, RealDisk
-from .errors import WALExistsError, WALFailedError, WALLockedError, WALNotFoundError, WALSpaceError
+from .errors import WALCorruptError, WALExistsError, WALFailedError, WALLockedError, WALNotFoundError, WALSpaceError
 from .frame import BODY_MAX_BYTES, encode_frame, frame_size
 from .record import SegmentHead, encode_entries, encode_hard_state, encode_snapshot
 from .recovery import Recovered, Recovery
+from .replay import ReplayError
 from .segment import (
     LOCK_NAME,
     SEGMENT_BYTES,
@@ -441,7 +442,7 @@ class WAL:
         self._disk.close(old_fd)
         failpoint("walAfterCut")
 
-    def _begin_segment(self, body_bytes: int) -> None:
+    def _begin_segment(self, body_bytes: int, body: bytes = b"") -> None:
         sequence = self._segments[-1].sequence + 1 if self._segments else 0
         size = segment_size_for(body_bytes, head_size(self._metadata, self._snapshot), self._segment_bytes)
         # Every entry so far has a lower index: what allows ``release`` to go by the names alone.
@@ -450,7 +451,7 @@ class WAL:
         with self._spare.lock:
             try:
                 fd = self._spare.take(size)
-                self._name_segment(fd, name, size)
+                self._name_segment(fd, name, size, body)
             except WALSpaceError:
                 raise  # nothing was written: the old segment is whole, and the caller may try again
             except BaseException as error:
@@ -458,20 +459,64 @@ class WAL:
         self._fd = fd
         self._segments.append(name)
 
-    def _name_segment(self, fd: int, name: SegmentName, size: int) -> None:
-        """Give a new segment its head, then its name, each durable before the next step."""
+    def _name_segment(self, fd: int, name: SegmentName, size: int, body: bytes) -> None:
+        """Give a new segment its head and perhaps a first frame, then its name, each durable before the next step."""
         head = SegmentHead(name.sequence, name.first_index, size)
         buffers, crc = encode_head(head, self._metadata, self._hard_state, self._snapshot, self._crc)
         self._size = size
         self._disk.write(fd, self._with_zeros(buffers, sum(map(len, buffers))), 0)
         # The name promises a whole head: contents before name, name before use.
         self._disk.sync_data(fd)
-        failpoint("walBeforeCutRename")
-        self._disk.rename(self._spare.path, os.path.join(self._directory, str(name)))
-        self._disk.sync_directory(self._directory)
         self._offset = self._durable = sum(map(len, buffers))
         # The checksum of the head seeds those of all frames in the segment: a frame of another log cannot pass.
         self._crc = self._seed = crc
+        if body:
+            buffers, self._crc = encode_frame(body, self._offset, self._durable, self._crc, self._seed)
+            self._disk.write(fd, buffers, self._offset)
+            self._disk.sync_data(fd)
+            self._offset = self._durable = self._offset + frame_size(len(body))
+        failpoint("walBeforeCutRename")
+        self._disk.rename(self._spare.path, os.path.join(self._directory, str(name)))
+        self._disk.sync_directory(self._directory)
+
+    def rewind(self, meta: SnapshotMeta) -> Recovered:
+        """Go on as if no marker beyond a state had ever been written, nor what follows it: only term and vote stay.
+
+        For a member that was sent a database which it cannot install: it has acknowledged nothing since. What is left
+        is written into a new segment, which takes the place of all others in one step, and is durable on return.
+
+        Arguments:
+            meta: the state that the member has instead.
+
+        Raises:
+            WALCorruptError: the log has not what follows that state.
+            WALSpaceError, WALFailedError: as of ``append``.
+        """
+        if self._failure is not None:
+            self._refuse()
+        replay = Recovery(self._disk, self._directory, self._segments, marker_max=meta.index).replay
+        try:
+            if replay.last_index < meta.index:
+                raise ReplayError(f"the log ends at entry {replay.last_index}, the state at entry {meta.index}")
+            entries = replay.entries_after(meta)
+        except ReplayError as error:
+            raise WALCorruptError(os.path.join(self._directory, str(self._segments[0])), 0, str(error)) from error
+        last_index = meta.index + len(entries)
+        commit = min(max(replay.hard_state.commit, meta.index), last_index)
+        self._hard_state = HardState(self._hard_state.term, self._hard_state.vote, commit)
+        self._snapshot, self._last_index = meta, meta.index
+        parts: list[bytes] = []
+        encode_entries(entries, parts)
+        old_fd = self._fd
+        self._begin_segment(sum(map(len, parts)), b"".join(parts))
+        self._last_index = last_index
+        self._disk.close(old_fd)
+        try:
+            while len(self._segments) > 1:
+                self._remove_oldest()
+        except BaseException as error:
+            self._fail("rewind", error)
+        return Recovered(self._metadata, self._hard_state, entries, meta)
 
     def release(self, index: int) -> int:
         """Delete the segments that hold only entries below ``index``, oldest first; return how many.

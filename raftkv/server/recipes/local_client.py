@@ -136,6 +136,9 @@ class Recipe:
                 return await handler(call, request)
             except errors.StatusError as error:
                 raise refusal(error) from None
+            except errors.CorruptionError as error:
+                self.responder.node.damaged(error)
+                raise refusal(errors.DamagedError()) from None
             except errors.InvariantError as error:
                 self.responder.node.fatal(error)
                 raise

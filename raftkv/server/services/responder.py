@@ -156,14 +156,22 @@ def parse_or_raise(message: type[Any], data: bytes | None) -> Any:
 
 
 @contextmanager
-def refusals() -> Iterator[None]:
+def refusals(node: MemberLoop | None = None) -> Iterator[None]:
     """Within the block, a refusal of this member ends the call with its own code and text.
+
+    Arguments:
+        node: hears of damage that a read met, which is refused too; None: nothing is read.
 
     Raises:
         RpcError: in place of every StatusError.
     """
     try:
         yield
+    except errors.CorruptionError as error:
+        if node is None:
+            raise
+        node.damaged(error)
+        raise RpcError(errors.DamagedError.code, errors.DamagedError.text) from None
     except errors.StatusError as error:
         raise RpcError(error.code, str(error)) from None
 
@@ -325,7 +333,7 @@ class Responder:
             call.on_cancel(job.cancel)
 
     def refuse_read(self, call: UnaryCall, error: Exception) -> None:
-        """Answer a read that failed: as it says, or, if it found damage, by stopping the member.
+        """Answer a read that failed: as it says; what is to be done about damage that it found is not its business.
 
         A read changes nothing, so an unforeseen failure is this request's alone.
 
@@ -338,6 +346,10 @@ class Responder:
             return
         if isinstance(error, RpcError):
             call.fail_with(error)
+            return
+        if isinstance(error, errors.CorruptionError):
+            fail(call, errors.DamagedError())
+            self.node.damaged(error)
             return
         call.fail(errors.INTERNAL, "internal error")
         if isinstance(error, errors.InvariantError):

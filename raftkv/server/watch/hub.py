@@ -80,6 +80,10 @@ BEHIND_MAX: Final = 500
 """Streams with watchers that are behind that a scrape looks at, 100 watchers each: 5 ms."""
 
 
+def _raise(error: errors.CorruptionError) -> None:
+    raise error
+
+
 class WatchHub:
     """Delivers the changes of each turn to the watchers of their keys.
 
@@ -112,6 +116,8 @@ class WatchHub:
         self.unsynced_count = 0
         """Those that are behind."""
         self.delivered_revision = store.revision
+        self.on_damage: Callable[[errors.CorruptionError], None] = _raise
+        """Called with damage that a read for a watcher met; its stream is ended."""
 
     # -- the store's side --------------------------------------------------------------------------------------------
 
@@ -133,6 +139,10 @@ class WatchHub:
         """
         try:
             self.deliver()
+        except errors.CorruptionError as error:
+            self.on_damage(error)
+            for stream in list(self.streams):
+                stream.fail(errors.DamagedError())
         except errors.InvariantError:
             raise
         except Exception:

@@ -70,8 +70,12 @@ class WatchRunner:
         self._scheduled = False
         if self.hub is None:
             return
+        more = True
         started_at = self._loop.time()
-        more = self.hub.catch_up()
+        try:
+            more = self.hub.catch_up()
+        except errors.CorruptionError as error:
+            self.hub.on_damage(error)
         if more and not self._scheduled:
             self._scheduled = True
             # The loop does other work for as long as this took.

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from raftkv.apply.response import HeaderEncoder
-from raftkv.errors import StoppedError
+from raftkv.errors import CorruptionError, DamagedError, StoppedError
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.cork import Cork
 from raftkv.rpc.server.stream import StreamCall
@@ -21,11 +21,13 @@ from raftkv.server.watch import hub as hub_module
 from raftkv.server.watch import stream as stream_module
 from raftkv.server.watch.hub import WatchHub
 from raftkv.server.watch.index import Watcher, WatcherIndex
-from raftkv.server.watch.service import BYTES_AS_A_REQUEST, REQUESTS_PER_PASS, WatchService
+from raftkv.server.watch.service import BYTES_AS_A_REQUEST, REQUESTS_PER_PASS, WatchRunner, WatchService
 from raftkv.server.watch.stream import WatchStream
+from raftkv.storage import schema
 from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.mvcc import Store
 from raftkv.storage.record import CorruptRecordError
+from raftkv.storage.revision import pack, to_key
 from tests.rpc.loop import until
 from tests.server.watch.fakes import FakeCall
 
@@ -94,6 +96,32 @@ def test_a_failed_delivery_ends_every_stream_so_that_nothing_is_missed_unknowing
     assert "events could not be delivered" in caplog.text
 
 
+def test_a_watch_that_needs_a_damaged_record_ends_and_the_others_go_on(world: World) -> None:
+    """A damaged history ended the run that serves those who are behind: their streams waited for ever."""
+    found: list[CorruptionError] = []
+    world.hub.on_damage = found.append
+    world.put(b"damaged")
+    world.store.commit()
+    backend = world.store.backend
+    assert isinstance(backend, MemoryBackend)
+    backend.buckets[schema.KEY][to_key(pack(2, 0))] = b"nonsense"
+    world.watch(world.stream()[0], key=b"damaged", start_revision=1)
+
+    async def scenario() -> None:
+        runner = WatchRunner()
+        runner.hub = world.hub
+        runner.wake()
+        await until(lambda: bool(found))
+
+    asyncio.run(scenario())
+    assert [type(failure) for failure in world.failures] == [DamagedError]
+    assert [str(error) for error in found] == ["record of revision 2.0 is corrupt: its checksum is wrong"]
+    other, call = world.stream()
+    world.watch(other, key=b"whole")
+    world.put(b"whole")
+    assert [event.kv.key for response in call.read() for event in response.events] == [b"whole"]
+
+
 def test_progress_is_told_when_it_is_first_due_and_left_out_where_an_event_was_sent(world: World) -> None:
     stream, call = world.stream()
     for key in (b"idle", b"busy"):
@@ -110,7 +138,11 @@ def test_progress_is_told_when_it_is_first_due_and_left_out_where_an_event_was_s
 
 
 @pytest.mark.interpreted
-def test_damage_found_while_delivering_stops_the_member(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_found_while_delivering_is_told_and_ends_the_streams(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[CorruptionError] = []
+    world.hub.on_damage = found.append
     world.watch(world.stream()[0], key=b"k", prev_kv=True)
     world.put(b"k")
 
@@ -118,9 +150,9 @@ def test_damage_found_while_delivering_stops_the_member(world: World, monkeypatc
         raise CorruptRecordError("revision 2.0 is damaged")
 
     monkeypatch.setattr(world.store, "record", damaged)
-    world.put(b"k", deliver=False)
-    with pytest.raises(CorruptRecordError):
-        world.applied()
+    world.put(b"k")
+    assert [type(failure) for failure in world.failures] == [DamagedError]
+    assert [str(error) for error in found] == ["revision 2.0 is damaged"]
 
 
 def test_recipes_are_called_once_a_turn_and_only_for_their_key(world: World) -> None:
