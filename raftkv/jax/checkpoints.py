@@ -148,7 +148,7 @@ class CheckpointManager:
         if not self.should_save(step) and not is_forced:
             return False
         self.wait_until_finished()
-        values = checked_metrics(metrics)
+        values = checked_metrics(metrics, step)
         layout, parts = describe(tree)
         self._under_way = self._thread.submit(self._save, step, layout, parts, values)
         self._last = step

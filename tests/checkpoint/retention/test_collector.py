@@ -51,7 +51,7 @@ def test_what_no_rule_keeps_goes_with_its_bytes_and_its_keys(tmp_path: Path) -> 
         latest = world.latest()
         assert (latest.step, latest.count, latest.size_bytes) == (8, 2, 2 * FILE_BYTES)
         loss = latest.best["loss"]
-        assert (loss.min_value, loss.min_step, loss.max_value, loss.max_step) == (0, 8, 3, 7)
+        assert (loss.min_value, loss.min_step, loss.max_value, loss.max_step) == (0, 8, 7, 7)
 
     play(story())
 
