@@ -57,18 +57,18 @@ class Model:
 
 async def _play(acts: list[tuple[Any, ...]], path: Path) -> None:
     world, model, step = Kept(path), Model(), 0
-    for act, *given in acts:
+    for act, *words in acts:
         if act == "save":
             step += 1
-            await world.save(step, model.note(step, given[0]))
+            await world.save(step, model.note(step, words[0]))
         elif act == "evaluate" and world.steps():
-            back, metrics = given
+            back, metrics = words
             measured = world.steps()[-1 - min(back, len(world.steps()) - 1)]
             await world.registry().set_metrics(measured, FILES, model.note(measured, metrics))
         elif act == "resume":
             await world.next_generation()
         elif act == "collect":
-            before, policy = world.steps(), given[0]
+            before, policy = world.steps(), words[0]
             await world.collect(policy)
             after = world.steps()
             for best in policy.keep_best:
