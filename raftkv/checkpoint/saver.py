@@ -16,9 +16,13 @@ ranks that prepare parts of their own: ``run.checkpoint`` and ``raftkv.torch.che
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from types import FrameType
+from typing import Any
 
 from raftkv.checkpoint.commit.claim import Claim
 from raftkv.checkpoint.commit.summary import METRICS_MAX, checked_metrics, measured_at
@@ -220,3 +224,45 @@ def _aborting(attempt: Attempt) -> Iterator[None]:
         with suppress(RaftKVError):  # as when the client is closed: the first error is the one to tell
             attempt.give_up(error)
         raise
+
+
+class Termination:
+    """SIGTERM, held back until the program has saved; a second one ends it at once.
+
+    ::
+
+        told.hold()                      # on the main thread; elsewhere nothing is held back
+        if told.is_asked: save()
+        told.deliver()                   # to the handler that was there before: the program ends as it would have
+
+    Attributes:
+        is_asked: the program was told to end.
+    """
+
+    def __init__(self) -> None:
+        self.is_asked = False
+        self._before: Callable[[int, FrameType | None], Any] | int | None = None
+
+    def hold(self) -> None:
+        """Hold the signal back from now on, unless it is ignored."""
+        is_main = threading.current_thread() is threading.main_thread()
+        before = signal.getsignal(signal.SIGTERM)
+        if is_main and self._before is None and before not in (signal.SIG_IGN, None):
+            self._before = before
+            signal.signal(signal.SIGTERM, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.is_asked:
+            self.deliver()
+        self.is_asked = True
+
+    def let_go(self) -> None:
+        """Put the handler back that was there before; from the main thread."""
+        before, self._before = self._before, None
+        if before is not None and signal.getsignal(signal.SIGTERM) == self._note:
+            signal.signal(signal.SIGTERM, before)
+
+    def deliver(self) -> None:
+        """End the program as it would have ended, now that it has saved."""
+        self.let_go()
+        signal.raise_signal(signal.SIGTERM)

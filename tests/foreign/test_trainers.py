@@ -1,4 +1,4 @@
-"""Lightning and the Trainer of transformers themselves: which metrics a checkpoint gets, and which model is the best."""
+"""Lightning and the Trainer of transformers themselves: metrics of checkpoints, and which model is the best."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ with raftkv.connect(os.environ["RAFTKV_ENDPOINTS"]) as kv:
     more.test(ckpt_path="best", dataloaders=data, verbose=False)
 
     registry = Registry(kv, "steps", uri=f"{sys.argv[1]}/steps")
-    saving = RegistryCheckpoint(registry, every_n_train_steps=1, policy=Policy(keep_last=1, keep_best=[Best("val/loss")]))
+    policy = Policy(keep_last=1, keep_best=[Best("val/loss")])
+    saving = RegistryCheckpoint(registry, every_n_train_steps=1, policy=policy)
     trainer_of(saving, 3).fit(Model(), data, data)
     result["steps"] = named(registry)
 

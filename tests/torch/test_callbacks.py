@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import sys
 import threading
 import types
@@ -46,9 +47,12 @@ def _packages(monkeypatch) -> None:
 class Trainer:
     """What the Trainer of transformers does around its callbacks."""
 
-    def __init__(self, registry, output: Path) -> None:
-        self.callback = importlib.import_module("raftkv.torch.transformers").RegistryCallback(registry)
-        self.args = SimpleNamespace(output_dir=str(output))
+    def __init__(self, registry, output: Path, *, directory: str = "", policy=None, **arguments) -> None:
+        made_of = importlib.import_module("raftkv.torch.transformers").RegistryCallback
+        self.callback = made_of(registry, directory=directory, policy=policy)
+        best = {"load_best_model_at_end": bool(arguments), "metric_for_best_model": None, "greater_is_better": None}
+        self.args = SimpleNamespace(output_dir=str(output), device="cpu", **{**best, **arguments})
+        self.control = SimpleNamespace(should_save=False, should_training_stop=False)
         self.state = SimpleNamespace(global_step=0, log_history=[], best_model_checkpoint=None, best_global_step=None)
 
     def begin(self) -> None:
@@ -60,9 +64,24 @@ class Trainer:
         self.state.best_global_step = step
         self.callback.on_save(self.args, self.state, None)
 
-    def evaluate(self, loss: float) -> None:
-        self.state.log_history.append({"step": self.state.global_step, "eval_loss": loss, "eval_runtime": 1.0})
+    def evaluate(self, loss: float, **more: float) -> None:
+        self.state.log_history.append({"step": self.state.global_step, "eval_loss": loss, "eval_runtime": 1.0, **more})
         self.callback.on_evaluate(self.args, self.state, None)
+
+    def train(self, losses: dict[int, float]) -> None:
+        """Train to the end: evaluate and save at some steps; then the Trainer loads the best model."""
+        self.begin()
+        for step, loss in losses.items():
+            self.state.global_step = step
+            self.evaluate(loss)
+            self.save(step)
+        self.callback.on_log(self.args, self.state, None, logs={"loss": 1.0})
+        self.callback.on_log(self.args, self.state, None, logs={"train_runtime": 1.0})
+        self.callback.on_train_end(self.args, self.state, None)
+
+    @property
+    def best_step(self) -> int:
+        return json.loads(Path(self.state.best_model_checkpoint, "trainer_state.json").read_text())["global_step"]
 
 
 def test_the_trainers_folder_is_moved_and_committed(registry, tmp_path):
@@ -86,6 +105,79 @@ def test_the_trainers_folder_is_moved_and_committed(registry, tmp_path):
     again.state.best_global_step = 4
     again.begin()
     assert again.state.best_model_checkpoint == latest.uri
+
+
+LOSS = {"metric_for_best_model": "loss", "greater_is_better": False}
+
+
+@pytest.mark.parametrize("policy", [None, Policy(keep_last=1), Policy(keep_last=1, keep_best=[Best("loss", "max")])])
+@pytest.mark.parametrize("place", ["local", "url"])
+def test_trainer_loads_the_best_model_at_the_end(raftkv_client, tmp_path, place, policy):
+    """Load the best of all starts of the job, wherever it lies: it was the last one, or none."""
+    uri = str(tmp_path / "registry") if place == "local" else f"memory://bucket/{tmp_path.name}"
+    registry = raftkv.checkpoint.Registry(raftkv_client, "best", uri=uri)
+    trainer = Trainer(registry, tmp_path / "out", directory=str(tmp_path / "cache"), policy=policy, **LOSS)
+    trainer.train({2: 0.5, 4: 0.25, 6: 0.75})
+    assert trainer.best_step == 4
+    trainer.evaluate(0.0)  # of the model that is loaded by now, which is not that of step 6
+    assert registry.best("eval_loss").step == 4
+    again = Trainer(registry, tmp_path / "out", directory=str(tmp_path / "cache"), policy=policy, **LOSS)
+    assert again.callback.resume_from()
+    again.train({8: 0.875, 10: 1.0})
+    assert again.best_step == 4
+    better = Trainer(registry, tmp_path / "out", directory=str(tmp_path / "cache"), policy=policy, **LOSS)
+    better.train({12: 0.125, 14: 1.0})
+    assert better.best_step == 12
+
+
+def test_trainer_whose_best_cannot_be_loaded_is_told(raftkv_client, registry, tmp_path, caplog):
+    far = raftkv.checkpoint.Registry(raftkv_client, "far", uri=f"memory://bucket/{tmp_path.name}")
+    with pytest.raises(
+        ConfigError, match=r"load_best_model_at_end needs RegistryCallback\(directory=PATH\): memory://"
+    ):
+        Trainer(far, tmp_path / "out", **LOSS).begin()
+    trainer = Trainer(registry, tmp_path / "out", **{**LOSS, "metric_for_best_model": "accuracy"})
+    trainer.train({2: 0.5})
+    assert trainer.state.best_model_checkpoint is None
+    assert "finds no best: run 'job' has no checkpoint with the metric 'eval_accuracy'" in caplog.text
+
+
+def test_trainer_files_named_metrics_first(registry, tmp_path):
+    trainer = Trainer(registry, tmp_path / "out", metric_for_best_model="eval_z/f1", greater_is_better=True)
+    trainer.begin()
+    trainer.state.global_step = 2
+    trainer.evaluate(0.5, **{f"eval_m{number}": 1.0 for number in range(70)}, **{"eval_z/f1": 0.75})
+    trainer.save(2)
+    assert len(registry.latest().metrics) == 60
+    assert registry.best("eval_z/f1", "max").step == 2
+
+
+def test_trainer_that_is_told_to_end_saves_first(registry, tmp_path):
+    trainer, ended = Trainer(registry, tmp_path / "out"), []
+    before = signal.signal(signal.SIGTERM, lambda *_: ended.append(registry.latest().step))
+    try:
+        trainer.begin()
+        trainer.state.global_step = 3
+        trainer.callback.on_step_end(trainer.args, trainer.state, trainer.control)
+        assert not trainer.control.should_save
+        signal.raise_signal(signal.SIGTERM)
+        assert ended == []
+        trainer.callback.on_step_end(trainer.args, trainer.state, trainer.control)
+        assert trainer.control.should_save
+        assert trainer.control.should_training_stop
+        trainer.save(3)
+        assert ended == [3]
+        again = Trainer(registry, tmp_path / "out")
+        again.begin()
+        for _ in range(2):  # the second one is not held back
+            signal.raise_signal(signal.SIGTERM)
+        assert ended == [3, 3]
+        last = Trainer(registry, tmp_path / "out")
+        last.train({5: 1.0})
+        signal.raise_signal(signal.SIGTERM)
+        assert ended == [3, 3, 5]
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_the_trainers_errors(registry, tmp_path):
