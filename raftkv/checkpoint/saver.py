@@ -20,7 +20,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -83,8 +83,8 @@ class Saver:
     def keep_best(self, monitor: Best | None) -> None:
         """Keep the best checkpoint by a metric from now on, whatever else the policy says."""
         self.monitor = monitor
-        if monitor and self.policy and not self.policy.is_empty and monitor not in self.policy.keep_best:
-            self.policy = replace(self.policy, keep_best=(*self.policy.keep_best, monitor))
+        if monitor is not None and self.policy is not None:
+            self.policy = self.policy.with_best(monitor)
 
     def best(self, kind: str = "") -> Checkpoint | None:
         """Return the best checkpoint by ``monitor``, else by the first of the policy's ``keep_best``; None: neither.
@@ -257,9 +257,10 @@ class Termination:
         self.is_asked = True
 
     def let_go(self) -> None:
-        """Put the handler back that was there before; from the main thread."""
-        before, self._before = self._before, None
-        if before is not None and signal.getsignal(signal.SIGTERM) == self._note:
+        """Put the handler back that was there before, on the main thread."""
+        before, is_main = self._before, threading.current_thread() is threading.main_thread()
+        self._before = None
+        if is_main and before is not None and signal.getsignal(signal.SIGTERM) == self._note:
             signal.signal(signal.SIGTERM, before)
 
     def deliver(self) -> None:

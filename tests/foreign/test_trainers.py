@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from raftkv.checkpoint import Registry
 from raftkv.client.local.cluster import LocalCluster
 from tests.foreign.environments import interpreter
 
@@ -101,6 +103,54 @@ with raftkv.connect(os.environ["RAFTKV_ENDPOINTS"]) as kv:
 print(json.dumps(result))
 """
 
+TRANSFORMERS = """
+import json, os, signal, sys, warnings
+warnings.simplefilter("ignore")
+import torch, transformers
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
+import raftkv
+from raftkv.checkpoint import Policy, Registry
+from raftkv.torch.transformers import RegistryCallback
+transformers.utils.logging.set_verbosity_error()
+place, uri, told = sys.argv[1:]
+size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+config = BertConfig(vocab_size=8, max_position_embeddings=8, **size)
+data = [{"input_ids": torch.ones(4, dtype=torch.int64), "labels": torch.tensor(0)} for _ in range(8)]
+
+class Told(TrainerCallback):
+    def on_step_begin(self, args, state, control, **_):
+        if state.global_step == int(told):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+def weight(model):
+    return sum(parameter.double().sum().item() for parameter in model.parameters())
+
+class Noting(Trainer):
+    def evaluate(self, *words, **more):
+        noted[self.state.global_step] = weight(self.model)
+        return super().evaluate(*words, **more)
+
+with raftkv.connect(os.environ["RAFTKV_ENDPOINTS"]) as kv:
+    registry, found = Registry(kv, uri.replace(":", "").replace("/", "") + told, uri=uri), []
+    noted = {}
+    for steps in (4, 6):
+        torch.manual_seed(0)
+        saving = RegistryCallback(registry, policy=Policy(keep_last=1), directory=f"{place}/cache")
+        arguments = TrainingArguments(
+            f"{place}/out", max_steps=steps, save_steps=2, eval_steps=2, eval_strategy="steps", report_to=[],
+            use_cpu=True, disable_tqdm=True, per_device_train_batch_size=4, load_best_model_at_end=True,
+            metric_for_best_model="score", greater_is_better=True,
+        )
+        model = BertForSequenceClassification(config)
+        trainer = Noting(model, arguments, train_dataset=data, eval_dataset=data, callbacks=[Told(), saving],
+            compute_metrics=lambda _: {"score": 0.75 if trainer.state.global_step == 2 else 0.5})
+        trainer.train(resume_from_checkpoint=saving.resume_from())
+        found.append([weight(trainer.model) == noted[2], [c.step for c in registry.checkpoints()]])
+        trainer.evaluate()
+    found.append({c.step: c.metrics["eval_score"] for c in registry.checkpoints()})
+print(json.dumps(found))
+"""
+
 
 def played(script: str, cluster: LocalCluster, place: Path, *words: str) -> Any:
     """Return what a script prints as its last line."""
@@ -108,8 +158,8 @@ def played(script: str, cluster: LocalCluster, place: Path, *words: str) -> Any:
     command = [str(interpreter("trainers")), "-c", script, str(place), *words]
     environment = {**os.environ, **settings}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    assert done.returncode in (0, -signal.SIGTERM), done.stderr
+    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else done.returncode
 
 
 @pytest.mark.long
@@ -125,3 +175,20 @@ def test_lightning_keeps_and_loads_its_best_model(raftkv_cluster: LocalCluster, 
         "saved": ["boom", 3],
         "told": ["SIGTERMException", 3],
     }
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("place", ["local", "url"])
+def test_trainer_of_transformers_loads_its_best_model(raftkv_cluster: LocalCluster, tmp_path: Path, place: str) -> None:
+    uri = str(tmp_path / "registry") if place == "local" else "memory://bucket/registry"
+    found = played(TRANSFORMERS, raftkv_cluster, tmp_path, uri, "-1")
+    assert found == [[True, [2, 4]], [True, [2, 6]], {"2": 0.75, "6": 0.5}]
+
+
+@pytest.mark.long
+def test_trainer_of_transformers_saves_at_sigterm(raftkv_cluster: LocalCluster, tmp_path: Path) -> None:
+    uri = str(tmp_path / "registry")
+    assert played(TRANSFORMERS, raftkv_cluster, tmp_path, uri, "2") == -signal.SIGTERM
+    with raftkv_cluster.connect() as kv:
+        name = uri.replace("/", "") + "2"
+        assert [found.step for found in Registry(kv, name).checkpoints()] == [2, 3]

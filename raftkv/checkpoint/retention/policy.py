@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from typing import Final
 
@@ -106,6 +106,12 @@ class Policy:
     def has_limit(self) -> bool:
         """Whether what no rule protects stays until a limit is passed."""
         return self.max_age_s is not None or self.max_bytes is not None
+
+    def with_best(self, best: Best) -> Policy:
+        """Return this policy with one more best that is kept; one without any rule keeps everything as it is."""
+        if self.is_empty or best in self.keep_best:
+            return self
+        return replace(self, keep_best=(*self.keep_best, best))
 
 
 @dataclass(frozen=True, slots=True)
