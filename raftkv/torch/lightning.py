@@ -30,7 +30,7 @@ from raftkv.checkpoint.kinds import TORCH_SAVE
 from raftkv.checkpoint.retention.policy import Best
 from raftkv.checkpoint.saver import Saver
 from raftkv.checkpoint.storage.local import local_directory
-from raftkv.errors import ConfigError, RaftKVError
+from raftkv.errors import ConfigError
 from raftkv.torch.ranks import decide, is_connected, newest_directory
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ class RegistryCheckpoint(ModelCheckpoint):
             return
         try:
             self._save(trainer)
-        except RaftKVError as error:  # the exception is the one to tell
+        except Exception as error:  # the one to tell is that which ended training
             _log.warning("raftkv: step %d could not be saved at the end: %s", trainer.global_step, error)
 
     def _observe(self, trainer: Any) -> None:
