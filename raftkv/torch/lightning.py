@@ -58,7 +58,7 @@ NAME: Final = "lightning.ckpt"
 
 
 class RegistryCheckpoint(ModelCheckpoint):
-    """Saves every so many steps, or epochs, at the end of training, and when it is told to end (SIGTERM); commits.
+    """Saves every so many steps, or epochs, at the end of training, and at SIGTERM; commits.
 
     It is a ``ModelCheckpoint`` for Lightning alone, which looks for the last checkpoint at those; it shares no code.
 
@@ -200,10 +200,10 @@ class RegistryCheckpoint(ModelCheckpoint):
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Save when all ranks have been told to end, or, if that is wanted, when the only one fails."""
-        is_told = isinstance(exception, SystemExit) and bool(trainer.received_sigterm)
-        if trainer.state.fn != "fit" or trainer.sanity_checking or not (is_told or self.save_on_exception):
+        is_stopped = isinstance(exception, SystemExit) and bool(trainer.received_sigterm)
+        if trainer.state.fn != "fit" or trainer.sanity_checking or not (is_stopped or self.save_on_exception):
             return
-        if not is_told and is_connected():
+        if not is_stopped and is_connected():
             _log.warning("raftkv: nothing is saved after %s: the other ranks cannot save with this one", exception)
             return
         try:
