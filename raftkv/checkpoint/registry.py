@@ -16,12 +16,13 @@ for programs without an event loop.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from raftkv.checkpoint import exchange
 from raftkv.checkpoint.commit import metrics as new_metrics
@@ -42,7 +43,7 @@ from raftkv.checkpoint.records import AttemptRecord, Checkpoint, Hold, Reference
 from raftkv.checkpoint.retention import holds, marks
 from raftkv.checkpoint.retention.collector import NO_POLICY, Collected, Collector
 from raftkv.checkpoint.retention.holds import HoldInfo, Pin
-from raftkv.checkpoint.retention.policy import Policy
+from raftkv.checkpoint.retention.policy import Policy, unmeasured
 from raftkv.checkpoint.storage.filesystems import absolute
 from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.verify import Progress, check_there
@@ -53,6 +54,11 @@ from raftkv.errors import ConfigError
 if TYPE_CHECKING:
     from raftkv.checkpoint.importers.importing import Imported, OnResult
     from raftkv.client.library import Client
+
+_log = logging.getLogger(__name__)
+
+UNMEASURED_MAX: Final = 3
+"""Of checkpoints without the metric whose best is kept, before a warning: the first validation may come later."""
 
 
 class Registry:
@@ -92,6 +98,7 @@ class Registry:
         self._means = means
         self._holder = f"{socket.gethostname()}:{os.getpid()}"
         self._is_marked = False
+        self._told_unmeasured: set[str] = set()
 
     def __repr__(self) -> str:
         return f"<checkpoints of run {self.run_id!r} at {self.uri or 'no place'}>"
@@ -380,7 +387,17 @@ class Registry:
         collector = Collector(
             self.control, self.run_id, self.uri, now=self._means.now, on_progress=on_progress, dry_run=dry_run
         )
-        return await collector.collect(policy)
+        collected = await collector.collect(policy)
+        checkpoints = [each.checkpoint for each in collected.decisions]
+        for metric in sorted({*unmeasured(policy, checkpoints)} - self._told_unmeasured):
+            if len(checkpoints) > UNMEASURED_MAX:
+                self._told_unmeasured.add(metric)
+                names = {name for each in checkpoints for name in each.metrics}
+                _log.warning(
+                    "raftkv: all %d checkpoints of run %r stay: its policy keeps the best by %r, which none of them "
+                    "has; their metrics: %s", len(checkpoints), self.run_id, metric, ", ".join(sorted(names)) or "none",
+                )  # fmt: skip
+        return collected
 
     async def collect_forever(
         self, policy: Policy, *, every_s: float = 600.0, on_collected: Callable[[Collected], Any] | None = None

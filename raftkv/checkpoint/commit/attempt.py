@@ -278,7 +278,7 @@ class Attempt:
             AttemptOver: it was aborted.
             FenceBroken, GenerationOver: the claim is over.
         """
-        metrics = checked_metrics(metrics)
+        metrics = checked_metrics(metrics, self.record.step)
         seen = await self._read()
         if (done := self._own(seen.record)) is not None:
             return done

@@ -35,7 +35,8 @@ async def set_metrics(control: Control, run_id: str, step: int, kind: str, metri
         ConfigError: there are too many metrics, or one cannot be used; or it can be no step.
         StatusError: the cluster refused.
     """
-    step, keys, new = check_step(step), RegistryKeys(run_id), checked_metrics(metrics)
+    step, keys = check_step(step), RegistryKeys(run_id)
+    new = checked_metrics(metrics, step)
     reads = [get(keys.record(kind, step)), get(keys.latest(kind)), *edges(keys, kind, new)]
     while True:
         seen = await until_answered(lambda: control.txn((), reads))

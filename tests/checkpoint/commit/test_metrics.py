@@ -79,7 +79,7 @@ class Scalar:
 
 
 def test_numbers_of_other_libraries_are_numbers() -> None:
-    assert checked_metrics({"a": Scalar(), "b": 1, "c": 2**70}) == {"a": 0.25, "b": 1, "c": 2.0**70}
+    assert checked_metrics({"a": Scalar(), "b": 1, "c": 2**70}, 1) == {"a": 0.25, "b": 1, "c": 2.0**70}
 
 
 def test_records_are_json_for_every_program() -> None:
