@@ -44,7 +44,7 @@ Example::
 Reading order: ``revision``, ``key_index``, ``index``, ``overlay``, ``mvcc_txn``, ``mvcc``; then ``wal``.
 
 Left out: what a request means (``raftkv.apply``), when to sync, commit, compact and release (``raftkv.server.node``),
-watchers, and leases but for the keys that are attached to them (``attachments``).
+watchers, and leases but for the keys that are attached to them (``mvcc_txn``).
 """
 
 if __name__ != "raftkv.storage":

@@ -41,7 +41,6 @@ from mypy_extensions import mypyc_attr
 from raftkv.errors import CompactedError, FutureRevisionError, InvariantError, StorageError
 from raftkv.raft.types import ConfState
 from raftkv.storage import schema
-from raftkv.storage.attachments import Attachments
 from raftkv.storage.backend.base import Backend, Defragmentation, ReadTxn, WriteBatch
 from raftkv.storage.backend.writer import InlineWriter, Writer
 from raftkv.storage.compaction import KEYS_PER_STEP, Compactor
@@ -49,7 +48,7 @@ from raftkv.storage.failpoints import failpoint
 from raftkv.storage.hash import KVHash, hash_kv
 from raftkv.storage.index import Index
 from raftkv.storage.mvcc_range import PinnedView, RangeResult, Reader, check_revision
-from raftkv.storage.mvcc_txn import Change, WriteTxn
+from raftkv.storage.mvcc_txn import Attachments, Change, WriteTxn
 from raftkv.storage.overlay import FREED_AT_ONCE, Overlay
 from raftkv.storage.record import STEP_RECORDS
 from raftkv.storage.restore import Restored, fill_index, fill_index_steps, scan, scan_steps

@@ -24,16 +24,16 @@ from typing import Any, Final, Protocol
 from google.protobuf.message import DecodeError
 
 from raftkv import __version__, errors
-from raftkv.apply import compares, plain, plain_txn, quotas, ranges, read_txn, response, txn
+from raftkv.apply import compares, plain, quotas, ranges, response, txn
 from raftkv.apply import request as requests
 from raftkv.apply.alarms import Alarms
-from raftkv.apply.auth.caller import Caller
 from raftkv.apply.auth.rights import KINDS_OF_MEMBERS, Rights
 from raftkv.apply.auth.store import AuthStore, Pieces
 from raftkv.apply.downgrade import Downgrade
 from raftkv.apply.leases import Leases
 from raftkv.apply.membership import Membership
 from raftkv.apply.quotas import Quotas
+from raftkv.apply.request import Caller
 from raftkv.pb import admin_pb2, raft_pb2, rpc_pb2
 from raftkv.storage.mvcc_range import PinnedView
 from raftkv.storage.mvcc_txn import Change
@@ -160,7 +160,7 @@ CHANGES_MAX: Final = SUB_MASK + 1
 PARSERS: Final[dict[int, Callable[[bytes], Any]]] = {
     Kind.PUT: plain.parse_put,
     Kind.DELETE_RANGE: rpc_pb2.DeleteRangeRequest.FromString,
-    Kind.TXN: plain_txn.parse,
+    Kind.TXN: plain.parse,
     Kind.COMPACT: rpc_pb2.CompactionRequest.FromString,
     Kind.ALARM: rpc_pb2.AlarmRequest.FromString,
     Kind.MEMBER_ATTRIBUTES: raft_pb2.MemberRecord.FromString,
@@ -395,8 +395,8 @@ class Applier:
         write.end()
         return Outcome(revision, pieces=pieces)
 
-    def _txn(self, request: rpc_pb2.TxnRequest | plain_txn.PlainTxn) -> Outcome | Work:
-        if not isinstance(request, plain_txn.PlainTxn):
+    def _txn(self, request: rpc_pb2.TxnRequest | plain.PlainTxn) -> Outcome | Work:
+        if not isinstance(request, plain.PlainTxn):
             return self._any_txn(request)
         size = request.size
         if (
@@ -406,11 +406,11 @@ class Applier:
         ):
             return self._any_txn(request.message())
         store = self.store
-        succeeded = plain_txn.choose(store, request)
+        succeeded = plain.choose(store, request)
         branch = request.success if succeeded else request.failure
-        plain_txn.check(branch, self.leases)
+        plain.check(branch, self.leases)
         write = store.begin()
-        body = plain_txn.execute(write, succeeded, branch, is_answered=self._is_answered)
+        body = plain.execute(write, succeeded, branch, is_answered=self._is_answered)
         write.end()
         return Outcome(store.revision, body)
 
@@ -459,7 +459,7 @@ class Applier:
         Raises:
             CompactedError, FutureRevisionError: a range asks for a revision that cannot be read.
         """
-        revision, pieces = txn.finish(read_txn.in_pieces(self.store, request))
+        revision, pieces = txn.finish(txn.in_pieces(self.store, request))
         return Outcome(revision, b"".join(pieces))
 
     def _compact(self, request: rpc_pb2.CompactionRequest) -> Outcome:
@@ -550,7 +550,7 @@ class Applier:
 
 
 def _message(request: Any) -> Any:
-    return request.message() if isinstance(request, (plain_txn.PlainTxn, plain.PlainPut)) else request
+    return request.message() if isinstance(request, (plain.PlainTxn, plain.PlainPut)) else request
 
 
 def _unknown(kind: int, body: bytes) -> errors.UnknownEntryError:

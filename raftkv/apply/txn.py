@@ -23,7 +23,7 @@ from typing import Any, Final, Protocol, TypeVar
 from raftkv import errors
 from raftkv.apply import compares, ranges, response
 from raftkv.pb import kv_pb2, rpc_pb2
-from raftkv.storage.selection import VALUE, Selection
+from raftkv.storage.selection import VALUE, Selection, no_limit
 
 T = TypeVar("T")
 _RANGE: Final = "request_range"
@@ -670,3 +670,48 @@ def finish(work: Generator[None, None, T]) -> T:
         except StopIteration as end:
             result: T = end.value
             return result
+
+
+# -- read_txn -------------------------------------------------------------------------------------------------------
+#
+# A txn of ranges alone stays out of the log and is executed in pieces, by the same passes, on one view that stays as it
+# is.
+
+_RANGE_ANSWER: Final = 1
+"""Field of a ResponseOp."""
+
+
+def in_pieces(
+    view: PathView,
+    request: rpc_pb2.TxnRequest,
+    grow: Callable[[int], None] = no_limit,
+    body: list[bytes] | None = None,
+) -> Generator[None, None, ranges.Answer]:
+    """Execute a read-only txn a small piece at a time, with a pause after each.
+
+    Arguments:
+        view, grow, body: as of ``ranges.in_pieces``.
+        request: checked already; it has ranges only.
+
+    Returns:
+        the view's revision, and the parts of the body of the TxnResponse.
+
+    Raises:
+        CompactedError, FutureRevisionError: a range asks for a revision that cannot be read.
+    """
+    succeeded = yield from compares.all_hold(view, request.compare)
+    path = Path(succeeded, request.success if succeeded else request.failure)
+    check_ranges(view, path)
+    body = [] if body is None else body
+    body.append(response.txn_body(succeeded, ()))
+    for _, operation in path.operations:
+        pieces: list[bytes] = []
+        try:
+            revision, _ = yield from ranges.in_pieces(view, operation, grow, pieces)
+        except BaseException:
+            body += pieces  # the answer is given up: it is freed by whoever has the rest
+            raise
+        header = response.revision_header(revision)
+        answer = response.head(_RANGE_ANSWER, len(header) + sum(map(len, pieces))) + header
+        body += (response.head(3, len(answer) + sum(map(len, pieces))) + answer, *pieces)
+    return view.revision, body

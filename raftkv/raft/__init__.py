@@ -64,14 +64,15 @@ A caller without overlap does duties 1-7 in one go and calls ``node.advance(read
         if proposals: node.propose_batch(proposals)
         if node.has_ready(): carry_out(node.ready())
 
-Reading order: ``types``, ``log``, ``core``, ``raw_node``; membership is ``confchange``, reads are ``read_index``.
+Reading order: ``types``, ``log``, ``core``, ``raw_node``; membership is ``confchange``, quorums and reads are
+    ``tracker``.
 
 Left out: the disk and the network (they are the caller's), what entries mean, leases for reads.
 """
 
 from .confchange import Configuration
-from .config import RaftConfig
 from .core import Raft
+from .describe import ProgressStatus, Status
 from .errors import (
     CompactedError,
     ConfChangeError,
@@ -89,7 +90,6 @@ from .errors import (
 from .memory_log import ENTRY_OVERHEAD_BYTES, LogReader, MemoryLog
 from .progress import ProgressState
 from .raw_node import RawNode
-from .status import ProgressStatus, Status
 from .types import (
     NONE,
     ConfChange,
@@ -102,6 +102,7 @@ from .types import (
     HardState,
     Message,
     MessageType,
+    RaftConfig,
     ReadState,
     Ready,
     SnapshotMeta,

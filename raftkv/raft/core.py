@@ -39,7 +39,6 @@ from typing import Final
 
 from . import confchange
 from .confchange import Configuration
-from .config import NO_LIMIT, RaftConfig
 from .errors import (
     DROPPED_FORWARDING_DISABLED,
     DROPPED_NO_LEADER,
@@ -56,11 +55,10 @@ from .errors import (
 from .log import REJECTED, RaftLog
 from .memory_log import LogReader
 from .progress import PROBE, REPLICATE, SNAPSHOT, Progress
-from .quorum import VoteResult
-from .read_index import ReadIndexQueue, ReadRequest
-from .tracker import Tracker
+from .tracker import ReadIndexQueue, ReadRequest, Tracker, VoteResult
 from .types import (
     INDEX_MAX,
+    NO_LIMIT,
     NONE,
     ConfChange,
     ConfState,
@@ -69,6 +67,7 @@ from .types import (
     HardState,
     Message,
     MessageType,
+    RaftConfig,
     ReadState,
     SnapshotMeta,
     StateRole,

@@ -25,10 +25,9 @@ from __future__ import annotations
 
 from collections import deque
 
-from .config import NO_LIMIT
 from .errors import CompactedError, InvalidMessage, InvariantError, UnavailableError
 from .memory_log import ENTRY_OVERHEAD_BYTES, LogReader, MemoryLog, limit_size, size_of
-from .types import INDEX_MAX, Entry, SnapshotMeta
+from .types import INDEX_MAX, NO_LIMIT, Entry, SnapshotMeta
 
 __all__ = ["ENTRY_OVERHEAD_BYTES", "LogReader", "MemoryLog", "RaftLog", "Unstable", "limit_size", "size_of"]
 

@@ -27,11 +27,10 @@ from collections import deque
 from mypy_extensions import mypyc_attr
 
 from . import confchange
-from .config import RaftConfig
 from .core import Raft
+from .describe import Status, status_of
 from .errors import InvariantError, StepLocalMessage, StepPeerNotFound
 from .memory_log import LogReader
-from .status import Status, status_of
 from .types import (
     ConfChange,
     ConfState,
@@ -39,6 +38,7 @@ from .types import (
     HardState,
     Message,
     MessageType,
+    RaftConfig,
     Ready,
     SoftState,
     StateRole,

@@ -21,9 +21,8 @@ from raftkv.apply.membership import Membership
 from raftkv.apply.response import HeaderEncoder
 from raftkv.config import ServerConfig
 from raftkv.errors import CorruptionError, MemberRemovedError, StorageError, UnknownEntryError
-from raftkv.raft.config import RaftConfig
 from raftkv.raft.raw_node import RawNode
-from raftkv.raft.types import Message, StateRole
+from raftkv.raft.types import Message, RaftConfig, StateRole
 from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.cork import Cork
 from raftkv.rpc.server.budget import AnswerBudget
@@ -52,8 +51,7 @@ from raftkv.server.maintenance.service import MaintenanceService
 from raftkv.server.maintenance.snapshot import SnapshotService
 from raftkv.server.maintenance.space import Space, tell_alarm
 from raftkv.server.membership.changes import Changes, Ways
-from raftkv.server.membership.departure import Departure
-from raftkv.server.membership.publication import Attributes, Publication
+from raftkv.server.membership.presence import Attributes, Departure, Publication
 from raftkv.server.membership.service import ClusterService
 from raftkv.server.metrics.assembly import Sources, register
 from raftkv.server.metrics.calls import CallTimes

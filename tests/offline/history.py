@@ -11,10 +11,9 @@ from typing import Any
 from raftkv.apply import request as requests
 from raftkv.apply.alarms import Alarms
 from raftkv.apply.applier import Applier
-from raftkv.apply.auth.caller import Caller
 from raftkv.apply.leases import Leases
 from raftkv.apply.membership import Membership
-from raftkv.apply.request import Kind
+from raftkv.apply.request import Caller, Kind
 from raftkv.pb import admin_pb2, auth_pb2, raft_pb2, rpc_pb2
 from raftkv.raft import confchange
 from raftkv.raft.types import ConfChange, ConfChangeSingle, ConfChangeType, Entry, EntryType, HardState, SnapshotMeta

@@ -15,9 +15,8 @@ import pytest
 
 from raftkv.apply.leases import Leases
 from raftkv.errors import CorruptionError, StorageError
-from raftkv.offline.archive import CLOCK_S, ArchiveGapError, MemberArchive
-from raftkv.offline.copy import Base
-from raftkv.offline.prune import prune
+from raftkv.offline.archive import CLOCK_S, ArchiveGapError, MemberArchive, prune
+from raftkv.offline.database import Base
 from raftkv.offline.replay import Replayed, Target, replay
 from raftkv.raft.types import Entry, HardState, SnapshotMeta
 from raftkv.storage.backend.lmdb import LMDBBackend

@@ -29,7 +29,7 @@ from raftkv.server.lease.lessor import Lessor
 from raftkv.server.lease.service import LeaseService
 from raftkv.server.maintenance.defragmentation import Defragmenter
 from raftkv.server.membership.changes import Changes, Ways
-from raftkv.server.membership.departure import Departure
+from raftkv.server.membership.presence import Departure
 from raftkv.server.membership.service import ClusterService
 from raftkv.server.node.admission import Admission
 from raftkv.server.node.bootstrap import memory_log, take_mark

@@ -37,12 +37,11 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any, Final, Protocol
 
 from raftkv import errors
-from raftkv.apply.auth.caller import Caller
 from raftkv.apply.auth.directory import Directory
 from raftkv.apply.auth.permissions import KeySet
 from raftkv.apply.auth.records import User
 from raftkv.apply.auth.store import AuthStore
-from raftkv.apply.request import Kind
+from raftkv.apply.request import Caller, Kind
 from raftkv.pb import rpc_pb2
 
 LOOKS_AT_ONCE: Final = 64

@@ -33,7 +33,7 @@ from raftkv.apply.membership import Membership
 from raftkv.apply.quotas import KEY_PREFIX, QUOTAS_MAX, Quotas
 from raftkv.config import ServerConfig
 from raftkv.errors import CorruptionError, StorageError
-from raftkv.offline.copy import Base, Forward, copy_database, is_database
+from raftkv.offline.database import Base, Forward, copy_database, is_database
 from raftkv.offline.etcd import records
 from raftkv.offline.etcd.file import check_hash, database_bytes, opened
 from raftkv.pb import admin_pb2, kv_pb2, raft_pb2, rpc_pb2

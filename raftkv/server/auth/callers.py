@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from raftkv import errors
-from raftkv.apply.auth.caller import USER_NAME_BYTES_MAX, Caller
+from raftkv.apply.request import USER_NAME_BYTES_MAX, Caller
 from raftkv.rpc.status import Headers
 from raftkv.rpc.tls import common_name_of
 from raftkv.server.auth.simple_tokens import SimpleTokens, index_of

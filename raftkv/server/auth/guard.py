@@ -19,9 +19,9 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from raftkv import errors
-from raftkv.apply.auth.caller import Caller
 from raftkv.apply.auth.rights import Left, Rights
 from raftkv.apply.auth.store import AuthStore
+from raftkv.apply.request import Caller
 from raftkv.pb.services import Method
 from raftkv.rpc.server.calls import Observer, ServerCall, UnaryCall
 from raftkv.rpc.server.listened import ListenedCall

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from raftkv import errors
-from raftkv.apply.auth.caller import Caller
-from raftkv.server.tls.decoding import decoding
+from raftkv.apply.request import Caller
+from raftkv.server.tls.certificates import decoding
 
 T = TypeVar("T")
 

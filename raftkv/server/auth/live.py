@@ -26,9 +26,9 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from raftkv import errors
-from raftkv.apply.auth.caller import Caller
 from raftkv.apply.auth.rights import Left, Rights
 from raftkv.apply.auth.store import AuthStore
+from raftkv.apply.request import Caller
 from raftkv.rpc.server.calls import ServerCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.auth.callers import Callers, Credential

@@ -16,9 +16,8 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeVar
 
 from raftkv import errors
-from raftkv.apply.auth.caller import MEMBER, USER_NAME_BYTES_MAX, Caller
 from raftkv.apply.auth.store import AuthStore
-from raftkv.apply.request import FIRST_KNOWN_IN, Kind, versioned
+from raftkv.apply.request import FIRST_KNOWN_IN, MEMBER, USER_NAME_BYTES_MAX, Caller, Kind, versioned
 from raftkv.apply.response import field
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES, Method

@@ -24,9 +24,8 @@ from typing import Any, Final
 
 from raftkv import errors
 from raftkv.apply import check
-from raftkv.apply.auth.caller import Caller
 from raftkv.apply.auth.rights import Left, Rights
-from raftkv.apply.request import Kind
+from raftkv.apply.request import Caller, Kind
 from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES, Method
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from raftkv.apply.applier import Applier
-from raftkv.apply.auth.caller import Caller
+from raftkv.apply.request import Caller
 from raftkv.config import ServerConfig
 from raftkv.rpc.server.calls import ServerCall
 from raftkv.rpc.server.http import HttpRequest

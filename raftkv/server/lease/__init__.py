@@ -41,5 +41,5 @@ Example::
 Modules: ``service`` (RPC), ``keep_alives`` (those that wait), ``lessor`` (roles, timer), ``on_leader`` (ask the
 leader), ``renewals`` (RENEW and EXPIRE), ``times`` (when leases end; pure), ``graces`` (lost connections; pure).
 
-Leaves out: what a lease is (``apply/leases``), which keys hang on it (``storage/attachments``).
+Leaves out: what a lease is (``apply/leases``), which keys hang on it (``storage/mvcc_txn``).
 """

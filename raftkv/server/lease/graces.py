@@ -23,8 +23,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Final
 
-from raftkv.apply.auth.caller import Caller
 from raftkv.apply.leases import TTL_MAX_S
+from raftkv.apply.request import Caller
 
 KEPT_MAX: Final = 100_000
 """Leases with a grace that one stream may have; the others end with their TTL."""

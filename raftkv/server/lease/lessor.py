@@ -30,12 +30,10 @@ from typing import Any, Final
 
 from raftkv import errors
 from raftkv.apply.applier import Applier, Outcome
-from raftkv.apply.auth.caller import Caller
 from raftkv.apply.leases import TTL_MAX_S
-from raftkv.apply.request import Kind
+from raftkv.apply.request import Caller, Kind
 from raftkv.pb import raft_pb2, rpc_pb2
-from raftkv.raft.config import NO_LIMIT
-from raftkv.raft.types import Entry, StateRole
+from raftkv.raft.types import NO_LIMIT, Entry, StateRole
 from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.cork import Cork
 from raftkv.rpc.paced import Paced

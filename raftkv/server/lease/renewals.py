@@ -24,8 +24,7 @@ from mypy_extensions import mypyc_attr
 
 from raftkv import errors
 from raftkv.apply import request as requests
-from raftkv.apply.auth.caller import Caller
-from raftkv.apply.request import Kind
+from raftkv.apply.request import Caller, Kind
 from raftkv.pb import rpc_pb2
 from raftkv.raft.types import Entry, EntryType
 from raftkv.rpc.cork import Cork

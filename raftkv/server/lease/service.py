@@ -20,9 +20,8 @@ from typing import Any, Final, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from raftkv import errors
-from raftkv.apply.auth.caller import Caller
 from raftkv.apply.auth.rights import Left, Rights
-from raftkv.apply.request import Kind
+from raftkv.apply.request import Caller, Kind
 from raftkv.apply.response import field, integer
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES, Method

@@ -32,7 +32,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Final
 
-from raftkv.apply.auth.caller import Caller
+from raftkv.apply.request import Caller
 from raftkv.server.histograms import Buckets, doubling
 
 LOGGED_S: Final = 0.5

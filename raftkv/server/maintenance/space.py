@@ -12,8 +12,7 @@ import logging
 from typing import Final, Protocol
 
 from raftkv.apply.alarms import Alarms
-from raftkv.apply.auth.caller import MEMBER
-from raftkv.apply.request import Kind
+from raftkv.apply.request import MEMBER, Kind
 from raftkv.errors import StatusError
 from raftkv.pb import rpc_pb2
 from raftkv.pb.enums import alarm_name

@@ -1,6 +1,6 @@
 """The Cluster service: who the members are, and changes of them.
 
-    add, remove, update    the asked member checks (``rules``) and proposes
+    add, remove, update    the asked member checks (``changes``) and proposes
     promote, replace       the leader does, because it alone knows how far a learner is
     list                   from what is applied here, after a confirmation by a quorum if asked for
 
@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from raftkv import cluster_id, errors
-from raftkv.apply.auth.caller import Caller
+from raftkv.apply.request import Caller
 from raftkv.pb import admin_pb2, raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.raft.types import NONE

@@ -30,9 +30,8 @@ from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import RpcError
 from raftkv.rpc.tls import RefusedPeerError
 from raftkv.server.peer.codec import decode
-from raftkv.server.peer.strangers import make_room
 from raftkv.server.peer.transport import CLUSTER_ID_KEY, FROM_KEY, LEAVING_S, TO_KEY, URLS_KEY
-from raftkv.server.peer.versions import Versions, wire_refusal
+from raftkv.server.peer.versions import Versions, make_room, wire_refusal
 from raftkv.server.tls.identity import check_sender, hosts_of
 
 _log = logging.getLogger(__name__)
@@ -142,7 +141,7 @@ class PeerService:
             received[sender] = 0
 
         def take(batch: bytes) -> None:
-            if sender in received:  # a stranger may be forgotten
+            if sender in received:  # an unknown peer may be forgotten
                 received[sender] += len(batch)
             try:
                 messages = decode(batch)

@@ -17,12 +17,33 @@ receiver refuses a newer one with the version of raftkv that reads it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any, Final, Protocol
 
 from raftkv import __version__
 from raftkv.errors import NotCapableError
-from raftkv.server.peer.strangers import make_room
+
+# -- unknown peers ----------------------------------------------------------------------------------------------------
+#
+# Unknown peers: callers on the peer port whose id is not that of a member as far as this member knows. Such a caller
+# may have become a member by an entry that is not applied here yet, so its introduction is kept as a member's is. On a
+# port without TLS any caller can claim any id, so at most ``UNKNOWN_PEERS_MAX`` are kept: beyond that, the oldest is
+# forgotten.
+
+UNKNOWN_PEERS_MAX: Final = 64
+
+
+def make_room(kept: dict[int, Any], members: Container[int]) -> None:
+    """Forget the oldest unknown peer if there are too many for one more.
+
+    Arguments:
+        kept: by the id of the peer, in the order of their introductions.
+        members: ids that are always kept.
+    """
+    unknown = [one for one in kept if one not in members]
+    if len(unknown) >= UNKNOWN_PEERS_MAX:
+        del kept[unknown[0]]
+
 
 VERSION_KEY: Final = "raftkv-version"
 WIRE_KEY: Final = "raftkv-wire"

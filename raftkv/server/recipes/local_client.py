@@ -26,8 +26,7 @@ from typing import Any, Final, Protocol
 from raftkv import errors
 from raftkv.apply import check, ranges
 from raftkv.apply.applier import Outcome
-from raftkv.apply.auth.caller import MEMBER, Caller
-from raftkv.apply.request import Kind
+from raftkv.apply.request import MEMBER, Caller, Kind
 from raftkv.pb import kv_pb2, rpc_pb2
 from raftkv.pb.services import Method
 from raftkv.rpc.paced import Paced

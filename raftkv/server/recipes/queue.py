@@ -24,7 +24,7 @@ from typing import Final
 
 from raftkv import errors
 from raftkv.apply.applier import Outcome
-from raftkv.apply.auth.caller import MEMBER, Caller
+from raftkv.apply.request import MEMBER, Caller
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.server.calls import ServerCall
 from raftkv.server.recipes.local_client import Recipe, created_at, prefix_end

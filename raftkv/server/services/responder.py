@@ -20,8 +20,8 @@ from google.protobuf.message import DecodeError
 from raftkv import errors
 from raftkv.apply import ranges, response
 from raftkv.apply.applier import Applier, Outcome
-from raftkv.apply.auth.caller import Caller
 from raftkv.apply.auth.rights import Rights
+from raftkv.apply.request import Caller
 from raftkv.apply.response import HeaderEncoder
 from raftkv.rpc.server.budget import CONNECTION_FULL
 from raftkv.rpc.server.calls import ServerCall, UnaryCall

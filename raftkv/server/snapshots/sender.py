@@ -33,7 +33,7 @@ from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.status import Code, RpcError
 from raftkv.server.peer.codec import encode_snapshot_meta
 from raftkv.server.snapshots.copies import Copies, Copy
-from raftkv.server.snapshots.transfers import Transfers
+from raftkv.server.snapshots.files import Transfers
 from raftkv.storage.failpoints import failpoint
 from raftkv.storage.mvcc import Store
 from raftkv.storage.snapshot import SnapshotInfo

@@ -16,8 +16,7 @@ import pytest
 
 from raftkv import errors
 from raftkv.apply import request as requests
-from raftkv.apply.auth.caller import Caller
-from raftkv.apply.request import Kind
+from raftkv.apply.request import Caller, Kind
 from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES
 from tests.server.auth.cases import LEASES, Case, cases

@@ -18,8 +18,7 @@ from typing import Any, cast
 
 from raftkv import errors
 from raftkv.apply import request as requests
-from raftkv.apply.auth.caller import MEMBER, Caller
-from raftkv.apply.request import Kind
+from raftkv.apply.request import MEMBER, Caller, Kind
 from raftkv.apply.response import HeaderEncoder
 from raftkv.config import ServerConfig
 from raftkv.pb import auth_pb2, raft_pb2, rpc_pb2

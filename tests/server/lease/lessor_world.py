@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 
 from raftkv import errors
 from raftkv.apply import request as requests
-from raftkv.apply.auth.caller import Caller
-from raftkv.apply.request import Kind
+from raftkv.apply.request import Caller, Kind
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.types import Entry
 from raftkv.rpc.cork import Cork

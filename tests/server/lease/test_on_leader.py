@@ -13,8 +13,7 @@ import pytest
 
 from raftkv import asleep, errors
 from raftkv.apply.applier import Outcome
-from raftkv.apply.auth.caller import Caller
-from raftkv.apply.request import Kind
+from raftkv.apply.request import Caller, Kind
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.types import NONE, StateRole
 from raftkv.rpc.cork import Cork

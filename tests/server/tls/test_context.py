@@ -14,13 +14,10 @@ import pytest
 from raftkv.config import ServerConfig, TLSFiles
 from raftkv.errors import ConfigError
 from raftkv.rpc.tls import CLIENT_PROTOCOLS, fixed
-from raftkv.server.tls.ciphers import openssl_names
-from raftkv.server.tls.context import Rules, server_context
-from raftkv.server.tls.expiry import WARNING_S, warn
-from raftkv.server.tls.failures import INTERVAL_S, REMEMBERED_MAX, FailureLog
+from raftkv.server.tls.certificates import WARNING_S, is_open_to_others, warn
+from raftkv.server.tls.context import Rules, openssl_names, server_context
 from raftkv.server.tls.issue import with_self_signed
-from raftkv.server.tls.ports import Ports
-from raftkv.server.tls.private_key import is_open_to_others
+from raftkv.server.tls.ports import INTERVAL_S, REMEMBERED_MAX, FailureLog, Ports
 from tests.rpc.loop import on_loop
 from tests.server.tls.room import Room, asked, serving
 

@@ -11,8 +11,7 @@ from raftkv.raft.core import Raft
 from raftkv.raft.log import RaftLog
 from raftkv.raft.memory_log import MemoryLog
 from raftkv.raft.progress import PROBE, SNAPSHOT, Progress
-from raftkv.raft.quorum import committed_of
-from raftkv.raft.tracker import Tracker
+from raftkv.raft.tracker import Tracker, committed_of
 from raftkv.raft.types import NONE, Message, MessageType, Ready, StateRole
 from raftkv.server.node.disk import Batch, Restore
 from raftkv.server.node.node import Node
