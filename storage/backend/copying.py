@@ -22,6 +22,7 @@ import lmdb
 
 from raftkv.errors import StorageError
 from raftkv.storage.backend.environment import FILE_MODE
+from raftkv.storage.datadir import give_back
 
 PIPE_BYTES: Final = 1024 * 1024
 SYNC_BYTES: Final = 4 * 1024 * 1024
@@ -71,7 +72,7 @@ class SteadyFile:
 
     def close(self) -> None:
         """Give the descriptor back."""
-        os.close(self.descriptor)
+        give_back(self.descriptor)
 
 
 def create(path: Path) -> SteadyFile:
@@ -81,7 +82,11 @@ def create(path: Path) -> SteadyFile:
         OSError: there is one, which may be somebody's; or it cannot be made.
     """
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, FILE_MODE)
-    os.fchmod(descriptor, FILE_MODE)
+    try:
+        os.fchmod(descriptor, FILE_MODE)
+    except OSError:
+        give_back(descriptor)
+        raise
     return SteadyFile(descriptor)
 
 
@@ -124,7 +129,7 @@ def pieces(environment: lmdb.Environment) -> Generator[bytes, None, None]:
         except (lmdb.Error, OSError) as error:
             failures.append(error)
         finally:
-            os.close(sink)
+            give_back(sink)
 
     thread = threading.Thread(target=copy, name="database-copy", daemon=True)
     thread.start()
@@ -135,7 +140,7 @@ def pieces(environment: lmdb.Environment) -> Generator[bytes, None, None]:
             yield data
     finally:
         # Whoever still writes into the pipe gets an error, and ends.
-        os.close(source)
+        give_back(source)
         thread.join()
     if failures:
         raise failures[0]
