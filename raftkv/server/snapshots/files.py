@@ -47,14 +47,18 @@ def remove_leftovers(directory: Path) -> None:
 
     Not what was received of a database that may still come: that is for the receiver to take up, or to delete.
     """
-    try:
-        found = [path for pattern in ("*.snap.db*", "*.out.db*", "*.tmp") for path in directory.glob(pattern)]
-    except OSError as error:
-        _log.warning("cannot look for what a crash left in %s: %s", directory, error.strerror)
-        return
-    for path in found:
+    for path in _found(directory, "*.snap.db*", "*.out.db*", "*.tmp"):
         if not path.name.endswith(PARTIAL_SUFFIX):
             remove_unneeded(path)
+
+
+def _found(directory: Path, *patterns: str) -> list[Path]:
+    """Return what could be removed; nothing, and a warning, if the directory cannot be read."""
+    try:
+        return [path for pattern in patterns for path in directory.glob(pattern)]
+    except OSError as error:
+        _log.warning("cannot look for what is not needed any more in %s: %s", directory, error.strerror)
+        return []
 
 
 def remove_received(directory: Path, index: int) -> None:
@@ -64,7 +68,7 @@ def remove_received(directory: Path, index: int) -> None:
         directory: where they lie.
         index: of the last entry in the state.
     """
-    for path in directory.glob("*.snap.db"):
+    for path in _found(directory, "*.snap.db"):
         if int(path.name.partition(".")[0], 16) <= index:
             remove_soon(path)
 
