@@ -361,21 +361,22 @@ def _check_commands() -> Branch:
 
 (_JSON,) = _ours(Flag("json", BOOL, usage="print JSON"))
 _QUOTA_FLAGS = _ours(
-    Flag("bytes", default="0", usage="largest sum of keys and values: 1000, 64KiB, 2GB; 0 means no limit"),
+    Flag("bytes", default="0", usage="bytes that the database keeps at most: 1000, 64KiB, 2GB; 0 means no limit"),
     Flag("keys", INT, usage="largest number of keys; 0 means no limit"),
 )
 
 
 def _quota_commands() -> Branch:
-    details = """What exists below PREFIX is counted, its history is not. A write that would take more is refused, as a
-whole; deletions give room back. Prefixes may overlap."""
+    details = """Keys count while they exist, bytes also while only the history has them. A write that
+would take more is refused, as a whole. A deletion gives keys back, a compaction the bytes of old revisions. Prefixes
+may overlap."""
     flags = (*_QUOTA_FLAGS, _JSON)
     children = [
         _leaf(
             "set",
             "ctl.quota:quota_set",
             "PREFIX",
-            "Limit what may exist below a prefix",
+            "Limit what a prefix takes",
             flags,
             details,
         )("quota set jobs/ --bytes=64MiB --keys=10000"),
@@ -384,7 +385,7 @@ whole; deletions give room back. Prefixes may overlap."""
         ),
         _leaf("list", "ctl.quota:quota_list", "", "Print all limits and what is used of them", (_JSON,))("quota list"),
     ]
-    return Branch("quota", "Limit what may exist below prefixes (not in etcdctl)", children, (*GLOBAL_FLAGS, _JSON))
+    return Branch("quota", "Limit what prefixes take (not in etcdctl)", children, (*GLOBAL_FLAGS, _JSON))
 
 
 _EXEC_FLAGS = _ours(

@@ -40,7 +40,7 @@ GIVEN_COST_MAX: Final = 16
 """Costliest hash that is looked at: a client may bring hashes of its own, and 31 takes a day."""
 
 NICENESS: Final = 10
-"""Priority of the threads, below the loop's."""
+"""How far the priority of the threads is below the loop's."""
 
 PROMPT_BURST_S: Final = 0.3
 """Processor time that passwords take at the loop's own priority, at once."""
@@ -196,5 +196,6 @@ def _hash(password: str, cost: int) -> bytes:
 
 def _lower_priority() -> None:
     """Let other threads go first: a Linux thread has a priority of its own."""
+    thread = threading.get_native_id()
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS)

@@ -96,6 +96,10 @@ async def test_what_waits_is_bounded_and_what_is_given_up_makes_room() -> None:
     passwords.close()
 
 
+NICENESS_MAX = 19
+"""The system's."""
+
+
 def _niceness() -> int:
     return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
@@ -103,16 +107,17 @@ def _niceness() -> int:
 @on_loop
 async def test_a_few_logins_have_the_priority_of_the_loop_and_a_storm_has_not() -> None:
     passwords, own = Passwords(COST, threads=1), _niceness()
+    lower = min(own + NICENESS, NICENESS_MAX)  # these tests may run at a low priority themselves
     assert [await passwords._run(_niceness) for _ in range(3)] == [own] * 3
     go = threading.Event()
     first = asyncio.create_task(passwords._run(go.wait))
     await until(lambda: passwords._is_prompt_busy)
-    assert await passwords._run(_niceness) == own + NICENESS
+    assert await passwords._run(_niceness) == lower
     go.set()
     await first
     assert await passwords._run(_niceness) == own
     passwords._allowance.spend(PROMPT_BURST_S + 60.0)
-    assert await passwords._run(_niceness) == own + NICENESS
+    assert await passwords._run(_niceness) == lower
     passwords.close()
 
 
