@@ -18,6 +18,8 @@ RUNNING: Final = "running"
 BROKEN: Final = "broken"
 CLOSED: Final = "closed"
 PHASES: Final = (GATHERING, RUNNING, BROKEN, CLOSED)
+SUCCEEDED: Final = "succeeded"
+"""The reason with which a run is closed when the work of all its nodes has ended well."""
 
 EXIT: Final = "exit"
 SIGNAL: Final = "signal"
