@@ -50,8 +50,8 @@ _NOT_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.
 """JSON has no words for these numbers; as texts every program can read them."""
 _ITEMS: Final[dict[str, tuple[type, ...]]] = {"Mapping[str, str]": (str,), "Mapping[str, float]": (int, float)}
 NUMBER_MAX: Final = 2**64 - 1
-TIME_MAX_S: Final = 253_402_300_799.0
-"""The last second that a calendar has a date for."""
+TIME_MAX_S: Final = 60_000_000_000.0
+"""So far from 1970, before and after, every calendar and time zone has dates."""
 SHOWN_MAX: Final = 400
 """Characters of what is wrong: a value of a megabyte makes no line of a megabyte."""
 _LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
