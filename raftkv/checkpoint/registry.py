@@ -42,7 +42,6 @@ from raftkv.checkpoint.records import AttemptRecord, Checkpoint, Hold, Reference
 from raftkv.checkpoint.retention import holds, marks
 from raftkv.checkpoint.retention.collector import NO_POLICY, Collected, Collector
 from raftkv.checkpoint.retention.holds import HoldInfo, Pin
-from raftkv.checkpoint.retention.ownership import is_below
 from raftkv.checkpoint.retention.policy import Policy
 from raftkv.checkpoint.storage.filesystems import absolute
 from raftkv.checkpoint.storage.place import Place
@@ -516,7 +515,7 @@ class Registry:
                 lie below the uri of the registry.
             CheckpointExists, StaleStep, DigestMismatch, StorageError: as ``exchange.save_copy``.
         """
-        if in_place and owned and not (self.uri and is_below(uri, Place(self.uri))):
+        if in_place and owned and not (self.uri and Place(self.uri).contains(uri)):
             raise ConfigError(
                 f"{uri} cannot be handed over: it does not lie below {self.uri or 'a place of this registry'}, and "
                 "elsewhere no file is ever deleted; use owned=False, or take in a copy"

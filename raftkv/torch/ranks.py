@@ -20,6 +20,7 @@ from raftkv.checkpoint.errors import CheckpointError
 from raftkv.checkpoint.records import Checkpoint
 from raftkv.checkpoint.storage.local import local_directory
 from raftkv.checkpoint.storage.place import Place
+from raftkv.checkpoint.storage.verify import require_below
 from raftkv.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -83,12 +84,14 @@ def newest_directory(saver: Saver, kind: str, directory: str, *, inherited: bool
 
     Raises:
         DigestMismatch: a file is missing, or is not what was committed.
+        ConfigError: it does not lie below the ``uri`` of the registry.
     """
 
     def find() -> str:
         newest = saver.newest(kind)
         if newest is None:
             return ""
+        require_below(newest, saver.registry.uri)
         look = uuid4().hex
         local_directory(newest, directory, look)
         return f"{look} {newest.encode().decode()}"

@@ -13,18 +13,16 @@ What was handed over is noted in the metadata of the checkpoint.
 
 from __future__ import annotations
 
-import os
 from typing import Final
 
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
 from raftkv.checkpoint.commit.manifest import Manifest
 from raftkv.checkpoint.errors import DigestMismatch
-from raftkv.checkpoint.keys import AttemptId, check_file_name
+from raftkv.checkpoint.keys import AttemptId
 from raftkv.checkpoint.records import Checkpoint, Deleting
 from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.verify import decode_manifest
 from raftkv.client.control.records import RecordError
-from raftkv.errors import ConfigError
 
 ADOPTED: Final = "raftkv.adopted"
 """Name in the metadata of a checkpoint that lies in a directory which was there before."""
@@ -52,19 +50,6 @@ def holds_whole_checkpoint(uri: str) -> bool:
     return all(there.get(file.name) == file.size_bytes for file in files)
 
 
-def is_below(uri: str, place: Place) -> bool:
-    """Return whether a directory lies below a place, and no link on the way to it leads out."""
-    found = Place(uri)
-    name = found.root.removeprefix(f"{place.root}/")
-    if type(found.fs) is not type(place.fs) or name == found.root:
-        return False
-    try:
-        check_file_name(name)
-    except ConfigError:
-        return False
-    return not place.is_local or os.path.realpath(found.root) == f"{os.path.realpath(place.root)}/{name}"
-
-
 def refusal(gone: Deleting, attempt: AttemptId, place: Place) -> str:
     """Return why the bytes that a deletion names may not be deleted; empty: they may.
 
@@ -80,7 +65,7 @@ def refusal(gone: Deleting, attempt: AttemptId, place: Place) -> str:
         found = Place(gone.uri)
         is_there = type(found.fs) is type(place.fs) and found.root == f"{place.root}/{attempt.directory}"
     else:
-        is_there = is_below(gone.uri, place)
+        is_there = place.contains(gone.uri)
     return (
         "" if is_there else f"{gone.uri} stays: it does not lie below {place.uri}; collect with its place to delete it"
     )

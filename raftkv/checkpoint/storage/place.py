@@ -78,6 +78,22 @@ class Place:
         """Return the path of a file, as the file system knows it. Raises ConfigError: it would lie elsewhere."""
         return f"{self.root}/{check_file_name(name)}"
 
+    def contains(self, uri: str) -> bool:
+        """Return whether a directory lies below this one, and no link on the way to it leads out.
+
+        Raises:
+            ConfigError: the uri is none.
+        """
+        found = Place(uri)
+        name = found.root.removeprefix(f"{self.root}/")
+        if type(found.fs) is not type(self.fs) or name == found.root:
+            return False
+        try:
+            check_file_name(name)
+        except ConfigError:
+            return False
+        return not self.is_local or os.path.realpath(found.root) == f"{os.path.realpath(self.root)}/{name}"
+
     # ---- writing
 
     def write(self, name: str, data: bytes) -> FileRecord:
