@@ -7,7 +7,7 @@ for sample in SAMPLES: ...                      # a record of each kind that any
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from raftkv.checkpoint import records as checkpoint
@@ -34,11 +34,15 @@ PATHS: Final[tuple[str, ...]] = (
 )  # fmt: skip
 
 
-def spoiled(value: bytes, *, large: bool = True) -> Iterator[bytes]:
+FEW: Final[tuple[Any, ...]] = (None, -1, 2**63, 10**400, "x" * 3_000, "/etc", "../victim/x", "a\nb", "victim@files@1")
+"""For tests of consumers, each of which takes a while."""
+
+
+def spoiled(value: bytes, wrongs: Sequence[Any] = (*WRONG, *PATHS, *LARGE)) -> Iterator[bytes]:
     """Yield the JSON of a record with one field spoiled, each in each way."""
     plain = json.loads(value)
     for path in _paths(plain):
-        for wrong in (*WRONG, *PATHS, *(LARGE if large else ())):
+        for wrong in wrongs:
             yield json.dumps(_replaced(plain, path, wrong)).encode()
 
 

@@ -81,7 +81,7 @@ class Head(Record):
 
     def belongs_to(self, key: str) -> bool:
         """Implement ``Record.belongs_to``."""
-        return key.endswith(("/head", f"/version/{self.version:012d}"))
+        return key.startswith(ROOT) and key.endswith(("/head", f"/version/{self.version:012d}"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,6 +115,10 @@ class Node(TrainingRecord):
     data: Mapping[str, str] = field(default_factory=dict)
     time: float = 0.0
 
+    def belongs_to(self, key: str) -> bool:
+        """Implement ``Record.belongs_to``."""
+        return key.endswith(f"/node/{self.id}")
+
     @property
     def member(self) -> Member:
         """The node as a part of a generation."""
@@ -205,6 +209,10 @@ class Fault(TrainingRecord):
     signal: str = ""
     message: str = ""
     time: float = 0.0
+
+    def belongs_to(self, key: str) -> bool:
+        """Implement ``Record.belongs_to``."""
+        return key.endswith(f"/fault/{self.generation}/{self.key}")
 
     @property
     def key(self) -> str:

@@ -22,7 +22,7 @@ from raftkv.cli.exits import CommandError
 from raftkv.client.values import EndpointStatus
 from raftkv.offline.replay import Target
 from tests.cli.runner import run_server
-from tests.spoiled import spoiled
+from tests.spoiled import FEW, spoiled
 
 NOW_S = 1_790_000_000.0
 
@@ -161,7 +161,7 @@ def test_a_spoiled_manifest_is_one_line_and_deletes_nothing_but_backups(
     other = backup(NOW_S - DAY_S)
     stolen = [replace(old, name=name).encode() for name in ("../victim/x", new.name, other.name, "", "/etc/x")]
     put(place, new, tmp_path)
-    for value in (*stolen, *spoiled(old.encode(), large=False)):
+    for value in (*stolen, *spoiled(old.encode(), FEW)):
         for one in (old, other):
             if f"{one.name}.json" not in place.names():
                 put(place, one, tmp_path)
