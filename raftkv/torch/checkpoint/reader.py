@@ -291,7 +291,7 @@ def _let_go(pin: Pin) -> None:
 
 def _member(kind: Any, name: str) -> Enum:
     if not isinstance(kind, EnumType):
-        raise pickle.UnpicklingError(f"it asks for {name!r} of {kind!r}")
+        raise ValueError(f"it asks for {name!r} of {kind!r}")
     return cast("Enum", kind[name])
 
 
@@ -307,7 +307,7 @@ class _MetadataUnpickler(pickle.Unpickler):
         found = getattr(torch, name, None) if module == "torch" else None
         if isinstance(found, torch.dtype | torch.layout | torch.memory_format):
             return found
-        raise pickle.UnpicklingError(f"it names {module}.{name}, which is no part of any")
+        raise ValueError(f"it names {module}.{name}, which is no part of any")
 
 
 class _Checked(FileSystemBase):
