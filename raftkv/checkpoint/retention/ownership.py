@@ -62,8 +62,7 @@ def refusal(gone: Deleting, attempt: AttemptId, place: Place) -> str:
         ConfigError: the uri is none.
     """
     if is_own(gone.uri, attempt):
-        found = Place(gone.uri)
-        is_there = type(found.fs) is type(place.fs) and found.root == f"{place.root}/{attempt.directory}"
+        is_there = place.name_below(gone.uri) == attempt.directory
     else:
         is_there = place.contains(gone.uri)
     return (

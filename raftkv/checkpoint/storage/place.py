@@ -84,15 +84,24 @@ class Place:
         Raises:
             ConfigError: the uri is none.
         """
+        name = self.name_below(uri)
+        if not name or not self.is_local:
+            return bool(name)
+        return os.path.realpath(self.path(name)) == f"{os.path.realpath(self.root)}/{name}"
+
+    def name_below(self, uri: str) -> str:
+        """Return the name that a directory has below this one; empty: it lies elsewhere.
+
+        Raises:
+            ConfigError: the uri is none.
+        """
         found = Place(uri)
         name = found.root.removeprefix(f"{self.root}/")
         if type(found.fs) is not type(self.fs) or name == found.root:
-            return False
-        try:
-            check_file_name(name)
-        except ConfigError:
-            return False
-        return not self.is_local or os.path.realpath(found.root) == f"{os.path.realpath(self.root)}/{name}"
+            return ""
+        with suppress(ConfigError):
+            return check_file_name(name)
+        return ""
 
     # ---- writing
 
