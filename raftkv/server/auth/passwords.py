@@ -1,7 +1,7 @@
 """bcrypt in threads of its own: one password takes about 60 ms of a core at the usual cost.
 
     hashed = await passwords.hash("secret")              # InvalidPasswordError, TooManyRequestsError
-    matches = await passwords.matches("secret", hashed)  # None in place of a hash: False, after the same time
+    matches = await passwords.matches("secret", hashed)  # a cost in place of a hash: False, after the work of that cost
 
 The threads are few and of low priority, so a storm of logins costs nobody else's turn; what waits for them is bounded,
 and what is beyond it is refused. bcrypt lets the interpreter go while it works.
@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeVar
 
@@ -40,7 +41,7 @@ GIVEN_COST_MAX: Final = 16
 """Costliest hash that is looked at: a client may bring hashes of its own, and 31 takes a day."""
 
 NICENESS: Final = 10
-"""Priority of the threads, below the loop's."""
+"""How far the priority of the threads is below the loop's."""
 
 PROMPT_BURST_S: Final = 0.3
 """Processor time that passwords take at the loop's own priority, at once."""
@@ -92,12 +93,16 @@ class Passwords:
         self._allowance = Allowance(time.monotonic())
         self._is_prompt_busy = False
         self._waiting = 0
-        self._decoy = b""
 
     @property
     def waiting(self) -> int:
         """Passwords that are worked on, or wait for it."""
         return self._waiting
+
+    @property
+    def cost(self) -> int:
+        """Cost of new hashes, as far as it can be afforded."""
+        return min(self._cost, GIVEN_COST_MAX)
 
     def check(self, password: str) -> None:
         """Refuse a password that is too short or too long.
@@ -118,28 +123,26 @@ class Passwords:
             TooManyRequestsError: too many wait.
         """
         self.check(password)
-        return await self._run(lambda: _hash(password, self._cost))
+        return await self._run(lambda: _hash(password.encode(), self._cost))
 
-    async def matches(self, password: str, hashed: bytes | None) -> bool:
+    async def matches(self, password: str, hashed: bytes | int) -> bool:
         """Return whether a password is the one of a hash.
 
         Arguments:
             password: as the client sent it.
-            hashed: of the user; None: there is no such user, which takes as long to find out.
+            hashed: of the user; a cost: there is none that fits, which takes a hash of that cost to find out.
 
         Raises:
             TooManyRequestsError: too many wait.
         """
         return await self._run(lambda: self._compare(password, hashed))
 
-    def _compare(self, password: str, hashed: bytes | None) -> bool:
-        if hashed is None or not is_hash(hashed):
-            # Two threads may make two: one is as good as the other.
-            self._decoy = self._decoy or _hash("nobody", self._cost)
-            hashed, is_known = self._decoy, False
-        else:
-            is_known = True
-        return bcrypt.checkpw(password.encode()[:BYTES_MAX], hashed) and is_known
+    def _compare(self, password: str, hashed: bytes | int) -> bool:
+        looked_at = password.encode()[:BYTES_MAX]
+        if isinstance(hashed, bytes) and is_hash(hashed):
+            return bcrypt.checkpw(looked_at, hashed)
+        _hash(looked_at, self.cost if isinstance(hashed, bytes) else hashed)
+        return False
 
     async def _run(self, work: Callable[[], T]) -> T:
         if self._waiting >= WAITING_MAX:
@@ -190,11 +193,31 @@ def is_hash(hashed: bytes) -> bool:
     )
 
 
-def _hash(password: str, cost: int) -> bytes:
-    return bcrypt.hashpw(password.encode(), bcrypt.gensalt(cost, b"2a"))
+def costs_of(hashes: Iterable[bytes]) -> list[int]:
+    """Return the costs of the hashes that are looked at, in order."""
+    return sorted(int(hashed[4:6]) for hashed in hashes if is_hash(hashed))
+
+
+def decoy_cost(name: bytes, secret: bytes, costs: Sequence[int]) -> int | None:
+    """Return what it costs to refuse a name without a hash: as often this or that as the names with one have it.
+
+    It is the same at every try and on every member, and not to be foretold without the secret.
+
+    Arguments:
+        name: that a client gives.
+        secret: that no client knows.
+        costs: of all stored hashes, in order; None is the answer if there are none.
+    """
+    digest = hashlib.blake2b(name, digest_size=8, key=secret[:64]).digest()
+    return costs[int.from_bytes(digest, "big") * len(costs) >> 64] if costs else None
+
+
+def _hash(password: bytes, cost: int) -> bytes:
+    return bcrypt.hashpw(password, bcrypt.gensalt(cost, b"2a"))
 
 
 def _lower_priority() -> None:
     """Let other threads go first: a Linux thread has a priority of its own."""
+    thread = threading.get_native_id()
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS)

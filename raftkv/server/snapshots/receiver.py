@@ -42,7 +42,7 @@ from raftkv.server.snapshots.files import (
     snapshot_path,
 )
 from raftkv.storage.backend.copying import SteadyFile
-from raftkv.storage.datadir import sync_directory
+from raftkv.storage.datadir import give_back, sync_directory
 from raftkv.storage.failpoints import failpoint
 from raftkv.storage.mvcc import Beside, Store
 from raftkv.storage.snapshot import DamagedSourceError, SnapshotInfo, verify_snapshot
@@ -433,7 +433,7 @@ def _verify(path: Path, info: SnapshotInfo, sender: int, given_up: threading.Eve
     try:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
-        os.close(descriptor)
+        give_back(descriptor)
     try:
         verify_snapshot(path, info, rest)
     except DamagedSourceError as error:
