@@ -53,7 +53,7 @@ _OF_MEMBERS = {
     "raftkv/server/services": "kv responder",
     "raftkv/server/watch": "hub index intervals messages piece stream turn",
     "raftkv/storage": (
-        "applied_mark failpoints index key_index key_value mvcc mvcc_range mvcc_txn overlay record restore "
+        "applied_mark failpoints index key_index key_value mvcc mvcc_range mvcc_txn overlay restore "
         "revision schema selection"
     ),
     "raftkv/storage/wal": "frame record segment wal",

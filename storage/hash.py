@@ -27,8 +27,7 @@ from raftkv.errors import CompactedError, StorageError
 from raftkv.storage import schema
 from raftkv.storage.backend.base import Backend
 from raftkv.storage.key_value import key_of
-from raftkv.storage.record import unseal
-from raftkv.storage.revision import SUB_BITS, from_key, is_tombstone, pack, to_key
+from raftkv.storage.revision import SUB_BITS, from_key, is_tombstone, pack, to_key, unseal
 
 RECORDS_PER_LOOK: Final = 1_000
 """Records between two looks at whether the hash is wanted still: some milliseconds."""

@@ -50,9 +50,8 @@ from raftkv.storage.index import Index
 from raftkv.storage.mvcc_range import PinnedView, RangeResult, Reader, check_revision
 from raftkv.storage.mvcc_txn import Attachments, Change, WriteTxn
 from raftkv.storage.overlay import FREED_AT_ONCE, Overlay
-from raftkv.storage.record import STEP_RECORDS
 from raftkv.storage.restore import Restored, fill_index, fill_index_steps, scan, scan_steps
-from raftkv.storage.revision import pack, to_key
+from raftkv.storage.revision import STEP_RECORDS, pack, to_key
 from raftkv.storage.selection import Pieces, Selection, no_limit
 
 OPERATIONS_MAX = 10_000

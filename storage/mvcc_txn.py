@@ -38,8 +38,7 @@ from raftkv.storage.key_value import (
 )
 from raftkv.storage.mvcc_range import RangeResult, Reader, check_revision
 from raftkv.storage.overlay import FREED_AT_ONCE, Overlay
-from raftkv.storage.record import pack_seal
-from raftkv.storage.revision import SUB_BITS, SUB_MASK, TOMBSTONE_MARK, pack_key
+from raftkv.storage.revision import SUB_BITS, SUB_MASK, TOMBSTONE_MARK, pack_key, pack_seal
 from raftkv.storage.selection import Pieces, Selection, no_limit
 
 # -- attachments ----------------------------------------------------------------------------------------------------

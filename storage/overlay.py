@@ -46,8 +46,16 @@ from raftkv.storage import schema
 from raftkv.storage.backend.base import Backend, WriteBatch
 from raftkv.storage.backend.writer import Writer
 from raftkv.storage.failpoints import failpoint
-from raftkv.storage.record import SEAL_BYTES, CorruptRecordError, read_seal, unseal
-from raftkv.storage.revision import SUB_BITS, SUB_MASK, describe, pack_key
+from raftkv.storage.revision import (
+    SEAL_BYTES,
+    SUB_BITS,
+    SUB_MASK,
+    CorruptRecordError,
+    describe,
+    pack_key,
+    read_seal,
+    unseal,
+)
 
 _SEPARATOR: Final = 0x5F  # "_"
 FREED_AT_ONCE = 20_000

@@ -19,8 +19,7 @@ from raftkv.storage.backend.base import ReadTxn
 from raftkv.storage.index import Index
 from raftkv.storage.key_index import KeyIndex
 from raftkv.storage.key_value import KeyValueView, value_head, varint
-from raftkv.storage.record import STEP_RECORDS, CorruptRecordError, checked_runs
-from raftkv.storage.revision import KEY_BYTES, SUB_BITS, describe
+from raftkv.storage.revision import KEY_BYTES, STEP_RECORDS, SUB_BITS, CorruptRecordError, checked_runs, describe
 
 _FIRST_VERSION: Final = b"\x20\x01"
 _NEVER: Final = b"\xff\xff"

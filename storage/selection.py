@@ -6,12 +6,12 @@
 
 Every ``yield`` comes after a small piece of work (``KEYS_PER_PIECE`` keys looked at, or about ``BYTES_PER_PIECE``
 loaded), so that the one who drives it can do other things between: the loop of a member serves puts, the apply of a
-log entry goes on with the next piece. Whatever happens to the store meanwhile, the answer is that of ``main``, unless
-that revision is compacted: ``check`` is asked before each piece and raises then.
+log entry goes on with the next piece. The answer is that of revision ``main`` even if the store changes meanwhile,
+unless that revision is compacted: ``check`` is asked before each piece and raises then.
 
 Rules, as in etcd (server/etcdserver/txn/range.go):
 
-- Filters are inclusive bounds on revisions. ``count`` is of the interval, whatever filter and limit say.
+- Filters are inclusive bounds on revisions. ``count`` is of the interval, without filter and limit.
 - Equal sort values stay in order of key, in either direction (etcd leaves their order open).
 - A sort target without an order ascends, and then a limit, unless there is a filter, cuts *before* sorting.
 
@@ -98,7 +98,7 @@ class Selected:
     """The end of a selection: what is known when all pieces were yielded."""
 
     count: int
-    """Keys of the interval, whatever was selected of them."""
+    """Keys of the interval, selected or not."""
     more: bool
     """Whether the limit left any out."""
 
@@ -211,7 +211,7 @@ class Selector:
         try:
             return (yield from self._in_order(items, fetch))
         finally:
-            # A million at once would hold the loop for 0.1 s, at the end or where nobody waits any more.
+            # A million at once would hold the loop for 0.1 s, at the end or after the reader has gone.
             if len(items.runs) > RUNS_FREED_AT_ONCE:
                 self._reader.free_later(items.runs)
 

@@ -4,7 +4,7 @@
     outcome.error or header(outcome.revision) + outcome.body
 
 Applied is applied: a ``StatusError`` is an outcome like any other, reached alike on every member. Applying is total:
-whatever a committed entry holds has one outcome.
+every committed entry has one outcome.
 
 - A body that is no request of its kind is refused (``MalformedEntryError``). All members have the same bytes, so all
   refuse; to stop instead would let one entry end the cluster for good, since it is met again after each restart.
@@ -30,9 +30,8 @@ from raftkv.apply import request as requests
 from raftkv.apply.alarms import Alarms
 from raftkv.apply.auth.rights import KINDS_OF_MEMBERS, Rights
 from raftkv.apply.auth.store import AuthStore, Pieces
-from raftkv.apply.downgrade import Downgrade
 from raftkv.apply.leases import Leases
-from raftkv.apply.membership import Membership
+from raftkv.apply.membership import Downgrade, Membership
 from raftkv.apply.quotas import Quotas
 from raftkv.apply.quotas import Store as QuotaStore
 from raftkv.apply.request import Caller
@@ -270,7 +269,7 @@ class Applier:
             kind: of the request.
             body: its protobuf bytes.
             request: the same already parsed, where the caller has it; it may be a ``PlainTxn`` or a ``PlainPut``.
-            is_answered: whether somebody waits here for the answer; else what is only read for it may be left out.
+            is_answered: whether a caller waits here for the answer; otherwise reads for it alone may be left out.
             has_room: told the bytes that a long answer takes while it is put together; False: leave the answer out.
 
         Returns:
@@ -347,7 +346,7 @@ class Applier:
             raise self._failed(kind, error) from error
 
     def _failed(self, kind: int, error: BaseException) -> BaseException:
-        """Whatever the entry has done by now must never be committed under the applied index of the one before."""
+        """Poison the store: a part of the entry must never be committed under the applied index of the one before."""
         self.store.poison()
         if isinstance(error, errors.InvariantError) or not isinstance(error, Exception):
             return error
@@ -376,7 +375,7 @@ class Applier:
         return Outcome(revision, body)
 
     def _delete_range(self, request: rpc_pb2.DeleteRangeRequest) -> Outcome | Work:
-        # Nobody sees the previous values, so they are not read.
+        # The previous values are not returned, so they are not read.
         if not self._is_answered:
             request.prev_kv = False
         if request.range_end:
@@ -427,7 +426,7 @@ class Applier:
         except txn.Costly:
             # Nothing was changed yet: the path is chosen again, from the same state and with the same result.
             return self._txn_in_pieces(request, self._room())
-        # The path with its answers, because what is refused must not depend on whether somebody waits here.
+        # The path with its answers, because refusals must not depend on whether a caller waits here.
         txn.check_path(self.store, path, self.leases)
         if self.quotas.is_active:
             txn.finish(self.quotas.check_path(path))

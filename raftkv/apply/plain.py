@@ -5,9 +5,9 @@
 
 *Plain* is a request whose bytes are in the order in which every encoder writes them, no field twice: a put of a key,
 a value and a lease, and a range of one key that is linearizable or serializable. The key is not empty, so a plain
-request passes every check that depends on the request alone. Whatever else there is, however rare, is left to the
-message classes and ``check``, which word every refusal. So this module decides nothing: that both come to the same
-answers is what ``tests/apply/test_plain`` and the fuzz target ``plain`` hold, with the messages as the oracle.
+request passes every check that depends on the request alone. All other requests are left to the message classes and
+``check``, which word every refusal. Both paths give the same answers: ``tests/apply/test_plain`` and the fuzz target
+``plain`` hold that with the messages as the oracle.
 
 The readers of fields end in ``IndexError`` where the bytes end too early.
 """
@@ -268,7 +268,7 @@ class PlainTxn:
         """Return how many values it reads at most: to compare them, and for its answer.
 
         Arguments:
-            is_answered: whether somebody waits for the answer.
+            is_answered: whether the answer is wanted here.
         """
         values = sum([target == _BY_VALUE for _, target, _, _ in self.compares])
         if is_answered:
@@ -434,13 +434,13 @@ def check(branch: list[PlainOperation], leases: Leases) -> None:
 
 
 def execute(view: WriteView, succeeded: bool, branch: list[PlainOperation], *, is_answered: bool) -> bytes:
-    """Execute a branch; return the body of the TxnResponse, empty if nobody waits for it.
+    """Execute a branch; return the body of the TxnResponse, empty if it is not wanted.
 
     Arguments:
         view: the write transaction.
         succeeded: which branch it is.
         branch: checked already.
-        is_answered: whether somebody waits for the answer.
+        is_answered: whether the answer is wanted here.
     """
     answers: list[bytes] = []
     for key, value, lease in branch:

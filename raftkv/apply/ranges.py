@@ -2,7 +2,7 @@
 
 A plain request is answered from one read. One that is filtered, sorted or keys-only is a *selection* of the interval,
 which the store carries out in pieces (``raftkv.storage.selection``, where the rules are). ``execute`` does any request
-at once; ``in_pieces`` leaves the pauses to whoever drives it.
+at once; ``in_pieces`` leaves the pauses to its driver.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def in_pieces(
         request: checked already.
         grow: called with the bytes that the answer takes more than before (less, if negative); raises when they are too
             many.
-        body: filled with the parts of the answer: whoever gives it up frees it (``response.drop``).
+        body: filled with the parts of the answer: a caller that gives it up frees it (``response.drop``).
 
     Returns:
         the view's revision, and the parts of the body of the RangeResponse.

@@ -169,7 +169,7 @@ def is_known(data: bytes) -> bool:
     """Return whether this version can apply an entry: one of a kind that it does not know would stop it.
 
     Arguments:
-        data: of the entry. One too short to be a request changes nothing, so it stops nobody.
+        data: of the entry. One too short to be a request changes nothing, so it stops no member.
     """
     if len(data) < HEADER_SIZE_BYTES:
         return True

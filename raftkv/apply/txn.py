@@ -12,7 +12,7 @@ Nothing in pass 3 can fail, so every member ends with the same state and the sam
 
 A txn that looks at many keys is executed in pieces, between which the loop of the member does other things; what small
 txns do at once and what large ones do in pieces comes to the same, and a property test holds that. A long deletion
-that nobody waits for, such as the end of a lease with many keys, is done the same way (``applier``, ``leases``).
+without a waiting caller, such as the end of a lease with many keys, is done the same way (``applier``, ``leases``).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ BYTES_PER_PIECE: Final = 64 * 1024
 
 ANSWER_KEYS_MAX: Final = 2_000_000
 """Keys that the ranges of one entry may look at, for an answer that one member alone makes: about 2 s of its applying,
-in which it applies nothing else. A piece of a long range counts as ``KEYS_OF_PIECE``, whatever it found."""
+in which it applies nothing else. A piece of a long range counts as ``KEYS_OF_PIECE``, even if it found fewer."""
 
 KEYS_OF_PIECE: Final = 256
 VALUE_SORT_WEIGHT: Final = 4
@@ -164,7 +164,7 @@ class Path:
     Attributes:
         operations: what the branch asks for, taken apart once: each pass looks at every operation.
         nested: the paths of the txns nested in it, in order.
-        is_answered: whether somebody waits for the answer.
+        is_answered: whether the answer is wanted here.
     """
 
     __slots__ = ("is_answered", "nested", "operations", "succeeded")
@@ -185,7 +185,7 @@ class Path:
 
 
 def without_answers(path: Path) -> Path:
-    """Return the same path for a member where nobody waits for its answer: ranges and previous values are not read.
+    """Return the same path for a member without a caller for the answer: ranges and previous values are not read.
 
     Only one member then does the work of answering, however much a client asks for in one entry.
     """
@@ -275,7 +275,7 @@ class Full(Exception):
 
 
 def no_room() -> Room:
-    """Return the room of an answer that nobody waits for."""
+    """Return the room of an answer that no caller waits for."""
     room = Room(None)
     room.is_left = False
     return room
@@ -462,7 +462,7 @@ def check_ranges(view: Current, path: Path) -> None:
 
 
 def execute(view: WriteView, path: Path) -> bytes:
-    """Execute a path at once (pass 3); return the body of the TxnResponse, empty if nobody waits for it.
+    """Execute a path at once (pass 3); return the body of the TxnResponse, empty if it is not wanted.
 
     Arguments:
         view: the write transaction.
@@ -492,10 +492,10 @@ def _execute_operation(view: WriteView, operation: Operation, nested: Iterator[P
 
 
 def _change(view: WriteView, operation: Operation, nested: Iterator[Path]) -> None:
-    """Execute an operation where nobody waits for the answer."""
+    """Execute an operation whose answer is not wanted."""
     kind, request = operation
     if kind == _PUT:
-        # What is kept must be read, though nobody wants to see it.
+        # The kept value or lease must be read, though it is not returned.
         if request.ignore_value or request.ignore_lease:
             put(view, request)
         else:
@@ -709,7 +709,7 @@ def in_pieces(
         try:
             revision, _ = yield from ranges.in_pieces(view, operation, grow, pieces)
         except BaseException:
-            body += pieces  # the answer is given up: it is freed by whoever has the rest
+            body += pieces  # the answer is given up: the owner of the rest frees it
             raise
         header = response.revision_header(revision)
         answer = response.head(_RANGE_ANSWER, len(header) + sum(map(len, pieces))) + header

@@ -59,7 +59,7 @@ class _Committed:
 
     def _marker(self, meta: SnapshotMeta) -> list[Entry]:
         done = self.confirm(meta.index, meta.term)
-        # A database that the leader sent: the log begins anew after it, whatever of the old one was not committed.
+        # A database that the leader sent: the log begins anew after it, without the uncommitted rest of the old one.
         if not done and self._pending and meta.index >= self._pending[0].index:
             self.forget()
         return done

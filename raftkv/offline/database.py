@@ -18,8 +18,7 @@ from raftkv.storage.backend.base import ReadTxn, WriteBatch
 from raftkv.storage.backend.lmdb import LMDBBackend, replace_file
 from raftkv.storage.hash import KVHash, Readable, hash_kv
 from raftkv.storage.mvcc import FIRST_REVISION
-from raftkv.storage.record import unseal
-from raftkv.storage.revision import SUB_BITS, from_key
+from raftkv.storage.revision import SUB_BITS, from_key, unseal
 
 TEMPORARY_NAME: Final = "db.tmp"
 """Names the copy that ``defragment`` makes beside the database; a member that starts removes it."""

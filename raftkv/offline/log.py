@@ -35,7 +35,7 @@ from raftkv.storage.wal.segment import list_segments
 from raftkv.storage.wal.tail import Tail
 
 SECRETS: Final = frozenset(("password", "hashedPassword", "token_sha256"))
-"""Fields that nobody is shown."""
+"""Fields that are never shown."""
 
 LOOKS_MAX: Final = 5
 """Times that a log in use is read before what is wrong with it is believed."""
@@ -142,7 +142,7 @@ class Decoded:
 
 
 def decode(entry: Entry) -> Decoded:
-    """Return what an entry asks for, whatever its bytes."""
+    """Return the request of an entry, of any bytes."""
     if entry.type != EntryType.NORMAL:
         return _decode_conf_change(entry.data)
     if not entry.data:

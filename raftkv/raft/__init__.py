@@ -8,7 +8,7 @@ AN ELECTION, among members 1, 2 and 3 in term 4 (paper section 5.2; pre-vote: th
     member 2                                            members 1 and 3
     hears no leader for a random election timeout
     PRE_CANDIDATE   PRE_VOTE term 5, last entry 4/7 --> is its log as good as ours, and no leader heard from?
-                                                    <-- PRE_VOTE_RESPONSE term 5     (nobody's term has moved)
+                                                    <-- PRE_VOTE_RESPONSE term 5     (no term has changed)
     CANDIDATE       term 5, vote 2: on disk, then
                     VOTE term 5, last entry 4/7     --> term 5, vote 2: on disk, then
                     its own vote counts now         <-- VOTE_RESPONSE term 5
@@ -16,7 +16,7 @@ AN ELECTION, among members 1, 2 and 3 in term 4 (paper section 5.2; pre-vote: th
                     appends the empty entry 5/8
                     APPEND after 4/7: 5/8           --> on disk, then
                                                     <-- APPEND_RESPONSE 8
-                    8 is committed, and with it all before it, of whatever term (section 5.4.2, Figure 8)
+                    8 is committed, and with it all before it, of any term (section 5.4.2, Figure 8)
 
 LOG MATCHING: entries of equal index and term are equal, and so is all before them (section 5.3)
 

@@ -185,7 +185,7 @@ def _role(role: StateRole) -> str:
 
 
 def describe_progress(progress: Progress) -> str:
-    """Return state, match, next, and whatever is out of the ordinary."""
+    """Return state, match, next, and the fields that differ from their usual values."""
     words = [f"{progress.state.value} match={progress.match} next={progress.next}"]
     if progress.is_learner:
         words.append("learner")

@@ -286,7 +286,7 @@ class RaftLog:
                 self.append(entries)
             else:
                 self._append_new(entries)
-        # Beyond last_new the logs may differ, whatever the leader has committed.
+        # Beyond last_new the logs may differ, even below the leader's commit index.
         self.commit_to(min(commit, last_new))
         return last_new
 

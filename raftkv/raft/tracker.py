@@ -148,7 +148,7 @@ class Tracker:
         self.max_inflight_bytes = max_inflight_bytes
         self.config = Configuration()
         self.progress: dict[int, Progress] = {}
-        # Everybody but this member: who is sent appends and heartbeats.
+        # All members but this one: they are sent appends and heartbeats.
         self.peers: list[tuple[int, Progress]] = []
         self.incoming: list[Progress] = []
         self.outgoing: list[Progress] = []

@@ -286,7 +286,9 @@ class RaftConfig:
     """A leader that has not heard from a quorum for ``election_ticks`` steps down, and a member that heard from a
     leader within that time ignores campaigns (thesis sections 6.2 and 4.2.3)."""
     pre_vote: bool = True
-    """Ask before raising the term, so that a member coming back from a partition disturbs nobody (thesis 9.6)."""
+    """Ask before raising the term, so that a member coming back from a partition does not depose the leader (thesis
+    9.6).
+    """
     disable_proposal_forwarding: bool = False
     """Followers drop proposals instead of sending them to the leader."""
     disable_conf_change_validation: bool = False

@@ -45,9 +45,8 @@ from raftkv.server.maintenance.corruption import CorruptionChecker, CorruptionSe
 from raftkv.server.maintenance.damage import Damage, Scrub
 from raftkv.server.maintenance.defragmentation import Defragmenter
 from raftkv.server.maintenance.hashes import Hashes
-from raftkv.server.maintenance.leadership import hand_over
 from raftkv.server.maintenance.quotas import QuotaService
-from raftkv.server.maintenance.service import MaintenanceService
+from raftkv.server.maintenance.service import MaintenanceService, hand_over
 from raftkv.server.maintenance.snapshot import SnapshotService
 from raftkv.server.maintenance.space import Space, tell_alarm
 from raftkv.server.membership.changes import Changes, Ways

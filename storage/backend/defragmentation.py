@@ -14,7 +14,8 @@ Laws:
 - Until the rename in ``finish`` the database is as it was; a crash leaves the copy for ``remove_leftovers``.
 - What is noted covers at least everything after the commit that was copied. It may cover more: to bring a change over
   twice does no harm.
-- After the rename commits must not go to the old file, which has lost its name: whoever fails between the two stops.
+- After the rename commits must not go to the old file, which has lost its name: a failure between the two stops the
+  member.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from raftkv.storage.backend.base import ReadTxn, WriteBatch
 from raftkv.storage.backend.environment import Environment, lock_path
 from raftkv.storage.datadir import remove_unneeded
 from raftkv.storage.failpoints import failpoint
-from raftkv.storage.record import unseal
+from raftkv.storage.revision import unseal
 
 NOTED_MAX: Final = 2_000_000
 """Deletions and values that may be noted, some 100 bytes each. When more is committed, the copy is given up."""

@@ -47,7 +47,7 @@ def _outcome(job: Job) -> BaseException | None:
 
 
 def _ignore(error: BaseException | None) -> None:
-    """The report of a job that nobody asks for."""
+    """Drop the report of a job."""
 
 
 class InlineWriter:
@@ -136,5 +136,5 @@ class ThreadWriter:
             self._began_s = math.inf
             try:
                 self._notify(partial(done, error))
-            except RuntimeError:  # the loop is closed: the owner is gone, and with it whoever wanted to know
+            except RuntimeError:  # the loop is closed, and the owner is gone
                 return

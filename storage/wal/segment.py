@@ -21,15 +21,16 @@ import errno
 import itertools
 import os
 import re
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from raftkv.errors import CorruptionError, SpaceError, StorageError
 from raftkv.raft.types import HardState, SnapshotMeta
 from raftkv.storage.datadir import format_refusal
 
 from .disk import Disk
-from .errors import WALCorruptError, WALSpaceError, WALVersionError
 from .frame import Frame, encode_frame, frame_size, read_frame
 from .record import (
     FORMAT_VERSION,
@@ -43,6 +44,60 @@ from .record import (
     encode_segment_head,
     encode_snapshot,
 )
+
+# -- errors ---------------------------------------------------------------------------------------------------------
+#
+# The errors of the write-ahead log, all of them below ``raftkv.errors``.
+#
+# CorruptionError
+# +-- WALCorruptError     bytes that were synced are not what was written: file, offset, reason
+# StorageError
+# +-- WALNotFoundError    no log in this directory
+# +-- WALExistsError      a log is already there, it is not overwritten
+# +-- WALLockedError      another process uses the log
+# +-- WALVersionError     the log was written by a raftkv with another format
+# +-- WALFailedError      a write or sync failed once: this log is of no more use to this process
+# SpaceError
+# +-- WALSpaceError       no room for the next segment; nothing was written, the log is still good
+
+
+class WALCorruptError(CorruptionError):
+    """The log is damaged where a crash cannot have damaged it. The member must not start from it.
+
+    ``path`` names the file, ``offset`` the first byte of the frame (or record) that is not what was written.
+    """
+
+    def __init__(self, path: str, offset: int, reason: str) -> None:
+        super().__init__(f"write-ahead log {path} is damaged at offset {offset}: {reason}")
+        self.path = path
+        self.offset = offset
+        self.reason = reason
+
+
+class WALNotFoundError(StorageError):
+    """There is no write-ahead log in the directory."""
+
+
+class WALExistsError(StorageError):
+    """There is a write-ahead log in the directory already."""
+
+
+class WALLockedError(StorageError):
+    """Another process (or another part of this one) has the log open."""
+
+
+class WALVersionError(StorageError):
+    """The log is whole, and of a format that this program does not know."""
+
+
+class WALFailedError(StorageError):
+    """A write or sync failed. The kernel may have dropped the pages and called them clean, so a retried sync that
+    succeeds proves nothing (the "fsyncgate" of 2018): the log refuses everything from then on."""
+
+
+class WALSpaceError(SpaceError):
+    """No room on the disk for the next segment. Raised before any byte of the batch is written; a retry is safe."""
+
 
 SEGMENT_BYTES: Final = 64 << 20
 SEGMENT_MIN_BYTES: Final = 1 << 10
@@ -254,3 +309,66 @@ def segment_size_for(body_bytes: int, head_bytes: int, segment_bytes: int) -> in
         segment_bytes: the usual size.
     """
     return max(segment_bytes, head_bytes + frame_size(body_bytes))
+
+
+# -- spare ----------------------------------------------------------------------------------------------------------
+#
+# The next segment is allocated before it is needed, in one temporary file: reserving 64 MiB and syncing the reservation
+# takes milliseconds and may find the disk full, so a background thread does it and no append waits for it.
+
+
+class SpareSegment:
+    """At most one file allocated ahead. ``prepare`` may run on any thread; ``lock`` is held while the file is taken.
+
+    Arguments:
+        disk: the file operations.
+        directory: of the log.
+        size_bytes: size of the file.
+    """
+
+    def __init__(self, disk: Disk, directory: str, size_bytes: int) -> None:
+        self.lock = threading.Lock()
+        self.path = os.path.join(directory, TEMPORARY_NAME)
+        self._disk = disk
+        self._size_bytes = size_bytes
+        self._fd: int | None = None
+        self._closed = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether a file is waiting."""
+        return self._fd is not None
+
+    def prepare(self) -> None:
+        """Allocate the file unless it is there.
+
+        Raises:
+            WALSpaceError: no room.
+            OSError: the system refused an operation.
+        """
+        with self.lock:
+            # A file made after ``close`` would be left behind.
+            if self._fd is None and not self._closed:
+                self._fd = create_temporary(self._disk, self.path, self._size_bytes)
+
+    def take(self, size_bytes: int) -> int:
+        """Return the descriptor of a file of ``size_bytes``, for the caller to rename. Call with ``lock`` held."""
+        # One batch larger than a segment gets a segment of its own size (``segment_size_for``).
+        if size_bytes != self._size_bytes:
+            self._drop()
+            return create_temporary(self._disk, self.path, size_bytes)
+        fd = self._fd
+        self._fd = None
+        return create_temporary(self._disk, self.path, size_bytes) if fd is None else fd
+
+    def close(self) -> None:
+        """Remove the file, for good."""
+        with self.lock:
+            self._closed = True
+            self._drop()
+
+    def _drop(self) -> None:
+        if self._fd is not None:
+            fd, self._fd = self._fd, None
+            self._disk.close(fd)
+            self._disk.remove(self.path)

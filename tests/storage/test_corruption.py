@@ -15,8 +15,7 @@ from raftkv.storage.backend.lmdb import LMDBBackend
 from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.key_value import encode
 from raftkv.storage.mvcc import Store
-from raftkv.storage.record import CorruptRecordError, seal
-from raftkv.storage.revision import pack, to_key, to_tombstone_key
+from raftkv.storage.revision import CorruptRecordError, pack, seal, to_key, to_tombstone_key
 from raftkv.storage.selection import Selection, drain
 from tests.storage.conftest import MAP_SIZE_BYTES
 

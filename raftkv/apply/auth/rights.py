@@ -19,8 +19,9 @@ Cheap where users are not asked for: callers test ``auth.is_enabled`` first.
 | COMPACT, PREFIX_QUOTA, DOWNGRADE, and kinds that have no row here | root |
 | what members alone propose (MEMBER_ATTRIBUTES, LEASE_EXPIRE, LEASE_RENEW) | a member |
 
-The rules are etcd 3.6's (server/etcdserver/apply/apply_auth.go). What needs root goes by the role that its caller has
-now, under whatever revision it was let in, as in etcd: whoever changes users need not log in anew after each change.
+The rules are etcd 3.6's (server/etcdserver/apply/apply_auth.go). For requests that need root the
+caller's present role counts, at any auth revision of its admission, as in etcd: an administrator need not log in anew
+after each change of users.
 
 To check a put costs 1.6 us with one permission and 1.9 us with 10,000; the first one after a change of the user's roles
 also joins these: 7 ms for a role of 10,000 permissions, 20 ms for two of 5,000.
@@ -114,7 +115,7 @@ class Rights:
         Arguments:
             kind: of the request.
             request: the parsed message.
-            caller: who asks; None: nobody knows.
+            caller: who asks; None: unknown.
 
         Raises:
             UserEmptyError, AuthOldRevisionError, PermissionDeniedError: as etcd's.
@@ -207,15 +208,15 @@ class Rights:
         return user
 
     def check_user(self, caller: Caller | None) -> None:
-        """Refuse nobody, users that do not exist, and callers of an older revision. Raises as ``check``."""
+        """Refuse None, users that do not exist, and callers of an older revision. Raises as ``check``."""
         self._user(caller)
 
     def check_known(self, caller: Caller | None) -> None:
-        """Refuse nobody, and users that do not exist now. Raises as ``check``, but not for an older revision."""
+        """Refuse None, and users that do not exist now. Raises as ``check``, but not for an older revision."""
         self._named(caller)
 
     def check_root(self, caller: Caller | None) -> None:
-        """Refuse whoever has not the role root now. Raises as ``check``, but not for an older revision."""
+        """Refuse a caller without the role root. Raises as ``check``, but not for an older revision."""
         user = self._named(caller)
         if user is not None and not user.is_root:
             raise errors.PermissionDeniedError
@@ -275,7 +276,7 @@ class Rights:
                 looks += 1
                 if looks == LEASE_LOOKS_AT_ONCE or looks % _LOOKS_PER_PIECE == 0:
                     yield
-                    # Somebody else may have asked the same, and be done.
+                    # Another caller may have asked the same, and be done.
                     if state == self._found_at and which in self._found:
                         break
         except errors.PermissionDeniedError:

@@ -34,7 +34,7 @@ from raftkv.storage.backend.base import ReadTxn
 from raftkv.storage.backend.environment import identity_of
 from raftkv.storage.backend.lmdb import LMDBBackend
 from raftkv.storage.bolt.writer import Buckets, Items, Layout, measure, write
-from raftkv.storage.record import SEAL_BYTES, unseal
+from raftkv.storage.revision import SEAL_BYTES, unseal
 
 # -- contents -------------------------------------------------------------------------------------------------------
 #
@@ -211,7 +211,7 @@ def main(path: str, index: str, identity: str) -> int:
 
 
 if __name__ == "__main__":
-    # Nobody is left to read: the member has stopped, or given the stream up.
+    # The reader is gone: the member has stopped, or given the stream up.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: it is for the member
     os.nice(NICENESS)

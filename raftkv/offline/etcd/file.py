@@ -25,8 +25,7 @@ from raftkv.pb import kv_pb2
 from raftkv.storage import schema
 from raftkv.storage.bolt.reader import BoltFile
 from raftkv.storage.hash import KVHash, hash_kv
-from raftkv.storage.record import seal
-from raftkv.storage.revision import SUB_BITS, describe, from_key, is_tombstone, is_well_formed
+from raftkv.storage.revision import SUB_BITS, describe, from_key, is_tombstone, is_well_formed, seal
 
 _SECTOR_BYTES: Final = 512
 _CHUNK_BYTES: Final = 1 << 20
@@ -98,7 +97,7 @@ def _as_go(data: bytes) -> str:
 
 def is_snapshot(path: str) -> bool:
     """Return whether a path is a file that begins as a database of etcd."""
-    if not os.path.isfile(path):  # nobody may ever write to a pipe
+    if not os.path.isfile(path):  # a pipe may never have a writer
         return False
     try:
         with open(path, "rb") as file:
@@ -190,7 +189,7 @@ class _Snapshot:
             self._meta = dict(file.items(schema.META)) if schema.META in file.buckets() else {}
 
     def begin_read(self) -> _Snapshot:
-        """Return this: nobody changes a file."""
+        """Return this: the file does not change."""
         return self
 
     def get(self, bucket: bytes, key: bytes) -> bytes | None:

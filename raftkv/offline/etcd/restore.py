@@ -45,8 +45,7 @@ from raftkv.storage.bolt.reader import BoltFile
 from raftkv.storage.datadir import DIRECTORY_MODE, ensure_private_directory, sync_directory
 from raftkv.storage.failpoints import failpoint
 from raftkv.storage.mvcc import FIRST_REVISION, Store
-from raftkv.storage.record import seal
-from raftkv.storage.revision import SUB_BITS, describe, from_key, is_tombstone, is_well_formed
+from raftkv.storage.revision import SUB_BITS, describe, from_key, is_tombstone, is_well_formed, seal
 from raftkv.storage.wal import WAL
 
 INDEX: Final = 1

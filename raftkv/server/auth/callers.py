@@ -1,9 +1,9 @@
-"""Who calls: a token in the metadata, else the name in a verified certificate, else nobody.
+"""Who calls: a token in the metadata, else the name in a verified certificate, else none.
 
-    credential = callers.credential(call.headers, call.peer)      # None: nobody; raises for a token that is none
+    credential = callers.credential(call.headers, call.peer)      # None: no user; raises for a token that is none
     caller = credential.caller(auth.revision)                     # what entries of the log carry
 
-A token comes first, as in etcd: who sends a bad one is refused, whatever the certificate says. A certificate counts
+A token comes first, as in etcd: a caller with a bad one is refused, even with a good certificate. A certificate counts
 only if the connection was made with it and its chain was verified; a call that a gateway passes on shows the gateway's
 own, which says nothing of who calls (CVE-2018-16886).
 """
@@ -31,7 +31,7 @@ NAMED_MAX: Final = 10_000
 
 
 class Credential(Protocol):
-    """What somebody has shown: it may end before the call does."""
+    """A token or certificate that a caller has shown: it may end before the call does."""
 
     user: bytes
 
@@ -57,7 +57,7 @@ class Tokens(Protocol):
     """Knows tokens of one kind."""
 
     def find(self, token: bytes) -> Credential | None:
-        """Return whose token it is; None: nobody's."""
+        """Return whose token it is; None: unknown."""
 
 
 class Peer(Protocol):
@@ -128,7 +128,7 @@ class Callers:
 
         Raises:
             TokenAheadError: a token that may become known in a moment.
-            InvalidAuthTokenError: a token that nobody has.
+            InvalidAuthTokenError: an unknown token.
         """
         token, is_passed_on = None, False
         for name, value in headers:

@@ -44,7 +44,7 @@ VERIFIED_MAX: Final = 10_000
 """Verified tokens that are remembered."""
 
 REFUSED_MAX: Final = 10_000
-"""Tokens that are remembered since they never will be good, apart from the others: anybody can make some up."""
+"""Tokens that are remembered since they never will be good, apart from the others: any client can make some up."""
 
 _KEYS: Final = frozenset(("pub-key", "priv-key", "sign-method", "ttl"))
 _UNITS: Final = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -193,7 +193,7 @@ class JWTTokens:
                 token,
                 self._verifying,
                 algorithms=[self._method],
-                # The clock is this object's, which looks at exp and nbf below; other claims are nobody's.
+                # The clock is this object's, which looks at exp and nbf below; other claims are not used.
                 options={
                     "require": ["exp"],
                     "verify_exp": False,

@@ -3,8 +3,8 @@
     hashed = await passwords.hash("secret")              # InvalidPasswordError, TooManyRequestsError
     matches = await passwords.matches("secret", hashed)  # a cost in place of a hash: False, after the work of that cost
 
-The threads are few and of low priority, so a storm of logins costs nobody else's turn; what waits for them is bounded,
-and what is beyond it is refused. bcrypt lets the interpreter go while it works.
+The threads are few and of low priority, so a storm of logins delays no other call; the queue for them is bounded,
+and logins beyond it are refused. bcrypt lets the interpreter go while it works.
 
 On a machine that is always busy a thread of low priority would hardly run. So one more has the loop's own, for as much
 time as a few logins now and then need (``PROMPT_BURST_S``, ``PROMPT_SHARE``); a storm has used that up at once.

@@ -1,4 +1,4 @@
-"""The Auth service: who somebody is, and changes of users and roles.
+"""The Auth service: authentication, and changes of users and roles.
 
     Authenticate   the password compared here, under the users of one revision; then the token goes through the log, so
                    that every member knows it; tried again if users have changed meanwhile. A signed token needs no log

@@ -87,7 +87,7 @@ class SimpleTokens:
 
     Arguments:
         clock: seconds, monotonic.
-        ttl_s: how long a token lives that nobody uses.
+        ttl_s: how long an unused token lives.
     """
 
     def __init__(self, clock: Callable[[], float], ttl_s: float) -> None:
@@ -121,7 +121,7 @@ class SimpleTokens:
         self._of_user.setdefault(user, of_user)[digest] = None
 
     def find(self, token: bytes) -> Session | None:
-        """Return whose token it is, and count that as use; None: nobody's.
+        """Return whose token it is, and count that as use; None: unknown.
 
         Arguments:
             token: as the client sent it.

@@ -99,13 +99,13 @@ class Users:
         return None if credential is None else credential.caller(self._auth.revision)
 
     def check_root(self, request: HttpRequest) -> bytes:
-        """Return the name of the user who sends a plain request; empty: nobody is asked for.
+        """Return the name of the user who sends a plain request; empty: users are not asked for.
 
         Arguments:
             request: with a token as ``Authorization``, or over a connection with a certificate.
 
         Raises:
-            StatusError: it is nobody, or has not the role root.
+            StatusError: there is no user, or it has not the role root.
         """
         if not self._auth.is_enabled:
             return b""

@@ -11,10 +11,10 @@ This member remembers who said so; when the connection of the last of them break
 The end of a lease deletes its keys, which others may have attached since. So a report names the user who asked for the
 grace, and the leader ends the lease as if that user had revoked it, under the rights of the last keep-alive.
 
-Each report carries when the last answer was passed on, so that the leader knows whether somebody else has kept the
+Each report carries when the last answer was passed on, so that the leader knows whether another stream has kept the
 lease alive since, for example the same client by way of another member. For a keep-alive that was still under way when
-its connection broke, nobody knows: the leader may take it after those by which the client went on elsewhere. So it is
-not reported, and a lease ends late rather than early. Without I/O and without a clock of its own.
+its connection broke, the order is unknown: the leader may take it after those by which the client went on elsewhere. So
+it is not reported, and a lease ends late rather than early. Without I/O and without a clock of its own.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ConnectionLost:
         lease_id: of the lease.
         grace_s: how long it shall live on.
         answered_at: loop time when the last keep-alive of its owner was answered here.
-        caller: its owner, by the users and roles of that keep-alive; None: nobody knows.
+        caller: its owner, by the users and roles of that keep-alive; None: unknown.
     """
 
     lease_id: int
@@ -80,7 +80,7 @@ class Graces:
             stream: by which it came, and which has not ended.
             lease_id, ttl_s: as answered.
             grace_ms: as asked for; 0 or less: none.
-            caller: who keeps the lease; None: nobody knows.
+            caller: who keeps the lease; None: unknown.
         """
         keepers = self._keepers.get(lease_id)
         if keepers is None and grace_ms <= 0:
@@ -98,7 +98,7 @@ class Graces:
             self._keepers.setdefault(entry.lease_id, {})[stream] = entry
 
     def stream_ended(self, stream: Hashable, *, severed: bool) -> None:
-        """Forget a stream; if its connection broke, report the leases that nobody else keeps.
+        """Forget a stream; if its connection broke, report the leases that no other stream keeps.
 
         Arguments:
             stream: by which keep-alives came.

@@ -54,7 +54,7 @@ class Requests(Protocol):
     """Keep-alives that are not answered at once, and not yet."""
 
     def renew_at_once(self, lease_id: int) -> int:
-        """Renew a lease if that needs nobody else: its TTL in seconds, or 0."""
+        """Renew a lease if this member can do so alone: its TTL in seconds, or 0."""
 
     def keep_alive(self, pending: PendingKeepAlive) -> None:
         """Renew a lease, and answer."""
@@ -169,7 +169,7 @@ class KeepAliveStream:
             self._service.graces.answered(self, lease_id, grace_ms, ttl_s, self._call.caller)
 
     def released(self) -> None:
-        """The call is over, in whatever way. A client that had said all before it was gone is not missed."""
+        """The call is over, in any way. A client that had sent all before it left is not missed."""
         self._ended = True
         self._service.leader_guard.forget(self._call)
         self._service.graces.stream_ended(self, severed=self._call.severed and not self._half_closed)

@@ -61,7 +61,7 @@ QUORUM_LATE_S: Final = 0.5
 """A quorum that takes so long to answer was not there meanwhile, or hardly."""
 
 _TIMER_SLACK_S: Final = 0.001
-"""A timer that is set for the end of a lease comes when it is over, whatever the rounding of clocks."""
+"""A timer that is set for the end of a lease comes when it is over, in spite of the rounding of clocks."""
 
 
 SHORTEN_MAX: Final = 1_000
@@ -178,7 +178,7 @@ class Lessor:
         self._timer = self._loop.call_later(BEAT_S, self._beat)
 
     def stop(self) -> None:
-        """Decide nothing more, and fail whoever waits."""
+        """Decide nothing more, and fail all waiting requests."""
         for timer in (self._timer, self._gathering, self._queueing, *self._end_timers):
             if timer is not None:
                 timer.cancel()
@@ -247,7 +247,7 @@ class Lessor:
             self._failing.add(self.applied)
 
     def leader_changed(self) -> None:
-        """Take up or lay down the decisions about leases; hand what waits to whoever leads now."""
+        """Take up or lay down the decisions about leases; send waiting requests to the new leader."""
         node = self._node
         self.flush()
         self.times.demote()
@@ -374,7 +374,7 @@ class Lessor:
             self._begin_batch()
 
     def _send_on(self, pending: list[PendingKeepAlive]) -> None:
-        """Send keep-alives on to whoever leads now; those of clients here go before what has arrived since."""
+        """Send keep-alives on to the present leader; those of clients here go before later arrivals."""
         arrived = [one for one in pending if one.is_local]
         passed_on = [one for one in pending if not one.is_local]
         if arrived:
@@ -431,7 +431,7 @@ class Lessor:
     # -- connections that were lost ----------------------------------------------------------------------------------
 
     def connections_lost(self, lost: list[ConnectionLost]) -> None:
-        """Have the leader let leases end soon. Nobody waits for that; if it fails, they end with their TTL."""
+        """Have the leader let leases end soon, in the background; if that fails, they end with their TTL."""
         self._lost += lost
         if not self._is_telling:
             self._is_telling = True
@@ -498,7 +498,7 @@ class Lessor:
 
         Returns:
             The response without its header, if another member has made it; else what makes it, without the keys of the
-            lease: whoever adds these has to look at both at one moment, in which the store ``is_whole``.
+            lease: the caller that adds these has to look at both at one moment, in which the store ``is_whole``.
 
         Raises:
             StatusError: no leader answered.
@@ -531,7 +531,7 @@ class Lessor:
             exact: grant as little as a second: the owner can stand an election without an answer.
 
         Raises:
-            LeaseTTLTooLargeError: above what is granted to anybody.
+            LeaseTTLTooLargeError: above the largest TTL.
         """
         if ttl_s > TTL_MAX_S:
             raise errors.LeaseTTLTooLargeError

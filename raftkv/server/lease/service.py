@@ -50,7 +50,7 @@ KNOWN_MAX: Final = 100_000
 """Requests whose meaning is remembered: a client sends the same few bytes again and again."""
 
 KNOWN_BYTES_MAX: Final = 1 + 10 + 2 + 5
-"""An id, and a grace of up to months, each behind its tag: what a request has unless somebody put more into it."""
+"""An id, and a grace of up to months, each behind its tag: what an ordinary request has."""
 
 
 class _Keys(list[bytes]):
@@ -79,7 +79,7 @@ class LeaseService:
         lessor: of the member.
         guard: ends streams that insist on a leader.
         cork: flushes streams at the end of a turn.
-        live: whether a client may keep a lease alive; None: where nobody is asked who calls.
+        live: whether a client may keep a lease alive; None: callers are not authenticated.
     """
 
     def __init__(
@@ -322,7 +322,7 @@ class LeaseService:
     async def _shorten(self, request: raft_pb2.LeaseShortenRequest) -> list[bytes]:
         now = self._loop.time()
         named = zip(request.users, request.auth_revisions, strict=False)
-        # A member of an earlier version names nobody. A user without a name would be a member.
+        # A member of an earlier version names no users. A user without a name would be a member.
         callers = chain((Caller(user, revision) if user else None for user, revision in named), repeat(None))
         lost = [
             ConnectionLost(lease_id, grace_ms / 1000, now - age_us / 1_000_000, caller)

@@ -201,7 +201,7 @@ class LeaseTimes:
     def receive(self, granted: dict[int, int]) -> Generator[None, None, None]:
         """Get ready, in steps, for ``reloaded`` with these leases; what is here does not change meanwhile.
 
-        Nobody knows when they were renewed, but it was before they were received.
+        Their renewals are not known, but were before they were received.
         """
         now = self._clock.now()
         leases: dict[int, _Lease] = {}
@@ -257,8 +257,8 @@ class LeaseTimes:
         """Begin to decide: this member leads, and everything that leaders before it committed is applied.
 
         Arguments:
-            after_outage: there was no leader for so long that owners were turned away, or for nobody knows how long
-                because this member has just started: what it takes for the last renewal is no news of the owner.
+            after_outage: there was no leader for so long that owners were turned away, or for an unknown time because
+                this member has just started: the last known renewal says nothing of the owner.
         """
         self.demote()
         self._leadership += 1

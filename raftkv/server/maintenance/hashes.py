@@ -46,7 +46,7 @@ from raftkv.storage.mvcc import Store
 # (no answer, compacted since, not yet there, another compact revision) makes the result UNKNOWN, never EQUAL.
 
 NOBODY = 0
-"""Member id of an alarm that is about the cluster: nobody knows who is wrong."""
+"""Member id of an alarm that is about the cluster: the wrong member is unknown."""
 
 
 class Result(enum.Enum):

@@ -1,4 +1,4 @@
-"""The Maintenance service: status, alarms, hashes and downgrade here, the rest in modules of its own.
+"""The Maintenance service: status, alarms, hashes, leadership and downgrade here, the rest in modules of its own.
 
 Status and hashes are of this member alone and need no leader; alarms go through the log. A learner answers Status
 alone, as in etcd.
@@ -6,6 +6,8 @@ alone, as in etcd.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
 from collections.abc import Callable
 from functools import partial
@@ -24,10 +26,82 @@ from raftkv.server import ETCD_CLUSTER_VERSION, ETCD_STORAGE_VERSION, ETCD_VERSI
 from raftkv.server.durable import when_durable
 from raftkv.server.maintenance.defragmentation import DefragmentCommand, Defragmenter
 from raftkv.server.maintenance.hashes import Hashes, scan
-from raftkv.server.maintenance.leadership import LeaderMove
+from raftkv.server.node.node import Node
 from raftkv.server.services.responder import PendingWrite, Responder, fail, parse, parse_or_raise, refusals
 from raftkv.storage.hash import hash_database
 from raftkv.storage.mvcc import Store
+
+# -- leadership -----------------------------------------------------------------------------------------------------
+#
+# Transfer of the leadership: by MoveLeader, and before a leader stops.
+#
+#     follower asked              -> not leader
+#     unknown member, learner     -> bad leader transferee
+#     this member itself          -> done
+#     any other voter             -> the core brings the target up to date and has it campaign; answered when it leads
+#
+# The core gives a transfer up after an election timeout; etcd's leader goes on waiting then, until the caller gives up.
+# Here the wait ends after the request timeout at the latest, with etcd's text.
+
+_log = logging.getLogger(__name__)
+_NO_HEADER: Final = rpc_pb2.MoveLeaderResponse().SerializeToString()
+
+
+class LeaderMove:
+    """Handler of MoveLeader.
+
+    Arguments:
+        responder: the member's shared parts.
+    """
+
+    def __init__(self, responder: Responder) -> None:
+        self._responder = responder
+
+    async def handle(self, data: bytes, call: UnaryCall) -> bytes:
+        """Move leadership; the answer has no header."""
+        with refusals():
+            self._responder.admission.check_read(call, serializable=False)
+            request = parse_or_raise(rpc_pb2.MoveLeaderRequest, data)
+            await self._move(request.targetID)
+        return _NO_HEADER
+
+    async def _move(self, target: int) -> None:
+        node = self._responder.node
+        if node.leader != node.settings.member_id:
+            raise errors.NotLeaderError
+        if target not in node.conf_state.voters:
+            raise errors.BadLeaderTransfereeError
+        node.transfer_leader(target)
+        try:
+            async with asyncio.timeout(node.settings.request_timeout_s):
+                await node.wait_until(lambda: node.leader == target or node.stopped)
+        except TimeoutError:
+            raise errors.LeaderTransferTimeoutError from None
+        if node.leader != target:
+            raise errors.StoppedError
+
+
+async def hand_over(node: Node, connected_since: Callable[[int], float | None]) -> None:
+    """Give leadership, if this member has it, to the voter that has been connected longest, as etcd does at a stop.
+
+    One that has all that is committed comes before one that would have to catch up first.
+
+    Arguments:
+        node: of the member.
+        connected_since: loop time since when a peer is connected, None while it is not.
+    """
+    own_id = node.settings.member_id
+    connected = {peer: since for peer in node.conf_state.voters if (since := connected_since(peer)) is not None}
+    if node.leader != own_id or not connected:
+        return
+    committed = node.committed
+    node.transfer_leader(min(connected, key=lambda peer: (not node.has_log(peer, committed), connected[peer])))
+    try:
+        async with asyncio.timeout(node.settings.election_s):
+            await node.wait_until(lambda: node.leader not in (NONE, own_id))
+    except TimeoutError:
+        _log.warning("leadership was not taken over in time")
+
 
 # -- downgrade ------------------------------------------------------------------------------------------------------
 #

@@ -77,7 +77,7 @@ class Space:
         self._is_told = False
 
     def make_room(self) -> bool:
-        """Give up copies of databases, whoever they are for: they come again, and writes must go on.
+        """Give up all copies of databases: they are made again later, and writes must go on.
 
         Returns:
             Whether there was anything to give up.

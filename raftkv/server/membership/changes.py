@@ -451,7 +451,7 @@ class Changes:
         """Have the leader do it; None if it could not be asked, or leads no more.
 
         Raises:
-            _AnswerLost: it may do it, or have done it, and nobody hears of that.
+            _AnswerLost: it may do it, or have done it, and its answer is lost.
         """
         leader = self._node.leader
         channel = self._ways.channel(leader) if leader != NONE else None
@@ -553,7 +553,7 @@ def _caller_metadata(caller: Caller | None) -> tuple[tuple[str, str], ...]:
 
 
 def forwarded_caller(metadata: Mapping[str, str | bytes]) -> Caller | None:
-    """Return on whose behalf another member asks; None: nobody is known.
+    """Return on whose behalf another member asks; None: unknown.
 
     Arguments:
         metadata: of its call.

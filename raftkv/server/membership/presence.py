@@ -70,7 +70,7 @@ class Publication:
             await self._propose()
 
     def again(self) -> None:
-        """Publish once more, beside all else, whatever the cluster seems to know."""
+        """Publish once more in the background, even if the cluster seems to know it."""
         if self._again is None or self._again.done():
             self._again = asyncio.get_running_loop().create_task(self._until_done())
 
@@ -163,7 +163,7 @@ class Departure:
 
     @property
     def is_known(self) -> bool:
-        """Whether this member was removed and nobody needs it any more: it need not even start."""
+        """Whether this member was removed and is no longer needed: it need not even start."""
         return self.is_removed and not self.may_be_needed
 
     @property

@@ -122,7 +122,7 @@ class ClusterService:
         return rpc_pb2.MemberAddResponse(member=member, members=members).SerializeToString()
 
     def _new_id(self, urls: tuple[str, ...]) -> int:
-        """Return an id that nobody has had: etcd's, of the URLs and the second, but without the token."""
+        """Return an id that no member has had: etcd's, of the URLs and the second, but without the token."""
         removed, now_s = self._responder.applier.membership.removed, int(time.time())
         # Who is removed and added again within a second gets the id of the next one; etcd refuses it.
         ids = (cluster_id.member_id(urls, "", second) for second in itertools.count(now_s))

@@ -6,8 +6,8 @@ anything is read. An id that is unknown here and was never removed is accepted, 
 answered: it may have become a member by an entry that is not applied here yet. Otherwise a member that was away while
 others were replaced would never catch up (etcd: AddRemote). Every message of a stream must carry the id of its sender,
 or the stream ends: one member cannot vote in the name of another. A removed member is refused with those words, and its
-open streams end with the same words. Only one question is answered to anybody: who the members are, for those who are
-about to join.
+open streams end with the same words. Only one question needs no membership: who the members are, for members that
+are about to join.
 """
 
 from __future__ import annotations

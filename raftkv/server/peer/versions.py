@@ -126,7 +126,7 @@ class Versions:
             needed: major and minor of the first version that does.
 
         Raises:
-            NotCapableError: a member runs an older one, or nobody knows which.
+            NotCapableError: a member runs an older one, or an unknown one.
         """
         if self.lowest_version() < needed:
             raise NotCapableError
@@ -138,7 +138,7 @@ class Versions:
 
 
 def _nothing() -> None:
-    """Do what nobody asked for."""
+    """Do nothing: the default callback."""
 
 
 def introduction() -> tuple[tuple[str, str], ...]:

@@ -120,7 +120,7 @@ class ElectionService:
             request: the name.
 
         Raises:
-            ElectionNoLeaderError: nobody does.
+            ElectionNoLeaderError: there is no leader.
         """
         await self._recipe.confirm()
         revision, kv = await self._recipe.oldest(request.name + b"/")

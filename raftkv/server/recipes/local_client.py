@@ -95,7 +95,7 @@ class Recipe:
 
     @property
     def deleting(self) -> int:
-        """Deletions under way that nobody waits for."""
+        """Background deletions under way."""
         return len(self._deletions)
 
     def close(self) -> None:
@@ -207,7 +207,7 @@ class Recipe:
         self.responder.admission.check_size(size_bytes)
 
     def delete_if_same(self, key: bytes, create_revision: int, caller: Caller | None = MEMBER) -> None:
-        """Delete a key unless it is gone or was made anew; nobody waits for it, and it is tried until decided.
+        """Delete a key in the background unless it is gone or was made anew; retried until decided.
 
         As this member, if the call has made the key: who has lost the right to a lock, or the token, may not leave a
         waiter behind for which all others wait. As the caller, if the call has found it: then others may wait by it.
@@ -288,7 +288,7 @@ class Recipe:
         return list(rpc_pb2.RangeResponse.FromString(body).kvs)
 
     async def find_all(self, request: rpc_pb2.RangeRequest) -> tuple[int, list[kv_pb2.KeyValue]]:
-        """Read the state applied here, in slices if it is many keys: anybody may write below a prefix.
+        """Read the state applied here, in slices if it is many keys: any client may write below a prefix.
 
         Returns:
             the revision of what was read, which may be an older one by now, and the keys.

@@ -5,7 +5,7 @@
     watch.close()
 
 It is a ``WatchStream`` whose call is here, so it has all that clients are promised: order, no gaps, catching up from
-history. Responses that nobody takes count as bytes not sent: beyond a limit the watch falls behind and is served from
+history. Unread responses count as bytes not sent: beyond a limit the watch falls behind and is served from
 history later, so an idle reader costs a bounded amount of memory.
 """
 
@@ -97,12 +97,12 @@ class LocalWatch:
 
     @property
     def send_buffer_size(self) -> int:
-        """Bytes that nobody has taken."""
+        """Unread bytes."""
         return self._queued_bytes
 
     @property
     def connection_send_buffer_size(self) -> int:
-        """Bytes that nobody has taken: there is no connection beside this stream."""
+        """Unread bytes: there is no connection beside this stream."""
         return self._queued_bytes
 
     @property

@@ -22,7 +22,7 @@ from raftkv.server.recipes.queue import Queue
 
 _METHODS: Final = SERVICES["v3lockpb.Lock"]
 LEASE_TTL_S: Final = 60
-"""TTL of the lease that a caller without one is given; nobody keeps it alive."""
+"""TTL of the lease that a caller without one is given; it is not kept alive."""
 
 
 class LockService:

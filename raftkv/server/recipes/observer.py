@@ -84,7 +84,9 @@ class Observer:
                     await self._send(revision, leader)
 
     def _may_change_leader(self, key: bytes) -> bool:
-        """Return whether an event of this key matters: while somebody leads, nobody who comes or goes behind does."""
+        """Return whether an event of this key matters: while there is a leader, changes of the candidates behind it do
+        not.
+        """
         leader, _ = self._sent
         return not leader or leader == key
 

@@ -4,7 +4,8 @@
                                         waits for name/a     waits for name/1f
 
 Who comes adds a key named by its lease, and waits until every key that was created before is gone. Each waits for
-the one just before it alone, so that a release wakes one waiter, not all. The lease ends the key of whoever dies.
+the one just before it alone, so that a release wakes one waiter, not all. The lease deletes the key of a client that
+dies.
 
 Invariants
 - Only an entry whose key was still there, with the same create revision, in a read that a quorum confirmed after the
@@ -45,7 +46,7 @@ class QueueEntry:
         create_revision: of the key; the fencing token.
         revision: the store's when the entry was made or found.
         value: of the key when it was made or found.
-        is_first: whether nobody was before it then.
+        is_first: whether no entry was before it then.
         deleter: on whose behalf it is deleted if the call ends before its turn: this member's if the call has made it.
     """
 
@@ -101,10 +102,10 @@ class Queue:
         return QueueEntry(prefix, key, found.create_revision, revision, found.value, is_first, call.caller)
 
     async def wait_turn(self, entry: QueueEntry) -> int | None:
-        """Wait until nobody is before this entry; the revision at which that was confirmed, None if the entry is lost.
+        """Wait until no entry is before this one; the revision at which that was confirmed, None if this entry is lost.
 
-        If the caller leaves meanwhile the entry is deleted, so that nobody waits for it; one that was found only if the
-        caller may still delete it.
+        If the caller leaves meanwhile the entry is deleted, so that no caller waits for it; one that was found only if
+        the caller may still delete it.
 
         Raises:
             StoppedError: the member stops.

@@ -87,7 +87,7 @@ class LeaderGuard:
         self._ending.begin(partial(_end, stream, error) for stream in streams)
 
     def close(self) -> None:
-        """The member stops: streams that would never end by themselves end now, so that nobody waits for them."""
+        """The member stops: end all streams now, so that the stop does not wait for them."""
         if self._timer is not None:
             self._timer.cancel()
         error = errors.StoppedError()

@@ -309,7 +309,7 @@ class Responder:
             try:
                 revision, pieces = yield from hold(self.applier.store.pin, lambda view: read(view, growth, body))
             except BaseException:
-                # It is given up, or nobody waits for it.
+                # It is given up, or its caller has gone.
                 if growth.held_bytes > response.DROPPED_BYTES:
                     self.slices.run(partial(response.drop, body), _cannot_be, 0)
                 raise

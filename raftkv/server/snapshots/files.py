@@ -38,7 +38,7 @@ def snapshot_path(directory: Path, index: int) -> Path:
 
 
 def outgoing_path(directory: Path) -> Path:
-    """A name that no other copy of this process has: LMDB refuses one that it has open, under whatever name by now."""
+    """A name that no other copy of this process has: LMDB refuses one that it has open, even if it was renamed."""
     return directory / f"{next(_numbers):x}.out.db"
 
 
@@ -79,7 +79,7 @@ def remove_received(directory: Path, index: int) -> None:
 
 
 def remove_database(path: Path) -> None:
-    """Delete a copy, with whatever lies beside it."""
+    """Delete a copy, with its lock file."""
     remove_unneeded(path)
     remove_unneeded(lock_path(path))
 
@@ -147,7 +147,7 @@ async def on_thread(job: Callable[[], T], give_up: Callable[[], None] = _go_on) 
             cancelled = error
             give_up()
     if cancelled is not None:
-        running.exception()  # nobody is left who waits for it
+        running.exception()  # it has no other reader
         raise cancelled
     return running.result()
 
@@ -156,7 +156,7 @@ _TRANSFER_S: Final = doubling(0.1, 10)
 
 
 PEERS_MAX: Final = 128
-"""Ids that are counted: anybody may claim one on a peer port without TLS."""
+"""Ids that are counted: any caller may claim one on a peer port without TLS."""
 
 
 class Transfers:

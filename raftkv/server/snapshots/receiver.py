@@ -147,7 +147,7 @@ def received_bytes(path: Path, size_bytes: int) -> int:
 
 
 class Partials:
-    """The files of a directory that nobody writes to now: at most one, for a while.
+    """The files of a directory without a writer: at most one, for a while.
 
     Arguments:
         directory: of all databases on their way.
@@ -165,7 +165,7 @@ class Partials:
         self._expiry = asyncio.get_running_loop().call_later(KEPT_S, self.remove)
 
     def remove(self, kept: Path | None = None) -> bool:
-        """Remove what nobody writes to; whether there was anything.
+        """Remove files without a writer; whether there were any.
 
         Arguments:
             kept: a file that stays.
@@ -215,7 +215,7 @@ class SnapshotReceiver:
         self._is_awaited = is_awaited
         self._receiving: set[asyncio.Task[object]] = set()
         self._writers: dict[Path, asyncio.Task[object]] = {}
-        """Who has a file, until it has its place or is removed: nobody else writes to it or removes it."""
+        """The owner of each file, until it has its place or is removed: no other task writes to it or removes it."""
         self._whole: set[Path] = set()
         """Files of which all has come, and which are being checked."""
         self._unsettled: dict[int, int] = {}
@@ -252,7 +252,7 @@ class SnapshotReceiver:
         return raft_pb2.SnapshotOffsetResponse(offset_bytes=offset).SerializeToString()
 
     async def _take_over(self, path: Path) -> None:
-        """End whoever writes to a file, or wait for who checks it: it is about to have another writer."""
+        """End the writer of a file, or wait for its check: it is about to have another writer."""
         while (writer := self._writers.get(path)) is not None:
             if path not in self._whole:
                 writer.cancel()
@@ -367,7 +367,7 @@ class SnapshotReceiver:
             remove_soon(path)
 
     async def _path(self, header: raft_pb2.SnapshotChunk) -> Path:
-        """Return the file that a database comes into, which nobody else writes to."""
+        """Return the file for a received database; no other task writes to it."""
         message = header.message
         if not header.sha256:
             return incoming_path(self._directory, message.from_id)  # of a version that never goes on with a stream

@@ -75,7 +75,7 @@ class OpenConnections:
             cut: ends it.
 
         Returns:
-            Forgets it: to be called when it has ended, whoever ended it.
+            Forgets it: to be called when it has ended, for any reason.
         """
         if tls.context.verify_mode != ssl.CERT_REQUIRED:
             return forget_nothing

@@ -128,7 +128,7 @@ def client_context(files: TLSFiles, rules: Rules) -> ssl.SSLContext:
     context = _new(ssl.PROTOCOL_TLS_CLIENT, rules, CLIENT_PROTOCOLS)
     context.hostname_checks_common_name = False
     if files.self_signed:
-        # Nobody can know the authority of a certificate that its member made for itself.
+        # The authority of a certificate that its member made for itself is unknown to others.
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     elif files.trusted_ca_file:
@@ -147,7 +147,7 @@ def _new(protocol: int, rules: Rules, alpn: tuple[str, ...]) -> ssl.SSLContext:
     if rules.max_version:
         context.maximum_version = _VERSIONS[rules.max_version]
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
-    # As in Go, whatever is in the file of authorities is one, an intermediate one too.
+    # As in Go, every certificate in the file of authorities is one, an intermediate one too.
     context.verify_flags |= ssl.VERIFY_X509_TRUSTED_FIRST | ssl.VERIFY_X509_PARTIAL_CHAIN
     if rules.cipher_suites:
         _choose_suites(context, rules)

@@ -108,7 +108,7 @@ class PortSecurity:
         revocations = Revocations(files.crl_file, files.trusted_ca_file) if files.crl_file else None
         ends = ends_of(files, revocations)
         trusted = authorities_of(files.trusted_ca_file) if files.trusted_ca_file else None
-        # All or nothing: whatever cannot be used has raised by now.
+        # All or nothing: unusable files have raised by now.
         self.server, self._client, self.revocations, self.ends = server, client, revocations, ends
         self._trusted = trusted
 
@@ -341,7 +341,7 @@ class FailureLog:
 
     Attributes:
         count: of all failures.
-        listener: hears of each that has a line, address and reason; None: nobody does.
+        listener: hears of each that has a line, address and reason; None: no listener.
     """
 
     def __init__(self, text: str, clock: Callable[[], float]) -> None:

@@ -1,4 +1,4 @@
-"""Watching: from the changes of a turn to the streams of whoever watches the keys.
+"""Watching: from the changes of a turn to the streams that watch the keys.
 
 Owns who watches what, how far each watcher is, and what a stream is sent.
 

@@ -1,11 +1,11 @@
-"""The hub: hands each change to whoever watches its key.
+"""The hub: hands each change to the watchers of its key.
 
 Owns the synced watchers: those that have everything up to the present. The store reports the changes of every write
 txn; they are delivered once per turn, after the entries were applied, hence committed. A watcher whose stream has no
-room, one that starts in the past, and everybody after a snapshot was installed are *unsynced*: ``catch_up`` serves them
+room, one that starts in the past, and all after a snapshot was installed are *unsynced*: ``catch_up`` serves them
 from history until they have everything, and gives them back.
 
-A turn has limits: changes to be matched, watchers times events, and bytes. Beyond the first everybody falls behind,
+A turn has limits: changes to be matched, watchers times events, and bytes. Beyond the first all watchers fall behind,
 beyond the others the group or watcher that would be too much. A group, and all of them together, fall behind at once
 however many they are: they leave the index as they are, and are moved to the history in steps.
 
@@ -13,7 +13,7 @@ Invariants
 - A watcher gets every event that it asked for, once, in order of revision; all of one revision in one response.
 - What a turn has for a group of watchers is one response for each of them, put together once.
 - Between turns everything up to ``revision`` was delivered to all synced watchers, so a header may say so.
-- Delivery costs nothing for keys that nobody watches but a dictionary lookup (and one in the intervals, if any).
+- Delivery costs nothing for unwatched keys but a dictionary lookup (and one in the intervals, if any).
 - No events are kept for a watcher: what it needs is in the store, and where it is in ``next_revision``.
 
 Leaves out: sockets (``stream``, ``service``) and time (``service``).
@@ -62,10 +62,10 @@ DELIVERIES_MIN: Final = 100
 """A group for which a turn has no more than this is served in it all the same: falling behind costs more."""
 
 MATCHES_PER_TURN: Final = 10_000
-"""Changes, and groups found for them, that a turn looks at; when there are more, everybody falls behind."""
+"""Changes, and groups found for them, that a turn looks at; when there are more, all watchers fall behind."""
 
 GROUPS_PER_TURN: Final = 5_000
-"""Groups that a turn delivers to: 5 us each. When there are more, everybody falls behind."""
+"""Groups that a turn delivers to: 5 us each. When there are more, all watchers fall behind."""
 
 INTERVAL_WEIGHT: Final = 2
 """What the group of an interval counts as: one that has no room, and falls behind by itself, takes 16 us."""
@@ -326,7 +326,7 @@ class WatchHub:
         self._index.add(watcher, special=is_special)
 
     def restored(self) -> None:
-        """The store was replaced by a snapshot: everybody catches up from where they were."""
+        """The store was replaced by a snapshot: all watchers catch up from where they were."""
         next_revision = self.delivered_revision + 1
         self.delivered_revision = self._store.revision
         self._pending.clear()

@@ -145,7 +145,7 @@ class Piece:
     Attributes:
         last: the last revision that is in it whole, once it ``is_read``.
         views: what it found, and for whom.
-        is_abandoned: set by whoever replaced the database.
+        is_abandoned: set when the database was replaced.
         left_out: watchers that must be served by another piece.
     """
 

@@ -93,7 +93,7 @@ class WatchService:
         hub: of the member.
         admission: checks the metadata of the call.
         guard: ends streams that insist on a leader.
-        live: what a client may watch, and that it may no more; None: where nobody is asked who calls.
+        live: what a client may watch, and that it may no more; None: callers are not authenticated.
         fragment_bytes: size above which responses are split for watchers that allow it.
         progress_interval_s: time between progress notifications.
         on_refused: hears of intervals that a client may not watch; its stream goes on.

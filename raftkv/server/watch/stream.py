@@ -312,7 +312,7 @@ class WatchStream:
     # -- answers -----------------------------------------------------------------------------------------------------
 
     def send(self, message: bytes) -> None:
-        """Queue one response, whatever is queued already; it leaves at the end of the turn."""
+        """Queue one response, behind any number of others; it leaves at the end of the turn."""
         self._touch()
         self._out.append(_pack(0, len(message)) + message)
         self._queued_bytes += len(message)

@@ -10,8 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 from raftkv.apply.alarms import Alarms
-from raftkv.apply.downgrade import Downgrade
-from raftkv.apply.membership import Membership
+from raftkv.apply.membership import Downgrade, Membership
 from raftkv.apply.quotas import Quotas
 from raftkv.errors import ConfigError, CorruptionError, StorageError
 from raftkv.offline.etcd import records

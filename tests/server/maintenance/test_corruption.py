@@ -10,7 +10,7 @@ import pytest
 
 from raftkv.pb import rpc_pb2
 from raftkv.storage import schema
-from raftkv.storage.record import SEAL_BYTES, seal
+from raftkv.storage.revision import SEAL_BYTES, seal
 from tests.compat.wire import Wire
 from tests.long import long_except
 from tests.procs import RAFTKV, Cluster, Member, http_get, wait_for

@@ -23,8 +23,8 @@ from raftkv.server.maintenance import damage
 from raftkv.server.maintenance.damage import Damage, Scrub, is_quorum
 from raftkv.storage import schema
 from raftkv.storage.backend.base import WriteBatch
+from raftkv.storage.backend.environment import SEAL
 from raftkv.storage.backend.lmdb import LMDBBackend
-from raftkv.storage.backend.seal import SEAL
 from raftkv.storage.mvcc import Store
 from raftkv.storage.revision import pack, to_key
 from raftkv.storage.snapshot import DamagedSourceError, SnapshotInfo, read_meta, verify_snapshot, write_snapshot
