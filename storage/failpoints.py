@@ -246,7 +246,7 @@ def _raise_os_error(name: str, errno_name: str) -> Callable[[str], None]:
 
 def _wait(milliseconds: int) -> Callable[[str], None]:
     def act(_point: str) -> None:
-        threading.Event().wait(milliseconds / 1000)  # an event that nobody sets
+        threading.Event().wait(milliseconds / 1000)  # an event that is never set
 
     return act
 

@@ -9,7 +9,7 @@ compaction would drop counts as dropped whether it is gone yet or not:
 - a tombstone exactly at the compacted revision does not count, since old versions of etcd drop it.
 
 Both functions read one transaction of the engine and nothing else, so they run on any thread while the owner goes on;
-an event ends them, with an error, when nobody wants the hash any more.
+an event ends them, with an error, when the hash is no longer wanted.
 Every checksum on the way is verified: a hash is also a scrub.
 """
 
@@ -54,7 +54,7 @@ class Readable(Protocol):
 
 
 class _Wanted:
-    """A history that is read until nobody wants what comes of it."""
+    """A history whose reads end with an error once they are given up."""
 
     def __init__(self, read: History, given_up: threading.Event) -> None:
         self._read = read
@@ -91,8 +91,8 @@ def hash_kv(backend: Readable, revision: int, given_up: threading.Event | None =
 
     Arguments:
         backend: the engine; read on the calling thread.
-        revision: the main revision, which must be committed already; a negative one is before all history, and what
-            is hashed then is empty, whatever was compacted.
+        revision: the main revision, which must be committed already; a negative one is before all history: an empty
+            history is hashed then, compacted or not.
         given_up: set, on another thread, when the hash is not wanted any more.
 
     Raises:

@@ -165,8 +165,8 @@ class Store:
         # Scheduled is in effect for readers from the entry on that asked for it, whether the work was finished or not.
         scheduled, finished = schema.read_compact_revisions(get)
         self.compact_revision = max(scheduled, finished)
-        # As in etcd: whatever a compaction dropped, the revision does not go back below it, or a later put would take a
-        # number that a client has seen already.
+        # As in etcd: the revision never goes back below a compaction, or a later put would take a number that a client
+        # has seen already.
         self.revision = max(FIRST_REVISION, restored.last_revision, self.compact_revision)
         self.applied_index = schema.decode_integer(get(schema.META, schema.META_CONSISTENT_INDEX)) or 0
         self.applied_term = schema.decode_integer(get(schema.META, schema.META_TERM)) or 0
@@ -450,7 +450,7 @@ class Store:
         return self._index.known_count(key, range_end)
 
     def kept(self, key: bytes, range_end: bytes, after: int) -> Iterator[tuple[bytes, int, bool, int]]:
-        """Iterate over the revisions of an interval that no compaction has given up, whatever is removed by now.
+        """Iterate over the revisions of an interval that no compaction has given up, removed by now or not.
 
         Part of the entry being applied: compactions wait with their work, and nothing may change before the end.
 
@@ -567,8 +567,8 @@ class Store:
         if revision > self.revision:
             raise FutureRevisionError
         self._overlay.is_changing = True
-        # In effect at once, on every member at the same entry: whatever work is left, the same reads are refused
-        # everywhere.
+        # In effect at once, on every member at the same entry: all members refuse the same reads, at any state of the
+        # work.
         self.compact_revision = revision
         # In the batch of the entry that asked for it: after a crash the same reads are refused again.
         scheduled = schema.encode_integer(revision)
@@ -654,7 +654,7 @@ class Store:
             attachments.attach(key, lease)
             if not count % STEP_RECORDS:
                 yield 0.0
-        # The new index is complete but nobody sees it. After this wait nothing yields any more, so no reader finds the
+        # The new index is complete but not in use. After this wait nothing yields any more, so no reader finds the
         # files of one database under the index of the other. (A hash or a copy under way goes on in the old file.)
         while wait_for_commit and self._overlay.is_busy:
             yield WAIT_S

@@ -6,8 +6,8 @@
     changes = txn.end()                   # the store is at revision main now
 
 Rules, all etcd's: every change takes ``main = revision + 1`` and the next ``sub``; reads inside see the changes made
-so far; without a change the revision stays. There is no roll-back: whatever can refuse a request is checked before the
-first change, so a change never fails for a reason that a client could cause (errors from here are fatal).
+so far; without a change the revision stays. There is no roll-back: every reason to refuse a request is checked before
+the first change, so a change never fails for a reason that a client could cause (errors from here are fatal).
 
 This is the hot path: 10 puts cost less than one commit of the log. Hence one transaction object per store, used again
 and again, fields encoded once per revision, and no object per change other than the record and one tuple.
@@ -142,7 +142,7 @@ class Attachments:
         ``of_key`` is another dict then.
 
         Returns:
-            the tables of before, which nobody uses any more: millions take long to be freed.
+            the previous tables, unused now: millions take long to be freed.
         """
         before: list[dict[Any, Any]] = [self.of_key, self._keys]
         self.of_key, self._keys = other.of_key, other._keys
@@ -232,7 +232,7 @@ class WriteTxn:
         self.is_open = True
         self.main = main
         self.compact_revision = compact_revision
-        # A new list, because whoever got the last one from ``end`` may hold it.
+        # A new list, because the caller of ``end`` may hold the last one.
         self.changes = []
         self._base = main << SUB_BITS
         # Encoded at the first change: an entry without one does not pay for it.
@@ -242,7 +242,7 @@ class WriteTxn:
         self._records = self._overlay.pending.records
 
     def _free_changes(self) -> None:
-        """Let the changes of a long transaction go little by little, if nobody else has them still."""
+        """Free the changes of a long transaction little by little, if no other owner has them."""
         changes, self.changes = self.changes, []
         if getrefcount(changes) == 2:  # ours, and the argument of the question
             self._overlay.free_later(changes)

@@ -25,7 +25,7 @@ closed, and ``poison`` says so: nothing more goes to disk, and the log has what 
             |<--- a unit: entry 7 -------->|
             |     commit() waits           | commit: a batch with entry 7 and "applied 7"
 
-A full map is grown as soon as nobody but this module reads, and the batch tried again. A full disk (``SpaceError``)
+A full map is grown as soon as this module is the only reader, and the batch tried again. A full disk (``SpaceError``)
 keeps the batch where it is, readable, to be tried again by the next ``commit``. Every other failure goes to
 ``on_fatal``: after a failed write the state of the disk is not known, so the member stops.
 """
@@ -93,7 +93,7 @@ class Overlay:
         self._get_record = self._read.get_record
         self.pending = WriteBatch()
         self._committing: WriteBatch | None = None
-        # Keys of their records, as far as somebody has asked: a history of very many is read in many steps.
+        # Keys of their records, as far as they were asked for: a history of very many is read in many steps.
         self._pending_keys: list[bytes] = []
         self._committing_keys: list[bytes] = []
         self._on_durable: Callable[[], None] = _nothing
@@ -110,7 +110,7 @@ class Overlay:
         self.space_error: SpaceError | None = None
         self.closed = False
         self.is_changing = False
-        """Whether a unit is open. Set by whoever changes something; unset by ``end_unit`` alone."""
+        """Whether a unit is open. Set by the code that makes a change; unset by ``end_unit`` alone."""
         self.is_poisoned = False
         self._wanted = False
 
@@ -331,7 +331,7 @@ class Overlay:
         self._tell_waiters()
 
     def free_later(self, items: dict[Any, Any] | list[Any]) -> None:
-        """Empty something that nobody uses any more, lists in it too, on the writer's thread.
+        """Empty an unused object, lists in it too, on the writer's thread.
 
         To free hundreds of thousands of objects at once would hold the owner for a tenth of a second.
         """
@@ -403,7 +403,7 @@ class Overlay:
         self._writer.submit(job, finish)
 
     def _swap(self, swap: Callable[[], None]) -> StorageError | None:
-        # ``swap`` waits until nobody reads, and this transaction is ours.
+        # ``swap`` waits until there is no reader, and this transaction is ours.
         self._read.close()
         try:
             swap()
@@ -444,7 +444,7 @@ class Overlay:
 
     def exchanged(self) -> None:
         """Call back who waits for ``flush``: all that is known of the other database is in its place now."""
-        # Everything that anybody flushed is contained in it.
+        # Everything that was flushed is contained in it.
         self._durable = self._filling
         self._filling += 1
         self._tell_waiters()

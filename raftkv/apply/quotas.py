@@ -651,7 +651,7 @@ def prefix_end(prefix: bytes) -> bytes:
 
 
 def kept_bytes(size_bytes: int) -> int:
-    """Return about what a revision takes in the database: the same on all members, whatever their pages are.
+    """Return about what a revision takes in the database: the same on all members, at any state of their pages.
 
     Arguments:
         size_bytes: of its key and value.
