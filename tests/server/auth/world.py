@@ -149,7 +149,7 @@ class Call:
 
     def __init__(self, headers: tuple[tuple[bytes, bytes], ...], certificate: dict[str, Any] | None = None) -> None:
         self.headers = headers
-        self.peer = SimpleNamespace(certificate=certificate)
+        self.peer = SimpleNamespace(certificate=certificate, identity="address 10.0.0.1")
         self.caller: Caller | None = None
         self.observer: Any = None
         self.status: tuple[int, str] | None = None
@@ -172,6 +172,9 @@ class Call:
     def cancelled(self) -> bool:
         """Clients do not cancel here."""
         return False
+
+    def identify(self, user: bytes) -> None:
+        """See ``ServerCall``."""
 
     def _end(self, code: int, text: str) -> None:
         if self.status is None:
@@ -429,7 +432,7 @@ class World:
                     else:
                         self.registry.unary(method.path, answer)
 
-    async def grant(self, ttl_s: int, caller: Caller | None) -> int:
+    async def grant(self, ttl_s: int, caller: Caller | None, identity: object = "") -> int:
         """Grant a lease to a recipe: all from 100 on exist (``ManyLeases``)."""
         return 1_000
 
