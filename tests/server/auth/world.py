@@ -32,6 +32,7 @@ from raftkv.rpc.server.router import Kind as CallKind
 from raftkv.rpc.status import RpcError
 from raftkv.server.auth.simple_tokens import SECRET_LETTERS, digest_of
 from raftkv.server.auth.users import Users
+from raftkv.server.lease.granters import Granters
 from raftkv.server.lease.lessor import Lessor
 from raftkv.server.lease.service import LeaseService
 from raftkv.server.node.admission import Admission
@@ -337,10 +338,15 @@ class Leases:
 
     def __init__(self, ids: tuple[int, ...]) -> None:
         self.times = self
+        self.granters = Granters(self, lambda: 0.0)
         self._ids = ids
 
     def __len__(self) -> int:
         return len(self._ids)
+
+    def ttl_s(self, lease_id: int) -> int:
+        """See ``LeaseTimes``."""
+        return 10 * (lease_id in self._ids)
 
     def ends(self) -> list[tuple[float, int]]:
         """See ``LeaseTimes``."""
