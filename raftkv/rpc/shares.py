@@ -30,8 +30,9 @@ Every budget of a member, and how it is shared:
     keep-alives      that wait          not taken back: as proposals                        ``server/lease/keep_alives``
     leases           count              not taken back: keys hang on them                      ``server/lease/granters``
 
-Not shared, since only root or members ask for it, or since nothing is kept from others: changes of members that wait,
-snapshot streams, messages between members, connections (idle ones go: ``rpc/server/crowd``), audit lines and log lines.
+Not shared, since only root or members ask for it: changes of members that wait, snapshot streams, messages between
+members. Not shared either, and full for all when one fills it: connections that are not idle, and handshakes under way
+(``rpc/server/crowd``, ``handshakes``); tokens (one user has a tenth at most); audit lines and log lines.
 Limits of one connection or stream are no budgets of all: ``rpc/limits``. An identity is one word for all of them, so
 that whoever divides the time of the loop can go by it too.
 """
