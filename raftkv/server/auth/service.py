@@ -134,18 +134,19 @@ class AuthService:
         with refusals():
             self._responder.admission.check_read(call, serializable=False)
             await self._responder.node.confirm_read()
-            token = await self._token(request.name.encode(), request.password)
+            token = await self._token(request.name.encode(), request.password, call.peer.identity)
         del request
         return self._answer(rpc_pb2.AuthenticateResponse(token=token))
 
-    async def _token(self, user: bytes, password: str) -> str:
+    async def _token(self, user: bytes, password: str, address: str) -> str:
         checked: bytes | int | None = None
         for _ in range(TRIES_MAX):
             revision = self._auth.revision
             # Users change often; this one's password hardly ever.
             hashed = self._hash_of(user)
             if checked != hashed:
-                if not await self._passwords.matches(password, hashed):
+                name = user if isinstance(hashed, bytes) else b""
+                if not await self._passwords.matches(password, hashed, address, name):
                     raise errors.AuthFailedError
                 checked = hashed
             token = await self._granted(user, revision)

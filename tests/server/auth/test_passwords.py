@@ -107,18 +107,49 @@ async def test_what_waits_is_bounded_and_what_is_given_up_makes_room() -> None:
     waiting: list[asyncio.Task[Any]] = []
     try:
         waiting += [asyncio.create_task(passwords._run(go.wait)) for _ in range(module.WAITING_MAX)]
-        await until(lambda: passwords._waiting == module.WAITING_MAX)
+        await until(lambda: passwords.waiting == module.WAITING_MAX)
         with pytest.raises(errors.TooManyRequestsError):
             await passwords.matches("secret", COST)
         waiting[-1].cancel()
         await asyncio.wait([waiting[-1]])
         again = asyncio.create_task(passwords.matches("secret", COST))
-        await until(lambda: passwords._waiting == module.WAITING_MAX)
+        await until(lambda: passwords.waiting == module.WAITING_MAX)
     finally:
         go.set()
     assert not await again
     await asyncio.gather(*waiting, return_exceptions=True)
-    assert passwords._waiting == 0
+    assert passwords.waiting == 0
+    passwords.close()
+
+
+@on_loop
+async def test_a_storm_of_made_up_names_keeps_no_user_and_no_other_address_out() -> None:
+    go, passwords = threading.Event(), Passwords(COST, threads=1)
+    served: list[str] = []
+
+    def work(name: str) -> str:
+        go.wait()
+        served.append(name)
+        return name
+
+    def login(label: str, address: str, name: bytes = b"") -> asyncio.Task[str]:
+        return asyncio.create_task(passwords._run(lambda: work(label), address, name))
+
+    storm = [login("made up", "address 10.0.0.6") for _ in range(module.WAITING_MAX)]
+    await until(lambda: passwords.waiting == module.WAITING_MAX)
+    honest = [login("alice", "address 10.0.0.6", b"alice"), login("made up elsewhere", "address 10.0.0.7")]
+    late = login("made up", "address 10.0.0.6")
+    await until(lambda: late.done() and sum(task.done() for task in storm) == 2)
+    assert all(task.done() for task in storm[-2:]), "the newest of the greediest give way"
+    text = "raftkv: address 10.0.0.6 has its share of the 64 passwords that may wait at one member"
+    for refused in (late, *storm[-2:]):
+        with pytest.raises(errors.ShareError, match=text):
+            await refused
+    go.set()
+    await asyncio.gather(*honest)
+    assert max(served.index("alice"), served.index("made up elsewhere")) < 6, "each in turn is served"
+    await asyncio.gather(*storm, return_exceptions=True)
+    assert passwords.waiting == 0
     passwords.close()
 
 
