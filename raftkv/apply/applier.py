@@ -413,7 +413,7 @@ class Applier:
         branch = request.success if succeeded else request.failure
         plain.check(branch, self.leases)
         write = store.begin()
-        body = plain.execute(write, succeeded, branch, is_answered=self._is_answered)
+        body = plain.execute_txn(write, succeeded, branch, is_answered=self._is_answered)
         write.end()
         return Outcome(store.revision, body)
 
@@ -423,7 +423,7 @@ class Applier:
             path = txn.choose_path(self.store, request, budget)
             executed = path if self._is_answered else txn.without_answers(path)
             txn.spend_operations(self.store, executed, budget, is_counted=self.quotas.is_active)
-        except txn.Costly:
+        except txn.NeedsSlicing:
             # Nothing was changed yet: the path is chosen again, from the same state and with the same result.
             return self._txn_in_pieces(request, self._room())
         # The path with its answers, because refusals must not depend on whether a caller waits here.
@@ -462,7 +462,7 @@ class Applier:
         Raises:
             CompactedError, FutureRevisionError: a range asks for a revision that cannot be read.
         """
-        revision, pieces = txn.finish(txn.in_pieces(self.store, request))
+        revision, pieces = txn.finish(txn.read_in_pieces(self.store, request))
         return Outcome(revision, b"".join(pieces))
 
     def _compact(self, request: rpc_pb2.CompactionRequest) -> Outcome:

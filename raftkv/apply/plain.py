@@ -205,9 +205,9 @@ def read_number(data: bytes, at: int) -> tuple[int, int]:
 # Txns in the form that nearly all have: compares, puts and reads of single keys, decoded and executed without message
 # objects.
 #
-#     txn = decode(data)               # None: not a plain one; the message classes and ``txn`` take it
+#     txn = decode_txn(data)               # None: not a plain one; the message classes and ``txn`` take it
 #     txn.writes                       # True: some branch puts a key
-#     body = execute(write, succeeded, txn.success, is_answered=True)
+#     body = execute_txn(write, succeeded, txn.success, is_answered=True)
 #
 # *Plain* is a txn whose bytes are in the order in which every encoder writes them, no field twice; whose compares are
 # on single keys, with a known target and result, and with the operand of that target or none; whose operations are puts
@@ -289,11 +289,11 @@ def parse(data: bytes) -> PlainTxn | rpc_pb2.TxnRequest:
     Raises:
         DecodeError: it is none.
     """
-    plain = decode(data, OPERATIONS_MAX)
+    plain = decode_txn(data, OPERATIONS_MAX)
     return rpc_pb2.TxnRequest.FromString(data) if plain is None else plain
 
 
-def decode(data: bytes, operations_max: int) -> PlainTxn | None:
+def decode_txn(data: bytes, operations_max: int) -> PlainTxn | None:
     """Return a plain txn; ``None`` for all others, and for what is no txn.
 
     Arguments:
@@ -433,7 +433,7 @@ def check(branch: list[PlainOperation], leases: Leases) -> None:
             raise errors.LeaseNotFoundError
 
 
-def execute(view: WriteView, succeeded: bool, branch: list[PlainOperation], *, is_answered: bool) -> bytes:
+def execute_txn(view: WriteView, succeeded: bool, branch: list[PlainOperation], *, is_answered: bool) -> bytes:
     """Execute a branch; return the body of the TxnResponse, empty if it is not wanted.
 
     Arguments:

@@ -196,7 +196,7 @@ def without_answers(path: Path) -> Path:
     return silent
 
 
-class Costly(Exception):
+class NeedsSlicing(Exception):
     """The signal that a request is too much work for one turn of the loop: do it in pieces."""
 
 
@@ -216,16 +216,16 @@ class Budget:
         self._values_left = values
 
     def spend(self, units: int) -> None:
-        """Take units from the budget; raises ``Costly`` when there is no more."""
+        """Take units from the budget; raises ``NeedsSlicing`` when there is no more."""
         self._left -= units
         if self._left < 0:
-            raise Costly
+            raise NeedsSlicing
 
     def spend_values(self, count: int) -> None:
-        """Note that values are read; raises ``Costly`` when they are too many to be read at once."""
+        """Note that values are read; raises ``NeedsSlicing`` when they are too many to be read at once."""
         self._values_left -= count
         if self._values_left < 0:
-            raise Costly
+            raise NeedsSlicing
 
 
 class Room:
@@ -257,9 +257,9 @@ class Room:
         return self.is_left
 
     def take_all(self, size_bytes: int) -> None:
-        """Take so many bytes; raises ``Full`` if there is no room for them."""
+        """Take so many bytes; raises ``AnswerTooLarge`` if there is no room for them."""
         if not self.take(size_bytes):
-            raise Full
+            raise AnswerTooLarge
 
     def look(self, keys: int) -> bool:
         """Note that so many keys are looked at for the answer alone; whether that is not too much work."""
@@ -270,7 +270,7 @@ class Room:
         return self.is_left
 
 
-class Full(Exception):
+class AnswerTooLarge(Exception):
     """The signal that there is no room for more of an answer."""
 
 
@@ -290,7 +290,7 @@ def choose_path(view: PathView, request: rpc_pb2.TxnRequest, budget: Budget) -> 
         budget: what may be done at once.
 
     Raises:
-        Costly: it is more than that.
+        NeedsSlicing: it is more than that.
     """
     # Charged before anything is looked at: what is given up as too costly is done again in pieces.
     single, intervals = [], []
@@ -344,7 +344,7 @@ def spend_operations(view: PathView, path: Path, budget: Budget, *, is_counted: 
         is_counted: whether quotas ask how large is what it replaces and deletes.
 
     Raises:
-        Costly: it is more than that.
+        NeedsSlicing: it is more than that.
     """
     is_answered = path.is_answered
     for kind, request in path.operations:
@@ -540,7 +540,7 @@ def execute_in_pieces(view: WriteView, path: Path, room: Room) -> Generator[None
             try:
                 revision, pieces = yield from _range_in_pieces(view, request, room)
                 header = response.revision_header(revision)
-            except Full:
+            except AnswerTooLarge:
                 pass
         else:
             answer = _execute_operation(view, operation, nested)
@@ -562,7 +562,7 @@ def execute_in_pieces(view: WriteView, path: Path, room: Room) -> Generator[None
 def _range_in_pieces(
     view: WriteView, request: rpc_pb2.RangeRequest, room: Room
 ) -> Generator[None, None, ranges.Answer]:
-    """Read an interval for an answer. Raises ``Full`` when that takes too many bytes, or too much work."""
+    """Read an interval for an answer. Raises ``AnswerTooLarge`` when that takes too many bytes, or too much work."""
     body: list[bytes] = []
     work = ranges.in_pieces(view, request, room.take_all, body)
     keys, keys_of_piece = KEYS_OF_RANGE, KEYS_OF_PIECE * (VALUE_SORT_WEIGHT if request.sort_target == VALUE else 1)
@@ -572,7 +572,7 @@ def _range_in_pieces(
         except StopIteration as end:
             answer: ranges.Answer = end.value
             return answer
-        except Full:
+        except AnswerTooLarge:
             break
         if not room.look(keys):
             break
@@ -580,7 +580,7 @@ def _range_in_pieces(
         yield
     work.close()
     yield from response.drop(body)
-    raise Full
+    raise AnswerTooLarge
 
 
 def put(view: WriteView, request: rpc_pb2.PutRequest) -> tuple[int, bytes]:
@@ -681,7 +681,7 @@ _RANGE_ANSWER: Final = 1
 """Field of a ResponseOp."""
 
 
-def in_pieces(
+def read_in_pieces(
     view: PathView,
     request: rpc_pb2.TxnRequest,
     grow: Callable[[int], None] = no_limit,

@@ -49,7 +49,7 @@ from raftkv.server.maintenance.quotas import QuotaService
 from raftkv.server.maintenance.service import MaintenanceService, hand_over
 from raftkv.server.maintenance.snapshot import SnapshotService
 from raftkv.server.maintenance.space import Space, tell_alarm
-from raftkv.server.membership.changes import Changes, Ways
+from raftkv.server.membership.changes import Changes, PeerAccess
 from raftkv.server.membership.presence import Attributes, Departure, Publication
 from raftkv.server.membership.service import ClusterService
 from raftkv.server.metrics.assembly import Sources, register
@@ -448,7 +448,7 @@ class Member:
         return Changes(
             self.node,
             self._membership,
-            Ways(
+            PeerAccess(
                 connected_since=self._transport.connected_since,
                 channel=self._channel,
                 introduction=self._introduction,

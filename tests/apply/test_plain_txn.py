@@ -50,7 +50,7 @@ class Pair:
 
 def check_decoded(data: bytes) -> bool:
     """Compare what is decoded of some bytes with their message; whether it is a plain txn."""
-    decoded = plain.decode(data, OPERATIONS_MAX)
+    decoded = plain.decode_txn(data, OPERATIONS_MAX)
     if decoded is None:
         return False
     message = rpc_pb2.TxnRequest.FromString(data)
@@ -194,8 +194,8 @@ def test_long_lists_are_left_to_the_messages(success: int, conditions: int, is_p
 
 
 def test_a_limit_of_the_operator_holds() -> None:
-    assert plain.decode(_txn(3).SerializeToString(), 3) is not None
-    assert plain.decode(_txn(4).SerializeToString(), 3) is None
+    assert plain.decode_txn(_txn(3).SerializeToString(), 3) is not None
+    assert plain.decode_txn(_txn(4).SerializeToString(), 3) is None
 
 
 @pytest.mark.parametrize("changed", ["alarm", "quota", "users"])

@@ -62,7 +62,7 @@ def put(machine: Machine, key: bytes, value: bytes) -> None:
 
 
 def executed(view: PinnedView, request: rpc_pb2.TxnRequest, between: Any = lambda: None) -> tuple[int, bytes]:
-    work = txn.in_pieces(view, request)
+    work = txn.read_in_pieces(view, request)
 
     def paused() -> Any:
         answer = yield from work
@@ -112,6 +112,6 @@ def test_a_txn_that_grows_too_large_is_given_up() -> None:
             raise MemoryError
 
     with pytest.raises(MemoryError):
-        ranges.finish(txn.in_pieces(view, rpc_pb2.TxnRequest(success=[operation] * 9), grow))
+        ranges.finish(txn.read_in_pieces(view, rpc_pb2.TxnRequest(success=[operation] * 9), grow))
     assert held < 1_400_000
     view.let_go()

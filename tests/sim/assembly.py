@@ -28,7 +28,7 @@ from raftkv.rpc.cork import Cork
 from raftkv.server.lease.lessor import Lessor
 from raftkv.server.lease.service import LeaseService
 from raftkv.server.maintenance.defragmentation import Defragmenter
-from raftkv.server.membership.changes import Changes, Ways
+from raftkv.server.membership.changes import Changes, PeerAccess
 from raftkv.server.membership.presence import Departure
 from raftkv.server.membership.service import ClusterService
 from raftkv.server.node.admission import Admission
@@ -381,7 +381,7 @@ class Assembly:
 
     def _make_changes(self, node: Node, membership: Membership) -> Changes:
         me = cast("Member", self)
-        ways = Ways(
+        ways = PeerAccess(
             connected_since=me.connected_since,
             channel=cast(Any, lambda peer: self.cluster.network.channel(me, peer)),
             introduction=lambda peer: peer_metadata(CLUSTER_ID, self.id, peer),

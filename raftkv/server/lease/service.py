@@ -31,8 +31,7 @@ from raftkv.rpc.server.listened import ListenedCall
 from raftkv.rpc.server.server import AsyncUnaryHandler, Server
 from raftkv.rpc.shares import Shares, identity_of
 from raftkv.rpc.status import RpcError
-from raftkv.server.lease.graces import ConnectionLost, Graces
-from raftkv.server.lease.keep_alives import WAITING_MAX, KeepAliveStream, MemberBatch
+from raftkv.server.lease.keep_alives import WAITING_MAX, ConnectionLost, Graces, KeepAliveStream, MemberBatch
 from raftkv.server.lease.lessor import Lessor
 from raftkv.server.lease.on_leader import RENEW, SHORTEN, TIME_TO_LIVE
 from raftkv.server.node.slices import Work, encoded, in_order

@@ -377,7 +377,7 @@ class LeaseTimes:
         lease = self._known(lease_id)
         return lease is None or lease.is_expiring
 
-    def forgive(self, grace_s: float) -> None:
+    def postpone_expiry(self, grace_s: float) -> None:
         """Let no lease end for ``grace_s`` seconds, but those that are expiring."""
         self._earliest = max(self._earliest, self._clock.now() + grace_s)
 

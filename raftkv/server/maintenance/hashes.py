@@ -45,7 +45,7 @@ from raftkv.storage.mvcc import Store
 # Two hashes can be compared only if they are of one revision with one compact revision. A hash that cannot be compared
 # (no answer, compacted since, not yet there, another compact revision) makes the result UNKNOWN, never EQUAL.
 
-NOBODY = 0
+MEMBER_UNKNOWN = 0
 """Member id of an alarm that is about the cluster: the wrong member is unknown."""
 
 
@@ -198,7 +198,7 @@ def of_compaction(me: int, mine: Hash, answers: Sequence[Answer]) -> Finding:
     majority = next((hash_ for hash_, members in groups.items() if len(members) >= quorum), None)
     if majority is None:
         told = "; ".join(f"{hash_:08x}: " + ", ".join(f"{one:x}" for one in ids) for hash_, ids in groups.items())
-        finding.suspect(NOBODY, f"no hash of revision {mine.revision} has a majority ({told})")
+        finding.suspect(MEMBER_UNKNOWN, f"no hash of revision {mine.revision} has a majority ({told})")
         return finding
     for hash_, members in groups.items():
         for member_id in members if hash_ != majority else ():

@@ -210,8 +210,8 @@ class _AnswerLost(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ways:
-    """How this member reaches others.
+class PeerAccess:
+    """The access of this member to others.
 
     Attributes:
         connected_since: loop time since when a peer is connected, None while it is not.
@@ -244,7 +244,7 @@ class Changes:
         self,
         node: Node,
         membership: Membership,
-        ways: Ways,
+        ways: PeerAccess,
         *,
         cluster_id: int,
         strict: bool,

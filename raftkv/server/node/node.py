@@ -315,7 +315,7 @@ class Node(AwaitableNode):
             self._take_forwarded(message.entries)
             return
         try:
-            codec.verify(message, self.raw.raft.term)
+            codec.validate(message, self.raw.raft.term)
             self.raw.step(message)
         except ProposalDropped:
             # A follower passed on what cannot be taken now; the request of whoever proposed it times out.

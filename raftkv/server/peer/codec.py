@@ -1,7 +1,7 @@
 """Raft messages to and from the bytes that members exchange (``proto/raft.proto``).
 
 Encoding is by hand, because a leader sends the same entries to every follower: the bytes of a run of entries are made
-once and shared. Decoding is protobuf's; ``verify`` refuses decoded numbers that no member sends.
+once and shared. Decoding is protobuf's; ``validate`` refuses decoded numbers that no member sends.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def decode_conf_state(state: raft_pb2.ConfState) -> ConfState:
 
 # -- plausible ------------------------------------------------------------------------------------------------------
 #
-# Validation of messages: ``verify(message, node_term)`` raises InvalidMessage for damage and forgeries.
+# Validation of messages: ``validate(message, node_term)`` raises InvalidMessage for damage and forgeries.
 #
 # The Raft core takes any message that follows the rules of Raft, as etcd's does: scripts step terms into it that no
 # election reached. Between members such a number is damage, or forged: the last term there is would leave no term to
@@ -229,7 +229,7 @@ TERMS_AHEAD_MAX = 1 << 32
 such messages would leave no term to come."""
 
 
-def verify(message: Message, node_term: int) -> None:
+def validate(message: Message, node_term: int) -> None:
     """Verify the terms that a message of another member names.
 
     Arguments:

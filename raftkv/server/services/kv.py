@@ -63,7 +63,7 @@ def _range_in_pieces(
 def _txn_in_pieces(
     request: rpc_pb2.TxnRequest, view: PinnedView, growth: Growth, body: list[bytes]
 ) -> Work[ranges.Answer]:
-    return txn.in_pieces(view, request, growth, body)
+    return txn.read_in_pieces(view, request, growth, body)
 
 
 def _check_get(rights: Rights, caller: Caller | None, get: plain.PlainGet) -> None:
@@ -195,7 +195,7 @@ class KVService:
 
     def txn(self, call: UnaryCall, data: bytes) -> None:
         """Compare and write; a txn of ranges alone stays out of the log."""
-        decoded = plain.decode(data, self._txn_operations_max)
+        decoded = plain.decode_txn(data, self._txn_operations_max)
         if decoded is not None and decoded.writes:
             self._responder.propose(call, Kind.TXN, data, PendingWrite(self._responder, call, decoded))
             return

@@ -28,7 +28,7 @@ Example::
     cancel = hub.on_change(b"key", callback)                  # for recipes inside the member
 
 Read ``hub`` (synced watchers, delivery), then ``catch_up`` and ``piece`` (watchers that are behind), ``stream`` (one
-client), ``index``, ``intervals`` and ``turn`` (who watches a key; what a turn has for a group), ``messages`` (bytes),
+client), ``index`` and ``intervals`` (the watchers of a key), ``messages`` (bytes),
 ``service`` (the RPC, and time).
 
 Leaves out: the history itself (``storage``).

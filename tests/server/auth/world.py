@@ -31,9 +31,8 @@ from raftkv.rpc.server.router import Kind as CallKind
 from raftkv.rpc.status import RpcError
 from raftkv.server.auth.simple_tokens import SECRET_LETTERS, digest_of
 from raftkv.server.auth.users import Users
-from raftkv.server.lease.graces import ConnectionLost
-from raftkv.server.lease.granters import Granters
-from raftkv.server.lease.lessor import Lessor
+from raftkv.server.lease.keep_alives import ConnectionLost
+from raftkv.server.lease.lessor import Granters, Lessor
 from raftkv.server.lease.service import LeaseService
 from raftkv.server.node.admission import Admission
 from raftkv.server.node.node import Node

@@ -19,7 +19,7 @@ from raftkv.raft.types import NONE, StateRole
 from raftkv.rpc.cork import Cork
 from raftkv.rpc.status import Code, RpcError
 from raftkv.server.lease import lessor as lessor_module
-from raftkv.server.lease.graces import GRACE_MAX_MS, ConnectionLost, Graces
+from raftkv.server.lease.keep_alives import GRACE_MAX_MS, ConnectionLost, Graces
 from raftkv.server.lease.lessor import SHORTEN_MAX, Lessor
 from raftkv.server.lease.on_leader import SHORTEN, WOKEN_AT_ONCE
 from raftkv.server.lease.renewals import FAILED_AT_ONCE, RENEW_MAX, PendingKeepAlive

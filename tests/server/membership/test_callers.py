@@ -16,7 +16,7 @@ from raftkv.apply.request import MEMBER, Caller
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.types import StateRole
 from raftkv.rpc.status import RpcError
-from raftkv.server.membership.changes import CALLER, Changes, Ways, _caller_metadata, forwarded_caller
+from raftkv.server.membership.changes import CALLER, Changes, PeerAccess, _caller_metadata, forwarded_caller
 from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.mvcc import Store
 
@@ -78,7 +78,7 @@ async def _dispensable() -> None:
 
 def _follower(channel: Channel, change_members: Any = None) -> Changes:
     node = Node(change_members)
-    ways = Ways(
+    ways = PeerAccess(
         connected_since=lambda peer: 0.0,
         channel=cast(Any, lambda peer: channel),
         introduction=lambda peer: (("cluster", "c1"),),

@@ -13,7 +13,7 @@ from raftkv.pb import rpc_pb2
 from raftkv.rpc.status import Code
 from raftkv.server.node import slices
 from raftkv.server.recipes.local_client import BEGUN_AT_ONCE, BYTES_AS_A_TXN, CALLED_AT_ONCE, KEYS_AT_ONCE, refusal
-from raftkv.server.recipes.queue import NAMES_IN_A_TXN
+from raftkv.server.recipes.lock import NAMES_IN_A_TXN
 from tests.server.recipes.recipes import SIZE_MAX_BYTES, RecipeMember, quiet
 
 Scenario = Callable[[RecipeMember], Awaitable[None]]
