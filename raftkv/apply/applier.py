@@ -20,12 +20,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
 from raftkv import __version__, errors
-from raftkv.apply import compares, plain, ranges, response, txn
+from raftkv.apply import plain, response, txn
 from raftkv.apply import request as requests
 from raftkv.apply.alarms import Alarms
 from raftkv.apply.auth.rights import KINDS_OF_MEMBERS, Rights
@@ -33,77 +33,12 @@ from raftkv.apply.auth.store import AuthStore, Pieces
 from raftkv.apply.leases import Leases
 from raftkv.apply.membership import Downgrade, Membership
 from raftkv.apply.quotas import Quotas
-from raftkv.apply.quotas import Store as QuotaStore
 from raftkv.apply.request import Caller
 from raftkv.pb import admin_pb2, raft_pb2, rpc_pb2
-from raftkv.storage.mvcc_range import PinnedView
-from raftkv.storage.mvcc_txn import Change
+from raftkv.storage.mvcc import Store
 from raftkv.storage.revision import SUB_MASK
 
 Kind = requests.Kind
-
-
-class WriteTxn(txn.WriteView, Protocol):
-    """A write transaction with its end."""
-
-    def end(self) -> object:
-        """Make the writes visible to readers."""
-
-
-class Store(txn.PathView, compares.Measured, ranges.SmallView, QuotaStore, Protocol):
-    """The part of the MVCC store that applying needs."""
-
-    @property
-    def unfinished_changes(self) -> list[Change]:
-        """What the open write transaction has done so far."""
-
-    def lease_key_count(self, lease: int) -> int:
-        """Return the number of keys attached to a lease."""
-
-    def lease_key_from(self, lease: int, key: bytes) -> bytes | None:
-        """Return the first key of a lease that is not below a key, None if there is none."""
-
-    def begin(self) -> WriteTxn:
-        """Open a write transaction."""
-
-    def poison(self) -> None:
-        """Commit nothing any more."""
-
-    def compact(self, revision: int, on_done: Callable[[], None] | None = None) -> None:
-        """Make revisions below one unreadable and schedule their removal.
-
-        Arguments:
-            revision: the oldest one that stays readable.
-            on_done: called when the removal is durable.
-        """
-
-    @property
-    def unwritten_bytes(self) -> int:
-        """Bytes of keys and values that are in memory, because the database does not have them yet."""
-
-    @property
-    def space_error(self) -> errors.StorageError | None:
-        """Why the last commit found no room, if it did not."""
-
-    def commit(self) -> None:
-        """Write to the database what it does not have."""
-
-    @property
-    def is_compacting(self) -> bool:
-        """Whether a removal is not finished yet."""
-
-    def pin(self) -> PinnedView:
-        """Return a view of the present, for reads that take long."""
-
-    def lease_keys_unordered(self, lease: int) -> list[bytes]:
-        """Return the keys attached to a lease, in any order."""
-
-    def known_count(self, key: bytes, range_end: bytes) -> int:
-        """Return the number of keys of an interval that a read of it looks at.
-
-        Arguments:
-            key, range_end: the interval, as on the wire.
-        """
 
 
 class Outcome:

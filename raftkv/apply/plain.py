@@ -18,8 +18,9 @@ from typing import Any, Final
 
 from raftkv import errors
 from raftkv.apply import compares, response
-from raftkv.apply.txn import Leases, WriteView
+from raftkv.apply.txn import Leases
 from raftkv.pb import rpc_pb2
+from raftkv.storage.mvcc_txn import WriteTxn
 
 _KEY: Final = 0x0A
 _VALUE: Final = 0x12
@@ -200,7 +201,7 @@ def read_number(data: bytes, at: int) -> tuple[int, int]:
             raise NotPlain
 
 
-# -- plain_txn ------------------------------------------------------------------------------------------------------
+# -- txns ----------------------------------------------------------------------------------------------------------
 #
 # Txns in the form that nearly all have: compares, puts and reads of single keys, decoded and executed without message
 # objects.
@@ -433,7 +434,7 @@ def check(branch: list[PlainOperation], leases: Leases) -> None:
             raise errors.LeaseNotFoundError
 
 
-def execute_txn(view: WriteView, succeeded: bool, branch: list[PlainOperation], *, is_answered: bool) -> bytes:
+def execute_txn(view: WriteTxn, succeeded: bool, branch: list[PlainOperation], *, is_answered: bool) -> bytes:
     """Execute a branch; return the body of the TxnResponse, empty if it is not wanted.
 
     Arguments:

@@ -33,20 +33,19 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Generator, Iterator
-from typing import Final, Protocol
+from typing import Final
 
 from sortedcontainers import SortedList
 
 from raftkv import errors
-from raftkv.apply.alarms import MetaStore
 from raftkv.apply.txn import Path, finish
 from raftkv.pb import admin_pb2, rpc_pb2
 from raftkv.storage import schema
 from raftkv.storage.index import TO_THE_LAST
 from raftkv.storage.key_value import KeyValueView, key_of
-from raftkv.storage.mvcc import Accountant
+from raftkv.storage.mvcc import Store
 from raftkv.storage.mvcc_txn import Change
-from raftkv.storage.selection import Pieces, Selection
+from raftkv.storage.selection import Selection
 
 PREFIX_BYTES_MAX: Final = 256
 QUOTAS_MAX: Final = 1_000
@@ -260,32 +259,6 @@ class Quota:
             bytes_history=-1 if self.history is None else self.history.size_bytes,
             is_counting=self.cursor is not None,
         )
-
-
-class Store(MetaStore, Protocol):
-    """The part of the store that quotas need."""
-
-    accountant: Accountant | None
-
-    @property
-    def compact_revision(self) -> int:
-        """Oldest readable main revision; -1 if never compacted."""
-
-    @property
-    def revision(self) -> int:
-        """Main revision of the last transaction that changed something."""
-
-    def get(self, key: bytes) -> bytes | None:
-        """Return the current KeyValue of a key."""
-
-    def record(self, revision: int) -> bytes:
-        """Return the KeyValue put at a packed revision."""
-
-    def select(self, key: bytes, range_end: bytes, selection: Selection) -> Pieces:
-        """Begin to read an interval in pieces."""
-
-    def kept(self, key: bytes, range_end: bytes, after: int) -> Iterator[tuple[bytes, int, bool, int]]:
-        """Iterate over the revisions of an interval that no compaction has given up."""
 
 
 class Quotas:

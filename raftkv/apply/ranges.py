@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 from raftkv.apply import response
 from raftkv.pb import rpc_pb2
+from raftkv.storage.mvcc import Store
 from raftkv.storage.selection import KEY, LIMIT_MAX, NONE, VALUE, Pieces, Selection, no_limit
 
 _DESCEND: Final = rpc_pb2.RangeRequest.DESCEND
@@ -115,21 +116,8 @@ def get(view: ReadView, key: bytes) -> tuple[int, bytes]:
     return result.revision, response.range_body(result.kvs, False, result.count)
 
 
-class SmallView(Protocol):
-    """The store, where it can be read at once if that is little work."""
-
-    def small_range(
-        self, key: bytes, range_end: bytes, limit: int, keys_max: int, size_bytes_max: int
-    ) -> RangeResult | None:
-        """Read an interval, unless it is large.
-
-        Arguments:
-            key, range_end, limit, keys_max, size_bytes_max: as of ``Store.small_range``.
-        """
-
-
 def execute_small(
-    view: SmallView, request: rpc_pb2.RangeRequest, keys_max: int, size_bytes_max: int
+    view: Store, request: rpc_pb2.RangeRequest, keys_max: int, size_bytes_max: int
 ) -> tuple[int, bytes] | None:
     """Execute a Range at once if it is a plain one for the present of few keys; return ``None`` for any other.
 

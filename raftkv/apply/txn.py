@@ -17,12 +17,13 @@ without a waiting caller, such as the end of a lease with many keys, is done the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Final, Protocol, TypeVar
 
 from raftkv import errors
 from raftkv.apply import compares, ranges, response
 from raftkv.pb import kv_pb2, rpc_pb2
+from raftkv.storage.mvcc_txn import WriteTxn
 from raftkv.storage.selection import VALUE, Selection, no_limit
 
 T = TypeVar("T")
@@ -74,31 +75,6 @@ class Current(ranges.ReadView, Protocol):
     @property
     def compact_revision(self) -> int:
         """Revisions below are gone."""
-
-
-class WriteView(Current, Protocol):
-    """A write transaction of the store; reads inside see its writes, and one more than the revision before them."""
-
-    def put(self, key: bytes, value: bytes, lease: int = 0) -> object:
-        """Write a key.
-
-        Arguments:
-            key, value, lease: as of ``storage.mvcc_txn.WriteTxn.put``.
-        """
-
-    def delete_range(self, key: bytes, end: bytes = b"") -> Sized:
-        """Delete an interval; return what was deleted.
-
-        Arguments:
-            key, end: the interval, as on the wire.
-        """
-
-    def delete_in_pieces(self, key: bytes, end: bytes) -> Iterator[int]:
-        """Delete an interval a piece at a time; yield the number of keys deleted in each.
-
-        Arguments:
-            key, end: the interval, as on the wire.
-        """
 
 
 class PathView(Current, compares.View, Protocol):
@@ -461,7 +437,7 @@ def check_ranges(view: Current, path: Path) -> None:
                 raise errors.CompactedError(view.compact_revision)
 
 
-def execute(view: WriteView, path: Path) -> bytes:
+def execute(view: WriteTxn, path: Path) -> bytes:
     """Execute a path at once (pass 3); return the body of the TxnResponse, empty if it is not wanted.
 
     Arguments:
@@ -476,7 +452,7 @@ def execute(view: WriteView, path: Path) -> bytes:
     return response.txn_body(path.succeeded, [_execute_operation(view, op, nested) for op in path.operations])
 
 
-def _execute_operation(view: WriteView, operation: Operation, nested: Iterator[Path]) -> bytes:
+def _execute_operation(view: WriteTxn, operation: Operation, nested: Iterator[Path]) -> bytes:
     kind, request = operation
     if kind == _RANGE:
         revision, body = ranges.execute(view, request)
@@ -491,7 +467,7 @@ def _execute_operation(view: WriteView, operation: Operation, nested: Iterator[P
     return response.field(_ANSWER[kind], response.revision_header(revision) + body)
 
 
-def _change(view: WriteView, operation: Operation, nested: Iterator[Path]) -> None:
+def _change(view: WriteTxn, operation: Operation, nested: Iterator[Path]) -> None:
     """Execute an operation whose answer is not wanted."""
     kind, request = operation
     if kind == _PUT:
@@ -508,7 +484,7 @@ def _change(view: WriteView, operation: Operation, nested: Iterator[Path]) -> No
         raise errors.InvariantError("a txn operation without a request was proposed")
 
 
-def execute_in_pieces(view: WriteView, path: Path, room: Room) -> Generator[None, None, list[bytes]]:
+def execute_in_pieces(view: WriteTxn, path: Path, room: Room) -> Generator[None, None, list[bytes]]:
     """Execute a path with a pause after some operations and within those on long intervals (pass 3).
 
     Arguments:
@@ -559,9 +535,7 @@ def execute_in_pieces(view: WriteView, path: Path, room: Room) -> Generator[None
     return body
 
 
-def _range_in_pieces(
-    view: WriteView, request: rpc_pb2.RangeRequest, room: Room
-) -> Generator[None, None, ranges.Answer]:
+def _range_in_pieces(view: WriteTxn, request: rpc_pb2.RangeRequest, room: Room) -> Generator[None, None, ranges.Answer]:
     """Read an interval for an answer. Raises ``AnswerTooLarge`` when that takes too many bytes, or too much work."""
     body: list[bytes] = []
     work = ranges.in_pieces(view, request, room.take_all, body)
@@ -583,7 +557,7 @@ def _range_in_pieces(
     raise AnswerTooLarge
 
 
-def put(view: WriteView, request: rpc_pb2.PutRequest) -> tuple[int, bytes]:
+def put(view: WriteTxn, request: rpc_pb2.PutRequest) -> tuple[int, bytes]:
     """Write one key; return the revision and the body of the PutResponse.
 
     Arguments:
@@ -620,7 +594,7 @@ def check_put(view: ranges.ReadView, request: rpc_pb2.PutRequest, leases: Leases
         raise errors.KeyNotFoundError
 
 
-def delete_range(view: WriteView, request: rpc_pb2.DeleteRangeRequest) -> tuple[int, bytes]:
+def delete_range(view: WriteTxn, request: rpc_pb2.DeleteRangeRequest) -> tuple[int, bytes]:
     """Delete an interval; return the revision and the body of the DeleteRangeResponse.
 
     Arguments:
@@ -633,7 +607,7 @@ def delete_range(view: WriteView, request: rpc_pb2.DeleteRangeRequest) -> tuple[
 
 
 def delete_range_in_pieces(
-    view: WriteView, request: rpc_pb2.DeleteRangeRequest, room: Room
+    view: WriteTxn, request: rpc_pb2.DeleteRangeRequest, room: Room
 ) -> Generator[None, None, tuple[int, list[bytes]]]:
     """Delete an interval as ``delete_range`` does, with a pause after each piece.
 

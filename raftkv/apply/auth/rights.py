@@ -35,7 +35,7 @@ what the user may write: so the work grows with the permissions and not with the
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from raftkv import errors
 from raftkv.apply.auth.directory import Directory
@@ -44,6 +44,7 @@ from raftkv.apply.auth.records import User
 from raftkv.apply.auth.store import AuthStore
 from raftkv.apply.request import Caller, Kind
 from raftkv.pb import rpc_pb2
+from raftkv.storage.mvcc import Store
 
 LOOKS_AT_ONCE: Final = 64
 """Parts of what a user may write that are looked at for the leases of one request before the work is cut in pieces:
@@ -57,17 +58,6 @@ FOUND_MAX: Final = 10_000
 
 Left = Generator[None, None, None] | None
 """What is left of a check, to be done in pieces: None nearly always. It raises as what returned it."""
-
-
-class LeaseKeys(Protocol):
-    """The part of the store that knows the keys of leases."""
-
-    @property
-    def revision(self) -> int:
-        """Revision of the last write."""
-
-    def lease_key_from(self, lease: int, key: bytes) -> bytes | None:
-        """Return the first key of a lease that is not below a key, None if there is none."""
 
 
 class _Asked:
@@ -89,7 +79,7 @@ class Rights:
         store: knows the keys of leases.
     """
 
-    def __init__(self, auth: AuthStore, store: LeaseKeys) -> None:
+    def __init__(self, auth: AuthStore, store: Store) -> None:
         self._auth = auth
         self._store = store
         self._found: dict[tuple[bytes, int, bool], bool] = {}

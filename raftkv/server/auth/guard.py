@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from raftkv import errors
 from raftkv.apply.auth.rights import Left, Rights
@@ -31,6 +31,7 @@ from raftkv.rpc.shares import Identity, Shares, identity_of
 from raftkv.server.auth.callers import Callers, Credential, TokenAheadError
 from raftkv.server.auth.live import LiveCalls
 from raftkv.server.auth.table import OPEN, Row, row_of
+from raftkv.server.node.node import Node
 from raftkv.server.node.slices import Slices, Work
 from raftkv.server.services.responder import fail, parse, parse_or_raise, refusals
 
@@ -43,17 +44,6 @@ the greediest identity is refused: a token that is real is known after a moment.
 
 BYTES_AT_ONCE: Final = 8 * 1024
 """Longer requests are checked in slices, where a row knows how to."""
-
-
-class Waits(Protocol):
-    """The part of the member's loop used here."""
-
-    @property
-    def applied(self) -> int:
-        """Index of the newest entry that is applied."""
-
-    async def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait until something holds."""
 
 
 class Guard:
@@ -74,7 +64,7 @@ class Guard:
         rights: Rights,
         callers: Callers,
         live: LiveCalls,
-        node: Waits,
+        node: Node,
         slices: Slices,
         *,
         txn_operations_max: int,

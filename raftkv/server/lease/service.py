@@ -16,7 +16,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import partial
 from itertools import chain, repeat
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
 from raftkv import errors
@@ -31,6 +31,7 @@ from raftkv.rpc.server.listened import ListenedCall
 from raftkv.rpc.server.server import AsyncUnaryHandler, Server
 from raftkv.rpc.shares import Shares, identity_of
 from raftkv.rpc.status import RpcError
+from raftkv.server.auth.live import LiveCalls
 from raftkv.server.lease.keep_alives import WAITING_MAX, ConnectionLost, Graces, KeepAliveStream, MemberBatch
 from raftkv.server.lease.lessor import Lessor
 from raftkv.server.lease.on_leader import RENEW, SHORTEN, TIME_TO_LIVE
@@ -57,20 +58,6 @@ class _Keys(list[bytes]):
     """The keys of a lease, shared by all who ask for them at one revision: a million take 16 ms to list."""
 
 
-class LiveCall(Protocol):
-    """A stream whose client may lose the right to it."""
-
-    def check_lease(self, lease_id: int) -> Left:
-        """Refuse to keep a lease alive. Raises StatusError; returns what is left to check."""
-
-
-class Live(Protocol):
-    """The streams of a member."""
-
-    def of(self, call: ServerCall) -> LiveCall:
-        """Return what is known of a call."""
-
-
 class LeaseService:
     """Handlers of etcdserverpb.Lease, and of what other members pass on.
 
@@ -83,7 +70,7 @@ class LeaseService:
     """
 
     def __init__(
-        self, responder: Responder, lessor: Lessor, guard: LeaderGuard, cork: Cork, live: Live | None = None
+        self, responder: Responder, lessor: Lessor, guard: LeaderGuard, cork: Cork, live: LiveCalls | None = None
     ) -> None:
         self.cork = cork
         self._lessor = lessor

@@ -21,6 +21,7 @@ from typing import Any, Final, Protocol
 from google.protobuf.message import DecodeError
 
 from raftkv import errors
+from raftkv.apply.membership import Membership
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.raft.types import Message, MessageType
@@ -51,13 +52,6 @@ class Databases(Protocol):
         """Note that the loop has been given the message."""
 
 
-class Members(Protocol):
-    """Who belongs to the cluster (``apply.membership``)."""
-
-    members: dict[int, rpc_pb2.Member]
-    removed: set[int]
-
-
 class PeerService:
     """Handlers of raftkvpb.Peer.
 
@@ -78,7 +72,7 @@ class PeerService:
         self,
         cluster_id: int,
         member_id: int,
-        membership: Members,
+        membership: Membership,
         receive: Callable[[list[Message]], None],
         snapshots: Databases,
         for_leader: Mapping[str, AsyncUnaryHandler],

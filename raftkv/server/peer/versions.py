@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from raftkv import __version__
+from raftkv.apply.membership import Membership
 from raftkv.errors import NotCapableError
 
 # -- unknown peers ----------------------------------------------------------------------------------------------------
@@ -63,17 +64,6 @@ _VERSION: Final = re.compile(r"(\d{1,6})\.(\d{1,6})\b.*")
 _WIRE: Final = re.compile(r"(\d{1,6})(?:/([0-9A-Za-z.+-]{1,40}))?")
 
 
-class Members(Protocol):
-    """The members, and the versions that they published."""
-
-    @property
-    def members(self) -> Mapping[int, Any]:
-        """The members by id."""
-
-    def version_of(self, member_id: int) -> str:
-        """Return what a member published last, empty if nothing."""
-
-
 class Versions:
     """The versions of all members, as one member knows them.
 
@@ -86,7 +76,7 @@ class Versions:
             while it ran one that did not is to be published again.
     """
 
-    def __init__(self, members: Members, member_id: int) -> None:
+    def __init__(self, members: Membership, member_id: int) -> None:
         self.on_upgraded: Callable[[], None] = _nothing
         self._members = members
         self._heard = {member_id: __version__}

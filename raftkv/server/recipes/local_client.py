@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from raftkv import errors
 from raftkv.apply import check, ranges
@@ -37,6 +37,7 @@ from raftkv.rpc.server.server import Server
 from raftkv.rpc.shares import Identity, identity_of
 from raftkv.rpc.status import RpcError
 from raftkv.rpc.turnstile import Turnstile
+from raftkv.server.lease.lessor import Lessor
 from raftkv.server.node.slices import Work, hold
 from raftkv.server.services.responder import Responder, parse_or_raise, refusals
 from raftkv.server.watch.hub import WatchHub
@@ -64,13 +65,6 @@ OPERATIONS_MAX: Final = 4
 _KEPT_CODES: Final = frozenset({errors.UNAVAILABLE, errors.DEADLINE_EXCEEDED})
 
 
-class Leases(Protocol):
-    """Where leases are granted."""
-
-    async def grant(self, ttl_s: int, caller: Caller | None, identity: Identity) -> int:
-        """Grant a lease with a fresh id; the id. Raises StatusError if it is refused."""
-
-
 class Recipe:
     """Reads and writes on the member that serves a recipe.
 
@@ -80,7 +74,7 @@ class Recipe:
         leases: grants leases.
     """
 
-    def __init__(self, responder: Responder, hub: WatchHub, leases: Leases) -> None:
+    def __init__(self, responder: Responder, hub: WatchHub, leases: Lessor) -> None:
         self.responder = responder
         self.hub = hub
         self.leases = leases
