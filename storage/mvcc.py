@@ -50,9 +50,9 @@ from raftkv.storage.index import Index
 from raftkv.storage.mvcc_range import PinnedView, RangeResult, Reader, check_revision
 from raftkv.storage.mvcc_txn import Attachments, Change, WriteTxn
 from raftkv.storage.overlay import FREED_AT_ONCE, Overlay
-from raftkv.storage.restore import Restored, fill_index, fill_index_steps, scan, scan_steps
+from raftkv.storage.restore import Restored, fill_index, fill_index_steps, scan_steps
 from raftkv.storage.revision import STEP_RECORDS, pack, to_key
-from raftkv.storage.selection import Pieces, Selection, no_limit
+from raftkv.storage.selection import Pieces, Selection, finish, no_limit
 
 OPERATIONS_MAX = 10_000
 """A batch of this many changes is sent without waiting for the owner's timer."""
@@ -154,7 +154,7 @@ class Store:
         # Before anything else is decoded: another format may mean other bytes under the same names.
         schema.check_format(self._overlay.value(schema.META, schema.META_FORMAT_VERSION), "the database")
         with closing(self.backend.begin_read()) as read:
-            restored = scan(read)
+            restored = finish(scan_steps(read))
         fill_index(self._index, restored.entries)
         self._attachments.restore(restored.leases)
         self._adopt(restored)

@@ -67,17 +67,6 @@ class Restored:
     """Newest main revision of any record."""
 
 
-def scan(read: ReadTxn) -> Restored:
-    """Read every record in order of revision; raises like ``scan_steps``."""
-    steps = scan_steps(read)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            restored: Restored = end.value
-            return restored
-
-
 def scan_steps(read: ReadTxn) -> Generator[None, None, Restored]:
     """Read every record in order of revision, in steps of some milliseconds.
 

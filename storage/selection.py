@@ -25,7 +25,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import merge
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from raftkv.storage.index import State
 from raftkv.storage.key_value import KeyValueView
@@ -33,6 +33,8 @@ from raftkv.storage.revision import SUB_BITS
 
 if TYPE_CHECKING:
     from raftkv.storage.mvcc_range import Reader
+
+T = TypeVar("T")
 
 KEY, VERSION, CREATE, MOD, VALUE = range(5)
 """Sort targets, numbered as on the wire."""
@@ -377,6 +379,16 @@ def collect(
         yield
     # The walk was not finished: neither the count nor whether there is more is known.
     return kvs, None
+
+
+def finish(work: Generator[None, None, T]) -> T:
+    """Do all the pieces of some work at once and return its result."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
 
 def drain(pieces: Pieces) -> tuple[list[bytes], Selected]:

@@ -37,6 +37,7 @@ from raftkv.apply.request import Caller
 from raftkv.pb import admin_pb2, raft_pb2, rpc_pb2
 from raftkv.storage.mvcc import Store
 from raftkv.storage.revision import SUB_MASK
+from raftkv.storage.selection import finish
 
 Kind = requests.Kind
 
@@ -187,7 +188,7 @@ class Applier:
             kind, body, request, is_answered, has_room: as of ``begin``, which also says what is raised.
         """
         outcome = self.begin(kind, body, request, is_answered=is_answered, has_room=has_room)
-        return outcome if isinstance(outcome, Outcome) else txn.finish(outcome)
+        return outcome if isinstance(outcome, Outcome) else finish(outcome)
 
     def begin(
         self,
@@ -364,7 +365,7 @@ class Applier:
         # The path with its answers, because refusals must not depend on whether a caller waits here.
         txn.check_path(self.store, path, self.leases)
         if self.quotas.is_active:
-            txn.finish(self.quotas.check_path(path))
+            finish(self.quotas.check_path(path))
         write = self.store.begin()
         body = txn.execute(write, executed)
         write.end()
@@ -397,7 +398,7 @@ class Applier:
         Raises:
             CompactedError, FutureRevisionError: a range asks for a revision that cannot be read.
         """
-        revision, pieces = txn.finish(txn.read_in_pieces(self.store, request))
+        revision, pieces = finish(txn.read_in_pieces(self.store, request))
         return Outcome(revision, b"".join(pieces))
 
     def _compact(self, request: rpc_pb2.CompactionRequest) -> Outcome:
@@ -467,7 +468,7 @@ class Applier:
         keys = sum(map(self.store.lease_key_count, lease_ids))
         work = self._end_leases_in_pieces(lease_ids, expired)
         at_once_max = min(self._at_once_max, txn.VALUES_AT_ONCE) if self.quotas.is_active else self._at_once_max
-        return work if keys > at_once_max else txn.finish(work)
+        return work if keys > at_once_max else finish(work)
 
     def _end_leases_in_pieces(self, lease_ids: Sequence[int], expired: bool) -> Work:
         yield from self.leases.end(lease_ids, self._changes_max, expired=expired)

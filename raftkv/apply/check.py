@@ -12,6 +12,7 @@ from typing import Final
 
 from raftkv import errors
 from raftkv.pb import rpc_pb2
+from raftkv.storage.selection import finish
 
 _ACTIONS: Final = frozenset(rpc_pb2.AlarmRequest.AlarmAction.values())
 _ALARMS: Final = frozenset(rpc_pb2.AlarmType.values())
@@ -80,10 +81,7 @@ def check_txn(request: rpc_pb2.TxnRequest, operations_max: int) -> list[rpc_pb2.
     Raises:
         TooManyOperationsError, DuplicateKeyError: and those of the checks of single operations.
     """
-    found = _Found(operations_max)
-    for _ in _check_txn(request, operations_max, found):
-        pass
-    return found.intervals
+    return finish(check_txn_in_pieces(request, operations_max))
 
 
 def check_txn_in_pieces(

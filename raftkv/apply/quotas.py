@@ -38,14 +38,14 @@ from typing import Final
 from sortedcontainers import SortedList
 
 from raftkv import errors
-from raftkv.apply.txn import Path, finish
+from raftkv.apply.txn import Path
 from raftkv.pb import admin_pb2, rpc_pb2
 from raftkv.storage import schema
 from raftkv.storage.index import TO_THE_LAST
 from raftkv.storage.key_value import KeyValueView, key_of
 from raftkv.storage.mvcc import Store
 from raftkv.storage.mvcc_txn import Change
-from raftkv.storage.selection import Selection
+from raftkv.storage.selection import Selection, finish
 
 PREFIX_BYTES_MAX: Final = 256
 QUOTAS_MAX: Final = 1_000

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from raftkv.apply import response
 from raftkv.pb import rpc_pb2
 from raftkv.storage.mvcc import Store
-from raftkv.storage.selection import KEY, LIMIT_MAX, NONE, VALUE, Pieces, Selection, no_limit
+from raftkv.storage.selection import KEY, LIMIT_MAX, NONE, VALUE, Pieces, Selection, finish, no_limit
 
 _DESCEND: Final = rpc_pb2.RangeRequest.DESCEND
 
@@ -203,13 +203,3 @@ def in_pieces(
             body.append(response.range_kvs(kvs))
             grow(len(body[-1]))
         yield
-
-
-def finish(work: Generator[None, None, Answer]) -> Answer:
-    """Do all the pieces at once and return the answer."""
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            answer: Answer = end.value
-            return answer

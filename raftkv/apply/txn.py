@@ -18,15 +18,14 @@ without a waiting caller, such as the end of a lease with many keys, is done the
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
 from raftkv import errors
 from raftkv.apply import compares, ranges, response
 from raftkv.pb import kv_pb2, rpc_pb2
 from raftkv.storage.mvcc_txn import WriteTxn
-from raftkv.storage.selection import VALUE, Selection, no_limit
+from raftkv.storage.selection import VALUE, Selection, finish, no_limit
 
-T = TypeVar("T")
 _RANGE: Final = "request_range"
 _PUT: Final = "request_put"
 _DELETE: Final = "request_delete_range"
@@ -634,16 +633,6 @@ def delete_range_in_pieces(
         yield
     body[0] = response.delete_range_body(deleted, ())
     return view.revision, body
-
-
-def finish(work: Generator[None, None, T]) -> T:
-    """Do all the pieces at once and return what they return."""
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            result: T = end.value
-            return result
 
 
 # -- read_txn -------------------------------------------------------------------------------------------------------

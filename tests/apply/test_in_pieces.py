@@ -16,6 +16,7 @@ from raftkv.apply.applier import Outcome
 from raftkv.apply.request import Kind
 from raftkv.pb import kv_pb2, raft_pb2, rpc_pb2
 from raftkv.storage import mvcc_txn, selection
+from raftkv.storage.selection import finish
 from tests.apply.arbitrary import build
 from tests.apply.machine import KINDS, Machine
 from tests.apply.test_total import _state, _told
@@ -404,7 +405,7 @@ def test_compares(writes: list[tuple[bytes, bytes | None, int]], wanted: list[rp
     for key, value, lease in writes:
         machine.apply(delete(key) if value is None else put(key, value, lease=lease))
     expected = all(_model(machine, compare) for compare in wanted)
-    assert txn.finish(compares.all_hold(machine.store, wanted)) == expected
+    assert finish(compares.all_hold(machine.store, wanted)) == expected
     request = rpc_pb2.TxnRequest(compare=wanted)
     assert txn.choose_path(machine.store, request, txn.Budget(10**9, 10**9)).succeeded == expected
     for compare in wanted:

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv.apply import ranges, txn
+from raftkv.apply import txn
 from raftkv.apply.applier import Applier
 from raftkv.errors import CompactedError, FutureRevisionError
 from raftkv.pb import rpc_pb2
 from raftkv.storage.mvcc_range import PinnedView
+from raftkv.storage.selection import finish
 from tests.apply.machine import Machine
 from tests.server.recipes.recipes import Granted
 
@@ -112,6 +113,6 @@ def test_a_txn_that_grows_too_large_is_given_up() -> None:
             raise MemoryError
 
     with pytest.raises(MemoryError):
-        ranges.finish(txn.read_in_pieces(view, rpc_pb2.TxnRequest(success=[operation] * 9), grow))
+        finish(txn.read_in_pieces(view, rpc_pb2.TxnRequest(success=[operation] * 9), grow))
     assert held < 1_400_000
     view.let_go()

@@ -330,7 +330,7 @@ def test_every_method_of_the_client_ports_has_a_row_and_no_other_has() -> None:
 
 
 def test_a_method_without_a_row_stops_the_start() -> None:
-    with pytest.raises(errors.ConfigError, match=r"^/pkg.New/Method has no row in raftkv.server.auth.table: nobody"):
+    with pytest.raises(errors.ConfigError, match=r"^/pkg.New/Method has no row in raftkv.server.auth.table, which"):
         row_of("/pkg.New/Method")
 
 
