@@ -89,7 +89,7 @@ def _length_delimited(rng: Random, tag: int, data: bytes) -> bytes:
 
 
 def _message(rng: Random, fields: list[bytes]) -> bytes:
-    """Fields in order, now and then not, or one twice, or with one that nobody knows."""
+    """Fields in order, now and then not, or one twice, or with an unknown one."""
     choice = rng.random()
     if choice < 0.03:
         rng.shuffle(fields)

@@ -1,4 +1,4 @@
-"""A txn of ranges in pieces gives what it gives at once, whatever happens to the store between the pieces."""
+"""A txn of ranges in pieces gives the same answer as at once, under any change of the store between the pieces."""
 
 from __future__ import annotations
 

@@ -210,7 +210,7 @@ def write_archive(
         if entry.index < first:
             continue
         term_before = before.term if before is not None else 1
-        if entry.term > term_before:  # a leader that was deposed left entries which nobody else has
+        if entry.term > term_before:  # a deposed leader left entries that no other member has
             drafts = [Entry(term_before, entry.index + i, b"\x01draft") for i in range(rng.randrange(4))]
             wal.append(HardState(term_before, 1, entry.index - 1), drafts)
         lag = rng.randrange(3)

@@ -281,7 +281,7 @@ class Member(Assembly):
             proposed(self.last_id)
 
     def change_users(self, change: raft_pb2.AuthChange) -> None:
-        """Root changes what users may do; nobody waits for it."""
+        """Root changes the rights of users in the background."""
         self.loop.call_soon(self._change_users, change)
 
     def _change_users(self, change: raft_pb2.AuthChange) -> None:

@@ -61,7 +61,7 @@ def test_a_flipped_bit_in_a_record_is_never_served(tmp_path: Path, part: str) ->
 
 def damage_page(damaged: bytearray, needle: bytes, kind: str) -> None:
     """Let the page with this in the newest state name one of its records twice, or one fewer."""
-    # Later pages are newer: earlier ones are of states before it, which nobody reads any more.
+    # Later pages are newer: earlier ones are of states before it, without readers.
     page = damaged.rindex(needle) // 4096 * 4096
     if kind == "one twice":
         damaged[page + 16 : page + 18] = damaged[page + 18 : page + 20]

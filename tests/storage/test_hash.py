@@ -1,4 +1,4 @@
-"""HashKV: equal to real etcd's, equal whatever a member has compacted, and a scrub on the way."""
+"""HashKV: equal to real etcd's, equal after any compaction, and a scrub on the way."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class WorldNode(AwaitableNode):
         return len(held)
 
     def let_go(self) -> None:
-        """Apply what was proposed, and confirm what is read; then whoever waits for that is called."""
+        """Apply the proposals, and confirm the reads; then call the waiting callers."""
         held, self._held = self._held, []
         for work in held:
             work()
@@ -113,7 +113,7 @@ class WorldNode(AwaitableNode):
         self._later(reader.ready)
 
     def withdraw(self, request_id: int) -> None:
-        """Do nothing: whoever gave up is answered all the same."""
+        """Do nothing: a caller that gave up is answered all the same."""
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait until something holds."""

@@ -476,7 +476,7 @@ def test_a_turn_of_the_leader_shortens_some_of_very_many_lost_leases() -> None:
 
 
 def test_a_turn_asks_a_new_leader_some_of_very_many_questions() -> None:
-    """Clients ask for the time of leases while nobody leads: each call waits in a task."""
+    """Clients ask for the time of leases while there is no leader: each call waits in a task."""
 
     async def scenario(follower: Follower) -> None:
         follower.node.follow(NONE)

@@ -301,7 +301,7 @@ def test_leadership_is_kept_while_everybody_else_lacks_entries() -> None:
 @pytest.mark.parametrize(
     "connected",
     [{}, {2: LONG_AGO}, {2: LONG_AGO, 3: 1e18}],
-    ids=["nobody is connected", "the others are no quorum", "one has just come"],
+    ids=["no member is connected", "the others are no quorum", "one has just come"],
 )
 def test_a_member_that_the_quorum_needs_goes_on_until_it_does_not(connected: dict[int, float]) -> None:
     async def scenario() -> None:

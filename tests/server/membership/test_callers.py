@@ -73,7 +73,7 @@ class Node:
 
 
 async def _dispensable() -> None:
-    """Nobody waits for it."""
+    """Ignore the call."""
 
 
 def _follower(channel: Channel, change_members: Any = None) -> Changes:

@@ -81,7 +81,7 @@ async def test_what_members_pass_on_for_each_other_is_taken() -> None:
 
 @on_loop
 async def test_of_strangers_few_are_remembered() -> None:
-    """On a port without TLS anybody may say to be a member that is not known here yet."""
+    """On a port without TLS any caller may claim to be a member that is not known here yet."""
     receiver = Receiver()
     target = (await receiver.listen()).removeprefix("http://")
     channel = Channel(target)

@@ -1,4 +1,4 @@
-"""Receiving databases: only what was sent, as it lies on this disk, and nothing that nobody waits for stays."""
+"""Receiving databases: only what was sent, as it lies on this disk, and no unneeded file stays."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ async def test_a_member_makes_its_own_certificates_once(room: Room) -> None:
     assert room.read("data/fixtures/peer/cert.pem") == first
     ports = Ports.of(made)
     assert (ports.client.ends["server"].time_s - time.time()) / 86_400 == pytest.approx(730, abs=1)
-    # It encrypts, and proves nothing: peers take each other's, and nobody has a name.
+    # It encrypts, and proves nothing: peers take each other's, and none has a name.
     async with serving(ports.peer) as served:
         assert await asked(served.target, Ports.of(made).peer.dialing) == ""
     context = ssl.create_default_context(cafile=made.client_tls.cert_file)

@@ -73,7 +73,7 @@ def may_ask(applier: Applier, path: str, data: bytes, call: Call) -> bool:
 
 
 class Unheard(Waiter):
-    """Waits for an answer that nobody looks at."""
+    """Waits for an unread answer."""
 
     def __init__(self, request: Any) -> None:
         self.request = request

@@ -1,7 +1,7 @@
 """Calls of clients and other members without sockets: what services see of a call, and where their handlers register.
 
 An answer leaves when the turn that made it ends (``Outbox``), as on a corked connection; what a member had not sent
-when it died reaches nobody.
+when it died reaches no other member.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def _pre_vote_raises(patches: Patches) -> None:
     original = patches.set(Raft, "become_pre_candidate", become_pre_candidate)
 
 
-@mutant("deaf leader stays", "CheckQuorum deposes a leader that hears nobody (R8)")
+@mutant("deaf leader stays", "CheckQuorum deposes a leader that hears no follower (R8)")
 def _deaf_leader(patches: Patches) -> None:
     patches.set(Raft, "_check_quorum", lambda raft: None)
 
@@ -116,7 +116,7 @@ def _matching_skipped(patches: Patches) -> None:
     original = patches.set(RaftLog, "maybe_append", maybe_append)
 
 
-@mutant("old append truncates", "entries that match stay, whatever an old message holds (R6)")
+@mutant("old append truncates", "entries that match stay, in spite of old messages (R6)")
 def _old_append_truncates(patches: Patches) -> None:
     def append_new(log: RaftLog, index: int, entries: list[Any]) -> None:
         fresh = [entry for entry in entries if entry.index > log.committed]
