@@ -164,7 +164,7 @@ def sync_directory(path: str) -> None:
 
 
 def give_back(descriptor: int) -> None:
-    """Close a descriptor. What matters was synced before, so an error changes nothing."""
+    """Close a descriptor. The data was synced before, so an error changes nothing."""
     with contextlib.suppress(OSError):
         os.close(descriptor)
 

@@ -34,7 +34,7 @@ RECORDS_PER_LOOK: Final = 1_000
 
 
 class History(Protocol):
-    """What a hash of the history reads of a database."""
+    """A read transaction, as a hash of the history needs it."""
 
     def get(self, bucket: bytes, key: bytes) -> bytes | None:
         """Implement ``ReadTxn.get``."""
@@ -47,13 +47,13 @@ class History(Protocol):
 
 
 class Readable(Protocol):
-    """What a history is read from."""
+    """A database, as a hash of the history needs it."""
 
     def begin_read(self) -> History:
         """Pin the last committed state."""
 
 
-class _Wanted:
+class _CancellableHistory:
     """A history whose reads end with an error once they are given up."""
 
     def __init__(self, read: History, given_up: threading.Event) -> None:
@@ -72,7 +72,7 @@ class _Wanted:
 
 def _begin_read(backend: Readable, given_up: threading.Event | None) -> History:
     read = backend.begin_read()
-    return read if given_up is None else _Wanted(read, given_up)
+    return read if given_up is None else _CancellableHistory(read, given_up)
 
 
 @dataclass(frozen=True, slots=True)

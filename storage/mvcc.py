@@ -199,9 +199,9 @@ class Store:
 
     def _durable(self, index: int, put_bytes: int) -> None:
         self._durable_put_bytes = put_bytes
-        # What the log may forget: replay begins behind it.
+        # The log may be released up to here: replay begins behind it.
         self.durable_index = index
-        # What came during the commit fills a batch already: do not let it wait for the owner's timer.
+        # Changes during the commit fill a batch already: do not let it wait for the owner's timer.
         if self._overlay.pending.operations() >= self._operations_max:
             self._overlay.commit_next()
 
@@ -427,7 +427,7 @@ class Store:
 
     @property
     def unfinished_changes(self) -> list[Change]:
-        """What the open write transaction has done so far; empty if none is open."""
+        """Changes of the open write transaction so far; empty if none is open."""
         return self._txn.changes if self._txn.is_open else []
 
     @property
@@ -641,7 +641,7 @@ class Store:
         with closing(self.backend.open_copy(received)) as copy, closing(copy.begin_read()) as read:
             schema.check_format(read.get(schema.META, schema.META_FORMAT_VERSION), "the received database")
             applied = schema.decode_integer(read.get(schema.META, schema.META_CONSISTENT_INDEX)) or 0
-            # What is applied has been shown to clients; an older state would take it back.
+            # The applied state has been shown to clients; an older state would take it back.
             if applied < self.applied_index:
                 raise InvariantError(f"a snapshot of entry {applied} for the state of entry {self.applied_index}")
             restored = yield from _paced(scan_steps(read))

@@ -205,7 +205,7 @@ class WriteTxn:
         self.compact_revision = -1
         """Oldest main revision that reads of this transaction may ask for."""
         self.changes: list[Change] = []
-        """What was done so far, in order."""
+        """The changes so far, in order."""
         self.is_open = False
         self.deletes_total = 0
         """Deletions of intervals so far, by all transactions."""

@@ -148,7 +148,7 @@ class Overlay:
         record = self.pending.records.get(revision_key)
         if record is None and self._committing is not None:
             record = self._committing.records.get(revision_key)
-        # What is still in memory was made by this process: its checksum is for the disk.
+        # Records in memory were made by this process: the checksum is for the disk.
         if record is not None:
             return record[SEAL_BYTES:]
         try:
@@ -351,7 +351,7 @@ class Overlay:
 
     def flush(self, on_durable: Callable[[], None]) -> None:
         """Commit now; call back (on the owner's thread) once everything written so far is durable."""
-        # What was written so far is in the batch being filled, or else in the one on its way, or else on disk.
+        # The writes so far are in the batch being filled, in the one on its way, or on disk.
         if self._has_pending():
             self._waiters.append((self._filling, on_durable))
         elif self._committing is not None:
@@ -395,7 +395,7 @@ class Overlay:
             if error is None:
                 error = self._swap(swap)
             done(error)
-            # What was written during the job waits in ``pending``.
+            # Writes during the job wait in ``pending``.
             self.commit()
 
         # While a job of the writer is on its way, ``commit`` only takes note.

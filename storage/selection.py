@@ -57,12 +57,12 @@ ITEM_BYTES: Final = 200
 
 Pieces = Generator[list[bytes], None, "Selected"]
 Item = tuple[Any, int, bytes, int]
-"""What it is sorted by, its place among equals, key, packed revision."""
+"""Sort value, place among equals, key, packed revision."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What of an interval is wanted, and in which order.
+    """The wanted part of an interval, and its order.
 
     Revisions are main revisions, and 0 is no bound; a limit of 0 or less is none. Without ``counts`` the count of the
     answer may be too low: at an older revision counting is a walk to the end.
@@ -318,7 +318,7 @@ class _Sorted:
             # keys behind it are never compared.
             items.append((value, -self._added if self._descending else self._added, key, revision))
         worst = self._worst
-        # What is worse than the worst that was kept cannot be among the best any more.
+        # A key worse than the worst kept one cannot be among the best any more.
         if worst is not None:
             items = [item for item in items if (item > worst) == self._descending]
         self._run += items

@@ -9,7 +9,7 @@ Rules:
 
 - The copy is one consistent state, compact, and carries its own applied index, term and members: ``info`` repeats
   them for Raft and adds size and SHA-256 for the wire.
-- What is sent was read again from end to end, and every checksum in it compared: damage stays where it is.
+- A copy is read again from end to end before it is sent, and every checksum in it compared: damage stays where it is.
 - Nothing is replaced by a file that is not, byte for byte, what was sent, or that says something else than ``info``, or
   in which anything is not what was written.
 - Every crash leaves either the old database or the new one under the name, whole: the received file is durable before

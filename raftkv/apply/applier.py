@@ -141,7 +141,7 @@ class Applier:
         changes_max: int = CHANGES_MAX,
     ) -> None:
         self.store = store
-        # What must be counted is done in pieces.
+        # Changes that must be counted are made in pieces.
         self._at_once_max = min(at_once_max, changes_max // 2)
         self._changes_max = changes_max
         self.alarms = alarms

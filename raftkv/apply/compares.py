@@ -39,7 +39,7 @@ WORK_MAX: Final = 10_000_000
 """Keys that the compares of one txn may walk through, nested ones included: 4 s of applying on every member. etcd has
 no limit, reads their values too, and takes 15 s."""
 VALUE_WORK: Final = 4
-"""What a key counts as whose value is compared."""
+"""Weight of a key whose value is compared."""
 BYTES_PER_KEY: Final = 512
 """Bytes of values that take as long as one key more."""
 SAMPLES: Final = 8

@@ -63,7 +63,7 @@ class LeaseObserver(Protocol):
         """Note that everything was replaced by a snapshot: ``granted`` is the TTL in seconds of each lease."""
 
 
-class _Nobody:
+class _NoObserver:
     def granted(self, lease_id: int, ttl_s: int) -> None:
         pass
 
@@ -94,7 +94,7 @@ class Leases:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.granted: dict[int, int] = {}
-        self.observer: LeaseObserver = _Nobody()
+        self.observer: LeaseObserver = _NoObserver()
         self._received: dict[int, int] | None = None
         self.reload()
 

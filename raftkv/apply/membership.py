@@ -51,7 +51,7 @@ Members = Mapping[int, rpc_pb2.Member]
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What an entry that changes the configuration does.
+    """The effect of an entry that changes the configuration.
 
     Attributes:
         request_id: pairs it with who asked for it.
@@ -291,7 +291,7 @@ class Membership:
         removed = set(decision.removed)
         if decision.change is not None and not decision.change.changes:  # a joint configuration was left
             removed = self.members.keys() - {*conf_state.voters, *conf_state.learners}
-        # Who leaves by a joint change votes until that is over, so it has to be heard, and go on, until then.
+        # A member that leaves by a joint change votes until that is over, so it must stay connected and run until then.
         for member_id in sorted(removed.difference(conf_state.voters_outgoing)):
             self._remove(member_id)
 

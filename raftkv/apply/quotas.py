@@ -51,9 +51,9 @@ PREFIX_BYTES_MAX: Final = 256
 QUOTAS_MAX: Final = 1_000
 LIMIT_MAX: Final = (1 << 63) - 1
 REMOVE: Final = -1
-"""What both limits are in an entry that removes a quota."""
+"""Both limits in an entry that removes a quota."""
 COUNT_ON: Final = -2
-"""What both are in one that counts the next part of what was there when the quota was set."""
+"""Both limits in an entry that counts the next part of the keys that were there when the quota was set."""
 COUNTED_BY_ENTRY: Final = 1024 * 1024
 COUNTED_BY_CHANGE: Final = 16 * 1024
 """How much of it an entry counts, in bytes as ``_Pace`` counts them: 10 ms, and 0.1 ms."""
@@ -378,7 +378,7 @@ class Quotas:
         return quota
 
     def _begin_count(self, prefix: bytes) -> Quota:
-        # What is there and not given up is due after the last compaction, and a deletion of now with the next revision.
+        # Revisions that are kept are due after the last compaction, and a deletion of now with the next revision.
         store = self._store
         quota = Quota(prefix, 0, 0, history=History.between(max(store.compact_revision, 0), store.revision + 1))
         quota.cursor = prefix
@@ -446,7 +446,7 @@ class Quotas:
                     raise refusal
 
     def _growth(self, sizes: dict[bytes, tuple[int, int]]) -> Generator[None, None, Growth]:
-        """What each prefix grows by when keys of one size become keys of another, with a pause after each piece."""
+        """Growth of each prefix when keys of one size become keys of another, with a pause after each piece."""
         grown: Growth = {}
         for number, (key, (before, after)) in enumerate(sizes.items(), 1):
             self._add_growth(grown, key, before, after)
@@ -477,7 +477,7 @@ class Quotas:
         Raises:
             QuotaExceededError: names the prefix.
         """
-        # What is put and nothing deleted is the most that a txn can take. That is enough nearly always.
+        # Puts without deletions are the most that a txn can take. That bound is nearly always enough.
         sizes: dict[bytes, tuple[int, int]] = {}
         kept: dict[bytes, int] = {}
         pace = _Pace()

@@ -51,7 +51,7 @@ KEYS_OF_PIECE: Final = 256
 VALUE_SORT_WEIGHT: Final = 4
 """How many times as much a range costs that is sorted by values: at least so much was measured."""
 KEYS_OF_RANGE: Final = 64
-"""What a single key counts as, and the first piece of a longer range: one value may be as large as a request."""
+"""Weight of a single key, and of the first piece of a longer range: one value may be as large as a request."""
 
 VALUES_AT_ONCE: Final = 8
 """Values that one entry reads at once, to compare, to keep or to show them: each may be as large as a request."""
@@ -204,7 +204,7 @@ class Budget:
 
 
 class Room:
-    """What an answer may take while it is put together. Once there is no room, the rest of it is left out.
+    """Room for an answer while it is put together. Once there is none, the rest of the answer is left out.
 
     Work is counted in keys and not in seconds, so that the same requests come to the same answers on a busy machine.
 
@@ -498,7 +498,7 @@ def execute_in_pieces(view: WriteTxn, path: Path, room: Room) -> Generator[None,
     body = [response.txn_body(path.succeeded, ())] if room.is_left else []
     for number, operation in enumerate(path.operations):
         kind, request = operation
-        # What ranges and deletions find may be nothing, and they pause after what they find.
+        # Ranges and deletions may find nothing, and pause after each find.
         is_pause_due = number % OPERATIONS_PER_PIECE == 0
         header: bytes | None = None
         if kind == _TXN:

@@ -1,4 +1,4 @@
-"""What archived segments say: the committed entries of a cluster in order, and which was applied when.
+"""Archived segments: the committed entries of a cluster in order, and which was applied when.
 
     archive = Archive.find(path, base)                # base: where a database stands in the log
     for entry in archive.entries(): ...               # base.index + 1, base.index + 2, ...
@@ -237,7 +237,7 @@ class Archive:
 
     @property
     def problems(self) -> list[str]:
-        """What could not be read, in words; known once all entries were asked for."""
+        """A description of unreadable parts; known once all entries were asked for."""
         return [problem for member in self._members for problem in member.problems]
 
     @property

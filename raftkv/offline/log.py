@@ -124,7 +124,7 @@ def contents(directory: str, start: int = 0, end: int | None = None) -> Iterator
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What an entry asks for.
+    """The request of an entry.
 
     Attributes:
         kind: name of the request, or how the entry cannot be read.

@@ -28,7 +28,7 @@ LOG MATCHING: entries of equal index and term are equal, and so is all before th
     APPEND after 2/3: 4/4 4/5 5/6    --> the leader's last entry of a term not above 3 is 2/3: it matches,
                                          and 3/4 3/5 are overwritten; one probe per term, not per entry
 
-    (``term/index``. What is committed is never overwritten: a member without it does not get a quorum of votes.)
+    (``term/index``. A committed entry is never overwritten: a member without it does not get a quorum of votes.)
 
 LAWS (``invariants.py`` checks one member, the simulator all of them, after every step): one leader a term; a leader
 changes its own log only by appending; term, commit index and applied index never go back; a member votes once a term;

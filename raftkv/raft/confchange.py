@@ -21,7 +21,7 @@ Example, demoting 3 and adding 4 at once (thesis section 4.3, etcd-io/raft ConfC
     voters={1 2 4}  learners={3}
 
 One change at a time needs no joint configuration, because old and new majorities then always overlap (section 4.1).
-What a leader knows of each member is not here: ``tracker.py`` follows the configuration.
+The leader's knowledge of each member is not here: ``tracker.py`` follows the configuration.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ class Raft:
         self.rng = rng
         self.term = 0
         self.vote = NONE
-        # Who leads this term, as far as this member knows.
+        # The leader of this term, as far as this member knows.
         self.leader = NONE
         self.role = StateRole.FOLLOWER
         page_bytes = config.max_committed_size_per_ready_bytes or config.max_size_per_message_bytes
@@ -180,7 +180,7 @@ class Raft:
             raise InvariantError(f"commit {hard_state.commit} is outside {log.committed}..{log.last_index}")
         self.term = hard_state.term
         self.vote = hard_state.vote
-        # What is applied was committed, even if the commit index (which needs no fsync) was lost in a crash.
+        # Applied entries were committed, even if the commit index (which needs no fsync) was lost in a crash.
         log.commit_to(max(hard_state.commit, self.config.applied))
         if self.config.applied > log.applied:
             log.applied_to(self.config.applied)
@@ -947,7 +947,7 @@ class Raft:
         return True
 
     def _maybe_send_snapshot(self, id: int, progress: Progress) -> bool:
-        # Who is not heard from would not receive it: no snapshot is made for nothing.
+        # A silent member would not receive it: no snapshot is made for nothing.
         if not progress.recent_active:
             return False
         log = self.log
@@ -1070,7 +1070,7 @@ class Raft:
         self._answer_confirmed_reads()
         # Tell the members the new commit index, and probe those who are new, without waiting for a heartbeat.
         self.append_due = True
-        # Who is no voter any more cannot be handed leadership.
+        # A member that votes no more cannot become the leader.
         if self.transferee not in self.tracker.config.all_voters():
             self.transferee = NONE
 

@@ -118,7 +118,7 @@ def describe_message(message: Message) -> str:
     words = [f"{message.from_}->{message.to} {MessageType(message.type).name}"]
     if message.term:
         words.append(f"term={message.term}")
-    # What an append follows, or where a candidate's log ends: its term belongs to its index.
+    # The entry before an append, or the end of a candidate's log: its term belongs to its index.
     if message.type in _APPENDS:
         words.append(f"log={message.log_term}/{message.index}")
     elif message.index:

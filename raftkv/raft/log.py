@@ -113,7 +113,7 @@ class Unstable:
         else:
             del self.entries[first - self.offset :]
             self.entries.extend(entries)
-        # What is on its way to the disk behind this point no longer counts as handed out.
+        # Entries behind this point on their way to the disk no longer count as handed out.
         self.in_progress = min(self.in_progress, first)
 
 
@@ -147,7 +147,7 @@ class RaftLog:
         self.unstable = Unstable(last + 1)
         self.last_index = last
         self.last_term = reader.term(last)
-        # What was compacted had been applied, hence committed.
+        # Compacted entries had been applied, hence committed.
         self.committed = self.applying = self.applied = first - 1
         self.max_applying_bytes = max_applying_bytes
         # Size of what was handed out for applying and not reported back, in all and page by page:

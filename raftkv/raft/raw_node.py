@@ -66,7 +66,7 @@ _RESPONSES = frozenset(
 
 
 class _Append:
-    """What is to happen when the write of one Ready is confirmed."""
+    """The steps to take when the write of one Ready is confirmed."""
 
     __slots__ = ("last_index", "last_term", "number", "snapshot_index", "term", "to_self")
 

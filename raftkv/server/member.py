@@ -436,7 +436,7 @@ class Member:
                 **self._everybody.for_members(),
             },
             self.versions,
-            self._cluster_service.for_anybody(),
+            self._cluster_service.for_non_members(),
             self._transport.heard_of,
             compares_names=not self.config.peer_tls.skip_san_verification,
             **({} if self._tracing is None else {"decode": self._tracing.decode}),

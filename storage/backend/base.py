@@ -1,4 +1,4 @@
-"""What the store asks of an engine: atomic durable batches, and reads of one consistent state.
+"""The interface of an engine: atomic durable batches, and reads of one consistent state.
 
 An engine keeps named buckets of bytes to bytes, ordered by key. Duties, the same for every engine and held by one
 test suite:

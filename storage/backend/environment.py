@@ -223,7 +223,7 @@ class Environment:
         # All at once, before any reader: a read transaction sees only buckets that were there when it began.
         with self.raw.begin(write=True) as txn:
             found, stated = sum(1 for _ in txn.cursor()), txn.stat()["entries"]
-            # What a damaged page no longer names would be made anew, with nothing in it.
+            # A bucket that a damaged page no longer names would be made anew, empty.
             if found != stated:
                 raise CorruptionError(f"the database {self.path} has {found} top entries, and should have {stated}")
             return {name: open_bucket(name, txn=txn) for name in schema.BUCKETS}
@@ -241,7 +241,7 @@ class Environment:
 
     @property
     def sum(self) -> int | None:
-        """What the seal of the last transaction states; ``None`` if it has none that counts."""
+        """The sum in the seal of the last transaction; ``None`` if it has no valid one."""
         return self._sum
 
     def sum_of_values(self) -> int:

@@ -13,8 +13,8 @@ bytes of each, 0.6 s for a gigabyte.
     tree       pad u32, flags u16, depth u16, branch, leaf and overflow pages u64 each, entries u64, root u64
 
 Left out: what the pages hold, which has checksums (``revision.py``, ``environment.py``), and pages of large values.
-What a leaf says of the sizes of its values is looked at before a copy is made or taken, and by the scrub: not at the
-start, where that would take ten times as long.
+The sizes of values in a leaf are checked before a copy is made or taken, and by the scrub: not at the start, where
+that would take ten times as long.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who carries out commits: a thread in production, the caller itself in tools, a script in simulations.
+"""Writers, which carry out commits: a thread in production, the caller itself in tools, a script in simulations.
 
 A writer runs jobs one at a time, in order, and reports each on the owner's thread through ``done(error)``. Nothing
 here knows asyncio: the server injects ``loop.call_soon_threadsafe`` as ``notify``.

@@ -62,7 +62,7 @@ def cut_tail(disk: Disk, path: str, data: bytes, offset: int, reason: str) -> Re
         OSError: the system refused an operation.
     """
     failpoint("walBeforeRepair")
-    # What is behind the last byte that is not zero was never written, or is zero already.
+    # Bytes behind the last nonzero one were never written, or are zero already.
     end = written_end(data)
     saved_as = _save_copy(disk, path, data[:end])
     failpoint("walAfterRepairCopy")
@@ -131,7 +131,7 @@ class Recovered:
     markers: tuple[SnapshotMeta, ...] = ()
     """All markers that the kept segments hold, in order."""
     repair: Repair | None = None
-    """What was cut off the end, if a crash had torn it: worth a line in the log of the member."""
+    """The tail that was cut off, if a crash had torn it: worth a line in the log of the member."""
 
 
 class Recovery:

@@ -107,7 +107,7 @@ TEMPORARY_NAME: Final = "next.tmp"
 
 _NAME: Final = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})\.wal")
 NO_SPACE: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-"""What the system says when there is no room."""
+"""Error numbers of the system for a full disk or quota."""
 
 
 @dataclass(frozen=True, order=True, slots=True)

@@ -548,7 +548,7 @@ class WAL:
             if self._removed:
                 self._disk.sync_directory(self._directory)
                 self._removed = False
-            # What the next segment begins with bounds what this one holds.
+            # The first index of the next segment bounds the entries of this one.
             while len(self._segments) > 1 and self._segments[1].first_index <= limit and not self._is_kept():
                 self._remove_oldest()
                 count += 1

@@ -9,7 +9,7 @@ Invariants
 - The revision of users and roles grows with each change of rights. An entry that was admitted under an older one is
   refused while applying (etcd: ErrAuthOldRevision), for any change; requests that need root are the exception: for
   them the caller's present role counts.
-- What a user may do is a function of the applied state alone: no clock, no token, no certificate.
+- The rights of a user are a function of the applied state alone: no clock, no token, no certificate.
 
 Leaves out how a member finds out who calls (``server.auth``): tokens, passwords and certificates.
 """

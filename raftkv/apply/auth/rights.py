@@ -1,4 +1,4 @@
-"""What a request needs, and whether its caller has it: the same rules at the member that takes it and while applying.
+"""Rights of a request, checked against its caller: the same rules at the member that takes it and while applying.
 
     rights.check(Kind.PUT, request, caller)            # raises the StatusError that refuses it
     rights.check_read(caller, b"a", b"b")              # for what is no entry of the log: ranges, watches
@@ -57,11 +57,11 @@ FOUND_MAX: Final = 10_000
 
 
 Left = Generator[None, None, None] | None
-"""What is left of a check, to be done in pieces: None nearly always. It raises as what returned it."""
+"""The rest of a check, to be done in pieces: None nearly always. It raises as the call that returned it."""
 
 
 class _Asked:
-    """What one user may do, and the leases that its request needs all keys of."""
+    """The rights of one user, and the leases that its request needs all keys of."""
 
     __slots__ = ("leases", "readable", "writable")
 
@@ -282,7 +282,7 @@ class Rights:
 
 
 KINDS_OF_MEMBERS: Final = frozenset((Kind.MEMBER_ATTRIBUTES, Kind.LEASE_EXPIRE, Kind.LEASE_RENEW))
-"""What no client can cause: it needs no rights, and says not who caused it."""
+"""Kinds that no client can cause: they need no rights and name no caller."""
 
 _DONE: Final = object()
 

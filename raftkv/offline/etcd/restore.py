@@ -53,7 +53,7 @@ INDEX: Final = 1
 TERM: Final = 1
 BATCH_RECORDS: Final = 10_000
 BATCH_BYTES: Final = 16 << 20
-"""What is kept in memory before it is written."""
+"""Bytes kept in memory before they are written."""
 REVISIONS_MAX: Final = 1 << 39
 """Above all main revisions that the index can hold in a 64-bit integer with their sub-revisions."""
 TEMPORARY_SUFFIX: Final = ".restoring"

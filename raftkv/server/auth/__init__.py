@@ -1,4 +1,4 @@
-"""Who calls, and whether they may: the part of users that each member does for itself.
+"""Authentication and admission: the part of users that each member does for itself.
 
     call -> guard -> callers: token, else certificate -> row of the table -> rights -> handler
                      (simple_tokens, jwt_tokens)
@@ -17,7 +17,7 @@ Invariants
 - Without users a call pays for one test of an attribute.
 - A token, a password or a key is in no log, no error and no ``repr``. The log holds digests of tokens, which admit no
   caller; passwords are hashed before anything is proposed.
-- What is refused here is refused in etcd's order: a request that is invalid in itself first, then its caller.
+- Refusals come in etcd's order: an invalid request first, then its caller.
 
 Leaves out what is replicated: users, roles, and the rules of who may do what (``raftkv.apply.auth``).
 """

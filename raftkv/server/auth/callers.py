@@ -1,4 +1,4 @@
-"""Who calls: a token in the metadata, else the name in a verified certificate, else none.
+"""The caller of an RPC: a token in the metadata, else the name in a verified certificate, else none.
 
     credential = callers.credential(call.headers, call.peer)      # None: no user; raises for a token that is none
     caller = credential.caller(auth.revision)                     # what entries of the log carry
@@ -65,7 +65,7 @@ class Peer(Protocol):
 
     @property
     def certificate(self) -> dict[str, Any] | None:
-        """What it has shown, verified, as ``ssl.SSLSocket.getpeercert`` gives it."""
+        """Its verified certificate, as ``ssl.SSLSocket.getpeercert`` gives it."""
 
 
 class NamedByCertificate:

@@ -105,29 +105,29 @@ class Guard:
 
         def guarded(call: UnaryCall, data: bytes) -> None:
             if auth.is_enabled:
-                self._let_in(method, row, handler, call, data)
+                self._admit(method, row, handler, call, data)
             else:
                 handler(call, data)
 
         return guarded
 
-    def _let_in(self, method: Method, row: Row, handler: Callable[..., Any], call: UnaryCall, data: bytes) -> None:
+    def _admit(self, method: Method, row: Row, handler: Callable[..., Any], call: UnaryCall, data: bytes) -> None:
         request = parse(call, method.request, data)
         if request is None:
             return
         if row.valid_in_pieces is not None and len(data) > BYTES_AT_ONCE:
-            self._let_in_slices(row, handler, call, data, request)
+            self._admit_sliced(row, handler, call, data, request)
             return
         try:
             _, left = self._check(row, request, call)
         except TokenAheadError as ahead:
-            self._wait(ahead, call, lambda: self._let_in(method, row, handler, call, data))
+            self._wait(ahead, call, lambda: self._admit(method, row, handler, call, data))
         except errors.StatusError as error:
             fail(call, error)
         else:
             self._when_checked(left, row, call, lambda: handler(call, data))
 
-    def _let_in_slices(self, row: Row, handler: Callable[..., Any], call: UnaryCall, data: bytes, request: Any) -> None:
+    def _admit_sliced(self, row: Row, handler: Callable[..., Any], call: UnaryCall, data: bytes, request: Any) -> None:
         """Let a long request in, or refuse it, when it is found to be valid in itself."""
 
         def check() -> Work[None]:
@@ -220,7 +220,7 @@ class Guard:
         return guarded
 
     def _wait(self, ahead: TokenAheadError, call: UnaryCall, again: Callable[[], None]) -> None:
-        self._spawn(self._let_in_later(ahead, call, again), call)
+        self._spawn(self._admit_later(ahead, call, again), call)
 
     def _spawn(self, waiting: Coroutine[Any, Any, None], call: ServerCall) -> None:
         task = asyncio.get_running_loop().create_task(waiting)
@@ -228,7 +228,7 @@ class Guard:
         task.add_done_callback(self._waiting.discard)
         call.on_cancel(lambda: _cancel(task))
 
-    async def _let_in_later(self, ahead: TokenAheadError, call: UnaryCall, again: Callable[[], None]) -> None:
+    async def _admit_later(self, ahead: TokenAheadError, call: UnaryCall, again: Callable[[], None]) -> None:
         try:
             await self._caught_up(ahead, call)
         except errors.StatusError as error:

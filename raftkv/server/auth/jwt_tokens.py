@@ -54,7 +54,7 @@ _PART: Final = re.compile(r"(\d+(?:\.\d*)?)(ns|us|ms|s|m|h)")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the flag says.
+    """The parsed flag.
 
     Attributes:
         method: the one algorithm.
@@ -278,7 +278,7 @@ def _read(name: str) -> bytes:
 
 
 def _load(name: str, pem: bytes, method: str, *, is_private: bool) -> Any:
-    """Return a key of the kind that the method needs. What is wrong with it is said without a byte of it."""
+    """Return a key of the kind that the method needs. An error names none of its bytes."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
     from cryptography.x509 import load_pem_x509_certificate

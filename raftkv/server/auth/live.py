@@ -171,7 +171,7 @@ class LiveCall:
         """The call is over, or about to be."""
         self._calls.discard(self)
         self._take(None)
-        # What looks through a stream holds it, and the stream holds this: without a collector they would stay.
+        # A check of a stream holds it, and the stream holds this: without a collector they would stay.
         self.recheck = None
 
 
@@ -191,7 +191,7 @@ class LiveCalls:
         self._slices = slices
         self._loop = asyncio.get_running_loop()
         self._calls: dict[ServerCall, LiveCall | None] = {}
-        """What is known of each: of a stream of requests nothing, until it is needed. Most are short."""
+        """The live call of each: None for a stream of requests until it is needed. Most are short."""
         self._due: deque[ServerCall] = deque()
         """Calls to be looked at."""
         self._is_changed = False

@@ -1,4 +1,4 @@
-"""What each RPC of the client ports needs: one row for every method, and no method without one.
+"""The rights that each RPC of the client ports needs: one row for every method, and no method without one.
 
     row = row_of("/etcdserverpb.KV/Put")
     row.check(rights, request, caller)         # raises the StatusError that refuses it
@@ -35,7 +35,7 @@ Check = Callable[[Rights, Any, Caller | None], Left]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one RPC needs.
+    """The rights that one RPC needs.
 
     Attributes:
         check: raises what refuses a request; None: callers are not authenticated.

@@ -1,4 +1,4 @@
-"""What a member needs to know who calls, put together; the parts know nothing of each other.
+"""The parts of authentication, put together; they know nothing of each other.
 
 users = Users(config, applier, node, slices)
 server = Server(..., around=(users.guard.around,))

@@ -163,7 +163,7 @@ UNREAD_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 class Requests(Protocol):
-    """What a stream needs of the service."""
+    """The service, as a stream needs it."""
 
     auth: AuthStore
     cork: Cork

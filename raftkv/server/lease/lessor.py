@@ -377,7 +377,7 @@ class Lessor:
         decision = raft_pb2.LeaseDecision(term=self._term, ids=lease_ids)
         waiter = _Decision(decision, done)
         try:
-            # What comes before an end in the log was looked at, so it goes there before anything else does.
+            # Entries before an end in the log were looked at, so it goes there before anything else does.
             if kind == Kind.LEASE_EXPIRE:
                 self._node.submit_ahead(kind, decision.SerializeToString(), waiter)
             else:
@@ -565,7 +565,7 @@ class Lessor:
         self._end_timers.add(timer)
 
     def _may_end(self, lost: ConnectionLost) -> bool:
-        """Whether an owner may write all keys of its lease now. What would be long to check, applying alone checks."""
+        """Whether an owner may write all keys of its lease now. A long check is left to applying."""
         try:
             self._rights.check_lease(lost.caller, lost.lease_id, write=True)
         except errors.StatusError:

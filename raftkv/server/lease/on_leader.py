@@ -4,8 +4,8 @@
     if response is None:
         ...                    # this member leads, and a quorum has confirmed that since the call: do it here
 
-What fails on the way is tried again until the question's deadline. A question goes over the peer port at most once: the
-member that gets it does not pass it on again.
+A failed call is tried again until the question's deadline. A question goes over the peer port at most once: the member
+that gets it does not pass it on again.
 
     this member leads           -> confirmed by a quorum                          -> None
     another member leads        -> call over the peer port, again after RETRY_S   -> its response

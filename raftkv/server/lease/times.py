@@ -57,7 +57,7 @@ GONE: Final = 0
 EXPIRING: Final = 1
 FRESH: Final = 2
 UNLOGGED: Final = 3
-"""What becomes of a keep-alive: see ``LeaseTimes.renew``."""
+"""Outcome of a keep-alive: see ``LeaseTimes.renew``."""
 
 TTL_BUCKETS_S: Final = doubling(1.0, 24)
 """Bounds of etcd's histogram of TTLs: a second to three months."""
@@ -145,10 +145,10 @@ class LeaseTimes:
         # Leases that are not in the heap yet, and heaps of earlier leaderships that are being freed.
         self._unqueued: list[int] = []
         self._old_heaps: list[list[tuple[float, int]]] = []
-        # What may still be looked at at the head of the heap in this step, and whether that was too little.
+        # Looks left at the head of the heap in this step, and whether they were too few.
         self._looks_left = 0
         self._is_head_stale = False
-        # What is ready for the database that is being received, and what is left of the leases of before.
+        # The leases read from the database that is being received, and ids of the previous leases.
         self._received: tuple[dict[int, _Lease], list[int]] | None = None
         self._gone: list[int] = []
         self._before: list[dict[int, _Lease]] = []

@@ -4,8 +4,8 @@
     while running     by the leader every ``--corrupt-check-time``; a difference raises the CORRUPT alarm
     compactions       by the leader every ``--compact-hash-check-time``, at the last compacted revisions
 
-What could not be compared is "unknown": logged, counted, tried again at the next time, and never taken for equal. The
-rules are in ``hashes``. Work of hashing is done on threads, on each member its own.
+A hash that could not be compared is "unknown": logged, counted, tried again at the next time, and never taken for
+equal. The rules are in ``hashes``. Work of hashing is done on threads, on each member its own.
 """
 
 from __future__ import annotations

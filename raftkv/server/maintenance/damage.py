@@ -53,7 +53,7 @@ class GivenUpError(StorageError):
 
 
 class Damage(Collector):
-    """What is known of damage, and what is done about it.
+    """Known damage, and the reaction to it.
 
     Arguments:
         node: of the member.

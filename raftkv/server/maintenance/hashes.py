@@ -50,7 +50,7 @@ MEMBER_UNKNOWN = 0
 
 
 class Result(enum.Enum):
-    """What a comparison came to."""
+    """The outcome of a comparison."""
 
     EQUAL = "equal"
     DIFFERENT = "different"
@@ -68,7 +68,7 @@ class Hash:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What another member answered.
+    """The answer of another member.
 
     Attributes:
         member_id: who.
@@ -100,7 +100,7 @@ class Finding:
 
     @property
     def result(self) -> Result:
-        """What it came to. One difference is enough; equality needs all."""
+        """The verdict. One difference is enough; equality needs all."""
         if self.suspects:
             return Result.DIFFERENT
         return Result.EQUAL if self.is_complete else Result.UNKNOWN

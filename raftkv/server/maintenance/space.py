@@ -1,4 +1,4 @@
-"""What a member does when it finds no room: give up what can come again, and raise the NOSPACE alarm.
+"""A member without room gives up the copies that can be made again, and raises the NOSPACE alarm.
 
 Owns the one proposal of the alarm that may be under way. When there is no room is decided by ``node.admission``
 (quota, free disk) and ``node.housekeeping`` (commits of the database that fail).

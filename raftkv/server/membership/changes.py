@@ -533,7 +533,7 @@ _BY_TEXT: Final[dict[str, type[errors.StatusError]]] = {
         errors.PermissionDeniedError,
     )
 }
-"""What the leader answers that is to be told to the client; anything else is tried again."""
+"""Answers of the leader that the client receives; others are tried again."""
 
 
 def _refusal(text: str) -> errors.StatusError | None:

@@ -1,4 +1,4 @@
-"""What a new member has to know before it can start: the cluster's id, the members, and which of them it is.
+"""Joining a cluster: a new member asks for the cluster's id, the members, and its own id before it starts.
 
     origin = await origin_of(config, ssl)       # asks the other members of --initial-cluster, one after the other
 

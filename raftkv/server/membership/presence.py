@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Attributes:
-    """What a member says of itself.
+    """The published attributes of a member.
 
     Attributes:
         name: ``--name``.

@@ -65,7 +65,7 @@ class ClusterService:
             _PEER["MemberReplace"].path: self._replace_for_member,
         }
 
-    def for_anybody(self) -> Mapping[str, AsyncUnaryHandler]:
+    def for_non_members(self) -> Mapping[str, AsyncUnaryHandler]:
         """Return what one may ask that is no member yet: handlers by path."""
         return {_PEER["Members"].path: self._members}
 
@@ -124,7 +124,7 @@ class ClusterService:
     def _new_id(self, urls: tuple[str, ...]) -> int:
         """Return an id that no member has had: etcd's, of the URLs and the second, but without the token."""
         removed, now_s = self._responder.applier.membership.removed, int(time.time())
-        # Who is removed and added again within a second gets the id of the next one; etcd refuses it.
+        # A member removed and added again within a second gets the id of the next second; etcd refuses it.
         ids = (cluster_id.member_id(urls, "", second) for second in itertools.count(now_s))
         return next(member_id for member_id in ids if member_id not in removed)
 

@@ -1,6 +1,6 @@
 """Messages to the other members: one long stream to each, over the peer port.
 
-Owns the outgoing half. What a loop turn sends to a peer leaves as one ``MessageBatch``, or several if it is large.
+Owns the outgoing half. All messages of a loop turn to a peer leave as one ``MessageBatch``, or several if it is large.
 Raft repairs any loss, so nothing is kept for a peer that is away: its messages are dropped, the core learns that it
 is unreachable, and the connection is tried again with backoff and jitter. A peer whose stream holds more than
 ``SEND_BUFFER_MAX_BYTES`` is treated as away, so that a slow one cannot grow our memory.
@@ -172,7 +172,7 @@ class Peer:
 
     @property
     def backlog_bytes(self) -> int | None:
-        """What waits to be sent, None while there is no stream."""
+        """Unsent bytes, None while there is no stream."""
         stream = self._stream
         return None if stream is None or stream.done else stream.send_buffer_size
 

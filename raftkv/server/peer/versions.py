@@ -2,7 +2,7 @@
 
 A member says its version twice: in the metadata of every stream that it opens to another member (``introduction``),
 which holds as long as the stream does, and in the record that it publishes through the log, which every member keeps
-(``apply/membership``). What was heard counts before what was kept: a member may have been started with another version.
+(``apply/membership``). The introduction counts before the record: a member may have been started with another version.
 
     versions.check_capable((0, 2))        # before an entry is proposed whose kind 0.2 knows first
 
@@ -34,7 +34,7 @@ from raftkv.errors import NotCapableError
 UNKNOWN_PEERS_MAX: Final = 64
 
 
-def make_room(kept: dict[int, Any], members: Container[int]) -> None:
+def forget_oldest_unknown(kept: dict[int, Any], members: Container[int]) -> None:
     """Forget the oldest unknown peer if there are too many for one more.
 
     Arguments:
@@ -58,7 +58,7 @@ WIRE_NEEDS: Final = "0.1"
 """The first version of raftkv that reads it."""
 
 OLDEST: Final = (0, 0)
-"""What a member of unknown version counts as."""
+"""The assumed version of a member of unknown version."""
 
 _VERSION: Final = re.compile(r"(\d{1,6})\.(\d{1,6})\b.*")
 _WIRE: Final = re.compile(r"(\d{1,6})(?:/([0-9A-Za-z.+-]{1,40}))?")
@@ -90,7 +90,7 @@ class Versions:
         """
         before, version = self._heard.get(member_id), str(metadata.get(VERSION_KEY, ""))[:VERSION_LENGTH_MAX]
         if before is None:
-            make_room(self._heard, self._members.members)
+            forget_oldest_unknown(self._heard, self._members.members)
         self._heard[member_id] = version
         if before == "" and version:
             self.on_upgraded()

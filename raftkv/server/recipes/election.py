@@ -96,7 +96,7 @@ class Observer:
     async def _follow(self, watch: LocalWatch) -> None:
         while True:
             response = await watch.next()
-            # What is behind comes with several revisions in one response.
+            # A watch that is behind gets several revisions in one response.
             for event in response.events:
                 if self._may_change_leader(event.kv.key):
                     revision = event.kv.mod_revision
@@ -165,7 +165,7 @@ class ElectionService:
         return self._recipe.answer(entry.revision, election_pb2.CampaignResponse(leader=leader))
 
     async def _proclaim_or_resign(self, call: UnaryCall, entry: QueueEntry, lease_id: int, value: bytes) -> None:
-        """Give an entry that was found the new value. Who is refused that (the lease is gone, say) loses the entry."""
+        """Give an entry that was found the new value. A refused caller (its lease is gone, say) loses the entry."""
         try:
             await self._proclaim(call, entry.key, entry.create_revision, lease_id, value)
         except errors.StatusError as error:

@@ -1,4 +1,4 @@
-"""What a recipe, a service built of other requests, may do on the member that serves it.
+"""The client of a recipe, a service built of other requests, on the member that serves it.
 
 The Lock and Election services keep no state of their own: all of it is keys. A recipe reads and writes these through
 the same checks and the same log as any client, only without a wire between:
@@ -10,7 +10,7 @@ the same checks and the same log as any client, only without a wire between:
 
 Invariants
 - A call that ends, however, leaves no watcher and no wait behind. ``close`` ends all waits at once: the member stops.
-- What is refused arrives as UNKNOWN, as from etcd, whose recipes are clients that pass on the text of an error but
+- Refusals arrive as UNKNOWN, as from etcd, whose recipes are clients that pass on the text of an error but
   not its code. That the member stops, has no leader or was not in time stays UNAVAILABLE or DEADLINE_EXCEEDED here
   (in etcd that is UNKNOWN too), since clients turn to another member by the code.
 
@@ -195,7 +195,7 @@ class Recipe:
         check.check_txn(request, OPERATIONS_MAX)
         data = request.SerializeToString()
         self.responder.admission.check_write(call, Kind.TXN, data, request)
-        outcome = await self.responder.node.propose(Kind.TXN, data, request, call.caller, undo or _let_be)
+        outcome = await self.responder.node.propose(Kind.TXN, data, request, call.caller, undo or _ignore_outcome)
         if outcome.error is not None:
             raise outcome.error
         return outcome.revision, rpc_pb2.TxnResponse.FromString(outcome.body)
@@ -229,7 +229,7 @@ class Recipe:
         node, data = self.responder.node, request.SerializeToString()
         while not node.stopped:
             try:
-                await node.propose(Kind.TXN, data, request, caller, _let_be)
+                await node.propose(Kind.TXN, data, request, caller, _ignore_outcome)
                 return  # a refusal too: the lease ends the key
             except errors.TooManyRequestsError:
                 return  # no room for more: the lease ends the key
@@ -356,8 +356,8 @@ class Recipe:
         self._due.add(callback)
 
 
-def _let_be(outcome: Outcome) -> None:
-    """What a caller that left asked for may happen all the same."""
+def _ignore_outcome(outcome: Outcome) -> None:
+    """Ignore the outcome: the request of a caller that left may be executed all the same."""
 
 
 def created_at(key: bytes, revision: int) -> rpc_pb2.Compare:

@@ -57,7 +57,8 @@ def around(path: str, kind: Kind, handler: Callable[..., Any]) -> Callable[..., 
 def has_too_many_operations(data: bytes) -> bool:
     """Return whether a txn has more fields than all of its operations may have, those of nested txns included.
 
-    What is no message is left to the parser, which says so; a group, which these messages never have, is refused.
+    Bytes that are no message are left to the parser, which refuses them; a group, which these messages never have, is
+    refused here.
 
     Arguments:
         data: a serialized ``TxnRequest``.

@@ -46,7 +46,7 @@ class LeaderGuard:
         self._timer: asyncio.TimerHandle | None = None
 
     def until_leader_lost(self, call: ServerCall) -> asyncio.Future[None]:
-        """What the handler of a call may wait on: it never ends, but for the loss of the leader or of this member.
+        """Return a future for the handler of a call: it ends only at the loss of the leader or of this member.
 
         It then raises RpcError, UNAVAILABLE; for the leader only if the call insists on one. The handler may set
         another exception to end its own waiting.

@@ -1,4 +1,4 @@
-"""What the services of a member share: how a request is parsed, refused, proposed and answered.
+"""The common part of a member's services: how a request is parsed, refused, proposed and answered.
 
     request = parse(call, rpc_pb2.PutRequest, data)          # None: the call was refused
     responder.propose(call, Kind.PUT, data, PendingWrite(responder, call, request))

@@ -241,7 +241,7 @@ def serves(copy: Copy, to: int, index: int) -> bool:
 
 
 def _pace(stop: threading.Event, is_in_the_way: Callable[[], bool]) -> Callable[[float], None]:
-    """What rests between the pieces of a copy as long as each took, and ends it if it is not wanted, or in the way."""
+    """Rests between the pieces of a copy as long as each took, and ends a copy that is unwanted or in the way."""
 
     def rest(worked_s: float) -> None:
         if stop.wait(min(REST_MAX_S, worked_s * (1 / COPY_SHARE - 1))):

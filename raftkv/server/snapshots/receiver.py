@@ -192,7 +192,7 @@ REST_MAX_S: Final = 0.1
 """Longest rest between two pieces of the check."""
 
 WRITE_BYTES: Final = 1024 * 1024
-"""What is gathered before it is written."""
+"""Bytes gathered before they are written."""
 
 PIECES_AT_ONCE: Final = 64
 """Pieces that a turn of the loop takes: as many as a sender's are 4 MiB, and wait for the disk in between."""
@@ -378,7 +378,7 @@ class SnapshotReceiver:
         return path
 
     async def _write(self, call: StreamCall, path: Path, header: raft_pb2.SnapshotChunk) -> bytes:
-        """Write what comes; the digest that the sender gives at the end. What a broken stream brought is kept."""
+        """Write the data; return the digest that the sender gives at the end. The data of a broken stream is kept."""
         opened: list[Partial] = []
         try:
             try:
@@ -389,7 +389,7 @@ class SnapshotReceiver:
                     file.close()
         except BaseException as error:
             is_broken = isinstance(error, BrokenStreamError | RpcError | asyncio.CancelledError)
-            # What was given up is not among the receiving any more: its room is needed.
+            # A transfer that was given up is no longer in this set: its room is needed.
             if header.sha256 and is_broken and asyncio.current_task() in self._receiving:
                 self._partials.keep()
             else:

@@ -12,5 +12,5 @@
     connections   what is open ends when its certificate does
     issue         makes certificates: of --auto-tls, and for ``raftkv certs``
 
-What happens on the wire is in ``rpc.server.accept`` and ``rpc.client.connect``, which ask a ``rpc.tls.Security``.
+The wire protocol is in ``rpc.server.accept`` and ``rpc.client.connect``, which ask a ``rpc.tls.Security``.
 """

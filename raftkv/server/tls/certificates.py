@@ -77,7 +77,7 @@ _BEGIN = b"-----BEGIN X509 CRL-----"
 
 
 class Revocations:
-    """What is revoked.
+    """Revoked certificates, by issuer and serial number.
 
     Arguments:
         path: of the file with the lists.
@@ -207,7 +207,7 @@ WARNING_S: Final = 30 * 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """What ends.
+    """The end of a certificate, an authority or a list of revoked certificates.
 
     Attributes:
         what: in words.

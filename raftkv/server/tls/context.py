@@ -83,7 +83,7 @@ _VERSIONS: Final = {"TLS1.2": ssl.TLSVersion.TLSv1_2, "TLS1.3": ssl.TLSVersion.T
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What holds for every connection under TLS, whichever side begins it.
+    """TLS settings of every connection, begun by either side.
 
     Attributes:
         min_version, max_version: TLS1.2 or TLS1.3; no maximum if empty.

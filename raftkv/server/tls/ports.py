@@ -168,7 +168,7 @@ class PortSecurity:
 
 
 class Listening:
-    """What a listener needs (``rpc.tls.Security``).
+    """The security of a listener (``rpc.tls.Security``).
 
     Arguments:
         security: of the port.
@@ -204,7 +204,7 @@ class Listening:
 
 
 class Dialing:
-    """What a channel needs (``rpc.tls.Security``).
+    """The security of a channel (``rpc.tls.Security``).
 
     Arguments:
         security: of the port whose certificate is shown.

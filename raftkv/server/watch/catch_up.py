@@ -58,7 +58,7 @@ class CatchUp:
         self._queue: OrderedDict[Watcher, None] = OrderedDict()
         self._piece: Piece | None = None
         self._work: Iterator[int] | None = None
-        """What is under way."""
+        """The piece under way."""
         self._unserved: dict[Watcher, None] = {}
         """Watchers that it has still to serve."""
 

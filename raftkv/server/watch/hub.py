@@ -11,7 +11,7 @@ however many they are: they leave the index as they are, and are moved to the hi
 
 Invariants
 - A watcher gets every event that it asked for, once, in order of revision; all of one revision in one response.
-- What a turn has for a group of watchers is one response for each of them, put together once.
+- Each watcher of a group gets the events of a turn as one response, encoded once for the group.
 - Between turns everything up to ``revision`` was delivered to all synced watchers, so a header may say so.
 - Delivery costs nothing for unwatched keys but a dictionary lookup (and one in the intervals, if any).
 - No events are kept for a watcher: what it needs is in the store, and where it is in ``next_revision``.
@@ -163,7 +163,7 @@ GROUPS_PER_TURN: Final = 5_000
 """Groups that a turn delivers to: 5 us each. When there are more, all watchers fall behind."""
 
 INTERVAL_WEIGHT: Final = 2
-"""What the group of an interval counts as: one that has no room, and falls behind by itself, takes 16 us."""
+"""Weight of the group of an interval: one that has no room, and falls behind by itself, takes 16 us."""
 
 BYTES_PER_TURN: Final = 8 * 1024 * 1024
 """Bytes of events that a turn puts on streams, each copied twice or so; who gets no more falls behind."""
@@ -175,7 +175,7 @@ MOVED_BYTES_PER_STEP: Final = 16 * 1024 * 1024
 """Bytes of watchers that leave in a step: to find one on a key of 1.4 MB takes 0.3 ms."""
 
 MEMBER_WATCHERS_MAX_BYTES: Final = 1024 * 1024 * 1024
-"""What the watchers of all streams of a member may take: about 960,000. etcd has no limit but its memory."""
+"""Memory limit of the watchers of all streams of a member: about 960,000. etcd has no limit but its memory."""
 
 BEHIND_MAX: Final = 500
 """Streams with watchers that are behind that a scrape looks at, 100 watchers each: 5 ms."""
@@ -264,7 +264,7 @@ class WatchHub:
             self._deliveries_left, self._bytes_left = DELIVERIES_PER_TURN, BYTES_PER_TURN
             batches = self._by_group(pending)
             if batches is None:
-                self._fall_all(pending[0][0])
+                self._detach_all(pending[0][0])
             else:
                 for group, batch in batches.items():
                     self._deliver_batch(group, batch)
@@ -303,11 +303,11 @@ class WatchHub:
         return batches
 
     def _deliver_batch(self, group: Group, batch: Batch) -> None:
-        """What a turn has for a group, unless so many watch and so much happened that it takes too long for one."""
+        """Encode the events of a turn for a group, unless they take too long for one turn."""
         cost = group.size * sum(len(changes) for _, changes in batch)
         if cost > max(self._deliveries_left, DELIVERIES_MIN):
             self._index.detach(group)
-            self._fall(group, batch[0][0])
+            self._detach(group, batch[0][0])
             return
         self._deliveries_left -= cost
         for piece in pieces(batch):
@@ -339,7 +339,7 @@ class WatchHub:
                 full.append(stream)
         self._bytes_left = bytes_left
         for stream in full:
-            self._fall(self._index.detach_stream(group, stream), first)
+            self._detach(self._index.detach_stream(group, stream), first)
 
     def _deliver_to(self, watcher: Watcher, header: bytes, events: Events) -> bool:
         """Deliver to one watcher what it wants; False if it must fall behind."""
@@ -386,7 +386,7 @@ class WatchHub:
         stream.unsynced_count += change
         self.unsynced_count += change
 
-    def _fall(self, group: Group, next_revision: int) -> None:
+    def _detach(self, group: Group, next_revision: int) -> None:
         """A group that was taken out of the index falls behind; its watchers are moved to the history in steps."""
         group.next_revision = next_revision
         for stream, ids in group.plain.items():
@@ -401,7 +401,7 @@ class WatchHub:
             self._fallen.append(fallen)
         self._wake()
 
-    def _fall_all(self, next_revision: int) -> None:
+    def _detach_all(self, next_revision: int) -> None:
         """All that are live fall behind, in about no time however many they are."""
         fallen, self._index = self._index, WatcherIndex()
         fallen.next_revision = next_revision
@@ -433,7 +433,7 @@ class WatchHub:
         next_revision = self.delivered_revision + 1
         self.delivered_revision = self._store.revision
         self._pending.clear()
-        self._fall_all(next_revision)
+        self._detach_all(next_revision)
         self._catch_up.replaced()
         for callbacks in list(self._on_change.values()):
             for callback in list(callbacks):
@@ -457,7 +457,7 @@ class WatchHub:
 
     @property
     def watcher_bytes(self) -> int:
-        """What the watchers of all open streams take."""
+        """Memory of the watchers of all open streams."""
         return self.shares.used
 
     def refusal(self, identity: Identity, size_bytes: int) -> str:
