@@ -23,7 +23,7 @@ from raftkv.storage.revision import KEY_BYTES, STEP_RECORDS, SUB_BITS, CorruptRe
 
 _FIRST_VERSION: Final = b"\x20\x01"
 _NEVER: Final = b"\xff\xff"
-"""A byte that no record has in the place of a tag."""
+"""Two bytes that no record has in the place of a tag."""
 _REMEMBERED_BYTES: Final = 1 << 16
 _SMALLEST_BYTES: Final = 3
 

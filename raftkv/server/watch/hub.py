@@ -264,7 +264,7 @@ class WatchHub:
             self._deliveries_left, self._bytes_left = DELIVERIES_PER_TURN, BYTES_PER_TURN
             batches = self._by_group(pending)
             if batches is None:
-                self._detach_all(pending[0][0])
+                self._all_fall_behind(pending[0][0])
             else:
                 for group, batch in batches.items():
                     self._deliver_batch(group, batch)
@@ -303,11 +303,11 @@ class WatchHub:
         return batches
 
     def _deliver_batch(self, group: Group, batch: Batch) -> None:
-        """Encode the events of a turn for a group, unless they take too long for one turn."""
+        """Deliver the events of a turn to a group; it falls behind if they take too long for one turn."""
         cost = group.size * sum(len(changes) for _, changes in batch)
         if cost > max(self._deliveries_left, DELIVERIES_MIN):
             self._index.detach(group)
-            self._detach(group, batch[0][0])
+            self._fall_behind(group, batch[0][0])
             return
         self._deliveries_left -= cost
         for piece in pieces(batch):
@@ -339,7 +339,7 @@ class WatchHub:
                 full.append(stream)
         self._bytes_left = bytes_left
         for stream in full:
-            self._detach(self._index.detach_stream(group, stream), first)
+            self._fall_behind(self._index.detach_stream(group, stream), first)
 
     def _deliver_to(self, watcher: Watcher, header: bytes, events: Events) -> bool:
         """Deliver to one watcher what it wants; False if it must fall behind."""
@@ -386,7 +386,7 @@ class WatchHub:
         stream.unsynced_count += change
         self.unsynced_count += change
 
-    def _detach(self, group: Group, next_revision: int) -> None:
+    def _fall_behind(self, group: Group, next_revision: int) -> None:
         """A group that was taken out of the index falls behind; its watchers are moved to the history in steps."""
         group.next_revision = next_revision
         for stream, ids in group.plain.items():
@@ -401,7 +401,7 @@ class WatchHub:
             self._fallen.append(fallen)
         self._wake()
 
-    def _detach_all(self, next_revision: int) -> None:
+    def _all_fall_behind(self, next_revision: int) -> None:
         """All that are live fall behind, in about no time however many they are."""
         fallen, self._index = self._index, WatcherIndex()
         fallen.next_revision = next_revision
@@ -433,7 +433,7 @@ class WatchHub:
         next_revision = self.delivered_revision + 1
         self.delivered_revision = self._store.revision
         self._pending.clear()
-        self._detach_all(next_revision)
+        self._all_fall_behind(next_revision)
         self._catch_up.replaced()
         for callbacks in list(self._on_change.values()):
             for callback in list(callbacks):
