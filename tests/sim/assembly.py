@@ -394,7 +394,7 @@ class Assembly:
         self.cluster.scheduler.after(0.0, self.cluster.retire, self.id)
 
     async def _publish(self) -> None:
-        """Publish the name, as ``membership.publication`` does."""
+        """Publish the name, as ``membership.presence`` does."""
         node, membership = self.running, self.applier.membership
         record = raft_pb2.MemberRecord(member=rpc_pb2.Member(ID=self.id, name=f"m{self.id:x}"), update=True)
         while self.id in membership.members and not membership.members[self.id].name:
