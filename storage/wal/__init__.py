@@ -63,8 +63,7 @@ that a later frame testifies what had been synced. The decision itself is ``tail
 Left out: when to sync, when to release, and what to do when the disk is full: that is the member's loop.
 """
 
-from raftkv.storage.wal.recovery import Repair
-from raftkv.storage.wal.segment import (
+from raftkv.storage.wal.disk import (
     WALCorruptError,
     WALExistsError,
     WALFailedError,
@@ -73,6 +72,7 @@ from raftkv.storage.wal.segment import (
     WALSpaceError,
     WALVersionError,
 )
+from raftkv.storage.wal.recovery import Repair
 
 from .describe import Found, describe, describe_found, walk
 from .disk import Disk, ReadingDisk, RealDisk

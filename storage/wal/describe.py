@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from raftkv.raft.types import Entry, HardState, SnapshotMeta
-from raftkv.storage.wal.segment import WALCorruptError
+from raftkv.storage.wal.disk import WALCorruptError
 
 from .disk import Disk, RealDisk
 from .frame import Frame

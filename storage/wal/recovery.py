@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from raftkv.raft.types import Entry, HardState, SnapshotMeta
 from raftkv.storage.failpoints import failpoint
-from raftkv.storage.wal.segment import WALCorruptError
+from raftkv.storage.wal.disk import WALCorruptError
 
 from .disk import Disk
 from .record import Record

@@ -37,8 +37,7 @@ from typing import Final, NoReturn
 from raftkv.errors import ConfigError, InvariantError, explain
 from raftkv.raft.types import Entry, HardState, SnapshotMeta
 from raftkv.storage.failpoints import failpoint
-from raftkv.storage.wal.segment import (
-    SpareSegment,
+from raftkv.storage.wal.disk import (
     WALCorruptError,
     WALExistsError,
     WALFailedError,
@@ -46,6 +45,7 @@ from raftkv.storage.wal.segment import (
     WALNotFoundError,
     WALSpaceError,
 )
+from raftkv.storage.wal.segment import SpareSegment
 
 from .disk import Disk, RealDisk
 from .frame import BODY_MAX_BYTES, encode_frame, frame_size
