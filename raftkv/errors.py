@@ -300,6 +300,12 @@ class TooManyRequestsError(StatusError):
     text = "etcdserver: too many requests"
 
 
+class ShareError(TooManyRequestsError):
+    """Who asks holds its share of what all share (``rpc/shares``); the text names the limit."""
+
+    code = RESOURCE_EXHAUSTED
+
+
 class LeaseNotFoundError(StatusError):
     """A lease that does not exist."""
 

@@ -33,7 +33,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from raftkv.client.control.records import RecordError
+from raftkv.client.control.records import RecordError, read
 from raftkv.client.rpc.retry import until_answered
 from raftkv.errors import ConfigError
 from raftkv.training.errors import GenerationOver, RunClosed
@@ -219,7 +219,7 @@ class Supervisor:
         reported = []
         for item in found:
             with contextlib.suppress(RecordError):
-                reported.append(Reported(Fault.decode(item.value), item.mod_revision))
+                reported.append(Reported(read(Fault, item), item.mod_revision))
         return root_cause(reported)
 
     def _closed_code(self, reason: str) -> int:
@@ -295,7 +295,7 @@ class Supervisor:
         found = {}
         for item in page:
             with contextlib.suppress(RecordError, ValueError):
-                node = Node.decode(item.value)
+                node = read(Node, item)
                 found[node.id] = [int(text) for text in node.data.get(PORTS_FIELD, "").split(",") if text]
         return found
 

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from raftkv.client.control.control import Control
-from raftkv.client.control.records import RecordError
+from raftkv.client.control.records import RecordError, read
 from raftkv.client.control.reflector import Reflector, below
 from raftkv.client.kv.compares import Compare, mod_revision
 from raftkv.client.kv.operations import Delete, GetRange, Operation, Put
@@ -104,7 +104,7 @@ class ArbiterDriver:
         )
         self._arbiter.forgive_until = forgive_until
         self._nodes: dict[str, Present] = {}
-        self._faults: dict[str, tuple[int, Fault]] = {}
+        self._faults: dict[bytes, tuple[int, Fault]] = {}
         self._is_loaded = False
         self._last_progress: tuple[float, object] = (-math.inf, None)
         self._finished = (0, frozenset[int]())
@@ -161,21 +161,21 @@ class ArbiterDriver:
     def _on_faults(self, changes: Sequence[Event]) -> None:
         for event in changes:
             if event.type == DELETE:
-                self._faults.pop(event.key.decode(), None)
+                self._faults.pop(event.key, None)
             else:
                 self._put_fault(event.kv)
         self.look()
 
     def _put_node(self, item: KeyValue) -> None:
         try:
-            node = Node.decode(item.value)
+            node = read(Node, item)
         except RecordError:
             return  # not written by a node: it can be in no generation
         self._nodes[_name(item.key)] = Present(node, item.create_revision, item.mod_revision)
 
     def _put_fault(self, item: KeyValue) -> None:
         try:
-            self._faults[item.key.decode()] = (item.mod_revision, Fault.decode(item.value))
+            self._faults[item.key] = (item.mod_revision, read(Fault, item))
         except RecordError:
             return
 
@@ -379,4 +379,4 @@ class ArbiterDriver:
 
 
 def _name(key: bytes) -> str:
-    return key.decode().rsplit("/", 1)[1]
+    return key.decode(errors="backslashreplace").rsplit("/", 1)[1]

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Final
 
 from raftkv.client.arguments import limit
 from raftkv.client.control.control import ClientControl, Control, OnTrouble, check_whole, until_answered
-from raftkv.client.control.records import RecordError
+from raftkv.client.control.records import RecordError, read
 from raftkv.client.control.reflector import Reflector
 from raftkv.client.kv.compares import Compare, create_revision, mod_revision, version
 from raftkv.client.kv.operations import Delete, GetRange, Operation, Put
@@ -602,7 +602,7 @@ def _new_node(config: RunConfig, data: Mapping[str, str]) -> Node:
 def _is_of(item: KeyValue, state: State) -> bool:
     """Tell whether a node was started with the limits of a state."""
     try:
-        node = Node.decode(item.value)
+        node = read(Node, item)
     except RecordError:
         return False
     return (node.min_nodes, node.max_nodes) == (state.min_nodes, state.max_nodes)
