@@ -2,7 +2,7 @@
 
 A plain ``ssl.SSLContext`` will do where nothing changes (``fixed``). Certificates that are replaced while a process
 runs, revoked ones and names that are let in are the business of whoever implements ``Security`` (a member:
-``server.tls.security``).
+``server.tls.ports``).
 """
 
 from __future__ import annotations

@@ -18,8 +18,7 @@ from typing import Final
 
 from raftkv.rpc.paced import Paced
 from raftkv.rpc.tls import RefusedPeerError, forget_nothing
-from raftkv.server.tls.decoding import decoding
-from raftkv.server.tls.revocation import chain_of
+from raftkv.server.tls.certificates import chain_of, decoding
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +75,7 @@ class OpenConnections:
             cut: ends it.
 
         Returns:
-            Forgets it: to be called when it has ended, whoever ended it.
+            Forgets it: to be called when it has ended, for any reason.
         """
         if tls.context.verify_mode != ssl.CERT_REQUIRED:
             return forget_nothing
