@@ -19,8 +19,7 @@ from importlib import import_module
 
 from raftkv import __version__
 from raftkv.cli.exits import ERROR, SUCCESS, CommandError
-from raftkv.cli.program import described, leave
-from raftkv.cli.programs import API_VERSION, COMMANDS
+from raftkv.cli.program import API_VERSION, COMMANDS, described, leave
 
 _ABSENT = ("gateway", "grpc-proxy")
 

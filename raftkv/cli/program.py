@@ -21,9 +21,24 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Final
 
 from raftkv.cli.exits import ERROR, CommandError
+
+API_VERSION: Final = "3.6"
+"""Version of etcd's API that is spoken."""
+
+COMMANDS: Final[Mapping[str, str]] = {
+    "cluster": "raftkv.cli.cluster",
+    "backup": "raftkv.cli.backup.command",
+    "doctor": "raftkv.cli.doctor.command",
+    "certs": "raftkv.cli.certs.command",
+    "join": "raftkv.cli.server.join",
+    "torchft-lighthouse": "raftkv.cli.daemons.torchft_lighthouse",
+    "tcpstore-gateway": "raftkv.cli.daemons.tcpstore_gateway",
+}
+"""The commands of ``raftkv``, each with the module whose ``main`` runs it; error lines of the other programs use it."""
 
 INTERRUPTED = 130
 """What a shell shows for a program that Ctrl-C has ended; ``start`` then ends it by that signal."""

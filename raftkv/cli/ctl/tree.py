@@ -191,12 +191,12 @@ def _coordination_commands() -> list[Leaf]:
     elect_details = """With PROPOSAL it takes part: when it leads it prints its key, and it stays until SIGINT or
 SIGTERM arrives; then it resigns. Its lease has a TTL of 60 seconds."""
     return [
-        _leaf("lock", "ctl.lock:lock", "NAME [COMMAND ...]", "Hold a lock", (ttl,), _LOCK_DETAILS)(
+        _leaf("lock", "ctl.contest:lock", "NAME [COMMAND ...]", "Hold a lock", (ttl,), _LOCK_DETAILS)(
             "lock backup", "lock backup -- ./backup.sh --full"
         ),
         _leaf(
             "elect",
-            "ctl.elect:elect",
+            "ctl.contest:elect",
             "NAME [PROPOSAL]",
             "Take part in an election, or observe it",
             (listen,),
@@ -521,7 +521,7 @@ are behind, leader changes and alarms. Rates come from the members' metrics. q o
 def _about_commands() -> list[click.Command]:
     shells = "bash|zsh|fish|powershell"
     commands: list[click.Command] = [
-        _leaf("top", "top.command:top", "", "Show the cluster live", _TOP_FLAGS, _TOP_DETAILS)("top", "top --once"),
+        _leaf("top", "top:top", "", "Show the cluster live", _TOP_FLAGS, _TOP_DETAILS)("top", "top --once"),
         _leaf("options", "ctl.about:options", "", "Describe the options that every command has")("options"),
         _leaf("version", "ctl.about:version", "", "Print the version")("version"),
         _leaf("completion", "ctl.about:completion", shells, "Print a completion script for a shell")(

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from raftkv.cli.doctor.finding import Finding, failure, ok, warning
+from raftkv.cli.doctor.judgement import Finding, failure, ok, warning
 from raftkv.cluster_id import split_url
 from raftkv.config import ServerConfig, TLSFiles
 from raftkv.errors import ConfigError

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from raftkv.cli.daemons import daemon
 from raftkv.cli.doctor import certificates, cluster, disk, judgement, machine
-from raftkv.cli.doctor.finding import Finding, Level, failure, ok, skipped, warning
+from raftkv.cli.doctor.judgement import Finding, Level, failure, ok, skipped, warning
 from raftkv.cli.exits import BAD_FLAGS, ERROR, SUCCESS, CommandError
 from raftkv.cli.goflags import pflag
 from raftkv.cli.goflags.pflag import BOOL, Flag

@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from raftkv.cli.doctor.finding import Finding, Level, at_most, failure, ok, skipped, warning
-from raftkv.cli.doctor.judgement import SLOW_SYNC_MS
+from raftkv.cli.doctor.judgement import SLOW_SYNC_MS, Finding, Level, at_most, failure, ok, skipped, warning
 from raftkv.cli.output.printer import human_size
 from raftkv.errors import RaftKVError, StorageError
 from raftkv.offline.database import hash_database_file

@@ -18,10 +18,10 @@ from typing import Any
 
 import click
 
-from raftkv.cli import programs
 from raftkv.cli.exits import ERROR, SUCCESS, CommandError
 from raftkv.cli.goflags import pflag
 from raftkv.cli.goflags.pflag import BOOL, DURATION, INT, LIST, STRING, UINT, Flag
+from raftkv.cli.program import COMMANDS
 
 
 @dataclass
@@ -399,6 +399,6 @@ def _show_help(path: Sequence[click.Command]) -> int:
 
 
 def _unknown(branch: Branch, word: str, path: str) -> str:
-    is_server_s = word in programs.COMMANDS and " " not in path
+    is_server_s = word in COMMANDS and " " not in path
     hint = ": it is a command of raftkv" if is_server_s else pflag.did_you_mean(word, branch.commands)
     return f'unknown command "{word}" for "{path}"' + hint

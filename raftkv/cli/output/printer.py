@@ -1,8 +1,8 @@
 """Answers in the five output formats of etcdctl: simple, fields, json, table, protobuf.
 
 Owns what a format does *not* have (exit code 4, as etcdctl); the formats are in ``output.simple``, ``output.fields``,
-``output.json_format`` and here, the choice among them in ``output.formats``. Bytes matter: keys and values are printed
-as they are stored, so everything is written to the binary side of standard output.
+``output.json_format`` and here; ``make_printer`` chooses one, and imports it then. Bytes matter: keys and values are
+printed as they are stored, so everything is written to the binary side of standard output.
 
 The layout is that of etcdctl 3.5. The columns that 3.6 added to ``endpoint status`` and ``endpoint hashkv`` (storage
 version, size in use, quota, hash revision, ...) are shown when a member sends them, which members of 3.6 do.
@@ -315,3 +315,32 @@ def hashkv_rows(answers: Sequence[EndpointAnswer]) -> tuple[list[str], list[list
         ]
         for answer in answers
     ]
+
+
+def make_printer(name: str, *, hexadecimal: bool = False, value_only: bool = False) -> Printer:
+    """Return the printer for ``--write-out NAME``.
+
+    Arguments:
+        name: of the format.
+        hexadecimal: keys and values in hexadecimal.
+        value_only: values without their keys.
+
+    Raises:
+        CommandError: there is no such format.
+    """
+    kinds: dict[str, type[Printer]] = {"protobuf": ProtobufPrinter, "table": TablePrinter}
+    if name == "simple":
+        from raftkv.cli.output.simple import SimplePrinter
+
+        kinds[name] = SimplePrinter
+    elif name == "fields":
+        from raftkv.cli.output.fields import FieldsPrinter
+
+        kinds[name] = FieldsPrinter
+    elif name == "json":
+        from raftkv.cli.output.json_format import JSONPrinter
+
+        kinds[name] = JSONPrinter
+    if name not in kinds:
+        raise exits.CommandError("unsupported output format", exits.BAD_FEATURE)
+    return kinds[name](hexadecimal=hexadecimal, value_only=value_only)

@@ -13,7 +13,9 @@ value only after ``=``; the first word that is no flag is an error.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,10 +25,85 @@ from raftkv.cli.exits import BAD_FLAGS, ERROR, CommandError
 from raftkv.cli.goflags import values as govalues
 from raftkv.cli.goflags.pflag import did_you_mean
 from raftkv.cli.server.flags import BOOLEANS, FLAGS, GATE_FIELDS, IDLE, REFUSED, boolean, duration
-from raftkv.cli.server.rotation import read_rotation
-from raftkv.config import ServerConfig, TLSFiles, Tracing
+from raftkv.config import LogRotation, ServerConfig, TLSFiles, Tracing
 from raftkv.errors import ConfigError
 from raftkv.server.exposure import exposures, hardened, refusal
+
+_ROTATION_FIELDS: Final = {field.name: type(field.default) for field in dataclasses.fields(LogRotation)}
+_GO_NAMES: Final = {bool: "bool", int: "number", float: "number", str: "string", list: "array", dict: "object"}
+
+
+_WHOLE: Final = re.compile("-?[0-9]{1,12}")
+
+
+class _Number(str):
+    """A number as it was written."""
+
+
+def read_rotation(text: str) -> LogRotation:
+    """Return the settings of ``--log-rotation-config-json``, lumberjack's as JSON; refused in the words of etcd and Go.
+
+    Names count in any case, and unknown ones are ignored, as in Go.
+
+    Arguments:
+        text: of the flag, such as ``{"maxsize": 10, "maxbackups": 3}``.
+
+    Raises:
+        ConfigError: they cannot be read.
+    """
+    _check_syntax(text.encode())
+    # Numbers stay texts, so that the refusal of a fraction shows it as it was written.
+    document = json.loads(text, parse_int=_Number, parse_float=_Number)
+    if document is None:
+        return LogRotation()
+    if not isinstance(document, dict):
+        raise ConfigError(
+            f"invalid log rotation config: json: cannot unmarshal {_go_name(document)} into Go value of type "
+            "embed.logRotationConfig"
+        )
+    found: dict[str, Any] = {}
+    for name, value in document.items():
+        kind = _ROTATION_FIELDS.get(name.lower())
+        if kind is not None and value is not None:
+            found[name.lower()] = _rotation_value(name.lower(), kind, value)
+    return LogRotation(**found)
+
+
+def _check_syntax(data: bytes) -> None:
+    from raftkv.server.gateway.syntax import CutError, JsonError, quoted, scan, skip_space
+
+    try:
+        for _ in scan(data, skip_space(data, 0)):
+            pass
+    except JsonError as error:
+        fault = "unexpected end of JSON input" if isinstance(error, CutError) else error
+        raise ConfigError(f"improperly formatted log rotation config: {fault}") from None
+    try:
+        json.loads(data, parse_int=_Number)
+    except json.JSONDecodeError as error:
+        text = f"invalid character {quoted(data[error.pos])} after top-level value"
+        raise ConfigError(f"improperly formatted log rotation config: {text}") from None
+    except RecursionError:
+        raise ConfigError("improperly formatted log rotation config: exceeded max depth") from None
+
+
+def _rotation_value(name: str, kind: type, value: Any) -> Any:
+    if kind is bool and isinstance(value, bool):
+        return value
+    if kind is int and isinstance(value, _Number) and _WHOLE.fullmatch(value):
+        if value.startswith("-"):
+            raise ConfigError(f"--log-rotation-config-json: {name} must not be negative (set to {value})")
+        return int(value)
+    shown = f"{_go_name(value)} {value}" if kind is int and isinstance(value, _Number) else _go_name(value)
+    raise ConfigError(
+        f"invalid log rotation config: json: cannot unmarshal {shown} into Go struct field "
+        f"logRotationConfig.{name} of type {kind.__name__}"
+    )
+
+
+def _go_name(value: Any) -> str:
+    return "number" if isinstance(value, _Number) else _GO_NAMES[type(value)]
+
 
 ENVIRONMENT_PREFIX = "ETCD_"
 # Read by etcd itself or set by its packages; no flags.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from raftkv import __version__
 from raftkv.cli.goflags.command import Invocation
-from raftkv.cli.programs import API_VERSION
+from raftkv.cli.program import API_VERSION
 
 
 def version(invocation: Invocation) -> None:

@@ -27,9 +27,9 @@ def auth_commands(leaf: MakeLeaf, shared: Sequence[Flag]) -> list[Branch]:
         shared: flags that all commands have.
     """
     auth = [
-        leaf("enable", "access.users:auth_enable", "", "Ask for users from now on", (), _ENABLE)("auth enable"),
-        leaf("disable", "access.users:auth_disable", "", "Ask for users no longer")("auth disable --user root"),
-        leaf("status", "access.users:auth_status", "", "Print whether users are asked for")("auth status --user root"),
+        leaf("enable", "ctl.users:auth_enable", "", "Ask for users from now on", (), _ENABLE)("auth enable"),
+        leaf("disable", "ctl.users:auth_disable", "", "Ask for users no longer")("auth disable --user root"),
+        leaf("status", "ctl.users:auth_status", "", "Print whether users are asked for")("auth status --user root"),
     ]
     return [
         Branch("auth", "Ask for users, or do not", auth, shared),
@@ -45,7 +45,7 @@ def _user_commands(leaf: MakeLeaf) -> list[Leaf]:
         Flag("no-password", BOOL, usage="the user has no password: its certificate says who it is"),
     )
     detail = Flag("detail", BOOL, usage="print what its roles may do")
-    at = "access.users"
+    at = "ctl.users"
     return [
         leaf("add", f"{at}:user_add", "NAME[:PASSWORD]", "Add a user", add, _ADD)(
             "user add alice", "user add agent7 --no-password"
@@ -64,7 +64,7 @@ def _user_commands(leaf: MakeLeaf) -> list[Leaf]:
 
 
 def _role_commands(leaf: MakeLeaf) -> list[Leaf]:
-    at = "access.roles"
+    at = "ctl.users"
     return [
         leaf("add", f"{at}:role_add", "ROLE", "Add a role")("role add jobs"),
         leaf("delete", f"{at}:role_delete", "ROLE", "Delete a role, also from its users")("role delete jobs"),

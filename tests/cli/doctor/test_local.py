@@ -14,7 +14,7 @@ import pytest
 from raftkv.cli.backup.manifest import Manifest, name_of
 from raftkv.cli.doctor import command, disk, machine
 from raftkv.cli.doctor.certificates import check_certificates, check_files
-from raftkv.cli.doctor.finding import Finding, Level
+from raftkv.cli.doctor.judgement import Finding, Level
 from raftkv.cli.exits import CommandError
 from raftkv.cli.main import main as raftkv
 from raftkv.config import ServerConfig, TLSFiles
