@@ -27,7 +27,7 @@ from raftkv.cli.daemons import daemon
 from raftkv.cli.exits import BAD_FLAGS, ERROR, SUCCESS, CommandError
 from raftkv.cli.goflags import pflag
 from raftkv.cli.goflags.pflag import INT, LIST, Flag
-from raftkv.cli.output.printer import human_size
+from raftkv.cli.output.printer import human_size, role_of
 from raftkv.client import Client, ClientOptions
 from raftkv.client.local.process import HOST, LocalClusterError, ServerProcess, initial_cluster, stop_all
 from raftkv.client.rpc import methods
@@ -37,8 +37,6 @@ from raftkv.pb import rpc_pb2
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-    from raftkv.pb.rpc_pb2 import StatusResponse
 
 
 # -- how it looks ----------------------------------------------------------------------------------------------------
@@ -288,10 +286,10 @@ def main(words: Sequence[str]) -> int:
     Raises:
         CommandError: it cannot be started.
     """
-    try:
-        parsed = daemon.parse(FLAGS, words, "cluster", takes_rest=True)
-    except pflag.HelpRequested:
-        return _help()
+    usage = "Usage:\n  raftkv cluster [options] [-- flags for every member]\n\nOptions:"
+    parsed = daemon.parse(FLAGS, words, "cluster", usage, takes_rest=True)
+    if parsed is None:
+        return SUCCESS
     client_ports, peer_ports = _ports(parsed)
     with claimed([*client_ports, *peer_ports]):
         members = make_members(Path(parsed.values["data-dir"]), client_ports, peer_ports)
@@ -300,12 +298,6 @@ def main(words: Sequence[str]) -> int:
             return asyncio.run(_watch(members))
         finally:
             stop_all(members, timeout_s=STOP_TIMEOUT_S)
-
-
-def _help() -> int:
-    print("Usage:\n  raftkv cluster [options] [-- flags for every member]\n\nOptions:")
-    daemon.print_flags(FLAGS)
-    return SUCCESS
 
 
 def _ports(parsed: pflag.Parsed) -> tuple[list[int], list[int]]:
@@ -349,7 +341,7 @@ class _Watcher:
         return Row(
             member.name,
             member.client_url,
-            _role(answer),
+            role_of(answer),
             term=answer.raftTerm,
             index=answer.raftIndex,
             applied=answer.raftAppliedIndex,
@@ -365,14 +357,6 @@ class _Watcher:
         if before is None or now <= before[0]:
             return 0.0
         return max(revision - before[1], 0) / (now - before[0])
-
-
-def _role(answer: StatusResponse) -> str:
-    if answer.isLearner:
-        return "learner"
-    if not answer.leader:
-        return "candidate"
-    return "leader" if answer.leader == answer.header.member_id else "follower"
 
 
 def _obituary(member: Member, status: int) -> str:

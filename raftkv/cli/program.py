@@ -1,14 +1,13 @@
-"""The frame of every command line: how a program ends, whatever happens inside it.
+"""The frame of every command line: how a program ends, also after a failure.
 
-Owns the last word on output that nobody takes any more. ``raftkv --help | head -1`` closes its end of the pipe while
-there is more to print; the program then leaves without a word, as other programs do that a broken pipe ends. A full
-disk below ``> file`` is one line. Python would otherwise complain at its exit, when it flushes what is left. Passwords
-in memory stay out of core dumps.
+``raftkv --help | head -1`` closes the pipe while there is more to print: the program then ends silently, as other
+programs do. A full disk behind ``> file`` is one line. Without this module, Python would complain when it flushes the
+rest at its exit. Passwords in memory stay out of core dumps.
 
 >>> leave(lambda: 7, print)
 7
 
-Leaves out: how a program says what went wrong, which each knows itself (``complain``).
+Leaves out: how a program words a failure, which it passes as ``complain``.
 """
 
 from __future__ import annotations
@@ -120,7 +119,7 @@ def _ended(body: Callable[[], int], complain: Callable[[str], None]) -> int:
 
 
 def _drop(interrupt: KeyboardInterrupt) -> None:
-    """Let go of what was interrupted, without its complaints: a loop half made, a coroutine that nobody awaits."""
+    """Free the interrupted frames without warnings of theirs, such as a coroutine that was never awaited."""
     hook, sys.unraisablehook = sys.unraisablehook, lambda report: None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

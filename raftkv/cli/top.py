@@ -24,7 +24,7 @@ from raftkv.cli import metrics
 from raftkv.cli.ctl.session import Session, open_session
 from raftkv.cli.exits import BAD_ARGUMENTS, ERROR, CommandError
 from raftkv.cli.goflags.command import Invocation
-from raftkv.cli.output.printer import human_size
+from raftkv.cli.output.printer import human_size, role_of
 from raftkv.client import Client
 from raftkv.client.rpc import methods
 from raftkv.errors import ConfigError, StatusError
@@ -296,8 +296,7 @@ Show = Callable[[list[Row]], None]
 
 def top(invocation: Invocation) -> None:
     """Poll all members and show them, at each interval."""
-    if invocation.arguments:
-        raise CommandError("top command accepts no arguments", BAD_ARGUMENTS)
+    invocation.refuse_arguments("top command accepts no arguments")
     if invocation["interval"] <= 0:
         raise CommandError("--interval must be above 0", BAD_ARGUMENTS)
     session = open_session(invocation)
@@ -451,7 +450,7 @@ class Poller:
             endpoint,
             now_s,
             member_id=header.member_id,
-            role=_role(status),
+            role=role_of(status),
             version=status.version,
             term=status.raftTerm,
             index=status.raftIndex,
@@ -474,11 +473,3 @@ class Poller:
             return await asyncio.to_thread(metrics.fetch, endpoint, self.session.options.tls, ASK_TIMEOUT_S)
         except (OSError, ConfigError):
             return {}
-
-
-def _role(status: Any) -> str:
-    if status.isLearner:
-        return "learner"
-    if not status.leader:
-        return "candidate"
-    return "leader" if status.leader == status.header.member_id else "follower"

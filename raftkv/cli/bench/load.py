@@ -209,7 +209,7 @@ def _keys(size: int, space: int, sequential: bool, rng: random.Random) -> Iterat
     width = max(8, size)
     while True:
         number = (number + 1) % space if sequential else int(rng.random() * space)
-        # The number comes last, so that keys are spread evenly whatever their size.
+        # The number comes last, so that keys of any size are spread evenly.
         yield number.to_bytes(width, "big")[-size:]
 
 

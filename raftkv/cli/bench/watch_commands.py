@@ -49,7 +49,7 @@ PUT_RATE_FLAG = click.option(
 @number("--watch-per-stream", 100, 1, "number of watchers on each stream")
 @number("--watched-key-total", 1, 1, "number of different keys that are watched, in turn")
 @PUT_RATE_FLAG
-@click.option("--idle", is_flag=True, help="put keys that nobody watches")
+@click.option("--idle", is_flag=True, help="put keys without watchers")
 def watch(
     streams: int,
     watch_per_stream: int,

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 CANCELED = "context canceled"
 REVOKE_TIMEOUT_S = 2.0
-"""A member that is gone must not hold up the end of a command for longer: the lease will expire."""
+"""Longest wait for the revocation at the end of a command: without it the lease expires."""
 
 
 @asynccontextmanager
@@ -98,7 +98,7 @@ class Contest:
         return await unless(work, (self.lease.lost, self._expired))
 
     async def leave(self) -> None:
-        """Leave the queue, whatever has become of the wait."""
+        """Leave the queue, also after a failed wait."""
         if self.lease.lost.is_set():
             return
         try:
@@ -111,7 +111,7 @@ class Contest:
 async def contest(session: Session, client: Client, name: bytes, *, ttl_s: int, expired: str) -> AsyncIterator[Contest]:
     """Take part in the contest for a name for the time of the block; leaves the queue at its end.
 
-    Who waits for a lock also waits for a cluster that does not answer, and says why after ``--command-timeout``.
+    The wait for a lock also waits for a cluster that does not answer, and tells why after ``--command-timeout``.
 
     Arguments:
         session: of the command.
@@ -140,7 +140,7 @@ async def contest(session: Session, client: Client, name: bytes, *, ttl_s: int, 
 
 
 class Remarks:
-    """Say once on standard error why nobody answers."""
+    """Say once on standard error why no member answers."""
 
     def __init__(self) -> None:
         self._said = False

@@ -66,10 +66,9 @@ def delete(invocation: Invocation) -> None:
 
 def compaction(invocation: Invocation) -> None:
     """Forget the history before a revision."""
-    if len(invocation.arguments) != 1:
-        raise CommandError("compaction command needs 1 argument", BAD_ARGUMENTS)
+    text = invocation.argument("compaction command needs 1 argument")
     try:
-        revision = govalues.parse_int(invocation.arguments[0], base=10)
+        revision = govalues.parse_int(text, base=10)
     except ValueError as error:
         raise CommandError(str(error), ERROR) from None
     request = rpc_pb2.CompactionRequest(revision=revision, physical=invocation["physical"])

@@ -19,14 +19,14 @@ _Action = rpc_pb2.DowngradeRequest
 
 def alarm_list(invocation: Invocation) -> None:
     """Print the alarms that are on."""
-    _no_arguments(invocation, "alarm list")
+    invocation.refuse_arguments("alarm list command accepts no arguments")
     session = open_session(invocation)
     session.printer.alarms(session.call(methods.ALARM, rpc_pb2.AlarmRequest()))
 
 
 def alarm_disarm(invocation: Invocation) -> None:
     """Turn all alarms off and print which were on."""
-    _no_arguments(invocation, "alarm disarm")
+    invocation.refuse_arguments("alarm disarm command accepts no arguments")
     session = open_session(invocation)
 
     async def disarm(client: Client) -> rpc_pb2.AlarmResponse:
@@ -74,10 +74,9 @@ def defrag(invocation: Invocation) -> None:
 
 def move_leader(invocation: Invocation) -> None:
     """Have the leader, which must be among the endpoints, hand over to another member."""
-    if len(invocation.arguments) != 1:
-        raise CommandError("move-leader command needs 1 argument", BAD_ARGUMENTS)
+    member = invocation.argument("move-leader command needs 1 argument")
     try:
-        target = govalues.parse_int(invocation.arguments[0], base=16, signed=False)
+        target = govalues.parse_int(member, base=16, signed=False)
     except ValueError as error:
         raise CommandError(str(error), BAD_ARGUMENTS) from None
     session = open_session(invocation)
@@ -129,8 +128,3 @@ def _downgrade(
     session = open_session(invocation)
     answer = session.call(methods.DOWNGRADE, rpc_pb2.DowngradeRequest(action=action, version=version))
     session.printer.downgrade(what, answer)
-
-
-def _no_arguments(invocation: Invocation, command: str) -> None:
-    if invocation.arguments:
-        raise CommandError(f"{command} command accepts no arguments", BAD_ARGUMENTS)

@@ -207,7 +207,7 @@ class Replacement:
             await asyncio.sleep(PAUSE_S)
 
     async def _add(self, request: rpc_pb2.MemberAddRequest) -> rpc_pb2.MemberAddResponse:
-        """Ask for it; a cluster that just started takes nobody before its members are connected for a while."""
+        """Ask to add it until the cluster does: one that just started first waits until its members are connected."""
         while True:
             try:
                 return await self._call(methods.MEMBER_ADD, request)
@@ -280,9 +280,7 @@ def _change(invocation: Invocation, method: Method[Any], request: Any, done: str
 
 
 def _member_id(invocation: Invocation) -> int:
-    if len(invocation.arguments) != 1:
-        raise CommandError("member ID is not provided", BAD_ARGUMENTS)
-    return _parsed_id(invocation.arguments[0])
+    return _parsed_id(invocation.argument("member ID is not provided"))
 
 
 def _parsed_id(text: str) -> int:

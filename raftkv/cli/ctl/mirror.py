@@ -197,8 +197,7 @@ def _is_too_much(error: StatusError) -> bool:
 
 def make_mirror(invocation: Invocation) -> None:
     """Copy, then follow until something ends it."""
-    if len(invocation.arguments) != 1:
-        raise CommandError("make-mirror takes one destination argument", BAD_ARGUMENTS)
+    there = invocation.argument("make-mirror takes one destination argument")
     prefix, new_prefix = text_bytes(invocation["prefix"]), text_bytes(invocation["dest-prefix"])
     if invocation["no-dest-prefix"] and new_prefix:
         text = "`--dest-prefix` and `--no-dest-prefix` cannot be set at the same time, choose one"
@@ -210,7 +209,6 @@ def make_mirror(invocation: Invocation) -> None:
     options = client_options(destination, connection_settings(destination, {}))
 
     async def mirror(source: Client) -> None:
-        there = invocation.arguments[0]
         async with _destination(there, options) as destination:
             work = Mirror(
                 Cluster(f"source ({', '.join(session.endpoints)})", source),

@@ -182,7 +182,7 @@ def open_session(invocation: Invocation, *, value_only: bool = False) -> Session
     if invocation["discovery-srv"]:
         domain, name, insecure = (invocation[f] for f in ("discovery-srv", "discovery-srv-name", "insecure-discovery"))
         found = discover(domain, name, insecure=insecure, remark=remark)
-        # Where all that was found is left out, etcdctl goes on with --endpoints; its default is another cluster.
+        # When all endpoints found are without TLS, etcdctl goes on with --endpoints; its default is another cluster.
         if not found and "endpoints" not in invocation.changed:
             raise CommandError("no endpoint with TLS was discovered", ERROR)
         invocation.values["endpoints"] = tuple(found) or invocation["endpoints"]
@@ -220,7 +220,7 @@ def _set_from_environment(invocation: Invocation, flag: pflag.Flag, key: str, te
     try:
         pflag.assign(parsed, flag, text)
     except ValueError as error:
-        # etcdctl goes on with the default without a word; scripts rely on going on, people on the word.
+        # etcdctl silently goes on with the default. Scripts rely on that; people need the line.
         remark(f"invalid value {govalues.quote(text)} for {key} is ignored: {error}")
 
 
@@ -254,7 +254,7 @@ def client_options(invocation: Invocation, connection: Mapping[str, Any]) -> Cli
             raise CommandError(f"empty string is passed to --{name} option", BAD_ARGUMENTS)
     return ClientOptions(
         tls=_tls_context(invocation, connection),
-        # Who can forge the records can name a host of its own: then the certificate is to be for the domain.
+        # The certificate must name the domain: forged SRV records could name any host.
         server_name="" if invocation["insecure-discovery"] else invocation["discovery-srv"],
         user=connection.get("user", ""),
         password=connection.get("password", NO_SECRET),
@@ -290,7 +290,7 @@ def connection_settings(invocation: Invocation, environment: Mapping[str, str]) 
                 Secret(inline) if separator else password_of(user, environment) or Secret(ask_password("Password: "))
             )
         if user and not password:
-            user = ""  # as etcdctl does: nobody can log in without
+            user = ""  # as etcdctl does: there is no login without a password
         given = {"user": user, "password": password, "token": token} if user or token else {}
         found = file_settings(environment) if given or invocation["user"] else client_settings(environment)
     except ConfigError as error:

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from raftkv.cli.ctl.session import failed, open_session, unanswered
-from raftkv.cli.exits import BAD_ARGUMENTS, ERROR, INTERRUPTED, CommandError
+from raftkv.cli.exits import ERROR, INTERRUPTED, CommandError
 from raftkv.cli.goflags.command import Invocation
-from raftkv.cli.utl import snapshot as utl
+from raftkv.cli.utl import files as utl
 from raftkv.client import Client
 from raftkv.client.reasons import plain_failures
 from raftkv.client.rpc import methods
@@ -24,10 +24,8 @@ from raftkv.pb import rpc_pb2
 
 def snapshot_save(invocation: Invocation) -> None:
     """Save the state of the endpoint's member to a file."""
-    if len(invocation.arguments) != 1:
-        raise CommandError("snapshot save expects one argument", BAD_ARGUMENTS)
+    path = invocation.argument("snapshot save expects one argument")
     session = open_session(invocation)
-    path = invocation.arguments[0]
     if len(session.endpoints) != 1:
         many = " ".join(session.endpoints)
         raise CommandError(f"snapshot must be requested to one selected node, not multiple [{many}]", INTERRUPTED)

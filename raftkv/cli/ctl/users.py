@@ -24,7 +24,7 @@ from raftkv.pb import auth_pb2, rpc_pb2
 
 def auth_enable(invocation: Invocation) -> None:
     """Ask for users from now on; the user root is given the role root if it lacks it."""
-    _no_arguments(invocation, "auth enable command does not accept any arguments")
+    invocation.refuse_arguments("auth enable command does not accept any arguments")
     session = open_session(invocation)
 
     async def enable(client: Client) -> None:
@@ -44,21 +44,21 @@ def auth_enable(invocation: Invocation) -> None:
 
 def auth_disable(invocation: Invocation) -> None:
     """Ask for users no longer."""
-    _no_arguments(invocation, "auth disable command does not accept any arguments")
+    invocation.refuse_arguments("auth disable command does not accept any arguments")
     open_session(invocation).call(methods.AUTH_DISABLE, rpc_pb2.AuthDisableRequest())
     write_line("Authentication Disabled")
 
 
 def auth_status(invocation: Invocation) -> None:
     """Print whether users are asked for."""
-    _no_arguments(invocation, "auth status command does not accept any arguments")
+    invocation.refuse_arguments("auth status command does not accept any arguments")
     session = open_session(invocation)
     session.printer.auth_status(session.call(methods.AUTH_STATUS, rpc_pb2.AuthStatusRequest()))
 
 
 def user_add(invocation: Invocation) -> None:
     """Add a user."""
-    name = _name(invocation, "user add command requires user name as its argument")
+    name = invocation.argument("user add command requires user name as its argument")
     session = open_session(invocation)
     request = rpc_pb2.AuthUserAddRequest(name=name)
     if invocation["no-password"]:
@@ -75,7 +75,7 @@ def user_add(invocation: Invocation) -> None:
 
 def user_delete(invocation: Invocation) -> None:
     """Delete a user."""
-    name = _name(invocation, "user delete command requires user name as its argument")
+    name = invocation.argument("user delete command requires user name as its argument")
     session = open_session(invocation)
     answer = session.call(methods.USER_DELETE, rpc_pb2.AuthUserDeleteRequest(name=name))
     session.printer.user_changed(f"User {name} deleted", answer)
@@ -83,7 +83,7 @@ def user_delete(invocation: Invocation) -> None:
 
 def user_get(invocation: Invocation) -> None:
     """Print the roles of a user, with ``--detail`` what they may do."""
-    name = _name(invocation, "user get command requires user name as its argument")
+    name = invocation.argument("user get command requires user name as its argument")
     session = open_session(invocation)
     answer = session.call(methods.USER_GET, rpc_pb2.AuthUserGetRequest(name=name))
     if not invocation["detail"]:
@@ -97,14 +97,14 @@ def user_get(invocation: Invocation) -> None:
 
 def user_list(invocation: Invocation) -> None:
     """Print the names of all users."""
-    _no_arguments(invocation, "user list command requires no arguments")
+    invocation.refuse_arguments("user list command requires no arguments")
     session = open_session(invocation)
     session.printer.user_list(session.call(methods.USER_LIST, rpc_pb2.AuthUserListRequest()))
 
 
 def user_passwd(invocation: Invocation) -> None:
     """Give a user another password."""
-    name = _name(invocation, "user passwd command requires user name as its argument")
+    name = invocation.argument("user passwd command requires user name as its argument")
     session = open_session(invocation)
     request = rpc_pb2.AuthUserChangePasswordRequest(name=name, password=_new_password(invocation, name))
     session.printer.user_changed("Password updated", session.call(methods.USER_CHANGE_PASSWORD, request))
@@ -137,17 +137,6 @@ def _new_password(invocation: Invocation, name: str) -> str:
     return password
 
 
-def _no_arguments(invocation: Invocation, text: str) -> None:
-    if invocation.arguments:
-        raise CommandError(text, BAD_ARGUMENTS)
-
-
-def _name(invocation: Invocation, text: str) -> str:
-    if len(invocation.arguments) != 1:
-        raise CommandError(text, BAD_ARGUMENTS)
-    return invocation.arguments[0]
-
-
 def _user_and_role(invocation: Invocation, text: str) -> tuple[str, str]:
     if len(invocation.arguments) != 2:
         raise CommandError(text, BAD_ARGUMENTS)
@@ -160,7 +149,7 @@ _REVOKE: Final = "role revoke-permission command requires role name and key [end
 
 def role_add(invocation: Invocation) -> None:
     """Add a role."""
-    role = _role(invocation, "add")
+    role = invocation.argument("role add command requires role name as its argument")
     session = open_session(invocation)
     answer = session.call(methods.ROLE_ADD, rpc_pb2.AuthRoleAddRequest(name=role))
     session.printer.user_changed(f"Role {role} created", answer)
@@ -168,7 +157,7 @@ def role_add(invocation: Invocation) -> None:
 
 def role_delete(invocation: Invocation) -> None:
     """Delete a role."""
-    role = _role(invocation, "delete")
+    role = invocation.argument("role delete command requires role name as its argument")
     session = open_session(invocation)
     answer = session.call(methods.ROLE_DELETE, rpc_pb2.AuthRoleDeleteRequest(role=role))
     session.printer.user_changed(f"Role {role} deleted", answer)
@@ -176,15 +165,14 @@ def role_delete(invocation: Invocation) -> None:
 
 def role_get(invocation: Invocation) -> None:
     """Print what a role may do."""
-    role = _role(invocation, "get")
+    role = invocation.argument("role get command requires role name as its argument")
     session = open_session(invocation)
     session.printer.role_get(role, session.call(methods.ROLE_GET, rpc_pb2.AuthRoleGetRequest(role=role)))
 
 
 def role_list(invocation: Invocation) -> None:
     """Print the names of all roles."""
-    if invocation.arguments:
-        raise CommandError("role list command requires no arguments", BAD_ARGUMENTS)
+    invocation.refuse_arguments("role list command requires no arguments")
     session = open_session(invocation)
     session.printer.role_list(session.call(methods.ROLE_LIST, rpc_pb2.AuthRoleListRequest()))
 
@@ -233,9 +221,3 @@ def _interval(invocation: Invocation, words: list[str]) -> tuple[bytes, bytes]:
             raise CommandError(f"unexpected endkey argument with --{flag} flag", BAD_ARGUMENTS)
     end = words[1] if len(words) > 1 else ""
     return interval(text_bytes(words[0]), text_bytes(end), prefix=prefix, from_key=from_key)
-
-
-def _role(invocation: Invocation, word: str) -> str:
-    if len(invocation.arguments) != 1:
-        raise CommandError(f"role {word} command requires role name as its argument", BAD_ARGUMENTS)
-    return invocation.arguments[0]

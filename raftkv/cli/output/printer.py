@@ -64,6 +64,16 @@ class Printer:
         """Print the answer to Txn."""
         self.message(response)
 
+    def operation(self, response: rpc_pb2.ResponseOp) -> None:
+        """Print the answer to one operation of a transaction."""
+        kind = response.WhichOneof("response")
+        if kind == "response_put":
+            self.put(response.response_put)
+        elif kind == "response_range":
+            self.get(response.response_range)
+        elif kind == "response_delete_range":
+            self.delete(response.response_delete_range)
+
     def alarms(self, response: rpc_pb2.AlarmResponse) -> None:
         """Print alarms."""
         self.message(response)
@@ -219,14 +229,14 @@ class TablePrinter(Printer):
 
 
 def write(data: bytes) -> None:
-    """Put bytes on standard output, after whatever text stands before them."""
+    """Write bytes to standard output, after the text that was printed before."""
     sys.stdout.flush()
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
 
 
 def write_line(text: str) -> None:
-    """Put a line on standard output; text that came from bytes goes out as these bytes."""
+    """Write a line to standard output; text with surrogate escapes becomes the bytes that it stands for."""
     write(text.encode("utf-8", "surrogateescape") + b"\n")
 
 
@@ -244,6 +254,15 @@ def human_size(size_bytes: int) -> str:
     tenths = int(size_bytes / 1000**exponent * 10 + 0.5)
     value = f"{tenths / 10:.1f}" if tenths < 100 else f"{tenths / 10:.0f}"
     return f"{value} {units[exponent]}"
+
+
+def role_of(status: rpc_pb2.StatusResponse) -> str:
+    """Return the role of a member by its status: leader, follower, learner or candidate."""
+    if status.isLearner:
+        return "learner"
+    if not status.leader:
+        return "candidate"
+    return "leader" if status.leader == status.header.member_id else "follower"
 
 
 def member_rows(response: rpc_pb2.MemberListResponse) -> tuple[list[str], list[list[str]]]:

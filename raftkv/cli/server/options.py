@@ -1,7 +1,7 @@
 """From words, environment and file to a ``ServerConfig``, by etcd's rules.
 
 Owns the order of precedence: with ``--config-file`` the file alone counts; otherwise flags, then ``ETCD_*``, and the
-same setting given both ways is refused. What only deserves a remark is collected in ``Options.warnings``.
+same setting given both ways is refused. ``Options.warnings`` has a line for each setting that has no effect.
 
     options = read_options(["--name=a", "-data-dir", "/tmp/a"], os.environ)
     options.config.name
@@ -119,7 +119,7 @@ _SECTIONS = {"client-transport-security": "", "peer-transport-security": "peer-"
 
 @dataclass
 class Options:
-    """The configuration and the remarks made while reading it."""
+    """The configuration, and the warnings about it."""
 
     config: ServerConfig
     warnings: list[str] = field(default_factory=list)
@@ -139,7 +139,7 @@ def read_options(
     Arguments:
         words: the command line after the program's name.
         environment: the process environment.
-        complete: adds what nobody gave; it sees the text of each flag that somebody did.
+        complete: adds the text of flags that are not given; it gets those that are.
 
     Raises:
         CommandError: one line for the user; code 2 for a flag that cannot be read, else 1.
@@ -265,7 +265,7 @@ def _read_document(path: str) -> Any:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from None
     if "\t" in text:
-        # JSON may have tabs between its tokens; PyYAML takes none, unlike what etcd reads its files with.
+        # JSON may have tabs between its tokens. PyYAML refuses tabs; the parser of etcd accepts them.
         with contextlib.suppress(ValueError, RecursionError):
             return json.loads(text)
     try:
@@ -273,13 +273,13 @@ def _read_document(path: str) -> Any:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
-    # PyYAML lets these out for dates and numbers that there are not, and for brackets in brackets.
+    # PyYAML raises these for impossible dates and numbers, and for deep nesting.
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ConfigError(f"{path}: it cannot be read as YAML: {type(error).__name__}: {error}") from None
 
 
 def _check_depth(text: str) -> None:
-    """Refuse brackets in brackets in brackets: reading them takes time that grows with the square of their depth."""
+    """Refuse deep nesting: PyYAML reads it in time that grows with the square of its depth."""
     import yaml
 
     depth = 0
@@ -293,7 +293,7 @@ def _file_entry(path: str, key: str, value: Any) -> list[tuple[str, Any]]:
     """Return the flags that an entry of the file sets: a section of certificates sets several.
 
     Raises:
-        ConfigError: a section is given one value: ignored, it would leave a port open that is thought to be closed.
+        ConfigError: a section has a plain value. Ignoring it would leave a port open that its user thinks closed.
     """
     prefix = _SECTIONS.get(key)
     if prefix is None:
@@ -332,7 +332,7 @@ def _file_text(path: str, name: str, value: Any) -> str:
 
 
 def _convert(texts: Mapping[str, str], warnings: list[str], *, from_file: bool) -> dict[str, Any]:
-    """Field path to value, for the settings; the rest is remarked upon or refused."""
+    """Return field path to value for the settings; warn of the other flags, or refuse them."""
     values: dict[str, Any] = {}
     for name, text in texts.items():
         flag = FLAGS[name]
@@ -371,7 +371,7 @@ def _make_config(values: dict[str, Any], *, from_file: bool) -> ServerConfig:
 
 
 def _apply_own_certificates(values: dict[str, Any], warnings: list[str]) -> None:
-    """A certificate that is given is the one that is shown, as in etcd."""
+    """Prefer a given certificate over a self-signed one, as etcd does."""
     for kind, flag in (("client_tls", "auto-tls"), ("peer_tls", "peer-auto-tls")):
         if values.get(f"{kind}.self_signed") and values.get(f"{kind}.cert_file"):
             del values[f"{kind}.self_signed"]
@@ -379,7 +379,7 @@ def _apply_own_certificates(values: dict[str, Any], warnings: list[str]) -> None
 
 
 def _apply_gates(values: dict[str, Any]) -> None:
-    """``feature-gates`` sets what flags of older versions set, too; not both.
+    """Apply ``feature-gates``, unless a flag of an older version sets the same field.
 
     Raises:
         ConfigError: both are given.
@@ -397,7 +397,7 @@ def _apply_gates(values: dict[str, Any]) -> None:
 
 
 def _apply_retention(values: dict[str, Any]) -> None:
-    """``auto-compaction-retention`` means revisions, hours or a duration, by the mode."""
+    """Read ``auto-compaction-retention`` as revisions, hours or a duration, by the mode."""
     text = values.pop("auto_compaction_retention", "0")
     if text.isascii() and text.isdigit():
         number = int(text)
