@@ -41,7 +41,7 @@ from typing import Any, Final
 
 from google_crc32c import value as crc32c
 
-from raftkv.errors import InvariantError, MapFullError, SpaceError, StorageError
+from raftkv.errors import CorruptionError, InvariantError, MapFullError, SpaceError, StorageError
 from raftkv.storage import schema
 from raftkv.storage.backend.base import Backend, WriteBatch
 from raftkv.storage.backend.writer import Writer
@@ -378,8 +378,8 @@ class Overlay:
             if self.closed or epoch != self._epoch:
                 done(StorageError("a received database has taken the place of the one that was copied"))
                 return
-            # The file has lost its name: nothing may be committed to it any more.
-            if isinstance(error, InvariantError):
+            # The file has lost its name: nothing may be committed to it any more. Damage was found before that.
+            if isinstance(error, InvariantError) and not isinstance(error, CorruptionError):
                 self._on_fatal(error)
                 done(error)
                 return

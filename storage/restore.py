@@ -12,25 +12,16 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from operator import add, ge
-from struct import unpack
 from typing import Final
 
-from google_crc32c import value as crc32c
-
 from raftkv.errors import CorruptionError, InvariantError
-from raftkv.storage import schema
 from raftkv.storage.backend.base import ReadTxn
 from raftkv.storage.index import Index
 from raftkv.storage.key_index import KeyIndex
 from raftkv.storage.key_value import KeyValueView, value_head, varint
-from raftkv.storage.record import SEAL_BYTES, CorruptRecordError, unseal
-from raftkv.storage.revision import KEY_BYTES, SUB_BITS, SUB_MASK, describe, from_key
+from raftkv.storage.record import STEP_RECORDS, CorruptRecordError, checked_runs
+from raftkv.storage.revision import KEY_BYTES, SUB_BITS, describe
 
-STEP_RECORDS: Final = 1_000
-"""Records or keys of one step: about 2 ms."""
-
-_SEPARATOR: Final = 0x5F  # "_"
 _FIRST_VERSION: Final = b"\x20\x01"
 _NEVER: Final = b"\xff\xff"
 """What no record has in the place of a tag."""
@@ -95,43 +86,13 @@ def scan_steps(read: ReadTxn) -> Generator[None, None, Restored]:
         CorruptRecordError: a record is not what was written; names its revision.
     """
     restored = Restored()
-    revision = 0
-    for items in read.runs(schema.KEY, STEP_RECORDS):
-        revision_keys, records = zip(*items, strict=True)
-        # Every record, read anyway: damage is found at the start, not when a client asks for the key.
-        datas = _unseal_all(revision_keys, records)
-        revisions = _revisions(revision_keys)
-        # A damaged page may name one record twice, and the one in whose place it does not at all.
-        if revision >= revisions[0] or any(map(ge, revisions, islice(revisions, 1, None))):
-            raise CorruptionError(f"the records behind revision {describe(revision)} are not in order")
+    revisions = [0]
+    for revision_keys, revisions, datas in checked_runs(read):
         _restore_run(restored, revision_keys, revisions, datas)
-        revision = revisions[-1]
         yield
     # Records come in order of revision, so the last one is the newest.
-    restored.last_revision = revision >> SUB_BITS
+    restored.last_revision = revisions[-1] >> SUB_BITS
     return restored
-
-
-def _unseal_all(revision_keys: Sequence[bytes], records: Sequence[bytes]) -> list[bytes]:
-    """``unseal`` for many."""
-    datas = [record[SEAL_BYTES:] for record in records]
-    seals = b"".join([record[:SEAL_BYTES] for record in records])
-    if len(seals) == SEAL_BYTES * len(records):
-        sums = map(crc32c, map(add, revision_keys, datas))
-        if tuple(sums) == unpack(f"<{len(records)}I", seals):
-            return datas
-    return list(map(unseal, revision_keys, records))  # which says what is wrong
-
-
-def _revisions(revision_keys: Sequence[bytes]) -> list[int]:
-    """``from_key`` for many."""
-    joined = b"".join(revision_keys)
-    # As long as there is no tombstone among them.
-    if len(joined) == KEY_BYTES * len(revision_keys):
-        parts = unpack(">" + "QBQ" * len(revision_keys), joined)
-        if max(parts[2::3]) <= SUB_MASK and parts[1::3].count(_SEPARATOR) == len(revision_keys):
-            return [main << SUB_BITS | sub for main, sub in zip(parts[::3], parts[2::3], strict=True)]
-    return list(map(from_key, revision_keys))
 
 
 def _restore_run(restored: Restored, revision_keys: Sequence[bytes], revisions: list[int], datas: list[bytes]) -> None:

@@ -9,7 +9,9 @@ Rules:
 
 - The copy is one consistent state, compact, and carries its own applied index, term and members: ``info`` repeats
   them for Raft and adds size and SHA-256 for the wire.
-- Nothing is replaced by a file that is not, byte for byte, what was sent, or that says something else than ``info``.
+- What is sent was read again from end to end, and every checksum in it compared: damage stays where it is.
+- Nothing is replaced by a file that is not, byte for byte, what was sent, or that says something else than ``info``, or
+  in which anything is not what was written.
 - Every crash leaves either the old database or the new one under the name, whole: the received file is durable before
   the rename, the rename is durable before the function returns. A leftover received file is the caller's to delete.
 """
@@ -28,10 +30,13 @@ from typing import Final
 from raftkv.errors import CorruptionError
 from raftkv.raft.types import ConfState, SnapshotMeta
 from raftkv.storage import schema
-from raftkv.storage.backend.base import Backend
+from raftkv.storage.backend.base import Backend, ReadTxn
 from raftkv.storage.backend.copying import SteadyFile, create
-from raftkv.storage.backend.lmdb import LMDBBackend, declared, read_value, replace_file
+from raftkv.storage.backend.environment import declared
+from raftkv.storage.backend.lmdb import LMDBBackend, check_copy, read_value, replace_file
+from raftkv.storage.datadir import remove_unneeded
 from raftkv.storage.failpoints import failpoint
+from raftkv.storage.restore import scan_steps
 
 _CHUNK_BYTES: Final = 1 << 20
 
@@ -46,6 +51,7 @@ class SnapshotInfo:
         conf_state: members of the cluster as of that entry.
         size_bytes: size of the file.
         sha256: hash of the file, 32 bytes.
+        is_sealed: whether a seal that came along covers all that has no checksum of its own (``backend/seal.py``).
     """
 
     index: int
@@ -54,9 +60,18 @@ class SnapshotInfo:
     conf_state: ConfState
     size_bytes: int
     sha256: bytes
+    is_sealed: bool = False
 
 
-def write_snapshot(backend: Backend, path: Path, rest: Callable[[float], None] = lambda worked_s: None) -> SnapshotInfo:
+class DamagedSourceError(CorruptionError):
+    """An error that says that a database was damaged before it was copied."""
+
+
+def _no_rest(_worked_s: float) -> None:
+    """Go on at once."""
+
+
+def write_snapshot(backend: Backend, path: Path, rest: Callable[[float], None] = _no_rest) -> SnapshotInfo:
     """Copy the last committed state of a backend to a new file; durable on return. Runs on any thread.
 
     Arguments:
@@ -65,6 +80,7 @@ def write_snapshot(backend: Backend, path: Path, rest: Callable[[float], None] =
         rest: called after each megabyte with the time that it took (seconds); may wait, and ends the copy by raising.
 
     Raises:
+        CorruptionError: the database is damaged; the copy is removed.
         SpaceError, StorageError: the file could not be written; it is removed.
     """
     try:
@@ -72,18 +88,20 @@ def write_snapshot(backend: Backend, path: Path, rest: Callable[[float], None] =
     except OSError as error:
         raise declared(error, path) from error
     try:
+        is_sealed = backend.is_sealed
         with closing(created) as file:
             sha256 = _copy(backend, file, rest)
             failpoint("snapshotBeforeCopySync")
             file.sync()
+        check_copy(path, rest, is_sealed=is_sealed)
         meta = read_meta(path)
-        return SnapshotInfo(meta.index, meta.term, meta.conf_state, path.stat().st_size, sha256)
+        return SnapshotInfo(meta.index, meta.term, meta.conf_state, path.stat().st_size, sha256, is_sealed)
     except OSError as error:
-        path.unlink(missing_ok=True)
+        remove_unneeded(path)
         raise declared(error, path) from error
     # Half a copy is of no use to anybody, and takes the room of a whole database.
     except BaseException:
-        path.unlink(missing_ok=True)
+        remove_unneeded(path)
         raise
 
 
@@ -111,11 +129,16 @@ def read_meta(path: Path) -> SnapshotMeta:
     # Before anything else is opened: a later format may have other buckets.
     schema.check_format(read_value(path, schema.META, schema.META_FORMAT_VERSION), f"the database {path}")
     with closing(LMDBBackend(path, read_only=True)) as backend, closing(backend.begin_read()) as read:
-        return SnapshotMeta(
-            index=schema.decode_integer(read.get(schema.META, schema.META_CONSISTENT_INDEX)) or 0,
-            term=schema.decode_integer(read.get(schema.META, schema.META_TERM)) or 0,
-            conf_state=schema.decode_conf_state(read.get(schema.META, schema.META_CONF_STATE)),
-        )
+        return meta_of(read)
+
+
+def meta_of(read: ReadTxn) -> SnapshotMeta:
+    """Return the point of the log that a state holds."""
+    return SnapshotMeta(
+        index=schema.decode_integer(read.get(schema.META, schema.META_CONSISTENT_INDEX)) or 0,
+        term=schema.decode_integer(read.get(schema.META, schema.META_TERM)) or 0,
+        conf_state=schema.decode_conf_state(read.get(schema.META, schema.META_CONF_STATE)),
+    )
 
 
 def _sha256(path: Path) -> bytes:
@@ -126,19 +149,27 @@ def _sha256(path: Path) -> bytes:
     return digest.digest()
 
 
-def verify_snapshot(path: Path, info: SnapshotInfo) -> None:
-    """Refuse a file that is not exactly the one described.
+def verify_snapshot(path: Path, info: SnapshotInfo, rest: Callable[[float], None] = _no_rest) -> None:
+    """Refuse a file that is not exactly the one described, or in which something is not what was written.
+
+    All of it is read as its installation does, which cannot fail for its content any more.
 
     Arguments:
         path: of the file.
         info: the description that came with it.
+        rest: as of ``write_snapshot``.
 
     Raises:
         CorruptionError: size, hash or content differ; names the file.
+        DamagedSourceError: this is what was sent, and it is damaged.
     """
     size_bytes = path.stat().st_size
     if size_bytes != info.size_bytes or _sha256(path) != info.sha256:
         raise CorruptionError(f"snapshot {path} ({size_bytes} bytes) is not the one sent ({info.size_bytes} bytes)")
+    try:
+        check_copy(path, rest, is_sealed=info.is_sealed, read_history=scan_steps)
+    except CorruptionError as error:
+        raise DamagedSourceError(str(error)) from error
     # Raft is about to believe ``info``; the state machine will go on from what the file itself says.
     found = read_meta(path)
     if found != SnapshotMeta(info.index, info.term, info.conf_state):

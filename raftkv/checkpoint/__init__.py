@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from raftkv.checkpoint import aio as aio
     from raftkv.checkpoint.commit.claim import Claim as Claim
+    from raftkv.checkpoint.commit.summary import Measured as Measured
     from raftkv.checkpoint.find.commits import Commit as Commit
     from raftkv.checkpoint.records import Checkpoint as Checkpoint
     from raftkv.checkpoint.records import FileRecord as FileRecord
@@ -49,6 +50,7 @@ _PLACES: Final = {
     "Commit": "find.commits",
     "Commits": "sync",
     "FileRecord": "records",
+    "Measured": "commit.summary",
     "Pin": "sync",
     "Policy": "retention.policy",
     "Reference": "records",
@@ -65,6 +67,7 @@ __all__ = [
     "Commit",
     "Commits",
     "FileRecord",
+    "Measured",
     "Pin",
     "Policy",
     "Reference",

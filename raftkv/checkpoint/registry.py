@@ -16,12 +16,13 @@ for programs without an event loop.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from raftkv.checkpoint import exchange
 from raftkv.checkpoint.commit import metrics as new_metrics
@@ -42,7 +43,7 @@ from raftkv.checkpoint.records import AttemptRecord, Checkpoint, Hold, Reference
 from raftkv.checkpoint.retention import holds, marks
 from raftkv.checkpoint.retention.collector import NO_POLICY, Collected, Collector
 from raftkv.checkpoint.retention.holds import HoldInfo, Pin
-from raftkv.checkpoint.retention.policy import Policy
+from raftkv.checkpoint.retention.policy import Policy, unmeasured
 from raftkv.checkpoint.storage.filesystems import absolute
 from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.verify import Progress, check_there
@@ -53,6 +54,11 @@ from raftkv.errors import ConfigError
 if TYPE_CHECKING:
     from raftkv.checkpoint.importers.importing import Imported, OnResult
     from raftkv.client.library import Client
+
+_log = logging.getLogger(__name__)
+
+UNMEASURED_MAX: Final = 3
+"""Of checkpoints without the metric whose best is kept, before a warning: the first validation may come later."""
 
 
 class Registry:
@@ -92,6 +98,7 @@ class Registry:
         self._means = means
         self._holder = f"{socket.gethostname()}:{os.getpid()}"
         self._is_marked = False
+        self._told_unmeasured: set[str] = set()
 
     def __repr__(self) -> str:
         return f"<checkpoints of run {self.run_id!r} at {self.uri or 'no place'}>"
@@ -175,10 +182,14 @@ class Registry:
                 "RAFTKV_CHECKPOINT_URI in a run, and Registry(uri=URL) elsewhere"
             )
         record = self._record(step, world_size, kind, parent, metadata)
+        await self._mark()
+        return await opening.begin(self._means, claim, record, self._uri_of)
+
+    async def _mark(self) -> None:
+        """Leave the mark of the run in its place, once: only there its files are ever deleted."""
         if not self._is_marked and self._means.leave_mark is not None:
             await marks.mark(self.control, self.run_id, self.uri, self._means.leave_mark)
             self._is_marked = True
-        return await opening.begin(self._means, claim, record, self._uri_of)
 
     def _record(
         self, step: int, world_size: int, kind: str, parent: Reference | None, metadata: Mapping[str, str] | None
@@ -380,7 +391,17 @@ class Registry:
         collector = Collector(
             self.control, self.run_id, self.uri, now=self._means.now, on_progress=on_progress, dry_run=dry_run
         )
-        return await collector.collect(policy)
+        collected = await collector.collect(policy)
+        checkpoints = [each.checkpoint for each in collected.decisions]
+        for metric in sorted({*unmeasured(policy, checkpoints)} - self._told_unmeasured):
+            if len(checkpoints) > UNMEASURED_MAX:
+                self._told_unmeasured.add(metric)
+                names = {name for each in checkpoints for name in each.metrics}
+                _log.warning(
+                    "raftkv: all %d checkpoints of run %r stay: its policy keeps the best by %r, which none of them "
+                    "has; their metrics: %s", len(checkpoints), self.run_id, metric, ", ".join(sorted(names)) or "none",
+                )  # fmt: skip
+        return collected
 
     async def collect_forever(
         self, policy: Policy, *, every_s: float = 600.0, on_collected: Callable[[Collected], Any] | None = None
@@ -501,14 +522,21 @@ class Registry:
             uri: of the directory; its files must not change any more.
             step, kind, parent, metadata: as for ``begin``.
             in_place: leave the files where they are, and write a manifest beside them; else they are copied.
-            owned: of files in place: they go when the checkpoint is deleted; else they stay.
+            owned: of files in place, below the uri of the registry: they go when the checkpoint is deleted; else they
+                stay.
             metrics: as for ``Attempt.commit``.
             on_progress: told of bytes, on several threads.
 
         Raises:
-            ConfigError: there are no files, or they cannot be taken in as they are.
+            ConfigError: there are no files, or they cannot be taken in as they are, or they are handed over and do not
+                lie below the uri of the registry.
             CheckpointExists, StaleStep, DigestMismatch, StorageError: as ``exchange.save_copy``.
         """
+        if in_place and owned and not (self.uri and Place(self.uri).contains(uri)):
+            raise ConfigError(
+                f"{uri} cannot be handed over: it does not lie below {self.uri or 'a place of this registry'}, and "
+                "elsewhere no file is ever deleted; use owned=False, or take in a copy"
+            )
         found = await exchange.read_directory(uri, step, kind)
         what = replace(found, parent=parent, metadata=metadata or {}, metrics=metrics or {})
         if not in_place:
@@ -516,6 +544,8 @@ class Registry:
 
         async def begin(claim: Claim, step: int, **given: Any) -> Attempt:
             record = self._record(step, given["world_size"], given["kind"], given["parent"], given["metadata"])
+            if owned:
+                await self._mark()
             return await opening.begin(self._means, claim, record, lambda _: what.place.uri)
 
         return await exchange.save_in_place(begin, claim, what, owned=owned, on_progress=on_progress)

@@ -15,19 +15,27 @@ ranks that prepare parts of their own: ``run.checkpoint`` and ``raftkv.torch.che
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
 
 from raftkv.checkpoint.commit.claim import Claim
-from raftkv.checkpoint.commit.summary import checked_metrics
+from raftkv.checkpoint.commit.summary import METRICS_MAX, checked_metrics, measured_at
 from raftkv.checkpoint.errors import CheckpointNotFound
+from raftkv.checkpoint.importers.candidate import usable
 from raftkv.checkpoint.kinds import FILES
 from raftkv.checkpoint.records import Checkpoint
-from raftkv.checkpoint.retention.policy import Policy
+from raftkv.checkpoint.retention.policy import Best, Policy
 from raftkv.checkpoint.storage.local import digest_tree, make_directory, taken_in
 from raftkv.checkpoint.sync import Attempt, Registry
 from raftkv.errors import RaftKVError, StatusError
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -52,13 +60,43 @@ class Saver:
         registry: of the run.
         claim: under which is written; None: a new one, with the first use.
         policy: what is kept after each commit; None: everything.
+        monitor: the metric whose best checkpoint the program asks for at its end: it is kept too.
     """
 
-    def __init__(self, registry: Registry, *, claim: Claim | None = None, policy: Policy | None = None) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        claim: Claim | None = None,
+        policy: Policy | None = None,
+        monitor: Best | None = None,
+    ) -> None:
         self.registry = registry
         self.policy = policy
+        self.monitor: Best | None = None
         self._claim = claim
         self._is_settled = False
+        self._last: Checkpoint | None = None
+        self._has_told = False
+        self.keep_best(monitor)
+
+    def keep_best(self, monitor: Best | None) -> None:
+        """Keep the best checkpoint by a metric from now on, whatever else the policy says."""
+        self.monitor = monitor
+        if monitor is not None and self.policy is not None:
+            self.policy = self.policy.with_best(monitor)
+
+    def best(self, kind: str = "") -> Checkpoint | None:
+        """Return the best checkpoint by ``monitor``, else by the first of the policy's ``keep_best``; None: neither.
+
+        Raises:
+            CheckpointNotFound: no checkpoint has the metric.
+        """
+        best = next(iter(self._bests()), None)
+        return None if best is None else self.registry.best(best.metric, best.mode, kind=kind)
+
+    def _bests(self) -> list[Best]:
+        return [*([self.monitor] if self.monitor else []), *(self.policy.keep_best if self.policy else ())]
 
     def claim(self) -> Claim:
         """Return the claim under which this writes; what dead writers have left is decided the first time.
@@ -77,9 +115,10 @@ class Saver:
         """Return the newest checkpoint, to go on from; None: there is none. Errors as for ``claim``."""
         self.claim()
         try:
-            return self.registry.latest(kind)
+            self._last = self.registry.latest(kind)
         except CheckpointNotFound:
             return None
+        return self._last
 
     @contextmanager
     def saving(
@@ -109,7 +148,7 @@ class Saver:
             make_directory(attempt.uri)
             yield saving
             attempt.prepare(0, digest_tree(attempt.uri))
-            saving.checkpoint = attempt.commit(metrics=saving.metrics)
+            saving.checkpoint = self._last = attempt.commit(metrics=saving.metrics)
         self._collect()
 
     def save_directory(
@@ -127,13 +166,48 @@ class Saver:
             step, kind, metrics, metadata: as for ``saving``; so are the errors.
             directory: it is gone afterwards; as it was, if the disk fails, or what is given cannot be used.
         """
-        metrics = checked_metrics(metrics)  # before anything is moved
+        metrics = checked_metrics(metrics, step)  # before anything is moved
         attempt = self.registry.begin(self.claim(), step, kind=kind, metadata=metadata)
         with _aborting(attempt), taken_in(directory, attempt.uri) as files:
             attempt.prepare(0, files)
-            done = attempt.commit(metrics=metrics)
+            done = self._last = attempt.commit(metrics=metrics)
         self._collect()
         return done
+
+    def chosen(self, step: int, given: Mapping[str, object]) -> dict[str, float]:
+        """Return those of a framework's many values that a checkpoint gets as metrics; the log names the rest once.
+
+        Those that ``monitor`` or the policy name come first: there is room for 60.
+
+        Arguments:
+            step: of the checkpoint; values that were measured at another one (``Measured``) are left out.
+            given: name to anything.
+        """
+        named = {best.metric for best in self._bests()}
+        there = set(self._last.metrics) if self._last is not None and self._last.step == step else set()
+        found: dict[str, float] = {}
+        left_out = []
+        for name, value in usable(measured_at(given, step), named).items():
+            if name in there | named or len(there | named) < METRICS_MAX:
+                found[name] = value
+                there.add(name)
+            else:
+                left_out.append(name)
+        if left_out and not self._has_told:
+            self._has_told = True
+            _log.warning(
+                "raftkv: a checkpoint has at most %d metrics: step %d lacks %d of this job's, such as %s; name those "
+                "that matter in keep_best of the policy, or log fewer", METRICS_MAX, step, len(left_out), left_out[0],
+            )  # fmt: skip
+        return found
+
+    def add_metrics(self, step: int, given: Mapping[str, object]) -> None:
+        """Add what was measured at a step after its checkpoint was committed, unless a later one is there by now."""
+        if self._last is not None and self._last.step == step:
+            found = self.chosen(step, given)
+            if found.items() - self._last.metrics.items():
+                with suppress(CheckpointNotFound):  # somebody has deleted it
+                    self._last = self.registry.set_metrics(step, self._last.kind, found)
 
     def _collect(self) -> None:
         if self.policy is not None:
@@ -150,3 +224,46 @@ def _aborting(attempt: Attempt) -> Iterator[None]:
         with suppress(RaftKVError):  # as when the client is closed: the first error is the one to tell
             attempt.give_up(error)
         raise
+
+
+class Termination:
+    """SIGTERM, held back until the program has saved; a second one ends it at once.
+
+    ::
+
+        told.hold()                      # on the main thread; elsewhere nothing is held back
+        if told.is_asked: save()
+        told.deliver()                   # to the handler that was there before: the program ends as it would have
+
+    Attributes:
+        is_asked: the program was told to end.
+    """
+
+    def __init__(self) -> None:
+        self.is_asked = False
+        self._before: Callable[[int, FrameType | None], Any] | int | None = None
+
+    def hold(self) -> None:
+        """Hold the signal back from now on, unless it is ignored."""
+        is_main = threading.current_thread() is threading.main_thread()
+        before = signal.getsignal(signal.SIGTERM)
+        if is_main and self._before is None and before not in (signal.SIG_IGN, None):
+            self._before = before
+            signal.signal(signal.SIGTERM, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.is_asked:
+            self.deliver()
+        self.is_asked = True
+
+    def let_go(self) -> None:
+        """Put the handler back that was there before, on the main thread."""
+        before, is_main = self._before, threading.current_thread() is threading.main_thread()
+        self._before = None
+        if is_main and before is not None and signal.getsignal(signal.SIGTERM) == self._note:
+            signal.signal(signal.SIGTERM, before)
+
+    def deliver(self) -> None:
+        """End the program as it would have ended, now that it has saved."""
+        self.let_go()
+        signal.raise_signal(signal.SIGTERM)

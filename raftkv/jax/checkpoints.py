@@ -43,6 +43,7 @@ from raftkv.checkpoint.find.lookup import MIN
 from raftkv.checkpoint.kinds import ORBAX
 from raftkv.checkpoint.records import Checkpoint
 from raftkv.checkpoint.retention.policy import Best, Policy
+from raftkv.checkpoint.saver import Termination
 from raftkv.checkpoint.storage.rank_files import RankFiles
 from raftkv.checkpoint.storage.verify import load_manifest, read_verified
 from raftkv.checkpoint.sync import Attempt, Registry
@@ -64,8 +65,8 @@ class CheckpointManager:
         registry: of the run, with a uri.
         save_interval_steps: ``save`` does nothing at other steps, unless it is forced.
         max_to_keep: how many are kept after each commit, and the best by ``best_metric``; None: all.
-        best_metric, best_mode: by which ``best_step`` is found; ``min`` or ``max``.
-        policy: other rules of what is kept; ``max_to_keep`` says nothing then.
+        best_metric, best_mode: by which ``best_step`` is found, and kept; ``min`` or ``max``.
+        policy: other rules of what else is kept; ``max_to_keep`` says nothing then.
         claim: under which is written, the same for all processes; None: a new one.
         is_async: ``save`` returns when the arrays are copied; False: when the checkpoint is committed.
 
@@ -91,9 +92,8 @@ class CheckpointManager:
         self._interval = save_interval_steps
         self._best = best_metric, best_mode
         if policy is None and max_to_keep is not None:
-            best = (Best(best_metric, best_mode),) if best_metric else ()
-            policy = Policy(keep_last=max_to_keep, keep_best=best)
-        self._policy = policy
+            policy = Policy(keep_last=max_to_keep)
+        self._policy = policy.with_best(Best(best_metric, best_mode)) if policy and best_metric else policy
         self._is_async = is_async
         self._claim = _shared(registry, claim)
         self._thread = ThreadPoolExecutor(1, "raftkv-checkpoint")
@@ -102,6 +102,9 @@ class CheckpointManager:
         self._last: int | None = self.latest_step()
         self._committed = self._last
         self._process_id = os.getpid()
+        self._told = Termination()
+        if jax.process_count() == 1:  # those that JAX connects learn it by JAX
+            self._told.hold()
         _managers.add(self)
 
     # ---- finding
@@ -127,13 +130,24 @@ class CheckpointManager:
     # ---- saving
 
     def should_save(self, step: int) -> bool:
-        """Return whether ``save`` of a step would do anything."""
-        return step % self._interval == 0 and (self._last is None or step > self._last)
+        """Return whether ``save`` of a step would do anything: at its interval, and when the job was told to end."""
+        return (self._last is None or step > self._last) and (self._is_ending(step) or step % self._interval == 0)
+
+    def _is_ending(self, step: int) -> bool:
+        """Return whether the job was told to end (SIGTERM); of several processes all answer the same at a step."""
+        if jax.process_count() == 1:
+            return self._told.is_asked
+        with suppress(RuntimeError):  # JAX's service for it is switched off
+            return bool(multihost_utils.reached_preemption_sync_point(step))
+        return False
 
     def save(
         self, step: int, tree: Any, *, metrics: Mapping[str, float] | None = None, is_forced: bool = False
     ) -> bool:
         """Save a tree of arrays; False: the step is not to be saved. Waits for the save before.
+
+        Call it at every step: when the job was told to end (SIGTERM), the next step is saved whatever the interval. A
+        single process then ends; several go on until they are killed, as JAX has it.
 
         Arguments:
             step: of training; above the latest.
@@ -147,13 +161,16 @@ class CheckpointManager:
         """
         if not self.should_save(step) and not is_forced:
             return False
+        is_ending = self._told.is_asked
         self.wait_until_finished()
-        values = checked_metrics(metrics)
+        values = checked_metrics(metrics, step)
         layout, parts = describe(tree)
         self._under_way = self._thread.submit(self._save, step, layout, parts, values)
         self._last = step
-        if not self._is_async:
+        if not self._is_async or is_ending:
             self.wait_until_finished()
+        if is_ending:
+            self._told.deliver()
         return True
 
     def wait_until_finished(self) -> None:
@@ -233,6 +250,7 @@ class CheckpointManager:
         try:
             self.wait_until_finished()
         finally:
+            self._told.let_go()
             self._thread.shutdown()
 
     def __enter__(self) -> Self:

@@ -20,7 +20,7 @@ from raftkv.apply.leases import Leases
 from raftkv.apply.membership import Membership
 from raftkv.apply.response import HeaderEncoder
 from raftkv.config import ServerConfig
-from raftkv.errors import CorruptionError, MemberRemovedError, StorageError, UnknownEntryError
+from raftkv.errors import CorruptionError, MemberRemovedError, StorageError, UnknownEntryError, explain
 from raftkv.raft.config import RaftConfig
 from raftkv.raft.raw_node import RawNode
 from raftkv.raft.types import Message, StateRole
@@ -43,6 +43,7 @@ from raftkv.server.lease.lessor import Lessor
 from raftkv.server.lease.service import LeaseService
 from raftkv.server.listening import METRICS_LIMITS, RECEIVE_OVERHEAD_BYTES, client_limits, listen, peer_limits
 from raftkv.server.maintenance.corruption import CorruptionChecker, CorruptionSettings, Members
+from raftkv.server.maintenance.damage import Damage, Scrub
 from raftkv.server.maintenance.defragmentation import Defragmenter
 from raftkv.server.maintenance.hashes import Hashes
 from raftkv.server.maintenance.leadership import hand_over
@@ -172,6 +173,7 @@ class Member:
         self._make_snapshots(durable)
         self._transport = self._make_transport(durable)
         self.node = self._make_node(durable)
+        self._make_scrub(durable)
         attributes = Attributes(self.config.name, tuple(self.config.advertise_client_urls))
         self._publication = Publication(self.node, self._membership, attributes)
         self.versions.on_upgraded = self._publication.again
@@ -263,9 +265,12 @@ class Member:
             self._is_snapshot_wanted,
             self._is_served,
             self._report_snapshot,
+            self._damaged,
         )
         self._installer = Installer(store, durable.snapshots, self._fatal)
-        self._defragmenter = Defragmenter(store, durable.snapshots, self._fatal, self._defragmentations.observe)
+        self._defragmenter = Defragmenter(
+            store, durable.snapshots, self._fatal, self._defragmentations.observe, on_damage=self._damaged
+        )
         self._registry.register(self._defragmenter)
         self._receiver = SnapshotReceiver(durable.snapshots, self._awaits_snapshot)
 
@@ -297,6 +302,13 @@ class Member:
             stages=None if self._tracing is None else self._tracing.stages,
         )
 
+    def _make_scrub(self, durable: Durable) -> None:
+        where = f"{durable.backend.path} of this member ({self.config.name}, {durable.member_id:x})"
+        self._damage = Damage(self.node, where, self._transport.connected_since, self._fatal)
+        self.node.on_damage = self._damaged
+        self._registry.register(self._damage)
+        self._scrub = Scrub(durable.store, self._damage)
+
     def _make_auto_compaction(self) -> AutoCompaction | None:
         config, node = self.config, self.node
         if config.auto_compaction_retention_revisions > 0:
@@ -315,7 +327,7 @@ class Member:
             config.compact_hash_check,
             config.compact_hash_check_time_s,
         )
-        self._hashes = Hashes(durable.store, durable.member_id, self._fatal)
+        self._hashes = Hashes(durable.store, durable.member_id, self._damaged)
         members = Members(self._membership, durable.member_id, self._channel, self._introduction)
         checker = CorruptionChecker(settings, self.node, self._hashes, members)
         self._registry.register(checker)
@@ -371,7 +383,7 @@ class Member:
             self._defragmenter,
             self._hashes,
         ).register(server)
-        self._snapshot_service = SnapshotService(durable.store, durable.backend)
+        self._snapshot_service = SnapshotService(durable.store, durable.backend, self._damaged)
         self._snapshot_service.register(server)
         QuotaService(responder, self.versions.check_capable).register(server)
         health.register(server)
@@ -537,6 +549,7 @@ class Member:
                 self._housekeeping.run(),
                 self._serve_clients(on_ready),
                 self._corruption.run(),
+                self._scrub.run(),
                 self._tls.watch(),
             )
             tasks = [group.create_task(work) for work in works]
@@ -605,6 +618,7 @@ class Member:
         if self.failure is None and not self.is_removed:
             await hand_over(self.node, self._transport.connected_since)
         self._client_server.stop_listening()
+        self._damage.close()
         self._departure.close()
         self._leader_guard.close()
         self._recipe.close()
@@ -640,10 +654,13 @@ class Member:
         if self.failure is None:
             self.failure = error
             # These are no bugs of raftkv: the message says what to do, and a traceback would only hide it.
-            is_explained = isinstance(error, UnknownEntryError | StorageError)
-            _log.critical("the member stops: %s", error, exc_info=None if is_explained else error)
+            is_explained = isinstance(error, UnknownEntryError | StorageError | CorruptionError | OSError | MemoryError)
+            _log.critical("the member stops: %s", explain(error), exc_info=None if is_explained else error)
             self.node.stop()
             self._stop.set()
+
+    def _damaged(self, error: CorruptionError) -> None:
+        self._damage.found(error)
 
     @property
     def removed_text(self) -> str:

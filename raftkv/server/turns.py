@@ -35,6 +35,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from raftkv.server.histograms import Buckets, histogram_family
+from raftkv.storage.datadir import give_back
 
 TURN_LIMIT_S: Final = 0.05
 """No turn may be longer, whatever one client asks for."""
@@ -187,14 +188,17 @@ class _Waits:
         if self._file < 0:
             return 0.0
         # Nanoseconds on a processor, nanoseconds of waiting for one, and how often.
-        total_s = int(os.pread(self._file, 100, 0).split()[1]) / 1e9
+        try:
+            total_s = int(os.pread(self._file, 100, 0).split()[1]) / 1e9
+        except OSError:
+            total_s = self._total_s
         waited_s, self._total_s, self.sampled_at = total_s - self._total_s, total_s, now
         return waited_s
 
     def close(self) -> None:
         """Close the file."""
         if self._file >= 0:
-            os.close(self._file)
+            give_back(self._file)
 
 
 class _Onlooker:

@@ -127,6 +127,7 @@ def wire(parts: Parts) -> None:
     # After the entries of a turn were applied and their callers answered. Watchers come first: an event of a key that
     # was deleted with its lease leaves before the keep-alive of that lease is answered with TTL 0.
     parts.watch_runner.hub = hub
+    hub.on_damage = node.damaged
     # Before all of them, watches that may not go on are ended: what was written after the change of users is not for
     # them.
     if parts.users is not None:

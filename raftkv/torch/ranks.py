@@ -14,12 +14,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
+import torch
 from torch import distributed as dist
 
 from raftkv.checkpoint.errors import CheckpointError
 from raftkv.checkpoint.records import Checkpoint
 from raftkv.checkpoint.storage.local import local_directory
 from raftkv.checkpoint.storage.place import Place
+from raftkv.checkpoint.storage.verify import require_below
 from raftkv.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -73,33 +75,62 @@ def decide(make: Callable[[], str], *, inherited: bool = False) -> str:
 
 
 def newest_directory(saver: Saver, kind: str, directory: str, *, inherited: bool = False) -> str | None:
-    """Return a local directory with the newest checkpoint, verified; None: there is none. Called by all ranks.
+    """Return a local directory with the newest checkpoint, as ``directory_of`` does.
 
     Arguments:
         saver: of the registry.
         kind: of the checkpoint; empty: of whichever kind the newest is.
+        directory, inherited: as for ``directory_of``; so are the errors.
+    """
+    return directory_of(saver, lambda: saver.newest(kind), directory, inherited=inherited)
+
+
+def directory_of(
+    saver: Saver, find: Callable[[], Checkpoint | None], directory: str, *, inherited: bool = False
+) -> str | None:
+    """Return a local directory with a checkpoint, verified; None: there is none. Called by all ranks.
+
+    Arguments:
+        saver: of the registry.
+        find: called by rank 0.
         directory: where checkpoints that do not lie on a local disk are put.
         inherited: as for ``decide``; so are the errors.
 
     Raises:
         DigestMismatch: a file is missing, or is not what was committed.
+        ConfigError: it does not lie below the ``uri`` of the registry.
     """
 
-    def find() -> str:
-        newest = saver.newest(kind)
-        if newest is None:
+    def look_up() -> str:
+        checkpoint = find()
+        if checkpoint is None:
             return ""
+        require_below(checkpoint, saver.registry.uri)
         look = uuid4().hex
-        local_directory(newest, directory, look)
-        return f"{look} {newest.encode().decode()}"
+        local_directory(checkpoint, directory, look)
+        return f"{look} {checkpoint.encode().decode()}"
 
-    found = decide(find, inherited=inherited)
+    found = decide(look_up, inherited=inherited)
     if not found:
         return None
     look, _, encoded = found.partition(" ")
-    newest = Checkpoint.decode(encoded.encode())
-    place = Place(newest.uri)
-    return place.root if place.is_local else local_directory(newest, directory, look)
+    checkpoint = Checkpoint.decode(encoded.encode())
+    place = Place(checkpoint.uri)
+    return place.root if place.is_local else local_directory(checkpoint, directory, look)
+
+
+def is_any(told: bool, device: Any) -> bool:
+    """Return whether any rank was told something; called by all ranks at the same place.
+
+    Arguments:
+        told: whether this one was.
+        device: that the collectives of the ranks work on.
+    """
+    if not is_connected():
+        return told
+    flag = torch.tensor([told], dtype=torch.int32, device=device)
+    dist.all_reduce(flag, dist.ReduceOp.MAX)
+    return bool(flag.item())
 
 
 def _from_environment(inherited: bool) -> str:

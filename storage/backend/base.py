@@ -13,7 +13,7 @@ test suite:
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Final, Protocol
@@ -173,6 +173,21 @@ class Backend(Protocol):
 
     def copy_pieces(self) -> Generator[bytes, None, None]:
         """Iterate over the bytes of the file that ``copy_to`` writes; to be closed, on the thread that iterates."""
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether a checksum covers what has none of its own: then it does so in a copy too."""
+
+    def check(self, rest: Callable[[float], None]) -> None:
+        """Read all of the last committed state, pinned meanwhile, and compare it with its checksums. Any thread.
+
+        Arguments:
+            rest: called with the seconds of each piece of work; may wait, and ends the check by raising.
+
+        Raises:
+            CorruptionError: says what is damaged.
+            StorageError: it could not be read to its end, which says nothing of what it holds.
+        """
 
     def open_copy(self, path: Path) -> Backend:
         """Open a database that ``copy_to`` made, where it is; close it before anything is done with the file."""

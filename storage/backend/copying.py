@@ -10,6 +10,7 @@ also makes a copy end when it is given up, for which LMDB has no call.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import threading
@@ -20,12 +21,25 @@ from typing import Final
 
 import lmdb
 
-from raftkv.errors import StorageError
+from raftkv.errors import CorruptionError, StorageError
 from raftkv.storage.backend.environment import FILE_MODE
+from raftkv.storage.datadir import give_back
 
 PIPE_BYTES: Final = 1024 * 1024
 SYNC_BYTES: Final = 4 * 1024 * 1024
 """What may wait for the disk."""
+_DAMAGE: Final = (
+    lmdb.BadTxnError,
+    lmdb.CorruptedError,
+    lmdb.CursorFullError,
+    lmdb.IncompatibleError,
+    lmdb.InvalidError,
+    lmdb.PageFullError,
+    lmdb.PageNotFoundError,
+    lmdb.PanicError,
+    lmdb.VersionMismatchError,
+)
+"""What LMDB says of pages that it cannot follow."""
 REST_S: Final = 0.001
 """Between two syncs: others have the disk then."""
 
@@ -71,7 +85,7 @@ class SteadyFile:
 
     def close(self) -> None:
         """Give the descriptor back."""
-        os.close(self.descriptor)
+        give_back(self.descriptor)
 
 
 def create(path: Path) -> SteadyFile:
@@ -81,7 +95,11 @@ def create(path: Path) -> SteadyFile:
         OSError: there is one, which may be somebody's; or it cannot be made.
     """
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, FILE_MODE)
-    os.fchmod(descriptor, FILE_MODE)
+    try:
+        os.fchmod(descriptor, FILE_MODE)
+    except OSError:
+        give_back(descriptor)
+        raise
     return SteadyFile(descriptor)
 
 
@@ -113,6 +131,7 @@ def pieces(environment: lmdb.Environment) -> Generator[bytes, None, None]:
         environment: what is copied; must not be closed before the end.
 
     Raises:
+        CorruptionError: its pages are damaged.
         OSError, lmdb.Error: it could not be read.
     """
     source, sink = os.pipe2(os.O_CLOEXEC)
@@ -124,7 +143,7 @@ def pieces(environment: lmdb.Environment) -> Generator[bytes, None, None]:
         except (lmdb.Error, OSError) as error:
             failures.append(error)
         finally:
-            os.close(sink)
+            give_back(sink)
 
     thread = threading.Thread(target=copy, name="database-copy", daemon=True)
     thread.start()
@@ -135,7 +154,10 @@ def pieces(environment: lmdb.Environment) -> Generator[bytes, None, None]:
             yield data
     finally:
         # Whoever still writes into the pipe gets an error, and ends.
-        os.close(source)
+        give_back(source)
         thread.join()
-    if failures:
-        raise failures[0]
+    for error in failures:
+        # A page that says that it goes on behind the end of the file is no address that can be written from.
+        if isinstance(error, _DAMAGE) or getattr(error, "code", None) == errno.EFAULT:
+            raise CorruptionError(f"it cannot be copied: {error}")
+        raise error

@@ -27,11 +27,13 @@ from typing import Final
 
 import lmdb
 
-from raftkv.errors import InvariantError, StorageError
+from raftkv.errors import CorruptionError, InvariantError, StorageError
 from raftkv.storage import schema
 from raftkv.storage.backend.base import ReadTxn, WriteBatch
 from raftkv.storage.backend.environment import Environment, lock_path
+from raftkv.storage.datadir import remove_unneeded
 from raftkv.storage.failpoints import failpoint
+from raftkv.storage.record import unseal
 
 NOTED_MAX: Final = 2_000_000
 """Deletions and values that may be noted, some 100 bytes each. When more is committed, the copy is given up."""
@@ -64,12 +66,13 @@ class LMDBDefragmentation:
     Arguments:
         path: of the copy, where nothing is.
         target: name of the database.
-        copy_file: makes the first copy, durable on return.
+        copy_file: makes the first copy, checked and durable on return.
         open_copy: opens it for writing.
         pin: pins the present state and takes what was noted up to it.
         adopt: hands new readers and commits the copy.
         end: stops taking notes.
         declared: the error to raise for one of LMDB or of the system.
+        sealed_sum: what the seal of the database states now, None: nothing.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class LMDBDefragmentation:
         adopt: Callable[[Environment], None],
         end: Callable[[], None],
         declared: Callable[[lmdb.Error | OSError], StorageError],
+        sealed_sum: Callable[[], int | None],
     ) -> None:
         self._path = path
         self._target = target
@@ -92,6 +96,7 @@ class LMDBDefragmentation:
         self._adopt = adopt
         self._end = end
         self._declared = declared
+        self._sealed_sum = sealed_sum
         self._copy: Environment | None = None
         self._closing = threading.Event()
 
@@ -102,7 +107,7 @@ class LMDBDefragmentation:
             self._copy_file(self._path, self._closing)
             failpoint("defragAfterCopy")
             self._copy = self._open_copy(self._path)
-        except OSError as error:
+        except (lmdb.Error, OSError) as error:
             raise self._declared(error) from error
 
     def catch_up(self) -> int:
@@ -131,6 +136,8 @@ class LMDBDefragmentation:
         items = source.items(schema.KEY, last + b"\0" if last else b"")
         brought = 0
         while some := list(_some(items)):
+            for key, record in some:
+                unseal(key, record)
             self._rest()
             with copy.writing() as sealed, sealed.raw.cursor(handle) as cursor:
                 cursor.putmulti(some, append=True, overwrite=False)
@@ -159,13 +166,18 @@ class LMDBDefragmentation:
         """Implement ``Defragmentation.finish``."""
         copy = self._opened()
         self.catch_up()
+        stated = self._sealed_sum()
+        if stated is not None and copy.sum_of_values() != stated:
+            raise CorruptionError("its applied index, members, leases or users are not what was written")
         failpoint("defragBeforeRename")
         try:
             copy.rename(self._target)
         except OSError as error:
             if copy.path == self._target:
-                raise InvariantError(f"{self._target} was exchanged, but that is not durable: {error}") from error
-            raise StorageError(f"cannot move {self._path} over {self._target}: {error.strerror}") from error
+                raise InvariantError(
+                    f"{self._target} was exchanged, but that is not durable: {error.strerror}"
+                ) from error
+            raise self._declared(error) from error
         failpoint("defragAfterRename")
 
     def adopt(self) -> None:
@@ -180,7 +192,7 @@ class LMDBDefragmentation:
             self._copy.raw.close()
             self._copy = None
         for path in (self._path, lock_path(self._path)):
-            path.unlink(missing_ok=True)
+            remove_unneeded(path)
 
     def give_up(self) -> None:
         """Implement ``Defragmentation.give_up``."""

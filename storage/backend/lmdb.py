@@ -18,10 +18,9 @@ Measured (one core, NVMe): get 0.2 us; commit of 10,000 records of 340 B 5 ms; r
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from functools import partial
 from itertools import islice
@@ -31,22 +30,22 @@ from typing import Any, Final
 
 import lmdb
 
-from raftkv.errors import CorruptionError, InvariantError, MapFullError, SpaceError, StorageError
+from raftkv.errors import CorruptionError, InvariantError, SpaceError, StorageError
 from raftkv.storage import schema
-from raftkv.storage.backend.base import WriteBatch, in_runs
+from raftkv.storage.backend.base import ReadTxn, WriteBatch, in_runs
 from raftkv.storage.backend.copying import copy_compact, pieces
 from raftkv.storage.backend.defragmentation import NOTED_MAX, LMDBDefragmentation, Notes
-from raftkv.storage.backend.environment import Environment
+from raftkv.storage.backend.environment import Environment, declared, identity_of
 from raftkv.storage.backend.pages import check_pages
-from raftkv.storage.backend.seal import SEALED_BUCKETS, total
+from raftkv.storage.backend.seal import SEALED_BUCKETS, copied_sum, total
 from raftkv.storage.datadir import sync_directory
 from raftkv.storage.failpoints import failpoint
+from raftkv.storage.record import checked_runs
 
 MAP_SIZE_BYTES: Final = 16 << 30
 RECORDS_IN_A_ROW: Final = 500
-
-FULL_BYTES: Final = 4 * 1024 * 1024
-"""Free bytes below which an input/output error is taken for a write that was cut short for want of room."""
+VALUES_PER_PACE: Final = 1_000
+REST_MAX_S: Final = 0.1
 
 
 class LMDBReadTxn:
@@ -143,11 +142,11 @@ class LMDBBackend:
         """Called on the thread that commits with the seconds that a commit took."""
         self.waits_for_readers = False
         """Whether ``grow`` found a reader open: one that can stop should."""
-        if path.exists():
-            try:
+        try:
+            if path.exists():
                 check_pages(path)
-            except OSError as error:
-                raise StorageError(f"cannot open the database {path}: {error.strerror}") from error
+        except OSError as error:
+            raise declared(error, path, f"cannot open the database {path}") from error
         self._environment = Environment(path, map_size_bytes, read_only=read_only)
         try:
             self._check_seal()
@@ -163,14 +162,9 @@ class LMDBBackend:
             return
         try:
             with closing(self.begin_read()) as read:
-                found = total((bucket, read.items(bucket)) for bucket in SEALED_BUCKETS)
+                _check_values(read, stated, _no_pace)
         except CorruptionError as error:
             raise CorruptionError(f"the database {self.path} is damaged: {error}") from error
-        if found != stated:
-            raise CorruptionError(
-                f"the database {self.path} is damaged: its applied index, members, leases or users are not what was "
-                f"written (checksum {found:08x}, sealed {stated:08x})"
-            )
 
     def _measure(self) -> None:
         self._size_bytes, self._size_in_use_bytes = self._environment.measure()
@@ -264,17 +258,56 @@ class LMDBBackend:
     def _copy_to(self, path: Path, given_up: threading.Event) -> None:
         try:
             with closing(self.begin_read()) as read:  # keeps the environment open
+                is_sealed = self.is_sealed
+                self._check_pages(read, Pace(lambda worked_s: _rest(given_up, worked_s)))
                 copy_compact(read.environment, path, given_up)
         except (lmdb.Error, OSError) as error:
             raise declared(error, path) from error
+        try:
+            check_copy(path, lambda worked_s: _rest(given_up, worked_s), is_sealed=is_sealed)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
 
     def copy_pieces(self) -> Generator[bytes, None, None]:
         """Implement ``Backend.copy_pieces``."""
         try:
             with closing(self.begin_read()) as read:  # keeps the environment open
+                self._check_pages(read, _no_pace)
                 yield from pieces(read.environment)
         except (lmdb.Error, OSError) as error:
             raise declared(error, self.path) from error
+
+    @property
+    def is_sealed(self) -> bool:
+        """Implement ``Backend.is_sealed``."""
+        return self._environment.sum is not None
+
+    def check(self, rest: Callable[[float], None]) -> None:
+        """Implement ``Backend.check``."""
+        pace = Pace(rest)
+        try:
+            with self._committing:  # what is pinned is what the sum is of
+                read, stated = self.begin_read(), self._environment.sum
+            with closing(read):
+                self._check_pages(read, pace)
+                for _ in checked_runs(read):
+                    pace()
+                if stated is not None:
+                    _check_values(read, stated, pace)
+        except lmdb.Error as error:
+            raise CorruptionError(f"it cannot be read: {error}") from error
+        except OSError as error:
+            raise declared(error, self.path) from error
+
+    def _check_pages(self, read: LMDBReadTxn, pace: Callable[[], None]) -> None:
+        """Look at the pages of the state that is pinned, and of those after it, which nobody writes on meanwhile."""
+        try:
+            check_pages(self.path, pace)
+        except CorruptionError:
+            # Another file may have come to the name since.
+            if read.file_identity == identity_of(self.path):
+                raise
 
     def open_copy(self, path: Path) -> LMDBBackend:
         """Implement ``Backend.open_copy``."""
@@ -295,6 +328,7 @@ class LMDBBackend:
             adopt=self._adopt,
             end=self._end_notes,
             declared=lambda error: declared(error, copy),
+            sealed_sum=lambda: self._environment.sum,
         )
 
     def _pin(self) -> tuple[LMDBReadTxn, Notes]:
@@ -322,21 +356,93 @@ class LMDBBackend:
     def replace(self, path: Path) -> None:
         """Implement ``Backend.replace``."""
         failpoint("replaceBeforeRename")
-        if not path.exists():
-            raise StorageError(f"cannot move {path} over the database {self.path}: there is none")
+        try:
+            path.stat()
+        except OSError as error:
+            raise StorageError(f"cannot move {path} over the database {self.path}: {error.strerror}") from error
         environment = Environment(path, self._map_size_bytes)
         try:
             environment.rename(self.path)
         except OSError as error:
             environment.raw.close()
             if environment.path == self.path:
-                raise InvariantError(f"{self.path} was exchanged, but that is not durable: {error}") from error
-            raise StorageError(f"cannot move {path} over the database {self.path}: {error.strerror}") from error
+                raise InvariantError(f"{self.path} was exchanged, but that is not durable: {error.strerror}") from error
+            raise declared(error, self.path, f"cannot move {path} over the database {self.path}") from error
         self._adopt(environment)
 
     def close(self) -> None:
         """Implement ``Backend.close``."""
         self._environment.raw.close()
+
+
+class Pace:
+    """Hands the time that was worked since the last call to who decides how long to rest, or to give up by raising."""
+
+    def __init__(self, rest: Callable[[float], None]) -> None:
+        self._rest = rest
+        self._since_s = perf_counter()
+
+    def __call__(self) -> None:
+        """Rest for what was worked since the last call."""
+        self._rest(perf_counter() - self._since_s)
+        self._since_s = perf_counter()
+
+
+def _no_pace() -> None:
+    """Do not rest."""
+
+
+def _rest(given_up: threading.Event, worked_s: float) -> None:
+    """Rest as long as was worked."""
+    if given_up.wait(min(REST_MAX_S, worked_s)):
+        raise StorageError("the copy of the database was given up")
+
+
+def _check_values(read: LMDBReadTxn, stated: int, pace: Callable[[], None]) -> None:
+    """Refuse values that are not what was sealed."""
+
+    def items(bucket: bytes) -> Iterator[tuple[bytes, bytes]]:
+        for count, item in enumerate(read.items(bucket), 1):
+            if not count % VALUES_PER_PACE:
+                pace()
+            yield item
+
+    found = total((bucket, items(bucket)) for bucket in SEALED_BUCKETS)
+    if found != stated:
+        raise CorruptionError(
+            f"its applied index, members, leases or users are not what was written (checksum {found:08x}, sealed "
+            f"{stated:08x})"
+        )
+
+
+def check_copy(
+    path: Path,
+    rest: Callable[[float], None],
+    *,
+    is_sealed: bool,
+    read_history: Callable[[ReadTxn], Iterable[object]] = checked_runs,
+) -> None:
+    """Read all of a compact copy that nobody has open, and refuse it if anything in it is not what was written.
+
+    Arguments:
+        path: of the copy.
+        rest: called with the seconds of each piece of work; may wait, and ends the check by raising.
+        is_sealed: whether the database that was copied had a seal that counted, which the copy brings along.
+        read_history: reads all records, a piece at a time.
+
+    Raises:
+        CorruptionError: says what is damaged.
+        StorageError: it is no database.
+    """
+    pace = Pace(rest)
+    check_pages(path, pace)
+    with closing(LMDBBackend(path, read_only=True)) as backend, closing(backend.begin_read()) as read:
+        for _ in read_history(read):
+            pace()
+        with read.environment.begin() as txn:
+            stated = copied_sum(txn) if is_sealed else None
+        if stated is not None:
+            _check_values(read, stated, pace)
 
 
 def read_value(path: Path, bucket: bytes, key: bytes) -> bytes | None:
@@ -348,9 +454,9 @@ def read_value(path: Path, bucket: bytes, key: bytes) -> bytes | None:
         path: of the file.
         bucket, key: of the value.
     """
-    if not path.exists():
-        return None
     try:
+        if not path.exists():
+            return None
         options: dict[str, Any] = {"subdir": False, "readonly": True, "lock": False, "create": False, "max_dbs": 1}
         with lmdb.open(os.fsencode(path), **options) as environment:
             size_bytes = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
@@ -373,31 +479,3 @@ def replace_file(source: Path, target: Path) -> None:
     """
     os.replace(source, target)
     sync_directory(str(target.parent))
-
-
-def declared(error: Exception, path: Path) -> StorageError:
-    """Return a failure of LMDB or the system as an error of ours.
-
-    Arguments:
-        error: an ``lmdb.Error`` or ``OSError``.
-        path: of the file.
-    """
-    number = error.errno if isinstance(error, OSError) else getattr(error, "code", None)
-    if isinstance(error, lmdb.MapFullError):
-        return MapFullError(f"no room in the map of the database {path}: {error}")
-    if number in (errno.ENOSPC, errno.EDQUOT) or (number == errno.EIO and _is_full(path)):
-        return SpaceError(f"no room in the database {path}: {error}")
-    return StorageError(f"the database {path} failed: {error}")
-
-
-def _is_full(path: Path) -> bool:
-    """Return whether the disk has next to no room.
-
-    LMDB writes pages with one call each run of them. Where the disk takes only a part, the call is no error; LMDB sees
-    that it was short and says EIO, as of a broken disk (``mdb_page_flush``). Nothing of the transaction is in force.
-    """
-    try:
-        stat = os.statvfs(path)
-    except OSError:
-        return False
-    return stat.f_bavail * stat.f_frsize < FULL_BYTES

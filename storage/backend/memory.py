@@ -7,7 +7,8 @@ changed after it began, and looks there first.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from pathlib import Path
 
 from sortedcontainers import SortedDict
@@ -15,6 +16,7 @@ from sortedcontainers import SortedDict
 from raftkv.errors import InvariantError, StorageError
 from raftkv.storage import schema
 from raftkv.storage.backend.base import Backend, Defragmentation, WriteBatch, in_runs
+from raftkv.storage.record import checked_runs
 
 
 class MemoryReadTxn:
@@ -134,6 +136,17 @@ class MemoryBackend:
     def copy_pieces(self) -> Generator[bytes, None, None]:
         """Refuse: this engine has no files."""
         raise StorageError("cannot copy a database in memory")
+
+    @property
+    def is_sealed(self) -> bool:
+        """Implement ``Backend.is_sealed``: memory needs no seal."""
+        return False
+
+    def check(self, rest: Callable[[float], None]) -> None:
+        """Implement ``Backend.check``."""
+        with closing(self.begin_read()) as read:
+            for _ in checked_runs(read):
+                rest(0.0)
 
     def defragment(self, copy: Path) -> Defragmentation:
         """Refuse: this engine has no files."""

@@ -15,6 +15,8 @@ the one that it names: numbers of transactions begin again in a compact copy, an
 the number that the seal of its source has. A database without a seal that counts, a copy too, is taken as it is, and
 sealed by the next transaction.
 
+Whoever makes such a copy knows whether its source was sealed, and compares the copy with the seal that came along.
+
 Left out: the bucket of revisions, whose records are many.
 """
 
@@ -27,6 +29,7 @@ from typing import Final
 import lmdb
 from google_crc32c import value as crc32c
 
+from raftkv.errors import CorruptionError
 from raftkv.storage import schema
 
 SEAL: Final = b"raftkv_seal"
@@ -65,6 +68,23 @@ def read_seal(txn: lmdb.Transaction, inode: int) -> int | None:
         return None
     sealed_txn, sealed_inode, stated = _BODY.unpack_from(data)
     return int(stated) if (sealed_txn, sealed_inode) == (txn.id(), inode) else None
+
+
+def copied_sum(txn: lmdb.Transaction) -> int | None:
+    """Return the sum that a compact copy of a sealed database brings along; ``None`` if it has none.
+
+    Arguments:
+        txn: reads the copy.
+
+    Raises:
+        CorruptionError: the seal itself is not what was written.
+    """
+    data = txn.get(SEAL)
+    if data is None:
+        return None
+    if len(data) != _BODY.size + _SUM.size or _SUM.unpack_from(data, _BODY.size)[0] != crc32c(data[: _BODY.size]):
+        raise CorruptionError("its seal is not what was written")
+    return int(_BODY.unpack_from(data)[2])
 
 
 class SealedTxn:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import takewhile
 
 from raftkv.raft.types import Entry, HardState, SnapshotMeta
 
@@ -53,17 +52,26 @@ class Recovery:
         directory: of the log.
         names: its segments, oldest first.
         all_segments: read also those of which nothing is needed behind the last marker.
+        marker_max: as of ``LogReplay``.
 
     Attributes:
         unsure_offset, unsure: frames at the end of the last segment, of which nothing says that a sync succeeded.
     """
 
-    def __init__(self, disk: Disk, directory: str, names: list[SegmentName], *, all_segments: bool = True) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        names: list[SegmentName],
+        *,
+        all_segments: bool = True,
+        marker_max: int | None = None,
+    ) -> None:
         self.disk = disk
         self.directory = directory
         last = load_segment(disk, directory, names[-1])
         self.names = names if all_segments else _needed(names, last)
-        self.replay = LogReplay(self.names[0].first_index)
+        self.replay = LogReplay(self.names[0].first_index, marker_max)
         self.total_bytes = 0
         self._torn: tuple[SegmentReader, str] | None = None
         for name in self.names[:-1]:
@@ -166,6 +174,6 @@ class Recovery:
 def _needed(names: list[SegmentName], last: SegmentReader) -> list[SegmentName]:
     """The segments that ``WAL.release`` could not delete, by the marker that the head of the last one repeats."""
     marker = next(record.index for record in last.head_state if isinstance(record, SnapshotMeta))
-    # The first entry of the next segment bounds those that a segment holds.
-    spare = list(takewhile(lambda after: after.first_index <= marker + 1, names[1:]))
-    return names[len(spare) :]
+    # The first entry of the next segment bounds those that a segment holds. After a rewind that is less than before.
+    begins = [place for place, name in enumerate(names) if name.first_index <= marker + 1]
+    return names[max(begins, default=0) :]

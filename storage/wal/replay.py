@@ -30,9 +30,15 @@ class LogReplay:
 
     Invariants: ``entries`` is contiguous and begins at ``first_index``; ``last_index`` is the index of its last entry,
     or, while it is empty, of the marker or of the log before ``first_index``.
+
+    Arguments:
+        first_index: of the first entry that may come.
+        marker_max: the log ends before the first marker beyond this index; None: it goes to its end.
     """
 
-    def __init__(self, first_index: int) -> None:
+    def __init__(self, first_index: int, marker_max: int | None = None) -> None:
+        self._marker_max = marker_max
+        self._is_over = False
         self.first_index = first_index
         self.last_index = first_index - 1
         self.entries: list[Entry] = []
@@ -46,6 +52,10 @@ class LogReplay:
         Raises:
             ReplayError: it cannot follow those before it.
         """
+        if self._marker_max is not None and isinstance(record, SnapshotMeta) and record.index > self._marker_max:
+            self._is_over = True
+        if self._is_over:
+            return
         if isinstance(record, Entry):
             self._entry(record)
         elif isinstance(record, HardState):

@@ -29,19 +29,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NoReturn
 
-from raftkv.errors import ConfigError, InvariantError
+from raftkv.errors import ConfigError, InvariantError, explain
 from raftkv.raft.types import Entry, HardState, SnapshotMeta
 from raftkv.storage.failpoints import failpoint
 
 from .disk import Disk, RealDisk
-from .errors import WALExistsError, WALFailedError, WALLockedError, WALNotFoundError, WALSpaceError
+from .errors import WALCorruptError, WALExistsError, WALFailedError, WALLockedError, WALNotFoundError, WALSpaceError
 from .frame import BODY_MAX_BYTES, encode_frame, frame_size
 from .record import SegmentHead, encode_entries, encode_hard_state, encode_snapshot
 from .recovery import Recovered, Recovery
+from .replay import ReplayError
 from .segment import (
     LOCK_NAME,
     SEGMENT_BYTES,
@@ -55,6 +57,8 @@ from .segment import (
     segment_size_for,
 )
 from .spare import SpareSegment
+
+_log = logging.getLogger(__name__)
 
 REAL_DISK: Final = RealDisk()
 FILL_BYTES: Final = 128 * 1024
@@ -77,6 +81,8 @@ class WAL:
         """Bytes of frames, since the log was opened."""
         self._spare = SpareSegment(disk, directory, segment_bytes)
         self._failure: str | None = None
+        self._removed = False
+        """Whether a segment was removed, and that is not durable."""
         """Why nothing more can be done; also set by ``close``."""
         self._closed = False
         self._segments: list[SegmentName] = []
@@ -192,7 +198,7 @@ class WAL:
             yield
         except BaseException as error:
             # So that ``close`` gives up files and lock but syncs nothing.
-            self._failure = self._failure or str(error)
+            self._failure = self._failure or explain(error)
             self.close()
             raise
 
@@ -441,7 +447,7 @@ class WAL:
         self._disk.close(old_fd)
         failpoint("walAfterCut")
 
-    def _begin_segment(self, body_bytes: int) -> None:
+    def _begin_segment(self, body_bytes: int, body: bytes = b"") -> None:
         sequence = self._segments[-1].sequence + 1 if self._segments else 0
         size = segment_size_for(body_bytes, head_size(self._metadata, self._snapshot), self._segment_bytes)
         # Every entry so far has a lower index: what allows ``release`` to go by the names alone.
@@ -450,7 +456,7 @@ class WAL:
         with self._spare.lock:
             try:
                 fd = self._spare.take(size)
-                self._name_segment(fd, name, size)
+                self._name_segment(fd, name, size, body)
             except WALSpaceError:
                 raise  # nothing was written: the old segment is whole, and the caller may try again
             except BaseException as error:
@@ -458,20 +464,64 @@ class WAL:
         self._fd = fd
         self._segments.append(name)
 
-    def _name_segment(self, fd: int, name: SegmentName, size: int) -> None:
-        """Give a new segment its head, then its name, each durable before the next step."""
+    def _name_segment(self, fd: int, name: SegmentName, size: int, body: bytes) -> None:
+        """Give a new segment its head and perhaps a first frame, then its name, each durable before the next step."""
         head = SegmentHead(name.sequence, name.first_index, size)
         buffers, crc = encode_head(head, self._metadata, self._hard_state, self._snapshot, self._crc)
         self._size = size
         self._disk.write(fd, self._with_zeros(buffers, sum(map(len, buffers))), 0)
         # The name promises a whole head: contents before name, name before use.
         self._disk.sync_data(fd)
-        failpoint("walBeforeCutRename")
-        self._disk.rename(self._spare.path, os.path.join(self._directory, str(name)))
-        self._disk.sync_directory(self._directory)
         self._offset = self._durable = sum(map(len, buffers))
         # The checksum of the head seeds those of all frames in the segment: a frame of another log cannot pass.
         self._crc = self._seed = crc
+        if body:
+            buffers, self._crc = encode_frame(body, self._offset, self._durable, self._crc, self._seed)
+            self._disk.write(fd, buffers, self._offset)
+            self._disk.sync_data(fd)
+            self._offset = self._durable = self._offset + frame_size(len(body))
+        failpoint("walBeforeCutRename")
+        self._disk.rename(self._spare.path, os.path.join(self._directory, str(name)))
+        self._disk.sync_directory(self._directory)
+
+    def rewind(self, meta: SnapshotMeta) -> Recovered:
+        """Go on as if no marker beyond a state had ever been written, nor what follows it: only term and vote stay.
+
+        For a member that was sent a database which it cannot install: it has acknowledged nothing since. What is left
+        is written into a new segment, which takes the place of all others in one step, and is durable on return.
+
+        Arguments:
+            meta: the state that the member has instead.
+
+        Raises:
+            WALCorruptError: the log has not what follows that state.
+            WALSpaceError, WALFailedError: as of ``append``.
+        """
+        if self._failure is not None:
+            self._refuse()
+        replay = Recovery(self._disk, self._directory, self._segments, marker_max=meta.index).replay
+        try:
+            if replay.last_index < meta.index:
+                raise ReplayError(f"the log ends at entry {replay.last_index}, the state at entry {meta.index}")
+            entries = replay.entries_after(meta)
+        except ReplayError as error:
+            raise WALCorruptError(os.path.join(self._directory, str(self._segments[0])), 0, str(error)) from error
+        last_index = meta.index + len(entries)
+        commit = min(max(replay.hard_state.commit, meta.index), last_index)
+        self._hard_state = HardState(self._hard_state.term, self._hard_state.vote, commit)
+        self._snapshot, self._last_index = meta, meta.index
+        parts: list[bytes] = []
+        encode_entries(entries, parts)
+        old_fd = self._fd
+        self._begin_segment(sum(map(len, parts)), b"".join(parts))
+        self._last_index = last_index
+        self._disk.close(old_fd)
+        try:
+            while len(self._segments) > 1:
+                self._remove_oldest()
+        except BaseException as error:
+            self._fail("rewind", error)
+        return Recovered(self._metadata, self._hard_state, entries, meta)
 
     def release(self, index: int) -> int:
         """Delete the segments that hold only entries below ``index``, oldest first; return how many.
@@ -479,17 +529,24 @@ class WAL:
         An entry behind the last snapshot marker is never deleted, whatever ``index`` is, nor a segment that ``keep``
         holds.
 
+        A removal that fails is a warning, and tried again by the next call: what is too much only takes room.
+
         Raises:
-            WALFailedError: a sync or a removal failed.
+            WALFailedError: a sync of the log failed.
         """
         self.sync()  # the marker that makes the entries dispensable is durable before they go
         limit = min(index, self._snapshot.index + 1)
         count = 0
         try:
+            if self._removed:
+                self._disk.sync_directory(self._directory)
+                self._removed = False
             # What the next segment begins with bounds what this one holds.
             while len(self._segments) > 1 and self._segments[1].first_index <= limit and not self._is_kept():
                 self._remove_oldest()
                 count += 1
+        except OSError as error:
+            _log.warning("cannot delete old segments of %s, tried again later: %s", self._directory, explain(error))
         except BaseException as error:
             self._fail("release", error)
         return count
@@ -503,10 +560,13 @@ class WAL:
 
     def _remove_oldest(self) -> None:
         failpoint("walBeforeUnlink")
-        self._disk.remove(os.path.join(self._directory, str(self._segments[0])))
+        with contextlib.suppress(FileNotFoundError):
+            self._disk.remove(os.path.join(self._directory, str(self._segments[0])))
+        del self._segments[0]
+        self._removed = True
         # Each removal durable before the next: two of them out of order would leave a hole in the sequence.
         self._disk.sync_directory(self._directory)
-        del self._segments[0]
+        self._removed = False
         failpoint("walAfterUnlink")
 
     # -- end ----------------------------------------------------------------------------------------------------
@@ -539,7 +599,7 @@ class WAL:
 
     def _fail(self, step: str, error: BaseException) -> NoReturn:
         """Refuse everything from now on, because of ``error``."""
-        self._failure = f"{step} failed: {error}"
+        self._failure = f"{step} failed: {explain(error)}"
         if isinstance(error, OSError):
             raise WALFailedError(f"write-ahead log in {self._directory}: {self._failure}") from error
         # A bug, or the end of the process, is not reported as a failure of the disk.
@@ -587,7 +647,7 @@ def _failure_named(step: str, directory: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise WALFailedError(f"cannot {step} the write-ahead log in {directory}: {error}") from error
+        raise WALFailedError(f"cannot {step} the write-ahead log in {directory}: {explain(error)}") from error
 
 
 def _lock(disk: Disk, directory: str) -> int:

@@ -22,7 +22,7 @@ from raftkv.checkpoint.commit import attempt
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
 from raftkv.checkpoint.errors import DigestMismatch, FenceBroken, FilesChanged, StaleStep, StorageError
 from raftkv.checkpoint.retention.policy import Best, Policy
-from raftkv.checkpoint.saver import Saver
+from raftkv.checkpoint.saver import Saver, Termination
 from raftkv.checkpoint.storage import local
 from raftkv.checkpoint.storage.local import local_directory
 from raftkv.checkpoint.storage.verify import verify
@@ -425,3 +425,24 @@ def test_an_error_in_a_block_is_not_held_up_by_a_cluster_that_is_away(registry, 
     saving.start()
     saving.join(20)
     assert failures == [error]
+
+
+@pytest.mark.parametrize("before", [signal.SIG_IGN, signal.default_int_handler])
+def test_termination_is_held_back_once_and_only_on_the_main_thread(before):
+    kept = signal.signal(signal.SIGTERM, before)
+    try:
+        told = Termination()
+        with ThreadPoolExecutor(1) as other:
+            other.submit(told.hold).result()
+        assert signal.getsignal(signal.SIGTERM) is before
+        told.hold()
+        signal.raise_signal(signal.SIGTERM)
+        is_ignored = before is signal.SIG_IGN
+        assert told.is_asked != is_ignored
+        if not is_ignored:
+            with pytest.raises(KeyboardInterrupt):
+                told.deliver()
+        told.let_go()
+        assert signal.getsignal(signal.SIGTERM) is before
+    finally:
+        signal.signal(signal.SIGTERM, kept)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,20 @@ with raftkv.connect(os.environ["RAFTKV_ENDPOINTS"]) as kv:
         damaged.seek(-1, 2), damaged.write(b"!")
     result["damaged"] = error_of(lambda: manager.restore(4))
 print(json.dumps(result))
+"""
+TOLD = """
+import os, signal, sys
+import jax.numpy as jnp
+import raftkv, raftkv.checkpoint, raftkv.jax
+with raftkv.connect(os.environ["RAFTKV_ENDPOINTS"]) as kv:
+    registry = raftkv.checkpoint.Registry(kv, "told", uri=sys.argv[1])
+    policy = raftkv.checkpoint.Policy(keep_last=1)
+    with raftkv.jax.CheckpointManager(registry, save_interval_steps=2, best_metric="loss", policy=policy) as manager:
+        for step in range(1, 20):
+            if step == 7:
+                os.kill(os.getpid(), signal.SIGTERM)
+            manager.save(step, {"w": jnp.ones(3)}, metrics={"loss": abs(step - 2)})
+print("went on")
 """
 TOGETHER = """
 import os, sys
@@ -163,3 +178,15 @@ def test_each_process_writes_its_shards(raftkv_cluster: LocalCluster, tmp_path: 
         f"or deleted: process 1 failed: ConfigError: {mixed}",
         f"RESULT 1 [1, 2, 5] [[[4.0, 5.0], [6.0, 7.0]]] [0, 1, 2] {mixed}",
     ]
+
+
+@pytest.mark.long
+def test_process_that_is_told_to_end_saves_first_and_keeps_the_best(
+    raftkv_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    process = start(raftkv_cluster, TOLD, str(tmp_path))
+    output, errors = process.communicate(timeout=120)
+    assert (process.returncode, output) == (-signal.SIGTERM, ""), errors
+    with raftkv_cluster.connect() as kv:
+        registry = raftkv.checkpoint.Registry(kv, "told")
+        assert [found.step for found in registry.checkpoints()] == [2, 7]

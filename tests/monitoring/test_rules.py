@@ -130,6 +130,7 @@ CASES: dict[str, tuple[Series, set[str]]] = {
         {_of("raftkv_corruption_checks_total", 'kind="running",result="different"'): "0x50 1x10"},
         {"critical"},
     ),
+    "raftkvDatabaseDamaged": ({_of("raftkv_database_damaged"): "1x60"}, {"critical"}),
     "raftkvCertificateExpires": (
         {_of("raftkv_certificate_expires_seconds", 'port="client",use="own"'): f"{2 * DAY_S}x90"},
         {"warning", "critical"},

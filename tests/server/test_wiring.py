@@ -34,7 +34,7 @@ def test_subscribers_are_called_in_the_order_that_the_wiring_shows() -> None:
         for name in ("hub", "graces", "guard", "leader_log", "disk", "admission", "departure")
     }
     log = SimpleNamespace(snapshot=lambda: SnapshotMeta(5, 1))
-    node = SimpleNamespace(on_applied=[], on_leader_change=[], on_conf_change=[], log=log)
+    node = SimpleNamespace(on_applied=[], on_leader_change=[], on_conf_change=[], log=log, damaged=called.append)
     installer = SimpleNamespace(on_received=[], on_swapped=[])
     transport, service = Recorded("transport", called), Recorded("service", called)
     store, lessor = SimpleNamespace(on_changes=None), Recorded("lessor", called)

@@ -18,13 +18,14 @@ from raftkv.storage.backend.base import Backend, WriteBatch
 from raftkv.storage.backend.environment import lock_path
 from raftkv.storage.backend.lmdb import LMDBBackend
 from raftkv.storage.failpoints import arm
+from raftkv.storage.record import seal
 from raftkv.storage.revision import pack, to_key
 from tests.storage.conftest import MAP_SIZE_BYTES, Engine
 
 
 def records(*mains: int) -> WriteBatch:
     batch = WriteBatch()
-    batch.records = {to_key(pack(main, 0)): b"record %d" % main for main in mains}
+    batch.records = {key: seal(key, b"record") for key in (to_key(pack(main, 0)) for main in mains)}
     return batch
 
 
@@ -67,7 +68,7 @@ def test_a_reader_sees_one_state(backend: Backend) -> None:
     batch.values = {(schema.META, b"m"): b"1"}
     backend.commit(batch)
     assert dict(read.items(schema.KEY)) == records(2, 3).records
-    assert read.get_record(to_key(pack(2, 0))) == b"record 2"
+    assert read.get_record(to_key(pack(2, 0))) == records(2).records[to_key(pack(2, 0))]
     assert read.get(schema.KEY, to_key(pack(4, 0))) is None
     assert read.get(schema.META, b"m") is None
     read.close()
@@ -202,7 +203,7 @@ def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
 
 def test_a_copy_is_compact_and_complete(database: LMDBBackend, tmp_path: Path) -> None:
     batch = WriteBatch()
-    batch.records = {to_key(pack(main, 0)): b"x" * 1000 for main in range(2, 1000)}
+    batch.records = {key: seal(key, b"x" * 1000) for key in (to_key(pack(main, 0)) for main in range(2, 1000))}
     database.commit(batch)
     batch = WriteBatch()
     batch.deletes = [to_key(pack(main, 0)) for main in range(3, 1000)]

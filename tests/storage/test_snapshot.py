@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import threading
@@ -14,8 +15,10 @@ import pytest
 from raftkv.errors import CorruptionError, InvariantError, StorageError
 from raftkv.raft.types import ConfState
 from raftkv.storage import schema
+from raftkv.storage.backend.base import WriteBatch
 from raftkv.storage.backend.lmdb import LMDBBackend
 from raftkv.storage.backend.memory import MemoryBackend
+from raftkv.storage.backend.seal import SEAL
 from raftkv.storage.backend.writer import ScriptedWriter, ThreadWriter
 from raftkv.storage.failpoints import FailpointPanic, arm, disarm_all
 from raftkv.storage.mvcc import Store
@@ -101,6 +104,41 @@ def test_only_what_was_sent_is_installed(tmp_path: Path, damage: str) -> None:
         install_snapshot(received, tmp_path / "db", info)
     assert (tmp_path / "db").read_bytes() == before
     closed(sender)
+
+
+@pytest.mark.parametrize("kind", ["later format", "another cluster", "a flipped seal"])
+def test_what_was_sent_whole_and_cannot_be_used_is_not_installed(tmp_path: Path, kind: str) -> None:
+    """The hash of all bytes is right: only the content tells."""
+    closed(database(tmp_path / "db", 20))
+    before = (tmp_path / "db").read_bytes()
+    sender = database(tmp_path / "sender", 300, seed=2)
+    received = tmp_path / "received"
+    info = write_snapshot(sender.backend, received)
+    data = bytearray(received.read_bytes())
+    if kind == "later format":
+        closed(sender)
+        backend = LMDBBackend(received, MAP_SIZE_BYTES)
+        batch = WriteBatch()
+        batch.values[schema.META, schema.META_FORMAT_VERSION] = schema.encode_integer(schema.FORMAT_VERSION + 1)
+        backend.commit(batch)
+        backend.close()
+        data = bytearray(received.read_bytes())
+    elif kind == "another cluster":
+        other = database(tmp_path / "other", 300, seed=2)
+        other.set_conf_state(ConfState(voters=(7, 8)))
+        other.set_applied(other.applied_index, 1)
+        other.commit()
+        received.unlink()
+        other.backend.copy_to(received)
+        data = bytearray(received.read_bytes())
+        closed(other)
+    else:
+        data[data.index(SEAL) + len(SEAL) + 9] ^= 1
+    received.write_bytes(data)
+    info = replace(info, size_bytes=len(data), sha256=hashlib.sha256(data).digest())
+    with pytest.raises((CorruptionError, StorageError)):
+        install_snapshot(received, tmp_path / "db", info)
+    assert (tmp_path / "db").read_bytes() == before
 
 
 @pytest.mark.parametrize("crash", [None, "snapshotBeforeRename"])

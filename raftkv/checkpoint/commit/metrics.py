@@ -15,8 +15,9 @@ from dataclasses import replace
 from raftkv.checkpoint.commit.summary import METRICS_MAX, checked_metrics, edges, rearranged, reindexed
 from raftkv.checkpoint.errors import CheckpointNotFound
 from raftkv.checkpoint.keys import RegistryKeys, check_step
-from raftkv.checkpoint.records import Checkpoint, Latest, read
+from raftkv.checkpoint.records import Checkpoint, Latest
 from raftkv.client.control.control import Control, txn_until_answered, until_answered
+from raftkv.client.control.records import read
 from raftkv.client.kv.compares import mod_revision
 from raftkv.client.kv.operations import get, put
 from raftkv.errors import ConfigError
@@ -35,7 +36,8 @@ async def set_metrics(control: Control, run_id: str, step: int, kind: str, metri
         ConfigError: there are too many metrics, or one cannot be used; or it can be no step.
         StatusError: the cluster refused.
     """
-    step, keys, new = check_step(step), RegistryKeys(run_id), checked_metrics(metrics)
+    step, keys = check_step(step), RegistryKeys(run_id)
+    new = checked_metrics(metrics, step)
     reads = [get(keys.record(kind, step)), get(keys.latest(kind)), *edges(keys, kind, new)]
     while True:
         seen = await until_answered(lambda: control.txn((), reads))

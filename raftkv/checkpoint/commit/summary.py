@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from raftkv.checkpoint.keys import RegistryKeys, check_metric, from_ordered, is_comparable, step_of
@@ -29,15 +29,44 @@ SUMMARY_METRICS_MAX: Final = 100
 is found in the index, whatever its name; a search across runs knows the first hundred names of each."""
 
 
-def checked_metrics(metrics: Mapping[str, object] | None) -> dict[str, float]:
-    """Return metrics that can be stored, as numbers of Python: those of numpy and torch are numbers too.
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A metric with the step whose model it was measured on: under any other step it is not filed.
+
+    Programs that keep the values of their last validation, as the frameworks do, hand over these.
+
+    Attributes:
+        value: a number, as a metric without a step is.
+        step: of training.
+    """
+
+    value: object
+    step: int
+
+
+def measured_at(metrics: Mapping[str, object], step: int) -> dict[str, object]:
+    """Return the values that were measured at a step; those without a step were."""
+    return {
+        name: value.value if isinstance(value, Measured) else value
+        for name, value in metrics.items()
+        if not isinstance(value, Measured) or value.step == step
+    }
+
+
+def checked_metrics(metrics: Mapping[str, object] | None, step: int) -> dict[str, float]:
+    """Return metrics of a step that can be stored, as numbers of Python: those of numpy and torch are numbers too.
+
+    Arguments:
+        metrics: name to number; those that were measured at another step (``Measured``) are left out.
+        step: of the checkpoint.
 
     Raises:
         ConfigError: there are too many, or a name or value cannot be used.
     """
     if metrics is not None and not isinstance(metrics, Mapping):
         raise TypeError(f"metrics are a mapping of names to numbers, not {metrics!r}")
-    checked = {check_metric(name): _number(name, value) for name, value in (metrics or {}).items()}
+    own = measured_at(metrics or {}, step)
+    checked = {check_metric(name): _number(name, value) for name, value in own.items()}
     if len(checked) > METRICS_MAX:
         raise ConfigError(f"{len(checked)} metrics are too many for one checkpoint: at most {METRICS_MAX}")
     return checked

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Final
 
 from raftkv.checkpoint.commit.summary import METRICS_MAX
-from raftkv.checkpoint.keys import STEP_MAX, check_name
+from raftkv.checkpoint.keys import STEP_MAX, check_metric
 from raftkv.errors import ConfigError
 
 _STEP: Final = (
@@ -92,24 +93,33 @@ def first_missing(numbers: Iterable[int], count: int = 0) -> int | None:
 
 
 def numeric(values: Mapping[str, object]) -> dict[str, float]:
-    """Return those of some values that can be metrics, and under names that can be used: finite numbers, not too many.
+    """Return those of some values that can be metrics, as ``usable`` finds them, and not too many of them."""
+    return dict(islice(usable(values).items(), METRICS_MAX))
 
-    >>> numeric({"eval/loss": 0.5, "name": "x", "bad": float("nan")})
-    {'eval_loss': 0.5}
+
+def usable(values: Mapping[str, object], named: Collection[str] = ()) -> dict[str, float]:
+    """Return those of some values that can be metrics, finite numbers, under names that can be used.
+
+    Arguments:
+        values: name to anything.
+        named: names that a policy knows: these come first, as they are; of others a slash becomes an underscore.
+
+    >>> usable({"eval/loss": 0.5, "name": "x", "bad": float("nan"), "val/acc": 1}, ["val/acc"])
+    {'val/acc': 1.0, 'eval_loss': 0.5}
     """
     found: dict[str, float] = {}
-    for name, value in values.items():
-        usable = name.replace("/", "_")
-        if isinstance(value, int | float) and not isinstance(value, bool) and _is_name(usable):
+    for name, value in sorted(values.items(), key=lambda item: item[0] not in named):
+        stored = name if name in named else name.replace("/", "_")
+        if isinstance(value, int | float) and not isinstance(value, bool) and _is_name(stored):
             number = float(str(value))  # an integer may be too large for a number of the machine: infinite then
-            if math.isfinite(number) and len(found) < METRICS_MAX:
-                found[usable] = number
+            if math.isfinite(number):
+                found.setdefault(stored, number)
     return found
 
 
 def _is_name(name: str) -> bool:
     try:
-        check_name("metric", name)
+        check_metric(name)
     except ConfigError:
         return False
     return True

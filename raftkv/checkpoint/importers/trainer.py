@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from raftkv.checkpoint.commit.summary import Measured, measured_at
 from raftkv.checkpoint.errors import NotWhole
 from raftkv.checkpoint.importers import deepspeed
 from raftkv.checkpoint.importers.candidate import Candidate, Facts, first_missing, numeric
@@ -100,13 +101,19 @@ def _check_deepspeed(candidate: Candidate, source: Source) -> None:
 
 def metrics_of(state: Mapping[str, Any]) -> dict[str, float]:
     """Return what the Trainer noted of the step of its state: the loss, and what an evaluation found."""
-    log = state.get("log_history")
-    found: dict[str, float] = {}
-    for entry in log if isinstance(log, list) else []:
-        if isinstance(entry, dict) and entry.get("step") == state.get("global_step"):
-            wanted = {name: value for name, value in entry.items() if _is_metric(name)}
-            found.update(numeric(wanted))
-    return found
+    step = state.get("global_step")
+    return numeric(measured_at(measured(state.get("log_history")), step)) if isinstance(step, int) else {}
+
+
+def measured(log: object) -> dict[str, Measured]:
+    """Return the last value of each metric in a log of the Trainer, and at which step it was measured."""
+    return {
+        name: Measured(value, entry["step"])
+        for entry in (log if isinstance(log, list) else [])
+        if isinstance(entry, dict) and isinstance(entry.get("step"), int)
+        for name, value in entry.items()
+        if _is_metric(name)
+    }
 
 
 def _is_metric(name: str) -> bool:

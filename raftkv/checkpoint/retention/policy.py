@@ -14,6 +14,9 @@ The rules
   the rest fits. A limit never deletes what a rule protects, so more than ``max_bytes`` may stay.
 - The latest of each kind, and what somebody holds (a pin, a tag, a child), stays, whatever the policy says.
 - A policy without any rule deletes nothing.
+- The best by a metric stays while ``keep_best`` names it. A program that repeats the value of an older validation at
+  later steps displaces nothing: of each of the best values the oldest checkpoint and the newest stay. While no
+  checkpoint of the run has the metric, the best is not known, and all stay.
 
 ``keep_...`` apply to each kind of checkpoint by itself, ``max_bytes`` to all of a run together. ``keep_every=1000``
 keeps the first checkpoint of each thousand steps: those at multiples of 1000, if there are such.
@@ -28,8 +31,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, replace
+from itertools import groupby, islice
 from typing import Final
 
 from raftkv.checkpoint.find.lookup import MAX, MIN, check_mode
@@ -49,7 +52,7 @@ class Best:
     Attributes:
         metric: its name.
         mode: ``min`` or ``max``: which values are better.
-        count: how many are kept; of equal ones the newer.
+        count: how many are kept; of more than so many equal ones the oldest, and the newest.
     """
 
     metric: str
@@ -104,6 +107,12 @@ class Policy:
         """Whether what no rule protects stays until a limit is passed."""
         return self.max_age_s is not None or self.max_bytes is not None
 
+    def with_best(self, best: Best) -> Policy:
+        """Return this policy with one more best that is kept; one without any rule keeps everything as it is."""
+        if self.is_empty or best in self.keep_best:
+            return self
+        return replace(self, keep_best=(*self.keep_best, best))
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -147,12 +156,24 @@ def decide(
     for _, group in groupby(ordered, key=lambda each: each.kind):
         for reference, rule in _protected(policy, list(group), ages):
             why[reference].append(rule)
+    for metric in unmeasured(policy, ordered):
+        for rules in why.values():
+            rules.append(f"no checkpoint has the metric {metric} yet")
     gone = {} if policy.is_empty else _gone(policy, ordered, why, ages)
     return [
         Decision(each, each.reference not in gone, (gone[each.reference],) if each.reference in gone
                  else tuple(why[each.reference]) or ("no rule deletes it",))
         for each in ordered
     ]  # fmt: skip
+
+
+def unmeasured(policy: Policy, checkpoints: Collection[Checkpoint]) -> list[str]:
+    """Return the metrics of ``keep_best`` that none of the checkpoints of a run has, so that the best is not known."""
+    return [
+        best.metric
+        for best in policy.keep_best
+        if not any(is_comparable(each.metrics.get(best.metric, math.nan)) for each in checkpoints)
+    ]
 
 
 def ages_of(ordered: Sequence[Checkpoint], now: float) -> dict[Reference, float]:
@@ -184,11 +205,13 @@ def _protected(
             found.append((next(group).reference, f"every {policy.keep_every}"))
     for best in policy.keep_best:
         measured = [each for each in kind if is_comparable(each.metrics.get(best.metric, math.nan))]
-        values = {each.step: each.metrics[best.metric] * (-1.0 if best.mode == MAX else 1.0) for each in measured}
-        # By value; of equal ones the newer counts.
-        ranked = sorted((values[each.step], -each.step, place) for place, each in enumerate(measured))
-        kept = [measured[place] for _, _, place in ranked[: best.count]]
-        found += [(each.reference, f"best {best.count} by {best.metric}") for each in kept]
+        sign = -1.0 if best.mode == MAX else 1.0
+        ranked = sorted(measured, key=lambda each: (each.metrics[best.metric] * sign, each.step))
+        kept = {each.reference for each in ranked[: best.count]}
+        for _, group in islice(groupby(ranked, key=lambda each: each.metrics[best.metric]), best.count):
+            equal = list(group)
+            kept |= {equal[0].reference, equal[-1].reference}
+        found += [(reference, f"best {best.count} by {best.metric}") for reference in kept]
     if policy.keep_for_s:
         young = [each for each in kind if ages[each.reference] < policy.keep_for_s]
         found += [(each.reference, f"younger than {policy.keep_for_s:g} s") for each in young]

@@ -24,7 +24,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Final
 
-from raftkv.errors import InvariantError, RaftKVError
+from raftkv.errors import CorruptionError, InvariantError, RaftKVError
 from raftkv.offline.etcd.contents import etcd_buckets
 from raftkv.offline.etcd.records import STORAGE_VERSION
 from raftkv.pb import rpc_pb2
@@ -38,6 +38,7 @@ BLOB_BYTES: Final = 32 * 1024
 """Size of the pieces that are sent, as etcd's."""
 LENGTH: Final = Struct("<I")
 OTHER_FILE_STATUS: Final = 75
+DAMAGED_STATUS: Final = 65
 NICENESS: Final = 5
 """How far the program steps back behind the member where both want the same core."""
 
@@ -128,5 +129,8 @@ if __name__ == "__main__":
     os.nice(NICENESS)
     try:
         sys.exit(main(*sys.argv[1:]))
+    except CorruptionError as error:
+        print(error, file=sys.stderr)
+        sys.exit(DAMAGED_STATUS)
     except (RaftKVError, OSError) as error:
         sys.exit(str(error))

@@ -11,7 +11,6 @@ rules are in ``comparison``. Work of hashing is done on threads (``hashes``), on
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
@@ -142,11 +141,6 @@ class CorruptionChecker(Collector):
                 group.create_task(self._repeat(settings.compaction_interval_s, self.check_compactions))
 
     async def _repeat(self, interval_s: float, check: Callable[[], Awaitable[None]], *, by_all: bool = False) -> None:
-        # Damage that a hash meets has stopped the member by then.
-        with contextlib.suppress(errors.InvariantError):
-            await self._repeat_for_ever(interval_s, check, by_all)
-
-    async def _repeat_for_ever(self, interval_s: float, check: Callable[[], Awaitable[None]], by_all: bool) -> None:
         while True:
             await asyncio.sleep(interval_s)
             if by_all or self._node.role == StateRole.LEADER:

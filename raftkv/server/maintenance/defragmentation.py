@@ -23,7 +23,7 @@ from typing import Final
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from raftkv.errors import RESOURCE_EXHAUSTED, UNKNOWN, InvariantError, SpaceError, StorageError
+from raftkv.errors import RESOURCE_EXHAUSTED, UNKNOWN, CorruptionError, InvariantError, SpaceError, StorageError
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.paced import Paced
 from raftkv.rpc.server.calls import UnaryCall
@@ -55,6 +55,7 @@ class Defragmenter(Collector):
         on_fatal: called with an error, after which the member must stop.
         observe: gets the seconds that a run took.
         check_room: refuses a copy of so many bytes in the directory.
+        on_damage: called when the database turns out to be damaged; it is as it was.
     """
 
     def __init__(
@@ -64,12 +65,14 @@ class Defragmenter(Collector):
         on_fatal: Callable[[BaseException], None],
         observe: Callable[[float], None],
         check_room: Callable[[Path, int, str], None] = check_room,
+        on_damage: Callable[[CorruptionError], None] | None = None,
     ) -> None:
         self._store = store
         self._directory = directory
         self._on_fatal = on_fatal
         self._observe = observe
         self._check_room = check_room
+        self._on_damage = on_damage or on_fatal
         self._current: asyncio.Task[None] | None = None
         self._next: asyncio.Task[None] | None = None
         self._under_way: Defragmentation | None = None
@@ -110,6 +113,9 @@ class Defragmenter(Collector):
             await self._defragment()
         except StorageError as error:
             _log.warning("the database was not defragmented: %s", error)
+            raise
+        except CorruptionError as error:
+            self._on_damage(error)
             raise
         except Exception as error:
             self._on_fatal(error)

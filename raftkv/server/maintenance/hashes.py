@@ -6,7 +6,7 @@
 A hash at a compacted revision can be made until the next compaction. The last ``KEPT_MAX`` are kept, so that a member
 can answer for a compaction that others ask about when it is one ahead of them.
 
-Owns the way of the peer port's HashKV, too. Damage that a hash meets stops the member.
+Owns the way of the peer port's HashKV, too. What is done about damage that a hash meets: ``damage``.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ class Hashes:
     Arguments:
         store: of the member.
         member_id: for the answers to other members.
-        on_fatal: called with damage that a hash has met.
+        on_damage: called with damage that a hash has met.
     """
 
-    def __init__(self, store: Store, member_id: int, on_fatal: Callable[[BaseException], None]) -> None:
+    def __init__(self, store: Store, member_id: int, on_damage: Callable[[errors.CorruptionError], None]) -> None:
         self._store = store
         self._member_id = member_id
-        self._on_fatal = on_fatal
+        self._on_damage = on_damage
         self._kept: OrderedDict[int, Hash] = OrderedDict()
         # For other members and checks: a scan at a time, each takes a good part of a processor.
         self._turn = asyncio.Lock()
@@ -88,9 +88,9 @@ class Hashes:
         began_s = time.perf_counter()
         try:
             found = await scan(job)
-        except errors.InvariantError as error:
-            self._on_fatal(error)  # the history here is damaged
-            raise
+        except errors.CorruptionError as error:
+            self._on_damage(error)
+            raise errors.DamagedError from error
         durations = self.durations_at if revision else self.durations
         durations.observe(time.perf_counter() - began_s)
         return found
@@ -115,8 +115,8 @@ class Hashes:
             return
         try:
             found = await self.at(revision)
-        except (errors.CompactedError, errors.UnwrittenError):
-            return  # the next compaction came first, or the disk is full
+        except (errors.CompactedError, errors.UnwrittenError, errors.DamagedError):
+            return  # the next compaction came first, or the disk is full, or damaged
         if found.compact_revision != revision:
             return  # hashed before the compaction was on disk
         self._kept[revision] = found

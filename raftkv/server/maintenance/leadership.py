@@ -64,6 +64,8 @@ class LeaderMove:
 async def hand_over(node: Node, connected_since: Callable[[int], float | None]) -> None:
     """Give leadership, if this member has it, to the voter that has been connected longest, as etcd does at a stop.
 
+    One that has all that is committed comes before one that would have to catch up first.
+
     Arguments:
         node: of the member.
         connected_since: loop time since when a peer is connected, None while it is not.
@@ -72,7 +74,8 @@ async def hand_over(node: Node, connected_since: Callable[[int], float | None]) 
     connected = {peer: since for peer in node.conf_state.voters if (since := connected_since(peer)) is not None}
     if node.leader != own_id or not connected:
         return
-    node.transfer_leader(min(connected, key=connected.__getitem__))
+    committed = node.committed
+    node.transfer_leader(min(connected, key=lambda peer: (not node.has_log(peer, committed), connected[peer])))
     try:
         async with asyncio.timeout(node.settings.election_s):
             await node.wait_until(lambda: node.leader not in (NONE, own_id))

@@ -20,6 +20,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from struct import Struct
 from typing import Final
@@ -52,6 +53,8 @@ ATTEMPTS_MAX: Final = 3
 """How often a file is looked for under its name: a defragmentation may put another one there."""
 OTHER_FILE_STATUS: Final = 75
 """Exit status of the process that found another file (EX_TEMPFAIL)."""
+DAMAGED_STATUS: Final = 65
+"""Exit status of the process that found damage (EX_DATAERR)."""
 PIPE_BYTES: Final = 256 * 1024
 
 _PROGRAM: Final = ("-P", "-m", "raftkv.offline.etcd.export")
@@ -61,15 +64,23 @@ _LENGTH: Final = Struct("<I")
 SNAPSHOT_S: Final = doubling(0.01, 17)
 
 
+def _ignore(_error: errors.CorruptionError) -> None:
+    """Leave it at the answer to the client."""
+
+
 class SnapshotService:
     """Handler of Maintenance.Snapshot.
 
     Arguments:
         store: what is sent.
         backend: its database.
+        on_damage: called when it turns out to be damaged.
     """
 
-    def __init__(self, store: Store, backend: LMDBBackend) -> None:
+    def __init__(
+        self, store: Store, backend: LMDBBackend, on_damage: Callable[[errors.CorruptionError], None] = _ignore
+    ) -> None:
+        self._on_damage = on_damage
         self._store = store
         self._backend = backend
         self._streams = 0
@@ -100,6 +111,9 @@ class SnapshotService:
             try:
                 if await stream.send(call):
                     return
+            except errors.CorruptionError as error:
+                self._on_damage(error)
+                raise stream.given_up(str(error)) from None
             finally:
                 await stream.close()
         raise errors.SnapshotGivenUpError(
@@ -125,6 +139,7 @@ class _Stream:
 
         Raises:
             SnapshotGivenUpError: it could not be sent, or the client is too slow.
+            CorruptionError: the database is damaged.
         """
         _log.info("sending a snapshot of the state at %d to a client", self._index)
         try:
@@ -133,7 +148,7 @@ class _Stream:
                 sent_bytes = await self._relay(process, call, limit)
                 is_whole = await self._ended(process)
         except TimeoutError:
-            raise self._given_up(f"the client took less than {RATE_MIN_BYTES_S >> 10} KiB/s") from None
+            raise self.given_up(f"the client took less than {RATE_MIN_BYTES_S >> 10} KiB/s") from None
         if is_whole:
             _log.info("sent the snapshot at %d to a client: %d bytes", self._index, sent_bytes)
         return is_whole
@@ -173,19 +188,22 @@ class _Stream:
         """Give way to writes that find no room while the state is pinned."""
         grown_bytes = self._backend.size_bytes - self._size_bytes
         if grown_bytes > GROWTH_MAX_BYTES:
-            raise self._given_up(f"the database grew by {grown_bytes >> 20} MiB while it was sent")
+            raise self.given_up(f"the database grew by {grown_bytes >> 20} MiB while it was sent")
         if self._backend.waits_for_readers:
-            raise self._given_up("the map of the database has to grow")
+            raise self.given_up("the map of the database has to grow")
 
     async def _ended(self, process: asyncio.subprocess.Process) -> bool:
         """Return whether the process did all its work; raise if it failed."""
         lines = (await _pipe(process.stderr).read()).decode(errors="replace").strip().splitlines()
         status = await process.wait()
+        if status == DAMAGED_STATUS and lines:
+            raise errors.CorruptionError(lines[-1])
         if status not in (0, OTHER_FILE_STATUS):
-            raise self._given_up(lines[-1] if lines else f"its process ended with status {status}")
+            raise self.given_up(lines[-1] if lines else f"its process ended with status {status}")
         return status == 0
 
-    def _given_up(self, reason: str) -> errors.SnapshotGivenUpError:
+    def given_up(self, reason: str) -> errors.SnapshotGivenUpError:
+        """Return the answer to the client, after a line in the log."""
         _log.warning("gave up the snapshot at %d on its way to a client: %s", self._index, reason)
         return errors.SnapshotGivenUpError(f"{errors.SnapshotGivenUpError.text}: {reason}")
 

@@ -14,7 +14,7 @@ configuration: it stands for no election, and gets everything else as a database
 A restart reads the database first: its applied index is where replay of the log begins. It ends, before the member
 serves anybody, at the highest index that is known to be committed, by the log, the database or the mark. A log whose
 last marker lies beyond the database is that of a member that was stopped while it installed a snapshot; the
-installation is finished.
+installation is finished, or, if what was received is damaged by now, forgotten.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ from raftkv.config import ServerConfig
 from raftkv.errors import ConfigError, CorruptionError, StorageError
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.memory_log import MemoryLog
-from raftkv.raft.types import ConfState, HardState, SnapshotMeta
+from raftkv.raft.types import ConfState, HardState
 from raftkv.server.node.conf_changes import hide_beginning
 from raftkv.server.node.survivor import go_on_alone
 from raftkv.server.snapshots import remove_leftovers, snapshot_path
 from raftkv.storage import schema
 from raftkv.storage.applied_mark import AppliedMark, check_mark_format
-from raftkv.storage.backend.lmdb import LMDBBackend, read_value
+from raftkv.storage.backend.lmdb import LMDBBackend, check_copy, read_value
 from raftkv.storage.backend.writer import ThreadWriter, Writer
 from raftkv.storage.datadir import ensure_private_directory, refuse_etcd
 from raftkv.storage.mvcc import Store
-from raftkv.storage.snapshot import read_meta
+from raftkv.storage.restore import scan_steps
+from raftkv.storage.snapshot import meta_of, read_meta
 from raftkv.storage.wal import WAL, Recovered, WALExistsError
 from raftkv.storage.wal.disk import Disk, RealDisk, UnsyncedDisk
 
@@ -168,7 +169,7 @@ def open_durable(
         opened.callback(wal.close)
         if recovered.repair is not None:
             _log.warning("repaired the end of the write-ahead log: %s", recovered.repair)
-        backend = _open_database(config, snapshots, recovered.snapshot)
+        backend, recovered = _open_database(config, snapshots, wal, recovered)
         opened.callback(backend.close)
         store = _open_store(config, backend, writer, on_fatal)
         mark = AppliedMark(snapshots / MARK_NAME)
@@ -269,9 +270,15 @@ def _write_first_state(config: ServerConfig, origin: Origin, wal_dir: str, snaps
         store.close()
 
 
-def _open_database(config: ServerConfig, snapshots: Path, marker: SnapshotMeta) -> LMDBBackend:
-    """Return the database, after finishing an installation that was interrupted."""
-    backend = LMDBBackend(snapshots / "db", _map_size_bytes(config))
+def _open_database(
+    config: ServerConfig, snapshots: Path, wal: WAL, recovered: Recovered
+) -> tuple[LMDBBackend, Recovered]:
+    """Return the database, after finishing an installation that was interrupted, and the log that goes with it.
+
+    A received database that is damaged by now is not installed: the member goes back to its own, which the leader
+    knows, because it was told of nothing else.
+    """
+    backend, marker = LMDBBackend(snapshots / "db", _map_size_bytes(config)), recovered.snapshot
     try:
         applied = _applied_index(backend)
         received = snapshot_path(snapshots, marker.index)
@@ -281,16 +288,27 @@ def _open_database(config: ServerConfig, snapshots: Path, marker: SnapshotMeta) 
                     f"the log says that the database has entries up to {marker.index}, but {backend.path} "
                     f"has them up to {applied}, and there is no {received.name}"
                 )
-            holds = read_meta(received).index
-            if holds != marker.index:
-                raise CorruptionError(f"{received} has entries up to {holds}, the log says {marker.index}")
-            _log.warning("finishing the installation of a snapshot at %d", marker.index)
-            backend.replace(received)
+            try:
+                check_copy(received, lambda worked_s: None, is_sealed=True, read_history=scan_steps)
+                holds = read_meta(received).index
+                if holds != marker.index:
+                    raise CorruptionError(f"it has entries up to {holds}, the log says {marker.index}")
+            except (CorruptionError, StorageError) as error:
+                _log.error(
+                    "the received database %s is damaged: %s; this member goes on with its own, of entry %d, and asks "
+                    "the leader for another",
+                    *(received, error, applied),
+                )
+                with contextlib.closing(backend.begin_read()) as read:
+                    recovered = wal.rewind(meta_of(read))
+            else:
+                _log.warning("finishing the installation of a snapshot at %d", marker.index)
+                backend.replace(received)
         remove_leftovers(snapshots)
     except BaseException:
         backend.close()
         raise
-    return backend
+    return backend, recovered
 
 
 def _open_store(

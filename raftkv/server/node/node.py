@@ -143,6 +143,7 @@ class Node(AwaitableNode):
         self.conf_changed_at = 0
         self.stopped = False
         self.on_leader_change: list[Callable[[], None]] = []
+        self.on_damage: Callable[[errors.CorruptionError], None] | None = None
         self.on_applied: list[Callable[[], None]] = []
         self.on_conf_change: list[Callable[[], None]] = []
         self.proposals = Proposals(ids, settings.request_timeout_s)
@@ -391,6 +392,13 @@ class Node(AwaitableNode):
         self.applying.close()
         self.proposals.close()
         self.reads.close()
+
+    def damaged(self, error: errors.CorruptionError) -> None:
+        """Have done what is to be done about a damaged database, which serves all but what is damaged."""
+        if self.on_damage is None:
+            self.fatal(error)
+        else:
+            self.on_damage(error)
 
     def fatal(self, error: BaseException) -> None:
         """Stop for good because of an error."""

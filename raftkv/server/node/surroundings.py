@@ -161,6 +161,9 @@ class MemberLoop(Standing, Protocol):
     def transfer_leader(self, target: int) -> None:
         """Ask to hand leadership over."""
 
+    def damaged(self, error: errors.CorruptionError) -> None:
+        """Have done what is to be done about a damaged database."""
+
     def fatal(self, error: BaseException) -> None:
         """Stop for good because of an error."""
 

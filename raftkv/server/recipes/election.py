@@ -159,6 +159,9 @@ class ElectionService:
             await observer.run()
         except errors.StatusError as error:
             raise refusal(error) from None
+        except errors.CorruptionError as error:
+            self._recipe.responder.node.damaged(error)
+            raise refusal(errors.DamagedError()) from None
         except errors.InvariantError as error:
             self._recipe.responder.node.fatal(error)
             raise

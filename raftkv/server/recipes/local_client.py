@@ -33,6 +33,7 @@ from raftkv.pb.services import Method
 from raftkv.rpc.paced import Paced
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import Server
+from raftkv.rpc.shares import Identity, identity_of
 from raftkv.rpc.status import RpcError
 from raftkv.rpc.turnstile import Turnstile
 from raftkv.server.node.slices import Work, hold
@@ -64,7 +65,7 @@ _KEPT_CODES: Final = frozenset({errors.UNAVAILABLE, errors.DEADLINE_EXCEEDED})
 class Leases(Protocol):
     """Where leases are granted."""
 
-    async def grant(self, ttl_s: int, caller: Caller | None) -> int:
+    async def grant(self, ttl_s: int, caller: Caller | None, identity: Identity) -> int:
         """Grant a lease with a fresh id; the id. Raises StatusError if it is refused."""
 
 
@@ -136,6 +137,9 @@ class Recipe:
                 return await handler(call, request)
             except errors.StatusError as error:
                 raise refusal(error) from None
+            except errors.CorruptionError as error:
+                self.responder.node.damaged(error)
+                raise refusal(errors.DamagedError()) from None
             except errors.InvariantError as error:
                 self.responder.node.fatal(error)
                 raise
@@ -244,7 +248,7 @@ class Recipe:
             lease_id: 0: none was given.
             ttl_s: of a new one, in seconds.
         """
-        return lease_id or await self.leases.grant(ttl_s, call.caller)
+        return lease_id or await self.leases.grant(ttl_s, call.caller, identity_of(call))
 
     def let_in(
         self, call: Any, *, reads: Iterable[tuple[bytes, bytes]] = (), writes: Iterable[tuple[bytes, bytes]] = ()

@@ -45,7 +45,7 @@ class RangeStreamService:
     async def range_stream(self, call: StreamCall) -> None:
         """Read an interval in chunks."""
         request = parse_or_raise(rpc_pb2.RangeRequest, await call.receive())
-        with refusals():
+        with refusals(self._responder.node):
             await self._serve(call, request)
 
     async def _serve(self, call: StreamCall, request: rpc_pb2.RangeRequest) -> None:

@@ -25,6 +25,7 @@ from raftkv.apply.auth.rights import Rights
 from raftkv.apply.response import HeaderEncoder
 from raftkv.rpc.server.budget import CONNECTION_FULL
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
+from raftkv.rpc.shares import Identity, identity_of
 from raftkv.rpc.status import RpcError
 from raftkv.server.node.admission import Admission
 from raftkv.server.node.proposals import Waiter
@@ -50,6 +51,11 @@ class PendingWrite(Waiter):
         self.request_id = 0
         self._growth: Growth | None = None
         self._refusal: RpcError | None = None
+
+    @property
+    def identity(self) -> Identity:
+        """In whose share it falls."""
+        return identity_of(self.call)
 
     def has_room(self, size_bytes: int) -> bool:
         """Count what the answer takes; False once it would not be taken in the end, or the client is gone."""
@@ -156,14 +162,22 @@ def parse_or_raise(message: type[Any], data: bytes | None) -> Any:
 
 
 @contextmanager
-def refusals() -> Iterator[None]:
+def refusals(node: MemberLoop | None = None) -> Iterator[None]:
     """Within the block, a refusal of this member ends the call with its own code and text.
+
+    Arguments:
+        node: hears of damage that a read met, which is refused too; None: nothing is read.
 
     Raises:
         RpcError: in place of every StatusError.
     """
     try:
         yield
+    except errors.CorruptionError as error:
+        if node is None:
+            raise
+        node.damaged(error)
+        raise RpcError(errors.DamagedError.code, errors.DamagedError.text) from None
     except errors.StatusError as error:
         raise RpcError(error.code, str(error)) from None
 
@@ -325,7 +339,7 @@ class Responder:
             call.on_cancel(job.cancel)
 
     def refuse_read(self, call: UnaryCall, error: Exception) -> None:
-        """Answer a read that failed: as it says, or, if it found damage, by stopping the member.
+        """Answer a read that failed: as it says; what is to be done about damage that it found is not its business.
 
         A read changes nothing, so an unforeseen failure is this request's alone.
 
@@ -338,6 +352,10 @@ class Responder:
             return
         if isinstance(error, RpcError):
             call.fail_with(error)
+            return
+        if isinstance(error, errors.CorruptionError):
+            fail(call, errors.DamagedError())
+            self.node.damaged(error)
             return
         call.fail(errors.INTERNAL, "internal error")
         if isinstance(error, errors.InvariantError):

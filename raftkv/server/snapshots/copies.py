@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Final
 
-from raftkv.errors import MapFullError, StorageError
+from raftkv.errors import CorruptionError, MapFullError, StorageError
 from raftkv.server.durable import flushed
 from raftkv.server.snapshots.files import check_room, on_thread, outgoing_path, remove_database
 from raftkv.storage.mvcc import Store
@@ -55,10 +55,12 @@ class Copies:
     Arguments:
         store: what is copied.
         directory: where the copy is made.
+        on_damage: called when the database turns out to be damaged: nothing of it leaves.
     """
 
-    def __init__(self, store: Store, directory: Path) -> None:
+    def __init__(self, store: Store, directory: Path, on_damage: Callable[[CorruptionError], None]) -> None:
         self._store = store
+        self._on_damage = on_damage
         self._directory = directory
         self._making: asyncio.Task[Copy] | None = None
         self._stop = threading.Event()
@@ -162,7 +164,9 @@ class Copies:
         path = outgoing_path(self._directory)
         try:
             return Copy(path, await self.write(path, stop))
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, CorruptionError):
+                self._on_damage(error)
             await on_thread(lambda: remove_database(path))
             raise
 
@@ -175,7 +179,8 @@ class Copies:
         """
         await flushed(self._store, lambda: not stop.is_set())
         check_room(self._directory, self._store.size_in_use_bytes)
-        return await on_thread(lambda: write_snapshot(self._store.backend, path, _pace(stop, self._is_in_the_way)))
+        pace = _pace(stop, self._is_in_the_way)
+        return await on_thread(lambda: write_snapshot(self._store.backend, path, pace), stop.set)
 
     def _is_in_the_way(self) -> bool:
         """Whether the database has to grow, for which nobody may read it: what is applied meanwhile is in memory."""

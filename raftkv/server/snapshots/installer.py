@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from raftkv.errors import CorruptionError, StorageError
 from raftkv.raft.types import SnapshotMeta
 from raftkv.server.snapshots.files import remove_received, snapshot_path
 from raftkv.storage.failpoints import failpoint
@@ -64,7 +65,8 @@ class Installer:
             await asyncio.wait([self._task])
 
     async def _install(self, meta: SnapshotMeta, done: Callable[[], None]) -> None:
-        steps = self._store.install_steps(snapshot_path(self._directory, meta.index), beside=self.on_received)
+        path = snapshot_path(self._directory, meta.index)
+        steps = self._store.install_steps(path, beside=self.on_received)
         self.is_installing = True
         try:
             failpoint("raftBeforeApplySnap")
@@ -75,6 +77,13 @@ class Installer:
             remove_received(self._directory, meta.index)
             _log.info("installed a snapshot at %d", meta.index)
             done()
+        except CorruptionError as error:
+            self._on_fatal(
+                StorageError(
+                    f"the database that was received as {path} was damaged on this disk since: {error}; start the "
+                    "member again: it goes on with its own, and asks for another"
+                )
+            )
         except Exception as error:
             self._on_fatal(error)
         finally:

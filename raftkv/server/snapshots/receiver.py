@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -32,14 +33,17 @@ from raftkv.server.peer.codec import decode_snapshot_meta
 from raftkv.server.snapshots.files import check_room, incoming_path, on_thread, remove_soon, snapshot_path
 from raftkv.server.snapshots.partials import Partial, Partials, partial_path, received_bytes
 from raftkv.server.snapshots.transfers import Transfers
-from raftkv.storage.datadir import sync_directory
+from raftkv.storage.datadir import give_back, sync_directory
 from raftkv.storage.failpoints import failpoint
-from raftkv.storage.snapshot import SnapshotInfo, verify_snapshot
+from raftkv.storage.snapshot import DamagedSourceError, SnapshotInfo, verify_snapshot
 
 _log = logging.getLogger(__name__)
 
 IDLE_TIMEOUT_S: Final = 30.0
 """Longest wait for the next piece: a sender that is gone must not keep the room that its database was given."""
+
+REST_MAX_S: Final = 0.1
+"""Longest rest between two pieces of the check."""
 
 WRITE_BYTES: Final = 1024 * 1024
 """What is gathered before it is written."""
@@ -199,8 +203,10 @@ class SnapshotReceiver:
         digest = await self._write(call, path, header)
         self._whole.add(path)
         try:
-            info = SnapshotInfo(meta.index, meta.term, meta.conf_state, header.size_bytes, digest)
-            await on_thread(lambda: _verify(path, info))
+            # Versions that say the SHA-256 first also seal what they send.
+            info = SnapshotInfo(meta.index, meta.term, meta.conf_state, header.size_bytes, digest, bool(header.sha256))
+            given_up = threading.Event()
+            await on_thread(lambda: _verify(path, info, header.message.from_id, given_up), given_up.set)
             failpoint("snapshotBeforeRename")
             if not self._is_awaited(meta.index):
                 os.replace(path, snapshot_path(self._directory, meta.index))
@@ -270,15 +276,25 @@ async def _receive_into(file: Partial, call: StreamCall, size_bytes: int, syncs:
     return chunk.sha256
 
 
-def _verify(path: Path, info: SnapshotInfo) -> None:
+def _verify(path: Path, info: SnapshotInfo, sender: int, given_up: threading.Event) -> None:
     """Check the file that was written, from the disk and not from what this process still has of it."""
+
+    def rest(worked_s: float) -> None:
+        if given_up.wait(min(REST_MAX_S, worked_s)):
+            raise errors.StorageError("a snapshot was given up")
+
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
-        os.close(descriptor)
+        give_back(descriptor)
     try:
-        verify_snapshot(path, info)
+        verify_snapshot(path, info, rest)
+    except DamagedSourceError as error:
+        raise errors.StorageError(
+            f"member {sender:x} sent a database that is damaged: {error}; this member keeps its own: "
+            f"look at the disk of member {sender:x}, and replace it"
+        ) from error
     except errors.CorruptionError as error:
         raise errors.StorageError(f"a snapshot arrived damaged: {error}") from error
 

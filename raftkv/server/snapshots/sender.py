@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from raftkv.errors import CorruptionError
 from raftkv.pb import raft_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.raft.types import Message, SnapshotMeta
@@ -71,6 +72,7 @@ class SnapshotSender:
         is_wanted: whether the core still waits for what a message stands for.
         is_served: whether a member has the log up to an index, or is none of this member's any more.
         report: called with the member and whether it succeeded, for the core.
+        on_damage: called when the database turns out to be damaged.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class SnapshotSender:
         is_wanted: Callable[[Message], bool],
         is_served: Callable[[int, int], bool],
         report: Callable[[int, bool], None],
+        on_damage: Callable[[CorruptionError], None],
     ) -> None:
         self._store = store
         self._channel = channel
@@ -95,7 +98,7 @@ class SnapshotSender:
         self._catching_up: dict[int, tuple[int, float]] = {}
         self._tasks: set[asyncio.Task[bool | None]] = set()
         self._holding: set[asyncio.Task[Any]] = set()
-        self.copies = Copies(store, directory)
+        self.copies = Copies(store, directory, on_damage)
         self.transfers = Transfers()
 
     def holds_log(self) -> bool:

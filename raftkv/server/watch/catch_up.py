@@ -87,10 +87,18 @@ class CatchUp:
             self._unserved = dict.fromkeys(batch)
             self._work = self._serve(batch)
         left = BYTES_PER_STEP
-        for used in self._work:
-            left -= used
-            if left <= 0:
-                return True
+        try:
+            for used in self._work:
+                left -= used
+                if left <= 0:
+                    return True
+        except errors.CorruptionError:
+            # Their history cannot be read here, and no watcher may miss an event unknowingly.
+            failed, self._unserved = list(self._unserved), {}
+            self._work = self._piece = None
+            for watcher in failed:
+                watcher.stream.fail(errors.DamagedError())
+            raise
         self._work = self._piece = None
         return bool(self._queue)
 

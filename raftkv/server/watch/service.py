@@ -17,6 +17,7 @@ from raftkv.pb.services import SERVICES
 from raftkv.rpc.server.calls import ServerCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
+from raftkv.rpc.shares import identity_of
 from raftkv.rpc.status import RpcError
 from raftkv.rpc.turnstile import Turnstile
 from raftkv.server.node.admission import Admission
@@ -70,8 +71,12 @@ class WatchRunner:
         self._scheduled = False
         if self.hub is None:
             return
+        more = True
         started_at = self._loop.time()
-        more = self.hub.catch_up()
+        try:
+            more = self.hub.catch_up()
+        except errors.CorruptionError as error:
+            self.hub.on_damage(error)
         if more and not self._scheduled:
             self._scheduled = True
             # The loop does other work for as long as this took.
@@ -156,10 +161,12 @@ class WatchService:
         def fail(error: errors.StatusError) -> None:
             _fail(end, error)
 
+        identity = identity_of(call)
         if self._live is None:
-            return WatchStream(self._hub, call, self._fragment_bytes, fail)
+            return WatchStream(self._hub, call, self._fragment_bytes, fail, identity=identity)
         live = self._live.of(call)
-        stream = WatchStream(self._hub, call, self._fragment_bytes, fail, self._refusal(call, live.read_refusal))
+        refusal = self._refusal(call, live.read_refusal)
+        stream = WatchStream(self._hub, call, self._fragment_bytes, fail, refusal, identity)
         live.recheck = stream.recheck
         return stream
 

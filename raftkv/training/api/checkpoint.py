@@ -137,7 +137,7 @@ class Saving:
                 f"parent= takes the reference of a checkpoint (checkpoint.reference), not {options.parent!r}"
             )
         self.step = step
-        self.metrics: dict[str, float] = checked_metrics(options.metrics or {})
+        self.metrics: dict[str, float] = checked_metrics(options.metrics, step)
         self.checkpoint: Checkpoint | None = None
         self._together = together
         self._options = options

@@ -12,7 +12,8 @@ import pytest
 
 from raftkv.checkpoint.commit.summary import checked_metrics
 from raftkv.checkpoint.errors import CheckpointNotFound
-from raftkv.checkpoint.records import Checkpoint, Extremes, Latest, read
+from raftkv.checkpoint.records import Checkpoint, Extremes, Latest
+from raftkv.client.control.records import read
 from raftkv.errors import ConfigError
 from tests.checkpoint.world import KEYS, KIND, World, play, saved
 
@@ -79,7 +80,7 @@ class Scalar:
 
 
 def test_numbers_of_other_libraries_are_numbers() -> None:
-    assert checked_metrics({"a": Scalar(), "b": 1, "c": 2**70}) == {"a": 0.25, "b": 1, "c": 2.0**70}
+    assert checked_metrics({"a": Scalar(), "b": 1, "c": 2**70}, 1) == {"a": 0.25, "b": 1, "c": 2.0**70}
 
 
 def test_records_are_json_for_every_program() -> None:

@@ -67,15 +67,33 @@ def test_what_a_policy_keeps_of_six(policy: Policy, steps: Sequence[int]) -> Non
     assert kept(policy, every_hour(6)) == steps
 
 
-def test_the_best_are_kept_and_of_equal_ones_the_newer() -> None:
+def test_best_are_kept_and_of_equal_ones_the_oldest_and_the_newest() -> None:
     some = [
         checkpoint(1, loss=3.0), checkpoint(2, loss=1.0), checkpoint(3, loss=1.0), checkpoint(4, loss=math.nan),
         checkpoint(5), checkpoint(6, loss=-math.inf), checkpoint(7, loss=9.0),
     ]  # fmt: skip
     assert kept(Policy(keep_best=(Best("loss"),)), some) == [6, 7]
-    assert kept(Policy(keep_best=(Best("loss", count=2),)), some) == [3, 6, 7]
+    assert kept(Policy(keep_best=(Best("loss", count=2),)), some) == [2, 3, 6, 7]
     assert kept(Policy(keep_best=(Best("loss", "max", 2),)), some) == [1, 7]
-    assert kept(Policy(keep_best=(Best("loss"), Best("acc", "max"))), some) == [6, 7]
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_value_repeated_at_later_steps_displaces_no_best(mode: str) -> None:
+    """File the last validation's value with every save, as older versions of the callbacks did."""
+    sign = -1.0 if mode == "max" else 1.0
+    some = [checkpoint(step, loss=sign * loss) for step, loss in ((1, 1.0), (2, 0.5), (3, 0.5), (4, 0.5), (5, 2.0))]
+    assert {2, 4, 5} == set(kept(Policy(keep_best=(Best("loss", mode),)), some))
+    assert {1, 2, 3, 4, 5} == set(kept(Policy(keep_best=(Best("loss", mode, 2),)), some))
+
+
+def test_all_stay_while_no_checkpoint_has_the_metric() -> None:
+    """A misspelt name, or an evaluator that has not reported yet, must not cost the best."""
+    policy = Policy(keep_last=1, keep_best=(Best("accuracy", "max"),))
+    some = [checkpoint(1, acc=1.0), checkpoint(2, acc=0.5), checkpoint(3, accuracy=math.nan)]
+    assert kept(policy, some) == [1, 2, 3]
+    assert decisions(policy, some)[0].why == ("no checkpoint has the metric accuracy yet",)
+    assert kept(policy, [*some, checkpoint(4, kind=DCP, accuracy=0.1)]) == [4, 3]
+    assert kept(replace(policy, max_bytes=0), some) == [1, 2, 3]
 
 
 def test_each_kind_has_its_own_rules_and_all_share_the_bytes() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
 import os
 import shutil
 import threading
@@ -201,16 +202,34 @@ def test_a_database_of_another_entry_is_refused(
     assert names(tmp_path) == []
 
 
+def test_a_database_that_was_damaged_before_it_was_sent_is_refused_by_the_name_of_its_sender(
+    tmp_path: Path, sent: tuple[Path, SnapshotInfo]
+) -> None:
+    """All bytes arrived as they were sent: only their content tells."""
+    data = bytearray(sent[0].read_bytes())
+    data[data.index(b"k17")] ^= 1
+    path = tmp_path.with_name("damaged")
+    path.write_bytes(data)
+    info = replace(sent[1], sha256=hashlib.sha256(data).digest())
+    (error,) = receive(tmp_path, Call(chunks_of((path, info))))
+    assert isinstance(error, StorageError)
+    assert str(error) == (
+        "member 1 sent a database that is damaged: record of revision 18.0 is corrupt: its checksum is wrong; this "
+        "member keeps its own: look at the disk of member 1, and replace it"
+    )
+    assert names(tmp_path) == []
+
+
 def test_it_is_the_file_that_is_checked(
     tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What came over the wire was right; what the disk gives back is not."""
 
-    def rot(path: Path, info: SnapshotInfo) -> None:
+    def rot(path: Path, info: SnapshotInfo, rest: Callable[[float], None]) -> None:
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 4
         path.write_bytes(data)
-        storage_snapshot.verify_snapshot(path, info)
+        storage_snapshot.verify_snapshot(path, info, rest)
 
     monkeypatch.setattr(receiver, "verify_snapshot", rot)
     (error,) = receive(tmp_path, Call(chunks_of(sent)))
@@ -451,8 +470,8 @@ class Check:
         self.begun, self.may_end = threading.Event(), threading.Event()
         monkeypatch.setattr(receiver, "verify_snapshot", self._check)
 
-    def _check(self, path: Path, info: SnapshotInfo) -> None:
-        storage_snapshot.verify_snapshot(path, info)
+    def _check(self, path: Path, info: SnapshotInfo, rest: Callable[[float], None]) -> None:
+        storage_snapshot.verify_snapshot(path, info, rest)
         self.begun.set()
         assert self.may_end.wait(60)
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raftkv.errors import MapFullError, StorageError
+from raftkv.errors import CorruptionError, MapFullError, StorageError
 from raftkv.pb import raft_pb2
 from raftkv.raft.types import ConfState, Message, MessageType, SnapshotMeta
 from raftkv.rpc.status import Code, RpcError
@@ -97,6 +97,7 @@ class World:
         self.store.set_applied(7, 1)
         self.channels: dict[int, Channel | None] = {}
         self.reports: list[tuple[int, bool]] = []
+        self.damage: list[CorruptionError] = []
         self.wanted = True
         self.served: set[tuple[int, int]] = set()
         channel: Any = self.channels.get
@@ -108,6 +109,7 @@ class World:
             lambda message: self.wanted,
             lambda to, index: (to, index) in self.served,
             lambda to, ok: self.reports.append((to, ok)),
+            self.damage.append,
         )
 
     async def settled(self) -> None:
@@ -540,7 +542,7 @@ def test_a_disk_that_fills_up_under_a_copy_ends_it(tmp_path: Path, monkeypatch: 
 def test_a_copy_is_given_up_for_a_database_that_has_to_grow(tmp_path: Path) -> None:
     """That waits for its readers, and all entries with it."""
     store = Store.open(LMDBBackend(tmp_path / "db", MAP_BYTES))
-    made = copies.Copies(store, tmp_path)
+    made = copies.Copies(store, tmp_path, [].append)
     rest = copies._pace(threading.Event(), made._is_in_the_way)
     rest(0.0)
     store._overlay.space_error = MapFullError("nobody may read it")
@@ -548,3 +550,23 @@ def test_a_copy_is_given_up_for_a_database_that_has_to_grow(tmp_path: Path) -> N
         rest(0.0)
     store.close()
     store.backend.close()
+
+
+def test_nothing_of_a_damaged_database_leaves(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        store = world.store
+        store.commit()
+        data = (tmp_path / "db").read_bytes()
+        with (tmp_path / "db").open("r+b") as file:
+            file.seek(data.rindex(b"\x0a\x01k\x10"))
+            file.write(b"\x0a\x01l")
+        channel = Channel("takes")
+        world.channels[2] = channel
+        world.sender.send(snapshot(2))
+        await world.settled()
+        assert world.reports == [(2, False)]
+        assert not channel.streams
+        assert [str(error) for error in world.damage] == ["record of revision 2.0 is corrupt: its checksum is wrong"]
+        assert world.files == []
+
+    run(tmp_path, scenario)

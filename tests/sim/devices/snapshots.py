@@ -38,6 +38,7 @@ class SnapshotCarrier(SnapshotSender):
             self._is_still_wanted,
             self._is_caught_up,
             self._report_end,
+            member._fatal,
         )
         self.copies.write = self._write
 
