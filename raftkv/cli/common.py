@@ -1,4 +1,5 @@
-"""What ``raftkvctl`` and ``raftkvutl`` have in common: ``version``, ``completion`` and the words of snapshot files.
+"""What ``raftkvctl`` and ``raftkvutl`` have in common: ``version``, ``completion`` and the words of snapshot files;
+and the flags of a restore to a point in time, which ``raftkv backup restore`` has, too.
 
 The trees of both programs (``cli.ctl.tree``, ``cli.utl.tree``) import this module, so that it must import nothing that
 talks to a cluster or reads a database.
@@ -8,14 +9,69 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from raftkv import __version__
-from raftkv.cli.exits import BAD_ARGUMENTS, ERROR, CommandError
 from raftkv.cli.goflags.command import Branch, Invocation, Leaf, MakeLeaf
-from raftkv.cli.goflags.pflag import BOOL, UINT, Flag
-from raftkv.cli.point_in_time import FLAGS as POINT_IN_TIME_FLAGS
-from raftkv.cli.program import API_VERSION, leave
+from raftkv.cli.goflags.pflag import BOOL, INT, UINT, Flag
+from raftkv.cli.program import API_VERSION, BAD_ARGUMENTS, ERROR, CommandError, leave
+
+if TYPE_CHECKING:
+    from raftkv.offline.copy import Forward
+    from raftkv.offline.replay import Replayed, Target
+
+
+POINT_IN_TIME_FLAGS = (
+    Flag("wal-archive-dir", usage="archived segments of the log: go on from the snapshot by their entries", ours=True),
+    Flag("to-revision", INT, usage="stop at this revision; 0: go on to the end of the archive", ours=True),
+    Flag("to-time", usage="stop at this time, as in 2026-01-31T12:00:00Z (to a second)", ours=True),
+)
+
+
+def target_of(values: Mapping[str, Any]) -> Target | None:
+    """Return where a restore stops that goes on from its snapshot; None: it does not go on.
+
+    Raises:
+        CommandError: flags that exclude each other, or cannot be read.
+    """
+    archive, revision, text = values["wal-archive-dir"], values["to-revision"], values["to-time"]
+    if not archive:
+        if revision or text:
+            raise CommandError("--to-revision and --to-time need --wal-archive-dir", BAD_ARGUMENTS)
+        return None
+    if revision and text:
+        raise CommandError("--to-revision and --to-time exclude each other", BAD_ARGUMENTS)
+    if revision < 0:
+        raise CommandError(f"--to-revision must not be negative (set to {revision})", BAD_ARGUMENTS)
+    from raftkv.offline.replay import Target, parse_time
+
+    try:
+        time_s = parse_time(text) if text else None
+    except ValueError as error:
+        raise CommandError(f"--to-time must be a time such as 2026-01-31T12:00:00Z: {error}", BAD_ARGUMENTS) from None
+    return Target(revision or None, time_s)
+
+
+def forward_of(values: Mapping[str, Any]) -> Forward | None:
+    """Return what brings a snapshot forward to where the flags say; None: it stays as it is.
+
+    Raises:
+        CommandError: as ``target_of``.
+    """
+    target = target_of(values)
+    if target is None:
+        return None
+    from raftkv.offline.replay import forward_to
+
+    return forward_to(Path(values["wal-archive-dir"]), target, _tell)
+
+
+def _tell(replayed: Replayed) -> None:
+    if replayed.remark:
+        print(f"raftkv: {replayed.remark}: restored to revision {replayed.revision}", file=sys.stderr)
+
 
 FORMATS = ("simple", "fields", "json", "protobuf", "table")
 FORMATS_FLAG = Flag("write-out", default="simple", usage="output format", short="w", choices=FORMATS)

@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from raftkv import __version__
-from raftkv.cli.exits import ERROR, SUCCESS, CommandError
-from raftkv.cli.program import API_VERSION, COMMANDS, described, leave
+from raftkv.cli.program import API_VERSION, COMMANDS, ERROR, SUCCESS, CommandError, described, leave
 
 _ABSENT = ("gateway", "grpc-proxy")
 

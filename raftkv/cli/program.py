@@ -7,6 +7,7 @@ rest at its exit. Passwords in memory stay out of core dumps.
 >>> leave(lambda: 7, print)
 7
 
+Each failure that a user can cause is a ``CommandError``: one line on standard error and a code, never a traceback.
 Leaves out: how a program words a failure, which it passes as ``complain``.
 """
 
@@ -20,10 +21,42 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from raftkv.cli.exits import ERROR, CommandError
+# Exit codes: etcdctl's, because scripts test them.
+
+SUCCESS: Final = 0
+ERROR: Final = 1
+"""The cluster refused, or could not be reached, or a flag is wrong."""
+BAD_CONNECTION: Final = 2
+"""No client could be made, for example because the password is wrong."""
+INVALID_INPUT: Final = 3
+"""A transaction that cannot be read."""
+BAD_FEATURE: Final = 4
+"""A value that a flag does not know, or an output format that the command does not have."""
+INTERRUPTED: Final = 5
+"""The server has ended a watch."""
+BAD_ARGUMENTS: Final = 128
+"""Too few or too many arguments, or flags that exclude each other."""
+BAD_FLAGS: Final = 2
+"""The server's code for a flag that it cannot read."""
+
+
+class CommandError(Exception):
+    """Ends the command with a code and a line on standard error (no line if the text is empty).
+
+    Arguments:
+        text: the line.
+        code: exit code of the program.
+        details: lines that stand before it, e.g. which endpoints failed and why.
+    """
+
+    def __init__(self, text: str, code: int = ERROR, details: Sequence[str] = ()) -> None:
+        super().__init__(text)
+        self.code = code
+        self.details = tuple(details)
+
 
 API_VERSION: Final = "3.6"
 """Version of etcd's API that is spoken."""
@@ -39,7 +72,7 @@ COMMANDS: Final[Mapping[str, str]] = {
 }
 """The commands of ``raftkv``, each with the module whose ``main`` runs it; error lines of the other programs use it."""
 
-INTERRUPTED = 130
+CTRL_C = 130
 """What a shell shows for a program that Ctrl-C has ended; ``start`` then ends it by that signal."""
 
 
@@ -125,7 +158,7 @@ def _ended(body: Callable[[], int], complain: Callable[[str], None]) -> int:
         return error.code
     except KeyboardInterrupt as interrupt:
         _drop(interrupt)
-        code = INTERRUPTED
+        code = CTRL_C
     sys.stdout.flush()
     return code
 

@@ -43,9 +43,9 @@ def raftkvutl() -> int:
 
 def _as_ended(code: int) -> int:
     """Return the exit code; after Ctrl-C raise what Python ends a program by with the signal, and say nothing."""
-    from raftkv.cli.program import INTERRUPTED
+    from raftkv.cli.program import CTRL_C
 
-    if code == INTERRUPTED:
+    if code == CTRL_C:
         sys.excepthook = lambda *_: None
         raise KeyboardInterrupt
     return code
@@ -60,9 +60,9 @@ def _end(code: int) -> NoReturn:
     atexit._run_exitfuncs()
     with contextlib.suppress(OSError):  # the reader is gone
         sys.stderr.flush()
-    from raftkv.cli.program import INTERRUPTED
+    from raftkv.cli.program import CTRL_C
 
-    if code == INTERRUPTED:
+    if code == CTRL_C:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     os._exit(code)

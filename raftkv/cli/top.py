@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from raftkv.cli import metrics
 from raftkv.cli.ctl.session import Session, open_session
-from raftkv.cli.exits import BAD_ARGUMENTS, ERROR, CommandError
 from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.output.printer import human_size, role_of
+from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError
 from raftkv.client import Client
 from raftkv.client.rpc import methods
 from raftkv.errors import ConfigError, StatusError

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from raftkv.cli.common import run_program
 from raftkv.cli.ctl.tree import NAME, make_tree
-from raftkv.cli.exits import ERROR, CommandError
 from raftkv.cli.goflags.command import Branch, dispatch
+from raftkv.cli.program import ERROR, CommandError
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from raftkv.cli.ctl.session import Session, failed, open_session
-from raftkv.cli.exits import ERROR, CommandError
 from raftkv.cli.goflags import values as govalues
 from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.output.printer import EndpointAnswer, EndpointHealth
+from raftkv.cli.program import ERROR, CommandError
 from raftkv.client import Client, Method
 from raftkv.client.rpc import methods
 from raftkv.errors import PERMISSION_DENIED, ConfigError, StatusError

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from raftkv.cli.ctl.session import open_session
-from raftkv.cli.exits import BAD_ARGUMENTS, BAD_FEATURE, ERROR, CommandError
 from raftkv.cli.goflags import values as govalues
 from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.goflags.values import quote, text_bytes
+from raftkv.cli.program import BAD_ARGUMENTS, BAD_FEATURE, ERROR, CommandError
 from raftkv.client.keys import prefix_end
 from raftkv.client.rpc import methods
 from raftkv.pb import rpc_pb2

@@ -8,9 +8,9 @@ from __future__ import annotations
 from contextlib import aclosing
 
 from raftkv.cli.ctl.session import open_session
-from raftkv.cli.exits import BAD_ARGUMENTS, BAD_CONNECTION, ERROR, CommandError
 from raftkv.cli.goflags import values as govalues
 from raftkv.cli.goflags.command import Invocation
+from raftkv.cli.program import BAD_ARGUMENTS, BAD_CONNECTION, ERROR, CommandError
 from raftkv.client import Client
 from raftkv.client.lease.keeper import renewals
 from raftkv.client.library import open_scope

@@ -6,9 +6,9 @@ import sys
 
 from raftkv.cli.ctl.cluster import details_of, endpoints_of
 from raftkv.cli.ctl.session import open_session
-from raftkv.cli.exits import BAD_ARGUMENTS, ERROR, CommandError
 from raftkv.cli.goflags import values as govalues
 from raftkv.cli.goflags.command import Invocation
+from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError
 from raftkv.client import Client
 from raftkv.client.rpc import methods
 from raftkv.errors import ConfigError, StatusError

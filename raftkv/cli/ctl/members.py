@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from raftkv import cluster_id
 from raftkv.cli.ctl.kv import is_serializable
 from raftkv.cli.ctl.session import Session, open_session, remark
-from raftkv.cli.exits import BAD_ARGUMENTS, ERROR, CommandError
 from raftkv.cli.goflags import values as govalues
 from raftkv.cli.goflags.command import Invocation
+from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError
 from raftkv.client import Client, Method
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.retry import is_transient

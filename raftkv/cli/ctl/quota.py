@@ -10,12 +10,12 @@ import re
 from typing import Any
 
 from raftkv.cli.ctl.session import open_session
-from raftkv.cli.exits import BAD_ARGUMENTS, BAD_FEATURE, CommandError
 from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.goflags.values import text_bytes
 from raftkv.cli.output import table
 from raftkv.cli.output.printer import write_line
-from raftkv.cli.output.rows import printable
+from raftkv.cli.output.table import printable
+from raftkv.cli.program import BAD_ARGUMENTS, BAD_FEATURE, CommandError
 from raftkv.client.rpc import methods
 from raftkv.pb import admin_pb2
 

@@ -17,12 +17,12 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from raftkv.cli.exits import BAD_ARGUMENTS, BAD_CONNECTION, ERROR, CommandError
 from raftkv.cli.goflags import pflag
 from raftkv.cli.goflags import values as govalues
 from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.goflags.values import quote
 from raftkv.cli.output.printer import Printer, make_printer
+from raftkv.cli.program import BAD_ARGUMENTS, BAD_CONNECTION, ERROR, CommandError
 from raftkv.client import Client, ClientOptions, Method
 from raftkv.client.credentials import NO_SECRET, Secret, client_settings, file_settings, password_of
 from raftkv.client.errors import AuthenticationFailed, EndpointsFailed

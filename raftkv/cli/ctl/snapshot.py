@@ -6,18 +6,18 @@ to etcdutl. etcdctl 3.5 says of each that it is deprecated. Here nothing is to b
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from raftkv.cli.ctl.session import failed, open_session, unanswered
-from raftkv.cli.exits import ERROR, INTERRUPTED, CommandError
 from raftkv.cli.goflags.command import Invocation
+from raftkv.cli.output.table import progress_bar
+from raftkv.cli.program import ERROR, INTERRUPTED, CommandError
 from raftkv.cli.utl import files as utl
 from raftkv.client import Client
 from raftkv.client.reasons import plain_failures
 from raftkv.client.rpc import methods
-from raftkv.client.snapshot import Progress, SavedSnapshot, save
+from raftkv.client.snapshot import SavedSnapshot, save
 from raftkv.errors import ContextDeadlineExceededError, RaftKVError, StatusError, StorageError
 from raftkv.pb import rpc_pb2
 
@@ -33,12 +33,12 @@ def snapshot_save(invocation: Invocation) -> None:
     timeout_s = session.timeout_s if "command-timeout" in invocation.changed else None
 
     async def fetch(client: Client) -> SavedSnapshot:
-        with _shown() as on_progress:
+        with progress_bar("", ("Download", "TransferSpeed", "TimeRemaining")) as update:
             async with await client.stream(methods.SNAPSHOT, timeout_s=timeout_s) as stream:
                 await stream.send(rpc_pb2.SnapshotRequest())
                 stream.half_close()
                 try:
-                    return await save(stream, path, on_progress)
+                    return await save(stream, path, lambda received, total: update(completed=received, total=total))
                 except StatusError as error:
                     raise _failed(error, session.endpoints[0]) from None
                 except StorageError as error:
@@ -74,20 +74,5 @@ def restore_directory(invocation: Invocation) -> None:
 def _files_refused() -> Iterator[None]:
     try:
         yield
-    except RaftKVError as error:  # what the store says of a file is written for users
+    except RaftKVError as error:  # an error text about a file is written for users
         raise CommandError(str(error), ERROR) from None
-
-
-@contextmanager
-def _shown() -> Iterator[Progress | None]:
-    """Show on a terminal how far it is."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("snapshot", total=None)
-        yield lambda received, total: progress.update(task, completed=received, total=total)

@@ -636,7 +636,7 @@ def _finding_commands() -> list[Leaf]:
         ),
         _leaf(
             "watch",
-            "checkpoints.watching:watch",
+            "checkpoints.finding:watch",
             "RUN",
             "Print commits as they happen, each once",
             (*_BOTH, *watch_flags, *_URI),
@@ -668,7 +668,7 @@ def _contents_commands() -> list[Leaf]:
     return [
         _leaf(
             "verify",
-            "checkpoints.contents:verify",
+            "checkpoints.finding:verify",
             "RUN [WHICH]",
             "Compare the files of a checkpoint with what was committed",
             (*_BOTH, *every),

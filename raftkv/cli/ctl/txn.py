@@ -23,11 +23,11 @@ from typing import BinaryIO, TypeVar
 
 from raftkv.cli.ctl.kv import delete_request, put_request, range_request
 from raftkv.cli.ctl.session import open_session
-from raftkv.cli.exits import INVALID_INPUT, CommandError
 from raftkv.cli.goflags import pflag
 from raftkv.cli.goflags import values as govalues
 from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.goflags.values import quote
+from raftkv.cli.program import INVALID_INPUT, CommandError
 from raftkv.client.rpc import methods
 from raftkv.pb import rpc_pb2
 

@@ -11,10 +11,10 @@ import sys
 from typing import Any, Final
 
 from raftkv.cli.ctl.session import ask_password, open_session
-from raftkv.cli.exits import BAD_ARGUMENTS, CommandError
 from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.goflags.values import text_bytes
 from raftkv.cli.output.printer import write_line
+from raftkv.cli.program import BAD_ARGUMENTS, CommandError
 from raftkv.client import Client
 from raftkv.client.rpc import methods
 from raftkv.client.users import KINDS, interval

@@ -19,10 +19,10 @@ from typing import NoReturn
 
 from raftkv.cli.ctl.session import Session, open_session, remark, unanswered
 from raftkv.cli.ctl.txn import split_words
-from raftkv.cli.exits import BAD_ARGUMENTS, ERROR, INTERRUPTED, INVALID_INPUT, CommandError
 from raftkv.cli.goflags import pflag
 from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.goflags.values import quote, text_bytes
+from raftkv.cli.program import BAD_ARGUMENTS, ERROR, INTERRUPTED, INVALID_INPUT, CommandError
 from raftkv.client import Client
 from raftkv.client.keys import prefix_end
 from raftkv.client.reasons import plain_failures

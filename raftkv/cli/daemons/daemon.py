@@ -15,9 +15,9 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from raftkv.cli.exits import BAD_FLAGS, CommandError
 from raftkv.cli.goflags import pflag
 from raftkv.cli.goflags.pflag import Flag, Parsed
+from raftkv.cli.program import BAD_FLAGS, CommandError
 from raftkv.errors import ConfigError, StatusError
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from raftkv.cli.daemons import daemon
-from raftkv.cli.exits import ERROR, SUCCESS, CommandError
 from raftkv.cli.goflags.pflag import BOOL, INT, LIST, Flag
+from raftkv.cli.program import ERROR, SUCCESS, CommandError
 from raftkv.errors import ConfigError, RaftKVError
 
 if TYPE_CHECKING:

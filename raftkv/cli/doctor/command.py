@@ -6,10 +6,8 @@ Exit codes: 0 nothing is broken (there may be warnings), 1 something is, 2 a fla
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
@@ -17,9 +15,9 @@ from typing import Any, Final
 from raftkv.cli.daemons import daemon
 from raftkv.cli.doctor import certificates, cluster, disk, judgement, machine
 from raftkv.cli.doctor.judgement import Finding, Level, failure, ok, skipped, warning
-from raftkv.cli.exits import BAD_FLAGS, ERROR, SUCCESS, CommandError
 from raftkv.cli.goflags.pflag import BOOL, Flag
-from raftkv.cli.output.rows import Rows, out
+from raftkv.cli.output.table import Rows, out, progress_bar
+from raftkv.cli.program import BAD_FLAGS, ERROR, SUCCESS, CommandError
 from raftkv.config import ServerConfig, TLSFiles
 from raftkv.errors import RaftKVError
 
@@ -73,7 +71,7 @@ def main(words: Sequence[str]) -> int:
         return SUCCESS
     values = parsed.values
     config = _config_of(values)
-    found = list(_examine(_parts(values, config), shows=not values["json"] and sys.stderr.isatty()))
+    found = list(_examine(_parts(values, config), hidden=values["json"]))
     if values["json"]:
         _print_json(found)
     else:
@@ -116,32 +114,15 @@ def _parts(values: dict[str, Any], config: ServerConfig | None) -> Iterator[Part
         yield "cluster", lambda: _check_cluster(values, endpoints or DEFAULT_ENDPOINT, config, is_asked)
 
 
-def _examine(parts: Iterator[Part], *, shows: bool) -> Iterator[Finding]:
+def _examine(parts: Iterator[Part], *, hidden: bool) -> Iterator[Finding]:
     every = list(parts)
-    with contextlib.ExitStack() as stack:
-        advance = stack.enter_context(_progress(len(every))) if shows else None
+    with progress_bar("looking", (), len(every), hidden=hidden) as update:
         for name, look in every:
-            if advance is not None:
-                advance(name)
+            update(description=f"looking at the {name}", advance=1)
             try:
                 yield from look()
             except OSError as error:
                 yield skipped(name, f"{error.filename or ''} {error.strerror or error}".strip())
-
-
-@contextlib.contextmanager
-def _progress(total: int) -> Iterator[Callable[[str], None]]:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task("", total=total)
-
-        def advance(name: str) -> None:
-            bars.update(task, description=f"looking at the {name}", advance=1)
-
-        yield advance
 
 
 def _check_backup(url: str) -> Finding:

@@ -18,10 +18,9 @@ from typing import Any
 
 import click
 
-from raftkv.cli.exits import BAD_ARGUMENTS, ERROR, SUCCESS, CommandError
 from raftkv.cli.goflags import pflag
 from raftkv.cli.goflags.pflag import BOOL, DURATION, INT, LIST, STRING, UINT, Flag
-from raftkv.cli.program import COMMANDS
+from raftkv.cli.program import BAD_ARGUMENTS, COMMANDS, ERROR, SUCCESS, CommandError
 
 
 @dataclass

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from raftkv.cli import exits
+from raftkv.cli.program import BAD_FEATURE, CommandError
 
 if TYPE_CHECKING:
     from raftkv.pb import rpc_pb2
@@ -164,7 +164,7 @@ class Printer:
 
     def refuse(self) -> None:
         """End the command: this format cannot show the answer."""
-        raise exits.CommandError(f"{self.name} not supported as output format", exits.BAD_FEATURE)
+        raise CommandError(f"{self.name} not supported as output format", BAD_FEATURE)
 
 
 class ProtobufPrinter(Printer):
@@ -193,7 +193,7 @@ class ProtobufPrinter(Printer):
         header = response.header
         shown = f"cluster_id:{header.cluster_id} member_id:{header.member_id} revision:{header.revision}"
         text = f"marshal unsupported for type clientv3.LeaseRevokeResponse ({{{shown} raft_term:{header.raft_term} "
-        raise exits.CommandError(text + " {} [] 0})", exits.BAD_FEATURE)
+        raise CommandError(text + " {} [] 0})", BAD_FEATURE)
 
     def lease_keep_alive(self, response: rpc_pb2.LeaseKeepAliveResponse) -> None:
         self.message(response.header)
@@ -361,5 +361,5 @@ def make_printer(name: str, *, hexadecimal: bool = False, value_only: bool = Fal
 
         kinds[name] = JSONPrinter
     if name not in kinds:
-        raise exits.CommandError("unsupported output format", exits.BAD_FEATURE)
+        raise CommandError("unsupported output format", BAD_FEATURE)
     return kinds[name](hexadecimal=hexadecimal, value_only=value_only)

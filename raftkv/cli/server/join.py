@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from raftkv import cluster_id
-from raftkv.cli.exits import BAD_FLAGS, ERROR, CommandError
+from raftkv.cli.program import BAD_FLAGS, ERROR, CommandError
 from raftkv.cli.server.options import read_options
 from raftkv.client import Client, ClientOptions
 from raftkv.client.credentials import file_settings

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from raftkv.cli.exits import BAD_FLAGS, ERROR, CommandError
 from raftkv.cli.goflags import values as govalues
 from raftkv.cli.goflags.pflag import did_you_mean
+from raftkv.cli.program import BAD_FLAGS, ERROR, CommandError
 from raftkv.cli.server.flags import BOOLEANS, FLAGS, GATE_FIELDS, IDLE, REFUSED, boolean, duration
 from raftkv.config import LogRotation, ServerConfig, TLSFiles, Tracing
 from raftkv.errors import ConfigError

@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import Final
 
 from raftkv import cluster_id
-from raftkv.cli.common import FORMATS
-from raftkv.cli.exits import BAD_ARGUMENTS, BAD_FEATURE, ERROR, CommandError
+from raftkv.cli.common import FORMATS, forward_of
 from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.goflags.values import quote
 from raftkv.cli.output.json_format import encode, plain
 from raftkv.cli.output.printer import human_size
-from raftkv.cli.point_in_time import forward_of
+from raftkv.cli.program import BAD_ARGUMENTS, BAD_FEATURE, ERROR, CommandError
 from raftkv.config import ServerConfig
 from raftkv.errors import RaftKVError
 from raftkv.offline import database, log, rows
