@@ -286,7 +286,7 @@ class LoadError(RaftKVError):
 
 
 class Runnable(Protocol):
-    """Something that makes calls and measures them; ``Load`` and the loads of streams and locks."""
+    """A load that makes calls and measures them: ``Load``, and those of streams and locks."""
 
     async def run(
         self, requests: Iterator[Request], *, total: int, when_connected: Callable[[], object] = lambda: None

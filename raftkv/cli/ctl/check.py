@@ -192,7 +192,7 @@ def _make_load(session: Session, clients: int, rate: int, on_progress: Callable[
 
 
 def _token(session: Session) -> str:
-    """Return the client's token, which the load's calls need because they go past the client."""
+    """Return the client's token: the load makes calls without the client, and needs it."""
     return session.run(lambda client: client.fetch_token(session.timeout_s))
 
 

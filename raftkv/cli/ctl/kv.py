@@ -42,7 +42,7 @@ def get(invocation: Invocation) -> None:
     request = range_request(invocation)
     session = open_session(invocation, value_only=invocation["print-value-only"])
     response = session.call(methods.RANGE, request, metadata=_staleness(invocation))
-    # etcdctl asks first and complains afterwards; so do we, in case someone watches the server.
+    # As in etcdctl, the request is sent before these flags are checked.
     if invocation["count-only"] and session.printer.name != "fields":
         raise CommandError("--count-only is only for `--write-out=fields`", BAD_ARGUMENTS)
     if invocation["print-value-only"] and session.printer.name != "simple":

@@ -1,7 +1,7 @@
 """``member list|add|remove|update|promote``, with the words and exit codes of etcdctl, and ``member replace``.
 
-``member replace OLD NAME --peer-urls=URL`` is several steps, each of which may be the last that was done when it is run
-again: what is left to do is read from the members that the cluster lists.
+``member replace OLD NAME --peer-urls=URL`` takes several steps. Run again after an interruption, it reads from the list
+of members which steps are left:
 
     no member has URL             NAME is added as a learner; what it is to be started with is printed
     a learner has it              it is asked to take OLD's place until that is granted: it is started, and in sync

@@ -167,7 +167,7 @@ def unanswered(failures: Mapping[str, str]) -> list[str]:
 
 
 def open_session(invocation: Invocation, *, value_only: bool = False) -> Session:
-    """Settle everything before the first call.
+    """Read all settings of a command, and choose its printer.
 
     Arguments:
         invocation: the command line.

@@ -364,10 +364,10 @@ raftkv itself has no older version to go back to."""
 it. It is written as FILE.part, and gets its name when it is whole. There is no time limit without
 --command-timeout."""
     snapshot = [
-        _leaf("save", "ctl.snapshot:snapshot_save", "FILE", "Save the state of a member to a file", (), save)(
+        _leaf("save", "ctl.maintenance:snapshot_save", "FILE", "Save the state of a member to a file", (), save)(
             "snapshot save /backup/raftkv.db", "snapshot save --endpoints=10.0.0.1:2379 raftkv.db"
         ),
-        *file_commands(_leaf, "ctl.snapshot", "hash, revision, total keys, total size", _FILES),
+        *file_commands(_leaf, "ctl.maintenance", "hash, revision, total keys, total size", _FILES),
     ]
     return [
         Branch("snapshot", "Save the state of a member, look at such files, and restore them", snapshot, GLOBAL_FLAGS),

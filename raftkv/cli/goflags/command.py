@@ -87,7 +87,7 @@ class Page(click.HelpFormatter):
         super().write_dl([(name, text.replace("-", NO_BREAK_HYPHEN)) for name, text in rows], col_max, col_spacing)
 
     def write(self, string: str) -> None:
-        """Write what has been broken into lines."""
+        """Write text that was broken into lines."""
         super().write(string.replace(NO_BREAK_HYPHEN, "-").replace(NO_BREAK_SPACE, " "))
 
 
@@ -236,11 +236,11 @@ class External(click.Command):
 
 
 MakeLeaf = Callable[..., Callable[..., Leaf]]
-"""Makes a command that only lacks its examples: the words after the program's name, which the result takes."""
+"""Makes a command without examples; the result takes these, as words after the program's name."""
 
 
 def leaf_maker(shared: Sequence[Flag]) -> MakeLeaf:
-    """Return what makes the commands of a program.
+    """Return a function that makes the commands of a program.
 
     Arguments:
         shared: flags that all commands have.

@@ -1,6 +1,6 @@
 """How runs look: tables and colour on a terminal, the same cells as plain columns elsewhere.
 
-Owns the words for people; how tables are printed is ``output.rows``.
+Owns the words for people; ``output.table`` prints the tables.
 """
 
 from __future__ import annotations
