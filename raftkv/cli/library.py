@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from raftkv.cli.ctl.session import Session, open_session
-from raftkv.cli.exits import BAD_ARGUMENTS, BAD_FEATURE, ERROR, CommandError
 from raftkv.cli.goflags.command import Invocation
+from raftkv.cli.program import BAD_ARGUMENTS, BAD_FEATURE, ERROR, CommandError
 from raftkv.client import Client as Core
 from raftkv.client.errors import HistoryReplaced
 from raftkv.client.library import Client, open_scope
@@ -40,7 +40,7 @@ def open_library(invocation: Invocation) -> tuple[Session, bool]:
 
 
 def use_library(session: Session, use: Callable[[Client], Awaitable[T]]) -> T:
-    """Use the library's client; whatever goes wrong becomes one line.
+    """Use the library's client; each failure becomes one line.
 
     Arguments:
         session: of the command.

@@ -1,8 +1,8 @@
 """raftkv: the server's command line.
 
-Owns the choice of what to do (serve is the default, as for etcd) and the last word on failures: whatever a user can
-cause ends in one line, ``raftkv: ...``, on standard error. Exit codes are etcd's: 0 stopped as asked, 1 could not
-run, 2 a flag that cannot be read.
+Owns the choice of the command (serve is the default, as for etcd). Each failure that a user can cause is one line on
+standard error, ``raftkv: ...``. Exit codes are etcd's: 0 stopped as asked, 1 could not run, 2 a flag that cannot be
+read.
 
     raftkv --name a --listen-client-urls http://127.0.0.1:2379 ...    serve (``raftkv serve`` is the same)
     raftkv cluster --size 3                                           a local cluster in this terminal
@@ -18,9 +18,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from raftkv import __version__
-from raftkv.cli.exits import ERROR, SUCCESS, CommandError
-from raftkv.cli.program import described, leave
-from raftkv.cli.programs import API_VERSION, COMMANDS
+from raftkv.cli.program import API_VERSION, COMMANDS, ERROR, SUCCESS, CommandError, described, leave
 
 _ABSENT = ("gateway", "grpc-proxy")
 

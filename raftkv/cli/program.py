@@ -1,14 +1,14 @@
-"""The frame of every command line: how a program ends, whatever happens inside it.
+"""The frame of every command line: how a program ends, also after a failure.
 
-Owns the last word on output that nobody takes any more. ``raftkv --help | head -1`` closes its end of the pipe while
-there is more to print; the program then leaves without a word, as other programs do that a broken pipe ends. A full
-disk below ``> file`` is one line. Python would otherwise complain at its exit, when it flushes what is left. Passwords
-in memory stay out of core dumps.
+``raftkv --help | head -1`` closes the pipe while there is more to print: the program then ends silently, as other
+programs do. A full disk behind ``> file`` is one line. Without this module, Python would complain when it flushes the
+rest at its exit. Passwords in memory stay out of core dumps.
 
 >>> leave(lambda: 7, print)
 7
 
-Leaves out: how a program says what went wrong, which each knows itself (``complain``).
+Each failure that a user can cause is a ``CommandError``: one line on standard error and a code, never a traceback.
+Leaves out: how a program words a failure, which it passes as ``complain``.
 """
 
 from __future__ import annotations
@@ -21,11 +21,58 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
-from raftkv.cli.exits import ERROR, CommandError
+# Exit codes: etcdctl's, because scripts test them.
 
-INTERRUPTED = 130
+SUCCESS: Final = 0
+ERROR: Final = 1
+"""The cluster refused, or could not be reached, or a flag is wrong."""
+BAD_CONNECTION: Final = 2
+"""No client could be made, for example because the password is wrong."""
+INVALID_INPUT: Final = 3
+"""A transaction that cannot be read."""
+BAD_FEATURE: Final = 4
+"""A value that a flag does not know, or an output format that the command does not have."""
+INTERRUPTED: Final = 5
+"""The server has ended a watch."""
+BAD_ARGUMENTS: Final = 128
+"""Too few or too many arguments, or flags that exclude each other."""
+BAD_FLAGS: Final = 2
+"""The server's code for a flag that it cannot read."""
+
+
+class CommandError(Exception):
+    """Ends the command with a code and a line on standard error (no line if the text is empty).
+
+    Arguments:
+        text: the line.
+        code: exit code of the program.
+        details: lines that stand before it, e.g. which endpoints failed and why.
+    """
+
+    def __init__(self, text: str, code: int = ERROR, details: Sequence[str] = ()) -> None:
+        super().__init__(text)
+        self.code = code
+        self.details = tuple(details)
+
+
+API_VERSION: Final = "3.6"
+"""Version of etcd's API that is spoken."""
+
+COMMANDS: Final[Mapping[str, str]] = {
+    "cluster": "raftkv.cli.cluster",
+    "backup": "raftkv.cli.backup.command",
+    "doctor": "raftkv.cli.doctor.command",
+    "certs": "raftkv.cli.certs.command",
+    "join": "raftkv.cli.server.join",
+    "torchft-lighthouse": "raftkv.cli.daemons.torchft_lighthouse",
+    "tcpstore-gateway": "raftkv.cli.daemons.tcpstore_gateway",
+}
+"""The commands of ``raftkv``, each with the module whose ``main`` runs it; error lines of the other programs use it."""
+
+CTRL_C = 130
 """What a shell shows for a program that Ctrl-C has ended; ``start`` then ends it by that signal."""
 
 
@@ -111,13 +158,13 @@ def _ended(body: Callable[[], int], complain: Callable[[str], None]) -> int:
         return error.code
     except KeyboardInterrupt as interrupt:
         _drop(interrupt)
-        code = INTERRUPTED
+        code = CTRL_C
     sys.stdout.flush()
     return code
 
 
 def _drop(interrupt: KeyboardInterrupt) -> None:
-    """Let go of what was interrupted, without its complaints: a loop half made, a coroutine that nobody awaits."""
+    """Free the interrupted frames without warnings of theirs, such as a coroutine that was never awaited."""
     hook, sys.unraisablehook = sys.unraisablehook, lambda report: None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,10 +1,10 @@
-"""Begins the programs, which Ctrl-C during their imports ends without a word, and ends raftkvctl.
+"""Entry points of the three programs: Ctrl-C ends them quietly, also during their imports.
 
-The imports take a tenth of a second, in which Python would answer SIGINT with a traceback. Whoever imports this module
-is such a program; ``program.leave`` takes SIGINT back when it can say how a program ends.
+The imports take a tenth of a second, in which Python would answer SIGINT with a traceback. This module therefore resets
+SIGINT when it is imported, and ``program.leave`` catches SIGINT again.
 
-Ctrl-C ends a program by that signal, whatever it has tidied up before: a shell goes on with a script, or round a loop,
-when the command that it waits for has ended by itself.
+After Ctrl-C and its clean-up a program ends by that signal. With an exit code of its own, a shell would go on with its
+script or loop.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def raftkvutl() -> int:
 
 def _as_ended(code: int) -> int:
     """Return the exit code; after Ctrl-C raise what Python ends a program by with the signal, and say nothing."""
-    from raftkv.cli.program import INTERRUPTED
+    from raftkv.cli.program import CTRL_C
 
-    if code == INTERRUPTED:
+    if code == CTRL_C:
         sys.excepthook = lambda *_: None
         raise KeyboardInterrupt
     return code
@@ -58,11 +58,11 @@ def _end(code: int) -> NoReturn:
     that run here are daemons.
     """
     atexit._run_exitfuncs()
-    with contextlib.suppress(OSError):  # nobody reads it any more
+    with contextlib.suppress(OSError):  # the reader is gone
         sys.stderr.flush()
-    from raftkv.cli.program import INTERRUPTED
+    from raftkv.cli.program import CTRL_C
 
-    if code == INTERRUPTED:
+    if code == CTRL_C:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     os._exit(code)

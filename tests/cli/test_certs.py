@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from raftkv.cli.certs import command
-from raftkv.cli.exits import CommandError
+from raftkv.cli.program import CommandError
 from raftkv.cli.server.options import read_options
 from raftkv.config import TLSFiles
 from raftkv.rpc.status import Code

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from raftkv.cli.cluster.members import Member, claimed
-from raftkv.cli.cluster.view import Row, make_table, news
-from raftkv.cli.exits import CommandError
+from raftkv.cli.cluster import Member, Row, claimed, make_table, news
+from raftkv.cli.program import CommandError
 from raftkv.client.local.process import stop_all
 from tests.cli.runner import run_ctl, run_server
 from tests.procs import data_directory, free_port

@@ -15,7 +15,7 @@ import dns.resolver
 import dns.rrset
 import pytest
 
-from raftkv.cli.discovery import discover
+from raftkv.cli.ctl.session import discover
 from raftkv.rpc import Server
 from tests.cli.runner import run_ctl
 from tests.procs import RAFTKV, Cluster

@@ -13,7 +13,7 @@ import pytest
 import raftkv
 from raftkv.checkpoint.keys import RANDOM_DIGITS, AttemptId, RegistryKeys
 from raftkv.checkpoint.records import Checkpoint
-from raftkv.cli.output.rows import clock
+from raftkv.cli.output.table import clock
 from raftkv.cli.runs import deleting
 from raftkv.cli.runs.facts import Denied, Queue, waiting
 from raftkv.cli.runs.view import Line, Narrator, members_text, ranks_text
@@ -99,7 +99,7 @@ def test_denied_hosts_and_those_who_wait_are_shown(raftkv_cluster, raftkv_client
 def test_a_dead_run_says_so(raftkv_cluster, raftkv_client) -> None:
     write(raftkv_client, [*SCRIPT[:6], ("node/a-1", None), ("node/b-1", None)])
     assert "running (dead)" in text_of(ctl(raftkv_cluster, "list"))
-    assert "; nobody is there any more\n" in text_of(ctl(raftkv_cluster, "show", "jobs/a"))
+    assert "; no node is there any more\n" in text_of(ctl(raftkv_cluster, "show", "jobs/a"))
 
 
 NODE = Node("d-1", "d", min_nodes=2, max_nodes=2, want=1, time=1.0)
@@ -330,7 +330,7 @@ def test_a_run_is_deleted_alone(raftkv_cluster, raftkv_client) -> None:
     assert (refused.code, refused.output) == (1, b"")
     assert refused.errors == "Error: 1 node is alive in run 'jobs/a': end them first, or give --force\n"
     asked = ctl(raftkv_cluster, "delete", "jobs/a", "--force")
-    assert (asked.code, asked.errors) == (128, "Error: nobody is there to confirm it: give --yes\n")
+    assert (asked.code, asked.errors) == (128, "Error: there is no terminal to confirm it on: give --yes\n")
     assert raftkv_client.get(KEYS.state) is not None
     done = plain_of(ctl(raftkv_cluster, "delete", "jobs/a", "--force", "--yes", "--json"))
     assert done == {"run": "jobs/a", "deleted": 8}
@@ -363,10 +363,10 @@ def test_all_runs_that_have_ended_are_deleted_at_once(raftkv_cluster, raftkv_cli
     assert shown[1].split()[:2] == ["old/0", "closed"]
     assert shown[-2:] == [
         "40 of 43 runs would be deleted",
-        "1 run that nobody has closed stays, though no node is there: name each to delete it",
+        "1 run that was never closed stays, though no node is there: name each to delete it",
     ]
     asked = ctl(raftkv_cluster, *words)
-    assert (asked.code, asked.errors) == (128, "Error: nobody is there to confirm it: give --yes\n")
+    assert (asked.code, asked.errors) == (128, "Error: there is no terminal to confirm it on: give --yes\n")
     done = text_of(ctl(raftkv_cluster, *words, "--yes")).splitlines()
     assert done[0] == "40 of 43 runs deleted: 80 keys"
     left = {one["run"] for one in plain_of(ctl(raftkv_cluster, "list", "--json"))}

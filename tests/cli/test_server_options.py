@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv.cli.exits import CommandError
+from raftkv.cli.program import CommandError
 from raftkv.cli.server.flags import FLAGS, SETTING
 from raftkv.cli.server.options import read_options
 from raftkv.config import LogRotation, ServerConfig, TLSFiles, Tracing

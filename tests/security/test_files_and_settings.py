@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-from raftkv.cli.exits import CommandError
+from raftkv.cli.program import CommandError
 from raftkv.cli.server.options import read_options
 from raftkv.raft.types import Entry, HardState
 from raftkv.storage.wal import WALCorruptError

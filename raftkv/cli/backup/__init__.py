@@ -2,11 +2,11 @@
 
     member --snapshot--> local file --upload--> NAME.db.part --read back, restored, hashed--> NAME.db --> NAME.json
 
-    command   words, the schedule, what is printed and the exit codes
-    take      which member is asked, the file, and the hash that it must have
+    command   flags, the schedule and the exit codes
+    report    what is printed
+    take      which member is asked, the file, and the hash that it must have; its check by restoring it
     place     the URL: temporary names, final names, errors in one line
-    manifest  what is known of one backup, and which are not needed any more
-    verify    a file restored into a temporary directory, and its hash
+    manifest  what is known of one backup, and which backups are no longer needed
 
 Laws: a backup exists when its manifest does, and that is written last; so a backup that was killed at any moment is
 none. What was uploaded is what is verified, by the hash that a member gives for that revision. The newest verified

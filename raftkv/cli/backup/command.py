@@ -11,10 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
+import os
+import shutil
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -23,17 +28,60 @@ from raftkv.cli.backup import manifest as rules
 from raftkv.cli.backup.manifest import DATA_SUFFIX, MANIFEST_SUFFIX, PART_SUFFIX, Manifest
 from raftkv.cli.backup.place import Advance, Place
 from raftkv.cli.backup.report import Report
-from raftkv.cli.backup.temporary import temporary_directory
+from raftkv.cli.common import POINT_IN_TIME_FLAGS, forward_of, target_of
 from raftkv.cli.daemons import daemon
-from raftkv.cli.exits import BAD_FLAGS, ERROR, SUCCESS, CommandError
 from raftkv.cli.goflags import pflag
 from raftkv.cli.goflags.pflag import BOOL, DURATION, INT, Flag
-from raftkv.cli.point_in_time import FLAGS as POINT_IN_TIME_FLAGS
-from raftkv.cli.point_in_time import forward_of, target_of
+from raftkv.cli.program import BAD_FLAGS, ERROR, SUCCESS, CommandError
 from raftkv.errors import RaftKVError
 
 if TYPE_CHECKING:
     from raftkv.offline.replay import Target
+
+
+PREFIX: Final = "raftkv-backup-"
+
+
+@contextmanager
+def temporary_directory(base: str = "") -> Iterator[Path]:
+    """Make a directory for a snapshot inside the block; it needs room for the database and a segment of the log.
+
+    Each is locked while it is in use. The directories of killed backups have lost their lock: they are deleted first.
+
+    Arguments:
+        base: where; empty: where the system has its temporary files.
+
+    Raises:
+        OSError: it cannot be made there.
+    """
+    _remove_leftovers(Path(base or tempfile.gettempdir()))
+    with tempfile.TemporaryDirectory(prefix=PREFIX, dir=base or None) as name:
+        descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield Path(name)
+        finally:
+            os.close(descriptor)
+
+
+def _remove_leftovers(base: Path) -> None:
+    for path in base.glob(PREFIX + "*"):
+        # It is another user's, or gone meanwhile.
+        with suppress(OSError):
+            _remove_if_left(path)
+
+
+def _remove_if_left(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        # An empty one may have been made just now, and not be locked yet.
+        if os.fstat(descriptor).st_uid != os.geteuid() or not os.listdir(descriptor):
+            return
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path)
+    finally:
+        os.close(descriptor)
+
 
 RETRY_S: Final = 60.0
 """Time after which a scheduled backup that failed is tried again, if its next turn is later."""
@@ -42,10 +90,7 @@ _JSON = Flag("json", BOOL, usage="print JSON, one object a line")
 _TEMPORARY = Flag("temporary-dir", usage="directory for the file while it is checked; without it that of the system")
 CLUSTER_FLAGS = (
     Flag("endpoints", default="127.0.0.1:2379", usage="members of the cluster, comma-separated"),
-    Flag("user", usage="NAME, with the password in RAFTKV_PASSWORD_FILE, or NAME:PASSWORD"),
-    Flag("cacert", usage="CA file: speak TLS to the cluster"),
-    Flag("cert", usage="client certificate"),
-    Flag("key", usage="its key"),
+    *daemon.CREDENTIALS,
 )
 TAKE_FLAGS = (
     Flag("once", BOOL, usage="take one backup and end"),
@@ -166,12 +211,9 @@ async def take_one(place: Place, values: dict[str, Any], report: Report) -> Mani
     Raises:
         CommandError: it failed; nothing of it counts.
     """
-    from raftkv.client.credentials import user_settings
     from raftkv.client.library import connect
 
-    endpoints = values["endpoints"].split(",")
-    files = {"ca_file": values["cacert"], "cert_file": values["cert"], "key_file": values["key"]}
-    async with connect(endpoints, **user_settings(values["user"]), **files) as kv:
+    async with connect(values["endpoints"].split(","), **daemon.connection(values)) as kv:
         with _temporary(values) as directory, report.progress() as progress:
             made = await _make(kv, place, directory, progress)
     await asyncio.to_thread(_prune, place, values, report)
@@ -180,8 +222,7 @@ async def take_one(place: Place, values: dict[str, Any], report: Report) -> Mani
 
 
 async def _make(kv: Any, place: Place, directory: Path, progress: Any) -> Manifest:
-    from raftkv.cli.backup.take import take
-    from raftkv.cli.backup.verify import check
+    from raftkv.cli.backup.take import check, take
 
     taken_s, path, back = time.time(), directory / "snapshot.db", directory / "uploaded.db"
     member, contents = await take(kv, path, progress.received)
@@ -267,7 +308,7 @@ def _prune(place: Place, values: dict[str, Any], report: Report) -> None:
     for name in place.remove_leftovers(now_s):
         report.deleted(name)
     if values["prune-wal-archive"] and damaged:
-        report.failed("the archive is not pruned: nobody knows what these backups need of it")
+        report.failed("the archive is not pruned: these damaged backups may need a part of it")
     elif values["prune-wal-archive"]:
         _prune_archive(Path(values["prune-wal-archive"]), place, report)
 
@@ -306,7 +347,7 @@ def _list(place: Place, values: dict[str, Any]) -> int:
 
 
 def _verify(place: Place, values: dict[str, Any]) -> int:
-    from raftkv.cli.backup.verify import check
+    from raftkv.cli.backup.take import check
 
     report = Report(json=values["json"])
     backups, damaged = place.look()
@@ -333,7 +374,7 @@ def _verify(place: Place, values: dict[str, Any]) -> int:
 
 def _restore(place: Place, values: dict[str, Any]) -> int:
     from raftkv import cluster_id
-    from raftkv.cli.backup.verify import check
+    from raftkv.cli.backup.take import check
     from raftkv.config import ServerConfig
     from raftkv.offline.etcd.restore import restore
 

@@ -84,7 +84,7 @@ def name_of(taken_s: float, revision: int) -> str:
 def time_of(file_name: str) -> float | None:
     """Return when the backup of a file was taken, in seconds since the epoch; None: it is no file of a backup.
 
-    One that somebody has copied to another name is his own, and none.
+    A copy under another name is the user's own, and no backup.
     """
     match = _FILE.fullmatch(file_name)
     return datetime.strptime(match[1], _TIME).replace(tzinfo=UTC).timestamp() if match else None
@@ -94,7 +94,7 @@ def oldest_first(backups: Iterable[Manifest]) -> list[Manifest]:
     """Return backups in the order in which they were taken, also where a clock jumped on the way.
 
     In one cluster the index tells what came first. A backup is therefore no younger than any that has a higher index,
-    whatever the clock said, and with that time it is put among those of other clusters.
+    even if the clock differs, and takes that time for its place among those of other clusters.
     """
     youngest_s: dict[int, float] = {}
     moments: list[tuple[float, int, float, Manifest]] = []

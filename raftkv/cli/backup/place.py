@@ -1,7 +1,7 @@
 """Where backups are: a URL of fsspec (``file:``, ``memory:``, ``s3:`` and what else is installed).
 
 Owns the order of steps that makes a file appear whole: it is written under a name that ends in ``.part``, and then gets
-its own. On local disks both are synced. Whatever a file system raises becomes one line.
+its own. On local disks both are synced. Any exception of a file system becomes one line.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from raftkv.checkpoint.storage.filesystems import describe, open_url, sync
 from raftkv.cli.backup.manifest import DATA_SUFFIX, MANIFEST_SUFFIX, PART_SUFFIX, Manifest, oldest_first, time_of
-from raftkv.cli.exits import CommandError
+from raftkv.cli.program import CommandError
 from raftkv.client.control.records import RecordError
 from raftkv.errors import ConfigError
 
@@ -24,7 +24,7 @@ MANIFEST_BYTES_MAX: Final = 64 << 10
 DIRECTORY_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
 LEFT_OVER_S: Final = 86_400.0
-"""Age at which a file without a manifest is taken for one that nobody finishes any more."""
+"""Age at which a file without a manifest counts as left over by a killed backup."""
 
 Advance = Callable[[int], None]
 """Told of bytes that were copied."""

@@ -26,15 +26,96 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any, Final, Protocol
 
-from raftkv.cli.bench.caller import Caller, CallerChannel, open_channel
 from raftkv.client import ClientOptions
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.endpoints import Endpoint, parse_endpoints
+from raftkv.client.rpc.transport import channel_arguments
 from raftkv.errors import RaftKVError
 from raftkv.pb import rpc_pb2
+from raftkv.rpc.client.calls import UnaryFuture
+from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.client.stream import ClientStream
 from raftkv.rpc.metadata import Metadata
 from raftkv.rpc.status import RpcError
+
+
+class CallerChannel(Channel):
+    """A channel whose calls may be made again."""
+
+    def make(self, caller: Caller, path: str, metadata: Metadata) -> None:
+        """Begin the caller's next call, or queue it until there is a connection with room."""
+        caller.headers = self._headers(path, None, metadata)
+        core = self._core
+        if core is not None and not self._queue and core.has_room():
+            caller.begin(core)
+        else:
+            self._enqueue(caller, None)
+
+
+def open_channel(endpoint: Endpoint, options: ClientOptions) -> CallerChannel:
+    """Make a channel to an endpoint; it connects at the first call.
+
+    Arguments:
+        endpoint: where to.
+        options: how to connect.
+    """
+    return CallerChannel(*channel_arguments(endpoint, options))
+
+
+class Caller(UnaryFuture):
+    """One client: it has one call under way, and begins the next when that is answered.
+
+    It is its own call, over and over. As a future it is never done: ``set_result`` ends one call instead. An answer is
+    counted, and the next request queued, in the callback that read the answer: no future is completed, no callback is
+    scheduled, and the loop makes no extra turn. That saves 2 to 4 us a put. A call at 100 clients costs 17 us on 10
+    connections and 39 us on 100 connections, where each call has a read and a write of its own.
+
+        Caller(run, open_channel(endpoint, options), metadata).start()
+    """
+
+    __slots__ = ("caller_channel", "metadata", "run", "started_at")
+
+    def __init__(self, run: Run, channel: CallerChannel, metadata: Metadata) -> None:
+        super().__init__(channel, asyncio.get_running_loop(), (), b"")
+        self.caller_channel = channel
+        self.metadata = metadata
+        self.run = run
+        self.started_at = 0.0
+
+    def start(self) -> None:
+        """Make the next call, if any is left."""
+        delay_s = self.run.take()
+        if delay_s:
+            self.get_loop().call_later(delay_s, self._send)
+        elif delay_s is not None:
+            self._send()
+
+    def _send(self) -> None:
+        path, self.request = next(self.run.requests)
+        self.assembler = self.core = self.message = None
+        self.refusals = 0
+        self.started_at = time.perf_counter()
+        self.caller_channel.make(self, path, self.metadata)
+
+    def set_result(self, result: bytes) -> None:
+        """Count an answer and go on."""
+        run = self.run
+        run.open -= 1
+        run.latencies_s.append(time.perf_counter() - self.started_at)
+        run.failed_in_a_row = 0
+        self.start()
+        run.ended()
+
+    def set_exception(self, exception: BaseException | type[BaseException]) -> None:
+        """Count a failure and go on; in the next pass of the loop, since a dead channel fails calls at once."""
+        self.run.failed(str(exception))
+        self.get_loop().call_soon(self._failed)
+
+    def _failed(self) -> None:
+        self.run.open -= 1
+        self.start()
+        self.run.ended()
+
 
 FAILURES_MAX: Final = 1000
 """Calls that may fail one after the other before a run is given up: its members are gone."""
@@ -128,7 +209,7 @@ def _keys(size: int, space: int, sequential: bool, rng: random.Random) -> Iterat
     width = max(8, size)
     while True:
         number = (number + 1) % space if sequential else int(rng.random() * space)
-        # The number comes last, so that keys are spread evenly whatever their size.
+        # The number comes last, so that keys of any size are spread evenly.
         yield number.to_bytes(width, "big")[-size:]
 
 
@@ -205,7 +286,7 @@ class LoadError(RaftKVError):
 
 
 class Runnable(Protocol):
-    """Something that makes calls and measures them; ``Load`` and the loads of streams and locks."""
+    """A load that makes calls and measures them: ``Load``, and those of streams and locks."""
 
     async def run(
         self, requests: Iterator[Request], *, total: int, when_connected: Callable[[], object] = lambda: None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ import click
 from raftkv.cli.bench.load import Load, Result, Runnable
 from raftkv.cli.bench.processes import MakeLoad, MakeRequests, run_in_processes
 from raftkv.cli.goflags.command import HELP_ROW
+from raftkv.cli.output.table import progress_bar
+from raftkv.cli.program import CTRL_C
 from raftkv.client import Client, ClientOptions
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.certificates import tls_context
@@ -25,7 +26,6 @@ from raftkv.rpc.status import RpcError
 
 F = TypeVar("F", bound=Callable[..., Any])
 SETUP_TIMEOUT_S = 10.0
-INTERRUPTED = 130
 
 
 def within(kind: type[int] | type[float], least: float, most: float = math.inf) -> Callable[[str], float]:
@@ -202,13 +202,12 @@ def run_load(
     """Measure and print; failures end the program in one line."""
     with failures_in_one_line():
         members = choose_members(endpoints, target_leader)
-        if processes > 1:
-            make_load = _shares(make, members, clients, conns, processes)
-            with Progress(total, as_json) as progress:
-                result = run_in_processes(make_load, requests, total, processes, progress.update)
-        else:
-            with Progress(total, as_json) as progress:
-                load = make(Share(members, clients, conns, progress.update))
+        with call_bar(total, hidden=as_json) as on_progress:
+            if processes > 1:
+                make_load = _shares(make, members, clients, conns, processes)
+                result = run_in_processes(make_load, requests, total, processes, on_progress)
+            else:
+                load = make(Share(members, clients, conns, on_progress))
                 result = asyncio.run(load.run(requests(0), total=total))
     print_result(name, result, as_json)
     end(result, failed=not result.latencies_s)
@@ -222,7 +221,7 @@ def end(result: Result, *, failed: bool) -> None:
         failed: calls that failed.
     """
     if result.interrupted:
-        raise click.exceptions.Exit(INTERRUPTED)
+        raise click.exceptions.Exit(CTRL_C)
     if failed:
         raise click.exceptions.Exit(1)
 
@@ -258,35 +257,11 @@ def _shares(make: MakeShare, members: list[str], clients: int, connections: int,
     return make_rank
 
 
-class Progress:
-    """A bar on a terminal, nothing elsewhere."""
-
-    def __init__(self, total: int, quiet: bool) -> None:
-        self._total = total
-        self._bar: Any = None
-        self._task: Any = None
-        self._visible = sys.stderr.isatty() and not quiet
-
-    def __enter__(self) -> Progress:
-        if self._visible:
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-            from rich.progress import Progress as Bar
-
-            columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-            self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
-            self._bar.start()
-            self._task = self._bar.add_task("calls", total=self._total)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def update(self, answered: int) -> None:
-        """Show how many calls are answered."""
-        if self._bar is not None:
-            self._bar.update(self._task, completed=answered)
+@contextmanager
+def call_bar(total: int, *, hidden: bool) -> Iterator[Callable[[int], None]]:
+    """Show a bar of calls on a terminal inside the block; yields a function of the number of answered calls."""
+    with progress_bar("calls", ("MofNComplete", "TimeRemaining"), total, hidden=hidden) as update:
+        yield lambda answered: update(completed=answered)
 
 
 def print_result(name: str, result: Result, as_json: bool) -> None:

@@ -187,7 +187,7 @@ class WatcherProcess:
         return count
 
     def stop(self) -> None:
-        """End it, whatever it does."""
+        """Kill the process."""
         self._process.kill()
         self._process.join()
 

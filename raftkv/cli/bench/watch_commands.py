@@ -13,7 +13,7 @@ import click
 from raftkv.cli.bench.load import Load, Request, Result, Run, connections
 from raftkv.cli.bench.options import (
     Measurement,
-    Progress,
+    call_bar,
     choose_members,
     client_options,
     end,
@@ -49,7 +49,7 @@ PUT_RATE_FLAG = click.option(
 @number("--watch-per-stream", 100, 1, "number of watchers on each stream")
 @number("--watched-key-total", 1, 1, "number of different keys that are watched, in turn")
 @PUT_RATE_FLAG
-@click.option("--idle", is_flag=True, help="put keys that nobody watches")
+@click.option("--idle", is_flag=True, help="put keys without watchers")
 def watch(
     streams: int,
     watch_per_stream: int,
@@ -132,14 +132,14 @@ def _run_puts(
             worker.wait_watching()
         started_at = time.perf_counter()
 
-    with Progress(total, as_json) as progress:
+    with call_bar(total, hidden=as_json) as on_progress:
         load = Load(
             members[:1],
             clients=clients,
             connections=1,
             options=client_options(),
             rate=put_rate,
-            on_progress=progress.update,
+            on_progress=on_progress,
         )
         result = asyncio.run(load.run(requests, total=total, when_connected=begin))
     return started_at, result
@@ -196,9 +196,9 @@ def watch_latency(put_rate: float, watch_endpoints: str, val_size: int, **shared
     with failures_in_one_line():
         members = choose_members(shared["endpoints"], shared["target_leader"])
         watched = watch_endpoints.split(",") if watch_endpoints else members
-        with Progress(shared["total"], shared["as_json"]) as progress:
+        with call_bar(shared["total"], hidden=shared["as_json"]) as on_progress:
             sizes = shared["clients"], shared["conns"], shared["total"]
-            result = asyncio.run(_measure_latency(members, watched, put_rate, val_size, *sizes, progress.update))
+            result = asyncio.run(_measure_latency(members, watched, put_rate, val_size, *sizes, on_progress))
     print_result("watch-latency", result, shared["as_json"])
     end(result, failed=bool(result.errors))
 

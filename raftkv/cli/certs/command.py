@@ -15,9 +15,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from raftkv.cli.daemons import daemon
-from raftkv.cli.exits import BAD_FLAGS, ERROR, SUCCESS, CommandError
 from raftkv.cli.goflags import pflag
 from raftkv.cli.goflags.pflag import BOOL, LIST, UINT, Flag
+from raftkv.cli.program import BAD_FLAGS, ERROR, SUCCESS, CommandError
 from raftkv.errors import RaftKVError
 
 if TYPE_CHECKING:

@@ -1,10 +1,10 @@
 """``raftkvctl checkpoint``: the registry of checkpoints on the command line.
 
-    finding   list, show, latest, best, runs, lineage   watching  watch
-    contents  verify                                    keeping   pin, unpin, tag, untag, gc
+    finding   list, show, latest, best, runs, lineage, watch, verify
+    keeping   pin, unpin, tag, untag, gc
     moving    export, import, copy
-    view      tables, lines and JSON                    which     how a checkpoint is named
-    frame     what every command begins with: arguments, the way to the registry, failures
+    view      tables, lines and JSON
+    frame     shared by all commands: arguments, how a checkpoint is named, the way to the registry, failures
 
-What the registry does is in ``raftkv.checkpoint``; words, flags, help and examples are in ``cli.words.checkpoints``.
+``raftkv.checkpoint`` is the registry itself; flags, help and examples are in ``cli.ctl.tree``.
 """

@@ -1,23 +1,27 @@
-"""``checkpoint list|show|latest|best|runs|lineage``: what there is; nothing here writes."""
+"""``checkpoint list|show|latest|best|runs|lineage|watch|verify``: the commands that only read."""
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from raftkv.checkpoint.errors import CheckpointNotFound
+from raftkv.checkpoint.find.commits import Commit, Commits
 from raftkv.checkpoint.find.lookup import RunLatest
 from raftkv.checkpoint.keys import CHILD, PIN, TAG
 from raftkv.checkpoint.records import Checkpoint
 from raftkv.checkpoint.registry import Registry
-from raftkv.checkpoint.storage.verify import load_manifest
+from raftkv.checkpoint.storage.verify import Report, load_manifest
+from raftkv.checkpoint.storage.verify import verify as verify_bytes
 from raftkv.cli.checkpoints import view
-from raftkv.cli.checkpoints.frame import Call, outside_the_store
-from raftkv.cli.checkpoints.which import find
-from raftkv.cli.exits import BAD_ARGUMENTS, CommandError
+from raftkv.cli.checkpoints.frame import Call, find, outside_the_store
+from raftkv.cli.ctl.session import remark
 from raftkv.cli.goflags.command import Invocation
-from raftkv.cli.output.rows import Rows, out, printable
+from raftkv.cli.output.table import Rows, byte_bar, count, out, printable
+from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError
 
 _WORDS = {PIN: "pinned by", TAG: "tag", CHILD: "parent of"}
 Held = Mapping[tuple[str, int], Sequence[str]]
@@ -150,3 +154,108 @@ async def held(registry: Registry) -> Held:
 
 def _with_holds(checkpoint: Checkpoint, reasons: Held) -> dict[str, Any]:
     return {**asdict(checkpoint), "kept_as": reasons.get((checkpoint.kind, checkpoint.step), ())}
+
+
+def watch(invocation: Invocation) -> None:
+    """Print each commit once until SIGINT or SIGTERM arrives, or ``--count`` have come; then where to go on."""
+    call = Call(invocation, "watch", "RUN")
+    first, wanted = call["from-revision"], call["count"]
+    if first < 0 or wanted < 0:
+        raise CommandError("--from-revision and --count must not be negative", BAD_ARGUMENTS)
+
+    async def follow(registry: Registry) -> int:
+        commits = registry.watch(call.kind, start_revision=first)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, commits.cancel)
+        try:
+            known = await commits.ready()
+            # What exists already is printed, too, if the watch begins in the past: then nothing is known to be over.
+            return await _print_commits(commits, call, first or known + 1, wanted)
+        finally:
+            commits.cancel()
+
+    go_on = call.run(follow, limited=False)
+    if not call.as_json:
+        remark(f"to go on: --from-revision {go_on}")
+
+
+async def _print_commits(commits: Commits, call: Call, go_on: int, wanted: int) -> int:
+    """Print commits; return the revision from which to go on."""
+    printed = 0
+    async for commit in commits:
+        go_on = commit.revision + 1
+        _print(call, commit)
+        printed += 1
+        if printed == wanted:
+            break
+    return go_on
+
+
+def _print(call: Call, commit: Commit) -> None:
+    if call["uri"]:
+        print(commit.checkpoint.uri, flush=True)
+    elif call.as_json:
+        place = {"revision": commit.revision, "next_revision": commit.revision + 1}
+        view.print_json({**place, "checkpoint": commit.checkpoint})
+    else:
+        print(view.commit_line(commit.checkpoint, commit.revision), flush=True)
+
+
+def verify(invocation: Invocation) -> None:
+    """Compare the files of one checkpoint, or of all of a run, with what was committed."""
+    call = Call(invocation, "verify", "RUN [WHICH]")
+    if call["all"] and call.argument(1):
+        raise CommandError("checkpoint verify takes --all or WHICH, not both", BAD_ARGUMENTS)
+    which = call.which(1)
+
+    async def read(registry: Registry) -> list[Checkpoint]:
+        if not call["all"]:
+            return [await find(registry, which, call.kind)]
+        found = await registry.checkpoints(call.kind)
+        if not found:
+            raise CheckpointNotFound(f"run {call.run_id!r} has no checkpoints to verify")
+        return found
+
+    damaged = [one for one in call.run(read) if not _verify(call, one)]
+    if damaged:
+        steps = ", ".join(f"{one.step} ({one.kind})" for one in damaged)
+        text = f"step {steps} of run {call.run_id!r} cannot be trusted; load another one, and have this looked at"
+        raise CommandError(text, ERROR)
+
+
+def _verify(call: Call, checkpoint: Checkpoint) -> bool:
+    """Verify one, and print what was found; whether it is whole."""
+    try:
+        with byte_bar(f"verifying step {checkpoint.step}", hidden=call.as_json) as on_progress:
+            report = outside_the_store(lambda: verify_bytes(checkpoint, on_progress=on_progress))
+    except CommandError as error:
+        if error.code != ERROR:
+            raise
+        _tell(call, checkpoint, {"error": str(error)}, [str(error)])
+        return False
+    facts = asdict(report)
+    del facts["checkpoint"]
+    _tell(call, checkpoint, {"whole": report.is_whole, **facts}, _lines(report))
+    return report.is_whole
+
+
+def _tell(call: Call, checkpoint: Checkpoint, facts: dict[str, object], lines: list[str]) -> None:
+    name = {"run_id": checkpoint.run_id, "kind": checkpoint.kind, "step": checkpoint.step}
+    if call.as_json:
+        view.print_json({**name, "whole": False, **facts})
+        return
+    if facts.get("whole"):
+        print(f"step {checkpoint.step} ({checkpoint.kind}): {lines[0]}", flush=True)
+        lines = lines[1:]
+    for line in lines:
+        remark(f"step {checkpoint.step} ({checkpoint.kind}): {line}")
+
+
+def _lines(report: Report) -> list[str]:
+    found = [f"{name} is missing" for name in report.missing]
+    found += [f"{name} has another size than was committed" for name in report.wrong_size]
+    found += [f"{name} has other contents than were committed" for name in report.wrong_digest]
+    found += [f"{name}: {why}" for name, why in report.unreadable]
+    whole = [f"{count(report.file_count, 'file')}, {view.size(report.size_bytes)}, all digests match"]
+    extra = [f"{name} belongs to no rank; it does no harm" for name in report.extra]
+    return [*(whole if report.is_whole else []), *found, *extra]

@@ -15,15 +15,59 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from raftkv.checkpoint.keys import RegistryKeys, check_run_id
+from raftkv.checkpoint.find.lookup import MAX, MIN
+from raftkv.checkpoint.keys import RegistryKeys, check_run_id, check_step
 from raftkv.checkpoint.kinds import check_kind
+from raftkv.checkpoint.records import Checkpoint
 from raftkv.checkpoint.registry import Registry
-from raftkv.cli.checkpoints.which import LATEST, check_which
-from raftkv.cli.exits import BAD_ARGUMENTS, ERROR, CommandError
 from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.library import open_library, use_library
+from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError
 from raftkv.client.library import Client
 from raftkv.errors import ConfigError, RaftKVError
+
+LATEST = "latest"
+TAG = "tag"
+WORDS = "latest, a step, tag:NAME, min:METRIC or max:METRIC"
+
+
+def check_which(word: str) -> str:
+    """Return a word that names a checkpoint of a run.
+
+    latest          the newest; the default
+    100             the one of that step
+    tag:release     the one that the tag is on
+    min:loss        the best by a metric; max:accuracy
+
+    Raises:
+        CommandError: it does not.
+    """
+    prefix, colon, name = word.partition(":")
+    is_step = not colon and word.isascii() and word.isdecimal()
+    if word != LATEST and not is_step and not (name and prefix in (TAG, MIN, MAX)):
+        raise CommandError(f"{word!r} names no checkpoint: write {WORDS}", BAD_ARGUMENTS)
+    return word
+
+
+async def find(registry: Registry, word: str, kind: str) -> Checkpoint:
+    """Return the checkpoint that a word names.
+
+    Arguments:
+        registry: of the run.
+        word: as ``check_which`` has it.
+        kind: empty: of any kind.
+
+    Raises:
+        ConfigError: the step is too large.
+        CheckpointNotFound: there is none.
+    """
+    prefix, colon, name = word.partition(":")
+    if word == LATEST:
+        return await registry.latest(kind)
+    if not colon:
+        return await registry.at(check_step(int(word)), kind)
+    return await (registry.tagged(name) if prefix == TAG else registry.best(name, prefix, kind=kind))
+
 
 T = TypeVar("T")
 

@@ -11,13 +11,11 @@ from raftkv.checkpoint.registry import Registry
 from raftkv.checkpoint.retention.collector import Collected
 from raftkv.checkpoint.retention.policy import Best, Decision, Policy
 from raftkv.cli.checkpoints import view
-from raftkv.cli.checkpoints.frame import Call, outside_the_store
-from raftkv.cli.checkpoints.which import find
+from raftkv.cli.checkpoints.frame import Call, find, outside_the_store
 from raftkv.cli.ctl.quota import parse_size
-from raftkv.cli.exits import BAD_ARGUMENTS, ERROR, CommandError
 from raftkv.cli.goflags.command import Invocation
-from raftkv.cli.output.bars import byte_bar
-from raftkv.cli.output.rows import Rows, clock, count, out
+from raftkv.cli.output.table import Rows, byte_bar, clock, count, out
+from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError
 
 _GONE_STYLE = "red"
 

@@ -13,12 +13,10 @@ from raftkv.checkpoint.records import Checkpoint
 from raftkv.checkpoint.registry import Registry
 from raftkv.checkpoint.storage.place import Place
 from raftkv.cli.checkpoints import view
-from raftkv.cli.checkpoints.frame import Call, outside_the_store
-from raftkv.cli.checkpoints.which import check_which, find
-from raftkv.cli.exits import BAD_ARGUMENTS, ERROR, CommandError
+from raftkv.cli.checkpoints.frame import Call, check_which, find, outside_the_store
 from raftkv.cli.goflags.command import Invocation
-from raftkv.cli.output.bars import byte_bar
-from raftkv.cli.output.rows import Rows, count, out
+from raftkv.cli.output.table import Rows, byte_bar, count, out
+from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError
 
 _STYLES = {IMPORTED: "green", REFUSED: "red"}
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from raftkv.checkpoint.find.lookup import RunLatest
 from raftkv.checkpoint.records import Checkpoint, Extremes
-from raftkv.cli.output.rows import Rows, clock, printable
+from raftkv.cli.output.table import Rows, clock, printable
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 LATEST_STYLE: Final = "bold green"

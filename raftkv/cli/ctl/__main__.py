@@ -1,8 +1,7 @@
 """raftkvctl: the command line of a cluster, with etcdctl's commands, flags, output and exit codes.
 
-Owns the program: its failures become one line and an exit code. Which commands there are is in ``tree``; what they do
-is in ``kv``, ``txn``, ``cluster``, ``cli.runs.commands``, ``about`` and others of that kind; how they reach the cluster
-is in ``session``; how answers look is in ``cli.output.printer``.
+Owns the program: its failures become one line and an exit code. ``tree`` names the commands and the functions that they
+run; ``session`` connects to the cluster; ``cli.output.printer`` prints answers.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from raftkv.cli.ctl.tree import COMPLETION_VARIABLE, NAME, make_tree
-from raftkv.cli.exits import ERROR, CommandError
+from raftkv.cli.common import run_program
+from raftkv.cli.ctl.tree import NAME, make_tree
 from raftkv.cli.goflags.command import Branch, dispatch
-from raftkv.cli.program import leave
+from raftkv.cli.program import ERROR, CommandError
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -31,12 +30,8 @@ def main(words: Sequence[str] | None = None) -> int:
         # A command lives for a moment and makes no cycles worth finding: the collector would only slow its imports.
         gc.disable()
     tree = make_tree()
-    if instruction := os.environ.get(COMPLETION_VARIABLE):
-        from click.shell_completion import shell_complete
-
-        return shell_complete(tree, {}, NAME, COMPLETION_VARIABLE, instruction)
     given = sys.argv[1:] if words is None else words
-    return leave(lambda: _run(tree, given), lambda text: print(f"Error: {text}", file=sys.stderr))
+    return run_program(tree, lambda: _run(tree, given))
 
 
 def _run(tree: Branch, words: Sequence[str]) -> int:

@@ -15,11 +15,11 @@ from typing import Final, NoReturn
 
 from raftkv.cli import metrics
 from raftkv.cli.bench.load import Load, Request, Result
-from raftkv.cli.bench.options import INTERRUPTED, Progress
+from raftkv.cli.bench.options import call_bar
 from raftkv.cli.ctl.session import Session, open_session
-from raftkv.cli.exits import BAD_FEATURE, ERROR, INVALID_INPUT, CommandError
 from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.goflags.values import quote, text_bytes
+from raftkv.cli.program import BAD_FEATURE, CTRL_C, ERROR, INVALID_INPUT, CommandError
 from raftkv.client import Client
 from raftkv.client.keys import prefix_end
 from raftkv.client.rpc import methods
@@ -90,7 +90,7 @@ def _end_interrupted(session: Session, invocation: Invocation, lines: list[str])
     """Print what was measured until Ctrl-C, then delete the keys; a second Ctrl-C leaves them."""
     print("\n".join(lines), flush=True)
     _clean_up(session, invocation)
-    raise CommandError("", INTERRUPTED)
+    raise CommandError("", CTRL_C)
 
 
 def evaluate(result: Result, rate: int) -> tuple[bool, list[str]]:
@@ -171,8 +171,8 @@ def _run(
 ) -> Result:
     """Make the calls; with a rate, for the duration of the check and no longer."""
     try:
-        with Progress(total, quiet=False) as progress:
-            load = _make_load(session, clients, rate, progress.update)
+        with call_bar(total, hidden=False) as on_progress:
+            load = _make_load(session, clients, rate, on_progress)
             return asyncio.run(load.run(requests, total=total))
     except (RpcError, RaftKVError, OSError) as error:
         raise CommandError(str(error), ERROR) from None
@@ -192,7 +192,7 @@ def _make_load(session: Session, clients: int, rate: int, on_progress: Callable[
 
 
 def _token(session: Session) -> str:
-    """Return the client's token, which the load's calls need because they go past the client."""
+    """Return the client's token: the load makes calls without the client, and needs it."""
     return session.run(lambda client: client.fetch_token(session.timeout_s))
 
 

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from raftkv.cli.ctl.session import Session, failed, open_session
-from raftkv.cli.exits import ERROR, CommandError
 from raftkv.cli.goflags import values as govalues
 from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.output.printer import EndpointAnswer, EndpointHealth
+from raftkv.cli.program import ERROR, CommandError
 from raftkv.client import Client, Method
 from raftkv.client.rpc import methods
 from raftkv.errors import PERMISSION_DENIED, ConfigError, StatusError
@@ -104,14 +104,14 @@ def _ask_each(
 
 
 def details_of(error: StatusError | ConfigError) -> Sequence[str]:
-    """Return what else is known of an endpoint that did not answer, or that can be none, a line each."""
+    """Return the reasons why an endpoint did not answer, a line each; none for one that is no endpoint."""
     return failed(error).details if isinstance(error, StatusError) else ()
 
 
 async def _check_health(session: Session, endpoint: str, details: list[str]) -> EndpointHealth:
-    """Healthy is who answers a linearizable read and has no alarm; a refused permission is an answer too.
+    """Check one endpoint: healthy is a member that answers a linearizable read and has no alarm.
 
-    What else is known of a failure is added to ``details``.
+    A refused permission is an answer, too. Reasons of a failure are added to ``details``.
     """
     start_ns = time.monotonic_ns()
     try:

@@ -1,31 +1,40 @@
-"""What ``lock`` and ``elect`` share: a lease for the time of the command, and the signals that end the wait.
+"""``lock``: hold a named lock until a signal comes, or while a command runs. ``elect``: campaign, or print who leads.
 
-The recipe itself is the library's (``client.lock.contender``), and so all clients of etcd may meet on one name.
+Owns the holder's duties: its key stands under a lease that is kept alive; the key is deleted on every way out; a
+command does not outlive the lock (etcdctl lets it run on). The recipe itself is the library's
+(``client.lock.contender``), so that all clients of etcd may meet on one name.
 """
 
 from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any, TypeVar
 
-from raftkv.cli.ctl.session import Session, failed, remark, unanswered
-from raftkv.cli.exits import ERROR, CommandError
+from raftkv.cli.ctl.session import Session, failed, open_session, remark, unanswered
+from raftkv.cli.ctl.watch import ChildFailed, finish_child, start_child, tell_outages
+from raftkv.cli.goflags.command import Invocation
+from raftkv.cli.goflags.values import text_bytes
+from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError
 from raftkv.client import Client
-from raftkv.client.errors import EndpointsFailed, FenceLost, LeaseLost
+from raftkv.client.errors import EndpointsFailed, FenceLost, LeaseLost, WatchCanceled
 from raftkv.client.lease.lease import Lease
 from raftkv.client.library import open_scope
 from raftkv.client.lock.contender import Contender
+from raftkv.client.lock.election import observations
+from raftkv.client.rpc import methods
 from raftkv.client.rpc.retry import until_answered
 from raftkv.errors import StatusError
+from raftkv.pb import rpc_pb2
 
 T = TypeVar("T")
 
 CANCELED = "context canceled"
 REVOKE_TIMEOUT_S = 2.0
-"""A member that is gone must not hold up the end of a command for longer: the lease will expire."""
+"""Longest wait for the revocation at the end of a command: without it the lease expires."""
 
 
 @asynccontextmanager
@@ -89,7 +98,7 @@ class Contest:
         return await unless(work, (self.lease.lost, self._expired))
 
     async def leave(self) -> None:
-        """Leave the queue, whatever has become of the wait."""
+        """Leave the queue, also after a failed wait."""
         if self.lease.lost.is_set():
             return
         try:
@@ -102,7 +111,7 @@ class Contest:
 async def contest(session: Session, client: Client, name: bytes, *, ttl_s: int, expired: str) -> AsyncIterator[Contest]:
     """Take part in the contest for a name for the time of the block; leaves the queue at its end.
 
-    Who waits for a lock also waits for a cluster that does not answer, and says why after ``--command-timeout``.
+    The wait for a lock also waits for a cluster that does not answer, and tells why after ``--command-timeout``.
 
     Arguments:
         session: of the command.
@@ -131,7 +140,7 @@ async def contest(session: Session, client: Client, name: bytes, *, ttl_s: int, 
 
 
 class Remarks:
-    """Say once on standard error why nobody answers."""
+    """Say once on standard error why no member answers."""
 
     def __init__(self) -> None:
         self._said = False
@@ -172,3 +181,123 @@ async def unless(work: Coroutine[Any, Any, T], *events: tuple[asyncio.Event, str
         for pending in (task, *waits):
             pending.cancel()
         await asyncio.wait([task, *waits])
+
+
+LOCK_EXPIRED = "session expired"
+
+
+def lock(invocation: Invocation) -> None:
+    """Acquire, hold, release."""
+    if not invocation.arguments:
+        raise CommandError("lock takes a lock name argument and an optional command to execute", BAD_ARGUMENTS)
+    name, command = invocation.arguments[0], invocation.arguments[1:]
+    session = open_session(invocation)
+    # Go's clients take a TTL of 0 for "none given".
+    ttl_s = invocation["ttl"] if invocation["ttl"] > 0 else 60
+
+    async def hold(client: Client) -> None:
+        async with contest(session, client, text_bytes(name), ttl_s=ttl_s, expired=LOCK_EXPIRED) as part:
+            try:
+                revision = await part.win(b"")
+            except FenceLost:
+                raise CommandError("mutex: session is expired") from None
+            if command:
+                await _run(command, part, revision)
+            else:
+                await _wait(session, client, part)
+
+    session.run(hold)
+
+
+async def _wait(session: Session, client: Client, part: Contest) -> None:
+    found = await client.call(
+        methods.RANGE, rpc_pb2.RangeRequest(key=part.place.guard_key), timeout_s=session.timeout_s
+    )
+    if not found.kvs:
+        raise CommandError("lock lost on init")
+    session.printer.get(found)
+    sys.stdout.flush()
+    await part.hold(part.stopped.wait())
+
+
+async def _run(command: list[str], part: Contest, revision: int) -> None:
+    """Run the command; a signal to us is for it, and a lost lock ends it."""
+    variables = {"ETCD_LOCK_KEY": part.place.key.decode("utf-8", "surrogateescape"), "ETCD_LOCK_REV": str(revision)}
+    try:
+        child = await start_child(command, variables)
+        told = asyncio.create_task(_tell(child, part.stopped))
+        try:
+            await part.hold(finish_child(child))
+        finally:
+            told.cancel()
+            if child.returncode is None:
+                child.terminate()
+                await child.wait()
+    except ChildFailed as error:
+        raise CommandError(str(error), error.code) from None
+
+
+async def _tell(child: asyncio.subprocess.Process, stopped: asyncio.Event) -> None:
+    await stopped.wait()
+    with suppress(ProcessLookupError):
+        child.terminate()
+
+
+ELECTION_TTL_S = 60
+ELECTION_EXPIRED = "elect: session expired"
+
+
+def elect(invocation: Invocation) -> None:
+    """Take part, or observe."""
+    arguments, listen = invocation.arguments, invocation["listen"]
+    if len(arguments) not in (1, 2):
+        text = "elect takes one election name argument and an optional proposal argument"
+        raise CommandError(text, BAD_ARGUMENTS)
+    if len(arguments) == 1 and not listen:
+        raise CommandError("no proposal argument but -l not set", BAD_ARGUMENTS)
+    if len(arguments) == 2 and listen:
+        raise CommandError("proposal given but -l is set", BAD_ARGUMENTS)
+    session = open_session(invocation)
+    name = text_bytes(arguments[0])
+    if listen:
+        session.run(lambda client: _listen(client, session, name))
+    else:
+        session.run(lambda client: _campaign(client, session, name, text_bytes(arguments[1])))
+
+
+async def _campaign(client: Client, session: Session, name: bytes, proposal: bytes) -> None:
+    async with contest(session, client, name, ttl_s=ELECTION_TTL_S, expired=ELECTION_EXPIRED) as part:
+        try:
+            await part.win(proposal)
+        except FenceLost:
+            raise CommandError(ELECTION_EXPIRED) from None
+        request = rpc_pb2.RangeRequest(key=part.place.guard_key)
+        _show(session, await client.call(methods.RANGE, request, timeout_s=session.timeout_s))
+        await part.hold(part.stopped.wait())
+
+
+async def _listen(client: Client, session: Session, name: bytes) -> None:
+    async with signals() as stopped:
+        try:
+            await unless(_observe(client, session, name), (stopped, ""))
+        except CommandError as error:
+            if str(error):
+                raise
+
+
+async def _observe(client: Client, session: Session, name: bytes) -> None:
+    async with (
+        open_scope(client, session.timeout_s) as scope,
+        aclosing(observations(scope, name, on_trouble=Remarks())) as answers,
+    ):
+        tell_outages(scope.hub)
+        try:
+            async for answer in answers:
+                _show(session, answer)
+        except WatchCanceled:
+            raise CommandError("elect: observer lost") from None
+
+
+def _show(session: Session, response: rpc_pb2.RangeResponse) -> None:
+    session.printer.get(response)
+    sys.stdout.flush()

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from raftkv.cli.ctl.session import open_session
-from raftkv.cli.exits import BAD_ARGUMENTS, BAD_FEATURE, ERROR, CommandError
 from raftkv.cli.goflags import values as govalues
 from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.goflags.values import quote, text_bytes
+from raftkv.cli.program import BAD_ARGUMENTS, BAD_FEATURE, ERROR, CommandError
 from raftkv.client.keys import prefix_end
 from raftkv.client.rpc import methods
 from raftkv.pb import rpc_pb2
@@ -42,7 +42,7 @@ def get(invocation: Invocation) -> None:
     request = range_request(invocation)
     session = open_session(invocation, value_only=invocation["print-value-only"])
     response = session.call(methods.RANGE, request, metadata=_staleness(invocation))
-    # etcdctl asks first and complains afterwards; so do we, in case someone watches the server.
+    # As in etcdctl, the request is sent before these flags are checked.
     if invocation["count-only"] and session.printer.name != "fields":
         raise CommandError("--count-only is only for `--write-out=fields`", BAD_ARGUMENTS)
     if invocation["print-value-only"] and session.printer.name != "simple":
@@ -66,10 +66,9 @@ def delete(invocation: Invocation) -> None:
 
 def compaction(invocation: Invocation) -> None:
     """Forget the history before a revision."""
-    if len(invocation.arguments) != 1:
-        raise CommandError("compaction command needs 1 argument", BAD_ARGUMENTS)
+    text = invocation.argument("compaction command needs 1 argument")
     try:
-        revision = govalues.parse_int(invocation.arguments[0], base=10)
+        revision = govalues.parse_int(text, base=10)
     except ValueError as error:
         raise CommandError(str(error), ERROR) from None
     request = rpc_pb2.CompactionRequest(revision=revision, physical=invocation["physical"])

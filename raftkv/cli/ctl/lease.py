@@ -8,9 +8,9 @@ from __future__ import annotations
 from contextlib import aclosing
 
 from raftkv.cli.ctl.session import open_session
-from raftkv.cli.exits import BAD_ARGUMENTS, BAD_CONNECTION, ERROR, CommandError
 from raftkv.cli.goflags import values as govalues
 from raftkv.cli.goflags.command import Invocation
+from raftkv.cli.program import BAD_ARGUMENTS, BAD_CONNECTION, ERROR, CommandError
 from raftkv.client import Client
 from raftkv.client.lease.keeper import renewals
 from raftkv.client.library import open_scope
@@ -20,10 +20,9 @@ from raftkv.pb import rpc_pb2
 
 def grant(invocation: Invocation) -> None:
     """Make a lease."""
-    if len(invocation.arguments) != 1:
-        raise CommandError("lease grant command needs TTL argument", BAD_ARGUMENTS)
+    text = invocation.argument("lease grant command needs TTL argument")
     try:
-        ttl_s = govalues.parse_int(invocation.arguments[0], base=10)
+        ttl_s = govalues.parse_int(text, base=10)
     except ValueError as error:
         raise CommandError(f"bad TTL ({error})", BAD_ARGUMENTS) from None
     session = open_session(invocation)
@@ -97,10 +96,9 @@ def keep_alive(invocation: Invocation) -> None:
 
 
 def _lease_id(invocation: Invocation, complaint: str) -> int:
-    if len(invocation.arguments) != 1:
-        raise CommandError(complaint, BAD_ARGUMENTS)
+    text = invocation.argument(complaint)
     try:
-        return govalues.parse_int(invocation.arguments[0], base=16)
+        return govalues.parse_int(text, base=16)
     except ValueError as error:
         raise CommandError(f"bad lease ID arg ({error}), expecting ID in Hex", BAD_ARGUMENTS) from None
 

@@ -1,17 +1,26 @@
-"""``alarm list|disarm``, ``defrag``, ``move-leader`` and ``downgrade validate|enable|cancel``, as etcdctl has them."""
+"""``alarm``, ``defrag``, ``move-leader``, ``downgrade`` and ``snapshot``, as etcdctl has them.
+
+``snapshot status`` and ``restore`` are raftkvutl's own, with the output of etcdctl 3.5, which scripts call; 3.6 moved
+them to etcdutl.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from raftkv.cli.ctl.cluster import details_of, endpoints_of
-from raftkv.cli.ctl.session import open_session
-from raftkv.cli.exits import BAD_ARGUMENTS, ERROR, CommandError
+from raftkv.cli.ctl.session import failed, open_session, unanswered
 from raftkv.cli.goflags import values as govalues
 from raftkv.cli.goflags.command import Invocation
+from raftkv.cli.output.table import progress_bar
+from raftkv.cli.program import BAD_ARGUMENTS, ERROR, INTERRUPTED, CommandError
 from raftkv.client import Client
+from raftkv.client.reasons import plain_failures
 from raftkv.client.rpc import methods
-from raftkv.errors import ConfigError, StatusError
+from raftkv.client.snapshot import SavedSnapshot, save
+from raftkv.errors import ConfigError, ContextDeadlineExceededError, RaftKVError, StatusError, StorageError
 from raftkv.pb import rpc_pb2
 
 _Action = rpc_pb2.DowngradeRequest
@@ -19,14 +28,14 @@ _Action = rpc_pb2.DowngradeRequest
 
 def alarm_list(invocation: Invocation) -> None:
     """Print the alarms that are on."""
-    _no_arguments(invocation, "alarm list")
+    invocation.refuse_arguments("alarm list command accepts no arguments")
     session = open_session(invocation)
     session.printer.alarms(session.call(methods.ALARM, rpc_pb2.AlarmRequest()))
 
 
 def alarm_disarm(invocation: Invocation) -> None:
     """Turn all alarms off and print which were on."""
-    _no_arguments(invocation, "alarm disarm")
+    invocation.refuse_arguments("alarm disarm command accepts no arguments")
     session = open_session(invocation)
 
     async def disarm(client: Client) -> rpc_pb2.AlarmResponse:
@@ -74,10 +83,9 @@ def defrag(invocation: Invocation) -> None:
 
 def move_leader(invocation: Invocation) -> None:
     """Have the leader, which must be among the endpoints, hand over to another member."""
-    if len(invocation.arguments) != 1:
-        raise CommandError("move-leader command needs 1 argument", BAD_ARGUMENTS)
+    member = invocation.argument("move-leader command needs 1 argument")
     try:
-        target = govalues.parse_int(invocation.arguments[0], base=16, signed=False)
+        target = govalues.parse_int(member, base=16, signed=False)
     except ValueError as error:
         raise CommandError(str(error), BAD_ARGUMENTS) from None
     session = open_session(invocation)
@@ -131,6 +139,61 @@ def _downgrade(
     session.printer.downgrade(what, answer)
 
 
-def _no_arguments(invocation: Invocation, command: str) -> None:
-    if invocation.arguments:
-        raise CommandError(f"{command} command accepts no arguments", BAD_ARGUMENTS)
+def snapshot_save(invocation: Invocation) -> None:
+    """Save the state of the endpoint's member to a file."""
+    path = invocation.argument("snapshot save expects one argument")
+    session = open_session(invocation)
+    if len(session.endpoints) != 1:
+        many = " ".join(session.endpoints)
+        raise CommandError(f"snapshot must be requested to one selected node, not multiple [{many}]", INTERRUPTED)
+    # Without the flag there is no limit: how long it takes depends on how much there is.
+    timeout_s = session.timeout_s if "command-timeout" in invocation.changed else None
+
+    async def fetch(client: Client) -> SavedSnapshot:
+        with progress_bar("", ("Download", "TransferSpeed", "TimeRemaining")) as update:
+            async with await client.stream(methods.SNAPSHOT, timeout_s=timeout_s) as stream:
+                await stream.send(rpc_pb2.SnapshotRequest())
+                stream.half_close()
+                try:
+                    return await save(stream, path, lambda received, total: update(completed=received, total=total))
+                except StatusError as error:
+                    raise _failed(error, session.endpoints[0]) from None
+                except StorageError as error:
+                    raise CommandError(str(error), INTERRUPTED) from None
+
+    saved = session.run(fetch)
+    print(f"Snapshot saved at {path}")
+    if saved.version:
+        print(f"Server version {saved.version}")
+
+
+def _failed(error: StatusError, endpoint: str) -> CommandError:
+    """Make the error of a stream that has failed: where there was no connection, etcdctl's line and before it why."""
+    if "desc = connection error: " not in str(error):
+        return failed(error, INTERRUPTED)
+    reasons = unanswered(plain_failures({endpoint: str(error)}))
+    return CommandError(ContextDeadlineExceededError.text, INTERRUPTED, reasons)
+
+
+def status(invocation: Invocation) -> None:
+    """Print hash, revision, keys and size of a snapshot file."""
+    from raftkv.cli.utl import files
+
+    with _files_refused():
+        files.status(invocation, with_version=False)
+
+
+def restore_directory(invocation: Invocation) -> None:
+    """Make the data directory of a member out of a snapshot file."""
+    from raftkv.cli.utl import files
+
+    with _files_refused():
+        files.restore_directory(invocation)
+
+
+@contextmanager
+def _files_refused() -> Iterator[None]:
+    try:
+        yield
+    except RaftKVError as error:  # an error text about a file is written for users
+        raise CommandError(str(error), ERROR) from None

@@ -1,7 +1,7 @@
 """``member list|add|remove|update|promote``, with the words and exit codes of etcdctl, and ``member replace``.
 
-``member replace OLD NAME --peer-urls=URL`` is several steps, each of which may be the last that was done when it is run
-again: what is left to do is read from the members that the cluster lists.
+``member replace OLD NAME --peer-urls=URL`` takes several steps. Run again after an interruption, it reads from the list
+of members which steps are left:
 
     no member has URL             NAME is added as a learner; what it is to be started with is printed
     a learner has it              it is asked to take OLD's place until that is granted: it is started, and in sync
@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from raftkv import cluster_id
 from raftkv.cli.ctl.kv import is_serializable
 from raftkv.cli.ctl.session import Session, open_session, remark
-from raftkv.cli.exits import BAD_ARGUMENTS, ERROR, CommandError
 from raftkv.cli.goflags import values as govalues
 from raftkv.cli.goflags.command import Invocation
+from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError
 from raftkv.client import Client, Method
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.retry import is_transient
@@ -207,7 +207,7 @@ class Replacement:
             await asyncio.sleep(PAUSE_S)
 
     async def _add(self, request: rpc_pb2.MemberAddRequest) -> rpc_pb2.MemberAddResponse:
-        """Ask for it; a cluster that just started takes nobody before its members are connected for a while."""
+        """Ask to add it until the cluster does: one that just started first waits until its members are connected."""
         while True:
             try:
                 return await self._call(methods.MEMBER_ADD, request)
@@ -280,9 +280,7 @@ def _change(invocation: Invocation, method: Method[Any], request: Any, done: str
 
 
 def _member_id(invocation: Invocation) -> int:
-    if len(invocation.arguments) != 1:
-        raise CommandError("member ID is not provided", BAD_ARGUMENTS)
-    return _parsed_id(invocation.arguments[0])
+    return _parsed_id(invocation.argument("member ID is not provided"))
 
 
 def _parsed_id(text: str) -> int:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from raftkv.cli.ctl.session import client_options, connection_settings, open_session, remark
 from raftkv.cli.ctl.watch import watching
-from raftkv.cli.exits import BAD_ARGUMENTS, BAD_CONNECTION, CommandError
 from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.goflags.values import text_bytes
+from raftkv.cli.program import BAD_ARGUMENTS, BAD_CONNECTION, CommandError
 from raftkv.client import Client, ClientOptions, Method
 from raftkv.client.keys import prefix_end
 from raftkv.client.rpc import methods
@@ -37,7 +37,7 @@ PAGE_KEYS: Final = 1000
 TXN_BYTES: Final = 1536 * 1024 - 4096
 """Bytes of a transaction: what members take by default, less what they add to it."""
 LARGER: Final = "message larger than max"
-"""Words of gRPC, at either end, for what it does not carry."""
+"""Part of gRPC's error, at either end, for a message that is too large."""
 FRAME_BYTES: Final = 8
 """What a transaction adds to each of its operations, at most."""
 REPORT_S: Final = 30.0
@@ -54,7 +54,7 @@ _TXN: Final = Method(methods.TXN.path, rpc_pb2.TxnResponse, True)
 
 
 class Cluster:
-    """One of the two; standard error says once, until it answers, that it does not.
+    """One of the two clusters; a line on standard error tells once of each outage.
 
     Arguments:
         name: which one it is, and where.
@@ -110,7 +110,7 @@ class Mirror:
         return rpc_pb2.RequestOp(request_delete_range=request)
 
     async def copy(self) -> int:
-        """Copy what is there now, and tell of which revision it is."""
+        """Copy the keys that exist now; return the revision of the copy."""
         revision = 0
         async for page in self._pages():
             revision = revision or page.header.revision
@@ -133,7 +133,7 @@ class Mirror:
         return (self.prefix, prefix_end(self.prefix)) if self.prefix else (b"\0", b"\0")
 
     async def probe(self) -> None:
-        """Ask the source for one key now and then, for ever: what does not come ends nothing."""
+        """Ask the source for one key now and then, for ever; a missing answer does not end the mirror."""
         request = rpc_pb2.RangeRequest(key=self._range()[0], keys_only=True)
         while True:
             await asyncio.sleep(PROBE_S)
@@ -141,7 +141,7 @@ class Mirror:
                 await self.source.call(methods.RANGE, request)
 
     async def follow(self, start_revision: int) -> None:
-        """Do what is done at the source, from a revision on, until that is no longer possible.
+        """Repeat each change of the source, from a revision on, until the watch ends.
 
         Raises:
             StatusError: the watch has ended.
@@ -197,8 +197,7 @@ def _is_too_much(error: StatusError) -> bool:
 
 def make_mirror(invocation: Invocation) -> None:
     """Copy, then follow until something ends it."""
-    if len(invocation.arguments) != 1:
-        raise CommandError("make-mirror takes one destination argument", BAD_ARGUMENTS)
+    there = invocation.argument("make-mirror takes one destination argument")
     prefix, new_prefix = text_bytes(invocation["prefix"]), text_bytes(invocation["dest-prefix"])
     if invocation["no-dest-prefix"] and new_prefix:
         text = "`--dest-prefix` and `--no-dest-prefix` cannot be set at the same time, choose one"
@@ -210,7 +209,6 @@ def make_mirror(invocation: Invocation) -> None:
     options = client_options(destination, connection_settings(destination, {}))
 
     async def mirror(source: Client) -> None:
-        there = invocation.arguments[0]
         async with _destination(there, options) as destination:
             work = Mirror(
                 Cluster(f"source ({', '.join(session.endpoints)})", source),

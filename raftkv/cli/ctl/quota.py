@@ -10,11 +10,12 @@ import re
 from typing import Any
 
 from raftkv.cli.ctl.session import open_session
-from raftkv.cli.exits import BAD_ARGUMENTS, BAD_FEATURE, CommandError
 from raftkv.cli.goflags.command import Invocation
+from raftkv.cli.goflags.values import text_bytes
 from raftkv.cli.output import table
 from raftkv.cli.output.printer import write_line
-from raftkv.cli.output.rows import printable
+from raftkv.cli.output.table import printable
+from raftkv.cli.program import BAD_ARGUMENTS, BAD_FEATURE, CommandError
 from raftkv.client.rpc import methods
 from raftkv.pb import admin_pb2
 
@@ -46,8 +47,7 @@ def quota_remove(invocation: Invocation) -> None:
 
 def quota_list(invocation: Invocation) -> None:
     """Print all quotas."""
-    if invocation.arguments:
-        raise CommandError("quota list accepts no arguments", BAD_ARGUMENTS)
+    invocation.refuse_arguments("quota list accepts no arguments")
     session, as_json = open_session(invocation), _is_json(invocation)
     _print(session.call(methods.QUOTA_LIST, admin_pb2.QuotaListRequest()).quotas, as_json)
 
@@ -73,9 +73,7 @@ def parse_size(text: str, flag: str = "--bytes") -> int:
 
 
 def _prefix(invocation: Invocation, command: str) -> bytes:
-    if len(invocation.arguments) != 1:
-        raise CommandError(f"quota {command} takes one prefix; '' means all keys", BAD_ARGUMENTS)
-    return invocation.arguments[0].encode("utf-8", "surrogateescape")
+    return text_bytes(invocation.argument(f"quota {command} takes one prefix; '' means all keys"))
 
 
 def _is_json(invocation: Invocation) -> bool:

@@ -15,14 +15,14 @@ import os
 import re
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from raftkv.cli.exits import BAD_ARGUMENTS, BAD_CONNECTION, ERROR, CommandError
 from raftkv.cli.goflags import pflag
 from raftkv.cli.goflags import values as govalues
 from raftkv.cli.goflags.command import Invocation
-from raftkv.cli.output.formats import make_printer
-from raftkv.cli.output.printer import Printer
+from raftkv.cli.goflags.values import quote
+from raftkv.cli.output.printer import Printer, make_printer
+from raftkv.cli.program import BAD_ARGUMENTS, BAD_CONNECTION, ERROR, CommandError
 from raftkv.client import Client, ClientOptions, Method
 from raftkv.client.credentials import NO_SECRET, Secret, client_settings, file_settings, password_of
 from raftkv.client.errors import AuthenticationFailed, EndpointsFailed
@@ -33,6 +33,59 @@ if TYPE_CHECKING:
     import ssl
 
     from google.protobuf.message import Message
+
+
+LOOKUP_TIMEOUT_S: Final = 5.0
+"""Time limit of each of the two lookups of SRV records."""
+_NO_DNSPYTHON: Final = "--discovery-srv needs the package dnspython: pip install 'raftkv[dns]'"
+
+
+def discover(domain: str, service_name: str, *, insecure: bool, remark: Callable[[str], None]) -> list[str]:
+    """Return the endpoints that the SRV records of a domain name, as ``--discovery-srv`` of etcdctl does.
+
+        _etcd-client-ssl._tcp.DOMAIN   ->  https://host:port
+        _etcd-client._tcp.DOMAIN       ->  http://host:port, unless --insecure-discovery=false
+
+    Records of one of the two services are enough. Each command looks them up again.
+
+    Arguments:
+        domain: of the records.
+        service_name: suffix of the names of both services, from ``--discovery-srv-name``; empty: none.
+        insecure: whether endpoints without TLS are taken.
+        remark: told of each that is not.
+
+    Raises:
+        CommandError: neither service has records, or the lookup fails.
+    """
+    try:
+        from dns.exception import DNSException
+        from dns.resolver import NoAnswer, resolve
+    except ImportError:
+        raise CommandError(_NO_DNSPYTHON, ERROR) from None
+    found: list[str] = []
+    failures: list[str] = []
+    for kind, scheme in (("etcd-client-ssl", "https"), ("etcd-client", "http")):
+        service = f"{kind}-{service_name}" if service_name else kind
+        name = f"_{service}._tcp.{domain}"
+        try:
+            answer = resolve(name, "SRV", lifetime=LOOKUP_TIMEOUT_S)
+        except NoAnswer:
+            failures.append(f"{name} has no SRV records")
+        except (DNSException, OSError) as error:
+            failures.append(f"lookup {name}: {str(error).rstrip('.')}")
+        else:
+            records = sorted(answer, key=lambda record: (record.priority, -record.weight))
+            hosts = ((record.target.to_text(omit_final_dot=True), record.port) for record in records)
+            found += [f"{scheme}://{host}:{port}" for host, port in hosts]
+    if len(failures) == 2:
+        raise CommandError(f"dns lookup errors: {failures[0]} and {failures[1]}", ERROR)
+    if insecure:
+        return found
+    for endpoint in found:
+        if endpoint.startswith("http://"):
+            remark(f"ignoring discovered insecure endpoint {quote(endpoint)}")
+    return [endpoint for endpoint in found if endpoint.startswith("https://")]
+
 
 T = TypeVar("T")
 M = TypeVar("M", bound="Message")
@@ -114,7 +167,7 @@ def unanswered(failures: Mapping[str, str]) -> list[str]:
 
 
 def open_session(invocation: Invocation, *, value_only: bool = False) -> Session:
-    """Settle everything before the first call.
+    """Read all settings of a command, and choose its printer.
 
     Arguments:
         invocation: the command line.
@@ -127,11 +180,9 @@ def open_session(invocation: Invocation, *, value_only: bool = False) -> Session
     if invocation["debug"]:
         _print_settings(invocation)
     if invocation["discovery-srv"]:
-        from raftkv.cli.discovery import discover
-
         domain, name, insecure = (invocation[f] for f in ("discovery-srv", "discovery-srv-name", "insecure-discovery"))
         found = discover(domain, name, insecure=insecure, remark=remark)
-        # Where all that was found is left out, etcdctl goes on with --endpoints; its default is another cluster.
+        # When all endpoints found are without TLS, etcdctl goes on with --endpoints; its default is another cluster.
         if not found and "endpoints" not in invocation.changed:
             raise CommandError("no endpoint with TLS was discovered", ERROR)
         invocation.values["endpoints"] = tuple(found) or invocation["endpoints"]
@@ -169,7 +220,7 @@ def _set_from_environment(invocation: Invocation, flag: pflag.Flag, key: str, te
     try:
         pflag.assign(parsed, flag, text)
     except ValueError as error:
-        # etcdctl goes on with the default without a word; scripts rely on going on, people on the word.
+        # etcdctl silently goes on with the default. Scripts rely on that; people need the line.
         remark(f"invalid value {govalues.quote(text)} for {key} is ignored: {error}")
 
 
@@ -203,7 +254,7 @@ def client_options(invocation: Invocation, connection: Mapping[str, Any]) -> Cli
             raise CommandError(f"empty string is passed to --{name} option", BAD_ARGUMENTS)
     return ClientOptions(
         tls=_tls_context(invocation, connection),
-        # Who can forge the records can name a host of its own: then the certificate is to be for the domain.
+        # The certificate must name the domain: forged SRV records could name any host.
         server_name="" if invocation["insecure-discovery"] else invocation["discovery-srv"],
         user=connection.get("user", ""),
         password=connection.get("password", NO_SECRET),
@@ -239,7 +290,7 @@ def connection_settings(invocation: Invocation, environment: Mapping[str, str]) 
                 Secret(inline) if separator else password_of(user, environment) or Secret(ask_password("Password: "))
             )
         if user and not password:
-            user = ""  # as etcdctl does: nobody can log in without
+            user = ""  # as etcdctl does: there is no login without a password
         given = {"user": user, "password": password, "token": token} if user or token else {}
         found = file_settings(environment) if given or invocation["user"] else client_settings(environment)
     except ConfigError as error:

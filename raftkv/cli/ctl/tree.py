@@ -1,6 +1,7 @@
 """The commands of raftkvctl: their names, flags, help and examples, and the functions that they run.
 
-Owns the tree. Leaves name their function as ``module:function``; see ``command``.
+Owns the tree. Leaves name their function as ``module:function``; see ``goflags.command``. A command that only prints
+its help must not wait for the modules that talk to a cluster: none of them is imported here.
 """
 
 from __future__ import annotations
@@ -9,16 +10,13 @@ from dataclasses import replace
 
 import click
 
-from raftkv.cli.goflags.command import Branch, External, Leaf, leaf_maker
+from raftkv.checkpoint.kinds import KINDS
+from raftkv.cli.common import FORMATS_FLAG, about_commands, file_commands
+from raftkv.cli.goflags.command import Branch, External, Invocation, Leaf, Page, flag_row, leaf_maker
 from raftkv.cli.goflags.pflag import BOOL, DURATION, INT, LIST, Flag
-from raftkv.cli.words.checkpoints import contents_commands, finding_commands, keeping_commands
-from raftkv.cli.words.snapshots import file_commands
-from raftkv.cli.words.users import auth_commands
 
 NAME = "raftkvctl"
-COMPLETION_VARIABLE = "_RAFTKVCTL_COMPLETE"
 ENVIRONMENT_PREFIX = "ETCDCTL_"
-FORMATS = ("simple", "fields", "json", "protobuf", "table")
 
 
 def _ours(*flags: Flag) -> tuple[Flag, ...]:
@@ -34,7 +32,7 @@ def _inherited(*flags: Flag) -> tuple[Flag, ...]:
 
 GLOBAL_FLAGS = _inherited(
     Flag("endpoints", LIST, ("127.0.0.1:2379",), "members to talk to: host:port or URLs, separated by commas"),
-    Flag("write-out", default="simple", usage="output format", short="w", choices=FORMATS),
+    FORMATS_FLAG,
     Flag("hex", BOOL, usage="print keys and values in hexadecimal"),
     Flag("command-timeout", DURATION, 5.0, "time limit of a command, without the time to connect"),
     Flag("dial-timeout", DURATION, 2.0, "time limit of one connection attempt"),
@@ -55,7 +53,7 @@ GLOBAL_FLAGS = _inherited(
     Flag("discovery-srv-name", usage="suffix of the name of the service in SRV records"),
     Flag("debug", BOOL, usage="print the settings in force to standard error"),
 )
-_leaf = leaf_maker("raftkv.cli", GLOBAL_FLAGS)
+_leaf = leaf_maker(GLOBAL_FLAGS)
 
 _CONSISTENCY = Flag(
     "consistency", default="l", usage="read consistency: l is linearizable, s is serializable", choices=("l", "s")
@@ -191,12 +189,12 @@ def _coordination_commands() -> list[Leaf]:
     elect_details = """With PROPOSAL it takes part: when it leads it prints its key, and it stays until SIGINT or
 SIGTERM arrives; then it resigns. Its lease has a TTL of 60 seconds."""
     return [
-        _leaf("lock", "ctl.lock:lock", "NAME [COMMAND ...]", "Hold a lock", (ttl,), _LOCK_DETAILS)(
+        _leaf("lock", "ctl.contest:lock", "NAME [COMMAND ...]", "Hold a lock", (ttl,), _LOCK_DETAILS)(
             "lock backup", "lock backup -- ./backup.sh --full"
         ),
         _leaf(
             "elect",
-            "ctl.elect:elect",
+            "ctl.contest:elect",
             "NAME [PROPOSAL]",
             "Take part in an election, or observe it",
             (listen,),
@@ -258,6 +256,83 @@ def _cluster_commands() -> list[click.Command]:
     ]
 
 
+_INTERACTIVE = Flag("interactive", BOOL, True, "ask for the password on the terminal; else it is a line of input")
+_INTERVAL = (
+    Flag("prefix", BOOL, usage="of all keys that begin with KEY"),
+    Flag("from-key", BOOL, usage="of all keys from KEY on, in byte order"),
+)
+_ENABLE_DETAILS = """There must be a user root; it is given the role root if it lacks it. From then on, members refuse
+a request without a user, or of a user without the right to it."""
+_USER_DETAILS = """Asks for the password, unless NAME:PASSWORD or --new-user-password has it, which all users of this
+machine can read. A user without password is known by the common name of its certificate alone."""
+_PERMISSION_DETAILS = """KIND is read, write or readwrite. Without END and flags it is of KEY alone."""
+
+
+def _auth_commands() -> list[Branch]:
+    auth = [
+        _leaf("enable", "ctl.users:auth_enable", "", "Enable authentication", (), _ENABLE_DETAILS)("auth enable"),
+        _leaf("disable", "ctl.users:auth_disable", "", "Disable authentication")("auth disable --user root"),
+        _leaf("status", "ctl.users:auth_status", "", "Print whether authentication is enabled")(
+            "auth status --user root"
+        ),
+    ]
+    return [
+        Branch("auth", "Enable, disable or show authentication", auth, GLOBAL_FLAGS),
+        Branch("user", "Add, change and delete users", _user_commands(), GLOBAL_FLAGS),
+        Branch("role", "Manage roles and key permissions", _role_commands(), GLOBAL_FLAGS),
+    ]
+
+
+def _user_commands() -> list[Leaf]:
+    add = (
+        _INTERACTIVE,
+        Flag("new-user-password", usage="the password; all users of this machine can read it here"),
+        Flag("no-password", BOOL, usage="the user has no password: its certificate says who it is"),
+    )
+    detail = Flag("detail", BOOL, usage="print what its roles may do")
+    at = "ctl.users"
+    return [
+        _leaf("add", f"{at}:user_add", "NAME[:PASSWORD]", "Add a user", add, _USER_DETAILS)(
+            "user add alice", "user add agent7 --no-password"
+        ),
+        _leaf("delete", f"{at}:user_delete", "NAME", "Delete a user")("user delete alice"),
+        _leaf("get", f"{at}:user_get", "NAME", "Print the roles of a user", (detail,))("user get alice --detail"),
+        _leaf("list", f"{at}:user_list", "", "List all users")("user list"),
+        _leaf("passwd", f"{at}:user_passwd", "NAME", "Change the password of a user", (_INTERACTIVE,))(
+            "user passwd alice", "user passwd alice --interactive=false < password.txt"
+        ),
+        _leaf("grant-role", f"{at}:user_grant_role", "NAME ROLE", "Give a user a role")("user grant-role alice jobs"),
+        _leaf("revoke-role", f"{at}:user_revoke_role", "NAME ROLE", "Take a role from a user")(
+            "user revoke-role alice jobs"
+        ),
+    ]
+
+
+def _role_commands() -> list[Leaf]:
+    at = "ctl.users"
+    return [
+        _leaf("add", f"{at}:role_add", "ROLE", "Add a role")("role add jobs"),
+        _leaf("delete", f"{at}:role_delete", "ROLE", "Delete a role, also from its users")("role delete jobs"),
+        _leaf("get", f"{at}:role_get", "ROLE", "Print what a role may do")("role get jobs"),
+        _leaf("list", f"{at}:role_list", "", "List all roles")("role list"),
+        _leaf(
+            "grant-permission",
+            f"{at}:role_grant_permission",
+            "ROLE KIND KEY [END]",
+            "Let a role read or write keys",
+            _INTERVAL,
+            _PERMISSION_DETAILS,
+        )("role grant-permission jobs readwrite jobs/ --prefix", "role grant-permission jobs read config"),
+        _leaf(
+            "revoke-permission",
+            f"{at}:role_revoke_permission",
+            "ROLE KEY [END]",
+            "Take the permission of just this interval from a role",
+            _INTERVAL,
+        )("role revoke-permission jobs jobs/ --prefix"),
+    ]
+
+
 _FILES = """
 
 No member is asked: of the global options --write-out alone counts, and no environment variable, as in etcdctl.
@@ -289,10 +364,10 @@ raftkv itself has no older version to go back to."""
 it. It is written as FILE.part, and gets its name when it is whole. There is no time limit without
 --command-timeout."""
     snapshot = [
-        _leaf("save", "ctl.snapshot:snapshot_save", "FILE", "Save the state of a member to a file", (), save)(
+        _leaf("save", "ctl.maintenance:snapshot_save", "FILE", "Save the state of a member to a file", (), save)(
             "snapshot save /backup/raftkv.db", "snapshot save --endpoints=10.0.0.1:2379 raftkv.db"
         ),
-        *file_commands(_leaf, "ctl.snapshot", "hash, revision, total keys, total size", _FILES),
+        *file_commands(_leaf, "ctl.maintenance", "hash, revision, total keys, total size", _FILES),
     ]
     return [
         Branch("snapshot", "Save the state of a member, look at such files, and restore them", snapshot, GLOBAL_FLAGS),
@@ -431,9 +506,9 @@ def _access_commands() -> list[Leaf]:
         Flag("read", BOOL, usage="to look at the runs and their checkpoints, not to take part"),
     )
     grant = """RUNS is the id of a run, or the beginning of ids and a star. Makes the role run:RUNS, with the keys of
-these runs and of their checkpoints and no others, and gives it to USER. Whoever shares a cluster can change what its
-ledger says of other runs; it cannot read or change their keys or checkpoints."""
-    revoke = "Takes the roles that run grant has given with the same words. Those that nobody has any more are deleted."
+these runs and of their checkpoints and no others, and gives it to USER. A user with --cluster
+can change what the ledger says of other runs, but not read or change their keys or checkpoints."""
+    revoke = "Takes the roles that run grant has given with the same words. A role without users is deleted."
     at = "runs.access"
     return [
         _leaf("grant", f"{at}:grant", "USER RUNS", "Let a user take part in runs", (*shared, _JSON), grant)(
@@ -449,7 +524,7 @@ ledger says of other runs; it cannot read or change their keys or checkpoints.""
 
 
 _METRICS_DETAILS = """Watches the keys of all runs and checkpoints, so a scrape asks the cluster nothing. One of these
-programs is enough for a cluster. Whoever reaches the address may read the names of runs."""
+programs is enough for a cluster. All programs that reach the address can read the names of runs."""
 
 
 def _run_commands() -> Branch:
@@ -516,8 +591,161 @@ def _run_commands() -> Branch:
     return Branch("run", "See, start and delete training runs", children, (*GLOBAL_FLAGS, _JSON))
 
 
+_BOTH = (*_ours(Flag("kind", usage="only checkpoints of this kind; without it of all", choices=tuple(KINDS))), _JSON)
+_URI = _ours(Flag("uri", BOOL, usage="print only where the checkpoint lies, for scripts"))
+
+_WHICH = """WHICH is latest (without it), a step, tag:NAME, or the best by a metric: min:METRIC or max:METRIC."""
+_COMMITS_DETAILS = """Each commit is printed once, in the order of commits; those that were deleted meanwhile are left
+out if the history is compacted. It goes on through outages and at another member when its own is lost. At the end, it
+prints the revision to go on from; with --json each commit is an object on a line of its own, and has it as
+next_revision."""
+
+
+def _finding_commands() -> list[Leaf]:
+    """Make the commands that only read the registry."""
+    limit = _ours(Flag("limit", INT, usage="of each kind only so many, the newest first; 0 means all"))
+    files = _ours(Flag("files", BOOL, usage="also print the files, with sizes and digests"))
+    best_flags = _ours(
+        Flag("mode", default="min", usage="which values are better", choices=("min", "max")),
+        Flag("count", INT, 1, "how many"),
+        Flag("all-runs", BOOL, usage="of all runs, at most one of each run and kind; give METRIC alone"),
+    )
+    watch_flags = _ours(
+        Flag("from-revision", INT, usage="begin with the commits of this revision; 1 means all, 0 from now on"),
+        Flag("count", INT, usage="end after so many commits; 0 means never"),
+    )
+    at = "checkpoints.finding"
+    return [
+        _leaf("runs", f"{at}:runs", "", "List the runs that have checkpoints, with their latest", (_JSON,))(
+            "checkpoint runs"
+        ),
+        _leaf("list", f"{at}:list_all", "RUN", "List the checkpoints of a run by kind and step", (*_BOTH, *limit))(
+            "checkpoint list bert", "checkpoint list bert --kind dcp --limit 10"
+        ),
+        _leaf("show", f"{at}:show", "RUN [WHICH]", "Describe one checkpoint", (*_BOTH, *files), _WHICH)(
+            "checkpoint show bert", "checkpoint show bert 1000 --files", "checkpoint show bert min:loss --json"
+        ),
+        _leaf("latest", f"{at}:latest", "RUN", "Print the newest checkpoint of a run", (*_BOTH, *_URI))(
+            "checkpoint latest bert", "checkpoint latest bert --uri"
+        ),
+        _leaf("best", f"{at}:best", "RUN METRIC", "Print the best by a metric", (*_BOTH, *best_flags, *_URI))(
+            "checkpoint best bert loss", "checkpoint best accuracy --mode max --all-runs --count 3"
+        ),
+        _leaf("lineage", f"{at}:lineage", "RUN [WHICH]", "Print what a checkpoint descends from", _BOTH, _WHICH)(
+            "checkpoint lineage bert-tuned"
+        ),
+        _leaf(
+            "watch",
+            "checkpoints.finding:watch",
+            "RUN",
+            "Print commits as they happen, each once",
+            (*_BOTH, *watch_flags, *_URI),
+            _COMMITS_DETAILS,
+        )("checkpoint watch bert", "checkpoint watch bert --from-revision 4711 --json"),
+    ]
+
+
+_VERIFY = """Every file is read and its digest compared with the one that its rank prepared; the store vouches for the
+list of files. Exit code 1 names each file that is missing, has another size, or other contents."""
+
+_EXPORT = f"""{_WHICH} DIRECTORY is a path or a URL; it gets the files, their list, and the record, which is written
+last. The checkpoint is pinned meanwhile, and every digest is checked. Run it again after an interruption."""
+_IMPORT = """DIRECTORY is an export, or has checkpoints of the HF Trainer, Lightning, DCP, DeepSpeed, Megatron, Orbax,
+TensorFlow, or safetensors. What is whole is copied and committed, the lowest step first; what is not is refused with a
+reason, and the exit code is 1. What the run has already is skipped. It claims the run: a job that trains on is
+refused its next checkpoint."""
+_COPY = f"""{_WHICH} The original stays as long as the copy does. It claims INTO-RUN, as every writer does."""
+
+
+def _contents_commands() -> list[Leaf]:
+    """Make the commands that read or write the bytes of checkpoints."""
+    every = _ours(Flag("all", BOOL, usage="verify all checkpoints of the run"))
+    place, step, dry_run = _ours(
+        Flag("place", usage="directory or URL below which the run's checkpoints lie; without it beside its latest"),
+        Flag("step", INT, usage="instead of the step that it has"),
+        Flag("dry-run", BOOL, usage="only print what is there, and what of it is whole"),
+    )
+    return [
+        _leaf(
+            "verify",
+            "checkpoints.finding:verify",
+            "RUN [WHICH]",
+            "Compare the files of a checkpoint with what was committed",
+            (*_BOTH, *every),
+            f"{_WHICH} {_VERIFY}",
+        )("checkpoint verify bert", "checkpoint verify bert --all --json"),
+        _leaf(
+            "export",
+            "checkpoints.moving:export",
+            "RUN WHICH DIRECTORY",
+            "Copy a checkpoint out, with what the store knows of it",
+            _BOTH,
+            _EXPORT,
+        )("checkpoint export bert latest s3://archive/bert", "checkpoint export bert tag:release /mnt/usb/bert"),
+        _leaf(
+            "import",
+            "checkpoints.moving:take_in",
+            "RUN DIRECTORY",
+            "Copy checkpoints in: an export, or what other tools have saved",
+            (*_BOTH, place, step, dry_run),
+            _IMPORT,
+        )("checkpoint import bert /mnt/usb/bert", "checkpoint import old-job /shared/output --dry-run"),
+        _leaf(
+            "copy",
+            "checkpoints.moving:copy",
+            "RUN WHICH INTO-RUN",
+            "Copy a checkpoint into another run, which descends from it",
+            (*_BOTH, place, step),
+            _COPY,
+        )("checkpoint copy bert tag:release tuned --place /shared/tuned"),
+    ]
+
+
+_PIN = """Nothing deletes a pinned checkpoint. A program that reads one pins it by itself (Registry.pin); this is for
+people, and for programs that cannot."""
+_GC = """The latest checkpoint of each kind always stays, and so does each with a tag, a pin or a child in another run.
+The others go unless a --keep-... rule names them; with a limit (--max-...) they stay until it is passed. Without any
+rule only files of dead attempts are deleted. A gc may be interrupted at any
+point and run by several at once."""
+
+
+def _keeping_commands() -> list[Leaf]:
+    """Make the commands that say how long checkpoints stay."""
+    at = "checkpoints.keeping"
+    (reader,) = _ours(Flag("reader", usage="name of who reads it; without it USER-HOST"))
+    (duration,) = _ours(Flag("for", DURATION, usage="how long, as 90m or 24h; 0 means until unpin"))
+    return [
+        _leaf("pin", f"{at}:pin", "RUN [WHICH]", "Keep a checkpoint", (*_BOTH, reader, duration), f"{_WHICH} {_PIN}")(
+            "checkpoint pin bert 1000 --for 24h", "checkpoint pin bert min:loss --reader paper"
+        ),
+        _leaf("unpin", f"{at}:unpin", "RUN [WHICH]", "Take a reader's pins away", (*_BOTH, reader), _WHICH)(
+            "checkpoint unpin bert 1000"
+        ),
+        _leaf("tag", f"{at}:tag", "RUN NAME [WHICH]", "Put a tag on a checkpoint, or move it there", _BOTH, _WHICH)(
+            "checkpoint tag bert release", "checkpoint tag bert release 1000"
+        ),
+        _leaf("untag", f"{at}:untag", "RUN NAME", "Take a tag away", (_JSON,))("checkpoint untag bert release"),
+        _leaf("gc", f"{at}:collect", "RUN", "Delete what no rule keeps", (*(_JSON,), *_GC_FLAGS), _GC)(
+            "checkpoint gc bert --keep-last 3 --keep-every 1000 --dry-run",
+            "checkpoint gc bert --place /shared --max-bytes 2TiB",
+        ),
+    ]
+
+
+_GC_FLAGS = _ours(
+    Flag("dry-run", BOOL, usage="change nothing: print what would go, and why"),
+    Flag("keep-last", INT, usage="the newest so many of each kind stay"),
+    Flag("keep-every", INT, usage="the first of every so many steps stays"),
+    Flag("keep-best", LIST, usage="the best stay: METRIC, METRIC:MODE or METRIC:MODE:COUNT; min and 1 without them"),
+    Flag("keep-for", DURATION, usage="those that are younger stay"),
+    Flag("max-age", DURATION, usage="those that are older go, as 720h"),
+    Flag("max-bytes", usage="the oldest go until the rest fits: 500GiB, 2TB"),
+    Flag("place", usage="where the run's checkpoints lie: files are deleted below it and nowhere else"),
+)
+
+
 def _checkpoint_commands() -> Branch:
-    children = [*finding_commands(_leaf), *keeping_commands(_leaf), *contents_commands(_leaf)]
+    children = [*_finding_commands(), *_keeping_commands(), *_contents_commands()]
     return Branch("checkpoint", "Find, keep and delete checkpoints of training runs", children, (*GLOBAL_FLAGS, _JSON))
 
 
@@ -531,17 +759,24 @@ are behind, leader changes and alarms. Rates come from the members' metrics. q o
 
 
 def _about_commands() -> list[click.Command]:
-    shells = "bash|zsh|fish|powershell"
-    commands: list[click.Command] = [
-        _leaf("top", "top.command:top", "", "Show the cluster live", _TOP_FLAGS, _TOP_DETAILS)("top", "top --once"),
-        _leaf("options", "ctl.about:options", "", "Describe the options that every command has")("options"),
-        _leaf("version", "ctl.about:version", "", "Print the version")("version"),
-        _leaf("completion", "ctl.about:completion", shells, "Print a completion script for a shell")(
-            "completion bash > /etc/bash_completion.d/raftkvctl"
-        ),
+    return [
+        _leaf("top", "top:top", "", "Show the cluster live", _TOP_FLAGS, _TOP_DETAILS)("top", "top --once"),
+        _leaf("options", "ctl.tree:print_options", "", "Describe the options that every command has")("options"),
+        *about_commands(_leaf, NAME),
+        External("bench", "raftkv.cli.bench.command:bench", "Measure a cluster"),
     ]
-    commands.append(External("bench", "raftkv.cli.bench.command:bench", "Measure a cluster"))
-    return commands
+
+
+def print_options(invocation: Invocation) -> None:
+    """Describe the options that every command has."""
+    formatter = Page(max_width=80)
+    formatter.write_text("Every command of raftkvctl takes these options, before or after its name.")
+    formatter.write_text("An option that is not given is taken from its environment variable.")
+    formatter.write_paragraph()
+    formatter.write_dl([flag_row(flag) for flag in GLOBAL_FLAGS], col_max=26)
+    formatter.write_paragraph()
+    formatter.write_text("A DURATION is a number with a unit: 300ms, 1.5s, 2m. A LIST is separated by commas.")
+    print(formatter.getvalue(), end="")
 
 
 def make_tree() -> Branch:
@@ -552,7 +787,7 @@ def make_tree() -> Branch:
         *_coordination_commands(),
         _mirror_command(),
         *_cluster_commands(),
-        *auth_commands(_leaf, GLOBAL_FLAGS),
+        *_auth_commands(),
         *_maintenance_commands(),
         _quota_commands(),
         _check_commands(),

@@ -23,11 +23,11 @@ from typing import BinaryIO, TypeVar
 
 from raftkv.cli.ctl.kv import delete_request, put_request, range_request
 from raftkv.cli.ctl.session import open_session
-from raftkv.cli.exits import BAD_ARGUMENTS, INVALID_INPUT, CommandError
 from raftkv.cli.goflags import pflag
 from raftkv.cli.goflags import values as govalues
 from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.goflags.values import quote
+from raftkv.cli.program import INVALID_INPUT, CommandError
 from raftkv.client.rpc import methods
 from raftkv.pb import rpc_pb2
 
@@ -66,8 +66,7 @@ _PROMPTS = ("compares:", "success requests (get, put, del):", "failure requests 
 
 def txn(invocation: Invocation) -> None:
     """Read a transaction from standard input and commit it."""
-    if invocation.arguments:
-        raise CommandError("txn command does not accept argument", BAD_ARGUMENTS)
+    invocation.refuse_arguments("txn command does not accept argument")
     session = open_session(invocation)
     request = read_txn(sys.stdin.buffer, _prompt if invocation["interactive"] else _silent)
     session.printer.txn(session.call(methods.TXN, request))

@@ -1,27 +1,28 @@
 """``watch``: print changes, run a command for each, or read watches line by line.
 
 Owns the grammar of the words. Before ``--`` stand the key and the end of the range, or neither if the environment has
-them; behind it the command. ``parse_interactive`` reads the same from a line.
+them; behind it the command. ``parse_interactive`` reads the same from a line. Also starts commands for ``lock``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import signal
 import sys
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import NoReturn
 
-from raftkv.cli.ctl import children
 from raftkv.cli.ctl.session import Session, open_session, remark, unanswered
 from raftkv.cli.ctl.txn import split_words
-from raftkv.cli.exits import BAD_ARGUMENTS, ERROR, INTERRUPTED, INVALID_INPUT, CommandError
 from raftkv.cli.goflags import pflag
 from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.goflags.values import quote, text_bytes
+from raftkv.cli.program import BAD_ARGUMENTS, ERROR, INTERRUPTED, INVALID_INPUT, CommandError
 from raftkv.client import Client
 from raftkv.client.keys import prefix_end
 from raftkv.client.reasons import plain_failures
@@ -30,6 +31,58 @@ from raftkv.client.watch.watch import responses
 from raftkv.client.watch.watcher import Request, Watcher
 from raftkv.errors import CompactedError, ConfigError, FutureRevisionError, StatusError
 from raftkv.pb import rpc_pb2
+
+KILLED_EXIT = 255
+"""Exit code of etcdctl when a signal has ended its child."""
+
+
+class ChildFailed(Exception):
+    """A command of the user's did not start, or failed: text and code are those of Go's ``os/exec``."""
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+async def start_child(words: Sequence[str], variables: Mapping[str, str]) -> asyncio.subprocess.Process:
+    """Start a command of the user's, with our output and an empty input.
+
+    Arguments:
+        words: the command.
+        variables: added to its environment.
+
+    Raises:
+        ChildFailed: it cannot be started.
+    """
+    sys.stdout.flush()
+    # When this command is ended just as its child ends, the transport and the child watcher both collect the exit
+    # status, and asyncio logs that the second found none: noise.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
+    try:
+        return await asyncio.create_subprocess_exec(
+            *words, stdin=asyncio.subprocess.DEVNULL, env={**os.environ, **variables}
+        )
+    except FileNotFoundError:
+        if "/" in words[0]:
+            raise ChildFailed(f"fork/exec {words[0]}: no such file or directory", 1) from None
+        raise ChildFailed(f'exec: "{words[0]}": executable file not found in $PATH', 1) from None
+    except OSError as error:
+        raise ChildFailed(f"fork/exec {words[0]}: {(error.strerror or str(error)).lower()}", 1) from None
+
+
+async def finish_child(child: asyncio.subprocess.Process) -> None:
+    """Wait for its end.
+
+    Raises:
+        ChildFailed: it did not end with 0.
+    """
+    code = await child.wait()
+    if code < 0:
+        name = signal.strsignal(-code) or f"signal {-code}"
+        raise ChildFailed(f"signal: {name.lower()}", KILLED_EXIT)
+    if code:
+        raise ChildFailed(f"exit status {code}", code)
+
 
 STANDARD_INPUT = 0
 READ_BYTES = 65536
@@ -236,8 +289,8 @@ async def _run_for_each(answer: rpc_pb2.WatchResponse, command: tuple[str, ...])
             "ETCD_WATCH_VALUE": quote(event.kv.value),
         }
         try:
-            await children.finish(await children.start(command, variables))
-        except children.ChildFailed as error:
+            await finish_child(await start_child(command, variables))
+        except ChildFailed as error:
             print(f"command [{' '.join(map(quote, command))}] error ({error})", file=sys.stderr)
             raise CommandError("", ERROR) from None
 

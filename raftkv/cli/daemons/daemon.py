@@ -1,6 +1,7 @@
-"""What the commands of ``raftkv`` that serve until a signal comes have in common: flags, help, the wait for a cluster.
+"""Shared by the commands of ``raftkv``: flags and help; for those that serve until a signal, the wait for a cluster.
 
->>> parse((Flag("listen", default="127.0.0.1:1"),), ["--listen", "127.0.0.1:2"], "gateway").values["listen"]
+>>> parsed = parse((Flag("listen", default="127.0.0.1:1"),), ["--listen", "127.0.0.1:2"], "gateway", "Usage: ...")
+>>> parsed and parsed.values["listen"]
 '127.0.0.1:2'
 """
 
@@ -14,10 +15,10 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from raftkv.cli.exits import BAD_FLAGS, CommandError
 from raftkv.cli.goflags import pflag
 from raftkv.cli.goflags.pflag import Flag, Parsed
-from raftkv.errors import StatusError
+from raftkv.cli.program import BAD_FLAGS, CommandError
+from raftkv.errors import ConfigError, StatusError
 
 if TYPE_CHECKING:
     from raftkv.client.library import Client
@@ -32,24 +33,30 @@ CREDENTIALS: Final = (
 
 ATTEMPT_S: Final = 2.0
 PROBE_KEY: Final = "raftkv/probe"
-"""Nobody writes it: a read of it that is answered says that the cluster serves."""
+"""A key without a value: any answer to a read of it says that the cluster serves."""
 
 
-def parse(flags: Sequence[Flag], words: Sequence[str], command: str, *, takes_rest: bool = False) -> Parsed:
-    """Return the flags of a command that takes nothing else.
+def parse(
+    flags: Sequence[Flag], words: Sequence[str], command: str, usage: str, *, takes_rest: bool = False
+) -> Parsed | None:
+    """Read the flags of a command that takes no arguments; or print its help, and return None.
 
     Arguments:
         flags: that it knows.
         words: the command line after its name.
         command: its name.
-        takes_rest: what follows ``--`` is passed on to somebody.
+        usage: what its help says above the flags.
+        takes_rest: whether words may follow ``--``: the command passes them on.
 
     Raises:
-        HelpRequested: for help.
         CommandError: a word is no flag of it, or has no such value.
     """
     try:
         parsed = pflag.parse([replace(flag, ours=True) for flag in flags], words)
+    except pflag.HelpRequested:
+        print(usage)
+        print_flags(flags)
+        return None
     except pflag.FlagError as error:
         raise CommandError(str(error), BAD_FLAGS) from None
     if parsed.arguments and not (takes_rest and "--" in words):
@@ -65,7 +72,6 @@ async def connected(values: dict[str, Any], **options: Any) -> AsyncIterator[tup
         values: of the flags, ``ENDPOINTS`` and ``CREDENTIALS`` among them.
         options: more of those that ``connect`` takes.
     """
-    from raftkv.client.credentials import user_settings
     from raftkv.client.library import connect
     from raftkv.server.descriptors import raise_limit
 
@@ -73,15 +79,28 @@ async def connected(values: dict[str, Any], **options: Any) -> AsyncIterator[tup
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with connect(
-        values["endpoints"].split(","),
-        **user_settings(values["user"]),
-        ca_file=values["cacert"],
-        cert_file=values["cert"],
-        key_file=values["key"],
-        **options,
-    ) as kv:
+    async with connect(values["endpoints"].split(","), **connection(values), **options) as kv:
         yield kv, stop
+
+
+def connection(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of ``connect`` that the flags ``CREDENTIALS`` stand for."""
+    from raftkv.client.credentials import user_settings
+
+    files = {"ca_file": values["cacert"], "cert_file": values["cert"], "key_file": values["key"]}
+    return {**user_settings(values["user"]), **files}
+
+
+def listen_address(text: str) -> tuple[str, int]:
+    """Return the host and the port of ``--listen``.
+
+    Raises:
+        ConfigError: it is not HOST:PORT.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
+        raise ConfigError(f"--listen must be HOST:PORT (set to {text!r})")
+    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 async def wait_cluster(kv: Client, stop: asyncio.Event, command: str) -> bool:
@@ -110,7 +129,7 @@ async def wait_cluster(kv: Client, stop: asyncio.Event, command: str) -> bool:
                     print(f"raftkv {command}: waiting for the cluster: {error}", file=sys.stderr, flush=True)
                 told = True
             elif error is None or isinstance(error, StatusError):
-                return True  # a refusal is an answer too; who needs more than that will meet it
+                return True  # a refusal is an answer, too
             else:
                 raise error
     finally:

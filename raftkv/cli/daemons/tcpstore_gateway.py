@@ -16,9 +16,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from raftkv.cli.daemons import daemon
-from raftkv.cli.exits import ERROR, SUCCESS, CommandError
-from raftkv.cli.goflags import pflag
 from raftkv.cli.goflags.pflag import BOOL, INT, Flag
+from raftkv.cli.program import ERROR, SUCCESS, CommandError
 from raftkv.client.errors import EndpointsFailed
 from raftkv.errors import ConfigError, RaftKVError
 
@@ -32,16 +31,16 @@ FLAGS = (
     Flag("run", usage="keep the store with the keys of this run, instead of below a name"),
     Flag("prefix", usage="keep the store below these keys, instead"),
     Flag("linger", INT, 60, usage="seconds that the keys outlive the last gateway of the store, if it was killed"),
-    Flag("fresh", BOOL, usage="begin with an empty store, whoever else serves it"),
+    Flag("fresh", BOOL, usage="begin with an empty store, also if another gateway serves it"),
     *daemon.CREDENTIALS,
 )
 
-HELP = """\
+USAGE = """\
 Usage:
   raftkv tcpstore-gateway [flags]
 
-Serves torch's TCPStore from raftkv: stock torchrun (c10d) and whatever else knows only TCPStore then outlives the loss
-of any node. Run one on each node, and point its clients at it:
+Serves torch's TCPStore from raftkv: stock torchrun (c10d) and other programs that know only TCPStore then outlive the
+loss of any node. Run one on each node, and point its clients at it:
 
   torchrun --rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:29400 --rdzv-conf=is_host=0 ...
 
@@ -60,10 +59,9 @@ def main(words: Sequence[str]) -> int:
     Raises:
         CommandError: it cannot be started.
     """
-    try:
-        parsed = daemon.parse(FLAGS, words, "tcpstore-gateway")
-    except pflag.HelpRequested:
-        return _help()
+    parsed = daemon.parse(FLAGS, words, "tcpstore-gateway", USAGE)
+    if parsed is None:
+        return SUCCESS
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s raftkv tcpstore-gateway: %(message)s", stream=sys.stderr
     )
@@ -71,12 +69,6 @@ def main(words: Sequence[str]) -> int:
         return asyncio.run(_serve(parsed.values, make_config(parsed.values, parsed.changed)))
     except RaftKVError as error:
         raise CommandError(" ".join(str(error).split()), ERROR) from None
-
-
-def _help() -> int:
-    print(HELP)
-    daemon.print_flags(FLAGS)
-    return SUCCESS
 
 
 def make_config(values: dict[str, Any], given: set[str]) -> GatewayConfig:
@@ -100,15 +92,8 @@ def make_config(values: dict[str, Any], given: set[str]) -> GatewayConfig:
         prefix = f"{RunKeys(check_run_id(values['run'])).base}store/gateway/"
     elif values["prefix"]:
         prefix = values["prefix"]
-    host, port = _address(values["listen"])
+    host, port = daemon.listen_address(values["listen"])
     return GatewayConfig(host=host, port=port, prefix=prefix, linger_s=values["linger"], fresh=values["fresh"])
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
-        raise ConfigError(f"--listen must be HOST:PORT (set to {text!r})")
-    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 async def _serve(values: dict[str, Any], config: GatewayConfig) -> int:
@@ -145,7 +130,9 @@ async def _started(gateway: Any, config: GatewayConfig, stop: asyncio.Event) -> 
 
 def _announce(gateway: Any, config: GatewayConfig) -> None:
     host, port = gateway.address
-    # Whoever starts a gateway with port 0 reads the line; it says that clients can come.
+    # The line says that clients can come: a program that starts a gateway with port 0 reads it.
     print(f"raftkv: TCPStore gateway on {host}:{port}, keys below {config.prefix}", flush=True)
     if not ipaddress.ip_address(host.partition("%")[0]).is_loopback:
-        logging.warning("TCPStore knows no passwords: whoever reaches %s:%d reads and writes the store", host, port)
+        logging.warning(
+            "TCPStore knows no passwords: all programs that reach %s:%d can read and write the store", host, port
+        )

@@ -17,9 +17,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from raftkv.cli.daemons import daemon
-from raftkv.cli.exits import ERROR, SUCCESS, CommandError
-from raftkv.cli.goflags import pflag
 from raftkv.cli.goflags.pflag import BOOL, INT, LIST, Flag
+from raftkv.cli.program import ERROR, SUCCESS, CommandError
 from raftkv.errors import ConfigError, RaftKVError
 
 if TYPE_CHECKING:
@@ -55,10 +54,10 @@ def main(words: Sequence[str]) -> int:
     Raises:
         CommandError: it cannot be started.
     """
-    try:
-        parsed = daemon.parse(FLAGS, [_spelled(word) for word in words], "torchft-lighthouse")
-    except pflag.HelpRequested:
-        return _help()
+    usage = "Usage:\n  raftkv torchft-lighthouse [flags]\n\nFlags:"
+    parsed = daemon.parse(FLAGS, [_spelled(word) for word in words], "torchft-lighthouse", usage)
+    if parsed is None:
+        return SUCCESS
     logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
     logging.getLogger("raftkv").setLevel(logging.DEBUG if parsed.values["verbose"] else logging.INFO)
     try:
@@ -76,12 +75,6 @@ def _spelled(word: str) -> str:
     return f"--{_THEIRS.get(name, name)}{equals}{value}"
 
 
-def _help() -> int:
-    print("Usage:\n  raftkv torchft-lighthouse [flags]\n\nFlags:")
-    daemon.print_flags(FLAGS)
-    return SUCCESS
-
-
 async def _serve(values: dict[str, Any]) -> int:
     from raftkv.training.torchft.lighthouse import Lighthouse
 
@@ -91,7 +84,7 @@ async def _serve(values: dict[str, Any]) -> int:
         serving = asyncio.ensure_future(lighthouse.run())
         stopping = asyncio.ensure_future(stop.wait())
         if await daemon.wait_cluster(kv, stop, "torchft-lighthouse"):
-            # They say that managers can come, and where: whoever starts the daemon with port 0 reads them.
+            # The lines say that managers can come, and where: a program that starts the daemon with port 0 reads them.
             print("\n".join(lines), flush=True)
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
@@ -105,7 +98,7 @@ async def _listen(lighthouse: Lighthouse, text: str, default_job: str) -> str:
     """Open a listener; the line that tells of it."""
     job, equals, address = text.rpartition("=")
     name = job if equals else default_job
-    host, port = _address(address)
+    host, port = daemon.listen_address(address)
     try:
         addresses = await lighthouse.listen(host, port, name)
     except OSError as error:
@@ -128,10 +121,3 @@ def _config(values: dict[str, Any]) -> LighthouseConfig:
         lease_ttl_s=values["lease-ttl"],
         lease_grace_s=values["lease-grace-ms"] / 1000,
     )
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
-        raise ConfigError(f"--listen must be HOST:PORT (set to {text!r})")
-    return host.removeprefix("[").removesuffix("]"), int(port)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from raftkv.cli.doctor.finding import Finding, failure, ok, warning
+from raftkv.cli.doctor.judgement import Finding, failure, ok, warning
 from raftkv.cluster_id import split_url
 from raftkv.config import ServerConfig, TLSFiles
 from raftkv.errors import ConfigError
@@ -88,7 +88,7 @@ def _check_names(subject: str, path: str, hosts: Iterable[str]) -> Finding:
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
-        return failure(subject, f"{path} names nobody", "make one with the names and addresses of the member")
+        return failure(subject, f"{path} names no host", "make one with the names and addresses of the member")
     known = {str(name).lower() for name in names.get_values_for_type(x509.DNSName)}
     known |= {str(address) for address in names.get_values_for_type(x509.IPAddress)}
     missing = sorted({host for host in hosts if not _is_named(host, known)})

@@ -1,6 +1,6 @@
-"""What the members of a cluster say of themselves, asked side by side; what it means is ``judgement``'s.
+"""Asks the members of a cluster, side by side; ``judgement`` tells what their answers mean.
 
-Everything has a deadline of a few seconds, and a member that does not answer is part of the answer.
+Each call has a deadline of a few seconds, and a member that does not answer is part of the picture.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _FSYNC: Final = "etcd_disk_wal_fsync_duration_seconds"
 _ROUND_TRIP: Final = "etcd_network_peer_round_trip_time_seconds"
 
 _REFUSALS: Final = (PERMISSION_DENIED, UNAUTHENTICATED, INVALID_ARGUMENT)
-"""What a member answers to a user who may not ask, to an old token, and to nobody in particular."""
+"""Codes by which a member refuses a user without the right, an old token, and a call without a user."""
 
 FIGURES_MIN: Final = 100
-"""Fewer figures say nothing: the slowest of a start would be their 99th percentile."""
+"""Fewer figures tell nothing: the slowest one of a start would be the 99th percentile."""
 
 TIMEOUT_S: Final = 3.0
 TRIES: Final = 5
-"""Round trips that are timed; the shortest counts, since all else is somebody's work."""
+"""Number of round trips that are timed; the shortest counts: longer ones include other work of the two machines."""
 
 
 async def ask(kv: Client) -> Picture:

@@ -6,29 +6,26 @@ Exit codes: 0 nothing is broken (there may be warnings), 1 something is, 2 a fla
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from raftkv.cli.daemons import daemon
 from raftkv.cli.doctor import certificates, cluster, disk, judgement, machine
-from raftkv.cli.doctor.finding import Finding, Level, failure, ok, skipped, warning
-from raftkv.cli.exits import BAD_FLAGS, ERROR, SUCCESS, CommandError
-from raftkv.cli.goflags import pflag
+from raftkv.cli.doctor.judgement import Finding, Level, failure, ok, skipped, warning
 from raftkv.cli.goflags.pflag import BOOL, Flag
-from raftkv.cli.output.rows import Rows, out
+from raftkv.cli.output.table import Rows, out, progress_bar
+from raftkv.cli.program import BAD_FLAGS, ERROR, SUCCESS, CommandError
 from raftkv.config import ServerConfig, TLSFiles
 from raftkv.errors import RaftKVError
 
 BACKUP_AGE_S: Final = 2 * 86_400.0
-"""An older last backup is worth a warning."""
+"""A warning tells of a last backup older than this."""
 
 CLOCK_S: Final = 300.0
-"""A last backup from later than this after now, too: nobody would notice the end of backups."""
+"""A warning tells of a last backup from further in the future than this: it would hide that backups have stopped."""
 
 CLUSTER_TIME_S: Final = 20.0
 """Longest time for all questions to a cluster."""
@@ -38,10 +35,7 @@ FLAGS: Final = (
     Flag("data-dir", usage="data directory of a member, stopped or not"),
     Flag("wal-dir", usage="directory of its log, if on its own disk"),
     Flag("endpoints", usage="members of a running cluster, comma-separated"),
-    Flag("user", usage="NAME, with the password in RAFTKV_PASSWORD_FILE, or NAME:PASSWORD"),
-    Flag("cacert", usage="CA file: speak TLS to the cluster"),
-    Flag("cert", usage="client certificate"),
-    Flag("key", usage="its key"),
+    *daemon.CREDENTIALS,
     Flag("backup", usage="URL that raftkv backup writes to: when was the last one"),
     Flag("json", BOOL, usage="print JSON"),
 )
@@ -53,7 +47,9 @@ Without flags it looks at this machine, and at the cluster on 127.0.0.1:2379 if 
 Examples:
   raftkv doctor --config-file /etc/raftkv/raftkv.yml
   raftkv doctor --data-dir /var/lib/raftkv
-  raftkv doctor --endpoints 10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379 --backup s3://bucket/raftkv"""
+  raftkv doctor --endpoints 10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379 --backup s3://bucket/raftkv
+
+Flags:"""
 _STYLES: Final = {Level.OK: "green", Level.SKIPPED: "dim", Level.WARNING: "yellow", Level.FAILURE: "bold red"}
 DEFAULT_ENDPOINT: Final = "127.0.0.1:2379"
 
@@ -70,14 +66,12 @@ def main(words: Sequence[str]) -> int:
     Raises:
         CommandError: a flag cannot be used; one line.
     """
-    try:
-        values = daemon.parse(FLAGS, words, "doctor").values
-    except pflag.HelpRequested:
-        print(_USAGE + "\n\nFlags:")
-        daemon.print_flags(FLAGS)
+    parsed = daemon.parse(FLAGS, words, "doctor", _USAGE)
+    if parsed is None:
         return SUCCESS
+    values = parsed.values
     config = _config_of(values)
-    found = list(_examine(_parts(values, config), shows=not values["json"] and sys.stderr.isatty()))
+    found = list(_examine(_parts(values, config), hidden=values["json"]))
     if values["json"]:
         _print_json(found)
     else:
@@ -120,32 +114,15 @@ def _parts(values: dict[str, Any], config: ServerConfig | None) -> Iterator[Part
         yield "cluster", lambda: _check_cluster(values, endpoints or DEFAULT_ENDPOINT, config, is_asked)
 
 
-def _examine(parts: Iterator[Part], *, shows: bool) -> Iterator[Finding]:
+def _examine(parts: Iterator[Part], *, hidden: bool) -> Iterator[Finding]:
     every = list(parts)
-    with contextlib.ExitStack() as stack:
-        advance = stack.enter_context(_progress(len(every))) if shows else None
+    with progress_bar("looking", (), len(every), hidden=hidden) as update:
         for name, look in every:
-            if advance is not None:
-                advance(name)
+            update(description=f"looking at the {name}", advance=1)
             try:
                 yield from look()
             except OSError as error:
                 yield skipped(name, f"{error.filename or ''} {error.strerror or error}".strip())
-
-
-@contextlib.contextmanager
-def _progress(total: int) -> Iterator[Callable[[str], None]]:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task("", total=total)
-
-        def advance(name: str) -> None:
-            bars.update(task, description=f"looking at the {name}", advance=1)
-
-        yield advance
 
 
 def _check_backup(url: str) -> Finding:
@@ -169,13 +146,11 @@ def _check_backup(url: str) -> Finding:
 def _check_cluster(
     values: dict[str, Any], endpoints: str, config: ServerConfig | None, is_asked: bool
 ) -> list[Finding]:
-    """Ask a cluster. Nobody named it: then a member that does not run is no failure."""
-    from raftkv.client.credentials import user_settings
+    """Ask a cluster. A member that does not run is a failure only if ``--endpoints`` was given."""
     from raftkv.client.library import connect
 
     async def ask() -> judgement.Picture:
-        files = {"ca_file": values["cacert"], "cert_file": values["cert"], "key_file": values["key"]}
-        async with connect(endpoints.split(","), **user_settings(values["user"]), **files) as kv:
+        async with connect(endpoints.split(","), **daemon.connection(values)) as kv:
             async with asyncio.timeout(CLUSTER_TIME_S):
                 return await cluster.ask(kv)
 

@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from raftkv.cli.doctor.finding import Finding, Level, at_most, failure, ok, skipped, warning
-from raftkv.cli.doctor.judgement import SLOW_SYNC_MS
+from raftkv.cli.doctor.judgement import SLOW_SYNC_MS, Finding, Level, at_most, failure, ok, skipped, warning
 from raftkv.cli.output.printer import human_size
 from raftkv.errors import RaftKVError, StorageError
 from raftkv.offline.database import hash_database_file
@@ -20,14 +19,14 @@ from raftkv.offline.directory import database_of, is_running, log_of, obstacle
 from raftkv.offline.log import verify
 
 WRITE_BYTES: Final = 2300
-"""What etcd's documentation has ``fio`` write between two syncs: about a small batch of puts."""
+"""Bytes between two syncs, as etcd's documentation has ``fio`` write: about a small batch of puts."""
 
 SYNCS: Final = 500
 TIME_S: Final = 3.0
-"""A measurement ends after so many syncs, or so long: whichever comes first."""
+"""A measurement ends after ``SYNCS`` syncs or ``TIME_S`` seconds."""
 
 FAR_TOO_SLOW_MS: Final = 100.0
-"""A heartbeat: leaders are lost over it."""
+"""The heartbeat interval: slower syncs make followers start elections."""
 
 FREE_MIN_BYTES: Final = 256 * 1024**2
 FREE_LOW_BYTES: Final = 2 * 1024**3
@@ -73,7 +72,7 @@ def _check_directory(subject: str, path: str) -> list[Finding]:
     found = [_check_rights(subject, path)] if there == Path(path) else [skipped(subject, f"{path} is not there yet")]
     found.append(_check_kind(f"{subject}: file system", there))
     found.append(check_room(f"{subject}: free space", there))
-    # An owner's directory is written to by the owner alone: whoever asks about another's cannot try its disk.
+    # Only the owner may write to its directory: other users cannot try the disk.
     found.append(check_latency(f"{subject}: fdatasync", there))
     return found
 
@@ -87,7 +86,7 @@ def _nearest(path: str) -> Path:
 
 
 def _check_rights(subject: str, path: str) -> Finding:
-    # The log has a key to the cluster in it, of a kind: who writes there forges votes.
+    # A user who can write to the log can forge votes.
     found = os.stat(path)
     mode = stat.S_IMODE(found.st_mode)
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -109,7 +108,7 @@ def _check_kind(subject: str, path: Path) -> Finding:
 
 
 def kind_of(path: Path, mounts: Path) -> str:
-    """Return the kind of the file system that has a path, empty if nobody knows.
+    """Return the kind of the file system that has a path; empty: unknown.
 
     Arguments:
         path: that is there.
@@ -160,7 +159,7 @@ def check_latency(subject: str, path: Path) -> Finding:
         return skipped(subject, figure)
     p50, p99 = (times_ms[min(int(len(times_ms) * share), len(times_ms) - 1)] for share in (0.5, 0.99))
     figure = f"p50 {p50:.2f} ms, p99 {p99:.2f} ms of {len(times_ms)}"
-    advice = f"below {SLOW_SYNC_MS:g} ms is asked for: use an SSD, and let nobody share it"
+    advice = f"below {SLOW_SYNC_MS:g} ms is asked for: use an SSD of its own"
     found = at_most(subject, p99, "ms", warning=SLOW_SYNC_MS, failure=FAR_TOO_SLOW_MS, advice=advice)
     return replace(found, figure=figure)
 

@@ -1,4 +1,8 @@
-"""What the answers of members mean. Pure: a picture in, findings out."""
+"""What a check has found, and what the answers of members mean. Pure: a picture in, findings out.
+
+>>> at_most("p99", 0.2, "ms", warning=10, failure=100, advice="use an SSD").level.word
+'ok'
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,81 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from typing import Final
 
-from raftkv.cli.doctor.finding import Finding, at_most, failure, ok, skipped, warning
 from raftkv.cli.output.printer import human_size
 from raftkv.config import ServerConfig
 from raftkv.pb import rpc_pb2
 
+
+class Level(IntEnum):
+    """How well it is; the highest of a report decides its exit code."""
+
+    OK = 0
+    SKIPPED = 1
+    WARNING = 2
+    FAILURE = 3
+
+    @property
+    def word(self) -> str:
+        """Return the text that is printed."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        subject: what was looked at.
+        level: how well it is.
+        figure: what was found, or why nothing was.
+        advice: what to do, in one line; empty if nothing.
+    """
+
+    subject: str
+    level: Level
+    figure: str
+    advice: str = ""
+
+
+def ok(subject: str, figure: str) -> Finding:
+    """Return that all is well."""
+    return Finding(subject, Level.OK, figure)
+
+
+def skipped(subject: str, reason: str) -> Finding:
+    """Return that the check could not be made, and why."""
+    return Finding(subject, Level.SKIPPED, reason)
+
+
+def warning(subject: str, figure: str, advice: str) -> Finding:
+    """Return what should be changed."""
+    return Finding(subject, Level.WARNING, figure, advice)
+
+
+def failure(subject: str, figure: str, advice: str) -> Finding:
+    """Return what must be changed."""
+    return Finding(subject, Level.FAILURE, figure, advice)
+
+
+def at_most(subject: str, value: float, unit: str, *, warning: float, failure: float, advice: str) -> Finding:
+    """Return a finding about a figure that should be small.
+
+    Arguments:
+        subject: what it is of.
+        value, unit: the figure.
+        warning, failure: from which on it is one.
+        advice: what to do then.
+    """
+    level = Level.FAILURE if value >= failure else Level.WARNING if value >= warning else Level.OK
+    figure = f"{value:.3g} {unit}"
+    return Finding(subject, level, figure, advice if level is not Level.OK else "")
+
+
 LAG_MAX: Final = 5_000
-"""Entries: who is further behind is refused writes (etcd's "too many requests"), or gets a copy of the database."""
+"""Entries: beyond it the leader refuses writes ("too many requests"), or sends the member a copy of the database."""
 
 CLOCK_MAX_S: Final = 1.0
 ROUND_TRIPS: Final = 10
@@ -22,7 +92,7 @@ ROUND_TRIPS: Final = 10
 
 SLOW_SYNC_MS: Final = 10.0
 FAR_TOO_SLOW_SYNC_MS: Final = 1000.0
-"""etcd's rule for the 99th percentile is 10 ms. Of months, many slow ones may be of one bad hour: no failure of now."""
+"""etcd's limit of the 99th percentile is 10 ms: a warning. A histogram covers months: one bad hour is no failure."""
 
 SLOW_PEERS_MS: Final = 100.0
 """The default heartbeat interval."""
@@ -30,7 +100,7 @@ SLOW_PEERS_MS: Final = 100.0
 QUOTA_WARNING: Final = 0.8
 QUOTA_FAILURE: Final = 0.95
 TLS_TROUBLE: Final = ("certificate", "TLS", "closed the connection before its HTTP/2 settings came")
-"""Words of a connection that failed though a member listens: the last are those of a port for TLS to plain text."""
+"""Parts of errors of a listening member that refuses the connection; the last one answers plain text to a TLS port."""
 
 FRAGMENTED_SHARE: Final = 0.5
 FRAGMENTED_BYTES: Final = 256 * 1024**2
@@ -43,7 +113,7 @@ class Answer:
     Attributes:
         endpoint: as it was asked.
         status: its answer; None: there is none, and ``error`` says why.
-        is_refusal: whether ``error`` is what the member itself has answered: not to this user.
+        is_refusal: whether the member itself refused this user.
         rtt_ms: shortest round trip of a call.
         clock_s: between which two figures its clock is ahead of this machine's; None: unknown.
         program: what runs there, e.g. ``raftkv/0.2.0``; empty: it does not say.
@@ -62,7 +132,7 @@ class Answer:
 
     @property
     def member_id(self) -> int:
-        """Whose answer it is; 0: nobody's."""
+        """Id of the member that answered; 0: none did."""
         return self.status.header.member_id if self.status is not None else 0
 
 
@@ -71,7 +141,7 @@ class Picture:
     """What a cluster said.
 
     Attributes:
-        members: of the cluster; none: nobody could say, and ``error`` tells why.
+        members: of the cluster; empty: no member listed them, and ``error`` tells why.
         answers: of its endpoints.
         alarms: member and kind.
         peers: name, peer URL and milliseconds of a connection from here, None where there is none.
@@ -137,7 +207,7 @@ def _members(picture: Picture) -> Iterator[Finding]:
 def _quorum(picture: Picture, answered: list[Answer]) -> Finding:
     voters = {member.ID for member in picture.members if not member.isLearner}
     if not voters:
-        return skipped("quorum", picture.error or "nobody names the members")
+        return skipped("quorum", picture.error or "no member lists the members")
     there = len(voters & {answer.member_id for answer in answered})
     quorum = len(voters) // 2 + 1
     figure = f"{there} of {len(voters)} voters answer, {quorum} are needed"
@@ -221,7 +291,7 @@ def _clocks(answered: list[Answer]) -> Finding:
     offsets = [answer.clock_s for answer in answered if answer.clock_s is not None]
     if not offsets:
         return skipped("clock: offset", "no member says what time it is")
-    # What is certain: a clock that may be right is not called wrong.
+    # Only a certain offset counts: a clock that may be right gets no warning.
     certain = [max(low, -high, 0.0) for low, high in offsets]
     largest = max(certain)
     figure = f"{largest:.1f} s at least, of {len(offsets)} members to this machine"
@@ -240,7 +310,7 @@ def _measured(answered: list[Answer]) -> Iterator[Finding]:
             *(
                 SLOW_SYNC_MS,
                 FAR_TOO_SLOW_SYNC_MS,
-                "use an SSD, and let nobody share it; raftkv doctor --data-dir there",
+                "use an SSD of its own; raftkv doctor --data-dir there",
             ),
         ),
         (

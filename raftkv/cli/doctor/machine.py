@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from raftkv import __version__
-from raftkv.cli.doctor.finding import Finding, failure, ok, skipped, warning
+from raftkv.cli.doctor.judgement import Finding, failure, ok, skipped, warning
 from raftkv.cli.output.printer import human_size
 
 FILES_MIN: Final = 4096

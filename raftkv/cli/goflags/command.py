@@ -18,24 +18,35 @@ from typing import Any
 
 import click
 
-from raftkv.cli import programs
-from raftkv.cli.exits import ERROR, SUCCESS, CommandError
 from raftkv.cli.goflags import pflag
 from raftkv.cli.goflags.pflag import BOOL, DURATION, INT, LIST, STRING, UINT, Flag
+from raftkv.cli.program import BAD_ARGUMENTS, COMMANDS, ERROR, SUCCESS, CommandError
 
 
 @dataclass
-class Invocation:
-    """One run of a command: the values of its flags, which were given, and its arguments; see ``pflag.Parsed``."""
+class Invocation(pflag.Parsed):
+    """One run of a command: its words, the flags that it knows, and the commands of its program."""
 
-    values: dict[str, Any]
-    changed: set[str] = field(default_factory=set)
-    arguments: list[str] = field(default_factory=list)
     flags: dict[str, Flag] = field(default_factory=dict)
-    before_dash: int | None = None
+    program: click.Command = field(default_factory=lambda: click.Command(""))
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
+
+    def argument(self, complaint: str, code: int = BAD_ARGUMENTS) -> str:
+        """Return the only argument.
+
+        Raises:
+            CommandError: with that text and code: there is none, or more than one.
+        """
+        if len(self.arguments) != 1:
+            raise CommandError(complaint, code)
+        return self.arguments[0]
+
+    def refuse_arguments(self, complaint: str) -> None:
+        """Raise CommandError with that text if there is an argument."""
+        if self.arguments:
+            raise CommandError(complaint, BAD_ARGUMENTS)
 
 
 Run = Callable[[Invocation], None]
@@ -76,7 +87,7 @@ class Page(click.HelpFormatter):
         super().write_dl([(name, text.replace("-", NO_BREAK_HYPHEN)) for name, text in rows], col_max, col_spacing)
 
     def write(self, string: str) -> None:
-        """Write what has been broken into lines."""
+        """Write text that was broken into lines."""
         super().write(string.replace(NO_BREAK_HYPHEN, "-").replace(NO_BREAK_SPACE, " "))
 
 
@@ -186,7 +197,7 @@ class Leaf(click.Command):
                 return []
             raise CommandError(str(error), ERROR) from None
         flags = {flag.name: flag for flag in self.flags}
-        ctx.obj = Invocation(parsed.values, parsed.changed, parsed.arguments, flags, parsed.before_dash)
+        ctx.obj = Invocation(**vars(parsed), flags=flags, program=ctx.find_root().command)
         return []
 
     def invoke(self, ctx: click.Context) -> None:
@@ -225,14 +236,13 @@ class External(click.Command):
 
 
 MakeLeaf = Callable[..., Callable[..., Leaf]]
-"""Makes a command that only lacks its examples: the words after the program's name, which the result takes."""
+"""Makes a command without examples; the result takes these, as words after the program's name."""
 
 
-def leaf_maker(package: str, shared: Sequence[Flag]) -> MakeLeaf:
-    """Return what makes the commands of a program.
+def leaf_maker(shared: Sequence[Flag]) -> MakeLeaf:
+    """Return a function that makes the commands of a program.
 
     Arguments:
-        package: that the modules of its commands are in.
         shared: flags that all commands have.
     """
 
@@ -242,7 +252,7 @@ def leaf_maker(package: str, shared: Sequence[Flag]) -> MakeLeaf:
         def with_examples(*examples: str) -> Leaf:
             return Leaf(
                 name,
-                f"{package}.{target}",
+                f"raftkv.cli.{target}",
                 usage=usage,
                 short=short,
                 flags=flags,
@@ -399,6 +409,6 @@ def _show_help(path: Sequence[click.Command]) -> int:
 
 
 def _unknown(branch: Branch, word: str, path: str) -> str:
-    is_server_s = word in programs.COMMANDS and " " not in path
+    is_server_s = word in COMMANDS and " " not in path
     hint = ": it is a command of raftkv" if is_server_s else pflag.did_you_mean(word, branch.commands)
     return f'unknown command "{word}" for "{path}"' + hint

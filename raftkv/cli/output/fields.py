@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from raftkv.cli.goflags.values import quote
 from raftkv.cli.output import printer
 from raftkv.cli.output.printer import EndpointAnswer, EndpointHealth, Printer, lower, write_line
-from raftkv.cli.output.simple import ALARM_NAMES
 from raftkv.pb import auth_pb2
+from raftkv.pb.enums import alarm_name
 
 if TYPE_CHECKING:
     from typing import Any
@@ -44,19 +44,13 @@ class FieldsPrinter(Printer):
         _header(response.header)
         _field("Succeeded", lower(response.succeeded))
         for operation in response.responses:
-            kind = operation.WhichOneof("response")
-            if kind == "response_put":
-                self.put(operation.response_put)
-            elif kind == "response_range":
-                self.get(operation.response_range)
-            elif kind == "response_delete_range":
-                self.delete(operation.response_delete_range)
+            self.operation(operation)
 
     def alarms(self, response: rpc_pb2.AlarmResponse) -> None:
         _header(response.header)
         for alarm in response.alarms:
             _field("MemberID", alarm.memberID)
-            _field("AlarmType", ALARM_NAMES.get(alarm.alarm, str(alarm.alarm)))
+            _field("AlarmType", alarm_name(alarm.alarm))
             write_line("")
 
     def member_list(self, response: rpc_pb2.MemberListResponse) -> None:

@@ -1,8 +1,8 @@
 """Answers in the five output formats of etcdctl: simple, fields, json, table, protobuf.
 
 Owns what a format does *not* have (exit code 4, as etcdctl); the formats are in ``output.simple``, ``output.fields``,
-``output.json_format`` and here, the choice among them in ``output.formats``. Bytes matter: keys and values are printed
-as they are stored, so everything is written to the binary side of standard output.
+``output.json_format`` and here; ``make_printer`` chooses one, and imports it then. Bytes matter: keys and values are
+printed as they are stored, so everything is written to the binary side of standard output.
 
 The layout is that of etcdctl 3.5. The columns that 3.6 added to ``endpoint status`` and ``endpoint hashkv`` (storage
 version, size in use, quota, hash revision, ...) are shown when a member sends them, which members of 3.6 do.
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from raftkv.cli import exits
+from raftkv.cli.program import BAD_FEATURE, CommandError
 
 if TYPE_CHECKING:
     from raftkv.pb import rpc_pb2
@@ -63,6 +63,16 @@ class Printer:
     def txn(self, response: rpc_pb2.TxnResponse) -> None:
         """Print the answer to Txn."""
         self.message(response)
+
+    def operation(self, response: rpc_pb2.ResponseOp) -> None:
+        """Print the answer to one operation of a transaction."""
+        kind = response.WhichOneof("response")
+        if kind == "response_put":
+            self.put(response.response_put)
+        elif kind == "response_range":
+            self.get(response.response_range)
+        elif kind == "response_delete_range":
+            self.delete(response.response_delete_range)
 
     def alarms(self, response: rpc_pb2.AlarmResponse) -> None:
         """Print alarms."""
@@ -154,7 +164,7 @@ class Printer:
 
     def refuse(self) -> None:
         """End the command: this format cannot show the answer."""
-        raise exits.CommandError(f"{self.name} not supported as output format", exits.BAD_FEATURE)
+        raise CommandError(f"{self.name} not supported as output format", BAD_FEATURE)
 
 
 class ProtobufPrinter(Printer):
@@ -183,7 +193,7 @@ class ProtobufPrinter(Printer):
         header = response.header
         shown = f"cluster_id:{header.cluster_id} member_id:{header.member_id} revision:{header.revision}"
         text = f"marshal unsupported for type clientv3.LeaseRevokeResponse ({{{shown} raft_term:{header.raft_term} "
-        raise exits.CommandError(text + " {} [] 0})", exits.BAD_FEATURE)
+        raise CommandError(text + " {} [] 0})", BAD_FEATURE)
 
     def lease_keep_alive(self, response: rpc_pb2.LeaseKeepAliveResponse) -> None:
         self.message(response.header)
@@ -219,14 +229,14 @@ class TablePrinter(Printer):
 
 
 def write(data: bytes) -> None:
-    """Put bytes on standard output, after whatever text stands before them."""
+    """Write bytes to standard output, after the text that was printed before."""
     sys.stdout.flush()
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
 
 
 def write_line(text: str) -> None:
-    """Put a line on standard output; text that came from bytes goes out as these bytes."""
+    """Write a line to standard output; text with surrogate escapes becomes the bytes that it stands for."""
     write(text.encode("utf-8", "surrogateescape") + b"\n")
 
 
@@ -244,6 +254,15 @@ def human_size(size_bytes: int) -> str:
     tenths = int(size_bytes / 1000**exponent * 10 + 0.5)
     value = f"{tenths / 10:.1f}" if tenths < 100 else f"{tenths / 10:.0f}"
     return f"{value} {units[exponent]}"
+
+
+def role_of(status: rpc_pb2.StatusResponse) -> str:
+    """Return the role of a member by its status: leader, follower, learner or candidate."""
+    if status.isLearner:
+        return "learner"
+    if not status.leader:
+        return "candidate"
+    return "leader" if status.leader == status.header.member_id else "follower"
 
 
 def member_rows(response: rpc_pb2.MemberListResponse) -> tuple[list[str], list[list[str]]]:
@@ -315,3 +334,32 @@ def hashkv_rows(answers: Sequence[EndpointAnswer]) -> tuple[list[str], list[list
         ]
         for answer in answers
     ]
+
+
+def make_printer(name: str, *, hexadecimal: bool = False, value_only: bool = False) -> Printer:
+    """Return the printer for ``--write-out NAME``.
+
+    Arguments:
+        name: of the format.
+        hexadecimal: keys and values in hexadecimal.
+        value_only: values without their keys.
+
+    Raises:
+        CommandError: there is no such format.
+    """
+    kinds: dict[str, type[Printer]] = {"protobuf": ProtobufPrinter, "table": TablePrinter}
+    if name == "simple":
+        from raftkv.cli.output.simple import SimplePrinter
+
+        kinds[name] = SimplePrinter
+    elif name == "fields":
+        from raftkv.cli.output.fields import FieldsPrinter
+
+        kinds[name] = FieldsPrinter
+    elif name == "json":
+        from raftkv.cli.output.json_format import JSONPrinter
+
+        kinds[name] = JSONPrinter
+    if name not in kinds:
+        raise CommandError("unsupported output format", BAD_FEATURE)
+    return kinds[name](hexadecimal=hexadecimal, value_only=value_only)

@@ -11,11 +11,10 @@ from raftkv.cli.output import printer
 from raftkv.cli.output.printer import EndpointAnswer, EndpointHealth, Printer, lower, write, write_line
 from raftkv.client.keys import prefix_end
 from raftkv.pb import auth_pb2
+from raftkv.pb.enums import alarm_name
 
 if TYPE_CHECKING:
     from raftkv.pb import kv_pb2, rpc_pb2
-
-ALARM_NAMES = {0: "NONE", 1: "NOSPACE", 2: "CORRUPT"}
 
 
 class SimplePrinter(Printer):
@@ -39,19 +38,13 @@ class SimplePrinter(Printer):
         write_line("SUCCESS" if response.succeeded else "FAILURE")
         for operation in response.responses:
             write_line("")
-            kind = operation.WhichOneof("response")
-            if kind == "response_put":
-                self.put(operation.response_put)
-            elif kind == "response_range":
-                self.get(operation.response_range)
-            elif kind == "response_delete_range":
-                self.delete(operation.response_delete_range)
+            self.operation(operation)
 
     def alarms(self, response: rpc_pb2.AlarmResponse) -> None:
         for alarm in response.alarms:
             # The space at the end is etcd's.
             member = f"memberID:{alarm.memberID} " if alarm.memberID else ""
-            kind = f"alarm:{ALARM_NAMES.get(alarm.alarm, alarm.alarm)} " if alarm.alarm else ""
+            kind = f"alarm:{alarm_name(alarm.alarm)} " if alarm.alarm else ""
             write_line(member + kind)
 
     def move_leader(self, leader: int, target: int, response: rpc_pb2.MoveLeaderResponse) -> None:

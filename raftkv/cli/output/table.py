@@ -1,7 +1,10 @@
-"""Tables drawn as etcdctl draws them, to the byte.
+"""Tables and progress bars.
 
-Owns the layout only: a frame of ``+``, ``-`` and ``|``, an upper-case centred header, cells to the right, and cells
-longer than 30 columns folded at spaces so that the lines come out most even.
+``render`` draws a table as etcdctl draws it, to the byte: a frame of ``+``, ``-`` and ``|``, an upper-case centred
+header, cells to the right, and cells longer than 30 columns folded at spaces so that the lines come out most even.
+``out`` prints a table for people: frame and colour on a terminal, plain columns elsewhere. Plain columns are stable:
+two spaces apart, one header line, no colour, for any width; JSON serves scripts better. Progress bars are shown on a
+terminal only, so that logs and pipes stay clean.
 
 >>> print(render(["a_b"], [["xyz"]]))
 +-----+
@@ -13,8 +16,12 @@ longer than 30 columns folded at spaces so that the lines come out most even.
 
 from __future__ import annotations
 
+import sys
+import time
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 
 FOLD_COLUMNS = 30
@@ -105,3 +112,122 @@ def _lines(row: list[list[str]], columns: list[int], align: Callable[[str, int],
         "|" + "".join(f" {align(cell[i], size)} |" for cell, size in zip(padded, columns, strict=True))
         for i in range(height)
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A table: its header, its cells, and the style of each row."""
+
+    header: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    styles: Sequence[str] = ()
+
+
+def printable(text: str) -> str:
+    """Escape a text that another program wrote: one line, without control sequences for the terminal.
+
+    >>> printable("caf\\u00e9 \\x1b[2J")
+    'caf\u00e9 \\\\x1b[2J'
+    """
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def out(rows: Rows) -> None:
+    """Print a table: with frame and colour on a terminal wide enough for whole words, as plain columns elsewhere."""
+    rows = Rows(rows.header, [tuple(map(printable, row)) for row in rows.rows], rows.styles)
+    if not sys.stdout.isatty():
+        print(plain(rows))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console, least = Console(), _longest_words(rows)
+    if sum(least) + 3 * len(least) + 1 > console.width:  # the frame would cut names short, and leave nothing of others
+        print(plain(rows))
+        return
+    table = Table()
+    for name, columns in zip(rows.header, least, strict=True):
+        table.add_column(name, min_width=columns)
+    for number, row in enumerate(rows.rows):
+        style = rows.styles[number] if rows.styles else ""
+        table.add_row(*(Text(cell) for cell in row), style=style)
+    console.print(table)
+
+
+def _longest_words(rows: Rows) -> list[int]:
+    """Return for each column the width of its longest word: lines are broken between words alone."""
+    words = (" ".join(cells).split() for cells in zip(rows.header, *rows.rows, strict=True))
+    return [max(map(width, column), default=0) for column in words]
+
+
+def plain(rows: Rows) -> str:
+    """Lay the cells out in columns.
+
+    >>> print(plain(Rows(("run", "nodes"), [("jobs/a", "2")])))
+    run     nodes
+    jobs/a  2
+    """
+    lines = [rows.header, *rows.rows]
+    widths = [max(width(line[place]) for line in lines) for place in range(len(rows.header))]
+    return "\n".join(
+        "  ".join(cell + " " * (size - width(cell)) for cell, size in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def clock(seconds: float) -> str:
+    """Format a time of day, with the date if it is not today's; empty: not known."""
+    if not seconds:
+        return ""
+    shown = time.localtime(seconds)
+    today = shown[:3] == time.localtime()[:3]
+    return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", shown)
+
+
+def count(number: int, what: str) -> str:
+    """Format as ``1 node`` or ``2 nodes``.
+
+    Arguments:
+        number: how many.
+        what: in the singular.
+    """
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+@contextmanager
+def progress_bar(
+    what: str, columns: Sequence[str], total: int | None = None, *, hidden: bool = False
+) -> Iterator[Callable[..., None]]:
+    """Show a bar on standard error inside the block, if that is a terminal; yields what updates it.
+
+    Arguments:
+        what: before the bar; empty: nothing.
+        columns: of rich, behind the bar: ``Download`` stands for ``DownloadColumn``.
+        total: of the bar; None: not known yet.
+        hidden: show none, as for JSON.
+    """
+    if hidden or not sys.stderr.isatty():
+        yield lambda **fields: None
+        return
+    from rich import progress
+    from rich.console import Console
+
+    text = [progress.TextColumn("{task.description}")] if what else []
+    made = [*text, progress.BarColumn(), *(getattr(progress, f"{name}Column")() for name in columns)]
+    with progress.Progress(*made, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(what, total=total)
+        yield lambda **fields: bars.update(task, **fields)
+
+
+@contextmanager
+def byte_bar(what: str, *, hidden: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar of bytes; yields a function of the bytes done and of all, which any thread may call.
+
+    Arguments:
+        what, hidden: as of ``progress_bar``.
+    """
+    with progress_bar(what, ("Download", "TransferSpeed"), hidden=hidden) as update:
+        yield lambda done, total: update(completed=done, total=total)

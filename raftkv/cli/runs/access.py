@@ -8,8 +8,8 @@
 Owns what a run needs (``needs``). The roles are ordinary ones: ``raftkvctl role get`` shows them. Each command may be
 repeated; a role that has more or less than it should is put right.
 
-What runs share cannot be kept apart: whoever has a cluster's role may change what its ledger says of other teams' runs,
-and so delay or stop them; it cannot read or change their keys or their checkpoints.
+Roles do not separate what runs share. A user with the role of a cluster may change what its ledger says of other teams'
+runs, and so delay or stop them, but cannot read or change their keys or checkpoints.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Final
 from urllib.parse import quote
 
 from raftkv.checkpoint import keys as checkpoint_keys
-from raftkv.cli.exits import BAD_ARGUMENTS, CommandError
 from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.library import open_library, use_library
-from raftkv.cli.output.rows import Rows, out
+from raftkv.cli.output.table import Rows, out
+from raftkv.cli.program import BAD_ARGUMENTS, CommandError
 from raftkv.client.library import Client
 from raftkv.client.users import Permission, interval
 from raftkv.dataset import keys as dataset_keys
@@ -125,12 +125,12 @@ def roles_of(
 
 
 async def put_right(kv: Client, role: str, wanted: Sequence[Permission]) -> None:
-    """Make a role that may do just this, whatever it could before.
+    """Make a role that has exactly these permissions; an existing one is changed.
 
     Arguments:
-        kv: of somebody who may.
+        kv: client of a user who may change roles.
         role: its name.
-        wanted: what it shall do.
+        wanted: its permissions.
     """
     try:
         have = await kv.roles.get(role)
@@ -152,7 +152,7 @@ async def _ignore_missing(kv: Client, role: str, permission: Permission) -> None
     try:
         await kv.roles.revoke(role, permission.key, permission.range_end)
     except PermissionNotGrantedError:
-        return  # somebody else was faster
+        return  # another command has revoked it
 
 
 def grant(invocation: Invocation) -> None:
@@ -171,7 +171,7 @@ def grant(invocation: Invocation) -> None:
 
 
 def revoke(invocation: Invocation) -> None:
-    """Take runs from a user; a role that nobody has any more is deleted."""
+    """Take runs from a user; a role without users is deleted."""
     user, roles = _wanted(invocation, "revoke")
     session, as_json = open_library(invocation)
 
@@ -198,7 +198,7 @@ async def _delete(kv: Client, role: str) -> None:
 
 
 def access(invocation: Invocation) -> None:
-    """Print who may take part in which runs; with RUN who may read or change that one, in whatever way."""
+    """Print who may take part in which runs; with RUN who may read or change that run, by any role."""
     if len(invocation.arguments) > 1:
         raise CommandError("run access takes the id of one run, or none", BAD_ARGUMENTS)
     session, as_json = open_library(invocation)

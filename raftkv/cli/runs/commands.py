@@ -10,10 +10,10 @@ import asyncio
 import json
 import signal
 
-from raftkv.cli.exits import BAD_ARGUMENTS, CommandError
 from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.library import open_library, use_library
-from raftkv.cli.output.rows import out
+from raftkv.cli.output.table import out
+from raftkv.cli.program import BAD_ARGUMENTS, CommandError
 from raftkv.cli.runs import view as run_view
 from raftkv.cli.runs.facts import Facts, read_facts
 from raftkv.client.library import Client
@@ -25,8 +25,7 @@ from raftkv.training.scheduling.view import ClusterView, describe_cluster, list_
 
 def list_all(invocation: Invocation) -> None:
     """Print every run."""
-    if invocation.arguments:
-        raise CommandError("run list accepts no arguments", BAD_ARGUMENTS)
+    invocation.refuse_arguments("run list accepts no arguments")
     session, as_json = open_library(invocation)
     runs = use_library(session, list_runs)
     if as_json:
@@ -37,7 +36,7 @@ def list_all(invocation: Invocation) -> None:
 
 def show(invocation: Invocation) -> None:
     """Print one run as it is."""
-    run_id = _run_id(invocation, "show")
+    run_id = invocation.argument("run show needs the id of one run")
     session, as_json = open_library(invocation)
 
     async def read(kv: Client) -> Facts:
@@ -73,7 +72,7 @@ def queue(invocation: Invocation) -> None:
 
 def timeline(invocation: Invocation) -> None:
     """Print what happened in one run."""
-    run_id = _run_id(invocation, "timeline")
+    run_id = invocation.argument("run timeline needs the id of one run")
     session, as_json = open_library(invocation)
 
     async def read(kv: Client) -> RunHistory:
@@ -88,7 +87,7 @@ def timeline(invocation: Invocation) -> None:
 
 def watch(invocation: Invocation) -> None:
     """Print what happens in one run, as it happens."""
-    run_id = _run_id(invocation, "watch")
+    run_id = invocation.argument("run watch needs the id of one run")
     session, as_json = open_library(invocation)
 
     async def print_changes(kv: Client) -> None:
@@ -110,9 +109,3 @@ def watch(invocation: Invocation) -> None:
             return
 
     use_library(session, until_interrupted)
-
-
-def _run_id(invocation: Invocation, word: str) -> str:
-    if len(invocation.arguments) != 1:
-        raise CommandError(f"run {word} needs the id of one run", BAD_ARGUMENTS)
-    return invocation.arguments[0]

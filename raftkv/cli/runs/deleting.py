@@ -3,8 +3,8 @@
     raftkvctl run delete job7
     raftkvctl run delete --ended --older-than 168h --dry-run
 
-A run has ended when it is closed and no node is in it. One that nobody has closed, and in which no node is any more,
-may go on, as after a power cut: it stays until it is named.
+A run has ended when it is closed and has no node. A run without nodes that was never closed may go on, as after a power
+cut: it stays until a user names it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from raftkv.cli.exits import BAD_ARGUMENTS, ERROR, CommandError
 from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.library import open_library, use_library
-from raftkv.cli.output.bars import count_bar
-from raftkv.cli.output.rows import count, out
+from raftkv.cli.output.table import count, out, progress_bar
+from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError
 from raftkv.cli.runs import view as run_view
 from raftkv.client.kv.bulk import pipelined
 from raftkv.client.kv.compares import Compare, mod_revision, version
@@ -48,9 +47,7 @@ def delete(invocation: Invocation) -> None:
     for flag in ("dry-run", "older-than"):
         if flag in invocation.changed:
             raise CommandError(f"--{flag} goes with --ended, which finds the runs to delete", BAD_ARGUMENTS)
-    if len(invocation.arguments) != 1:
-        raise CommandError("run delete needs the id of one run, or --ended", BAD_ARGUMENTS)
-    (run_id,) = invocation.arguments
+    run_id = invocation.argument("run delete needs the id of one run, or --ended")
     session, as_json = open_library(invocation)
 
     async def alive(kv: Client) -> int:
@@ -60,7 +57,7 @@ def delete(invocation: Invocation) -> None:
         return await kv.count(keys.nodes, prefix=True)
 
     async def forget(kv: Client) -> int:
-        # Whoever is there has seen to it that there is an arbiter; so none came since we have looked.
+        # Each node that comes makes sure that there is an arbiter: without one, none has come since ``alive`` looked.
         deleted = await _delete(kv, run_id, [] if invocation["force"] else [version(RunKeys(run_id).arbiter) == 0])
         if deleted is None:
             raise CommandError(_in_use(run_id, await kv.count(RunKeys(run_id).nodes, prefix=True)), ERROR)
@@ -86,7 +83,7 @@ def _is_confirmed(invocation: Invocation, question: str) -> bool:
     if invocation["yes"]:
         return True
     if not sys.stdin.isatty():
-        raise CommandError("nobody is there to confirm it: give --yes", BAD_ARGUMENTS)
+        raise CommandError("there is no terminal to confirm it on: give --yes", BAD_ARGUMENTS)
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
@@ -108,12 +105,12 @@ def _delete_ended(invocation: Invocation) -> None:
         question = f"Delete {count(len(ended), 'run')} of {len(runs)}, with generations and faults: all that have ended"
         if not _is_confirmed(invocation, f"{question}?"):
             raise CommandError("no run was deleted", ERROR)
-        with count_bar("deleting runs", len(ended), hidden=as_json) as on_each:
+        with progress_bar("deleting runs", ("MofNComplete",), len(ended), hidden=as_json) as update:
 
             async def forget(kv: Client, summary: RunSummary) -> int | None:
                 state = mod_revision(RunKeys(summary.run_id).state) == summary.revision
                 deleted = await _delete(kv, summary.run_id, [state, version(RunKeys(summary.run_id).arbiter) == 0])
-                on_each()
+                update(advance=1)
                 return deleted
 
             gone = use_library(session, lambda kv: pipelined(lambda one: forget(kv, one), ended, WINDOW))
@@ -148,7 +145,7 @@ def _tell_ended(
     for run_id in again:
         print(f"run {run_id!r} has begun again meanwhile, and stays")
     if dead:
-        are = "1 run that nobody has closed stays" if dead == 1 else f"{dead} runs that nobody has closed stay"
+        are = "1 run that was never closed stays" if dead == 1 else f"{dead} runs that were never closed stay"
         print(f"{are}, though no node is there: name each to delete it")
 
 

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from raftkv.cli.ctl.session import Session, open_session
-from raftkv.cli.exits import BAD_ARGUMENTS, CommandError
 from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.library import use_library
+from raftkv.cli.program import BAD_ARGUMENTS, CommandError
 from raftkv.client.credentials import announce_settings
 from raftkv.client.rpc.endpoints import parse_endpoints
 from raftkv.errors import ConfigError

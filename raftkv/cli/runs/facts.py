@@ -80,7 +80,7 @@ class Facts:
 
     @property
     def members(self) -> list[tuple[int, Member]]:
-        """Lowest rank and node of the generation; nobody if no generation runs."""
+        """Lowest rank and node of the generation; empty if no generation runs."""
         current = self.history.round
         if current is None or self.state.phase != RUNNING:
             return []
@@ -188,7 +188,7 @@ def waiting(history: RunHistory, denied: Iterable[Denied], queue: Queue | None) 
     Arguments:
         history: of the run.
         denied: hosts that are left out.
-        queue: the run's place in its cluster; None: it shares its machines with nobody.
+        queue: the run's place in its cluster; None: it shares no machines.
     """
     state = history.state or State(0, GATHERING)
     current = history.round if state.phase == RUNNING else None

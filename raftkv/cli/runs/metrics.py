@@ -14,9 +14,9 @@ from typing import Final
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from raftkv.cli.ctl.session import open_session, remark
-from raftkv.cli.exits import BAD_ARGUMENTS, ERROR, CommandError
 from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.library import use_library
+from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError
 from raftkv.client.library import Client
 from raftkv.rpc.server.http import HttpRequest, HttpResponse, text_response
 from raftkv.rpc.server.server import Server
@@ -27,8 +27,7 @@ _METRICS: Final = (("content-type", CONTENT_TYPE_LATEST),)
 
 def serve(invocation: Invocation) -> None:
     """Serve until SIGINT or SIGTERM arrives."""
-    if invocation.arguments:
-        raise CommandError("run metrics accepts no arguments", BAD_ARGUMENTS)
+    invocation.refuse_arguments("run metrics accepts no arguments")
     host, port = _address(invocation["listen"])
     interval_s = invocation["interval"]
     if interval_s <= 0:

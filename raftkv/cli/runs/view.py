@@ -1,6 +1,6 @@
 """How runs look: tables and colour on a terminal, the same cells as plain columns elsewhere.
 
-Owns the words for people; how tables are printed is ``output.rows``.
+Owns the words for people; ``output.table`` prints the tables.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from raftkv.cli.output.rows import Rows, clock, count, out, printable
+from raftkv.cli.output.table import Rows, clock, count, out, printable
 from raftkv.cli.runs.facts import Facts
 from raftkv.training.history.reader import RunSummary
 from raftkv.training.history.timeline import Change, Fold, GenerationHistory, RunHistory
@@ -109,7 +109,7 @@ def headline(facts: Facts) -> str:
         text += f" after generation {state.generation}"
     present = len(facts.history.present)
     if state.phase != CLOSED and not present:
-        return f"{text}; nobody is there any more"
+        return f"{text}; no node is there any more"
     return f"{text}; {count(present, 'node')} there, limits {state.min_nodes}:{state.max_nodes}"
 
 

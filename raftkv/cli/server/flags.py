@@ -4,11 +4,10 @@ Owns the table. A row is one of four things:
 
 - a *setting*: it has a field of ``ServerConfig``;
 - an *alias*: etcd's older ``experimental-`` name of a setting;
-- *idle*: raftkv does nothing for it, and nobody is harmed, so a script that gives it still starts; one line says
-  that it has no effect;
-- *refused*: raftkv would not do what was asked, and safety or security may rest on it, so it does not start.
+- *idle*: the flag has no effect in raftkv, which does no harm: raftkv starts, and one line says so;
+- *refused*: the flag has no effect in raftkv, and safety or security may rest on it: raftkv does not start.
 
-Of the last two, values that ask for nothing (mostly etcd's defaults) pass without a word.
+Idle and refused flags have values that ask for nothing (mostly etcd's defaults): these are accepted without a line.
 
 A flag that is not here is unknown.
 """
@@ -39,7 +38,7 @@ def origins(text: str) -> tuple[str, ...]:
 
 
 def _parse_error(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Go's flag package tells only two errors apart, whatever the parser knew."""
+    """Word errors as Go's flag package does, which tells only two apart."""
 
     def wrapped(text: str) -> Any:
         try:

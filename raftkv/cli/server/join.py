@@ -3,13 +3,12 @@
     cluster: MemberList  ->  added as a learner: MemberAdd  ->  started with --initial-cluster-state existing
         ->  in sync: MemberPromote, asked until it is granted  ->  a voter, which goes on to serve
 
-Owns what the flags of ``raftkv`` would otherwise say: where this member listens (the address of this machine from which
-the URL is reached, ports 2380 and 2379), its name (the machine's) and the cluster. Every flag that is given counts
-instead.
+Owns the defaults of flags: the member listens at the address of this machine from which it reaches the URL, on ports
+2380 and 2379; its name is the machine's; the cluster names the other members. A flag that is given wins.
 
-Whatever ends it, the same command goes on where it stood: data in the data directory are started as they are, unless
-another cluster than theirs answers at the URL, and a learner with this member's peer URL that never started is this
-member. With ``--learner`` it is not promoted.
+After any interruption the same command goes on where it stopped. Data in the data directory start as they are, unless
+another cluster than theirs answers at the URL. A learner with this member's peer URL that never started is this member.
+With ``--learner`` the member is not promoted.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from raftkv import cluster_id
-from raftkv.cli.exits import BAD_FLAGS, ERROR, CommandError
+from raftkv.cli.program import BAD_FLAGS, ERROR, CommandError
 from raftkv.cli.server.options import read_options
 from raftkv.client import Client, ClientOptions
 from raftkv.client.credentials import file_settings
@@ -58,7 +57,7 @@ PEER_PORT: Final = 2380
 CLIENT_PORT: Final = 2379
 CALL_TIMEOUT_S: Final = 5.0
 LOOK_TIMEOUT_S: Final = 2.0
-"""Longest wait for whose cluster it is, where a member starts again."""
+"""Longest wait for the id of the cluster when a member starts again."""
 HEALTH_S: Final = 15.0
 """How long this member asks to be added: for all voters to be connected, or an answer."""
 PAUSE_S: Final = 0.5
@@ -171,7 +170,7 @@ def _address_towards(endpoint: Endpoint) -> str:
 
 
 def _complete(host: str, texts: dict[str, str]) -> None:
-    """Say of a member what no flag says: its name, its URLs, and that its cluster exists."""
+    """Add the flags that are not given: name, URLs, and that the cluster exists."""
     for name in ("initial-cluster", "initial-cluster-state", "force-new-cluster"):
         if name in texts:
             raise ConfigError(f"join: --{name} is not for a member that joins: the cluster says who it is")
@@ -187,7 +186,7 @@ def _complete(host: str, texts: dict[str, str]) -> None:
 
 
 def _reachable(urls: Iterable[str], host: str) -> tuple[str, ...]:
-    """Listened URLs as others reach them: all addresses of this machine stand for the one that is known."""
+    """Return the URLs as other machines reach them: ``host`` replaces an address that stands for all addresses."""
     split = [cluster_id.split_url(url) for url in urls]
     hosts = ("0.0.0.0", "::", "localhost")
     return tuple(f"{scheme}://{host if name.strip('[]') in hosts else name}:{port}" for scheme, name, port in split)
@@ -243,7 +242,8 @@ async def _among(client: Client, config: ServerConfig, say: Callable[[str], None
     Done again it adds no second one, also where an attempt whose answer was lost is applied after the list was made.
 
     Raises:
-        StatusError: no answer in time, or a refusal; a cluster that just started takes nobody before its members are
+        StatusError: no answer in time, or a refusal; a cluster that just started adds no member before its own have
+        been
             connected for a while.
         ConfigError: as ``added``.
     """
@@ -280,7 +280,7 @@ async def _listed(client: Client) -> rpc_pb2.MemberListResponse:
 async def _its_own(plan: Plan) -> ServerConfig:
     """Start the data that are there as they are, unless another cluster than theirs answers at the URL.
 
-    Nobody need answer: a member starts again also where it is the first of its cluster.
+    Without any answer the member starts, too: it may be the first of its cluster.
     """
     try:
         async with Client([plan.url], ClientOptions(tls=plan.tls)) as client:
@@ -304,7 +304,7 @@ async def _voter(plan: Plan) -> AsyncIterator[Client]:
     A URL with a name for all members leads to learners too, and to the very member that joins.
 
     Raises:
-        StatusError: nobody answers.
+        StatusError: no member answers.
     """
     options = ClientOptions(tls=plan.tls, explain=True)
     async with Client([plan.url], options) as client:

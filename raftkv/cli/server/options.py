@@ -1,7 +1,7 @@
 """From words, environment and file to a ``ServerConfig``, by etcd's rules.
 
 Owns the order of precedence: with ``--config-file`` the file alone counts; otherwise flags, then ``ETCD_*``, and the
-same setting given both ways is refused. What only deserves a remark is collected in ``Options.warnings``.
+same setting given both ways is refused. ``Options.warnings`` has a line for each setting that has no effect.
 
     options = read_options(["--name=a", "-data-dir", "/tmp/a"], os.environ)
     options.config.name
@@ -13,6 +13,7 @@ value only after ``=``; the first word that is no flag is an error.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -20,14 +21,89 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from raftkv.cli.exits import BAD_FLAGS, ERROR, CommandError
 from raftkv.cli.goflags import values as govalues
 from raftkv.cli.goflags.pflag import did_you_mean
+from raftkv.cli.program import BAD_FLAGS, ERROR, CommandError
 from raftkv.cli.server.flags import BOOLEANS, FLAGS, GATE_FIELDS, IDLE, REFUSED, boolean, duration
-from raftkv.cli.server.rotation import read_rotation
-from raftkv.config import ServerConfig, TLSFiles, Tracing
+from raftkv.config import LogRotation, ServerConfig, TLSFiles, Tracing
 from raftkv.errors import ConfigError
 from raftkv.server.exposure import exposures, hardened, refusal
+
+_ROTATION_FIELDS: Final = {field.name: type(field.default) for field in dataclasses.fields(LogRotation)}
+_GO_NAMES: Final = {bool: "bool", int: "number", float: "number", str: "string", list: "array", dict: "object"}
+
+
+_WHOLE: Final = re.compile("-?[0-9]{1,12}")
+
+
+class _Number(str):
+    """A number as it was written."""
+
+
+def read_rotation(text: str) -> LogRotation:
+    """Return the settings of ``--log-rotation-config-json``, lumberjack's as JSON; refused in the words of etcd and Go.
+
+    Names count in any case, and unknown ones are ignored, as in Go.
+
+    Arguments:
+        text: of the flag, such as ``{"maxsize": 10, "maxbackups": 3}``.
+
+    Raises:
+        ConfigError: they cannot be read.
+    """
+    _check_syntax(text.encode())
+    # Numbers stay texts, so that the refusal of a fraction shows it as it was written.
+    document = json.loads(text, parse_int=_Number, parse_float=_Number)
+    if document is None:
+        return LogRotation()
+    if not isinstance(document, dict):
+        raise ConfigError(
+            f"invalid log rotation config: json: cannot unmarshal {_go_name(document)} into Go value of type "
+            "embed.logRotationConfig"
+        )
+    found: dict[str, Any] = {}
+    for name, value in document.items():
+        kind = _ROTATION_FIELDS.get(name.lower())
+        if kind is not None and value is not None:
+            found[name.lower()] = _rotation_value(name.lower(), kind, value)
+    return LogRotation(**found)
+
+
+def _check_syntax(data: bytes) -> None:
+    from raftkv.server.gateway.syntax import CutError, JsonError, quoted, scan, skip_space
+
+    try:
+        for _ in scan(data, skip_space(data, 0)):
+            pass
+    except JsonError as error:
+        fault = "unexpected end of JSON input" if isinstance(error, CutError) else error
+        raise ConfigError(f"improperly formatted log rotation config: {fault}") from None
+    try:
+        json.loads(data, parse_int=_Number)
+    except json.JSONDecodeError as error:
+        text = f"invalid character {quoted(data[error.pos])} after top-level value"
+        raise ConfigError(f"improperly formatted log rotation config: {text}") from None
+    except RecursionError:
+        raise ConfigError("improperly formatted log rotation config: exceeded max depth") from None
+
+
+def _rotation_value(name: str, kind: type, value: Any) -> Any:
+    if kind is bool and isinstance(value, bool):
+        return value
+    if kind is int and isinstance(value, _Number) and _WHOLE.fullmatch(value):
+        if value.startswith("-"):
+            raise ConfigError(f"--log-rotation-config-json: {name} must not be negative (set to {value})")
+        return int(value)
+    shown = f"{_go_name(value)} {value}" if kind is int and isinstance(value, _Number) else _go_name(value)
+    raise ConfigError(
+        f"invalid log rotation config: json: cannot unmarshal {shown} into Go struct field "
+        f"logRotationConfig.{name} of type {kind.__name__}"
+    )
+
+
+def _go_name(value: Any) -> str:
+    return "number" if isinstance(value, _Number) else _GO_NAMES[type(value)]
+
 
 ENVIRONMENT_PREFIX = "ETCD_"
 # Read by etcd itself or set by its packages; no flags.
@@ -52,7 +128,7 @@ _FLOAT: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?
 
 @dataclass
 class Options:
-    """The configuration and the remarks made while reading it."""
+    """The configuration, and the warnings about it."""
 
     config: ServerConfig
     warnings: list[str] = field(default_factory=list)
@@ -72,7 +148,7 @@ def read_options(
     Arguments:
         words: the command line after the program's name.
         environment: the process environment.
-        complete: adds what nobody gave; it sees the text of each flag that somebody did.
+        complete: adds the text of flags that are not given; it gets those that are.
 
     Raises:
         CommandError: one line for the user; code 2 for a flag that cannot be read, else 1.
@@ -200,7 +276,7 @@ def _read_document(path: str) -> Any:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from None
     if "\t" in text:
-        # JSON may have tabs between its tokens; PyYAML takes none, unlike what etcd reads its files with.
+        # JSON may have tabs between its tokens. PyYAML refuses tabs; the parser of etcd accepts them.
         with contextlib.suppress(ValueError, RecursionError):
             return json.loads(text)
     try:
@@ -213,13 +289,13 @@ def _read_document(path: str) -> Any:
         return Loader(text).get_single_data()
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
-    # PyYAML lets these out for dates and numbers that there are not, and for brackets in brackets.
+    # PyYAML raises these for impossible dates and numbers, and for deep nesting.
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ConfigError(f"{path}: it cannot be read as YAML: {type(error).__name__}: {error}") from None
 
 
 def _check_depth(text: str) -> None:
-    """Refuse brackets in brackets in brackets: reading them takes time that grows with the square of their depth."""
+    """Refuse deep nesting: PyYAML reads it in time that grows with the square of its depth."""
     import yaml
 
     depth = 0
@@ -233,7 +309,7 @@ def _file_entry(path: str, key: str, value: Any) -> list[tuple[str, Any]]:
     """Return the flags that an entry of the file sets: a section of certificates sets several.
 
     Raises:
-        ConfigError: a section is given one value: ignored, it would leave a port open that is thought to be closed.
+        ConfigError: a section has a plain value. Ignoring it would leave a port open that its user thinks closed.
     """
     prefix = _SECTIONS.get(key)
     if prefix is None:
@@ -272,7 +348,7 @@ def _file_text(path: str, name: str, value: Any) -> str:
 
 
 def _convert(texts: Mapping[str, str], warnings: list[str], *, from_file: bool) -> dict[str, Any]:
-    """Field path to value, for the settings; the rest is remarked upon or refused."""
+    """Return field path to value for the settings; warn of the other flags, or refuse them."""
     values: dict[str, Any] = {}
     for name, text in texts.items():
         flag = FLAGS[name]
@@ -311,7 +387,7 @@ def _make_config(values: dict[str, Any], *, from_file: bool) -> ServerConfig:
 
 
 def _apply_own_certificates(values: dict[str, Any], warnings: list[str]) -> None:
-    """A certificate that is given is the one that is shown, as in etcd."""
+    """Prefer a given certificate over a self-signed one, as etcd does."""
     for kind, flag in (("client_tls", "auto-tls"), ("peer_tls", "peer-auto-tls")):
         if values.get(f"{kind}.self_signed") and values.get(f"{kind}.cert_file"):
             del values[f"{kind}.self_signed"]
@@ -319,7 +395,7 @@ def _apply_own_certificates(values: dict[str, Any], warnings: list[str]) -> None
 
 
 def _apply_gates(values: dict[str, Any]) -> None:
-    """``feature-gates`` sets what flags of older versions set, too; not both.
+    """Apply ``feature-gates``, unless a flag of an older version sets the same field.
 
     Raises:
         ConfigError: both are given.
@@ -337,7 +413,7 @@ def _apply_gates(values: dict[str, Any]) -> None:
 
 
 def _apply_retention(values: dict[str, Any]) -> None:
-    """``auto-compaction-retention`` means revisions, hours or a duration, by the mode."""
+    """Read ``auto-compaction-retention`` as revisions, hours or a duration, by the mode."""
     text = values.pop("auto_compaction_retention", "0")
     if text.isascii() and text.isdigit():
         number = int(text)

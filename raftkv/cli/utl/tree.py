@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import click
 
+from raftkv.cli.common import FORMATS_FLAG, about_commands, file_commands
 from raftkv.cli.goflags.command import Branch, leaf_maker
 from raftkv.cli.goflags.pflag import BOOL, INT, Flag
-from raftkv.cli.utl.output import FORMATS
-from raftkv.cli.words.snapshots import file_commands
 
 NAME = "raftkvutl"
-COMPLETION_VARIABLE = "_RAFTKVUTL_COMPLETE"
 
-GLOBAL_FLAGS = (Flag("write-out", default="simple", usage="output format", short="w", choices=FORMATS),)
-_leaf = leaf_maker("raftkv.cli.utl", GLOBAL_FLAGS)
+GLOBAL_FLAGS = (FORMATS_FLAG,)
+_leaf = leaf_maker(GLOBAL_FLAGS)
 
 
 def _snapshot_commands() -> list[click.Command]:
-    children = file_commands(_leaf, "snapshot", "hash, revision, total keys, total size, version")
+    children = file_commands(_leaf, "utl.files", "hash, revision, total keys, total size, version")
     return [Branch("snapshot", "Look at snapshot files, and restore them", children, GLOBAL_FLAGS)]
 
 
@@ -34,13 +32,13 @@ def _database_commands() -> list[click.Command]:
     )
     migrate = "raftkv has one format so far, that of version 3.6."
     return [
-        _leaf("hashkv", "files:hashkv", "FILE", "Print the hash of the history in a database", (rev,), _HASHKV)(
+        _leaf("hashkv", "utl.files:hashkv", "FILE", "Print the hash of the history in a database", (rev,), _HASHKV)(
             "hashkv default.etcd", "hashkv db --rev 1000 -w json"
         ),
-        _leaf("defrag", "files:defrag", "", "Write a database anew without its free pages", (directory,))(
+        _leaf("defrag", "utl.files:defrag", "", "Write a database anew without its free pages", (directory,))(
             "defrag --data-dir default.etcd"
         ),
-        _leaf("migrate", "files:migrate", "", "Bring data to the format of another version", migration, migrate)(
+        _leaf("migrate", "utl.files:migrate", "", "Bring data to the format of another version", migration, migrate)(
             "migrate --data-dir default.etcd --target-version 3.6"
         ),
     ]
@@ -60,27 +58,17 @@ def _wal_commands() -> Branch:
     verify = """Walks the whole chain of checksums and prints cluster, member, number and size of the segments, first
 and last index, term, commit index, last marker, and whether a crash left something at the end."""
     children = [
-        _leaf("dump", "wal:dump", "DIR", "Print every record of a log", flags, _WAL)(
+        _leaf("dump", "utl.files:dump", "DIR", "Print every record of a log", flags, _WAL)(
             "wal dump default.etcd", "wal dump default.etcd --start 100 --end 200 --json"
         ),
-        _leaf("verify", "wal:verify", "DIR", "Check a log from end to end", (), f"{verify}\n\n{_WAL}")(
+        _leaf("verify", "utl.files:verify", "DIR", "Check a log from end to end", (), f"{verify}\n\n{_WAL}")(
             "wal verify default.etcd"
         ),
     ]
     return Branch("wal", "Look at write-ahead logs", children, GLOBAL_FLAGS)
 
 
-def _about_commands() -> list[click.Command]:
-    shells = "bash|zsh|fish|powershell"
-    return [
-        _leaf("version", "about:version", "", "Print the version")("version"),
-        _leaf("completion", "about:completion", shells, "Print a completion script for a shell")(
-            "completion bash > /etc/bash_completion.d/raftkvutl"
-        ),
-    ]
-
-
 def make_tree() -> Branch:
     """Make the tree of all commands."""
-    children = [*_snapshot_commands(), *_database_commands(), _wal_commands(), *_about_commands()]
+    children = [*_snapshot_commands(), *_database_commands(), _wal_commands(), *about_commands(_leaf, NAME)]
     return Branch(NAME, "Work on data directories that no member has open", children, GLOBAL_FLAGS)

@@ -12,7 +12,7 @@ import pytest
 import raftkv
 from raftkv.checkpoint import Reference
 from raftkv.cli.checkpoints.view import checkpoints_table
-from raftkv.cli.output.rows import clock
+from raftkv.cli.output.table import clock
 from tests.cli.checkpoints.registered import ctl, save, text_of
 from tests.cli.programs import Running, raftkvctl
 from tests.cli.runner import run_ctl

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from raftkv.cli.ctl import members
-from raftkv.cli.exits import CommandError
+from raftkv.cli.program import CommandError
 from raftkv.client.rpc import methods
 from raftkv.errors import (
     LearnerNotReadyError,

@@ -6,10 +6,9 @@ import json
 
 import pytest
 
-from raftkv.cli.exits import BAD_FEATURE, CommandError
-from raftkv.cli.output.formats import make_printer
 from raftkv.cli.output.json_format import encode
-from raftkv.cli.output.printer import EndpointAnswer, EndpointHealth
+from raftkv.cli.output.printer import EndpointAnswer, EndpointHealth, make_printer
+from raftkv.cli.program import BAD_FEATURE, CommandError
 from raftkv.pb import rpc_pb2
 
 STATUS = rpc_pb2.StatusResponse(

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftkv.cli.ctl import txn as ctl_txn
-from raftkv.cli.exits import INVALID_INPUT, CommandError
 from raftkv.cli.goflags.values import quote
+from raftkv.cli.program import INVALID_INPUT, CommandError
 from raftkv.pb import rpc_pb2
 
 Compare = rpc_pb2.Compare

@@ -9,8 +9,7 @@ import pytest
 
 from raftkv import __version__, aio
 from raftkv.cli.doctor import cluster, command
-from raftkv.cli.doctor.finding import Level
-from raftkv.cli.doctor.judgement import judge
+from raftkv.cli.doctor.judgement import Level, judge
 from raftkv.config import Tracing
 from tests.server.tracing.members import in_loop, running
 

@@ -14,9 +14,9 @@ import pytest
 from raftkv.cli.backup.manifest import Manifest, name_of
 from raftkv.cli.doctor import command, disk, machine
 from raftkv.cli.doctor.certificates import check_certificates, check_files
-from raftkv.cli.doctor.finding import Finding, Level
-from raftkv.cli.exits import CommandError
+from raftkv.cli.doctor.judgement import Finding, Level
 from raftkv.cli.main import main as raftkv
+from raftkv.cli.program import CommandError
 from raftkv.config import ServerConfig, TLSFiles
 from raftkv.pb import raft_pb2
 from raftkv.raft.types import Entry, HardState

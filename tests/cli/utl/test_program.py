@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from raftkv import __version__
-from raftkv.cli.exits import CommandError
 from raftkv.cli.goflags.command import Leaf
-from raftkv.cli.utl.output import Cell, rendered
+from raftkv.cli.program import CommandError
+from raftkv.cli.utl.files import Cell, rendered
 from raftkv.cli.utl.tree import make_tree
 from tests.cli.runner import run_utl
 from tests.cli.test_help import leaves

@@ -10,8 +10,8 @@ from typing import Any
 from unittest import mock
 
 from raftkv.cli.ctl import tree as ctl
-from raftkv.cli.exits import CommandError
 from raftkv.cli.goflags import command
+from raftkv.cli.program import CommandError
 from raftkv.cli.server.flags import FLAGS
 from raftkv.cli.server.options import read_options
 from raftkv.cli.utl import tree as utl

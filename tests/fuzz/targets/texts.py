@@ -11,8 +11,8 @@ from dataclasses import asdict
 from raftkv import cluster_id
 from raftkv.cli.backup.manifest import FORMAT, Manifest, not_needed
 from raftkv.cli.ctl.txn import read_txn
-from raftkv.cli.exits import CommandError
 from raftkv.cli.goflags import pflag, values
+from raftkv.cli.program import CommandError
 from raftkv.client.control.records import RecordError
 from raftkv.client.rpc.endpoints import parse_endpoint
 from raftkv.errors import ConfigError

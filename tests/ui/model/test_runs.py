@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from raftkv.checkpoint.keys import RANDOM_DIGITS, AttemptId, RegistryKeys
 from raftkv.checkpoint.records import Checkpoint, Deleting
-from raftkv.cli.output.rows import Rows
+from raftkv.cli.output.table import Rows
 from raftkv.cli.runs import view
 from raftkv.cli.runs.facts import Denied, Facts, Queue, waiting
 from raftkv.training.history.progress import GivenUp, with_commits

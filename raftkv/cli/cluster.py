@@ -1,0 +1,408 @@
+"""``raftkv cluster``: several members on this machine, from nothing, in one terminal.
+
+Owns the member processes (their ports and directory), the loop that asks each member for its status twice a second, and
+how the answers are shown: a live table on a terminal, lines of news elsewhere. A member that ends is shown as exited
+and not restarted, so that a user can kill one and see what the others do. Ctrl-C, or any other signal that this program
+can catch, ends all members. A directory belongs to one cluster, and says to which.
+
+    raftkv cluster --size 3 --data-dir cluster-data -- --snapshot-count=1000
+
+Leaves out: clusters in a temporary directory (``raftkv.local``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raftkv.cli.daemons import daemon
+from raftkv.cli.goflags import pflag
+from raftkv.cli.goflags.pflag import INT, LIST, Flag
+from raftkv.cli.output.printer import human_size, role_of
+from raftkv.cli.program import BAD_FLAGS, ERROR, SUCCESS, CommandError
+from raftkv.client import Client, ClientOptions
+from raftkv.client.local.process import HOST, LocalClusterError, ServerProcess, initial_cluster, stop_all
+from raftkv.client.rpc import methods
+from raftkv.errors import StatusError
+from raftkv.offline.directory import obstacle
+from raftkv.pb import rpc_pb2
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+# -- how it looks ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """One member at one moment. ``role`` is leader, follower, learner, candidate, starting, silent or exited."""
+
+    name: str
+    address: str
+    role: str
+    term: int = 0
+    index: int = 0
+    applied: int = 0
+    revision: int = 0
+    size_bytes: int = 0
+    writes_per_s: float = 0.0
+    remark: str = ""
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether it answers and knows a leader."""
+        return self.role in ("leader", "follower", "learner")
+
+
+_STYLES = {"leader": "bold green", "follower": "green", "learner": "cyan", "exited": "bold red", "silent": "red"}
+_COLUMNS = ("member", "role", "term", "index/applied", "revision", "db size", "writes/s", "address")
+
+
+def make_table(rows: Sequence[Row]) -> Table:
+    """Return the live table."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    url = dashboard(rows)
+    caption = f"dashboard: {url}   Ctrl-C stops all members" if url else "Ctrl-C stops all members"
+    table = Table(title="raftkv cluster", caption=caption)
+    for column in _COLUMNS:
+        table.add_column(column, justify="left" if column in ("member", "role", "address") else "right")
+    for row in rows:
+        style = _STYLES.get(row.role, "yellow")
+        table.add_row(row.name, f"[{style}]{row.role}[/]", *_numbers(row), escape(row.remark or row.address))
+    return table
+
+
+def dashboard(rows: Sequence[Row]) -> str:
+    """Return where the dashboard is: at the first member that serves; empty while there is none.
+
+    Arguments:
+        rows: of the moment.
+    """
+    return next((f"{row.address}/ui/" for row in rows if row.is_serving), "")
+
+
+def _numbers(row: Row) -> list[str]:
+    if not row.is_serving and row.role != "candidate":
+        return ["-"] * 5
+    return [
+        str(row.term),
+        f"{row.index}/{row.applied}",
+        str(row.revision),
+        human_size(row.size_bytes),
+        f"{row.writes_per_s:.0f}",
+    ]
+
+
+def news(before: Sequence[Row], after: Sequence[Row]) -> list[str]:
+    """Return lines about what has changed between two moments.
+
+    Arguments:
+        before, after: the rows of the two moments.
+    """
+    old = {row.name: row for row in before}
+    lines = []
+    for row in after:
+        previous = old.get(row.name)
+        if previous is not None and (previous.role, previous.term) == (row.role, row.term):
+            continue
+        if row.role == "exited":
+            lines.append(f"{row.name}: {row.remark}")
+        elif row.is_serving:
+            lines.append(f"{row.name}: {row.role} in term {row.term} at {row.address}")
+        elif previous is not None:
+            lines.append(f"{row.name}: {row.role}")
+    was_serving = bool(before) and all(row.is_serving for row in before)
+    if not was_serving and after and all(row.is_serving for row in after):
+        lines.append(f"dashboard: {dashboard(after)}")
+        lines.append(f"ready: raftkvctl --endpoints {','.join(row.address for row in after)} endpoint status")
+    return lines
+
+
+# -- the member processes --------------------------------------------------------------------------------------------
+
+FIRST_CLIENT_PORT = 2379
+FIRST_PEER_PORT = 2380
+PORT_STEP = 10_000
+SIZE_MAX = 6
+STOP_TIMEOUT_S = 10.0
+FOUNDERS = "members"
+"""File that says which members the cluster below a directory has: names and peer URLs."""
+
+
+def default_ports(first: int, size: int) -> list[int]:
+    """Return the ports that etcd's own local cluster uses: 2379, 22379, 32379, ...
+
+    Arguments:
+        first: port of the first member.
+        size: number of members.
+    """
+    return [first + (number + 1) * PORT_STEP if number else first for number in range(size)]
+
+
+class Member(ServerProcess):
+    """One member, in a session of its own: a Ctrl-C in the terminal reaches this program alone."""
+
+    token = "raftkv-local"
+
+    def spawn_options(self) -> Mapping[str, Any]:
+        """Implement ``ServerProcess.spawn_options``."""
+        return {"start_new_session": True}
+
+
+@contextlib.contextmanager
+def claimed(ports: Sequence[int]) -> Iterator[None]:
+    """Keep other ``raftkv cluster`` from ports, also before the members listen: their answers would pass for ours.
+
+    Arguments:
+        ports: of all members.
+
+    Raises:
+        CommandError: another one has claimed a port.
+    """
+    with contextlib.ExitStack() as stack:
+        for port in set(ports):
+            # A name of the kernel's, which goes with this process, and is of its network as ports are.
+            claim = stack.enter_context(socket.socket(socket.AF_UNIX))
+            try:
+                claim.bind(f"\0raftkv-cluster/{port}")
+            except OSError:
+                raise CommandError(f"cannot listen on {HOST}:{port}: another `raftkv cluster` does") from None
+        yield
+
+
+def make_members(directory: Path, client_ports: Sequence[int], peer_ports: Sequence[int]) -> list[Member]:
+    """Make members named node1, node2, ... with their data below a directory.
+
+    Arguments:
+        directory: for data and logs.
+        client_ports, peer_ports: one of each for a member.
+
+    Raises:
+        CommandError: the directory cannot be made or holds another cluster, a port is given twice or is taken.
+    """
+    ports = [*client_ports, *peer_ports]
+    if len(set(ports)) != len(ports) or not all(0 < port < 65536 for port in ports):
+        raise CommandError(f"ports must be different and between 1 and 65535: {', '.join(map(str, ports))}")
+    for port in ports:
+        _check_free(port)
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        why = obstacle(str(directory)) or f"cannot use directory {directory}: {error.strerror}"
+        raise CommandError(why) from None
+    members = [
+        Member(f"node{number}", directory, client, peer)
+        for number, (client, peer) in enumerate(zip(client_ports, peer_ports, strict=True), start=1)
+    ]
+    _check_founders(directory, members)
+    return members
+
+
+def _check_founders(directory: Path, members: Sequence[Member]) -> None:
+    """Refuse data of another cluster: its members would wait for each other for ever, without a word."""
+    note = directory / FOUNDERS
+    wanted = initial_cluster(members)
+    try:
+        known = note.read_text(encoding="utf-8").strip() if note.exists() else ""
+        there = sorted(path.parent.parent.name for path in directory.glob("node*/member/wal"))
+        if not there:
+            note.write_text(f"{wanted}\n", encoding="utf-8")
+            return
+    except OSError as error:
+        raise CommandError(f"cannot use directory {directory}: {error.strerror}") from None
+    remedy = f"or give another --data-dir, or remove {directory} with all of its data"
+    size = len(known.split(",")) if known else len(there)
+    if size != len(members):
+        raise CommandError(
+            f"{directory} holds a cluster of {size} members, not {len(members)}: give --size {size}, {remedy}"
+        )
+    if known and known != wanted:
+        ports = ",".join(url.rpartition(":")[2] for url in known.split(","))
+        raise CommandError(f"{directory} holds a cluster with --peer-ports {ports}: give these, {remedy}")
+
+
+def _check_free(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise CommandError(f"cannot listen on {HOST}:{port}: {error.strerror}") from None
+
+
+def start_all(members: Sequence[Member], flags: Sequence[str]) -> None:
+    """Start every member; if one cannot be started, stop the others.
+
+    Arguments:
+        members: whom.
+        flags: more of them, for every member.
+
+    Raises:
+        CommandError: a member cannot be started.
+    """
+    try:
+        for member in members:
+            member.initial_cluster, member.flags = initial_cluster(members), flags
+            member.start()
+    except LocalClusterError as error:
+        stop_all(members, timeout_s=STOP_TIMEOUT_S)
+        raise CommandError(str(error)) from None
+
+
+# -- the command -----------------------------------------------------------------------------------------------------
+
+REFRESH_S = 0.5
+ASK_TIMEOUT_S = 0.4
+"""A member that does not answer within this is shown as silent; shorter than a refresh."""
+
+FLAGS = (
+    Flag("size", INT, 3, "number of members"),
+    Flag("data-dir", default="cluster-data", usage="directory below which each member has its own"),
+    Flag("client-ports", LIST, usage="ports for clients, one a member (2379,22379,32379,...)"),
+    Flag("peer-ports", LIST, usage="ports between members, one a member (2380,22380,32380,...)"),
+)
+
+
+def main(words: Sequence[str]) -> int:
+    """Run a local cluster until it is stopped.
+
+    Arguments:
+        words: the command line after ``cluster``; what follows ``--`` goes to every member.
+
+    Returns:
+        0 if it was stopped by a signal, 1 if all members ended on their own.
+
+    Raises:
+        CommandError: it cannot be started.
+    """
+    usage = "Usage:\n  raftkv cluster [options] [-- flags for every member]\n\nOptions:"
+    parsed = daemon.parse(FLAGS, words, "cluster", usage, takes_rest=True)
+    if parsed is None:
+        return SUCCESS
+    client_ports, peer_ports = _ports(parsed)
+    with claimed([*client_ports, *peer_ports]):
+        members = make_members(Path(parsed.values["data-dir"]), client_ports, peer_ports)
+        start_all(members, parsed.arguments)
+        try:
+            return asyncio.run(_watch(members))
+        finally:
+            stop_all(members, timeout_s=STOP_TIMEOUT_S)
+
+
+def _ports(parsed: pflag.Parsed) -> tuple[list[int], list[int]]:
+    size: int = parsed.values["size"]
+    if not 1 <= size <= SIZE_MAX:
+        raise CommandError(f"--size must be between 1 and {SIZE_MAX} (set to {size})", BAD_FLAGS)
+    lists = []
+    for name, first in (
+        ("client-ports", FIRST_CLIENT_PORT),
+        ("peer-ports", FIRST_PEER_PORT),
+    ):
+        given = parsed.values[name]
+        if given and (len(given) != size or not all(port.isascii() and port.isdigit() for port in given)):
+            raise CommandError(f"--{name} must be {size} numbers (set to {','.join(given)})", BAD_FLAGS)
+        lists.append([int(port) for port in given] if given else default_ports(first, size))
+    return lists[0], lists[1]
+
+
+@dataclass
+class _Watcher:
+    """Asks the members and remembers what is needed for rates."""
+
+    members: list[Member]
+    clients: list[Client]
+    last: dict[str, tuple[float, int]] = field(default_factory=dict)
+    answered: set[str] = field(default_factory=set)
+
+    async def rows(self) -> list[Row]:
+        """Return every member as it is now."""
+        return list(await asyncio.gather(*map(self._row, self.members, self.clients)))
+
+    async def _row(self, member: Member, client: Client) -> Row:
+        if (status := member.exit_status) is not None:
+            return Row(member.name, member.client_url, "exited", remark=_obituary(member, status))
+        try:
+            answer = await client.call(methods.STATUS, rpc_pb2.StatusRequest(), timeout_s=ASK_TIMEOUT_S)
+        except StatusError:
+            role = "silent" if member.name in self.answered else "starting"
+            return Row(member.name, member.client_url, role)
+        self.answered.add(member.name)
+        return Row(
+            member.name,
+            member.client_url,
+            role_of(answer),
+            term=answer.raftTerm,
+            index=answer.raftIndex,
+            applied=answer.raftAppliedIndex,
+            revision=answer.header.revision,
+            size_bytes=answer.dbSize,
+            writes_per_s=self._rate(member.name, answer.header.revision),
+        )
+
+    def _rate(self, name: str, revision: int) -> float:
+        """Revisions a second since the last look: one is a put, a delete or a writing transaction."""
+        now = time.monotonic()
+        before, self.last[name] = self.last.get(name), (now, revision)
+        if before is None or now <= before[0]:
+            return 0.0
+        return max(revision - before[1], 0) / (now - before[0])
+
+
+def _obituary(member: Member, status: int) -> str:
+    how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+    words = member.last_words()
+    return f"{how}: {words}" if words and status > 0 else how
+
+
+async def _watch(members: list[Member]) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop.set)
+    async with contextlib.AsyncExitStack() as stack:
+        options = ClientOptions(dial_timeout_s=ASK_TIMEOUT_S)
+        clients = [await stack.enter_async_context(Client(m.client_url, options)) for m in members]
+        watcher = _Watcher(members, clients)
+        with _display() as show:
+            while not stop.is_set():
+                rows = await watcher.rows()
+                show(rows)
+                if all(row.role == "exited" for row in rows):
+                    return ERROR
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), REFRESH_S)
+    print("stopping all members", file=sys.stderr)
+    return SUCCESS
+
+
+@contextlib.contextmanager
+def _display() -> Iterator[Callable[[list[Row]], None]]:
+    """Return a function that shows rows: as a live table on a terminal, else as lines when something changed."""
+    if not sys.stdout.isatty():
+        yield _Lines().show
+        return
+    from rich.live import Live
+
+    with Live(make_table([]), auto_refresh=False) as live:
+        yield lambda rows: live.update(make_table(rows), refresh=True)
+
+
+class _Lines:
+    def __init__(self) -> None:
+        self.before: list[Row] = []
+
+    def show(self, rows: list[Row]) -> None:
+        for line in news(self.before, rows):
+            print(line, flush=True)
+        self.before = rows

@@ -1,0 +1,205 @@
+"""What ``raftkvctl`` and ``raftkvutl`` have in common: ``version``, ``completion`` and the words of snapshot files;
+and the flags of a restore to a point in time, which ``raftkv backup restore`` has, too.
+
+The trees of both programs (``cli.ctl.tree``, ``cli.utl.tree``) import this module, so that it must import nothing that
+talks to a cluster or reads a database.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raftkv import __version__
+from raftkv.cli.goflags.command import Branch, Invocation, Leaf, MakeLeaf
+from raftkv.cli.goflags.pflag import BOOL, INT, UINT, Flag
+from raftkv.cli.program import API_VERSION, BAD_ARGUMENTS, ERROR, CommandError, leave
+
+if TYPE_CHECKING:
+    from raftkv.offline.database import Forward
+    from raftkv.offline.replay import Replayed, Target
+
+
+POINT_IN_TIME_FLAGS = (
+    Flag("wal-archive-dir", usage="archived segments of the log: go on from the snapshot by their entries", ours=True),
+    Flag("to-revision", INT, usage="stop at this revision; 0: go on to the end of the archive", ours=True),
+    Flag("to-time", usage="stop at this time, as in 2026-01-31T12:00:00Z (to a second)", ours=True),
+)
+
+
+def target_of(values: Mapping[str, Any]) -> Target | None:
+    """Return where a restore stops that goes on from its snapshot; None: it does not go on.
+
+    Raises:
+        CommandError: flags that exclude each other, or cannot be read.
+    """
+    archive, revision, text = values["wal-archive-dir"], values["to-revision"], values["to-time"]
+    if not archive:
+        if revision or text:
+            raise CommandError("--to-revision and --to-time need --wal-archive-dir", BAD_ARGUMENTS)
+        return None
+    if revision and text:
+        raise CommandError("--to-revision and --to-time exclude each other", BAD_ARGUMENTS)
+    if revision < 0:
+        raise CommandError(f"--to-revision must not be negative (set to {revision})", BAD_ARGUMENTS)
+    from raftkv.offline.replay import Target, parse_time
+
+    try:
+        time_s = parse_time(text) if text else None
+    except ValueError as error:
+        raise CommandError(f"--to-time must be a time such as 2026-01-31T12:00:00Z: {error}", BAD_ARGUMENTS) from None
+    return Target(revision or None, time_s)
+
+
+def forward_of(values: Mapping[str, Any]) -> Forward | None:
+    """Return what brings a snapshot forward to where the flags say; None: it stays as it is.
+
+    Raises:
+        CommandError: as ``target_of``.
+    """
+    target = target_of(values)
+    if target is None:
+        return None
+    from raftkv.offline.replay import forward_to
+
+    return forward_to(Path(values["wal-archive-dir"]), target, _tell)
+
+
+def _tell(replayed: Replayed) -> None:
+    if replayed.remark:
+        print(f"raftkv: {replayed.remark}: restored to revision {replayed.revision}", file=sys.stderr)
+
+
+FORMATS = ("simple", "fields", "json", "protobuf", "table")
+FORMATS_FLAG = Flag("write-out", default="simple", usage="output format", short="w", choices=FORMATS)
+SHELLS = ("bash", "zsh", "fish", "powershell")
+_POWERSHELL = """Register-ArgumentCompleter -Native -CommandName %(name)s -ScriptBlock {
+    param($word, $commandAst, $cursor)
+    $position = $commandAst.CommandElements.Count
+    if ($word) { $position -= 1 }
+    $env:%(variable)s = 'bash_complete'
+    $env:COMP_WORDS = $commandAst.ToString()
+    $env:COMP_CWORD = $position
+    try {
+        %(name)s | ForEach-Object {
+            $kind, $value = $_ -split ',', 2
+            [System.Management.Automation.CompletionResult]::new($value, $value, 'ParameterValue', $value)
+        }
+    } finally {
+        Remove-Item Env:%(variable)s, Env:COMP_WORDS, Env:COMP_CWORD
+    }
+}"""
+"""click has no script for PowerShell, which hands over the words as bash does and understands bash's answers."""
+
+
+def about_commands(leaf: MakeLeaf, name: str) -> list[Leaf]:
+    """Make ``version`` and ``completion``.
+
+    Arguments:
+        leaf: makes a command that only lacks its examples.
+        name: of the program.
+    """
+    shells = "|".join(SHELLS)
+    return [
+        leaf("version", "common:print_version", "", "Print the version")("version"),
+        leaf("completion", "common:print_completion", shells, "Print a completion script for a shell")(
+            f"completion bash > /etc/bash_completion.d/{name}"
+        ),
+    ]
+
+
+def print_version(invocation: Invocation) -> None:
+    """Print the version of this program and of the API."""
+    print(f"{invocation.program.name} version: {__version__}")
+    print(f"API version: {API_VERSION}")
+
+
+def print_completion(invocation: Invocation) -> None:
+    """Print the script that makes a shell complete the program's commands and flags.
+
+    Raises:
+        CommandError: not one argument, or an unknown shell.
+    """
+    from click import shell_completion
+
+    shell = invocation.argument(f"accepts 1 arg(s), received {len(invocation.arguments)}", ERROR)
+    if shell not in SHELLS:
+        raise CommandError(f'unknown shell "{shell}": one of {", ".join(SHELLS)}', BAD_ARGUMENTS)
+    name = invocation.program.name or ""
+    variable = _completion_variable(name)
+    if shell == "powershell":
+        print(_POWERSHELL % {"name": name, "variable": variable})
+        return
+    kind = shell_completion.get_completion_class(shell)
+    if kind is None:
+        raise CommandError(f"no completion for {shell}")
+    script = kind(invocation.program, {}, name, variable)
+    print(script.source_template % script.source_vars())
+
+
+def run_program(tree: Branch, run: Callable[[], int]) -> int:
+    """Run a program to its end, or answer a shell that asks it for completions.
+
+    Arguments:
+        tree: the commands of the program.
+        run: runs a command; returns the exit code.
+
+    Returns:
+        The exit code.
+    """
+    name = tree.name or ""
+    if instruction := os.environ.get(_completion_variable(name)):
+        from click.shell_completion import shell_complete
+
+        return shell_complete(tree, {}, name, _completion_variable(name), instruction)
+    return leave(run, lambda text: print(f"Error: {text}", file=sys.stderr))
+
+
+def _completion_variable(name: str) -> str:
+    """Return the environment variable by which a shell asks a program for completions."""
+    return f"_{name.upper()}_COMPLETE"
+
+
+RESTORE_FLAGS = (
+    Flag("data-dir", usage="directory to make; it does not exist or is empty (default NAME.etcd, as a member's)"),
+    Flag("wal-dir", usage="directory to make for the log (default inside --data-dir)"),
+    Flag("name", default="default", usage="name of this member"),
+    Flag("initial-cluster", default="default=http://localhost:2380", usage="members of the new cluster"),
+    Flag("initial-cluster-token", default="etcd-cluster", usage="token of the new cluster"),
+    Flag("initial-advertise-peer-urls", default="http://localhost:2380", usage="peer URLs of this member"),
+    Flag("skip-hash-check", BOOL, usage="accept a file without its SHA-256, copied from a data directory of etcd"),
+    Flag("bump-revision", UINT, usage="make the revision this much higher than in the file"),
+    Flag("mark-compacted", BOOL, usage="compact all history; required with --bump-revision, and only with it"),
+    Flag("initial-memory-map-size", UINT, usage="accepted as etcdutl does, and not used"),
+    *POINT_IN_TIME_FLAGS,
+)
+_STATUS = """FILE is a snapshot that raftkvctl or etcdctl saved, or a database of etcd. All of it is read. The simple
+format is: """
+_RESTORE = """Every member of the new cluster is restored from the same FILE, with flags of its own. FILE may be of
+raftkv or of etcd 3.4 to 3.6. Users and roles in it are kept."""
+
+
+def file_commands(leaf: MakeLeaf, module: str, columns: str, remark: str = "") -> list[Leaf]:
+    """Make the commands that work on a snapshot file.
+
+    Arguments:
+        leaf: makes a command that only lacks its examples.
+        module: where the functions of this program are.
+        columns: what ``status`` prints, in order.
+        remark: what the pages of this program say at their end.
+    """
+    status, restore = f"{_STATUS}{columns}.{remark}", f"{_RESTORE}{remark}"
+    look, make = "Check a snapshot file and print what is in it", "Make a data directory of a member"
+    return [
+        leaf("status", f"{module}:status", "FILE", look, (), status)(
+            "snapshot status backup.db", "snapshot status backup.db -w table"
+        ),
+        leaf("restore", f"{module}:restore_directory", "FILE", make, RESTORE_FLAGS, restore)(
+            "snapshot restore old.db --data-dir new.etcd",
+            "snapshot restore old.db --bump-revision 1000000 --mark-compacted",
+            "snapshot restore old.db --wal-archive-dir archive --to-revision 900",
+        ),
+    ]

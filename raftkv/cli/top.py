@@ -1,0 +1,475 @@
+"""``raftkvctl top``: every member of a cluster in a live table.
+
+Members are those that the cluster lists. ``Poller`` asks for the list again each time, so that a member that joins
+appears; one that is gone stays in the table as silent. Rates are differences of counters in ``/metrics``: a member that
+restarted between two polls has none until the next. A narrow window leaves out the last of ``_COLUMNS``, and cuts none.
+Without a terminal, and with ``--once`` or ``--json``, plain tables or one JSON object a line are printed.
+
+Example: ``raftkvctl top --once``. Leaves out: alarms over time, which a monitoring system keeps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from raftkv.cli import metrics
+from raftkv.cli.ctl.session import Session, open_session
+from raftkv.cli.goflags.command import Invocation
+from raftkv.cli.output.printer import human_size, role_of
+from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError
+from raftkv.client import Client
+from raftkv.client.rpc import methods
+from raftkv.errors import ConfigError, StatusError
+from raftkv.pb import rpc_pb2
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.table import Table
+
+
+# -- rows and rates --------------------------------------------------------------------------------------------------
+
+COUNTERS: Final[dict[str, tuple[str, ...]]] = {
+    "reads_per_s": ("etcd_mvcc_range_total",),
+    "events_per_s": ("etcd_debugging_mvcc_events_total",),
+    "keepalives_per_s": ("etcd_debugging_lease_renewed_total",),
+}
+"""Rates and the counters that they are differences of; without the counter the rate is unknown."""
+
+ANSWERING: Final = ("leader", "follower", "learner", "candidate")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One member at one moment; ``error`` says why it did not answer."""
+
+    name: str
+    endpoint: str
+    at_s: float
+    member_id: int = 0
+    role: str = "silent"
+    version: str = ""
+    term: int = 0
+    index: int = 0
+    applied: int = 0
+    revision: int = 0
+    db_size_bytes: int = 0
+    alarms: tuple[str, ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One member as shown; None is what is not known.
+
+    Attributes:
+        lag: entries that the member has to apply to be where the leader's log ends.
+        writes_per_s: revisions, which all members count.
+        reads_per_s, events_per_s, keepalives_per_s: of this member alone.
+        watch_lag: revisions that the slowest watcher is behind.
+    """
+
+    name: str
+    endpoint: str
+    role: str
+    version: str
+    term: int | None
+    index: int | None
+    lag: int | None
+    revision: int | None
+    db_size_bytes: int | None
+    writes_per_s: float | None
+    reads_per_s: float | None
+    events_per_s: float | None
+    keepalives_per_s: float | None
+    leader_changes: int | None
+    watchers: int | None
+    slow_watchers: int | None
+    watch_lag: int | None
+    leases: int | None
+    alarms: tuple[str, ...]
+    error: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data, for programs."""
+        return {**asdict(self), "alarms": list(self.alarms)}
+
+
+def make_rows(before: Mapping[str, Sample], after: Sequence[Sample]) -> list[Row]:
+    """Return a row for each sample; ``before`` has the last ones by endpoint.
+
+    Arguments:
+        before: the last samples by endpoint, for rates.
+        after: the samples of now.
+    """
+    end = max((sample.index for sample in after), default=0)
+    return [_row(before.get(sample.endpoint), sample, end) for sample in after]
+
+
+def _row(before: Sample | None, sample: Sample, log_end: int) -> Row:
+    answered = sample.role in ANSWERING
+    metrics = sample.metrics
+    rates = {name: _counter_rate(before, sample, counters) for name, counters in COUNTERS.items()}
+    return Row(
+        name=sample.name,
+        endpoint=sample.endpoint,
+        role=sample.role,
+        version=sample.version,
+        term=sample.term if answered else None,
+        index=sample.index if answered else None,
+        lag=log_end - sample.applied if answered else None,
+        revision=sample.revision if answered else None,
+        db_size_bytes=sample.db_size_bytes if answered else None,
+        writes_per_s=_write_rate(before, sample) if answered else None,
+        **rates,
+        leader_changes=_whole(metrics, "etcd_server_leader_changes_seen_total"),
+        watchers=_whole(metrics, "etcd_debugging_mvcc_watcher_total"),
+        slow_watchers=_whole(metrics, "etcd_debugging_mvcc_slow_watcher_total"),
+        watch_lag=_whole(metrics, "raftkv_watch_lag_revisions"),
+        leases=_whole(metrics, "raftkv_leases"),
+        alarms=sample.alarms,
+        error=sample.error,
+    )
+
+
+def _whole(metrics: Mapping[str, float], name: str) -> int | None:
+    return int(metrics[name]) if name in metrics else None
+
+
+def _write_rate(before: Sample | None, sample: Sample) -> float | None:
+    if before is None or before.role not in ANSWERING:
+        return None
+    return _rate(before.at_s, before.revision, sample.at_s, sample.revision)
+
+
+def _counter_rate(before: Sample | None, sample: Sample, names: Sequence[str]) -> float | None:
+    for name in names:
+        if before is not None and name in before.metrics and name in sample.metrics:
+            return _rate(before.at_s, before.metrics[name], sample.at_s, sample.metrics[name])
+    return None
+
+
+def _rate(before_s: float, before: float, after_s: float, after: float) -> float | None:
+    if after < before or after_s <= before_s:  # the member has begun again
+        return None
+    return round((after - before) / (after_s - before_s), 1)
+
+
+def total(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the cluster in one row: who leads, who answers, rates of all members together."""
+    leaders = [row.name for row in rows if row.role == "leader"]
+
+    def together(name: str) -> float | None:
+        known = [value for row in rows if (value := getattr(row, name)) is not None]
+        return round(sum(known), 1) if known else None
+
+    writes = [row.writes_per_s for row in rows if row.writes_per_s is not None]
+    return {
+        "leader": leaders[0] if len(leaders) == 1 else None,
+        "answering": sum(row.role in ANSWERING for row in rows),
+        "members": len(rows),
+        "revision": max((row.revision or 0 for row in rows), default=0),
+        "writes_per_s": max(writes, default=None),
+        **{name: together(name) for name in COUNTERS},
+        "watchers": together("watchers"),
+        "alarms": sorted({alarm for row in rows for alarm in row.alarms}),
+    }
+
+
+# -- the screen ------------------------------------------------------------------------------------------------------
+
+_STYLES: Final = {"leader": "bold green", "follower": "green", "learner": "cyan", "silent": "bold red"}
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def _size(value: int | None) -> str:
+    return "-" if value is None else human_size(value)
+
+
+Column = tuple[str, Callable[[Row], str]]
+_FIRST: Final[tuple[Column, ...]] = (("member", lambda row: row.name), ("role", lambda row: row.role))
+_COLUMNS: Final[tuple[Column, ...]] = (
+    ("term", lambda row: _number(row.term)),
+    ("lag", lambda row: _number(row.lag)),
+    ("revision", lambda row: _number(row.revision)),
+    ("db size", lambda row: _size(row.db_size_bytes)),
+    ("writes/s", lambda row: _number(row.writes_per_s)),
+    ("reads/s", lambda row: _number(row.reads_per_s)),
+    ("events/s", lambda row: _number(row.events_per_s)),
+    ("renewals/s", lambda row: _number(row.keepalives_per_s)),
+    ("watchers", lambda row: _number(row.watchers)),
+    ("watch lag", lambda row: _number(row.watch_lag if row.watch_lag is not None else row.slow_watchers)),
+    ("elections", lambda row: _number(row.leader_changes)),
+    ("leases", lambda row: _number(row.leases)),
+    ("index", lambda row: _number(row.index)),
+)
+_PADDING: Final = 3
+"""Columns of the terminal that a column of the table takes besides its text."""
+
+
+def headline(rows: Sequence[Row]) -> str:
+    """Return the cluster in one line."""
+    whole: dict[str, Any] = total(rows)
+    leader = f"leader {whole['leader']}" if whole["leader"] else "no leader"
+    return (
+        f"{whole['answering']} of {whole['members']} members answer, {leader}, revision {whole['revision']:,}, "
+        f"{_number(whole['writes_per_s'])} writes/s, {_number(whole['reads_per_s'])} reads/s, "
+        f"{_number(whole['events_per_s'])} events/s, {_number(whole['keepalives_per_s'])} keepalives/s"
+    )
+
+
+def fitting(rows: Sequence[Row], columns: int) -> tuple[Column, ...]:
+    """Return the columns of the table that a window of so many columns has room for.
+
+    Arguments:
+        rows: what is to be shown.
+        columns: width of the window.
+    """
+
+    def width(column: Column) -> int:
+        return max(len(column[0]), *(len(column[1](row)) for row in rows), 0) + _PADDING
+
+    left = columns - 1 - sum(map(width, _FIRST))
+    chosen = []
+    for column in _COLUMNS:
+        left -= width(column)
+        if left < 0:
+            break
+        chosen.append(column)
+    return tuple(chosen)
+
+
+class View:
+    """The whole screen; it fits itself to the window when it is drawn."""
+
+    def __init__(self, rows: Sequence[Row], hint: str = "") -> None:
+        self._rows = rows
+        self._hint = hint
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text
+
+        yield Text(headline(self._rows))
+        yield self._table(options.max_width)
+        yield from (Text(f"alarm: {alarm}", "bold red") for alarm in total(self._rows)["alarms"])
+        yield from (Text(f"{row.name}: {row.error}", "red") for row in self._rows if row.error)
+
+    def _table(self, width: int) -> Table:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(caption=self._hint or None, caption_justify="left")
+        columns = fitting(self._rows, width)
+        for name, _ in _FIRST:
+            table.add_column(name, no_wrap=True)
+        for name, _ in columns:
+            table.add_column(name, justify="right", no_wrap=True)
+        for row in self._rows:
+            role = Text(row.role, _STYLES.get(row.role, "yellow"))
+            cells: list[RenderableType] = [Text(row.name), role, *(make(row) for _, make in columns)]
+            table.add_row(*cells)
+        return table
+
+
+# -- the command -----------------------------------------------------------------------------------------------------
+
+ASK_TIMEOUT_S: Final = 1.0
+"""A member that does not answer within this is shown as silent."""
+
+ONCE_WIDTH: Final = 200
+"""Columns of a table that goes to a file."""
+
+Show = Callable[[list[Row]], None]
+
+
+def top(invocation: Invocation) -> None:
+    """Poll all members and show them, at each interval."""
+    invocation.refuse_arguments("top command accepts no arguments")
+    if invocation["interval"] <= 0:
+        raise CommandError("--interval must be above 0", BAD_ARGUMENTS)
+    session = open_session(invocation)
+    session.options = replace(session.options, explain=True)
+    session.run(lambda client: _watch(client, session, invocation))
+
+
+async def _watch(client: Client, session: Session, invocation: Invocation) -> None:
+    poller = Poller(client, session)
+    interval_s, once = invocation["interval"], invocation["once"]
+    stop, wake = asyncio.Event(), asyncio.Event()
+    rows = await poller.poll()
+    if once:
+        # Rates need two polls.
+        await asyncio.sleep(interval_s)
+        rows = await poller.poll()
+        _printer(invocation["json"])(rows)
+        if not any(row.role in ANSWERING for row in rows):
+            raise CommandError("no member answers", ERROR)
+        return
+    with _signals(stop, wake), _screen(invocation["json"], stop, wake) as show:
+        while not stop.is_set():
+            show(rows)
+            await _pause(interval_s, stop, wake)
+            if not stop.is_set():
+                rows = await poller.poll()
+
+
+async def _pause(interval_s: float, stop: asyncio.Event, wake: asyncio.Event) -> None:
+    """Wait for the next poll; a resized window or the end comes sooner."""
+    try:
+        async with asyncio.timeout(interval_s):
+            await wake.wait()
+    except TimeoutError:
+        pass
+    if not stop.is_set():
+        wake.clear()
+
+
+@contextmanager
+def _signals(stop: asyncio.Event, wake: asyncio.Event) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        stop.set()
+        wake.set()
+
+    numbers = {signal.SIGINT: end, signal.SIGTERM: end, signal.SIGWINCH: wake.set}
+    for number, handler in numbers.items():
+        loop.add_signal_handler(number, handler)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+@contextmanager
+def _screen(as_json: bool, stop: asyncio.Event, wake: asyncio.Event) -> Iterator[Show]:
+    if as_json or not sys.stdout.isatty():
+        yield _printer(as_json)
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console()
+    if console.is_dumb_terminal:  # it cannot move its cursor: table below table
+        yield _printer(as_json)
+        return
+    with _keys(stop, wake), Live(console=console, screen=True, auto_refresh=False) as live:
+        yield lambda rows: live.update(View(rows, "q quits"), refresh=True)
+
+
+@contextmanager
+def _keys(stop: asyncio.Event, wake: asyncio.Event) -> Iterator[None]:
+    """Let q end it, if there is a keyboard; each key is read as it is pressed."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    import os
+    import termios
+    import tty
+
+    descriptor = sys.stdin.fileno()
+    saved = termios.tcgetattr(descriptor)
+    loop = asyncio.get_running_loop()
+
+    def pressed() -> None:
+        if os.read(descriptor, 64) in (b"q", b"Q", b"\x1b", b""):
+            stop.set()
+            wake.set()
+
+    tty.setcbreak(descriptor)
+    loop.add_reader(descriptor, pressed)
+    try:
+        yield
+    finally:
+        loop.remove_reader(descriptor)
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, saved)
+
+
+def _printer(as_json: bool) -> Show:
+    def show_json(rows: list[Row]) -> None:
+        print(json.dumps({"cluster": total(rows), "members": [row.to_dict() for row in rows]}), flush=True)
+
+    def show_table(rows: list[Row]) -> None:
+        from rich.console import Console
+
+        console = Console() if sys.stdout.isatty() else Console(width=ONCE_WIDTH)
+        console.print(View(rows))
+
+    return show_json if as_json else show_table
+
+
+@dataclass
+class Poller:
+    """Asks all members, and remembers the last answers for rates."""
+
+    client: Client
+    session: Session
+    members: dict[str, str] = field(default_factory=dict)
+    last: dict[str, Sample] = field(default_factory=dict)
+
+    async def poll(self) -> list[Row]:
+        """Return every member as it is now."""
+        await self._list_members()
+        samples = await asyncio.gather(*(self._sample(endpoint, name) for endpoint, name in self.members.items()))
+        rows = make_rows(self.last, samples)
+        self.last = {sample.endpoint: sample for sample in samples}
+        return rows
+
+    async def _list_members(self) -> None:
+        """Find endpoint and name of each member; if no member says them, those known before or given."""
+        request = rpc_pb2.MemberListRequest(linearizable=False)
+        try:
+            answer = await self.client.call(methods.MEMBER_LIST, request, timeout_s=ASK_TIMEOUT_S)
+        except StatusError:
+            listed = {}
+        else:
+            listed = {member.clientURLs[0]: member.name for member in answer.members if member.clientURLs}
+        self.members = listed or self.members or {endpoint: endpoint for endpoint in self.session.endpoints}
+
+    async def _sample(self, endpoint: str, name: str) -> Sample:
+        status, samples = await asyncio.gather(self._status(endpoint), self._metrics(endpoint))
+        now_s = time.monotonic()
+        if isinstance(status, str):
+            return Sample(name, endpoint, now_s, error=status)
+        header = status.header
+        return Sample(
+            name,
+            endpoint,
+            now_s,
+            member_id=header.member_id,
+            role=role_of(status),
+            version=status.version,
+            term=status.raftTerm,
+            index=status.raftIndex,
+            applied=status.raftAppliedIndex,
+            revision=header.revision,
+            db_size_bytes=status.dbSize,
+            alarms=tuple(status.errors),
+            metrics=samples,
+        )
+
+    async def _status(self, endpoint: str) -> rpc_pb2.StatusResponse | str:
+        request = rpc_pb2.StatusRequest()
+        try:
+            return await self.client.call_at(endpoint, methods.STATUS, request, timeout_s=ASK_TIMEOUT_S)
+        except (StatusError, ConfigError) as error:
+            return str(error)
+
+    async def _metrics(self, endpoint: str) -> dict[str, float]:
+        try:
+            return await asyncio.to_thread(metrics.fetch, endpoint, self.session.options.tls, ASK_TIMEOUT_S)
+        except (OSError, ConfigError):
+            return {}
