@@ -59,7 +59,8 @@ _OF_MEMBERS = {
     "raftkv/storage/wal": "frame record segment wal",
 }
 _OF_CALLS = {
-    "raftkv/rpc": "cork deadlines framing h2 inbox limits metadata packed policing protocol stall",
+    "raftkv/loop": "cork timers",
+    "raftkv/rpc": "framing h2 inbox limits metadata packed policing protocol stall",
     "raftkv/rpc/http2": (
         "client connection control fields frames hpack huffman listener sending server streams tables"
     ),

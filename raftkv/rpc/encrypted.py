@@ -24,7 +24,7 @@ import ssl
 from collections.abc import Callable
 from typing import Any, Final, cast
 
-from raftkv.rpc.gone import forget_frames
+from raftkv.loop.cycle_free import forget_frames
 from raftkv.rpc.protocol import READ_BYTES, read_buffer
 
 _RECORD_BYTES: Final = 16 * 1024

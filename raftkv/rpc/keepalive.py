@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from raftkv.rpc.gone import nothing
+from raftkv.loop.cycle_free import nothing
 
 KEEPALIVE_PING = b"keepaliv"
 

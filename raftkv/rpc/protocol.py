@@ -17,7 +17,7 @@ from typing import Generic, Protocol, TypeVar
 
 from mypy_extensions import mypyc_attr
 
-from raftkv.rpc.gone import GONE, release
+from raftkv.loop.cycle_free import GONE, release
 from raftkv.rpc.stall import StallGuard
 
 READ_BYTES = 256 * 1024

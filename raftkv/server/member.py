@@ -21,11 +21,13 @@ from raftkv.apply.membership import Membership
 from raftkv.apply.response import HeaderEncoder
 from raftkv.config import ServerConfig
 from raftkv.errors import CorruptionError, MemberRemovedError, StorageError, UnknownEntryError
+from raftkv.histograms import DISK_S, Buckets, doubling
+from raftkv.loop.cork import Cork
+from raftkv.loop.turns import LoopTurns
 from raftkv.raft.config import RaftConfig
 from raftkv.raft.raw_node import RawNode
 from raftkv.raft.types import Message, StateRole
 from raftkv.rpc.client.channel import Channel
-from raftkv.rpc.cork import Cork
 from raftkv.rpc.server.budget import AnswerBudget
 from raftkv.rpc.server.http import HttpHandler, Origins
 from raftkv.rpc.server.router import Around
@@ -35,7 +37,6 @@ from raftkv.server.audit.calls import make_audit
 from raftkv.server.auth.users import Users
 from raftkv.server.exposure import exposures
 from raftkv.server.gateway.handler import Gateway
-from raftkv.server.histograms import DISK_S, Buckets, doubling
 from raftkv.server.http.access import HostCheck, HttpAccess, own_names
 from raftkv.server.http.debug import DebugService
 from raftkv.server.http.routes import HttpService
@@ -84,7 +85,6 @@ from raftkv.server.services.range_stream import RangeStreamService
 from raftkv.server.services.responder import Responder
 from raftkv.server.snapshots import Installer, SnapshotReceiver, SnapshotSender
 from raftkv.server.tls.ports import Ports, peer_hosts
-from raftkv.server.turns import LoopTurns
 from raftkv.server.ui.figures import Figures, FigureSources
 from raftkv.server.ui.others import Everybody, Identity
 from raftkv.server.ui.service import Dashboard

@@ -12,10 +12,10 @@ import ssl as ssl_module
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
+from raftkv.loop.cycle_free import forget_frames, release
 from raftkv.rpc.client.core import ClientCore
 from raftkv.rpc.client.lookup import addresses
 from raftkv.rpc.encrypted import EncryptedTransport
-from raftkv.rpc.gone import forget_frames, release
 from raftkv.rpc.keepalive import KEEPALIVE_PING, Keepalive
 from raftkv.rpc.limits import ChannelOptions
 from raftkv.rpc.protocol import H2Protocol

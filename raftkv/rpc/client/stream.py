@@ -21,8 +21,8 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from raftkv.loop.timers import Expiring, forget
 from raftkv.rpc.client.calls import DEADLINE_TEXT
-from raftkv.rpc.deadlines import Expiring, forget
 from raftkv.rpc.framing import MessageAssembler, frame
 from raftkv.rpc.h2 import H2Error
 from raftkv.rpc.inbox import Inbox

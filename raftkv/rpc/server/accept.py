@@ -12,8 +12,8 @@ import ssl as ssl_module
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
+from raftkv.loop.cycle_free import forget_frames, release
 from raftkv.rpc.encrypted import EncryptedTransport
-from raftkv.rpc.gone import forget_frames, release
 from raftkv.rpc.h2 import EMPTY_SETTINGS, PREFACE, ErrorCode, goaway_frame
 from raftkv.rpc.server.carrier import Peer
 from raftkv.rpc.server.core import ServerCore

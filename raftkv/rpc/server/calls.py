@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mypy_extensions import mypyc_attr
 
-from raftkv.rpc.deadlines import Expiring, forget
+from raftkv.loop.timers import Expiring, forget
 from raftkv.rpc.framing import MessageAssembler
 from raftkv.rpc.h2 import H2Error
 from raftkv.rpc.metadata import user_metadata

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from mypy_extensions import mypyc_attr
 
-from raftkv.rpc.deadlines import DeadlineWheel
+from raftkv.loop.timers import DeadlineWheel
 from raftkv.rpc.framing import MessageAssembler
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.protocol import DrainWatcher

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from raftkv.rpc.paced import Paced
+from raftkv.loop.limiter import Paced
 from raftkv.rpc.tls import RefusedPeerError
 
 STEPS_A_TURN: Final = 8

@@ -25,9 +25,9 @@ from typing import Any, Protocol
 
 import h11
 
-from raftkv.rpc.gone import forget_frames
+from raftkv.loop.cycle_free import forget_frames
+from raftkv.loop.limiter import Backlog
 from raftkv.rpc.limits import ServerLimits
-from raftkv.rpc.server.backlog import Backlog
 from raftkv.rpc.server.budget import NOT_FINISHED, RELIEF_INTERVAL_S, AnswerAccount, AnswerBudget
 from raftkv.rpc.server.carrier import Peer
 from raftkv.rpc.server.http import (
@@ -222,7 +222,7 @@ class Http1Protocol(asyncio.Protocol):
                 if self._loop.time() > until_s and self._task is None and not self._finished:
                     self._is_behind = True
                     self._transport.pause_reading()
-                    self._spawner.backlog().add(self)
+                    self._spawner.backlog().add(self.go_on)
                     return
         except h11.RemoteProtocolError as error:
             forget_frames(error)

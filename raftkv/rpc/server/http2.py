@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from raftkv.rpc.cork import Cork
-from raftkv.rpc.gone import nothing
+from raftkv.loop.cork import Cork
+from raftkv.loop.cycle_free import nothing
+from raftkv.loop.limiter import Backlog
 from raftkv.rpc.keepalive import KEEPALIVE_PING, Keepalive
 from raftkv.rpc.protocol import H2Protocol
-from raftkv.rpc.server.backlog import Backlog
 from raftkv.rpc.server.core import ServerCore
 
 
@@ -77,7 +77,7 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
     def _wait(self) -> None:
         if not self._waits:
             self._waits = True
-            self._backlog.add(self)
+            self._backlog.add(self.go_on)
 
     def go_on(self) -> None:
         """Have the core take on what it has left."""

@@ -20,11 +20,11 @@ import ssl as ssl_module
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
-from raftkv.rpc.cork import Cork
-from raftkv.rpc.deadlines import DeadlineWheel
+from raftkv.loop.cork import Cork
+from raftkv.loop.limiter import Backlog, Turnstile
+from raftkv.loop.timers import DeadlineWheel, WheelTimer
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server.accept import Connection
-from raftkv.rpc.server.backlog import Backlog
 from raftkv.rpc.server.budget import AnswerBudget
 from raftkv.rpc.server.calls import UnaryCall, UnaryHandler
 from raftkv.rpc.server.carrier import Environment, Traffic
@@ -38,9 +38,7 @@ from raftkv.rpc.server.stream import StreamCall, StreamHandler, TaskCall
 from raftkv.rpc.sockets.acceptor import Acceptor
 from raftkv.rpc.sockets.poller import Poller, open_poller
 from raftkv.rpc.status import RpcError
-from raftkv.rpc.timers import WheelTimer
 from raftkv.rpc.tls import SERVER_PROTOCOLS, Security, fixed
-from raftkv.rpc.turnstile import Turnstile
 
 _log = logging.getLogger(__name__)
 
@@ -338,8 +336,7 @@ class Server:
     def backlog(self) -> Backlog:
         """Return where connections wait that have brought much work, made at first use, on the running loop."""
         if self._backlog is None:
-            loop = asyncio.get_running_loop()
-            self._backlog = Backlog(self.cork, loop.time, loop.call_soon)
+            self._backlog = Backlog(self.cork, asyncio.get_running_loop())
         return self._backlog
 
     def beginnings(self) -> Turnstile:

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final, Protocol
 
-from raftkv.rpc.cork import Cork
+from raftkv.loop.cork import Cork
 
 READ: Final = 1
 """EPOLLIN."""

@@ -22,6 +22,7 @@ from raftkv import errors
 from raftkv.apply.auth.caller import Caller
 from raftkv.apply.auth.rights import Left, Rights
 from raftkv.apply.auth.store import AuthStore
+from raftkv.loop.scheduler import Slices, Work
 from raftkv.pb.services import Method
 from raftkv.rpc.server.calls import Observer, ServerCall, UnaryCall
 from raftkv.rpc.server.listened import ListenedCall
@@ -30,7 +31,6 @@ from raftkv.rpc.server.stream import StreamCall
 from raftkv.server.auth.callers import Callers, Credential, TokenAheadError
 from raftkv.server.auth.live import LiveCalls
 from raftkv.server.auth.table import OPEN, Row, row_of
-from raftkv.server.node.slices import Slices, Work
 from raftkv.server.services.responder import fail, parse, parse_or_raise, refusals
 
 AHEAD_MAX_S: Final = 2.0

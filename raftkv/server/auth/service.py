@@ -20,13 +20,13 @@ from raftkv.apply.auth.caller import MEMBER, USER_NAME_BYTES_MAX, Caller
 from raftkv.apply.auth.store import AuthStore
 from raftkv.apply.request import FIRST_KNOWN_IN, Kind, versioned
 from raftkv.apply.response import field
+from raftkv.loop.scheduler import Work, encoded, in_order
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES, Method
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import AsyncUnaryHandler, Server
 from raftkv.server.auth.passwords import Passwords, is_hash
 from raftkv.server.auth.simple_tokens import digest_of, new_secret
-from raftkv.server.node.slices import Work, encoded, in_order
 from raftkv.server.services.responder import Responder, parse_or_raise, refusals
 
 T = TypeVar("T")

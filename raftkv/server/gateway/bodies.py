@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Generator
 from copy import copy
 from typing import Final
 
+from raftkv.loop.scheduler import Slices, Work
 from raftkv.server.gateway.exchange import Exchange
-from raftkv.server.node.slices import Slices, Work
 
 CHUNK_BYTES: Final = 64 * 1024
 """About how much is written at once, and how much waits for the socket beside what that holds."""

@@ -16,11 +16,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
-from raftkv.rpc.deadlines import forget
+from raftkv.loop.cycle_free import FREE_BYTES_PER_STEP, free_in_steps
+from raftkv.loop.timers import forget
 from raftkv.rpc.framing import MessageAssembler
-from raftkv.rpc.gone import FREE_BYTES_PER_STEP, free_pieces
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.carrier import Carrier, Environment, Peer
@@ -109,7 +110,7 @@ class Exchange(Carrier):
         pieces, self._pieces, self.on_given_up = self._pieces, None, None
         # The text was made of it, but all of it was kept.
         if isinstance(pieces, list) and sum(map(len, pieces)) > FREE_BYTES_PER_STEP:
-            self.spawn(free_pieces(pieces))
+            self.spawn(free_in_steps(partial(_drop_pieces, pieces)))
         self.account.close()
 
     # ---- what calls ask of their carrier
@@ -193,3 +194,10 @@ class Exchange(Carrier):
 
     def wake(self) -> None:
         """Nothing to send: the writer of the response asks by itself."""
+
+
+def _drop_pieces(pieces: list[bytes], size_bytes: int) -> bool:
+    """Drop about so many bytes of an answer; whether more is left."""
+    while pieces and size_bytes > 0:
+        size_bytes -= len(pieces.pop())
+    return bool(pieces)

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import quote, unquote
 
+from raftkv.loop.scheduler import Slices
 from raftkv.pb.bindings import BINDINGS
 from raftkv.pb.services import Method
 from raftkv.rpc.server.carrier import Peer
@@ -33,7 +34,6 @@ from raftkv.server.gateway.odd import decode_base64
 from raftkv.server.gateway.requests import Requests
 from raftkv.server.gateway.streams import StreamBody, StreamExchange
 from raftkv.server.gateway.syntax import JsonError
-from raftkv.server.node.slices import Slices
 
 PREFIX: Final = "/v3/"
 _BETA: Final = "/v3beta/"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from raftkv.loop.scheduler import Slices
 from raftkv.pb.services import Method
 from raftkv.server.gateway.decoder import Reader
-from raftkv.server.node.slices import Slices
 
 SMALL_BYTES = 256
 """Bodies that are read at once, however many have come in one turn of the loop."""

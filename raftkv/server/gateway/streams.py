@@ -20,8 +20,9 @@ from typing import Any, Final
 
 from google.protobuf.descriptor import Descriptor
 
+from raftkv.loop.scheduler import Slices, Work
+from raftkv.loop.timers import forget
 from raftkv.pb.services import Method
-from raftkv.rpc.deadlines import forget
 from raftkv.rpc.framing import PREFIX, PREFIX_BYTES, frame
 from raftkv.rpc.protocol import DrainWatcher
 from raftkv.rpc.server.calls import ServerCall
@@ -34,7 +35,6 @@ from raftkv.server.gateway.exchange import Exchange
 from raftkv.server.gateway.large import SMALL_BYTES, encode_large
 from raftkv.server.gateway.requests import Requests
 from raftkv.server.gateway.syntax import JsonError
-from raftkv.server.node.slices import Slices, Work
 
 UNREAD_MAX_BYTES: Final = 64 * 1024
 """Requests that a handler has not taken; above this no more of the body is read."""

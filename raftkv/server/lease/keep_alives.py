@@ -19,7 +19,7 @@ from raftkv import errors
 from raftkv.apply.auth.rights import Left
 from raftkv.apply.auth.store import AuthStore
 from raftkv.apply.response import integer
-from raftkv.rpc.cork import Cork
+from raftkv.loop.cork import Cork
 from raftkv.rpc.framing import PREFIX
 from raftkv.rpc.server.calls import ServerCall
 from raftkv.rpc.server.listened import ListenedCall

@@ -33,12 +33,12 @@ from raftkv.apply.applier import Applier, Outcome
 from raftkv.apply.auth.caller import Caller
 from raftkv.apply.leases import TTL_MAX_S
 from raftkv.apply.request import Kind
+from raftkv.loop.cork import Cork
+from raftkv.loop.limiter import Paced
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.config import NO_LIMIT
 from raftkv.raft.types import Entry, StateRole
 from raftkv.rpc.client.channel import Channel
-from raftkv.rpc.cork import Cork
-from raftkv.rpc.paced import Paced
 from raftkv.server.lease.graces import ConnectionLost
 from raftkv.server.lease.on_leader import RENEW, SHORTEN, TIME_TO_LIVE, OnLeader, Question
 from raftkv.server.lease.renewals import (

@@ -24,9 +24,10 @@ from raftkv.apply.auth.caller import Caller
 from raftkv.apply.auth.rights import Left, Rights
 from raftkv.apply.request import Kind
 from raftkv.apply.response import field, integer
+from raftkv.loop.cork import Cork
+from raftkv.loop.scheduler import Work, encoded, in_order
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES, Method
-from raftkv.rpc.cork import Cork
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.listened import ListenedCall
 from raftkv.rpc.server.server import AsyncUnaryHandler, Server
@@ -35,7 +36,6 @@ from raftkv.server.lease.graces import ConnectionLost, Graces
 from raftkv.server.lease.keep_alives import KeepAliveStream, MemberBatch
 from raftkv.server.lease.lessor import Lessor
 from raftkv.server.lease.on_leader import RENEW, SHORTEN, TIME_TO_LIVE
-from raftkv.server.node.slices import Work, encoded, in_order
 from raftkv.server.services.leader_guard import LeaderGuard
 from raftkv.server.services.responder import PendingWrite, Responder, fail, parse, parse_or_raise, refusals
 

@@ -15,7 +15,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from raftkv.server.histograms import go_float
+from raftkv.histograms import go_float
 from raftkv.server.metrics.families import counter, gauge
 from raftkv.server.shared_text import SharedText
 

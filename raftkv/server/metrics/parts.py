@@ -9,8 +9,8 @@ from prometheus_client.registry import Collector
 
 from raftkv.apply.auth.store import AuthStore
 from raftkv.apply.quotas import Quotas
+from raftkv.histograms import histogram_family
 from raftkv.server.auth.users import Users
-from raftkv.server.histograms import histogram_family
 from raftkv.server.http.routes import HttpService
 from raftkv.server.lease.times import LeaseTimes
 from raftkv.server.metrics.families import counter, counters, gauge, gauges

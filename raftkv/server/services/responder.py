@@ -23,12 +23,12 @@ from raftkv.apply.applier import Applier, Outcome
 from raftkv.apply.auth.caller import Caller
 from raftkv.apply.auth.rights import Rights
 from raftkv.apply.response import HeaderEncoder
+from raftkv.loop.scheduler import Slices, Work, hold
 from raftkv.rpc.server.budget import CONNECTION_FULL
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.node.admission import Admission
 from raftkv.server.node.proposals import Waiter
-from raftkv.server.node.slices import Slices, Work, hold
 from raftkv.server.node.surroundings import MemberLoop
 from raftkv.storage.mvcc_range import PinnedView
 

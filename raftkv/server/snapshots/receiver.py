@@ -22,13 +22,13 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 
 from raftkv import errors
+from raftkv.histograms import DISK_S, Buckets, doubling
 from raftkv.pb import raft_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.raft.types import INDEX_MAX, Message, MessageType, SnapshotMeta
 from raftkv.rpc.server.server import AsyncUnaryHandler
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import RpcError
-from raftkv.server.histograms import DISK_S, Buckets, doubling
 from raftkv.server.peer.codec import decode_snapshot_meta
 from raftkv.server.snapshots.files import check_room, incoming_path, on_thread, remove_soon, snapshot_path
 from raftkv.server.snapshots.partials import Partial, Partials, partial_path, received_bytes

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from raftkv.server.histograms import Buckets, doubling
+from raftkv.histograms import Buckets, doubling
 
 _TRANSFER_S: Final = doubling(0.1, 10)
 

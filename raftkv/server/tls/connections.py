@@ -16,7 +16,7 @@ import ssl
 from collections.abc import Callable
 from typing import Final
 
-from raftkv.rpc.paced import Paced
+from raftkv.loop.limiter import Paced
 from raftkv.rpc.tls import RefusedPeerError, forget_nothing
 from raftkv.server.tls.decoding import decoding
 from raftkv.server.tls.revocation import chain_of

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
 from raftkv import errors
-from raftkv.rpc.cork import Cork
+from raftkv.loop.cork import Cork
 from raftkv.server.watch import messages
 from raftkv.server.watch.catch_up import CatchUp
 from raftkv.server.watch.index import Group, Watcher, WatcherIndex

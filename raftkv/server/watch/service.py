@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
 from raftkv import errors
+from raftkv.loop.limiter import Turnstile
 from raftkv.pb.services import SERVICES
 from raftkv.rpc.server.calls import ServerCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import RpcError
-from raftkv.rpc.turnstile import Turnstile
 from raftkv.server.node.admission import Admission
 from raftkv.server.services.leader_guard import LeaderGuard
 from raftkv.server.services.responder import refusals

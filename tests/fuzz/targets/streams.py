@@ -10,8 +10,8 @@ from typing import cast
 
 from raftkv import errors
 from raftkv.apply.response import HeaderEncoder
+from raftkv.loop.cork import Cork
 from raftkv.pb import rpc_pb2
-from raftkv.rpc.cork import Cork
 from raftkv.rpc.framing import PREFIX, MessageAssembler, frame
 from raftkv.rpc.packed import PackedAssembler
 from raftkv.rpc.server.listened import ListenedCall

@@ -10,7 +10,7 @@ import random
 
 import pytest
 
-from raftkv.rpc.deadlines import DeadlineWheel
+from raftkv.loop.timers import DeadlineWheel
 from raftkv.rpc.framing import PREFIX, frame
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server.budget import AnswerBudget

@@ -10,8 +10,8 @@ import gzip
 
 import pytest
 
+from raftkv.loop.timers import DeadlineWheel
 from raftkv.rpc import Channel, StreamCall
-from raftkv.rpc.deadlines import DeadlineWheel
 from raftkv.rpc.framing import PREFIX, frame
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server.budget import AnswerBudget

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
-from raftkv.rpc.cork import Cork
+from raftkv.loop.cork import Cork
 from raftkv.rpc.sockets import acceptor as module
 from raftkv.rpc.sockets.acceptor import ACCEPTS_A_TURN, Acceptor
 from raftkv.rpc.sockets.poller import EpollPoller

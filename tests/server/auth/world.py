@@ -22,9 +22,9 @@ from raftkv.apply.auth.caller import MEMBER, Caller
 from raftkv.apply.request import Kind
 from raftkv.apply.response import HeaderEncoder
 from raftkv.config import ServerConfig
+from raftkv.loop.cork import Cork
 from raftkv.pb import auth_pb2, raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES, Method
-from raftkv.rpc.cork import Cork
 from raftkv.rpc.framing import MessageAssembler
 from raftkv.rpc.server.calls import ServerCall
 from raftkv.rpc.server.listened import Listener

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from raftkv.loop.scheduler import Slices
 from raftkv.pb import kv_pb2, rpc_pb2
 from raftkv.rpc.framing import frame
 from raftkv.rpc.limits import ServerLimits
@@ -20,7 +21,6 @@ from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.gateway.encoder import encode
 from raftkv.server.gateway.handler import Gateway
-from raftkv.server.node.slices import Slices
 from tests.rpc.loop import on_loop, until
 
 WATCH = "/etcdserverpb.Watch/Watch"

@@ -21,9 +21,9 @@ from raftkv import errors
 from raftkv.apply import request as requests
 from raftkv.apply.auth.caller import Caller
 from raftkv.apply.request import Kind
+from raftkv.loop.cork import Cork
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.types import Entry
-from raftkv.rpc.cork import Cork
 from raftkv.server.lease.renewals import Done, Expiry, PendingKeepAlive, Renewals
 from raftkv.server.lease.times import BEAT_S, LeaseClock, LeaseTimes
 from tests.apply.machine import Machine

@@ -11,8 +11,8 @@ import pytest
 
 from raftkv import errors
 from raftkv.apply.auth.store import AuthStore
+from raftkv.loop.cork import Cork
 from raftkv.pb import rpc_pb2
-from raftkv.rpc.cork import Cork
 from raftkv.rpc.framing import MessageAssembler
 from raftkv.rpc.server.listened import ListenedCall
 from raftkv.rpc.status import RpcError

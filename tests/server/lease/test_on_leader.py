@@ -15,9 +15,9 @@ from raftkv import asleep, errors
 from raftkv.apply.applier import Outcome
 from raftkv.apply.auth.caller import Caller
 from raftkv.apply.request import Kind
+from raftkv.loop.cork import Cork
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.types import NONE, StateRole
-from raftkv.rpc.cork import Cork
 from raftkv.rpc.status import Code, RpcError
 from raftkv.server.lease import lessor as lessor_module
 from raftkv.server.lease.graces import GRACE_MAX_MS, ConnectionLost, Graces

@@ -34,7 +34,7 @@ from typing import Final
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from raftkv.server.histograms import Buckets, histogram_family
+from raftkv.histograms import Buckets, histogram_family
 
 TURN_LIMIT_S: Final = 0.05
 """No turn may be longer, whatever one client asks for."""
