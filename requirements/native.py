@@ -60,11 +60,11 @@ _OF_MEMBERS = {
 }
 _OF_CALLS = {
     "raftkv/loop": "cork timers",
-    "raftkv/rpc": "framing h2 inbox limits metadata packed policing protocol stall",
+    "raftkv/rpc": "framing h2 inbox limits liveness metadata packed policing protocol",
     "raftkv/rpc/http2": (
         "client connection control fields frames hpack huffman listener sending server streams tables"
     ),
-    "raftkv/rpc/server": "budget calls carrier core http2 known_heads listened router stream",
+    "raftkv/rpc/server": "budget calls carrier core http2 known_heads router stream",
     "raftkv/rpc/sockets": "poller transport",
 }
 

@@ -19,7 +19,7 @@ from raftkv.loop.cycle_free import collect_in_small_passes, look_at_young_object
 from raftkv.loop.turns import LoopTurns, TurnSelector
 from raftkv.native import is_compiled
 from raftkv.server import descriptors
-from raftkv.server.audit.destination import open_destination
+from raftkv.server.audit.trail import open_destination
 from raftkv.server.auth.jwt_tokens import JWTTokens, parse_options
 from raftkv.server.listening import check_free
 from raftkv.server.logs import outputs as logs

@@ -35,11 +35,11 @@ from raftkv.rpc.server.server import Server
 from raftkv.server.archiver import make_archiver
 from raftkv.server.audit.calls import make_audit
 from raftkv.server.auth.users import Users
-from raftkv.server.exposure import exposures
 from raftkv.server.gateway.handler import Gateway
 from raftkv.server.http.access import HostCheck, HttpAccess, own_names
 from raftkv.server.http.debug import DebugService
 from raftkv.server.http.routes import HttpService
+from raftkv.server.insecure_settings import list_insecure_settings
 from raftkv.server.lease.lessor import Lessor
 from raftkv.server.lease.service import LeaseService
 from raftkv.server.listening import METRICS_LIMITS, RECEIVE_OVERHEAD_BYTES, client_limits, listen, peer_limits
@@ -585,8 +585,8 @@ class Member:
             durable.store.applied_index,
             durable.store.revision,
         )
-        for exposure in exposures(self.config):
-            _log.warning("open to strangers: %s", exposure)
+        for setting in list_insecure_settings(self.config):
+            _log.warning("open to strangers: %s", setting)
         if not self._applier.auth.is_enabled:
             _log.warning("open to clients: users are off, so who is let in may do everything; raftkvctl auth enable")
 

@@ -26,7 +26,7 @@ from raftkv.cli.server.flags import BOOLEANS, FLAGS, GATE_FIELDS, IDLE, REFUSED,
 from raftkv.cli.server.rotation import read_rotation
 from raftkv.config import ServerConfig, TLSFiles, Tracing
 from raftkv.errors import ConfigError
-from raftkv.server.exposure import exposures, hardened, refusal
+from raftkv.server.insecure_settings import hardened, list_insecure_settings, refusal
 
 ENVIRONMENT_PREFIX = "ETCD_"
 # Read by etcd itself or set by its packages; no flags.
@@ -85,7 +85,7 @@ def read_options(
         config = _make_config(values, from_file=bool(path))
         if config.secure:
             config = hardened(config)
-            if open_to_strangers := exposures(config):
+            if open_to_strangers := list_insecure_settings(config):
                 raise ConfigError(refusal(open_to_strangers))
     except ConfigError as error:
         raise CommandError(str(error), ERROR) from None

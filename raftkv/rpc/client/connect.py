@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, cast
 from raftkv.loop.cycle_free import forget_frames, release
 from raftkv.rpc.client.core import ClientCore
 from raftkv.rpc.client.lookup import addresses
-from raftkv.rpc.encrypted import EncryptedTransport
-from raftkv.rpc.keepalive import KEEPALIVE_PING, Keepalive
 from raftkv.rpc.limits import ChannelOptions
+from raftkv.rpc.liveness import KEEPALIVE_PING, Keepalive
 from raftkv.rpc.protocol import H2Protocol
 from raftkv.rpc.status import Code
-from raftkv.rpc.tls import RefusedPeerError, Security, reason_of
+from raftkv.rpc.tls import EncryptedTransport, RefusedPeerError, Security, reason_of
 
 if TYPE_CHECKING:
     from raftkv.rpc.client.channel import Channel

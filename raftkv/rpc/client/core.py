@@ -311,7 +311,7 @@ class ClientCore:
         self.closing = True
 
     def on_ping(self) -> None:
-        """Any byte is a sign of life: see ``keepalive``."""
+        """Any byte is a sign of life: see ``liveness``."""
 
     def on_pong(self, opaque: bytes) -> None:
         """Tell whoever has asked for the time of a ping."""

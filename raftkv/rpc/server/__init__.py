@@ -12,7 +12,7 @@ Laws:
 - A call has exactly one end: an answer or a cancellation. To answer a cancelled call does nothing.
 - An answer is paid for when it is made, not when the client reads it (``budget``).
 - What must look at every call (who may, who did what) wraps each handler once, at its registration (``router.Around``).
-- A unary call whose handler is a callback costs no task, nor does a stream that has a listener (``listened``).
+- A unary call whose handler is a callback costs no task, nor does a stream that has a listener (``stream``).
 - Who sends pings, resets, empty frames or updates beyond reason is ended with a GOAWAY (``rpc.policing``).
 
 Example::
@@ -24,8 +24,8 @@ Example::
     await server.close(grace_s=5)
 
 Modules: ``server`` (listeners, registration), ``accept`` (connections), ``http2`` (their timers), ``core``, ``router``,
-``calls``, ``stream`` and ``listened`` (the handler's side), ``budget``, ``crowd`` (too many connections), ``http``,
-``http1``, ``http2_plain``.
+``calls`` and ``stream`` (the handler's side), ``budget``, ``crowd`` (too many connections), ``http``, ``http1``,
+``http2_plain``.
 
 Leaves out: what methods mean; the engine (``rpc.h2``).
 """

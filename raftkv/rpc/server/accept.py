@@ -13,13 +13,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from raftkv.loop.cycle_free import forget_frames, release
-from raftkv.rpc.encrypted import EncryptedTransport
 from raftkv.rpc.h2 import EMPTY_SETTINGS, PREFACE, ErrorCode, goaway_frame
 from raftkv.rpc.server.carrier import Peer
 from raftkv.rpc.server.core import ServerCore
 from raftkv.rpc.server.http1 import Http1Protocol
 from raftkv.rpc.server.http2 import ServerH2Protocol
-from raftkv.rpc.tls import RefusedPeerError, Security, reason_of
+from raftkv.rpc.tls import EncryptedTransport, RefusedPeerError, Security, reason_of
 
 if TYPE_CHECKING:
     from raftkv.rpc.server.server import Server

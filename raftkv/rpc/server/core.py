@@ -488,7 +488,7 @@ class ServerCore(Carrier):
     def _progress(self) -> dict[int, int]:
         """For each stream that has bytes waiting for a window: a number that grows when some of them leave.
 
-        What waits for the socket alone is as slow as all of the connection, which ``stall`` watches.
+        What waits for the socket alone is as slow as all of the connection, which ``liveness`` watches.
         """
         queued, is_held_up = self.h2.queued_body_size, self.h2.is_held_up
         made = [(call.stream_id, call.sent_bytes) for call in self._calls.values() if call.sent_bytes]

@@ -6,7 +6,7 @@ What the connection waits for is timed, each by its own limit (``limits``), one 
 
 Requests that come while one is answered wait unread by h11, at most one body of them; then the socket is not read, and
 who is written nothing either for as long as it may idle is cut.
-A peer that reads no answers is cut by ``stall``, whatever the other timers say; one that reads slowly is not. What
+A peer that reads no answers is cut by ``liveness`` even if no other timer ends it; one that reads slowly is not. What
 waits for it counts with the answers of all connections (``budget``): a whole one is paid for, pieces wait for room.
 Requests whose head came before on the connection, and plain answers, do without h11 (``known_heads``).
 A connection that misbehaves gets its 4xx and is closed; one that is merely idle is closed without a word.
@@ -28,6 +28,7 @@ import h11
 from raftkv.loop.cycle_free import forget_frames
 from raftkv.loop.limiter import Backlog
 from raftkv.rpc.limits import ServerLimits
+from raftkv.rpc.liveness import StallGuard
 from raftkv.rpc.server.budget import NOT_FINISHED, RELIEF_INTERVAL_S, AnswerAccount, AnswerBudget
 from raftkv.rpc.server.carrier import Peer
 from raftkv.rpc.server.http import (
@@ -41,7 +42,6 @@ from raftkv.rpc.server.http import (
     text_response,
 )
 from raftkv.rpc.server.known_heads import KnownHeads, head_bytes, response_head
-from raftkv.rpc.stall import StallGuard
 
 _PIECE_BYTES = 64 * 1024
 """Most bytes handed to h11 at once."""
@@ -562,7 +562,7 @@ class Http1Protocol(asyncio.Protocol):
             return
         if self._writable.is_set():
             self._cut()
-        else:  # it reads, or ``stall`` will see that it does not
+        else:  # it reads, or ``liveness`` will see that it does not
             self._end_timer = self._loop.call_later(self._limits.http1_half_closed_s, self._half_closed_for_long)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from raftkv.loop.cork import Cork
 from raftkv.loop.cycle_free import nothing
 from raftkv.loop.limiter import Backlog
-from raftkv.rpc.keepalive import KEEPALIVE_PING, Keepalive
+from raftkv.rpc.liveness import KEEPALIVE_PING, Keepalive
 from raftkv.rpc.protocol import H2Protocol
 from raftkv.rpc.server.core import ServerCore
 

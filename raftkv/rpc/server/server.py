@@ -32,11 +32,10 @@ from raftkv.rpc.server.crowd import Crowd
 from raftkv.rpc.server.handshakes import Handshakes
 from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse, Origins
 from raftkv.rpc.server.http2_plain import http_route
-from raftkv.rpc.server.listened import ListenedCall, ListenedHandler
 from raftkv.rpc.server.router import Around, Kind, Route, Router
-from raftkv.rpc.server.stream import StreamCall, StreamHandler, TaskCall
-from raftkv.rpc.sockets.acceptor import Acceptor
+from raftkv.rpc.server.stream import ListenedCall, ListenedHandler, StreamCall, StreamHandler, TaskCall
 from raftkv.rpc.sockets.poller import Poller, open_poller
+from raftkv.rpc.sockets.transport import Acceptor
 from raftkv.rpc.status import RpcError
 from raftkv.rpc.tls import SERVER_PROTOCOLS, Security, fixed
 
@@ -166,7 +165,7 @@ class Server:
 
         Arguments:
             path: ``/package.Service/Method``.
-            handler: ``handler(call)`` names the listener of a call (``listened``) and must not block.
+            handler: ``handler(call)`` names the listener of a call (``stream``) and must not block.
         """
         self.router.add(Route(path, ListenedCall, self._wrapped(path, Kind.LISTENED, handler)))
 

@@ -8,5 +8,5 @@ asyncio has the same. These exist for two reasons. A request and its answer cost
 instead of one for each client, so it makes no handle and enters no context for each that has something to say. And no
 turn of the loop serves them all, however many have something to say at once, and however much.
 
-Leaves out: binding of addresses (asyncio does it), connections to other servers, TLS (``encrypted``).
+Leaves out: binding of addresses (asyncio does it), connections to other servers, TLS (``tls``).
 """

@@ -26,9 +26,8 @@ from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse
 from raftkv.rpc.server.router import Kind
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import Code
-from raftkv.server.audit.destination import open_destination
 from raftkv.server.audit.lines import TEXT_BYTES_MAX, Record, certificate_text, shown_of, subject, text_of
-from raftkv.server.audit.trail import AuditTrail
+from raftkv.server.audit.trail import AuditTrail, open_destination
 from raftkv.server.tls.ports import Ports
 
 

@@ -25,9 +25,8 @@ from raftkv.apply.auth.store import AuthStore
 from raftkv.loop.scheduler import Slices, Work
 from raftkv.pb.services import Method
 from raftkv.rpc.server.calls import Observer, ServerCall, UnaryCall
-from raftkv.rpc.server.listened import ListenedCall
 from raftkv.rpc.server.router import Kind
-from raftkv.rpc.server.stream import StreamCall
+from raftkv.rpc.server.stream import ListenedCall, StreamCall
 from raftkv.server.auth.callers import Callers, Credential, TokenAheadError
 from raftkv.server.auth.live import LiveCalls
 from raftkv.server.auth.table import OPEN, Row, row_of

@@ -25,13 +25,10 @@ from raftkv.rpc.server.server import Server
 from raftkv.rpc.status import Code, Headers, RpcError
 from raftkv.server.auth.callers import AUTHORIZATION, GATEWAY
 from raftkv.server.gateway import openapi
-from raftkv.server.gateway.bodies import Chunks, LargeBody
-from raftkv.server.gateway.encoder import encoder_of
-from raftkv.server.gateway.errors import error_body, http_status
-from raftkv.server.gateway.exchange import Exchange, Surroundings
-from raftkv.server.gateway.large import SMALL_BYTES, encode_large
-from raftkv.server.gateway.odd import decode_base64
-from raftkv.server.gateway.requests import Requests
+from raftkv.server.gateway.decoder import Requests
+from raftkv.server.gateway.encoder import SMALL_BYTES, encode_large, encoder_of, error_body, http_status
+from raftkv.server.gateway.exchange import Chunks, Exchange, LargeBody, Surroundings
+from raftkv.server.gateway.json_to_message import decode_base64
 from raftkv.server.gateway.streams import StreamBody, StreamExchange
 from raftkv.server.gateway.syntax import JsonError
 

@@ -22,7 +22,7 @@ from raftkv.apply.response import integer
 from raftkv.loop.cork import Cork
 from raftkv.rpc.framing import PREFIX
 from raftkv.rpc.server.calls import ServerCall
-from raftkv.rpc.server.listened import ListenedCall
+from raftkv.rpc.server.stream import ListenedCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.lease.graces import Graces
 from raftkv.server.lease.renewals import PendingKeepAlive

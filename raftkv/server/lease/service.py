@@ -29,8 +29,8 @@ from raftkv.loop.scheduler import Work, encoded, in_order
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES, Method
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
-from raftkv.rpc.server.listened import ListenedCall
 from raftkv.rpc.server.server import AsyncUnaryHandler, Server
+from raftkv.rpc.server.stream import ListenedCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.lease.graces import ConnectionLost, Graces
 from raftkv.server.lease.keep_alives import KeepAliveStream, MemberBatch

@@ -23,7 +23,7 @@ from raftkv.rpc.server.router import CallCounts, Kind, Router
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import Code
-from raftkv.server.metrics.families import counter, counters
+from raftkv.server.metrics.exposition import counter, counters
 from raftkv.server.node.admission import Admission
 
 _LABELS: Final = ("grpc_method", "grpc_service", "grpc_type")

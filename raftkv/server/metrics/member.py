@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from raftkv.pb.enums import alarm_name
 from raftkv.server import ETCD_CLUSTER_VERSION, ETCD_VERSION
 from raftkv.server.membership.changes import Changes
-from raftkv.server.metrics.families import counters, gauge, gauges
+from raftkv.server.metrics.exposition import counters, gauge, gauges
 from raftkv.server.node.node import Node
 from raftkv.server.snapshots import Installer
 from raftkv.storage.mvcc import Store

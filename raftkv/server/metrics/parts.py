@@ -13,7 +13,7 @@ from raftkv.histograms import histogram_family
 from raftkv.server.auth.users import Users
 from raftkv.server.http.routes import HttpService
 from raftkv.server.lease.times import LeaseTimes
-from raftkv.server.metrics.families import counter, counters, gauge, gauges
+from raftkv.server.metrics.exposition import counter, counters, gauge, gauges
 from raftkv.server.watch.hub import WatchHub
 
 

@@ -8,7 +8,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from raftkv.histograms import histogram_family
-from raftkv.server.metrics.families import counter, gauge
+from raftkv.server.metrics.exposition import counter, gauge
 from raftkv.server.peer.service import PeerService
 from raftkv.server.peer.transport import Transport
 from raftkv.server.snapshots.transfers import Transfers

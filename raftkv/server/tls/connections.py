@@ -16,8 +16,9 @@ import ssl
 from collections.abc import Callable
 from typing import Final
 
+from raftkv.loop.cycle_free import nothing
 from raftkv.loop.limiter import Paced
-from raftkv.rpc.tls import RefusedPeerError, forget_nothing
+from raftkv.rpc.tls import RefusedPeerError
 from raftkv.server.tls.decoding import decoding
 from raftkv.server.tls.revocation import chain_of
 
@@ -79,7 +80,7 @@ class OpenConnections:
             Forgets it: to be called when it has ended, whoever ended it.
         """
         if tls.context.verify_mode != ssl.CERT_REQUIRED:
-            return forget_nothing
+            return nothing
         opened = _Open(self, tls, address, cut)
         self._open[opened] = None
         self._first_end = min(self._first_end, opened.ends_at)

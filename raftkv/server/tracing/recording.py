@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable
 from contextvars import ContextVar
 from random import getrandbits
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 INTERNAL, SERVER, CLIENT = range(3)
 """Kinds of spans: within a process; the answering end; the asking end."""
@@ -156,3 +156,10 @@ class Recording:
 
 current: ContextVar[Recording | None] = ContextVar("raftkv_recording", default=None)
 """The traced call whose handler runs, in its own code and in its tasks."""
+
+
+class Exporter(Protocol):
+    """Takes recordings that have ended."""
+
+    def add(self, recording: Recording) -> None:
+        """Have it sent, or drop it."""

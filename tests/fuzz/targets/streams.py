@@ -14,7 +14,7 @@ from raftkv.loop.cork import Cork
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.framing import PREFIX, MessageAssembler, frame
 from raftkv.rpc.packed import PackedAssembler
-from raftkv.rpc.server.listened import ListenedCall
+from raftkv.rpc.server.stream import ListenedCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.lease.keep_alives import KeepAliveStream
 from raftkv.server.lease.service import LeaseService

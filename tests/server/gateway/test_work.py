@@ -15,8 +15,7 @@ from google.protobuf.message import Message
 from raftkv.loop.scheduler import Slices
 from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES
-from raftkv.server.gateway.decoder import Reader
-from raftkv.server.gateway.requests import Requests
+from raftkv.server.gateway.decoder import Reader, Requests
 from raftkv.server.gateway.syntax import LARGE_BYTES, JsonError
 from tests.rpc.loop import on_loop
 

@@ -14,8 +14,7 @@ from prometheus_client.registry import Collector
 
 from raftkv import histograms
 from raftkv.histograms import Buckets, doubling, go_float, histogram_family
-from raftkv.server.metrics.exposition import Exposition, text_of
-from raftkv.server.metrics.families import counter, gauge
+from raftkv.server.metrics.exposition import Exposition, counter, gauge, text_of
 from tests.rpc.loop import until
 
 

@@ -14,7 +14,7 @@ from raftkv.apply.auth.caller import MEMBER, Caller
 from raftkv.errors import StatusError
 from raftkv.loop.cork import Cork
 from raftkv.rpc.framing import MessageAssembler
-from raftkv.rpc.server.listened import Listener
+from raftkv.rpc.server.stream import Listener
 from raftkv.rpc.status import RpcError
 
 if TYPE_CHECKING:
