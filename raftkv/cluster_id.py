@@ -15,11 +15,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from urllib.parse import urlsplit
 
 from raftkv.errors import ConfigError
+from raftkv.urls import check_unicode, comparable, parse_urls, split_url
 
-URL_SCHEMES = ("http", "https", "unix", "unixs")
+__all__ = [
+    "cluster_id",
+    "comparable",
+    "format_initial_cluster",
+    "founding_members",
+    "member_id",
+    "parse_initial_cluster",
+    "parse_urls",
+    "split_url",
+]
 
 
 def member_id(peer_urls: Iterable[str], cluster_token: str, added_at_s: int | None = None) -> int:
@@ -70,7 +79,7 @@ def parse_initial_cluster(text: str) -> dict[str, tuple[str, ...]]:
     Raises:
         ConfigError: an entry without a URL, or a malformed one.
     """
-    _check_unicode(text)
+    check_unicode(text)
     found: dict[str, list[str]] = {}
     for entry in filter(None, text.split(",")):
         name, sign, url = entry.partition("=")
@@ -83,52 +92,3 @@ def parse_initial_cluster(text: str) -> dict[str, tuple[str, ...]]:
 def format_initial_cluster(cluster: Mapping[str, Iterable[str]]) -> str:
     """Return the text that ``parse_initial_cluster`` reads, sorted."""
     return ",".join(sorted(f"{name}={url}" for name, urls in cluster.items() for url in urls))
-
-
-def parse_urls(text: str) -> tuple[str, ...]:
-    """Read a comma-separated list of URLs of the form ``scheme://host:port``.
-
-    Returns:
-        The URLs sorted and without doubles: the order in which ids are computed and lists are printed.
-
-    Raises:
-        ConfigError: with etcd's words.
-    """
-    _check_unicode(text)
-    return tuple(sorted({_checked_url(part.strip()) for part in text.split(",")}))
-
-
-def _check_unicode(text: str) -> None:
-    """Refuse bytes of a command line that are no text: ids are computed of texts, and members tell them each other."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        shown = text.encode("utf-8", "backslashreplace").decode()
-        raise ConfigError(f"URLs and names of members must be UTF-8: {shown}") from None
-
-
-def _checked_url(text: str) -> str:
-    try:
-        parts = urlsplit(text)
-        port = parts.port
-    except ValueError:
-        raise ConfigError(f'URL address does not have the form "host:port": {text}') from None
-    if parts.scheme not in URL_SCHEMES:
-        raise ConfigError(f"URL scheme must be http, https, unix, or unixs: {text}")
-    if port is None and not parts.netloc.endswith(":"):
-        raise ConfigError(f'URL address does not have the form "host:port": {text}')
-    if parts.path:
-        raise ConfigError(f"URL must not contain a path: {text}")
-    return text
-
-
-def split_url(url: str) -> tuple[str, str, int]:
-    """Return scheme, host (without brackets) and port of a checked URL."""
-    parts = urlsplit(url)
-    return parts.scheme, parts.hostname or "", parts.port or 0
-
-
-def comparable(url: str) -> tuple[str, str, int]:
-    """Return a checked URL for comparing, in which the two names of this machine are one."""
-    scheme, host, port = split_url(url)
-    return scheme, "127.0.0.1" if host == "localhost" else host, port

@@ -300,6 +300,12 @@ class TooManyRequestsError(StatusError):
     text = "etcdserver: too many requests"
 
 
+class ShareError(TooManyRequestsError):
+    """Who asks holds its share of what all share (``rpc/shares``); the text names the limit."""
+
+    code = RESOURCE_EXHAUSTED
+
+
 class LeaseNotFoundError(StatusError):
     """A lease that does not exist."""
 
@@ -680,3 +686,37 @@ class UnimplementedError(StatusError):
     """A request that this service does not offer; the text says what."""
 
     code = UNIMPLEMENTED
+
+
+def explain(error: BaseException) -> str:
+    """Return why something failed in one line that is never empty.
+
+    Errors of raftkv say it themselves. Of the system's errors the file is named; of all others the type, and the place
+    in raftkv: ``str`` of a ``MemoryError``, ``TimeoutError``, ``CancelledError`` or ``AssertionError`` is empty, and
+    that of a ``KeyError`` is the key alone.
+
+    Arguments:
+        error: of a group the first counts.
+    """
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    text = " ".join(str(error).split())
+    if isinstance(error, RaftKVError) and text:
+        return text
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror + _place(error)
+    if isinstance(error, MemoryError):
+        return f"out of memory (MemoryError{_place(error)})"
+    kind = type(error).__name__
+    return (f"{kind}: {text}" if text else kind) + _place(error)
+
+
+def _place(error: BaseException) -> str:
+    """Where in raftkv it was raised; empty if that is unknown."""
+    place, traceback = "", error.__traceback__
+    while traceback is not None:
+        module = traceback.tb_frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] == "raftkv":
+            place = f", in {module} line {traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    return place

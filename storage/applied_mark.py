@@ -29,7 +29,7 @@ from typing import Final
 from google_crc32c import value as crc32c
 
 from raftkv.errors import StorageError
-from raftkv.storage.datadir import format_refusal, sync_directory
+from raftkv.storage.datadir import format_refusal, give_back, sync_directory
 
 _SLOT_BYTES: Final = 64
 _FILE_BYTES: Final = 2 * _SLOT_BYTES
@@ -123,4 +123,4 @@ def _open(path: Path) -> mmap.mmap:
             sync_directory(str(path.parent))
         return mmap.mmap(descriptor, _FILE_BYTES)
     finally:
-        os.close(descriptor)
+        give_back(descriptor)

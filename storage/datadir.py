@@ -15,11 +15,15 @@ high half, major and minor version a byte each, so that an older one can say whi
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import stat
 
 from raftkv import __version__
 from raftkv.errors import StorageError
+
+_log = logging.getLogger(__name__)
 
 DIRECTORY_MODE = 0o700
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
@@ -156,4 +160,20 @@ def sync_directory(path: str) -> None:
     try:
         os.fsync(fd)
     finally:
-        os.close(fd)
+        give_back(fd)
+
+
+def give_back(descriptor: int) -> None:
+    """Close a descriptor. What matters was synced before, so an error changes nothing."""
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
+
+
+def remove_unneeded(path: str | os.PathLike[str]) -> None:
+    """Remove a file that takes room and means nothing, if it is there; a failure is a warning."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        _log.warning("cannot remove %s, which is not needed any more: %s; remove it", path, error.strerror)

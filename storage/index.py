@@ -188,6 +188,27 @@ class Index:
             if revision:
                 yield name, revision
 
+    def kept(self, key: bytes, end: bytes, compacted: int, after: int) -> Iterator[tuple[bytes, int, bool, int]]:
+        """Iterate over the revisions of an interval that a compaction leaves, by key, then oldest first.
+
+        Arguments:
+            key, end: the interval.
+            compacted: main revision of the compaction; the index may still have what it drops.
+            after: packed revision of the first key to begin behind.
+
+        Returns:
+            key, and what ``KeyIndex.kept`` says.
+        """
+        entries = self._entries
+        for name in self.keys(key, end):
+            entry = entries[name]
+            behind = after if name == key else 0
+            if not isinstance(entry, int):
+                for revision, is_deletion, due in entry.kept(compacted, behind):
+                    yield name, revision, is_deletion, due
+            elif entry > behind:
+                yield name, entry, False, 0
+
     def live_at(self, key: bytes, end: bytes, main: int) -> Iterator[tuple[bytes, int]]:
         """Iterate over the keys of an interval that existed at a main revision, in order.
 

@@ -33,7 +33,8 @@ compaction, and that only with what it drops: closing a generation appends to a 
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -181,6 +182,32 @@ class KeyIndex:
         for revisions in (*(generation.revisions for generation in self.closed), self.revisions):
             newest.update((revision >> SUB_BITS, revision) for revision in revisions if revision >= bound)
         return list(newest.values())
+
+    def kept(self, compacted: int, after: int) -> Iterator[tuple[int, bool, int]]:
+        """Iterate over what a compaction at a main revision leaves, oldest first.
+
+        Arguments:
+            compacted: the main revision.
+            after: packed revision to begin behind.
+
+        Returns:
+            packed revision, whether it is a deletion, first main revision whose compaction drops it (0: none does).
+        """
+        closed = self.closed
+        first = max(bisect_right(closed, after, key=_last), bisect_left(closed, compacted << SUB_BITS, key=_last))
+        for number in range(first, len(closed)):
+            revisions = closed[number].revisions
+            for at in range(max(bisect_right(revisions, after), _first_kept(revisions, compacted)), len(revisions) - 1):
+                yield revisions[at], False, revisions[at + 1] >> SUB_BITS
+            later = closed[number + 1].revisions if number + 1 < len(closed) else self.revisions
+            main = revisions[-1] >> SUB_BITS
+            # One exactly at the compact revision stays, unless its own transaction put the key again.
+            due = main if later and later[0] >> SUB_BITS == main else main + 1
+            if due > compacted:
+                yield revisions[-1], True, due
+        revisions, last = self.revisions, len(self.revisions) - 1
+        for at in range(max(bisect_right(revisions, after), _first_kept(revisions, compacted)), last + 1):
+            yield revisions[at], False, revisions[at + 1] >> SUB_BITS if at < last else 0
 
     def compact(self, main: int, drops_max: int = DROPS_MAX) -> list[bytes]:
         """Drop what a compaction at a main revision drops; return the revision keys of it, oldest first.

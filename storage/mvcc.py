@@ -73,8 +73,11 @@ Beside = Callable[[ReadTxn], Generator[None, None, None]]
 class Accountant(Protocol):
     """Keeps count of what exists."""
 
-    def account(self, changes: list[Change]) -> None:
-        """Note the changes of a transaction that has ended."""
+    def account(self, main: int, changes: list[Change]) -> None:
+        """Note the changes of a transaction that has ended, and its main revision."""
+
+    def take_records(self) -> dict[tuple[bytes, bytes], bytes | None]:
+        """Return the values to write with the changes noted since the last call, by bucket and key."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -182,6 +185,8 @@ class Store:
 
     def _stamp(self, batch: WriteBatch) -> Callable[[], None]:
         index = self.applied_index
+        if self.accountant is not None:
+            batch.values.update(self.accountant.take_records())
         # In the transaction of the data it describes: replaying from ``index`` then skips nothing and repeats nothing
         # (etcd issue 13766 is what happens otherwise).
         batch.values.update(
@@ -228,7 +233,7 @@ class Store:
         self.revision = main
         self.changes_total += len(changes)
         if self.accountant is not None:
-            self.accountant.account(changes)
+            self.accountant.account(main, changes)
         if self.on_changes is not None:
             self.on_changes(main, changes)
 
@@ -445,6 +450,22 @@ class Store:
             key, range_end: the interval, as on the wire (``index.py``).
         """
         return self._index.known_count(key, range_end)
+
+    def kept(self, key: bytes, range_end: bytes, after: int) -> Iterator[tuple[bytes, int, bool, int]]:
+        """Iterate over the revisions of an interval that no compaction has given up, whatever is removed by now.
+
+        Part of the entry being applied: compactions wait with their work, and nothing may change before the end.
+
+        Arguments:
+            key, range_end: the interval, as on the wire (``index.py``).
+            after: packed revision of the first key to begin behind.
+
+        Returns:
+            key, packed revision, whether it is a deletion, and the first main revision whose compaction gives it up
+            (0: none, as the key has this value now).
+        """
+        self._overlay.is_changing = True
+        return self._index.kept(key, range_end, self.compact_revision, after)
 
     def mean_bytes(self, key: bytes, range_end: bytes, samples: int) -> int:
         """Return about how large a KeyValue of an interval is, by a few of them.

@@ -32,7 +32,9 @@ from raftkv.raft.types import ConfState, SnapshotMeta
 from raftkv.storage import schema
 from raftkv.storage.backend.base import Backend, ReadTxn
 from raftkv.storage.backend.copying import SteadyFile, create
-from raftkv.storage.backend.lmdb import LMDBBackend, check_copy, declared, read_value, replace_file
+from raftkv.storage.backend.environment import declared
+from raftkv.storage.backend.lmdb import LMDBBackend, check_copy, read_value, replace_file
+from raftkv.storage.datadir import remove_unneeded
 from raftkv.storage.failpoints import failpoint
 from raftkv.storage.restore import scan_steps
 
@@ -95,11 +97,11 @@ def write_snapshot(backend: Backend, path: Path, rest: Callable[[float], None] =
         meta = read_meta(path)
         return SnapshotInfo(meta.index, meta.term, meta.conf_state, path.stat().st_size, sha256, is_sealed)
     except OSError as error:
-        path.unlink(missing_ok=True)
+        remove_unneeded(path)
         raise declared(error, path) from error
     # Half a copy is of no use to anybody, and takes the room of a whole database.
     except BaseException:
-        path.unlink(missing_ok=True)
+        remove_unneeded(path)
         raise
 
 

@@ -151,6 +151,26 @@ class Attacker:
         except RpcError as error:
             self.refused(str(error))
 
+    async def others(self, ask: Callable[[], Awaitable[bool]], rest_s: float = 0.1) -> None:
+        """Have another identity ask for what all share until the attack is over; note its rate and how long it took.
+
+        Arguments:
+            ask: asks once; whether it was served.
+            rest_s: between two.
+        """
+        began, taken_s, failed = monotonic(), list[float](), 0
+        while not self.is_over():
+            asked_at = monotonic()
+            if await ask():
+                taken_s.append(monotonic() - asked_at)
+            else:
+                failed += 1
+            await asyncio.sleep(rest_s)
+        taken_s.sort()
+        self.notes["others_failed"] = failed
+        self.notes["others_per_s"] = round(len(taken_s) / (monotonic() - began), 1)
+        self.notes["others_p99_ms"] = round(taken_s[len(taken_s) * 99 // 100] * 1e3, 1) if taken_s else float("inf")
+
     # ---- frames written by hand
 
     async def connect(self, window_bytes: int | None = None) -> RawConnection:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from raftkv.pb import auth_pb2, rpc_pb2
 from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.limits import ChannelOptions
 from raftkv.rpc.metadata import Metadata
 from raftkv.rpc.status import Headers
+
+if TYPE_CHECKING:
+    from bench.hostile.attacker import Attacker
 
 AUTH: Final = "/etcdserverpb.Auth/"
 ROOT_PASSWORD: Final = "root of the bench"
@@ -29,6 +32,16 @@ class UserChannel(Channel):
 def permission(key: bytes, range_end: bytes = b"") -> auth_pb2.Permission:
     """Reading and writing an interval."""
     return auth_pb2.Permission(permType=auth_pb2.Permission.READWRITE, key=key, range_end=range_end)
+
+
+async def user_of(attacker: Attacker, name: str, *permissions: auth_pb2.Permission) -> str:
+    """Make a user with so many permissions, and return a token of it."""
+    await attacker.must(AUTH + "UserAdd", rpc_pb2.AuthUserAddRequest(name=name, password=ROOT_PASSWORD))
+    await attacker.must(AUTH + "RoleAdd", rpc_pb2.AuthRoleAddRequest(name=name))
+    for one in permissions:
+        await attacker.must(AUTH + "RoleGrantPermission", rpc_pb2.AuthRoleGrantPermissionRequest(name=name, perm=one))
+    await attacker.must(AUTH + "UserGrantRole", rpc_pb2.AuthUserGrantRoleRequest(user=name, role=name))
+    return await attacker.login(name, ROOT_PASSWORD)
 
 
 async def secure(endpoint: str) -> str:

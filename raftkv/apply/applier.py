@@ -19,12 +19,13 @@ that of the others.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import Any, Final, Protocol
 
 from google.protobuf.message import DecodeError
 
 from raftkv import __version__, errors
-from raftkv.apply import compares, plain, plain_txn, quotas, ranges, read_txn, response, txn
+from raftkv.apply import compares, plain, plain_txn, ranges, read_txn, response, txn
 from raftkv.apply import request as requests
 from raftkv.apply.alarms import Alarms
 from raftkv.apply.auth.caller import Caller
@@ -34,6 +35,7 @@ from raftkv.apply.downgrade import Downgrade
 from raftkv.apply.leases import Leases
 from raftkv.apply.membership import Membership
 from raftkv.apply.quotas import Quotas
+from raftkv.apply.quotas import Store as QuotaStore
 from raftkv.pb import admin_pb2, raft_pb2, rpc_pb2
 from raftkv.storage.mvcc_range import PinnedView
 from raftkv.storage.mvcc_txn import Change
@@ -49,7 +51,7 @@ class WriteTxn(txn.WriteView, Protocol):
         """Make the writes visible to readers."""
 
 
-class Store(txn.PathView, compares.Measured, ranges.SmallView, quotas.Store, Protocol):
+class Store(txn.PathView, compares.Measured, ranges.SmallView, QuotaStore, Protocol):
     """The part of the MVCC store that applying needs."""
 
     @property
@@ -169,6 +171,7 @@ PARSERS: Final[dict[int, Callable[[bytes], Any]]] = {
     Kind.LEASE_EXPIRE: raft_pb2.LeaseDecision.FromString,
     Kind.LEASE_RENEW: raft_pb2.LeaseDecision.FromString,
     Kind.PREFIX_QUOTA: lambda body: admin_pb2.QuotaSetRequest.FromString(requests.unversioned(body)),
+    Kind.HISTORY_QUOTA: lambda body: admin_pb2.QuotaSetRequest.FromString(requests.unversioned(body)),
     Kind.AUTH: lambda body: raft_pb2.AuthChange.FromString(requests.unversioned(body)),
     Kind.DOWNGRADE: lambda body: rpc_pb2.DowngradeInfo.FromString(requests.unversioned(body)),
 }
@@ -229,7 +232,8 @@ class Applier:
             Kind.LEASE_REVOKE: self._lease_revoke,
             Kind.LEASE_EXPIRE: self._lease_expire,
             Kind.LEASE_RENEW: self._lease_renew,
-            Kind.PREFIX_QUOTA: self._prefix_quota,
+            Kind.PREFIX_QUOTA: partial(self._prefix_quota, counts_history=False),
+            Kind.HISTORY_QUOTA: partial(self._prefix_quota, counts_history=True),
             Kind.DOWNGRADE: self._downgrade,
             Kind.AUTH: self._auth,
         }
@@ -464,6 +468,8 @@ class Applier:
 
     def _compact(self, request: rpc_pb2.CompactionRequest) -> Outcome:
         self.store.compact(request.revision, self._compacted)
+        if self.quotas.is_active:
+            self.quotas.compact(request.revision)
         return Outcome(self.store.revision)
 
     def when_compacted(self, callback: Callable[[], None]) -> None:
@@ -483,13 +489,8 @@ class Applier:
         answer = rpc_pb2.AlarmResponse(alarms=self.alarms.execute(request))
         return Outcome(self.store.revision, answer.SerializeToString())
 
-    def _prefix_quota(self, request: admin_pb2.QuotaSetRequest) -> Outcome | Work:
-        work = self._prefix_quota_in_pieces(request)
-        count = self.store.known_count(request.prefix, quotas.prefix_end(request.prefix))
-        return work if count > self._at_once_max else txn.finish(work)
-
-    def _prefix_quota_in_pieces(self, request: admin_pb2.QuotaSetRequest) -> Work:
-        quota = yield from self.quotas.execute(request)
+    def _prefix_quota(self, request: admin_pb2.QuotaSetRequest, *, counts_history: bool) -> Work:
+        quota = yield from self.quotas.execute(request, counts_history=counts_history)
         body = b"" if quota is None else admin_pb2.QuotaSetResponse(quota=quota.message()).SerializeToString()
         return Outcome(self.store.revision, body)
 

@@ -27,10 +27,11 @@ import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
+from urllib.parse import urlsplit
 
 from google.protobuf.message import DecodeError
 
-from raftkv import cluster_id, errors
+from raftkv import errors
 from raftkv.apply.alarms import MetaStore
 from raftkv.apply.auth.caller import Caller
 from raftkv.pb import raft_pb2, rpc_pb2
@@ -79,11 +80,17 @@ def conf_change_of(record: raft_pb2.MembershipChange) -> ConfChange:
 
 
 def _is_url(text: str) -> bool:
-    """Return whether a text is one URL, as it is written everywhere."""
+    """Return whether a text is one URL, by the rules of all versions: members that differ here would diverge.
+
+    ``raftkv.urls`` is stricter, and refuses a call before it is proposed.
+    """
     try:
-        return cluster_id.parse_urls(text) == (text,)
-    except errors.ConfigError:
+        parts = urlsplit(text)
+        has_port = parts.port is not None or parts.netloc.endswith(":")
+    except ValueError:
         return False
+    is_one = text == text.strip() and "," not in text
+    return is_one and parts.scheme in ("http", "https", "unix", "unixs") and has_port and not parts.path
 
 
 def _step_of(change: raft_pb2.MemberChange) -> ConfChangeType:

@@ -1,26 +1,37 @@
-"""Quotas of prefixes: how many keys, and bytes of keys and values, may exist below a prefix.
+"""Quotas of prefixes: how many keys may exist below a prefix, and how many bytes the database may keep of it.
 
     quotas.check_put(request)             # refuses what would grow a prefix beyond its limits
     ... the store changes ...
     quotas.account(changes)               # called by the store: what was taken and given back
 
-Only what exists now counts: a deletion, of whatever kind, gives its room back at once, and the history counts nothing.
-Prefixes may overlap; a key counts for all that it begins with. A txn is taken or refused as a whole, by what is there
-before it and after it. A prefix that is over its limits (they were set below what was there) takes no growth, and
-everything else.
+Keys count while they exist. Bytes count for each revision that is kept (``kept_bytes``): a put adds its revision, and
+a compaction gives back what was superseded up to it. Hence a deletion gives back keys at once, and bytes only together
+with a later compaction. A compaction counts when its entry is applied, although members remove at their own pace.
+Prefixes may overlap; a key counts for all that it begins with. A txn is taken or refused as a whole, by the keys that
+are there before it and after it, and by the bytes that it puts. A prefix that is over its limits (they were set below
+what was there) takes no growth, and everything else, deletions included.
 
-Limits and use lie in the cluster bucket, written with the entry that changes them: a restart or a received database
-has both, and nothing is counted again. Setting a quota counts what is there, in pieces.
+Quotas that entries of the kind PREFIX_QUOTA set, as earlier builds did, count the bytes of present keys and values
+alone (``history`` is None), because members that apply the same log must refuse the same. Setting one again counts all.
+
+Limits and use lie in the cluster bucket, in the batch of the entries that changed them: a restart or a received
+database has both, and nothing is counted again.
 
     raftkv_quota/<prefix>  ->  bytes_max u64, keys_max u64 (0: none), bytes_used u64, keys_used u64
+                               [after u64, size u32, cursor, (due u64, bytes u64) for each run of the history]
 
-Invariants: use is what a count of the present keys would give, on every member after the same entry. Without quotas
-the cost of a put is one test of ``is_active``.
+Setting a quota counts what is there, a part with each of many entries, so that no write waits for all of it: those
+that ask for the next part (``COUNT_ON``), and those that change a key. What is before the cursor is counted and kept up
+to date by the changes; what is behind it will be counted as it is then.
+
+Invariants: use follows from the entries alone, so it is the same on every member after the same entry, and never below
+what a count would give. Without quotas the cost of a put is one test of ``is_active``.
 """
 
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left, bisect_right
 from collections.abc import Generator, Iterator
 from typing import Final, Protocol
 
@@ -28,7 +39,7 @@ from sortedcontainers import SortedList
 
 from raftkv import errors
 from raftkv.apply.alarms import MetaStore
-from raftkv.apply.txn import Path
+from raftkv.apply.txn import Path, finish
 from raftkv.pb import admin_pb2, rpc_pb2
 from raftkv.storage import schema
 from raftkv.storage.index import TO_THE_LAST
@@ -42,6 +53,11 @@ QUOTAS_MAX: Final = 1_000
 LIMIT_MAX: Final = (1 << 63) - 1
 REMOVE: Final = -1
 """What both limits are in an entry that removes a quota."""
+COUNT_ON: Final = -2
+"""What both are in one that counts the next part of what was there when the quota was set."""
+COUNTED_BY_ENTRY: Final = 1024 * 1024
+COUNTED_BY_CHANGE: Final = 16 * 1024
+"""How much of it an entry counts, in bytes as ``_Pace`` counts them: 10 ms, and 0.1 ms."""
 
 BYTES_PER_PIECE: Final = 256 * 1024
 """Bytes of values that are read between two pauses. The size of a value is known only once it is read, and each may be
@@ -53,6 +69,17 @@ KEY_COST_BYTES: Final = 1024
 KEY_PREFIX: Final = b"raftkv_quota/"
 """Begins the keys of quotas in ``cluster``: the prefix follows, and the value begins with its two limits."""
 _RECORD: Final = struct.Struct(">QQQQ")
+_CURSOR: Final = struct.Struct(">QI")
+_COUNTED: Final = (1 << 64) - 1
+"""In the place of a revision: all is counted."""
+
+REVISION_COST_BYTES: Final = 64
+"""Bytes that a revision takes in the database beside its key and value: other fields, checksum, node of the tree."""
+LARGE_BYTES: Final = 2_000
+PAGE_BYTES: Final = 4_096
+"""Revisions of more than ``LARGE_BYTES`` take whole pages of the database."""
+RUNS: Final = 64
+"""Parts in which a history is given back."""
 
 ABSENT: Final = -1
 """Size of a key that does not exist."""
@@ -61,17 +88,147 @@ Growth = dict[bytes, list[int]]
 """Prefix to the bytes and keys that it grows by, or shrinks."""
 
 
+class History:
+    """Bytes of superseded revisions, by the compaction that gives them back.
+
+    Changes that follow each other are counted together, as a run, up to about a ``RUNS``-th of all. A run is given back
+    when a compaction reaches its last change, so a compaction gives back a little less than it removes, never more.
+
+    Arguments:
+        dues: of each run, the last main revision whose compaction is needed to give it back; ascending.
+        sizes: of each run, its bytes.
+    """
+
+    __slots__ = ("_dues", "_sizes", "size_bytes")
+
+    def __init__(self, dues: list[int], sizes: list[int]) -> None:
+        self._dues = dues
+        self._sizes = sizes
+        self.size_bytes = sum(sizes)
+
+    def add(self, due: int, size_bytes: int) -> None:
+        """Note what was superseded.
+
+        Arguments:
+            due: the main revision whose compaction removes it.
+            size_bytes: what it takes.
+        """
+        dues, sizes = self._dues, self._sizes
+        if dues and due <= dues[-1]:
+            sizes[bisect_left(dues, due)] += size_bytes
+        elif dues and sizes[-1] * RUNS < self.size_bytes:
+            dues[-1] = due
+            sizes[-1] += size_bytes
+        else:
+            if len(dues) == 2 * RUNS:
+                dues[:] = dues[1::2]
+                sizes[:] = map(sum, zip(sizes[::2], sizes[1::2], strict=True))
+            dues.append(due)
+            sizes.append(size_bytes)
+        self.size_bytes += size_bytes
+
+    def compact(self, revision: int) -> int:
+        """Give back what a compaction at a main revision removes; return its bytes."""
+        count = bisect_right(self._dues, revision)
+        given_bytes = sum(self._sizes[:count])
+        del self._dues[:count], self._sizes[:count]
+        self.size_bytes -= given_bytes
+        return given_bytes
+
+    def encode(self) -> bytes:
+        """Return the form on disk."""
+        numbers = [number for run in zip(self._dues, self._sizes, strict=True) for number in run]
+        return struct.pack(f">{len(numbers)}Q", *numbers)
+
+    @classmethod
+    def between(cls, compacted: int, revision: int) -> History:
+        """Return an empty history for what is due after one main revision and at another at the latest."""
+        span = revision - compacted
+        dues = sorted({compacted - -(number + 1) * span // RUNS for number in range(RUNS)})
+        return cls(dues, [0] * len(dues))
+
+    @classmethod
+    def decode(cls, data: bytes) -> History:
+        """Return what ``encode`` wrote."""
+        numbers = struct.unpack(f">{len(data) // 8}Q", data)
+        return cls(list(numbers[::2]), list(numbers[1::2]))
+
+
 class Quota:
-    """Limits of a prefix (0: none), and what is used."""
+    """Limits of a prefix (0: none), and what is used.
 
-    __slots__ = ("bytes_max", "bytes_used", "keys_max", "keys_used", "prefix")
+    Attributes:
+        history: None: only what exists counts.
+        cursor, after: keys from ``cursor`` on are not counted yet, apart from what its first one has up to a packed
+            revision; None: all is counted.
+    """
 
-    def __init__(self, prefix: bytes, bytes_max: int, keys_max: int, bytes_used: int = 0, keys_used: int = 0) -> None:
+    __slots__ = ("after", "bytes_max", "bytes_used", "cursor", "history", "keys_max", "keys_used", "prefix")
+
+    def __init__(
+        self,
+        prefix: bytes,
+        bytes_max: int,
+        keys_max: int,
+        bytes_used: int = 0,
+        keys_used: int = 0,
+        history: History | None = None,
+    ) -> None:
         self.prefix = prefix
         self.bytes_max = bytes_max
         self.keys_max = keys_max
         self.bytes_used = bytes_used
         self.keys_used = keys_used
+        self.history = history
+        self.cursor: bytes | None = None
+        self.after = 0
+
+    @classmethod
+    def decode(cls, prefix: bytes, record: bytes) -> Quota:
+        """Return the quota that ``encode`` wrote."""
+        quota = cls(prefix, *_RECORD.unpack_from(record))
+        if len(record) > _RECORD.size:
+            start = _RECORD.size + _CURSOR.size
+            quota.after, size = _CURSOR.unpack_from(record, _RECORD.size)
+            quota.cursor = None if quota.after == _COUNTED else record[start : start + size]
+            quota.history = History.decode(record[start + size :])
+        return quota
+
+    def encode(self) -> bytes:
+        """Return the form on disk."""
+        record = _RECORD.pack(self.bytes_max, self.keys_max, self.bytes_used, self.keys_used)
+        if self.history is None:
+            return record
+        cursor, after = (b"", _COUNTED) if self.cursor is None else (self.cursor, self.after)
+        return record + _CURSOR.pack(after, len(cursor)) + cursor + self.history.encode()
+
+    def change(self, before: int, after: int, key_bytes: int, main: int) -> None:
+        """Note that a key of one size is of another.
+
+        Arguments:
+            before, after: bytes of key and value; ``ABSENT``: the key does not exist.
+            key_bytes: of the key alone, which its deletion keeps.
+            main: the main revision of the change.
+        """
+        self.keys_used += (after != ABSENT) - (before != ABSENT)
+        history = self.history
+        if history is None:
+            self.bytes_used += max(after, 0) - max(before, 0)
+            return
+        if before != ABSENT:
+            history.add(main, kept_bytes(before))
+        if after != ABSENT:
+            self.bytes_used += kept_bytes(after)
+        else:
+            # Reads at the compact revision still see a deletion that is exactly there.
+            self.bytes_used += kept_bytes(key_bytes)
+            history.add(main + 1, kept_bytes(key_bytes))
+
+    def compact(self, revision: int) -> bool:
+        """Note that a compaction at a main revision was applied; return whether that gave anything back."""
+        given_bytes = self.history.compact(revision) if self.history is not None else 0
+        self.bytes_used -= given_bytes
+        return given_bytes > 0
 
     def refusal(self, size_bytes: int, keys: int) -> errors.QuotaExceededError | None:
         """Return why so much more is too much, if it is."""
@@ -83,9 +240,13 @@ class Quota:
 
     def _refusal(self, used: int, most: int, more: int, unit: str) -> errors.QuotaExceededError:
         name = self.prefix.decode("utf-8", "backslashreplace")
+        if unit == "bytes" and self.history is not None and self.history.size_bytes:
+            unit = f"bytes used, {self.history.size_bytes} of them by old revisions until a compaction"
+        else:
+            unit += " used"
         return errors.QuotaExceededError(
             f"{errors.NoSpaceError.text} (raftkv: quota of prefix {name!r} exceeded: "
-            f"{used} of {most} {unit} used, {more} more wanted)"
+            f"{used} of {most} {unit}, {more} more wanted)"
         )
 
     def message(self) -> admin_pb2.PrefixQuota:
@@ -96,6 +257,8 @@ class Quota:
             keys_max=self.keys_max,
             bytes_used=self.bytes_used,
             keys_used=self.keys_used,
+            bytes_history=-1 if self.history is None else self.history.size_bytes,
+            is_counting=self.cursor is not None,
         )
 
 
@@ -103,6 +266,14 @@ class Store(MetaStore, Protocol):
     """The part of the store that quotas need."""
 
     accountant: Accountant | None
+
+    @property
+    def compact_revision(self) -> int:
+        """Oldest readable main revision; -1 if never compacted."""
+
+    @property
+    def revision(self) -> int:
+        """Main revision of the last transaction that changed something."""
 
     def get(self, key: bytes) -> bytes | None:
         """Return the current KeyValue of a key."""
@@ -112,6 +283,9 @@ class Store(MetaStore, Protocol):
 
     def select(self, key: bytes, range_end: bytes, selection: Selection) -> Pieces:
         """Begin to read an interval in pieces."""
+
+    def kept(self, key: bytes, range_end: bytes, after: int) -> Iterator[tuple[bytes, int, bool, int]]:
+        """Iterate over the revisions of an interval that no compaction has given up."""
 
 
 class Quotas:
@@ -128,22 +302,25 @@ class Quotas:
         self._store = store
         self._quotas: dict[bytes, Quota] = {}
         self._lengths: tuple[int, ...] = ()
+        self._unsaved: dict[bytes, Quota] = {}
+        self._counting: dict[bytes, Quota] = {}
         self._accounted = 0
         self.is_active = False
         self.reload()
 
     def reload(self) -> None:
         """Read them back from the store: at start, and after a snapshot replaced it."""
-        self._quotas = {}
+        self._quotas, self._unsaved = {}, {}
         self._accounted = 0
         with schema.reading(schema.CLUSTER):
             for key, value in self._store.meta_items(schema.CLUSTER):
                 if key.startswith(KEY_PREFIX):
                     prefix = key.removeprefix(KEY_PREFIX)
-                    self._quotas[prefix] = Quota(prefix, *_RECORD.unpack(value))
+                    self._quotas[prefix] = Quota.decode(prefix, value)
         self._changed()
 
     def _changed(self) -> None:
+        self._counting = {prefix: quota for prefix, quota in self._quotas.items() if quota.cursor is not None}
         self._lengths = tuple(sorted({len(prefix) for prefix in self._quotas}))
         self.is_active = bool(self._quotas)
         self._store.accountant = self if self.is_active else None
@@ -151,6 +328,10 @@ class Quotas:
     def by_prefix(self) -> list[Quota]:
         """Return all, in order of prefix."""
         return [self._quotas[prefix] for prefix in sorted(self._quotas)]
+
+    def is_counting(self, prefix: bytes) -> bool:
+        """Whether what was below a prefix when its quota was set is not all counted yet."""
+        return prefix in self._counting
 
     def _of(self, key: bytes) -> list[Quota]:
         """Return the quotas that a key counts for."""
@@ -166,8 +347,14 @@ class Quotas:
 
     # Setting.
 
-    def execute(self, request: admin_pb2.QuotaSetRequest) -> Generator[None, None, Quota | None]:
-        """Set or remove a quota; a new one is counted, with a pause after each piece.
+    def execute(
+        self, request: admin_pb2.QuotaSetRequest, *, counts_history: bool = True
+    ) -> Generator[None, None, Quota | None]:
+        """Set or remove a quota, or count on; with a pause after each piece.
+
+        Arguments:
+            request: the limits.
+            counts_history: False: a new one counts what exists, as members of earlier builds do.
 
         Returns:
             the quota; None if it was removed.
@@ -183,22 +370,29 @@ class Quotas:
         if request.bytes_max == request.keys_max == REMOVE:
             self._remove(prefix)
             return None
+        quota = self._quotas.get(prefix)
+        if counts_history and request.bytes_max == request.keys_max == COUNT_ON:
+            if quota is None:
+                raise errors.QuotaNotFoundError
+            yield from self._count_on(quota, COUNTED_BY_ENTRY)
+            return quota
         if request.bytes_max < 0 or request.keys_max < 0:
             raise errors.InvalidQuotaError
-        quota = self._quotas.get(prefix)
-        if quota is None:
-            if len(self._quotas) >= QUOTAS_MAX:
-                raise errors.TooManyQuotasError
-            quota = yield from self._count(prefix)
+        if quota is None and len(self._quotas) >= QUOTAS_MAX:
+            raise errors.TooManyQuotasError
+        if quota is None or (counts_history and quota.history is None):
+            quota = self._begin_count(prefix) if counts_history else (yield from self._count(prefix))
         quota.bytes_max, quota.keys_max = request.bytes_max, request.keys_max
         self._quotas[prefix] = quota
         self._save(quota)
         self._changed()
+        yield from self._count_on(quota, COUNTED_BY_ENTRY)
         return quota
 
     def _remove(self, prefix: bytes) -> None:
         if self._quotas.pop(prefix, None) is None:
             raise errors.QuotaNotFoundError
+        self._unsaved.pop(prefix, None)
         self._store.meta_delete(schema.CLUSTER, KEY_PREFIX + prefix)
         self._changed()
 
@@ -210,9 +404,56 @@ class Quotas:
             yield
         return quota
 
+    def _begin_count(self, prefix: bytes) -> Quota:
+        # What is there and not given up is due after the last compaction, and a deletion of now with the next revision.
+        store = self._store
+        quota = Quota(prefix, 0, 0, history=History.between(max(store.compact_revision, 0), store.revision + 1))
+        quota.cursor = prefix
+        return quota
+
+    def _count_on(self, quota: Quota, size_bytes: int) -> Generator[None, None, None]:
+        """Count the next part of a prefix, with a pause after each piece; nothing if all is counted.
+
+        Arguments:
+            quota: of the prefix.
+            size_bytes: the part, as ``_Pace`` counts it.
+        """
+        if quota.cursor is None or quota.history is None:
+            return
+        pace = _Pace()
+        left_bytes = size_bytes
+        for key, revision, is_deletion, due in self._store.kept(quota.cursor, prefix_end(quota.prefix), quota.after):
+            size = len(key) if is_deletion else _size_of(self._store.record(revision))
+            quota.bytes_used += kept_bytes(size)
+            if due:
+                quota.history.add(due, kept_bytes(size))
+                quota.cursor, quota.after = key, revision
+            else:
+                quota.keys_used += 1
+                quota.cursor, quota.after = key + b"\0", 0
+            left_bytes -= KEY_COST_BYTES + size
+            if left_bytes <= 0:
+                break
+            if pace.is_over(size):
+                yield
+        else:
+            quota.cursor = None
+            self._counting.pop(quota.prefix, None)
+        self._unsaved[quota.prefix] = quota
+
     def _save(self, quota: Quota) -> None:
-        record = _RECORD.pack(quota.bytes_max, quota.keys_max, quota.bytes_used, quota.keys_used)
-        self._store.meta_put(schema.CLUSTER, KEY_PREFIX + quota.prefix, record)
+        # A quota that is counted anew takes the place of one whose changes are not saved yet.
+        self._unsaved.pop(quota.prefix, None)
+        self._store.meta_put(schema.CLUSTER, KEY_PREFIX + quota.prefix, quota.encode())
+
+    def take_records(self) -> dict[tuple[bytes, bytes], bytes | None]:
+        """Return the records that changed since the last call, for the batch that has the entries which did it."""
+        unsaved, self._unsaved = self._unsaved, {}
+        return {(schema.CLUSTER, KEY_PREFIX + prefix): quota.encode() for prefix, quota in unsaved.items()}
+
+    def compact(self, revision: int) -> None:
+        """Give back what a compaction at a main revision, whose entry is being applied, removes."""
+        self._unsaved.update({quota.prefix: quota for quota in self._quotas.values() if quota.compact(revision)})
 
     # Refusing.
 
@@ -225,9 +466,9 @@ class Quotas:
         quotas = self._of(request.key)
         if quotas:
             before, after = _sizes(self._store, request)
-            size_bytes, keys = after - max(before, 0), int(before == ABSENT)
             for quota in quotas:
-                refusal = quota.refusal(size_bytes, keys)
+                size_bytes = after - max(before, 0) if quota.history is None else kept_bytes(after)
+                refusal = quota.refusal(size_bytes, int(before == ABSENT))
                 if refusal is not None:
                     raise refusal
 
@@ -243,12 +484,14 @@ class Quotas:
     def _add_growth(self, grown: Growth, key: bytes, before: int, after: int) -> None:
         for quota in self._of(key):
             more = grown.setdefault(quota.prefix, [0, 0])
-            more[0] += max(after, 0) - max(before, 0)
+            if quota.history is None:
+                more[0] += max(after, 0) - max(before, 0)
             more[1] += (after != ABSENT) - (before != ABSENT)
 
-    def _refuse(self, grown: Growth) -> None:
+    def _refuse(self, grown: Growth, kept: dict[bytes, int]) -> None:
+        """Refuse a txn by what each prefix grows by, and what it puts below those whose history counts."""
         for prefix, (size_bytes, keys) in grown.items():
-            refusal = self._quotas[prefix].refusal(size_bytes, keys)
+            refusal = self._quotas[prefix].refusal(size_bytes + kept.get(prefix, 0), keys)
             if refusal is not None:
                 raise refusal
 
@@ -263,20 +506,25 @@ class Quotas:
         """
         # What is put and nothing deleted is the most that a txn can take. That is enough nearly always.
         sizes: dict[bytes, tuple[int, int]] = {}
+        kept: dict[bytes, int] = {}
         pace = _Pace()
         for request in _puts(path):
-            if self._of(request.key):
+            quotas = self._of(request.key)
+            if quotas:
                 before, after = _sizes(self._store, request)
                 sizes[request.key] = before, max(before, after)
+                for quota in quotas:
+                    if quota.history is not None:
+                        kept[quota.prefix] = kept.get(quota.prefix, 0) + kept_bytes(after)
                 if pace.is_over(before):
                     yield
         grown = yield from self._growth(sizes)
         try:
-            self._refuse(grown)
+            self._refuse(grown, kept)
         except errors.QuotaExceededError:
-            yield from self._check_exactly(path)
+            yield from self._check_exactly(path, kept)
 
-    def _check_exactly(self, path: Path) -> Generator[None, None, None]:
+    def _check_exactly(self, path: Path, kept: dict[bytes, int]) -> Generator[None, None, None]:
         """Take into account what the txn deletes: it may be everything, so only what it puts is kept one by one."""
         sizes: dict[bytes, tuple[int, int]] = {}
         intervals: list[tuple[bytes, bytes]] = []
@@ -289,7 +537,7 @@ class Quotas:
                     if key not in sizes:
                         self._add_growth(grown, key, _size_of(kv), ABSENT)
                 yield
-        self._refuse(grown)
+        self._refuse(grown, kept)
 
     def _replay(
         self,
@@ -331,11 +579,19 @@ class Quotas:
 
     # Accounting.
 
-    def account(self, changes: list[Change]) -> None:
-        """Note what a transaction that has ended took and gave back, as far as that is not noted yet."""
+    def account(self, main: int, changes: list[Change]) -> None:
+        """Note what a transaction that has ended took and gave back, as far as that is not noted yet.
+
+        Arguments:
+            main: its main revision.
+            changes: all of them.
+        """
         while self._accounted < len(changes):
-            self._account_some(changes)
+            self._account_some(main, changes)
         self._accounted = 0
+        if self._counting:
+            # The same one on all members, however long they have been running.
+            finish(self._count_on(self._counting[min(self._counting)], COUNTED_BY_CHANGE))
 
     def account_unfinished(self, changes: list[Change]) -> Generator[None, None, None]:
         """Note what a transaction has done so far, so that its end is no more work than a piece of it; with pauses.
@@ -344,11 +600,10 @@ class Quotas:
             changes: all of them.
         """
         while self._accounted < len(changes):
-            self._account_some(changes)
+            self._account_some(self._store.revision + 1, changes)
             yield
 
-    def _account_some(self, changes: list[Change]) -> None:
-        touched: dict[bytes, Quota] = {}
+    def _account_some(self, main: int, changes: list[Change]) -> None:
         pace = _Pace()
         number = self._accounted
         while number < len(changes):
@@ -360,14 +615,12 @@ class Quotas:
             before = _size_of(self._store.record(previous)) if previous else ABSENT
             after = ABSENT if is_deletion else _size_of(data)
             for quota in quotas:
-                quota.bytes_used += max(after, 0) - max(before, 0)
-                quota.keys_used += (after != ABSENT) - (before != ABSENT)
-                touched[quota.prefix] = quota
+                if quota.cursor is None or key < quota.cursor:
+                    quota.change(before, after, len(key), main)
+                    self._unsaved[quota.prefix] = quota
             if pace.is_over(before):
                 break
         self._accounted = number
-        for quota in touched.values():
-            self._save(quota)
 
 
 class _Pace:
@@ -395,6 +648,18 @@ def prefix_end(prefix: bytes) -> bytes:
     """Return the end of the interval of all keys that begin with a prefix."""
     stripped = prefix.rstrip(b"\xff")
     return stripped[:-1] + bytes((stripped[-1] + 1,)) if stripped else TO_THE_LAST
+
+
+def kept_bytes(size_bytes: int) -> int:
+    """Return about what a revision takes in the database: the same on all members, whatever their pages are.
+
+    Arguments:
+        size_bytes: of its key and value.
+    """
+    size_bytes += REVISION_COST_BYTES
+    if size_bytes <= LARGE_BYTES:
+        return size_bytes
+    return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
 def _size_of(kv: bytes) -> int:

@@ -5,42 +5,24 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Mapping
+import re
+import reprlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Final
 
-from raftkv.checkpoint.keys import AttemptId, check_file_name
+from raftkv.checkpoint.keys import (
+    WORLD_SIZE_MAX,
+    AttemptId,
+    RegistryKeys,
+    check_file_name,
+    check_run_id,
+    check_step,
+)
 from raftkv.client.control.records import Record, RecordError
-from raftkv.client.values import KeyValue
 from raftkv.errors import ConfigError
 
-_log = logging.getLogger(__name__)
-
-R = TypeVar("R", bound=Record)
-
-
-def read(kind: type[R], item: KeyValue) -> R:
-    """Return the record in a key.
-
-    Raises:
-        RecordError: it holds something else; the text names the key.
-    """
-    try:
-        return kind.decode(item.value)
-    except RecordError as error:
-        raise RecordError(kind.NAME, f"{item.key.decode(errors='backslashreplace')}: {error.why}") from None
-
-
-def readable(kind: type[R], items: Iterable[KeyValue]) -> list[R]:
-    """Return the records in some keys: one that cannot be read hides no other, and is named in the log."""
-    found = []
-    for item in items:
-        try:
-            found.append(read(kind, item))
-        except RecordError as error:
-            _log.warning("raftkv: passed over: %s", error)
-    return found
+_KIND: Final = re.compile(r"[\w.-]{1,100}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +58,9 @@ class FileRecord(Record):
     size_bytes: int
     digest: str
 
-    @classmethod
-    def from_plain(cls, plain: object) -> Self:
-        """Implement ``Record.from_plain``: a name that could lie outside of the checkpoint is refused."""
-        found = super(FileRecord, cls).from_plain(plain)
-        try:
-            check_file_name(found.name)
-        except ConfigError as error:
-            raise RecordError(cls.NAME, str(error)) from None
-        return found
+    def check(self) -> None:
+        """Implement ``Record.check``: a name that could lie outside of the checkpoint is refused."""
+        check_file_name(self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +74,11 @@ class Reference(Record):
 
     def __str__(self) -> str:
         return f"{self.run_id}@{self.step} ({self.kind})"
+
+    def check(self) -> None:
+        """Implement ``Record.check``."""
+        check_run_id(self.run_id)
+        _check_attempt(self.kind, self.step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +113,14 @@ class AttemptRecord(Record):
         """Which attempt."""
         return AttemptId(self.step, self.generation, self.number)
 
+    def check(self) -> None:
+        """Implement ``Record.check``."""
+        _check_attempt(self.kind, self.step, self.world_size)
+
+    def belongs_to(self, key: str) -> bool:
+        """Implement ``Record.belongs_to``."""
+        return key.endswith(f"/{self.kind}/{self.id}/head")
+
     @classmethod
     def read_field(cls, name: str, kind: str, value: object) -> object:
         """Implement ``Record.read_field``."""
@@ -156,6 +145,10 @@ class Prepared(Record):
         if not isinstance(value, list):
             raise RecordError(cls.NAME, f"files is {value!r}")
         return tuple(FileRecord.from_plain(item) for item in value)
+
+    def belongs_to(self, key: str) -> bool:
+        """Implement ``Record.belongs_to``."""
+        return key.endswith(f"/rank/{self.rank:06d}")
 
     @property
     def size_bytes(self) -> int:
@@ -213,6 +206,15 @@ class Checkpoint(Record):
         """Its name for others."""
         return Reference(self.run_id, self.kind, self.step)
 
+    def check(self) -> None:
+        """Implement ``Record.check``."""
+        self.reference.check()
+        _check_attempt(self.kind, self.step, self.world_size)
+
+    def belongs_to(self, key: str) -> bool:
+        """Implement ``Record.belongs_to``."""
+        return key == RegistryKeys(self.run_id).record(self.kind, self.step)
+
     @classmethod
     def read_field(cls, name: str, kind: str, value: object) -> object:
         """Implement ``Record.read_field``."""
@@ -230,6 +232,11 @@ class Extremes(Record):
     min_step: int
     max_value: float
     max_step: int
+
+    def check(self) -> None:
+        """Implement ``Record.check``."""
+        check_step(self.min_step)
+        check_step(self.max_step)
 
     def with_value(self, value: float, step: int) -> Extremes:
         """Return these with one more value; of equal ones the newer step counts."""
@@ -256,6 +263,10 @@ class Latest(Record):
     size_bytes: int = 0
     best: Mapping[str, Any] = field(default_factory=dict)
     time: float = 0.0
+
+    def check(self) -> None:
+        """Implement ``Record.check``."""
+        check_step(self.step)
 
     @classmethod
     def read_field(cls, name: str, kind: str, value: object) -> object:
@@ -293,3 +304,12 @@ class Deleting(Record):
     time: float = 0.0
     manifest: str = ""
     collector: str = ""
+
+
+def _check_attempt(kind: str, step: int, world_size: int = 1) -> None:
+    """Check what becomes a part of keys, and what is counted up to. Raises ConfigError."""
+    if not _KIND.fullmatch(kind):  # no '@' either, which parts run, kind and step in the name of a child's hold
+        raise ConfigError(f"kind is {reprlib.repr(kind)}")
+    check_step(step)
+    if not 1 <= world_size <= WORLD_SIZE_MAX:
+        raise ConfigError(f"world_size is {world_size}")

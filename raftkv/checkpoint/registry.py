@@ -182,10 +182,14 @@ class Registry:
                 "RAFTKV_CHECKPOINT_URI in a run, and Registry(uri=URL) elsewhere"
             )
         record = self._record(step, world_size, kind, parent, metadata)
+        await self._mark()
+        return await opening.begin(self._means, claim, record, self._uri_of)
+
+    async def _mark(self) -> None:
+        """Leave the mark of the run in its place, once: only there its files are ever deleted."""
         if not self._is_marked and self._means.leave_mark is not None:
             await marks.mark(self.control, self.run_id, self.uri, self._means.leave_mark)
             self._is_marked = True
-        return await opening.begin(self._means, claim, record, self._uri_of)
 
     def _record(
         self, step: int, world_size: int, kind: str, parent: Reference | None, metadata: Mapping[str, str] | None
@@ -518,14 +522,21 @@ class Registry:
             uri: of the directory; its files must not change any more.
             step, kind, parent, metadata: as for ``begin``.
             in_place: leave the files where they are, and write a manifest beside them; else they are copied.
-            owned: of files in place: they go when the checkpoint is deleted; else they stay.
+            owned: of files in place, below the uri of the registry: they go when the checkpoint is deleted; else they
+                stay.
             metrics: as for ``Attempt.commit``.
             on_progress: told of bytes, on several threads.
 
         Raises:
-            ConfigError: there are no files, or they cannot be taken in as they are.
+            ConfigError: there are no files, or they cannot be taken in as they are, or they are handed over and do not
+                lie below the uri of the registry.
             CheckpointExists, StaleStep, DigestMismatch, StorageError: as ``exchange.save_copy``.
         """
+        if in_place and owned and not (self.uri and Place(self.uri).contains(uri)):
+            raise ConfigError(
+                f"{uri} cannot be handed over: it does not lie below {self.uri or 'a place of this registry'}, and "
+                "elsewhere no file is ever deleted; use owned=False, or take in a copy"
+            )
         found = await exchange.read_directory(uri, step, kind)
         what = replace(found, parent=parent, metadata=metadata or {}, metrics=metrics or {})
         if not in_place:
@@ -533,6 +544,8 @@ class Registry:
 
         async def begin(claim: Claim, step: int, **given: Any) -> Attempt:
             record = self._record(step, given["world_size"], given["kind"], given["parent"], given["metadata"])
+            if owned:
+                await self._mark()
             return await opening.begin(self._means, claim, record, lambda _: what.place.uri)
 
         return await exchange.save_in_place(begin, claim, what, owned=owned, on_progress=on_progress)

@@ -49,14 +49,26 @@ def leave(body: Callable[[], int], complain: Callable[[str], None]) -> int:
     except BrokenPipeError:
         pass
     except BaseExceptionGroup as group:
-        if group.split(BrokenPipeError)[1] is not None:
-            raise
-    except OSError as error:
-        _discard_output()
-        with contextlib.suppress(OSError):
-            complain(described(error))
-        return ERROR
+        rest = group.split(BrokenPipeError)[1]
+        if rest is not None:
+            return _failed(rest, complain)
+    except Exception as error:
+        return _failed(error, complain)
     _discard_output()
+    return ERROR
+
+
+def _failed(error: BaseException, complain: Callable[[str], None]) -> int:
+    """Say in one line what nothing in the program expected."""
+    _discard_output()
+    if isinstance(error, OSError):
+        text = described(error)
+    else:
+        from raftkv.errors import explain
+
+        text = f"{explain(error)}; {'give it more memory' if isinstance(error, MemoryError) else 'report this line'}"
+    with contextlib.suppress(OSError):
+        complain(text)
     return ERROR
 
 

@@ -181,12 +181,13 @@ class Admin(Part):
     async def set_quota(
         self, prefix: bytes | str, *, bytes_max: int = 0, keys_max: int = 0, timeout_s: float | None = None
     ) -> PrefixQuota:
-        """Limit what may exist below a prefix; what is there already is counted. Not on etcd.
+        """Limit what a prefix takes; what is there already, history included, is counted. Not on etcd.
 
         Arguments:
             prefix: of the keys, at most 256 bytes; empty for all.
-            bytes_max: of keys and values together; 0: no limit.
-            keys_max: how many keys; 0: no limit.
+            bytes_max: that the database keeps: each revision counts its key, its value and 64 bytes (whole pages of
+                4 KiB if that is more than 2,000), until a compaction removes it; 0: no limit.
+            keys_max: how many keys may exist; 0: no limit.
             timeout_s: None: the client's.
 
         Returns:
@@ -232,4 +233,5 @@ def _members(answer: Any) -> list[Member]:
 
 
 def _quota(message: admin_pb2.PrefixQuota) -> PrefixQuota:
-    return PrefixQuota(message.prefix, message.bytes_max, message.keys_max, message.bytes_used, message.keys_used)
+    used = (message.bytes_used, message.keys_used, message.bytes_history, message.is_counting)
+    return PrefixQuota(message.prefix, message.bytes_max, message.keys_max, *used)

@@ -202,13 +202,19 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True)
 class PrefixQuota:
-    """Limits of what may exist below a prefix (0: none), and what does: keys, and bytes of keys and values."""
+    """Limits of a prefix (0: none), and what is used: keys that exist, and bytes that the database keeps.
+
+    ``bytes_history`` of these bytes are of old revisions, until a compaction gives them back; -1: they are not counted,
+    because an earlier build set the quota. While ``is_counting``, what was there before the quota is in part missing.
+    """
 
     prefix: bytes
     bytes_max: int
     keys_max: int
     bytes_used: int
     keys_used: int
+    bytes_history: int = 0
+    is_counting: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from raftkv.client.control.control import Control
+from raftkv.client.control.records import read
 from raftkv.client.kv.compares import Compare, create_revision, mod_revision
 from raftkv.client.kv.operations import Operation, delete, get, get_range
 from raftkv.client.rpc.retry import until_answered
@@ -68,10 +69,14 @@ async def collect(
     found, versions, keeps = result.results
     if found is None:
         return Collected(hindered=f"nothing was published as {keys.name!r}")
-    head = Head.decode(found.value)
+    head = read(Head, found)
     unmoved = mod_revision(keys.head) == found.mod_revision
-    known = {version.version: version for version in (Head.decode(item.value) for item in versions.items)}
-    kept = {int(item.key.decode().removeprefix(keys.keeps).partition("/")[0]) for item in keeps.items}
+    known = {version.version: version for version in (read(Head, item) for item in versions.items)}
+    kept = {
+        int(number)
+        for item in keeps.items
+        if (number := item.key[len(keys.keeps.encode()) :].partition(b"/")[0]).isdigit()
+    }
     old = sorted(set(known) - kept - set(sorted(known)[-max(keep_last, 1) :]) - {head.version})
     dropped = old if dry_run else [number for number in old if await _drop(control, keys, number, unmoved)]
     live = {head.root} | {version.root for number, version in known.items() if number not in dropped}
@@ -109,9 +114,9 @@ async def _below(fetch: Fetch, root: str) -> set[str]:
     open_nodes = [root]
     while open_nodes:
         digest = open_nodes.pop()
-        read = node.decode(digest, blob.unseal(digest, await fetch(digest)))
-        below = {child.digest for child in read.children}
-        if read.level > 1:
+        found_node = node.decode(digest, blob.unseal(digest, await fetch(digest)))
+        below = {child.digest for child in found_node.children}
+        if found_node.level > 1:
             open_nodes += below - found
         found |= below
     return found

@@ -31,6 +31,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from raftkv.client.arguments import limit, seconds, text, whole
+from raftkv.client.control.records import read, readable
 from raftkv.client.kv.compares import mod_revision
 from raftkv.client.kv.compares import version as version_of
 from raftkv.client.kv.operations import delete, get, get_range, put
@@ -180,7 +181,7 @@ class Dataset:
         key = self.keys.version(whole(version, "a version"))
         text(root, "a root")
         (item,) = self._run(lambda local: _txn(local.store, [get(key)]))
-        head = None if item is None else Head.decode(item.value)
+        head = None if item is None else read(Head, item)
         if head is None or root not in ("", head.root):
             raise DatasetNotFound(
                 f"dataset {self.name!r} has no version {version}{f' with the root {root[:16]}' if head else ''}, or "
@@ -191,7 +192,7 @@ class Dataset:
     def versions(self) -> list[Head]:
         """Return all versions that can be read, the oldest first."""
         (found,) = self._run(lambda local: _txn(local.store, [get_range(self.keys.versions, prefix=True)]))
-        return [Head.decode(item.value) for item in found.items]
+        return readable(Head, found.items)
 
     def wait_version(self, version: int, timeout_s: float | None = None) -> Head:
         """Wait until a version, or a later one, is published.

@@ -14,15 +14,18 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from dataclasses import dataclass
 from typing import ClassVar, Final
 from urllib.parse import quote
 
-from raftkv.client.control.records import Record
+from raftkv.client.control.records import Record, RecordError
+from raftkv.dataset.codec.blob import is_digest
 from raftkv.errors import ConfigError
 
 ROOT: Final = "/raftkv/data/"
 NAME_BYTES_MAX: Final = 200
+VERSION_MAX: Final = 10**12 - 1
 AGE: Final = "age"
 
 _NAME: Final = re.compile(r"[^\x00-\x1f\\\x7f\ud800-\udfff]+")
@@ -70,6 +73,15 @@ class Head(Record):
     stored_bytes: int
     id: str = ""
     time: float = 0.0
+
+    def check(self) -> None:
+        """Implement ``Record.check``: the root becomes a part of keys, and the name of a file."""
+        if not is_digest(self.root) or not 1 <= self.version <= VERSION_MAX:
+            raise RecordError(self.NAME, f"root is {reprlib.repr(self.root)}, version {self.version}")
+
+    def belongs_to(self, key: str) -> bool:
+        """Implement ``Record.belongs_to``."""
+        return key.startswith(ROOT) and key.endswith(("/head", f"/version/{self.version:012d}"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from raftkv.client.control.control import Control, Grant, txn_until_answered
+from raftkv.client.control.records import read
 from raftkv.client.keys import prefix_end
 from raftkv.client.kv.bulk import pipelined
 from raftkv.client.kv.compares import mod_revision, version
@@ -67,7 +68,7 @@ class Publishing:
             lambda: self._control.txn((), [put(self._own, note.encode(), lease=self._grant.id), get(self._keys.head)])
         )
         found: KeyValue | None = result.results[1]
-        self.head = None if found is None else Head.decode(found.value)
+        self.head = None if found is None else read(Head, found)
         self._seen = 0 if found is None else found.mod_revision
         if not rewrite:
             self._known = {key.rpartition("/")[2] for key in await chunk_keys(self._control, self._keys)}
@@ -118,7 +119,7 @@ class Publishing:
         if result.succeeded:
             return head
         found, own = result.results
-        newest = None if found is None else Head.decode(found.value)
+        newest = None if found is None else read(Head, found)
         if newest is not None and newest.id == self._id:
             return newest  # an earlier copy of this txn has done it
         why = "this publisher was silent for too long" if own is None else "somebody else has published meanwhile"
@@ -159,7 +160,7 @@ async def chunk_keys(control: Control, keys: DatasetKeys) -> list[str]:
         operation = get_range(first, end, limit=PAGE, keys_only=True)
         result = await txn_until_answered(control, (), [operation])
         page = result.results[0]
-        found += [item.key.decode() for item in page.items]
+        found += [item.key.decode() for item in page.items if item.key.isascii()]
         if not page.more:
             return found
         first = page.items[-1].key + b"\0"

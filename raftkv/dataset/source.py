@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from raftkv.client.control.records import RecordError, read
 from raftkv.client.control.reflector import Reflector
 from raftkv.client.values import Event
 from raftkv.dataset.cache.directory import SharedDirectory
@@ -164,7 +165,10 @@ class Follower:
 
         Raises:
             DatasetNotFound: none is.
+            RecordError: the head is none.
         """
+        if self.head is None and self._failure is not None:
+            raise self._failure
         if self.head is None:
             raise DatasetNotFound(
                 f"nothing was published as dataset {self._keys.name!r}; publish it, or check the name"
@@ -190,7 +194,13 @@ class Follower:
 
     def _take(self, _: Sequence[Event]) -> None:
         item = self._copy.get(self._keys.head)
-        head = None if item is None else Head.decode(item.value)
+        try:
+            head = None if item is None else read(Head, item)
+        except RecordError as error:
+            self.head = None
+            self._failure = error
+            self._loop.call_soon(self._moved.set)
+            return
         self._failure = None
         moved = head is not None and head != self.head
         self.head = head

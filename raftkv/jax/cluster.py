@@ -206,7 +206,7 @@ def _leave(kv: Client, participant: Participant, world: World) -> None:
     failure = getattr(sys, "last_value", None)
     try:
         if failure is None:
-            participant.close("finished")
+            participant.finish()
         else:
             node, cause = participant.node, f"{type(failure).__name__}: {failure}"
             participant.report(

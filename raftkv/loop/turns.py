@@ -20,6 +20,7 @@ Leaves out: what a turn above the limit should lead to; that is up to whoever cu
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import selectors
@@ -187,14 +188,18 @@ class _Waits:
         if self._file < 0:
             return 0.0
         # Nanoseconds on a processor, nanoseconds of waiting for one, and how often.
-        total_s = int(os.pread(self._file, 100, 0).split()[1]) / 1e9
+        try:
+            total_s = int(os.pread(self._file, 100, 0).split()[1]) / 1e9
+        except OSError:
+            total_s = self._total_s
         waited_s, self._total_s, self.sampled_at = total_s - self._total_s, total_s, now
         return waited_s
 
     def close(self) -> None:
         """Close the file."""
         if self._file >= 0:
-            os.close(self._file)
+            with contextlib.suppress(OSError):
+                os.close(self._file)
 
 
 class _Onlooker:

@@ -24,18 +24,22 @@ class MemberReplaceResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[_rpc_pb2.ResponseHeader, _Mapping]] = ..., members: _Optional[_Iterable[_Union[_rpc_pb2.Member, _Mapping]]] = ...) -> None: ...
 
 class PrefixQuota(_message.Message):
-    __slots__ = ("prefix", "bytes_max", "keys_max", "bytes_used", "keys_used")
+    __slots__ = ("prefix", "bytes_max", "keys_max", "bytes_used", "keys_used", "bytes_history", "is_counting")
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     KEYS_MAX_FIELD_NUMBER: _ClassVar[int]
     BYTES_USED_FIELD_NUMBER: _ClassVar[int]
     KEYS_USED_FIELD_NUMBER: _ClassVar[int]
+    BYTES_HISTORY_FIELD_NUMBER: _ClassVar[int]
+    IS_COUNTING_FIELD_NUMBER: _ClassVar[int]
     prefix: bytes
     bytes_max: int
     keys_max: int
     bytes_used: int
     keys_used: int
-    def __init__(self, prefix: _Optional[bytes] = ..., bytes_max: _Optional[int] = ..., keys_max: _Optional[int] = ..., bytes_used: _Optional[int] = ..., keys_used: _Optional[int] = ...) -> None: ...
+    bytes_history: int
+    is_counting: bool
+    def __init__(self, prefix: _Optional[bytes] = ..., bytes_max: _Optional[int] = ..., keys_max: _Optional[int] = ..., bytes_used: _Optional[int] = ..., keys_used: _Optional[int] = ..., bytes_history: _Optional[int] = ..., is_counting: _Optional[bool] = ...) -> None: ...
 
 class QuotaSetRequest(_message.Message):
     __slots__ = ("prefix", "bytes_max", "keys_max")

@@ -34,8 +34,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from raftkv.config import ServerConfig
-from raftkv.errors import StorageError
+from raftkv.errors import StorageError, explain
 from raftkv.server.node.disk import Batch, Disk, Log
+from raftkv.storage.datadir import remove_unneeded
 from raftkv.storage.wal import WAL, WALSpaceError
 from raftkv.storage.wal.archive import MARKS_SUFFIX, ArchiveDirectory, Mark, Progress, directory_name
 from raftkv.storage.wal.segment import SegmentName
@@ -149,7 +150,7 @@ class Archiver(Collector):
             async with asyncio.timeout(LAST_SEGMENT_S):
                 await self._archive_waiting()
         except (StorageError, OSError) as error:  # a TimeoutError is one
-            why = str(error) or f"it took more than {LAST_SEGMENT_S:g} s"
+            why = f"it took more than {LAST_SEGMENT_S:g} s" if isinstance(error, TimeoutError) else explain(error)
             _log.warning("the last segments are not archived yet, the next start does it: %s", why)
 
     # -- marks -------------------------------------------------------------------------------------------------------
@@ -169,7 +170,7 @@ class Archiver(Collector):
             with self._marks_of(segment).open("a") as file:
                 file.write(str(mark))
         except OSError as error:
-            _log.warning("cannot mark the time for the log archive: %s", error)
+            _log.warning("cannot mark the time for the log archive: %s", explain(error))
 
     def _marks_of(self, segment: SegmentName) -> Path:
         return self._directory / f"{segment}{MARKS_SUFFIX}"
@@ -207,7 +208,7 @@ class Archiver(Collector):
             self._archived += 1
             self._progress.note(name.sequence + 1)
             self._wal.keep(name.sequence + 1)
-            marks.unlink(missing_ok=True)
+            remove_unneeded(marks)
             if self._failing_since is not None:
                 _log.info("archiving works again, after %.0f s", time.monotonic() - self._failing_since)
                 self._failing_since = None
@@ -217,7 +218,7 @@ class Archiver(Collector):
         if self._failing_since is None:
             self._failing_since = time.monotonic()
         waiting = self._waiting()
-        _log.warning("%s: tried again in %.0f s; %d segments wait", error, pause_s, len(waiting))
+        _log.warning("%s: tried again in %.0f s; %d segments wait", explain(error), pause_s, len(waiting))
 
     def _hold(self) -> None:
         """Keep what waits from being deleted, the newest of it first, up to the budget."""
@@ -243,7 +244,7 @@ class Archiver(Collector):
         for marks in self._directory.glob(f"*{MARKS_SUFFIX}"):
             segment = SegmentName.parse(marks.name.removesuffix(MARKS_SUFFIX))
             if segment is not None and segment < name:
-                marks.unlink(missing_ok=True)
+                remove_unneeded(marks)
 
     # -- metrics -----------------------------------------------------------------------------------------------------
 
@@ -260,7 +261,7 @@ class Archiver(Collector):
 
 
 def _size_bytes(path: Path) -> int:
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):  # it was deleted; or the disk fails, which whoever reads it says
         return path.stat().st_size
     return 0
 

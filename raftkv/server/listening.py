@@ -100,7 +100,7 @@ async def listen(server: Server, url: str, ssl: Security | None, *, accepting: b
     scheme, host, port = cluster_id.split_url(url)
     try:
         # As in etcd, unix://NAME:PORT is a socket file of just that name.
-        unix = f"{host}:{port}" if scheme.startswith("unix") else None
+        unix = host if scheme.startswith("unix") else None
         ssl = ssl if scheme in ("https", "unixs") else None
         await server.listen(host, port, ssl, unix=unix, accepting=accepting)
     except OSError as error:

@@ -14,7 +14,15 @@ from time import monotonic, time
 from typing import Final
 
 from raftkv.config import ServerConfig
-from raftkv.errors import ConfigError, CorruptionError, MemberRemovedError, SpaceError, StorageError, UnknownEntryError
+from raftkv.errors import (
+    ConfigError,
+    CorruptionError,
+    MemberRemovedError,
+    SpaceError,
+    StorageError,
+    UnknownEntryError,
+    explain,
+)
 from raftkv.loop.cycle_free import collect_in_small_passes, look_at_young_objects
 from raftkv.loop.turns import LoopTurns, TurnSelector
 from raftkv.native import is_compiled
@@ -63,12 +71,23 @@ def run(config: ServerConfig, extend_http: ExtendHttp | None = None, on_ready: O
     """
     logs.configure(config)
     try:
-        return _run(config, extend_http, on_ready)
+        ended = serve(config, extend_http, on_ready)
     finally:
         logs.close()
+    if not isinstance(ended, signal.Signals):
+        return ended
+    if os.getpid() == 1:
+        return 0  # no signal ends the first process of a container, unless it handles it
+    # A signal ended this member; its default action gives the exit status that callers expect then.
+    signal.signal(ended, signal.SIG_DFL)
+    os.kill(os.getpid(), ended)
+    return 1
 
 
-def _run(config: ServerConfig, extend_http: ExtendHttp | None, on_ready: OnReady | None) -> int:
+def serve(
+    config: ServerConfig, extend_http: ExtendHttp | None = None, on_ready: OnReady | None = None
+) -> int | signal.Signals:
+    """Serve as ``run``; return the exit code, or the signal that ended the member."""
     if not faulthandler.is_enabled():
         # A damaged page of the database may crash the process inside LMDB: then the log at least says where.
         faulthandler.enable()
@@ -91,21 +110,33 @@ def _run(config: ServerConfig, extend_http: ExtendHttp | None, on_ready: OnReady
         return _complain(str(error))
     except MemberRemovedError as error:
         return _complain(str(error), 0)
+    except OSError:
+        raise  # before there is a member: the command line has words for these
+    except Exception as error:
+        failure = error
+        if not _is_of_the_machine(error):
+            _log.critical("the member stops: %s", explain(error), exc_info=error)
     if isinstance(failure, UnknownEntryError):
         return _complain(str(failure), NEEDS_UPGRADE_STATUS)
-    if isinstance(failure, SpaceError):
-        return _complain(f"stopped: {failure}; make room, and start the member again")
+    return received if failure is None else _complain(f"stopped: {explain(failure)}; {_advice(failure)}")
+
+
+def _is_of_the_machine(error: BaseException) -> bool:
+    """Whether an error is one of memory or of the system: where in raftkv it was met says nothing."""
+    return isinstance(error, OSError | MemoryError | StorageError)
+
+
+def _advice(failure: BaseException) -> str:
+    """Return what to do about the error that stopped a member."""
     if isinstance(failure, CorruptionError):
-        return _complain(f"stopped: {failure}; {_AFTER_DAMAGE}")
-    if failure is not None:
-        return _complain(f"stopped: {failure}")
-    if os.getpid() == 1:
-        return 0  # no signal ends the first process of a container, unless it handles it
-    # A signal ended this member; its default action gives the exit status that callers expect then.
-    logs.close()
-    signal.signal(received, signal.SIG_DFL)
-    os.kill(os.getpid(), received)
-    return 1
+        return _AFTER_DAMAGE
+    if isinstance(failure, SpaceError):
+        return "make room, and start the member again"
+    if isinstance(failure, MemoryError):
+        return "give it more memory, and start the member again"
+    if isinstance(failure, OSError | StorageError):
+        return "look at this disk and the log of the system, and start the member again"
+    return "start the member again; if it stops again, report this line with the log before it"
 
 
 async def _serve(

@@ -20,7 +20,7 @@ from raftkv.apply.leases import Leases
 from raftkv.apply.membership import Membership
 from raftkv.apply.response import HeaderEncoder
 from raftkv.config import ServerConfig
-from raftkv.errors import CorruptionError, MemberRemovedError, StorageError, UnknownEntryError
+from raftkv.errors import CorruptionError, MemberRemovedError, StorageError, UnknownEntryError, explain
 from raftkv.histograms import DISK_S, Buckets, doubling
 from raftkv.loop.cork import Cork
 from raftkv.loop.turns import LoopTurns
@@ -654,8 +654,8 @@ class Member:
         if self.failure is None:
             self.failure = error
             # These are no bugs of raftkv: the message says what to do, and a traceback would only hide it.
-            is_explained = isinstance(error, UnknownEntryError | StorageError | CorruptionError)
-            _log.critical("the member stops: %s", error, exc_info=None if is_explained else error)
+            is_explained = isinstance(error, UnknownEntryError | StorageError | CorruptionError | OSError | MemoryError)
+            _log.critical("the member stops: %s", explain(error), exc_info=None if is_explained else error)
             self.node.stop()
             self._stop.set()
 

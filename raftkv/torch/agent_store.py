@@ -51,6 +51,7 @@ _PROBE: Final = b"\x00" + struct.pack("<I", 0x3C85F7CE) + b"\x0d" + struct.pack(
 """What a client of a TCPStore begins with: a magic number, and a ping, which the server sends back."""
 _T = TypeVar("_T")
 _ROLE_INFO: Final = "torchelastic/role_info/"
+_TERMINAL_STATE: Final = "torchelastic/agent/terminal_state"
 _ASSIGNED_RANKS: Final = "torchelastic/assigned_ranks/"
 
 
@@ -165,13 +166,24 @@ class AgentStore(Store):
         store: the generation's.
         is_over: the generation has ended; asked between waits, without I/O.
         world_size: agents of the generation.
+        on_exit: called when torch's agent enters its last barrier, which it does if all its workers have ended well.
+        exit_timeout_s: for that barrier; None: torch's own.
 
     Attributes:
         has_made_up: ranks were given out that stand for nothing; the agent must come back.
     """
 
-    def __init__(self, store: TCPStore, is_over: Callable[[], bool], world_size: int) -> None:
+    def __init__(
+        self,
+        store: TCPStore,
+        is_over: Callable[[], bool],
+        world_size: int,
+        on_exit: Callable[[], object] = lambda: None,
+        exit_timeout_s: float | None = None,
+    ) -> None:
         super().__init__()
+        self._on_exit = on_exit
+        self._exit_timeout = None if exit_timeout_s is None else timedelta(seconds=exit_timeout_s)
         self._store: Any = store  # torch's stubs lack parts of it
         self._is_over = is_over
         self._caller: _Caller | None = _Caller()
@@ -208,6 +220,8 @@ class AgentStore(Store):
             DistStoreError: neither came in time.
         """
         limit = self._timeout if timeout is None else timeout
+        if self._exit_timeout is not None and keys and keys[0].startswith(_TERMINAL_STATE):
+            limit = self._exit_timeout
         deadline = time.monotonic() + limit.total_seconds()
         pause, poll_s = threading.Event(), POLL_MIN_S
         while not self._is_over():
@@ -263,6 +277,8 @@ class AgentStore(Store):
             key: of the number.
             amount: may be negative.
         """
+        if key.startswith(_TERMINAL_STATE):
+            self._on_exit()
         total: int = self._unless_over(lambda: self._store.add(key, amount), 0)
         return total
 

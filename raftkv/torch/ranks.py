@@ -21,6 +21,7 @@ from raftkv.checkpoint.errors import CheckpointError
 from raftkv.checkpoint.records import Checkpoint
 from raftkv.checkpoint.storage.local import local_directory
 from raftkv.checkpoint.storage.place import Place
+from raftkv.checkpoint.storage.verify import require_below
 from raftkv.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -81,25 +82,30 @@ def newest_directory(saver: Saver, kind: str, directory: str, *, inherited: bool
         kind: of the checkpoint; empty: of whichever kind the newest is.
         directory, inherited: as for ``directory_of``; so are the errors.
     """
-    return directory_of(lambda: saver.newest(kind), directory, inherited=inherited)
+    return directory_of(saver, lambda: saver.newest(kind), directory, inherited=inherited)
 
 
-def directory_of(find: Callable[[], Checkpoint | None], directory: str, *, inherited: bool = False) -> str | None:
+def directory_of(
+    saver: Saver, find: Callable[[], Checkpoint | None], directory: str, *, inherited: bool = False
+) -> str | None:
     """Return a local directory with a checkpoint, verified; None: there is none. Called by all ranks.
 
     Arguments:
+        saver: of the registry.
         find: called by rank 0.
         directory: where checkpoints that do not lie on a local disk are put.
         inherited: as for ``decide``; so are the errors.
 
     Raises:
         DigestMismatch: a file is missing, or is not what was committed.
+        ConfigError: it does not lie below the ``uri`` of the registry.
     """
 
     def look_up() -> str:
         checkpoint = find()
         if checkpoint is None:
             return ""
+        require_below(checkpoint, saver.registry.uri)
         look = uuid4().hex
         local_directory(checkpoint, directory, look)
         return f"{look} {checkpoint.encode().decode()}"

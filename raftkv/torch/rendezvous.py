@@ -11,7 +11,8 @@ Owns the translation between an agent of torch and a ``Participant``, and nothin
     next_rendezvous()                       next_world(), then the generation's store: host and publish, or connect
     num_nodes_waiting(), every 0.1 s        nodes_waiting, out of memory
     a worker dies                           report(fault), at once, by ``training.process.exit_watch``
-    shutdown()                              close(), if this agent ended the job; leave()
+    the last barrier begins                 finish(): the last agent whose workers ended well closes the run
+    shutdown()                              close(), if this agent failed for good; leave()
     the process ends by a signal            leave()
 
 What it holds to:
@@ -19,8 +20,8 @@ What it holds to:
 1. A healthy worker never ends because the cluster cannot be reached: the agent's looks are answered from memory, and
    calls wait for the cluster. Only the first contact fails, with one line, after ``connect_timeout``.
 2. Each generation has a store of its own on the node of rank 0; no key of an earlier generation is ever met.
-3. An agent that is ended by a signal does not close the run; one that has finished while others must do the generation
-   again does not either.
+3. An agent that is ended by a signal does not close the run; one that has finished while others train does not either,
+   and they train on when it goes.
 4. Under ``torchrun`` every failure is one line on stderr; from Python it is one of torch's exceptions.
 """
 
@@ -224,14 +225,16 @@ class RaftKVRendezvousHandler(RendezvousHandler):
             raise
 
     def shutdown(self) -> bool:
-        """End the run for all, unless others must do the generation again, and leave it: the job has ended here."""
+        """End the run for all if this agent failed for good or is the last to finish, and leave it."""
         participant = self._participant
         if participant is not None and not self._has_left:
             self._tell_what_torch_saw()
             reason = self._failure()
-            if reason or not participant.nodes_waiting:
+            if reason:
                 with contextlib.suppress(RaftKVError):
-                    participant.close(FAILED + reason if reason else "finished")
+                    participant.close(FAILED + reason)
+            elif sys.exc_info()[1] is None:
+                self._finish()
             self._say_goodbye()
         self._leave()
         return True
@@ -269,7 +272,9 @@ class RaftKVRendezvousHandler(RendezvousHandler):
         else:
             place = self._published(participant)
             self._store = connect_store(place.master_addr, place.master_port, self._is_over)
-        self._agent_store = AgentStore(self._store, self._is_over, world.node_count)
+        self._agent_store = AgentStore(
+            self._store, self._is_over, world.node_count, self._finish, self._given.exit_barrier_timeout_s
+        )
         self._announce(world)
         return RendezvousInfo(self._agent_store, world.node_rank, world.node_count, place)
 
@@ -353,6 +358,12 @@ class RaftKVRendezvousHandler(RendezvousHandler):
         rank, first = error.get_first_failure()
         how = f"was killed by {first.signal_name()}" if first.exitcode < 0 else f"exited with {first.exitcode}"
         return f"rank {rank} on {self._given.run.host} {how}, and its agent has no restarts left"
+
+    def _finish(self) -> None:
+        """Record that all workers here have ended well."""
+        with contextlib.suppress(RaftKVError):
+            if self._participant is not None:
+                self._participant.finish()
 
     def _say_goodbye(self) -> None:
         """Whoever hosts the store lets others finish with it: torch's last barrier may still be on its way to them."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from raftkv.client.arguments import limit
 from raftkv.client.credentials import Secret, announce_settings
 from raftkv.client.rpc.endpoints import Endpoint, parse_endpoints, require_ports
 from raftkv.client.sync.library import Client, connect
@@ -26,9 +27,10 @@ if TYPE_CHECKING:
 CONNECTION: Final = ("user", "password_file", "token_file", "ca_file", "cert_file", "key_file", "tls")
 _ON_COMMAND_LINE: Final = ("password", "token")
 STORE_PORT: Final = "store_port"
+EXIT_BARRIER: Final = "exit_barrier_timeout"
 UNNAMED: Final = "none"
 """What torchrun takes for the id of a job that was started without --rdzv-id."""
-NAMES: Final = tuple(sorted((*OPTION_NAMES, *CONNECTION, STORE_PORT)))
+NAMES: Final = tuple(sorted((*OPTION_NAMES, *CONNECTION, STORE_PORT, EXIT_BARRIER)))
 """What ``--rdzv-conf`` may hold, besides what torch puts there."""
 _TRUE: Final = ("1", "true", "yes", "on")
 _FALSE: Final = ("0", "false", "no", "off")
@@ -44,12 +46,14 @@ class Settings:
         connection: arguments of ``raftkv.connect``.
         run: the run, and this node.
         store_port: for the store of a generation, if this node hosts it; 0: any free one.
+        exit_barrier_timeout_s: how long an agent whose workers ended well waits for the others; None: as torch does.
     """
 
     endpoints: tuple[Endpoint, ...]
     connection: Mapping[str, Any]
     run: RunConfig
     store_port: int
+    exit_barrier_timeout_s: float | None = None
 
     @property
     def worker_environment(self) -> dict[str, str]:
@@ -91,6 +95,7 @@ def read(params: RendezvousParameters) -> Settings:
     if "tls" in connection:
         connection["tls"] = _flag("tls", connection["tls"]) or None
     port = _port(options.pop(STORE_PORT, 0))
+    exit_barrier = _seconds(EXIT_BARRIER, options.pop(EXIT_BARRIER, None))
     try:
         fields = parse_options(options)
     except ConfigError as error:
@@ -103,7 +108,7 @@ def read(params: RendezvousParameters) -> Settings:
         address=params.local_addr or guess_address(endpoints),
         **fields,
     )
-    return Settings(endpoints, connection, run.checked(), port)
+    return Settings(endpoints, connection, run.checked(), port, exit_barrier)
 
 
 def _check_name(run_id: str) -> None:
@@ -133,6 +138,15 @@ def _port(value: object) -> int:
     if not text.isdecimal() or int(text) > _PORT_MAX:
         raise ConfigError(f"--rdzv-conf: {STORE_PORT}={value}: a port expected, or 0 for any")
     return int(text)
+
+
+def _seconds(name: str, value: object) -> float | None:
+    if value is None:
+        return None
+    try:
+        return limit(float(str(value)), name)
+    except ValueError:
+        raise ConfigError(f"--rdzv-conf: {name}={value}: seconds expected") from None
 
 
 def _slots_of_launch() -> int:

@@ -131,7 +131,7 @@ class RegistryCallback(TrainerCallback):
             DigestMismatch: a file of it is missing, or is not what was committed.
         """
         if args.load_best_model_at_end and "train_runtime" in (logs or ()):
-            state.best_model_checkpoint = directory_of(self._best, self._directory)
+            state.best_model_checkpoint = directory_of(self._saver, self._best, self._directory)
 
     def _best(self) -> Checkpoint | None:
         try:

@@ -132,3 +132,7 @@ class RunKeys:
     def sync(self, generation: int) -> str:
         """Prefix of what user code shares in a generation."""
         return f"{self.base}sync/{generation}/"
+
+    def exits(self, generation: int) -> str:
+        """Prefix of the nodes of a generation whose work has ended well, each by its place in the generation."""
+        return f"{self.sync(generation)}exit/"

@@ -7,17 +7,20 @@ decision depends on it.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Self, cast
 
-from raftkv.client.control.records import Record, RecordError
+from raftkv.client.control.records import NUMBER_MAX, Record, RecordError
 
 GATHERING: Final = "gathering"
 RUNNING: Final = "running"
 BROKEN: Final = "broken"
 CLOSED: Final = "closed"
 PHASES: Final = (GATHERING, RUNNING, BROKEN, CLOSED)
+SUCCEEDED: Final = "succeeded"
+"""The reason with which a run is closed when the work of all its nodes has ended well."""
 
 EXIT: Final = "exit"
 SIGNAL: Final = "signal"
@@ -77,6 +80,8 @@ class Member(TrainingRecord):
         if not (
             type(member.id) is type(member.host) is type(member.address) is type(member.topology) is str
             and type(member.slots) is int
+            and 0 <= member.slots <= NUMBER_MAX
+            and (member.id + member.host + member.address + member.topology).isascii()
         ):
             return super(Member, cls).from_plain(plain)
         return member
@@ -112,6 +117,10 @@ class Node(TrainingRecord):
     data: Mapping[str, str] = field(default_factory=dict)
     time: float = 0.0
 
+    def belongs_to(self, key: str) -> bool:
+        """Implement ``Record.belongs_to``."""
+        return key.endswith(f"/node/{self.id}")
+
     @property
     def member(self) -> Member:
         """The node as a part of a generation."""
@@ -133,7 +142,7 @@ class GenerationRecord(TrainingRecord):
         if name != "members":
             return super(GenerationRecord, cls).read_field(name, kind, value)
         if not isinstance(value, list):
-            raise RecordError(cls.NAME, f"members is {value!r}")
+            raise RecordError(cls.NAME, f"members is {reprlib.repr(value)}")
         return tuple(Member.from_plain(item) for item in value)
 
 
@@ -172,7 +181,7 @@ class State(TrainingRecord):
     def read_field(cls, name: str, kind: str, value: object) -> object:
         """Implement ``Record.read_field``."""
         if name == "phase" and value not in PHASES:
-            raise RecordError(cls.NAME, f"phase is {value!r}")
+            raise RecordError(cls.NAME, f"phase is {reprlib.repr(value)}")
         return super(State, cls).read_field(name, kind, value)
 
 
@@ -192,6 +201,7 @@ class Fault(TrainingRecord):
     """
 
     NAME: ClassVar[str] = "fault"
+    SIGNED: ClassVar[frozenset[str]] = frozenset(("rank", "exit_code"))
     generation: int
     node: str
     host: str = ""
@@ -201,6 +211,10 @@ class Fault(TrainingRecord):
     signal: str = ""
     message: str = ""
     time: float = 0.0
+
+    def belongs_to(self, key: str) -> bool:
+        """Implement ``Record.belongs_to``."""
+        return key.endswith(f"/fault/{self.generation}/{self.key}")
 
     @property
     def key(self) -> str:

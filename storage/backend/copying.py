@@ -23,6 +23,7 @@ import lmdb
 
 from raftkv.errors import CorruptionError, StorageError
 from raftkv.storage.backend.environment import FILE_MODE
+from raftkv.storage.datadir import give_back
 
 PIPE_BYTES: Final = 1024 * 1024
 SYNC_BYTES: Final = 4 * 1024 * 1024
@@ -84,7 +85,7 @@ class SteadyFile:
 
     def close(self) -> None:
         """Give the descriptor back."""
-        os.close(self.descriptor)
+        give_back(self.descriptor)
 
 
 def create(path: Path) -> SteadyFile:
@@ -94,7 +95,11 @@ def create(path: Path) -> SteadyFile:
         OSError: there is one, which may be somebody's; or it cannot be made.
     """
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, FILE_MODE)
-    os.fchmod(descriptor, FILE_MODE)
+    try:
+        os.fchmod(descriptor, FILE_MODE)
+    except OSError:
+        give_back(descriptor)
+        raise
     return SteadyFile(descriptor)
 
 
@@ -138,7 +143,7 @@ def pieces(environment: lmdb.Environment) -> Generator[bytes, None, None]:
         except (lmdb.Error, OSError) as error:
             failures.append(error)
         finally:
-            os.close(sink)
+            give_back(sink)
 
     thread = threading.Thread(target=copy, name="database-copy", daemon=True)
     thread.start()
@@ -149,7 +154,7 @@ def pieces(environment: lmdb.Environment) -> Generator[bytes, None, None]:
             yield data
     finally:
         # Whoever still writes into the pipe gets an error, and ends.
-        os.close(source)
+        give_back(source)
         thread.join()
     for error in failures:
         # A page that says that it goes on behind the end of the file is no address that can be written from.

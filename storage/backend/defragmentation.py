@@ -31,6 +31,7 @@ from raftkv.errors import CorruptionError, InvariantError, StorageError
 from raftkv.storage import schema
 from raftkv.storage.backend.base import ReadTxn, WriteBatch
 from raftkv.storage.backend.environment import Environment, lock_path
+from raftkv.storage.datadir import remove_unneeded
 from raftkv.storage.failpoints import failpoint
 from raftkv.storage.record import unseal
 
@@ -106,7 +107,7 @@ class LMDBDefragmentation:
             self._copy_file(self._path, self._closing)
             failpoint("defragAfterCopy")
             self._copy = self._open_copy(self._path)
-        except OSError as error:
+        except (lmdb.Error, OSError) as error:
             raise self._declared(error) from error
 
     def catch_up(self) -> int:
@@ -173,8 +174,10 @@ class LMDBDefragmentation:
             copy.rename(self._target)
         except OSError as error:
             if copy.path == self._target:
-                raise InvariantError(f"{self._target} was exchanged, but that is not durable: {error}") from error
-            raise StorageError(f"cannot move {self._path} over {self._target}: {error.strerror}") from error
+                raise InvariantError(
+                    f"{self._target} was exchanged, but that is not durable: {error.strerror}"
+                ) from error
+            raise self._declared(error) from error
         failpoint("defragAfterRename")
 
     def adopt(self) -> None:
@@ -189,7 +192,7 @@ class LMDBDefragmentation:
             self._copy.raw.close()
             self._copy = None
         for path in (self._path, lock_path(self._path)):
-            path.unlink(missing_ok=True)
+            remove_unneeded(path)
 
     def give_up(self) -> None:
         """Implement ``Defragmentation.give_up``."""

@@ -12,6 +12,7 @@ Left out: what is read and written (``lmdb``), and the lock that keeps ``users``
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from typing import Final
 
 import lmdb
 
-from raftkv.errors import CorruptionError, StorageError
+from raftkv.errors import CorruptionError, MapFullError, SpaceError, StorageError
 from raftkv.storage import schema
 from raftkv.storage.backend.seal import SEALED_BUCKETS, SealedTxn, read_seal, total
 from raftkv.storage.datadir import sync_directory
@@ -29,6 +30,8 @@ from raftkv.storage.datadir import sync_directory
 READERS_MAX: Final = 126
 FILE_MODE: Final = 0o600
 _META_PAGES: Final = 2
+FULL_BYTES: Final = 4 * 1024 * 1024
+"""Free bytes below which an input/output error is taken for a write that was cut short for want of room."""
 _closers: Final[set[threading.Thread]] = set()
 """Threads that close files which nobody reads any more."""
 
@@ -58,26 +61,30 @@ class Environment:
         self.users = 0
         self._read_only = read_only
         self._is_retired = False
-        is_new = not read_only and not path.exists()
         try:
+            is_new = not read_only and not path.exists()
             self.raw = _opened(path, map_size_bytes, read_only)
-            self._restore_length()
-            if not read_only:
-                # LMDB gives its mode only to files it makes, and the umask changes it.
-                for name in (path, lock_path(path)):
-                    name.chmod(FILE_MODE)
-                # Slots of processes that were killed: each keeps the pages of its state from being reused.
-                self.raw.reader_check()
-            self.handles = self._open_buckets()
-            self.identity = identity_of(path)
-            self._inode = path.stat().st_ino
-            with self.raw.begin() as txn:
-                self.sealed_sum = read_seal(txn, self._inode)
-            if is_new:
-                # Else a power cut could leave a member whose log was made after its database without the latter.
-                sync_directory(str(path.parent))
+            try:
+                self._restore_length()
+                if not read_only:
+                    # LMDB gives its mode only to files it makes, and the umask changes it.
+                    for name in (path, lock_path(path)):
+                        name.chmod(FILE_MODE)
+                    # Slots of processes that were killed: each keeps the pages of its state from being reused.
+                    self.raw.reader_check()
+                self.handles = self._open_buckets()
+                self.identity = identity_of(path)
+                self._inode = path.stat().st_ino
+                with self.raw.begin() as txn:
+                    self.sealed_sum = read_seal(txn, self._inode)
+                if is_new:
+                    # Else a power cut could leave a member whose log was made after its database without the latter.
+                    sync_directory(str(path.parent))
+            except BaseException:
+                self.raw.close()
+                raise
         except (lmdb.Error, OSError) as error:
-            raise StorageError(f"cannot open the database {path}: {error}") from error
+            raise declared(error, path, f"cannot open the database {path}") from error
         self._page_bytes = int(self.raw.stat()["psize"])
         self._sum = self.sealed_sum
 
@@ -91,7 +98,6 @@ class Environment:
         if found_bytes >= size_bytes:
             return
         if self._read_only:
-            self.raw.close()
             raise CorruptionError(f"the database {self.path} is cut short: {found_bytes} of {size_bytes} bytes")
         os.truncate(self.path, size_bytes)
 
@@ -222,3 +228,33 @@ def identity_of(path: Path) -> str:
 
 def _pages(stat: lmdb._StatDict) -> int:
     return stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
+
+
+def declared(error: Exception, path: Path, what: str = "") -> StorageError:
+    """Return a failure of LMDB or the system as an error of ours: one of space is a ``SpaceError``, wherever it is met.
+
+    Arguments:
+        error: an ``lmdb.Error`` or ``OSError``.
+        path: of the file.
+        what: what could not be done; empty: that the database failed.
+    """
+    text = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+    number = error.errno if isinstance(error, OSError) else getattr(error, "code", None)
+    if isinstance(error, lmdb.MapFullError):
+        return MapFullError(f"no room in the map of the database {path}: {text}")
+    if number in (errno.ENOSPC, errno.EDQUOT) or (number == errno.EIO and _is_full(path)):
+        return SpaceError(f"no room in the database {path}: {text}")
+    return StorageError(f"{what or f'the database {path} failed'}: {text}")
+
+
+def _is_full(path: Path) -> bool:
+    """Return whether the disk has next to no room.
+
+    LMDB writes pages with one call each run of them. Where the disk takes only a part, the call is no error; LMDB sees
+    that it was short and says EIO, as of a broken disk (``mdb_page_flush``). Nothing of the transaction is in force.
+    """
+    try:
+        stat = os.statvfs(path)
+    except OSError:
+        return False
+    return stat.f_bavail * stat.f_frsize < FULL_BYTES

@@ -18,7 +18,6 @@ Measured (one core, NVMe): get 0.2 us; commit of 10,000 records of 340 B 5 ms; r
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -31,12 +30,12 @@ from typing import Any, Final
 
 import lmdb
 
-from raftkv.errors import CorruptionError, InvariantError, MapFullError, SpaceError, StorageError
+from raftkv.errors import CorruptionError, InvariantError, SpaceError, StorageError
 from raftkv.storage import schema
 from raftkv.storage.backend.base import ReadTxn, WriteBatch, in_runs
 from raftkv.storage.backend.copying import copy_compact, pieces
 from raftkv.storage.backend.defragmentation import NOTED_MAX, LMDBDefragmentation, Notes
-from raftkv.storage.backend.environment import Environment, identity_of
+from raftkv.storage.backend.environment import Environment, declared, identity_of
 from raftkv.storage.backend.pages import check_pages
 from raftkv.storage.backend.seal import SEALED_BUCKETS, copied_sum, total
 from raftkv.storage.datadir import sync_directory
@@ -47,9 +46,6 @@ MAP_SIZE_BYTES: Final = 16 << 30
 RECORDS_IN_A_ROW: Final = 500
 VALUES_PER_PACE: Final = 1_000
 REST_MAX_S: Final = 0.1
-
-FULL_BYTES: Final = 4 * 1024 * 1024
-"""Free bytes below which an input/output error is taken for a write that was cut short for want of room."""
 
 
 class LMDBReadTxn:
@@ -146,11 +142,11 @@ class LMDBBackend:
         """Called on the thread that commits with the seconds that a commit took."""
         self.waits_for_readers = False
         """Whether ``grow`` found a reader open: one that can stop should."""
-        if path.exists():
-            try:
+        try:
+            if path.exists():
                 check_pages(path)
-            except OSError as error:
-                raise StorageError(f"cannot open the database {path}: {error.strerror}") from error
+        except OSError as error:
+            raise declared(error, path, f"cannot open the database {path}") from error
         self._environment = Environment(path, map_size_bytes, read_only=read_only)
         try:
             self._check_seal()
@@ -360,16 +356,18 @@ class LMDBBackend:
     def replace(self, path: Path) -> None:
         """Implement ``Backend.replace``."""
         failpoint("replaceBeforeRename")
-        if not path.exists():
-            raise StorageError(f"cannot move {path} over the database {self.path}: there is none")
+        try:
+            path.stat()
+        except OSError as error:
+            raise StorageError(f"cannot move {path} over the database {self.path}: {error.strerror}") from error
         environment = Environment(path, self._map_size_bytes)
         try:
             environment.rename(self.path)
         except OSError as error:
             environment.raw.close()
             if environment.path == self.path:
-                raise InvariantError(f"{self.path} was exchanged, but that is not durable: {error}") from error
-            raise StorageError(f"cannot move {path} over the database {self.path}: {error.strerror}") from error
+                raise InvariantError(f"{self.path} was exchanged, but that is not durable: {error.strerror}") from error
+            raise declared(error, self.path, f"cannot move {path} over the database {self.path}") from error
         self._adopt(environment)
 
     def close(self) -> None:
@@ -456,9 +454,9 @@ def read_value(path: Path, bucket: bytes, key: bytes) -> bytes | None:
         path: of the file.
         bucket, key: of the value.
     """
-    if not path.exists():
-        return None
     try:
+        if not path.exists():
+            return None
         options: dict[str, Any] = {"subdir": False, "readonly": True, "lock": False, "create": False, "max_dbs": 1}
         with lmdb.open(os.fsencode(path), **options) as environment:
             size_bytes = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
@@ -481,31 +479,3 @@ def replace_file(source: Path, target: Path) -> None:
     """
     os.replace(source, target)
     sync_directory(str(target.parent))
-
-
-def declared(error: Exception, path: Path) -> StorageError:
-    """Return a failure of LMDB or the system as an error of ours.
-
-    Arguments:
-        error: an ``lmdb.Error`` or ``OSError``.
-        path: of the file.
-    """
-    number = error.errno if isinstance(error, OSError) else getattr(error, "code", None)
-    if isinstance(error, lmdb.MapFullError):
-        return MapFullError(f"no room in the map of the database {path}: {error}")
-    if number in (errno.ENOSPC, errno.EDQUOT) or (number == errno.EIO and _is_full(path)):
-        return SpaceError(f"no room in the database {path}: {error}")
-    return StorageError(f"the database {path} failed: {error}")
-
-
-def _is_full(path: Path) -> bool:
-    """Return whether the disk has next to no room.
-
-    LMDB writes pages with one call each run of them. Where the disk takes only a part, the call is no error; LMDB sees
-    that it was short and says EIO, as of a broken disk (``mdb_page_flush``). Nothing of the transaction is in force.
-    """
-    try:
-        stat = os.statvfs(path)
-    except OSError:
-        return False
-    return stat.f_bavail * stat.f_frsize < FULL_BYTES

@@ -19,7 +19,7 @@ import os
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from raftkv.storage.datadir import ensure_private_directory, sync_directory
+from raftkv.storage.datadir import ensure_private_directory, give_back, sync_directory
 
 FILE_MODE: Final = 0o600
 _NO_FALLOCATE: Final = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
@@ -181,7 +181,7 @@ class RealDisk:
 
     def close(self, fd: int) -> None:
         """Implement ``Disk.close``."""
-        os.close(fd)
+        give_back(fd)
 
 
 class UnsyncedDisk(RealDisk):

@@ -20,6 +20,8 @@ import platform
 import sys
 from typing import Final
 
+from raftkv.storage.datadir import give_back
+
 _FDSYNC: Final = 3
 _TELL_EVENTFD: Final = 1
 """IOCB_FLAG_RESFD."""
@@ -116,7 +118,7 @@ class KernelSync:
     def close(self) -> None:
         """Give both back; no sync is under way."""
         self._call(self._destroy, self._context)
-        os.close(self._event_fd)
+        give_back(self._event_fd)
 
 
 def _last_error() -> OSError:

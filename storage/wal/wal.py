@@ -29,11 +29,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NoReturn
 
-from raftkv.errors import ConfigError, InvariantError
+from raftkv.errors import ConfigError, InvariantError, explain
 from raftkv.raft.types import Entry, HardState, SnapshotMeta
 from raftkv.storage.failpoints import failpoint
 
@@ -57,6 +58,8 @@ from .segment import (
 )
 from .spare import SpareSegment
 
+_log = logging.getLogger(__name__)
+
 REAL_DISK: Final = RealDisk()
 FILL_BYTES: Final = 128 * 1024
 """Zeros written behind a frame that reaches what was never written. Twice as much takes a disk a millisecond now and
@@ -78,6 +81,8 @@ class WAL:
         """Bytes of frames, since the log was opened."""
         self._spare = SpareSegment(disk, directory, segment_bytes)
         self._failure: str | None = None
+        self._removed = False
+        """Whether a segment was removed, and that is not durable."""
         """Why nothing more can be done; also set by ``close``."""
         self._closed = False
         self._segments: list[SegmentName] = []
@@ -193,7 +198,7 @@ class WAL:
             yield
         except BaseException as error:
             # So that ``close`` gives up files and lock but syncs nothing.
-            self._failure = self._failure or str(error)
+            self._failure = self._failure or explain(error)
             self.close()
             raise
 
@@ -524,17 +529,24 @@ class WAL:
         An entry behind the last snapshot marker is never deleted, whatever ``index`` is, nor a segment that ``keep``
         holds.
 
+        A removal that fails is a warning, and tried again by the next call: what is too much only takes room.
+
         Raises:
-            WALFailedError: a sync or a removal failed.
+            WALFailedError: a sync of the log failed.
         """
         self.sync()  # the marker that makes the entries dispensable is durable before they go
         limit = min(index, self._snapshot.index + 1)
         count = 0
         try:
+            if self._removed:
+                self._disk.sync_directory(self._directory)
+                self._removed = False
             # What the next segment begins with bounds what this one holds.
             while len(self._segments) > 1 and self._segments[1].first_index <= limit and not self._is_kept():
                 self._remove_oldest()
                 count += 1
+        except OSError as error:
+            _log.warning("cannot delete old segments of %s, tried again later: %s", self._directory, explain(error))
         except BaseException as error:
             self._fail("release", error)
         return count
@@ -548,10 +560,13 @@ class WAL:
 
     def _remove_oldest(self) -> None:
         failpoint("walBeforeUnlink")
-        self._disk.remove(os.path.join(self._directory, str(self._segments[0])))
+        with contextlib.suppress(FileNotFoundError):
+            self._disk.remove(os.path.join(self._directory, str(self._segments[0])))
+        del self._segments[0]
+        self._removed = True
         # Each removal durable before the next: two of them out of order would leave a hole in the sequence.
         self._disk.sync_directory(self._directory)
-        del self._segments[0]
+        self._removed = False
         failpoint("walAfterUnlink")
 
     # -- end ----------------------------------------------------------------------------------------------------
@@ -584,7 +599,7 @@ class WAL:
 
     def _fail(self, step: str, error: BaseException) -> NoReturn:
         """Refuse everything from now on, because of ``error``."""
-        self._failure = f"{step} failed: {error}"
+        self._failure = f"{step} failed: {explain(error)}"
         if isinstance(error, OSError):
             raise WALFailedError(f"write-ahead log in {self._directory}: {self._failure}") from error
         # A bug, or the end of the process, is not reported as a failure of the disk.
@@ -632,7 +647,7 @@ def _failure_named(step: str, directory: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise WALFailedError(f"cannot {step} the write-ahead log in {directory}: {error}") from error
+        raise WALFailedError(f"cannot {step} the write-ahead log in {directory}: {explain(error)}") from error
 
 
 def _lock(disk: Disk, directory: str) -> int:

@@ -1,8 +1,9 @@
-"""Quotas of prefixes: use is what a count would give, and what is refused is what would have grown a full prefix."""
+"""Quotas of prefixes: use covers what is kept, alike on all members; a refused write would have grown a full prefix."""
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -13,23 +14,26 @@ from hypothesis import strategies as st
 from raftkv import errors
 from raftkv.apply import check, compares, leases, quotas
 from raftkv.apply.applier import Outcome
-from raftkv.apply.quotas import QUOTAS_MAX, REMOVE
+from raftkv.apply.quotas import COUNT_ON, QUOTAS_MAX, REMOVE, RUNS, History, kept_bytes
 from raftkv.apply.request import Kind, versioned
 from raftkv.pb import admin_pb2, kv_pb2, rpc_pb2
 from raftkv.storage import mvcc_txn, selection
+from raftkv.storage.backend.lmdb import LMDBBackend
+from raftkv.storage.revision import SUB_BITS, from_key, is_tombstone
 from tests.apply.arbitrary import build
 from tests.apply.machine import KINDS, Machine
 from tests.compat.store import delete, put, txn
 
 KEYS = (b"", b"a", b"ab", b"ab1", b"ab2", b"b", b"b\xff", b"\xff", b"\xff\xff")
 PREFIXES = (b"", b"a", b"ab", b"b", b"\xff", b"\xff\xff", b"c")
+QUOTA_KINDS = (Kind.HISTORY_QUOTA, Kind.HISTORY_QUOTA, Kind.PREFIX_QUOTA)
 ENDS = (b"", b"", b"\0", b"ac", b"b", b"c", b"\xff")
 
 
-def apply(machine: Machine, request: Any) -> Outcome:
+def apply(machine: Machine, request: Any, quota_kind: Kind = Kind.HISTORY_QUOTA) -> Outcome:
     """Return it as an entry, with its bytes."""
     if isinstance(request, admin_pb2.QuotaSetRequest):
-        kind, body = Kind.PREFIX_QUOTA, versioned(Kind.PREFIX_QUOTA, request.SerializeToString())
+        kind, body = quota_kind, versioned(quota_kind, request.SerializeToString())
     else:
         kind, body = KINDS[type(request)][0], request.SerializeToString()
     outcome = machine.applier.apply(kind, body)
@@ -53,12 +57,45 @@ def counted(machine: Machine, prefix: bytes) -> tuple[int, int]:
     return sum(sizes), len(sizes)
 
 
+def kept(machine: Machine, prefix: bytes) -> int:
+    """Bytes of the revisions below a prefix that compactions leave, by a look at each."""
+    revisions: dict[bytes, list[tuple[bytes, int]]] = {}
+    for revision_key, data in machine.store.history(0, machine.store.revision):
+        kv = kv_pb2.KeyValue.FromString(data)
+        if kv.key.startswith(prefix):
+            revisions.setdefault(kv.key, []).append((revision_key, kept_bytes(len(kv.key) + len(kv.value))))
+    compacted, total = machine.store.compact_revision, 0
+    for changes in revisions.values():
+        for (revision_key, size), newer in zip(changes, [*changes[1:], None], strict=True):
+            main = from_key(revision_key) >> SUB_BITS
+            newer_main = from_key(newer[0]) >> SUB_BITS if newer else compacted + 1
+            is_deleted = is_tombstone(revision_key) and main < compacted
+            total += 0 if newer_main <= compacted or is_deleted else size
+    return total
+
+
 def used(machine: Machine) -> dict[bytes, tuple[int, int]]:
     return {one.prefix: (one.bytes_used, one.keys_used) for one in machine.applier.quotas.by_prefix()}
 
 
-def check_use(machine: Machine) -> None:
-    assert used(machine) == {prefix: counted(machine, prefix) for prefix in used(machine)}
+def check_use(machine: Machine, is_exact: bool = True) -> None:
+    """Compare use with a count.
+
+    Arguments:
+        machine: it.
+        is_exact: False: parts of the history may still count that compactions gave back.
+    """
+    for quota in machine.applier.quotas.by_prefix():
+        if quota.cursor is not None:
+            continue
+        exists_bytes, keys = counted(machine, quota.prefix)
+        assert quota.keys_used == keys
+        if quota.history is None:
+            assert quota.bytes_used == exists_bytes
+        elif is_exact:
+            assert quota.bytes_used == kept(machine, quota.prefix)
+        else:
+            assert quota.bytes_used >= kept(machine, quota.prefix)
 
 
 def would_exceed(machine: Machine, request: Any) -> bool:
@@ -69,15 +106,23 @@ def would_exceed(machine: Machine, request: Any) -> bool:
     if apply(trial, request).error is not None:
         return False
     for quota in limits:
-        before, after = counted(machine, quota.prefix), counted(trial, quota.prefix)
-        for was, now, most in zip(before, after, (quota.bytes_max, quota.keys_max), strict=True):
-            if most and now > was and now > most:
-                return True
+        (was_bytes, was), (now_bytes, now) = counted(machine, quota.prefix), counted(trial, quota.prefix)
+        more_bytes = now_bytes - was_bytes
+        if quota.history is not None:
+            changes = trial.store.history(machine.store.revision + 1, trial.store.revision)
+            kvs = [kv_pb2.KeyValue.FromString(data) for key, data in changes if not is_tombstone(key)]
+            more_bytes = sum(kept_bytes(len(kv.key) + len(kv.value)) for kv in kvs if kv.key.startswith(quota.prefix))
+        if quota.bytes_max and more_bytes > 0 and quota.bytes_used + more_bytes > quota.bytes_max:
+            return True
+        if quota.keys_max and now > was and now > quota.keys_max:
+            return True
     return False
 
 
-def _request(rng: Random) -> Any:
-    kind = rng.choice(("put", "put", "put", "delete", "txn", "txn", "txn", "grant", "revoke", "set", "set", "remove"))
+def _request(rng: Random, revision: int) -> Any:
+    kind = rng.choice((*("put", "txn") * 3, "delete", "grant", "revoke", "set", "set", "remove", "compact"))
+    if kind == "compact":
+        return rpc_pb2.CompactionRequest(revision=rng.randint(max(revision - 9, 1), revision))
     key, end = rng.choice(KEYS), rng.choice(ENDS)
     if kind == "put":
         return put(key, rng.randbytes(rng.randrange(6)), lease=rng.choice((0, 0, 1)))
@@ -90,7 +135,7 @@ def _request(rng: Random) -> Any:
     if kind == "revoke":
         return rpc_pb2.LeaseRevokeRequest(ID=1)
     if kind == "set":
-        return set_quota(rng.choice(PREFIXES), rng.choice((0, 0, 5, 10, 20)), rng.choice((0, 0, 1, 2, 4)))
+        return set_quota(rng.choice(PREFIXES), rng.choice((0, 0, 5, 20, 400, 900)), rng.choice((0, 0, 1, 2, 4)))
     return remove(rng.choice(PREFIXES))
 
 
@@ -133,19 +178,22 @@ def test_use_is_a_count_and_refusals_are_those_of_the_model(seed: int) -> None:
         patches.setattr(leases, "_KEYS_PER_PIECE", 1)
         plain, pieces = Machine(), Machine(at_once_max=0)
         for _ in range(40):
-            request = _request(rng)
+            request, quota_kind = _request(rng, plain.store.revision), rng.choice(QUOTA_KINDS)
             if not _is_legal(request):
                 continue
             exceeds = not isinstance(request, admin_pb2.QuotaSetRequest) and would_exceed(plain, request)
-            outcome = apply(plain, request)
-            other = apply(pieces, request)
+            outcome = apply(plain, request, quota_kind)
+            other = apply(pieces, request, quota_kind)
             assert (repr(outcome.error), outcome.body, outcome.revision) == (
                 repr(other.error),
                 other.body,
                 other.revision,
             )
             assert isinstance(outcome.error, errors.QuotaExceededError) == exceeds, request
-            check_use(plain)
+            check_use(plain, is_exact=plain.store.compact_revision < 0)
+            # Members remove what compactions gave up at their own pace.
+            if rng.random() < 0.2:
+                pieces.finish_compactions()
             if rng.random() < 0.1:
                 pieces = pieces.reopened()
             assert used(plain) == used(pieces)
@@ -169,7 +217,7 @@ def test_a_refusal_names_the_prefix_and_is_no_space_to_clients_of_etcd() -> None
 
 def test_a_txn_frees_and_takes_as_a_whole() -> None:
     machine = Machine()
-    apply(machine, set_quota(b"k", bytes_max=6))
+    apply(machine, set_quota(b"k", bytes_max=6), Kind.PREFIX_QUOTA)
     apply(machine, put(b"k1", b"12"))
     swap = txn(then=[delete(b"k", b"l"), txn(then=[put(b"m1")]), put(b"q")])
     assert apply(machine, swap).error is None
@@ -233,7 +281,7 @@ def test_a_quota_below_what_is_there_takes_no_growth_and_everything_else() -> No
     machine = Machine()
     for number in range(5):
         apply(machine, put(b"k%d" % number, b"12345"))
-    body = apply(machine, set_quota(b"k", bytes_max=10, keys_max=2)).body
+    body = apply(machine, set_quota(b"k", bytes_max=10, keys_max=2), Kind.PREFIX_QUOTA).body
     quota = admin_pb2.QuotaSetResponse.FromString(body).quota
     assert (quota.bytes_used, quota.keys_used) == (35, 5)
     assert apply(machine, put(b"k0", b"54321")).error is None
@@ -244,6 +292,145 @@ def test_a_quota_below_what_is_there_takes_no_growth_and_everything_else() -> No
     assert apply(machine, remove(b"k")).error is None
     assert apply(machine, put(b"k9", bytes(100))).error is None
     assert machine.store.accountant is None
+
+
+def test_overwrites_and_deletions_fill_a_prefix_until_a_compaction() -> None:
+    # 46 overwrites of one key below a quota of 2 MiB filled a database of 64 MiB for all.
+    machine = Machine()
+    apply(machine, set_quota(b"k", bytes_max=2 << 20))
+    value = bytes(1_400_000)
+    assert apply(machine, put(b"k", value)).error is None
+    error = apply(machine, put(b"k", value)).error
+    assert isinstance(error, errors.QuotaExceededError)
+    assert apply(machine, delete(b"k")).error is None
+    text = str(apply(machine, put(b"k", value)).error)
+    assert "bytes used, 1400897 of them by old revisions until a compaction, 1400832 more wanted" in text
+    assert apply(machine, txn(then=[delete(b"k"), put(b"k2", value)])).error is not None
+    assert apply(machine, rpc_pb2.CompactionRequest(revision=machine.store.revision)).error is None
+    assert apply(machine, put(b"k", value)).error is None
+    check_use(machine)
+
+
+@pytest.mark.parametrize("value_bytes", [0, 50, 700, 1_350, 1_880, 2_100, 5_000, 70_000])
+def test_a_quota_bounds_the_database_whatever_the_size_of_values(tmp_path: Path, value_bytes: int) -> None:
+    backend = LMDBBackend(tmp_path / "db", 64 << 20)
+    machine = Machine(backend)
+    empty_bytes = machine.store.size_in_use_bytes
+    apply(machine, set_quota(b"", bytes_max=1 << 20))
+    while apply(machine, put(b"k", bytes(value_bytes))).error is None:
+        pass
+    machine.store.commit()
+    in_use_bytes = machine.store.size_in_use_bytes - empty_bytes
+    machine.store.close()
+    backend.close()
+    assert (1 << 20) * 0.6 < in_use_bytes < (1 << 20) * 1.5
+
+
+def count_on(prefix: bytes) -> admin_pb2.QuotaSetRequest:
+    return set_quota(prefix, COUNT_ON, COUNT_ON)
+
+
+def test_a_long_history_is_counted_in_parts_while_writes_go_on() -> None:
+    machine, other = Machine(), Machine(at_once_max=0)
+    both = (machine, other)
+    for number in range(6_000):
+        for each in both:
+            apply(each, put(b"k%d" % (number % 3), bytes(number % 100)))
+            if number % 7 == 0:
+                apply(each, delete(b"k1"))
+    for each in both:
+        apply(each, rpc_pb2.CompactionRequest(revision=500))
+    other.finish_compactions()
+    body = versioned(Kind.HISTORY_QUOTA, set_quota(b"k", bytes_max=1 << 30).SerializeToString())
+    work = machine.applier.begin(Kind.HISTORY_QUOTA, body)
+    assert not isinstance(work, Outcome)
+    for _ in work:
+        assert not machine.store.compaction_step(), "a compaction waits, as the count reads the index"
+    machine.store.set_applied(machine.store.applied_index + 1, 1)
+    apply(other, set_quota(b"k", bytes_max=1 << 30))
+    writes = 0
+    while machine.applier.quotas.is_counting(b"k"):
+        assert used(machine) == used(other)
+        requests = (put(b"k0", b"new"), delete(b"k2"), put(b"elsewhere"), put(b"k1"))
+        for each in both:
+            apply(each, requests[writes % 4])
+            apply(each, count_on(b"k") if writes % 3 == 0 else put(b"k2", bytes(writes)))
+            if writes == 4:
+                apply(each, rpc_pb2.CompactionRequest(revision=2_000))
+        writes += 1
+        if writes % 5 == 0:
+            other.finish_compactions()
+            other = other.reopened()
+            both = (machine, other)
+    assert writes > 5
+    check_use(machine, is_exact=False)
+    for revision in (2_500, 3_500, machine.store.revision):
+        for each in both:
+            apply(each, rpc_pb2.CompactionRequest(revision=revision))
+        assert used(machine) == used(other) == used(other.reopened())
+        check_use(machine, is_exact=False)
+        assert used(machine)[b"k"][0] - kept(machine, b"k") < 7_000 * 164 // RUNS
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32))
+def test_a_count_in_parts_ends_as_one_that_was_always_there(seed: int) -> None:
+    rng = Random(seed)
+    always, later = Machine(), Machine()
+    apply(always, set_quota(b"k", bytes_max=1 << 30))
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(quotas, "COUNTED_BY_ENTRY", rng.choice((1, 4_000)))
+        patches.setattr(quotas, "COUNTED_BY_CHANGE", 1)
+        for number in range(80):
+            if number == 40:
+                apply(later, set_quota(b"k", bytes_max=1 << 30))
+            request: Any = put(b"k%d" % rng.randrange(4), rng.randbytes(rng.randrange(9)))
+            if rng.random() < 0.4:
+                request = delete(b"k%d" % rng.randrange(4), rng.choice((b"", b"l")))
+            apply(always, request)
+            apply(later, request)
+            if rng.random() < 0.1:
+                later = later.reopened()
+        while later.applier.quotas.is_counting(b"k"):
+            apply(later, count_on(b"k"))
+    assert used(always) == used(later) == {b"k": (kept(always, b"k"), counted(always, b"k")[1])}
+    for machine in (always, later):
+        apply(machine, rpc_pb2.CompactionRequest(revision=machine.store.revision))
+        apply(machine, put(b"x"))
+        apply(machine, rpc_pb2.CompactionRequest(revision=machine.store.revision))
+        check_use(machine)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 10_000)), max_size=600), st.integers(0, 2_000))
+def test_a_history_gives_back_at_most_what_is_due_and_nearly_all_of_it(
+    changes: list[tuple[int, int]], compacted: int
+) -> None:
+    history, main, due_bytes, total_bytes = History([], []), 1, 0, 0
+    for step, size_bytes in changes:
+        main += step
+        history.add(main, size_bytes)
+        total_bytes += size_bytes
+        due_bytes += size_bytes if main <= compacted else 0
+        assert len(history.encode()) <= 2 * RUNS * 16
+    history = History.decode(history.encode())
+    given_bytes = history.compact(compacted)
+    assert due_bytes - total_bytes // (RUNS // 2) - 10_000 <= given_bytes <= due_bytes
+    assert history.size_bytes == total_bytes - given_bytes
+    assert given_bytes + history.compact(main) == total_bytes
+
+
+def test_a_quota_of_an_earlier_build_counts_what_exists_until_it_is_set_again() -> None:
+    machine = Machine()
+    apply(machine, set_quota(b"k", bytes_max=1_000), Kind.PREFIX_QUOTA)
+    for _ in range(5):
+        apply(machine, put(b"k", b"12345"))
+    machine = machine.reopened()
+    assert used(machine) == {b"k": (6, 1)}
+    assert machine.applier.quotas.by_prefix()[0].message().bytes_history == -1
+    apply(machine, set_quota(b"k", bytes_max=1_000))
+    assert used(machine) == {b"k": (5 * kept_bytes(6), 1)}
+    assert machine.reopened().applier.quotas.by_prefix()[0].message().bytes_history == 4 * kept_bytes(6)
 
 
 def test_what_is_no_quota_is_refused_alike() -> None:

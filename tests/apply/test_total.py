@@ -30,6 +30,7 @@ TYPES: dict[int, type] = {
     Kind.LEASE_EXPIRE: raft_pb2.LeaseDecision,
     Kind.LEASE_RENEW: raft_pb2.LeaseDecision,
     Kind.PREFIX_QUOTA: admin_pb2.QuotaSetRequest,
+    Kind.HISTORY_QUOTA: admin_pb2.QuotaSetRequest,
     Kind.DOWNGRADE: rpc_pb2.DowngradeInfo,
     Kind.AUTH: raft_pb2.AuthChange,
 }

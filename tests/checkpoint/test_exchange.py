@@ -261,7 +261,7 @@ def test_a_directory_is_taken_in_as_a_copy(tmp_path: Path) -> None:
 @pytest.mark.parametrize("owned", [False, True])
 def test_a_directory_in_place_goes_only_if_it_was_handed_over(owned: bool, tmp_path: Path) -> None:
     async def story() -> None:
-        world, old = Kept(tmp_path), _foreign(tmp_path / "old")
+        world, old = Kept(tmp_path, ""), _foreign(tmp_path / "job" / "old")
         registry = world.registry()
         claim = await registry.claim()
         taken = await registry.adopt(claim, str(old), 5, in_place=True, owned=owned)
@@ -287,7 +287,7 @@ def test_a_directory_in_place_that_was_not_committed_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story() -> None:
-        world, old = Kept(tmp_path), _foreign(tmp_path / "old")
+        world, old = Kept(tmp_path, ""), _foreign(tmp_path / "job" / "old")
         registry = world.registry()
         await world.save(9)
         claim = await registry.claim()
@@ -320,7 +320,7 @@ def test_of_two_runs_that_take_a_directory_in_place_at_once_one_gets_it(
 
         monkeypatch.setattr(exchange, "digest_files", look_together)
         registries = [world.registry(), world.registry("other")]
-        adopted = [each.adopt(await each.claim(), str(old), 5, in_place=True, owned=True) for each in registries]
+        adopted = [each.adopt(await each.claim(), str(old), 5, in_place=True) for each in registries]
         done = await asyncio.gather(*adopted, return_exceptions=True)
         (taken,) = [each for each in done if isinstance(each, Checkpoint)]
         (refused,) = [each for each in done if not isinstance(each, Checkpoint)]
@@ -348,7 +348,7 @@ def test_the_manifest_of_the_attempt_itself_is_written_again(tmp_path: Path) -> 
 
 def test_owned_files_are_not_deleted_by_another_manifest(tmp_path: Path) -> None:
     async def story() -> None:
-        world, old = Kept(tmp_path), _foreign(tmp_path / "old")
+        world, old = Kept(tmp_path, ""), _foreign(tmp_path / "job" / "old")
         registry = world.registry()
         taken = await registry.adopt(await registry.claim(), str(old), 5, in_place=True, owned=True)
         (old / MANIFEST).write_bytes((old / MANIFEST).read_bytes().replace(b"model.pt", b"other.pt"))

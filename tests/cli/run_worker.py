@@ -5,7 +5,8 @@ It writes its environment to ``DIRECTORY/<epoch>-<rank>.json``, then does what i
 - ``fail``: in epoch 1 rank 3 kills itself once all four have written, the others wait; later all end well;
 - ``collateral``: in epoch 1 rank 1 kills itself, and rank 0 fails because of that; later both end well;
 - ``exit``: rank 0 ends with 7, the others wait;
-- ``wait``: starts a child in a session of its own, and waits; SIGTERM is noted in ``<epoch>-<rank>.term``.
+- ``wait``: starts a child in a session of its own, and waits; SIGTERM is noted in ``<epoch>-<rank>.term``;
+- ``signals``: notes each signal that comes in ``<epoch>-<rank>.<its name>``; SIGTERM ends it.
 """
 
 from __future__ import annotations
@@ -47,6 +48,10 @@ if what == "wait":
     child = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", "import threading; threading.Event().wait()"], start_new_session=True
     ).pid
+if what == "signals":
+    for one in ("SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2"):
+        signal.signal(getattr(signal, one), lambda number, frame: note(signal.Signals(number).name))
+    signal.signal(signal.SIGTERM, on_term)
 note("json", child=child)
 if what == "fail" and epoch == "1" and rank == "3":
     pause = threading.Event()
@@ -67,5 +72,5 @@ if what == "collateral" and epoch == "1":
     sys.exit(1)
 if what == "exit" and rank == "0":
     sys.exit(7)
-if what in ("wait", "exit") or (what == "fail" and epoch == "1"):
+if what in ("wait", "exit", "signals") or (what == "fail" and epoch == "1"):
     threading.Event().wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -334,3 +335,20 @@ def test_a_client_url_that_cannot_be_reached_hides_no_other_member() -> None:
         ran = run_ctl(["top", "--once", "--interval", "1ms", "--endpoints", member.endpoint])
         assert ran.code == 1
         assert b"unix://a:1: no such file or directory" in ran.output
+
+
+@pytest.mark.parametrize(
+    ("raised", "line"),
+    [
+        ("MemoryError()", r"out of memory \(MemoryError, in raftkv.cli.program line \d+\); give it more memory"),
+        ("KeyError('x')", r"KeyError: 'x', in raftkv.cli.program line \d+; report this line"),
+        ("ExceptionGroup('two', [AssertionError()])", "AssertionError; report this line"),
+        ("OSError(5, 'Input/output error', '/a')", "/a: Input/output error"),
+    ],
+)
+def test_a_bug_or_a_lack_of_memory_ends_a_program_in_one_line(raised: str, line: str) -> None:
+    code = f"import sys\nfrom raftkv.cli.program import leave\ndef body():\n    raise {raised}\n"
+    code += "sys.exit(leave(body, lambda text: print('raftkvctl:', text, file=sys.stderr)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(f"raftkvctl: {line}\n", done.stderr)

@@ -71,7 +71,7 @@ def test_a_running_run_is_shown(raftkv_cluster, raftkv_client) -> None:
     write(raftkv_client, [*SCRIPT[:GENERATION_2_RUNS], ("boot/2", "10.0.0.0:29511")])
     text = text_of(ctl(raftkv_cluster, "show", "jobs/a"))
     assert text.startswith("run jobs/a: running, generation 2: 2 nodes, 2 ranks; 2 nodes there, limits 2:4\n")
-    assert "recovered in 0.50 s from: rank 1 on b was killed by SIGKILL\n" in text
+    assert "re-formed in 0.50 s from: rank 1 on b was killed by SIGKILL\n" in text
     assert "the workers meet at 10.0.0.0:29511\narbiter a-1\n" in text
     rows = [line.split() for line in text.splitlines()]
     assert ["0", "a-1", "a", "10.0.0.0", "1"] in rows
@@ -218,7 +218,7 @@ def test_the_timeline_tells_commits_and_what_faults_cost(raftkv_cluster, raftkv_
     assert lines[0] == "run jobs/a: 2 generations, 3 nodes, 2 faults, 3 commits"
     assert lines[2].split()[4:6] == ["commits", "lost"]
     first, second = ([cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines[3:5])
-    assert first[4:6] == ["3: steps 100 to 300", "~3.25 s since step 300, ~162 steps"]
+    assert first[4:6] == ["3: steps 100 to 300", "~3.25 s since step 300, up to ~162 steps"]
     assert second[4] == "~10.25 s since step 300, at least 20"
     plain = plain_of(ctl(raftkv_cluster, "timeline", "jobs/a", "--json"))["epochs"]
     assert [one["step"] for one in plain[0]["commits"]] == [100, 200, 300]
@@ -291,7 +291,7 @@ def test_a_run_is_watched_live(raftkv_cluster, raftkv_client) -> None:
         "generation 1 is over: rank 1 on b was killed by SIGKILL",
         "node b-1 is gone",
         "node c-1 came (10.0.0.2, 1 slot)",
-        "generation 2 runs: a (rank 0), c (rank 1); recovered in 0.50 s",
+        "generation 2 runs: a (rank 0), c (rank 1); re-formed in 0.50 s",
         "arbiter is c-1",
         "generation 2 is over: lost 1 of 2: a",
     ):

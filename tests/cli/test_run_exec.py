@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import raftkv
+from raftkv.client.rpc.endpoints import parse_endpoints
+from raftkv.training.rendezvous.address import guess_address
 from tests.cli.programs import Running, raftkvctl
 from tests.cli.runner import run_ctl
 from tests.procs import wait_for
@@ -138,6 +140,36 @@ def test_nodes_come_and_go_and_leave_no_process_behind(raftkv_cluster, tmp_path)
 
 
 @pytest.mark.parametrize(
+    ("words", "passed", "last"),
+    [
+        ((), ("SIGUSR1", "SIGUSR2", "SIGQUIT"), "SIGQUIT"),
+        ((), ("SIGHUP",), "SIGHUP"),
+        ((), ("SIGINT", "SIGUSR1", "SIGQUIT"), "SIGINT"),
+        (("--signals-to-handle", "SIGTERM,SIGUSR1"), ("SIGUSR2", "SIGUSR1"), "SIGUSR1"),
+    ],
+)
+def test_signals_reach_the_workers_and_those_to_handle_end_the_node(
+    raftkv_cluster, tmp_path, words: tuple[str, ...], passed: tuple[str, ...], last: str
+) -> None:
+    words = ("--stop-grace", "60s", "--conf", "last_call_timeout=0", "--env-style", "torch", *words)
+    with node(raftkv_cluster, "a", "signals", tmp_path, *words) as first:
+        worker = written(tmp_path, "1-0.json")
+        for name in passed:
+            first.process.send_signal(getattr(signal, name))
+            assert written(tmp_path, f"1-0.{name}")["pid"] == worker["pid"]
+        assert first.stop(signal.SIGTERM).code == 128 + getattr(signal, last)
+        assert written(tmp_path, "1-0.term")["pid"] == worker["pid"]
+
+
+def test_workers_meet_at_the_address_by_which_rank_0_speaks_to_the_cluster(raftkv_cluster, tmp_path) -> None:
+    words = raftkvctl(raftkv_cluster.endpoints[0], "run", "exec", "--job", JOB, "--conf", "last_call_timeout=0")
+    with Running([*words, "--", sys.executable, "-I", "-S", str(WORKER), str(tmp_path), "end"]) as program:
+        assert program.wait().code == 0
+    place = guess_address(parse_endpoints(raftkv_cluster.endpoints[0]))
+    assert written(tmp_path, "1-0.json")["MASTER_ADDR"] == place
+
+
+@pytest.mark.parametrize(
     ("command", "code", "text"),
     [("no-such-command", 127, "no such file or directory"), ("/", 126, "permission denied")],
 )
@@ -207,13 +239,17 @@ def test_what_workers_print_is_kept_in_files(raftkv_cluster, tmp_path, words, sh
 @pytest.mark.parametrize(
     ("words", "text"),
     [
+        (
+            ("--signals-to-handle", "SIGTERM,SIGKILL"),
+            "--signals-to-handle is a list of signals, as in ",
+        ),
         (("--tee", "4"), "--tee is 0, 1 (stdout), 2 (stderr), 3 (both) or LOCAL_RANK:NUMBER,..., not '4'"),
         (("--redirects", "0:x"), "--redirects is 0, 1 (stdout), "),
         (("--local-ranks-filter", "all"), "--local-ranks-filter is a list of numbers, as in 0,1, not 'all'"),
         (("--log-dir", "/dev/null/logs"), "--log-dir: /dev/null/logs: not a directory"),
     ],
 )
-def test_output_flags_that_cannot_be_read(raftkv_cluster, words, text) -> None:
+def test_flags_that_cannot_be_read(raftkv_cluster, words, text) -> None:
     with Running(
         [*raftkvctl(raftkv_cluster.endpoints[0], "run", "exec", "--job", JOB, *words), "--", "true"]
     ) as program:

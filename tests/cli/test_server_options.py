@@ -396,3 +396,32 @@ def test_secure_refuses_in_one_list_and_notes_requests():
     ).config
     assert config.audit_log == "d/audit.log"
     assert read("--data-dir=d").config.audit_log == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "value"),
+    [
+        ("snapshot-count:", "snapshot_count", 10_000),
+        ("name: null", "name", "default"),
+        ("quota-backend-bytes: 8.589934592e+09", "quota_backend_bytes", 8 * 1024**3),
+        ("election-timeout: 1.5e3", "election_timeout_s", 1.5),
+        ("snapshot-count: 1e4", "snapshot_count", 10_000),
+        ("compaction-sleep-interval: 1e9", "compaction_sleep_interval_s", 1.0),
+        ("initial-cluster-state: ''", "initial_cluster_state", "new"),
+        ("auto-compaction-mode: ''", "auto_compaction_mode", "periodic"),
+        ("auto-compaction-retention: ''", "auto_compaction_retention_s", 0.0),
+        ("log-level: ''", "log_level", "info"),
+    ],
+)
+def test_a_file_of_yaml_is_read_as_its_json(tmp_path, line, field, value):
+    path = tmp_path / "raftkv.yml"
+    path.write_text(line + "\n")
+    assert getattr(read(f"--config-file={path}").config, field) == value
+
+
+@pytest.mark.parametrize("line", ["snapshot-count: 1.5", "name: ''", "snapshot-count: .inf", "snapshot-count: ''"])
+def test_a_value_that_is_none_of_its_setting_stops_the_start(tmp_path, line):
+    path = tmp_path / "raftkv.yml"
+    path.write_text(line + "\n")
+    with pytest.raises(CommandError):
+        read(f"--config-file={path}")

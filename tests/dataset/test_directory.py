@@ -54,6 +54,23 @@ def test_what_is_not_the_file_is_read_from_the_store(tmp_path: Path, planted: st
     assert asyncio.run(shared.once(digest, read)) == each
 
 
+@pytest.mark.parametrize(
+    "digest", ["/any/file", "../precious", "precious", "locks/../../precious", "", "A" * 64, "0" * 63]
+)
+def test_a_name_that_is_no_digest_touches_no_file(tmp_path: Path, digest: str) -> None:
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"data")
+    shared = SharedDirectory(tmp_path / "shared", 10_000)
+    name = digest.replace("/any/file", str(precious))
+
+    async def read() -> bytes:
+        return b"answer"
+
+    assert asyncio.run(shared.once(name, read)) == b"answer"
+    assert precious.read_bytes() == b"data"
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["locks", "precious", "shared"]
+
+
 def test_a_holder_that_hangs_is_not_waited_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(directory_module, "WAIT_S", 0.02)
     ((digest, each),) = blobs(1).items()

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,9 +26,11 @@ from raftkv.dataset.errors import (
     PublishConflict,
     VersionGone,
 )
+from raftkv.dataset.keys import DatasetKeys
 from raftkv.dataset.tree import Builder
-from raftkv.errors import ConfigError, LeaseNotFoundError, NoSpaceError
+from raftkv.errors import ConfigError, LeaseNotFoundError, NoSpaceError, RaftKVError
 from tests.dataset.world import SMALL, World, entries
+from tests.spoiled import FEW, spoiled
 
 
 def test_a_version_is_read_as_it_was_published(world: World) -> None:
@@ -378,3 +382,25 @@ def _publisher(world: World, rng: random.Random, contents: dict[str, list[Entry]
     except PublishConflict:
         pass
     local.loop.run(under_way.close())
+
+
+@pytest.mark.parametrize("where", ["head", "version"])
+def test_a_spoiled_head_is_refused_in_one_line_and_touches_no_file(world: World, tmp_path: Path, where: str) -> None:
+    """Plant what any user who may write below one dataset can: a root that is a path, numbers without end."""
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"data")
+    head = world.dataset().publish(entries(range(20)), cut=SMALL)
+    keys = DatasetKeys("images")
+    key = keys.head if where == "head" else keys.version(1)
+    stolen = [replace(head, root=root).encode() for root in (str(precious), "../precious", "locks/../../precious")]
+    for value in (*stolen, replace(head, version=2, id="").encode(), *spoiled(head.encode(), FEW)):
+        world.put(key, value)
+        with world.dataset(directory=tmp_path / "shared") as data:
+            for ask in (data.next_pass, data.versions, data.collect, lambda: data.at(1), lambda: list(data)):
+                with contextlib.suppress(RaftKVError):
+                    ask()
+        assert precious.read_bytes() == b"data"
+        assert {path.name for path in tmp_path.iterdir()} == {"precious", "shared"}
+    world.put(key, head.encode())
+    with world.dataset(directory=tmp_path / "shared") as data:
+        assert len(data) == 20

@@ -188,7 +188,9 @@ async def test_deadline_cancels_the_handler() -> None:
     async with s.echo_server() as echo:
 
         def use(channel: grpc.Channel) -> None:
-            error: Any = error_of(lambda: channel.unary_unary(s.HANG)(b"", timeout=0.1))
+            # Connected before the deadline begins: the call must reach the server within it.
+            channel.unary_unary(s.UNARY)(b"", timeout=20)
+            error: Any = error_of(lambda: channel.unary_unary(s.HANG)(b"", timeout=1.0))
             assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
         await against(echo, use)

@@ -92,7 +92,9 @@ async def test_metadata_reaches_the_handler() -> None:
 async def test_deadline_ends_the_call_on_both_sides() -> None:
     with s.grpcio_server() as server:
         async with Channel(server.target) as channel:
-            error = await failure(channel.unary(s.HANG, b"", timeout_s=0.1))
+            # Connected before the deadline begins: the call must reach the server within it.
+            await channel.unary(s.UNARY, b"", 20)
+            error = await failure(channel.unary(s.HANG, b"", timeout_s=1.0))
             assert error.code is Code.DEADLINE_EXCEEDED
             assert await asyncio.to_thread(server.cancelled.wait, 20)
             stream = channel.stream(s.BIDI, timeout_s=0.1)

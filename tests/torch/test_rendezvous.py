@@ -9,11 +9,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from torch.distributed import DistStoreError
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -22,6 +24,7 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
+from torch.distributed.elastic.utils.store import barrier
 
 import raftkv
 from raftkv.errors import ConfigError
@@ -31,7 +34,7 @@ from raftkv.torch.entry import get_handler
 from raftkv.torch.rendezvous import RaftKVRendezvousHandler, create_handler
 from raftkv.training.keys import RunKeys
 from raftkv.training.process.faults import End, Worker
-from raftkv.training.records import Fault
+from raftkv.training.records import CLOSED, Fault, State
 from tests.long import long_except
 from tests.procs import free_port, wait_for
 
@@ -74,6 +77,15 @@ def make(cluster: LocalCluster, request: pytest.FixtureRequest) -> Iterator[Make
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(8) as pool:
         yield pool
+
+
+@contextmanager
+def closing_last(handler: RaftKVRendezvousHandler) -> Iterator[None]:
+    """As torchrun does: however its agent ends, the handler is shut down while the error is on its way."""
+    try:
+        yield
+    finally:
+        handler.shutdown()
 
 
 def join(pool: ThreadPoolExecutor, *handlers: RaftKVRendezvousHandler) -> list[RendezvousInfo]:
@@ -145,9 +157,9 @@ def test_a_finished_run_is_closed_for_all_and_a_spare_node_learns_it(
     spare = pool.submit(third.next_rendezvous)
     assert first.shutdown()
     assert second.num_nodes_waiting() == 0  # it may finish what it does
+    assert not second.is_closed()
+    assert second.shutdown()
     wait_for(second.is_closed, "the run to be closed")
-    with pytest.raises(RendezvousClosedError, match="is closed: finished"):
-        second.next_rendezvous()
     with pytest.raises(RendezvousClosedError, match="is closed: finished"):
         spare.result(WAIT_S)
     assert "this node was not needed" in capsys.readouterr().err
@@ -159,6 +171,46 @@ def test_a_finished_run_is_closed_for_all_and_a_spare_node_learns_it(
             lambda: {item.key.decode() for item in kv.range(keys.base, prefix=True)} == {keys.round, keys.state},
             "all but the run's record to be gone",
         )
+
+
+def test_a_failure_after_another_node_has_finished_gets_its_restart_and_is_no_success(
+    make: Make, pool: ThreadPoolExecutor, cluster: LocalCluster
+) -> None:
+    first, second = (make(1, 2, expected_nodes=2, last_call_timeout=WAIT_S) for _ in range(2))
+    join(pool, first, second)
+    first.shutdown()
+    assert (second.num_nodes_waiting(), second.is_closed()) == (0, False)
+    second._worker_ended(End(Worker(1, 1), -1, "SIGKILL"))
+    assert second.next_rendezvous().world_size == 1
+    with pytest.raises(ChildFailedError), closing_last(second):
+        raise ChildFailedError("train", {1: ProcessFailure(1, 1, 7, "")})
+    with cluster.connect() as kv:
+        state = State.decode(kv.get(RunKeys(second.get_run_id()).state).value)
+    assert (state.phase, state.reason[:8]) == (CLOSED, rendezvous.FAILED)
+
+
+@pytest.mark.parametrize("error", [RendezvousTimeoutError("too few"), KeyboardInterrupt()])
+def test_an_agent_that_ends_by_an_error_has_not_finished(
+    make: Make, cluster: LocalCluster, error: BaseException
+) -> None:
+    handler = make(1, 1)
+    handler.next_rendezvous()
+    with pytest.raises(type(error)), closing_last(handler):
+        raise error
+    with cluster.connect() as kv:
+        assert State.decode(kv.get(RunKeys(handler.get_run_id()).state).value).phase != CLOSED
+
+
+def test_whoever_waits_in_the_last_barrier_breaks_no_generation(make: Make, pool: ThreadPoolExecutor) -> None:
+    conf = {"expected_nodes": 2, "last_call_timeout": WAIT_S, "exit_barrier_timeout": "0.05"}
+    first, second = make(1, 2, **conf), make(1, 2, **conf)
+    infos = join(pool, first, second)
+    with pytest.raises(DistStoreError, match=r"wait timeout after 0:00:00\.05"):
+        barrier(infos[0].store, 2, "torchelastic/agent/terminal_state", 300)
+    first._leave()  # as when its process is ended in the barrier
+    assert second.num_nodes_waiting() == 0
+    second.shutdown()
+    assert second.is_closed()
 
 
 def test_a_run_that_failed_for_good_stops_everybody(make: Make, pool: ThreadPoolExecutor) -> None:
@@ -230,6 +282,7 @@ def test_a_cluster_that_is_not_there() -> None:
         ({"lease_tll": "1"}, r"unknown option 'lease_tll'; there are .*ca_file, .*lease_ttl.*, user"),
         ({"lease_ttl": "soon"}, "lease_ttl=soon: whole seconds expected"),
         ({"tls": "perhaps"}, "tls=perhaps: true or false expected"),
+        ({"exit_barrier_timeout": "soon"}, "exit_barrier_timeout=soon: seconds expected"),
         ({"store_port": "70000"}, "store_port=70000: a port expected"),
         ({"password_file": __file__}, "a password needs a user"),
         ({"ca_file": "/does/not/exist"}, "cannot use the certificates"),

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from raftkv.training.records import CLOSED
+from raftkv.training.rendezvous.participant import Participant
 from tests.long import long_except
 from tests.training.sim import faults
 from tests.training.sim.__main__ import main, summary
-from tests.training.sim.agent import Habits
+from tests.training.sim.agent import Agent, Habits
 from tests.training.sim.run import CALM
-from tests.training.sim.scenarios import CALLS_PER_GENERATION, Directed, scenario
+from tests.training.sim.scenarios import CALLS_PER_GENERATION, Broken, Directed, scenario
 from tests.training.sim.swarm import draw, run_seed
 from tests.virtual_store.network import Weather
 
@@ -390,6 +392,66 @@ def test_a_job_that_comes_back_to_a_run_of_another_is_told() -> None:
         run.pass_time(20.0)
         assert [agent.exited for agent in first] == ["conflict"] * 3
         assert other.workers == {(2, 0)}
+
+
+# ---- nodes finish at different times
+
+
+def finish(run: Directed, *agents: Agent) -> None:
+    for agent in agents:
+        agent.finishes = True
+    run.pass_time(20.0, lambda: not any(agent.alive for agent in agents))
+
+
+@pytest.mark.parametrize("barrier_s", [0.0, 30.0])
+@pytest.mark.parametrize("what", ["leaves", "is killed in the barrier", "freezes in the barrier", "is joined"])
+@pytest.mark.parametrize("decides", [False, True])
+def test_a_node_that_finished_breaks_no_generation(barrier_s: float, what: str, decides: bool) -> None:
+    with scenario(3, habits=Habits(barrier_s=barrier_s), max_nodes=4, expected_nodes=3) as run:
+        run.forms(3)
+        first = next(agent for agent in run.members if (agent is run.deciding) == decides)
+        first.finishes = True
+        run.pass_time(5.0, lambda: bool(first.finished_generation) and not first.workers)
+        run.pass_time(0.5)
+        if what == "is killed in the barrier" and first.alive:
+            first.kill()
+        elif what == "freezes in the barrier":
+            run.faults.freeze(first)
+        elif what == "is joined":
+            run.add_agent()
+        run.pass_time(10.0)
+        run.require(run.checker.generation == 1 and len(run.members) == 2, "the others were disturbed")
+        others = list(run.members)
+        finish(run, *others)
+        run.require(run.checker.state.phase == CLOSED and run.checker.state.reason == "finished", "not closed")
+
+
+@pytest.mark.parametrize("barrier_s", [0.0, 30.0])
+def test_workers_that_fail_after_others_have_finished_are_started_again(barrier_s: float) -> None:
+    with scenario(3, habits=Habits(barrier_s=barrier_s)) as run:
+        run.forms(3)
+        first, *others = run.members
+        first.finishes = True
+        run.pass_time(5.0, lambda: bool(first.finished_generation) and not first.workers)
+        run.pass_time(0.5)
+        others[0].fails = True
+        run.pass_time(20.0, lambda: run.checker.generation == 2 and len(run.members) == 2)
+        run.require(run.members == others, "no restart")
+        finish(run, *others)
+        run.require(run.checker.state.phase == CLOSED and run.checker.state.reason == "finished", "not closed")
+
+
+def test_a_failed_job_is_never_recorded_as_a_success(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted bug: the first to finish closes the run."""
+    monkeypatch.setattr(Participant, "finish", Participant.close)
+
+    def finish_one() -> None:
+        with scenario(3) as run:
+            run.forms(3)
+            finish(run, run.members[0])
+
+    with pytest.raises(Broken, match="P10"):
+        finish_one()
 
 
 # ---- zombies

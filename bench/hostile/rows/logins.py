@@ -9,8 +9,9 @@ from typing import Any
 
 from bench.hostile.attacker import Attacker
 from bench.hostile.rows.row import Row
-from bench.hostile.users import AUTH, permission
+from bench.hostile.users import AUTH, UserChannel, permission
 from raftkv.pb import rpc_pb2
+from raftkv.rpc.status import RpcError
 
 _KV, _LEASE_ID = "/etcdserverpb.KV/", 7_100_000
 _PASSWORD = "a password of the bench"
@@ -118,7 +119,57 @@ async def _drain(stream: Any) -> None:
         pass
 
 
+async def _made_up_names(attacker: Attacker) -> None:
+    """160 logins in flight, of users that are not there; one that is logs in meanwhile."""
+    channels = [attacker.channel(token="") for _ in range(4)]
+
+    async def storm(number: int) -> None:
+        count = 0
+        while not attacker.is_over():
+            count += 1
+            request = rpc_pb2.AuthenticateRequest(name=f"made-up-{number}-{count}", password=_PASSWORD)
+            await attacker.call(AUTH + "Authenticate", request, channels[number % 4])
+
+    others = attacker.channel(token="")
+
+    async def login() -> bool:
+        request = rpc_pb2.AuthenticateRequest(name="u0", password=_PASSWORD)
+        return await attacker.call(AUTH + "Authenticate", request, others) is not None
+
+    await asyncio.gather(*[storm(number) for number in range(160)], attacker.others(login))
+
+
+async def _tokens_ahead(attacker: Attacker) -> None:
+    """200 calls with made-up tokens of the future; another client logs in, and shows its token to another member."""
+    leader = attacker.channel(token="")
+    attacker.target = (attacker.target + 1) % len(attacker.endpoints)
+    made_up = attacker.channel(token="y" * 24 + ".99999999999999999999")
+
+    async def storm() -> None:
+        while not attacker.is_over():
+            await attacker.call(_KV + "Range", rpc_pb2.RangeRequest(key=b"k"), made_up)
+
+    async def show() -> bool:
+        request = rpc_pb2.AuthenticateRequest(name="u0", password=_PASSWORD)
+        answer = await attacker.call(AUTH + "Authenticate", request, leader)
+        if answer is None:
+            return False
+        token = rpc_pb2.AuthenticateResponse.FromString(answer).token
+        async with UserChannel(attacker.endpoint, token) as shown:
+            try:
+                await shown.unary(_KV + "Range", rpc_pb2.RangeRequest(key=b"k").SerializeToString(), 10.0)
+            except RpcError as error:
+                return "permission denied" in str(error)  # it is known, and may do nothing
+            return True
+
+    await asyncio.gather(*[storm() for _ in range(200)], attacker.others(show))
+
+
 ROWS = (
+    Row("share-logins", "160 logins in flight with made-up names, while a user logs in", _made_up_names, _two_users,
+        False, users=True),
+    Row("share-tokens-ahead", "200 calls with made-up tokens, while a user shows a new one to a follower",
+        _tokens_ahead, _two_users, False, users=True),
     Row("logins-10k", "10,000 logins at once, half of them wrong", _logins, _two_users, False, users=True),
     Row("permissions", "a role of very many, and very long, permissions", _permissions, repeats=False, users=True),
     Row("role-of-2k-users", "a role that 2,000 users have is changed and deleted", _change_role, _users_of_one_role,

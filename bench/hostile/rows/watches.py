@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
+from time import monotonic
 
 from bench.hostile.attacker import EVERYTHING, KV, Attacker
 from bench.hostile.rows.row import Row
+from bench.hostile.users import permission, user_of
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.client.stream import ClientStream
 from raftkv.rpc.status import RpcError
@@ -111,7 +113,45 @@ async def _delete_watched(attacker: Attacker) -> None:
         await asyncio.gather(*reading)
 
 
+async def _mallory(attacker: Attacker) -> None:
+    attacker.user_token = await user_of(attacker, "mallory", permission(b"mallory/", b"mallory0"))
+
+
+async def _all_watchers(attacker: Attacker) -> None:
+    """Watches of one user on long keys of its own, as many as are taken; then others watch one key."""
+    theirs, others = attacker.channel(token=attacker.user_token), attacker.channel()
+    create = rpc_pb2.WatchRequest(create_request=rpc_pb2.WatchCreateRequest(key=b"mallory/" + b"k" * 1_400_000))
+    message = create.SerializeToString()
+
+    async def take() -> None:
+        stream, count = theirs.stream(_WATCH), attacker.count(180, 5)
+        streams.append(stream)
+        reading = asyncio.create_task(_read(stream, count, attacker))
+        for _ in range(count):
+            await stream.send(message)
+        await reading
+
+    async def watch() -> bool:
+        create = rpc_pb2.WatchCreateRequest(key=b"others")
+        with suppress(RpcError, TimeoutError):
+            async with asyncio.timeout(5), others.stream(_WATCH) as stream:
+                await stream.send(rpc_pb2.WatchRequest(create_request=create).SerializeToString())
+                found = await stream.receive()
+                return found is not None and not rpc_pb2.WatchResponse.FromString(found).canceled
+        return False
+
+    streams: list[ClientStream] = []
+    began = monotonic()
+    await asyncio.gather(*[take() for _ in range(5)])
+    attacker.until += monotonic() - began
+    await attacker.others(watch)
+    for stream in streams:
+        stream.cancel()
+
+
 ROWS = (
+    Row("share-watchers", "one user's 900 watches on keys of 1.4 MB, while others watch", _all_watchers, _mallory,
+        False, users=True),
     Row(
         "watch-progress",
         "500 progress requests on a stream with 200,000 watchers",
@@ -127,4 +167,4 @@ ROWS = (
         repeats=False,
     ),
     Row("watch-unread", "1,000 watchers of a key of 100 kB that is written, nothing is read", _unread),
-)
+)  # fmt: skip

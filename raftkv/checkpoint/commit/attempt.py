@@ -47,11 +47,10 @@ from raftkv.checkpoint.records import (
     Latest,
     Prepared,
     Reference,
-    read,
 )
 from raftkv.client.arguments import instance, whole
 from raftkv.client.control.control import Control, until_answered
-from raftkv.client.control.records import RecordError
+from raftkv.client.control.records import RecordError, read
 from raftkv.client.control.reflector import below
 from raftkv.client.interrupts import farewell_s
 from raftkv.client.kv.compares import mod_revision, version
@@ -254,12 +253,9 @@ class Attempt:
 
     def _part(self, rank: int, item: KeyValue) -> Prepared:
         try:
-            part = read(Prepared, item)
-            if part.rank != rank:
-                raise RecordError(Prepared.NAME, f"{self._keys.rank(rank)} is of rank {part.rank}")
+            return read(Prepared, item)
         except RecordError as error:
             raise PrepareConflict(f"what rank {rank} has prepared for {self} cannot be used: {error}") from None
-        return part
 
     async def commit(self, *, metrics: Mapping[str, float] | None = None, timeout_s: float | None = None) -> Checkpoint:
         """Wait for all ranks, write the manifest, and commit; or find that this was done.

@@ -23,8 +23,9 @@ from typing import Final, Protocol
 
 from raftkv.checkpoint.errors import FenceBroken
 from raftkv.checkpoint.keys import RegistryKeys
-from raftkv.checkpoint.records import FenceRecord, read
+from raftkv.checkpoint.records import FenceRecord
 from raftkv.client.control.control import Control, until_answered
+from raftkv.client.control.records import read
 from raftkv.client.control.reflector import Interval
 from raftkv.client.keys import Space
 from raftkv.client.kv.compares import Compare, mod_revision

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from raftkv.checkpoint import digest
 from raftkv.checkpoint.errors import PrepareConflict
+from raftkv.checkpoint.keys import AttemptId
 from raftkv.checkpoint.records import AttemptRecord, FileRecord, Prepared
 from raftkv.client.control.records import RecordError
 
@@ -82,6 +83,11 @@ class Manifest:
     def digest(self) -> str:
         """Return the digest of the bytes of the file."""
         return digest.of_bytes(self.encoded)
+
+    def is_of(self, kind: str, attempt: AttemptId) -> bool:
+        """Return whether it is that of an attempt."""
+        wanted = (attempt.step, attempt.generation, attempt.number, kind)
+        return tuple(self.head.get(name) for name in _HEAD[:4]) == wanted
 
     @property
     def size_bytes(self) -> int:

@@ -15,8 +15,9 @@ from dataclasses import replace
 from raftkv.checkpoint.commit.summary import METRICS_MAX, checked_metrics, edges, rearranged, reindexed
 from raftkv.checkpoint.errors import CheckpointNotFound
 from raftkv.checkpoint.keys import RegistryKeys, check_step
-from raftkv.checkpoint.records import Checkpoint, Latest, read
+from raftkv.checkpoint.records import Checkpoint, Latest
 from raftkv.client.control.control import Control, txn_until_answered, until_answered
+from raftkv.client.control.records import read
 from raftkv.client.kv.compares import mod_revision
 from raftkv.client.kv.operations import get, put
 from raftkv.errors import ConfigError

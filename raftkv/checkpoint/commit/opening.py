@@ -21,10 +21,10 @@ from raftkv.checkpoint.commit.claim import Claim, under
 from raftkv.checkpoint.commit.outcome import Items, Watching, limited
 from raftkv.checkpoint.errors import CheckpointExists
 from raftkv.checkpoint.keys import RANDOM_DIGITS, WORLD_SIZE_MAX, AttemptId, RegistryKeys
-from raftkv.checkpoint.records import AttemptRecord, read
+from raftkv.checkpoint.records import AttemptRecord
 from raftkv.client.arguments import instance
 from raftkv.client.control.control import Control, until_answered
-from raftkv.client.control.records import RecordError
+from raftkv.client.control.records import RecordError, read, readable
 from raftkv.client.control.reflector import below
 from raftkv.client.keys import prefix_end
 from raftkv.client.kv.compares import mod_revision
@@ -182,14 +182,7 @@ async def undecided(control: Control, run: RegistryKeys) -> list[AttemptRecord]:
             start = run.attempts.encode() + kind + b"/" + attempt_id + b"0"
         if last != b"head":
             continue
-        try:
-            head = read(AttemptRecord, item)
-            if run.attempt(head.kind, head.id).head.encode() != item.key:
-                raise RecordError(AttemptRecord.NAME, f"{item.key.decode(errors='backslashreplace')} is of {head.id}")
-        except RecordError as error:
-            _log.warning("raftkv: passed over: %s", error)
-            continue
-        found.append(head)
+        found += readable(AttemptRecord, [item])
     return found
 
 

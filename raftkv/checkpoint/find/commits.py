@@ -20,8 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raftkv.checkpoint.keys import RegistryKeys
-from raftkv.checkpoint.records import Checkpoint, readable
+from raftkv.checkpoint.records import Checkpoint
 from raftkv.client.control.control import Control
+from raftkv.client.control.records import readable
 from raftkv.client.control.reflector import Reflector, below
 from raftkv.client.values import PUT, Event, KeyValue
 

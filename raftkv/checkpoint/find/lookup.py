@@ -20,9 +20,9 @@ from typing import Final
 
 from raftkv.checkpoint.errors import CheckpointNotFound
 from raftkv.checkpoint.keys import LATEST, RegistryKeys, check_step, is_comparable, run_of, step_of
-from raftkv.checkpoint.records import Checkpoint, Latest, Reference, read, readable
+from raftkv.checkpoint.records import Checkpoint, Latest, Reference
 from raftkv.client.control.control import Control, until_answered
-from raftkv.client.control.records import RecordError
+from raftkv.client.control.records import RecordError, read, readable
 from raftkv.client.keys import prefix_end
 from raftkv.client.kv.operations import Operation, get, get_range
 from raftkv.client.values import KeyValue, RangeResult
@@ -225,7 +225,7 @@ class Lookup:
             seen.add(parent)
             try:
                 found.append(await self.at(parent.run_id, parent.step, parent.kind))
-            except CheckpointNotFound:
+            except (CheckpointNotFound, RecordError):
                 break
         return found
 

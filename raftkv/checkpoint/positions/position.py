@@ -45,6 +45,7 @@ class Position(Record):
     consumed: int  # without a default, so that it is in every file: another record is no position
     seed: int = 0
     dataset: str = ""
+    SIGNED: ClassVar[frozenset[str]] = frozenset(("seed",))
 
     def __post_init__(self) -> None:
         for name in ("epoch", "length", "consumed", "seed"):  # another number would be written, and never read again

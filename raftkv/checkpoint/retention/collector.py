@@ -24,24 +24,24 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from raftkv.checkpoint.errors import DigestMismatch, StorageError
-from raftkv.checkpoint.keys import CHILD, AttemptId, AttemptKeys, RegistryKeys
+from raftkv.checkpoint.keys import CHILD, AttemptId, AttemptKeys, RegistryKeys, check_run_id
 from raftkv.checkpoint.kinds import KINDS
-from raftkv.checkpoint.records import Checkpoint, Deleting, FenceRecord, read, readable
+from raftkv.checkpoint.records import Checkpoint, Deleting, FenceRecord
 from raftkv.checkpoint.retention import marks, ownership
 from raftkv.checkpoint.retention.policy import Decision, Policy, decide
 from raftkv.checkpoint.retention.state import KindState, load
 from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.verify import Progress
 from raftkv.client.control.control import Control, txn_until_answered
-from raftkv.client.control.records import RecordError
+from raftkv.client.control.records import RecordError, read, readable
 from raftkv.client.kv.compares import Compare, create_revision, mod_revision, version
 from raftkv.client.kv.operations import Operation, delete, get, get_range, put
 from raftkv.client.values import KeyValue, TxnResult
-from raftkv.errors import ConfigError
+from raftkv.errors import ConfigError, StatusError
 
 NO_POLICY: Final = Policy()
 
@@ -81,7 +81,7 @@ class Collector:
     Arguments:
         control: the store.
         run_id: of the run.
-        uri: of its place; empty: directories that no key names are not looked for.
+        uri: of its place, below which bytes are deleted; empty: none are.
         now: the wall clock.
         on_progress: told of the bytes of checkpoints, as they are deleted.
         dry_run: nothing is changed.
@@ -106,6 +106,8 @@ class Collector:
         self._dry_run = dry_run
         self._name = os.urandom(8).hex()
         self._result = Collected()
+        self._problem = ""
+        self._others: dict[str, str] = {}
 
     async def collect(self, policy: Policy = NO_POLICY) -> Collected:
         """Delete all that can go. What cannot be deleted is in ``failures``.
@@ -129,8 +131,51 @@ class Collector:
 
     # ---- what is to be deleted already
 
+    async def _survey(self) -> None:
+        """See whose the place is, before anything is deleted there."""
+        self._problem = "" if self._dry_run else await self._find_problem()
+
+    async def _find_problem(self) -> str:
+        """Return why nothing may be deleted in the place; empty: it may."""
+        if not self._uri:
+            return (
+                "nothing was deleted: the place of the checkpoints is not named; name it (gc --place, Registry(uri=))"
+            )
+        try:
+            others = await asyncio.to_thread(marks.read_marks, self._uri)
+        except (StorageError, ConfigError) as error:
+            return str(error)
+        own: KeyValue | None = (await self._txn((), [get(self._keys.mark)])).results[0]
+        if own is None or others.pop(own.value.decode(errors="replace"), None) != self._run_id:
+            return f"nothing was deleted: {self._uri} has no mark of run {self._run_id!r}, so it never wrote there"
+        self._others = others
+        return ""
+
+    async def _refusal(self, gone: Deleting, attempt: AttemptId) -> str:
+        """Return why bytes may not be deleted, after ``_survey``; empty: they may, or stay anyway."""
+        if self._dry_run or not ownership.goes(gone, attempt):
+            return ""
+        try:
+            if refused := self._problem or ownership.refusal(gone, attempt, Place(self._uri)):
+                return refused
+        except ConfigError as error:
+            return str(error)
+        for mark, run_id in self._others.items():
+            stays = f"{gone.uri} stays: {marks.PREFIX}{mark} there says that run {run_id!r} writes there too, and"
+            try:
+                found, named = await self._look_up(get(RegistryKeys(check_run_id(run_id)).mark), run_id, attempt)
+            except (ConfigError, StatusError) as error:
+                return f"{stays} its records cannot be read: {error}"
+            if found is None or found.value != mark.encode():
+                return f"{stays} this cluster does not know its mark; delete that file if the run is gone"
+            if named:
+                return f"{stays} it is the directory of that run"
+        return ""
+
     async def _finish_deletions(self) -> None:
         listed = await self._txn((), [get_range(self._keys.deletings, prefix=True)])
+        if listed.results[0].items:
+            await self._survey()
         for item in listed.results[0].items:
             try:
                 gone = read(Deleting, item)
@@ -152,10 +197,13 @@ class Collector:
     async def _finish(self, kind: str, attempt: AttemptId, gone: Deleting) -> None:
         """Delete bytes, then the key that says so."""
         key = self._keys.deleting(kind, attempt)
+        if refused := await self._refusal(gone, attempt):
+            self._fail(refused)
+            return
         if not await self._is_over(kind, attempt, key):
             return
         try:
-            is_deleted = await asyncio.to_thread(ownership.delete_bytes, gone, attempt)
+            is_deleted = await asyncio.to_thread(ownership.delete_bytes, gone, kind, attempt)
         except (StorageError, DigestMismatch, ConfigError) as error:
             self._fail(str(error))
             return
@@ -189,6 +237,7 @@ class Collector:
             policy, state.checkpoints, latest={name: kind.latest.step for name, kind in state.kinds.items()},
             held=state.held, now=self._now(),
         )  # fmt: skip
+        decisions = await self._allowed(decisions)
         self._result.decisions = [
             *(each for each in self._result.decisions if each.checkpoint in self._result.deleted),
             *decisions,
@@ -206,6 +255,21 @@ class Collector:
             if self._on_progress is not None:
                 self._on_progress(done, total)
         return True
+
+    async def _allowed(self, decisions: list[Decision]) -> list[Decision]:
+        """Let checkpoints stay whose bytes may not be deleted; a failure says why."""
+        if all(each.is_kept for each in decisions):
+            return decisions
+        await self._survey()
+        found = []
+        for each in decisions:
+            if not each.is_kept:
+                gone = ownership.deleting(each.checkpoint, "", 0.0, "")
+                if refused := await self._refusal(gone, each.checkpoint.id):
+                    self._fail(refused)
+                    each = replace(each, is_kept=True, why=("its bytes may not be deleted",))
+            found.append(each)
+        return found
 
     async def _delete(self, kind: KindState, decision: Decision) -> bool:
         checkpoint, keys = decision.checkpoint, self._keys
@@ -279,18 +343,19 @@ class Collector:
 
     async def _is_orphan(self, attempt: AttemptId) -> bool:
         """Return whether no key names the attempt, and none can any more: all at one revision."""
-        keys = self._keys
-        reads: list[Operation] = [get(keys.fence)]
+        fence, is_named = await self._look_up(get(self._keys.fence), self._run_id, attempt)
+        generations = [record.generation for record in readable(FenceRecord, [fence] if fence else [])]
+        return bool(generations) and generations[0] > attempt.generation and not is_named
+
+    async def _look_up(self, first: Operation, run_id: str, attempt: AttemptId) -> tuple[KeyValue | None, bool]:
+        """Return what a read gives, and whether a key of a run names an attempt: all at one revision."""
+        keys, reads = RegistryKeys(run_id), [first]
         for kind in KINDS:
             reads += [get(keys.record(kind, attempt.step)), get(keys.attempt(kind, attempt).head)]
             reads.append(get(keys.deleting(kind, attempt)))
-        fence, *found = (await self._txn((), reads)).results
-        generations = [record.generation for record in readable(FenceRecord, [fence] if fence else [])]
-        if not generations or generations[0] <= attempt.generation:
-            return False
-        records = [item for item in found[::3] if item is not None]
-        is_committed = any(_is_of(item, attempt) for item in records)
-        return not is_committed and all(item is None for item in (*found[1::3], *found[2::3]))
+        answer, *found = (await self._txn((), reads)).results
+        is_committed = any(item is not None and _is_of(item, attempt) for item in found[::3])
+        return answer, is_committed or any(item is not None for item in (*found[1::3], *found[2::3]))
 
 
 def _is_of(item: KeyValue, attempt: AttemptId) -> bool:

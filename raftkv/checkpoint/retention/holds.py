@@ -28,9 +28,10 @@ from urllib.parse import unquote
 
 from raftkv.checkpoint.errors import CheckpointNotFound, PinLost
 from raftkv.checkpoint.keys import PIN, TAG, RegistryKeys, check_name
-from raftkv.checkpoint.records import Checkpoint, Hold, Reference, readable
+from raftkv.checkpoint.records import Checkpoint, Hold, Reference
 from raftkv.client.arguments import instance, seconds
 from raftkv.client.control.control import Control, Grant, txn_until_answered, until_answered
+from raftkv.client.control.records import read, readable
 from raftkv.client.kv.compares import mod_revision, version
 from raftkv.client.kv.operations import Operation, delete, get, get_range, put
 from raftkv.client.values import KeyValue
@@ -176,7 +177,7 @@ async def _put_pin(control: Control, checkpoint: Checkpoint, reader: str, lease:
         )
     except LeaseNotFoundError:
         raise PinLost(f"the pin on {checkpoint.reference} ended before it was taken; take it again") from None
-    if result.succeeded and Checkpoint.decode(result.results[1].value).id != checkpoint.id:
+    if result.succeeded and read(Checkpoint, result.results[1]).id != checkpoint.id:
         await until_answered(lambda: control.txn((), [delete(key)]))  # another attempt has the step
     elif result.succeeded:
         return

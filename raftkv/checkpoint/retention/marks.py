@@ -62,6 +62,13 @@ async def leave_file(uri: str, name: str, data: bytes) -> None:
     await asyncio.to_thread(leave)
 
 
+def read_marks(uri: str) -> dict[str, str]:
+    """Return the marks in a place, and the run that each names. Raises StorageError."""
+    place = Place(uri)
+    found = [name for name in place.names() if name.startswith(PREFIX)]
+    return {name.removeprefix(PREFIX): place.read(name).decode(errors="replace").strip() for name in found}
+
+
 def is_alone(names: Sequence[str], own: bytes | None) -> bool:
     """Return whether a place has the mark of one run, and no other.
 

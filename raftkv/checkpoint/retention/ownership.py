@@ -1,8 +1,12 @@
 """Whose bytes they are: which ones may be deleted with a checkpoint.
 
-- A directory that has the name of the attempt was made by it, for it alone: it is deleted whole.
+A record is input: whoever may write below one run could name any directory in it. So nothing is deleted but below the
+place that the collector was given, where the run has left its mark.
+
+- A directory right below that place that has the name of the attempt was made by it, for it alone: it is deleted whole.
 - An existing directory that was registered in place belongs to whoever made it. It is left alone, unless it was handed
-  over (``adopt(..., owned=True)``): then the files that its manifest lists are deleted, and nothing else.
+  over (``adopt(..., owned=True)``): then the files that its manifest lists are deleted, and nothing else, if the
+  manifest is that of the attempt.
 
 What was handed over is noted in the metadata of the checkpoint.
 """
@@ -13,6 +17,7 @@ from typing import Final
 
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
 from raftkv.checkpoint.commit.manifest import Manifest
+from raftkv.checkpoint.errors import DigestMismatch
 from raftkv.checkpoint.keys import AttemptId
 from raftkv.checkpoint.records import Checkpoint, Deleting
 from raftkv.checkpoint.storage.place import Place
@@ -45,6 +50,36 @@ def holds_whole_checkpoint(uri: str) -> bool:
     return all(there.get(file.name) == file.size_bytes for file in files)
 
 
+def refusal(gone: Deleting, attempt: AttemptId, place: Place) -> str:
+    """Return why the bytes that a deletion names may not be deleted; empty: they may.
+
+    Arguments:
+        gone: which bytes; they go.
+        attempt: whose.
+        place: in which the run may delete.
+
+    Raises:
+        ConfigError: the uri is none.
+    """
+    if is_own(gone.uri, attempt):
+        is_there = place.name_below(gone.uri) == attempt.directory
+    else:
+        is_there = place.contains(gone.uri)
+    return (
+        "" if is_there else f"{gone.uri} stays: it does not lie below {place.uri}; collect with its place to delete it"
+    )
+
+
+def goes(gone: Deleting, attempt: AttemptId) -> bool:
+    """Return whether bytes go with a deletion; else they are not the registry's."""
+    return bool(gone.manifest) or is_own(gone.uri, attempt)
+
+
+def is_own(uri: str, attempt: AttemptId) -> bool:
+    """Return whether a directory has the name of an attempt."""
+    return uri.rpartition("/")[2] == attempt.directory
+
+
 def deleting(checkpoint: Checkpoint, reason: str, now: float, collector: str) -> Deleting:
     """Return what to delete of a checkpoint that nobody can find any more.
 
@@ -58,26 +93,29 @@ def deleting(checkpoint: Checkpoint, reason: str, now: float, collector: str) ->
     return Deleting(checkpoint.uri, reason, now, checkpoint.manifest if handed_over else "", collector)
 
 
-def delete_bytes(gone: Deleting, attempt: AttemptId) -> bool:
+def delete_bytes(gone: Deleting, kind: str, attempt: AttemptId) -> bool:
     """Delete what is to be deleted, as far as it is there still; False: the bytes are not the registry's, and stay.
 
     Arguments:
-        gone: which bytes.
-        attempt: whose.
+        gone: which bytes; ``refusal`` has nothing against it.
+        kind, attempt: whose.
 
     Raises:
         StorageError: something could not be deleted; calling again goes on.
-        DigestMismatch: the manifest of a directory that was handed over is another one: nothing was deleted.
+        DigestMismatch: the manifest of a directory that was handed over is another one, or another's: nothing was
+            deleted.
     """
-    is_own = gone.uri.rpartition("/")[2] == attempt.directory
-    if not is_own and not gone.manifest:
+    if not goes(gone, attempt):
         return False
     place = Place(gone.uri)
-    if is_own:
+    if is_own(gone.uri, attempt):
         place.delete_tree()
         return True
     if place.exists(MANIFEST):
-        for _, file in decode_manifest(gone.uri, place.read(MANIFEST), gone.manifest).files:
+        manifest = decode_manifest(gone.uri, place.read(MANIFEST), gone.manifest)
+        if not manifest.is_of(kind, attempt):
+            raise DigestMismatch(gone.uri, MANIFEST, f"is not that of attempt {attempt} ({kind})")
+        for _, file in manifest.files:
             place.delete(file.name)
         place.delete(MANIFEST)  # the last: until then it says what is left to delete
     place.delete_empty_directories()

@@ -11,10 +11,11 @@ from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 
 from raftkv.checkpoint.find.lookup import PAGE
-from raftkv.checkpoint.keys import STEP_MAX, RegistryKeys, is_comparable, step_of
-from raftkv.checkpoint.records import Checkpoint, Extremes, Latest, Reference, readable
+from raftkv.checkpoint.keys import STEP_MAX, RegistryKeys, is_comparable
+from raftkv.checkpoint.records import Checkpoint, Extremes, Latest, Reference
 from raftkv.checkpoint.retention.holds import holds
 from raftkv.client.control.control import Control, txn_until_answered, until_answered
+from raftkv.client.control.records import readable
 from raftkv.client.keys import prefix_end
 from raftkv.client.kv.operations import get_range
 
@@ -121,6 +122,5 @@ async def _load_records(control: Control, prefix: str, kind: KindState) -> None:
         page = result.results[0]
         for item in page.items:
             for checkpoint in readable(Checkpoint, [item]):
-                if checkpoint.step == step_of(item.key):
-                    kind.records[checkpoint.step] = (checkpoint, item.mod_revision)
+                kind.records[checkpoint.step] = (checkpoint, item.mod_revision)
         start = page.items[-1].key + b"\0" if page.more else b""

@@ -78,6 +78,31 @@ class Place:
         """Return the path of a file, as the file system knows it. Raises ConfigError: it would lie elsewhere."""
         return f"{self.root}/{check_file_name(name)}"
 
+    def contains(self, uri: str) -> bool:
+        """Return whether a directory lies below this one, and no link on the way to it leads out.
+
+        Raises:
+            ConfigError: the uri is none.
+        """
+        name = self.name_below(uri)
+        if not name or not self.is_local:
+            return bool(name)
+        return os.path.realpath(self.path(name)) == f"{os.path.realpath(self.root)}/{name}"
+
+    def name_below(self, uri: str) -> str:
+        """Return the name that a directory has below this one; empty: it lies elsewhere.
+
+        Raises:
+            ConfigError: the uri is none.
+        """
+        found = Place(uri)
+        name = found.root.removeprefix(f"{self.root}/")
+        if type(found.fs) is not type(self.fs) or name == found.root:
+            return ""
+        with suppress(ConfigError):
+            return check_file_name(name)
+        return ""
+
     # ---- writing
 
     def write(self, name: str, data: bytes) -> FileRecord:

@@ -101,6 +101,23 @@ class Counter:
                 self._on_progress(self._done, self._total)
 
 
+def require_below(checkpoint: Checkpoint, uri: str) -> None:
+    """Refuse a checkpoint that lies elsewhere than the registry's, before code is made of its bytes.
+
+    Arguments:
+        checkpoint: its record says where it lies, and anyone who may write its key wrote that.
+        uri: of the registry.
+
+    Raises:
+        ConfigError: it does not lie below.
+    """
+    if not uri or not Place(uri).contains(checkpoint.uri):
+        raise ConfigError(
+            f"{checkpoint.reference} is not loaded: it lies in {checkpoint.uri}, not below {uri or 'a given place'}; "
+            "if you trust its writers, name that place as the uri of the registry (a DCP Reader takes anywhere=True)"
+        )
+
+
 def load_manifest(checkpoint: Checkpoint) -> Manifest:
     """Return the list of a checkpoint's files, which the record vouches for.
 

@@ -214,7 +214,7 @@ async def _make(kv: Any, place: Place, directory: Path, progress: Any) -> Manife
         raise
     try:
         await asyncio.to_thread(place.finish, file_name)
-        await asyncio.to_thread(place.write, manifest_name, made.text())
+        await asyncio.to_thread(place.write, manifest_name, made.encode())
     except CommandError:
         # Without its manifest the database is no backup, and a full place would stay full.
         left += [manifest_name, manifest_name + PART_SUFFIX, file_name]

@@ -1,7 +1,7 @@
 """What is known of one backup, and the rule which backups are deleted. Pure.
 
 >>> one = Manifest("raftkv-20261122T183000Z-00000000000000ff", 0.0, 255, -1, 7, 301, 4096, "ab", 1, 2, "h:2379", 1.0)
->>> Manifest.parse(one.text()) == one
+>>> Manifest.decode(one.encode()) == one
 True
 """
 
@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import json
 import re
+import reprlib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import ClassVar, Final, Self
+
+from raftkv.client.control.records import Record, RecordError
 
 FORMAT: Final = 1
 DATA_SUFFIX: Final = ".db"
@@ -24,7 +27,7 @@ DAY_S: Final = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(Record):
     """One verified backup.
 
     Attributes:
@@ -37,6 +40,8 @@ class Manifest:
         verified_s: when it was last verified.
     """
 
+    NAME: ClassVar[str] = "backup"
+    SIGNED: ClassVar[frozenset[str]] = frozenset(("compact_revision",))
     name: str
     taken_s: float
     revision: int
@@ -50,27 +55,25 @@ class Manifest:
     endpoint: str
     verified_s: float
 
-    def text(self) -> str:
+    def encode(self) -> bytes:
         """Return what is written."""
-        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1).encode() + b"\n"
+
+    def check(self) -> None:
+        """Implement ``Record.check``: the name becomes that of files, and both are printed."""
+        if time_of(self.name + DATA_SUFFIX) is None or not self.endpoint.isprintable():
+            raise RecordError(self.NAME, f"name is {reprlib.repr(self.name)}, endpoint {reprlib.repr(self.endpoint)}")
+
+    def belongs_to(self, key: str) -> bool:
+        """Implement ``Record.belongs_to``: of a file without its suffix."""
+        return key == self.name
 
     @classmethod
-    def parse(cls, text: str) -> Manifest:
-        """Return what was written.
-
-        Raises:
-            ValueError: it is no manifest, or one of a later version.
-        """
-        try:
-            fields = json.loads(text)
-        except RecursionError:
-            raise ValueError("it is nested too deeply") from None
-        if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:
-            raise ValueError(f"it has another format than {FORMAT}")
-        try:
-            return cls(**fields)
-        except TypeError as error:
-            raise ValueError(str(error)) from None
+    def from_plain(cls, plain: object) -> Self:
+        """Implement ``Record.from_plain``: that of a later version is none."""
+        if isinstance(plain, dict) and plain.get("format") != FORMAT:
+            raise RecordError(cls.NAME, f"it has another format than {FORMAT}")
+        return super(Manifest, cls).from_plain(plain)
 
 
 def name_of(taken_s: float, revision: int) -> str:

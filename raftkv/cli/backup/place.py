@@ -7,6 +7,7 @@ its own. On local disks both are synced. Whatever a file system raises becomes o
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,9 +16,13 @@ from typing import Any, Final
 from raftkv.checkpoint.storage.filesystems import describe, open_url, sync
 from raftkv.cli.backup.manifest import DATA_SUFFIX, MANIFEST_SUFFIX, PART_SUFFIX, Manifest, oldest_first, time_of
 from raftkv.cli.exits import CommandError
+from raftkv.client.control.records import RecordError
 from raftkv.errors import ConfigError
 
 CHUNK_BYTES: Final = 1 << 20
+MANIFEST_BYTES_MAX: Final = 64 << 10
+DIRECTORY_MODE: Final = 0o700
+FILE_MODE: Final = 0o600
 LEFT_OVER_S: Final = 86_400.0
 """Age at which a file without a manifest is taken for one that nobody finishes any more."""
 
@@ -78,10 +83,20 @@ class Place:
     def upload(self, source: Path, name: str, advance: Advance = lambda size: None) -> None:
         """Copy a file to ``NAME.part``."""
         with self._named("write to"):
-            self._fs.makedirs(self._root, exist_ok=True)
-            with source.open("rb") as reader, self._fs.open(self._path(name + PART_SUFFIX), "wb") as writer:
+            with source.open("rb") as reader, self._open_writer(name + PART_SUFFIX) as writer:
                 _copy(reader, writer, advance)
             self._sync(name + PART_SUFFIX)
+
+    def _open_writer(self, name: str) -> Any:
+        """Open a new file; on a local disk with the modes of a data directory: it holds all that the cluster does."""
+        if not self._is_local:
+            self._fs.makedirs(self._root, exist_ok=True)
+            return self._fs.open(self._path(name), "wb")
+        os.makedirs(self._root, DIRECTORY_MODE, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(self._path(name), flags, FILE_MODE)
+        os.fchmod(descriptor, FILE_MODE)  # of one that a killed backup has left
+        return os.fdopen(descriptor, "wb")
 
     def finish(self, name: str) -> None:
         """Give ``NAME.part`` its name."""
@@ -89,25 +104,18 @@ class Place:
             self._fs.mv(self._path(name + PART_SUFFIX), self._path(name))
             self._sync_names()
 
-    def write(self, name: str, text: str) -> None:
+    def write(self, name: str, data: bytes) -> None:
         """Write a small file."""
         with self._named("write to"):
-            self._fs.makedirs(self._root, exist_ok=True)
-            with self._fs.open(self._path(name + PART_SUFFIX), "wb") as writer:
-                writer.write(text.encode())
+            with self._open_writer(name + PART_SUFFIX) as writer:
+                writer.write(data)
             self._sync(name + PART_SUFFIX)
         self.finish(name)
 
-    def read(self, name: str) -> str:
-        """Return a small file.
-
-        Raises:
-            CommandError: it cannot be read.
-            ValueError: it is no text.
-        """
+    def read(self, name: str) -> bytes:
+        """Return a small file, and of a large one the beginning. Raises CommandError."""
         with self._named("read"):
-            content = bytes(self._fs.cat_file(self._path(name)))
-        return content.decode()
+            return bytes(self._fs.cat_file(self._path(name), start=0, end=MANIFEST_BYTES_MAX))
 
     def download(self, name: str, target: Path, advance: Advance = lambda size: None) -> None:
         """Copy a file from here.
@@ -157,9 +165,12 @@ class Place:
             if stem + DATA_SUFFIX not in there:
                 continue  # killed while it was deleted
             try:
-                found.append(Manifest.parse(self.read(name)))
-            except ValueError as error:
-                damaged[stem] = f"cannot read {name} in {self.url}: {error}"
+                one = Manifest.decode(self.read(name))
+                if not one.belongs_to(stem):
+                    raise RecordError(Manifest.NAME, f"it is that of {one.name}")
+                found.append(one)
+            except RecordError as error:
+                damaged[stem] = f"cannot read {name} in {self.url}: {error.why}"
         return oldest_first(found), damaged
 
     def remove(self, backup: Manifest) -> None:

@@ -20,7 +20,7 @@ from raftkv.pb import admin_pb2
 
 _SIZE = re.compile(r"(\d{1,18})(?:([KMGT]i?)?B?)?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-_HEADER = ["prefix", "bytes", "of", "keys", "of"]
+_HEADER = ["prefix", "bytes", "of", "history", "keys", "of"]
 
 
 def quota_set(invocation: Invocation) -> None:
@@ -97,13 +97,16 @@ def _text(prefix: bytes) -> str:
 
 
 def _plain(quota: admin_pb2.PrefixQuota) -> dict[str, Any]:
-    names = ("bytes_used", "bytes_max", "keys_used", "keys_max")
+    names = ("bytes_used", "bytes_max", "bytes_history", "keys_used", "keys_max", "is_counting")
     return {"prefix": _text(quota.prefix), **{name: getattr(quota, name) for name in names}}
 
 
 def _row(quota: admin_pb2.PrefixQuota) -> list[str]:
-    used_max = ((quota.bytes_used, quota.bytes_max), (quota.keys_used, quota.keys_max))
     return [
         printable(_text(quota.prefix)),
-        *(text for used, most in used_max for text in (str(used), str(most or "-"))),
+        str(quota.bytes_used),
+        str(quota.bytes_max or "-"),
+        "-" if quota.bytes_history < 0 else str(quota.bytes_history) + " (counting)" * quota.is_counting,
+        str(quota.keys_used),
+        str(quota.keys_max or "-"),
     ]

@@ -361,21 +361,22 @@ def _check_commands() -> Branch:
 
 (_JSON,) = _ours(Flag("json", BOOL, usage="print JSON"))
 _QUOTA_FLAGS = _ours(
-    Flag("bytes", default="0", usage="largest sum of keys and values: 1000, 64KiB, 2GB; 0 means no limit"),
+    Flag("bytes", default="0", usage="bytes that the database keeps at most: 1000, 64KiB, 2GB; 0 means no limit"),
     Flag("keys", INT, usage="largest number of keys; 0 means no limit"),
 )
 
 
 def _quota_commands() -> Branch:
-    details = """What exists below PREFIX is counted, its history is not. A write that would take more is refused, as a
-whole; deletions give room back. Prefixes may overlap."""
+    details = """Keys count while they exist, bytes also while only the history has them. A write that
+would take more is refused, as a whole. A deletion gives keys back, a compaction the bytes of old revisions. Prefixes
+may overlap."""
     flags = (*_QUOTA_FLAGS, _JSON)
     children = [
         _leaf(
             "set",
             "ctl.quota:quota_set",
             "PREFIX",
-            "Limit what may exist below a prefix",
+            "Limit what a prefix takes",
             flags,
             details,
         )("quota set jobs/ --bytes=64MiB --keys=10000"),
@@ -384,7 +385,7 @@ whole; deletions give room back. Prefixes may overlap."""
         ),
         _leaf("list", "ctl.quota:quota_list", "", "Print all limits and what is used of them", (_JSON,))("quota list"),
     ]
-    return Branch("quota", "Limit what may exist below prefixes (not in etcdctl)", children, (*GLOBAL_FLAGS, _JSON))
+    return Branch("quota", "Limit what prefixes take (not in etcdctl)", children, (*GLOBAL_FLAGS, _JSON))
 
 
 _EXEC_FLAGS = _ours(
@@ -394,9 +395,17 @@ _EXEC_FLAGS = _ours(
     Flag("max-restarts", INT, usage="number of times that this node's workers may fail before it gives up"),
     Flag("env-style", LIST, usage="variables that workers find: torch,pet,tf,horovod or none; without it all"),
     Flag("conf", LIST, usage="settings of the run, NAME=VALUE: lease_ttl, last_call_timeout, join_timeout, ..."),
-    Flag("local-addr", usage="address at which other nodes reach this one; without it the host's name"),
+    Flag(
+        "local-addr",
+        usage="address at which other nodes reach this one; without it the one by which it reaches the cluster",
+    ),
     Flag("node-name", usage="name of this machine; without it the host's name"),
     Flag("stop-grace", DURATION, 10.0, "time from SIGTERM to SIGKILL when workers are stopped"),
+    Flag(
+        "signals-to-handle",
+        default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        usage="signals that are passed on to the workers and end this node",
+    ),
     Flag("log-dir", usage="directory for the workers' log files; alone it means --tee 3"),
     Flag("redirects", usage="streams that go to log files only: 1 stdout, 2 stderr, 3 both, or 0:3,1:2", short="r"),
     Flag("tee", usage="streams that go to log files and to the console, as for --redirects", short="t"),
@@ -409,7 +418,10 @@ environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, PET_*, TF_CONFIG, HOROV
 them again when nodes come or go, or when a worker fails anywhere.
 
 When all workers have ended well everywhere, the run is closed and the exit code is 0. Otherwise it is the exit code of
-the failed worker, 128 and the signal's number if a signal ended it, or 1 if another node closed the run."""
+the failed worker, 128 and the signal's number if a signal ended it, or 1 if another node closed the run.
+
+The workers get each signal that --signals-to-handle names, then this node leaves. They get SIGUSR1 and SIGUSR2 too, and
+the node goes on."""
 
 
 def _access_commands() -> list[Leaf]:

@@ -17,6 +17,7 @@ from raftkv.cli.exits import BAD_ARGUMENTS, CommandError
 from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.library import use_library
 from raftkv.client.credentials import announce_settings
+from raftkv.client.rpc.endpoints import parse_endpoints
 from raftkv.errors import ConfigError
 from raftkv.training.config import RunConfig, parse_options
 from raftkv.training.process.environment import parse_styles
@@ -25,6 +26,7 @@ from raftkv.training.process.output.destinations import make_directory, parse_ra
 from raftkv.training.process.supervisor import PORTS_FIELD, Settings, Supervisor, free_port
 from raftkv.training.process.workers import WorkerStartError
 from raftkv.training.records import GATHERING, RUNNING
+from raftkv.training.rendezvous.address import guess_address
 from raftkv.training.rendezvous.participant import Participant, Progress, waiting
 
 if TYPE_CHECKING:
@@ -32,7 +34,9 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 
-FORWARDED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+PASSED_ON: Final = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that workers get and that end nothing here, unless ``--signals-to-handle`` names them."""
+_UNUSABLE: Final = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD)
 KEEPALIVE_TIME_S: Final = 10.0
 
 
@@ -58,7 +62,7 @@ def _read(
     invocation: Invocation, session: Session, command: tuple[str, ...], console: Console
 ) -> tuple[RunConfig, Settings]:
     try:
-        config = _config(invocation)
+        config = _config(invocation, session)
         settings = _settings(invocation, session, command, console)
         return config, replace(settings, output=Output(console, _destinations(invocation, config, settings)))
     except ConfigError as error:
@@ -80,7 +84,24 @@ def parse_nodes(text: str) -> tuple[int, int]:
     return int(least), int(most or least)
 
 
-def _config(invocation: Invocation) -> RunConfig:
+def parse_signals(text: str) -> tuple[signal.Signals, ...]:
+    """Signals of ``--signals-to-handle``.
+
+    >>> [one.name for one in parse_signals("SIGTERM, SIGUSR1")]
+    ['SIGTERM', 'SIGUSR1']
+
+    Raises:
+        ConfigError: one has no such name, or cannot be handled.
+    """
+    named = {one.name: one for one in signal.Signals if one not in _UNUSABLE}
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in named:
+            raise ConfigError(f"--signals-to-handle is a list of signals, as in SIGTERM,SIGUSR1, without {name!r}")
+    return tuple(named[name] for name in names)
+
+
+def _config(invocation: Invocation, session: Session) -> RunConfig:
     if not invocation["job"]:
         raise ConfigError("--job is missing: the id of the run, the same on all of its nodes")
     for name, least in (("max-restarts", 0), ("stop-grace", 0), ("nproc-per-node", 1)):
@@ -92,9 +113,8 @@ def _config(invocation: Invocation) -> RunConfig:
     if invocation["node-name"]:
         fields["host"] = invocation["node-name"]
     fewest, most = parse_nodes(invocation["nnodes"])
-    return RunConfig(
-        run_id=invocation["job"], min_nodes=fewest, max_nodes=most, address=invocation["local-addr"], **fields
-    ).checked()
+    address = invocation["local-addr"] or guess_address(parse_endpoints(session.endpoints))
+    return RunConfig(run_id=invocation["job"], min_nodes=fewest, max_nodes=most, address=address, **fields).checked()
 
 
 def _destinations(invocation: Invocation, config: RunConfig, settings: Settings) -> Destinations:
@@ -128,6 +148,7 @@ def _settings(invocation: Invocation, session: Session, command: tuple[str, ...]
         command=command,
         max_restarts=invocation["max-restarts"],
         stop_grace_s=invocation["stop-grace"],
+        stop_signals=parse_signals(invocation["signals-to-handle"]),
         styles=parse_styles(invocation["env-style"]),
         endpoints=tuple(session.endpoints),
         inherited=inherited,
@@ -143,14 +164,16 @@ async def _take_part(kv: Client, config: RunConfig, settings: Settings) -> int:
     )
     supervisor = Supervisor(kv, participant, settings)
     loop = asyncio.get_running_loop()
-    for number in FORWARDED:
-        loop.add_signal_handler(number, supervisor.stop, number)
+    handled = dict.fromkeys(PASSED_ON, supervisor.pass_on)
+    handled |= dict.fromkeys(settings.stop_signals, supervisor.stop)
+    for number, handle in handled.items():
+        loop.add_signal_handler(number, handle, number)
     try:
         return await supervisor.run()
     except WorkerStartError as error:
         raise CommandError(str(error), error.code) from None
     finally:
-        for number in FORWARDED:
+        for number in handled:
             loop.remove_signal_handler(number)
 
 

@@ -122,7 +122,7 @@ def details(facts: Facts) -> list[str]:
     if state.phase == RUNNING and generation is not None and len(facts.history.generations) > 1:
         before = facts.history.generations[-2]
         if before.recovery is not None:
-            lines.append(f"recovered in {before.recovery} from: {end_text(before)}")
+            lines.append(f"re-formed in {before.recovery} from: {end_text(before)}")
     if facts.history.boot and state.phase == RUNNING:
         lines.append(f"the workers meet at {_address(facts.history.boot)}")
     if facts.history.arbiter:
@@ -216,7 +216,7 @@ def _generations_table(history: RunHistory) -> Rows:
         rows.append((str(generation.generation), began, lasted, members, *progress, end_text(generation), recovery))
         styles.append(_STYLES["fault"] if generation.faults else "")
     header = ("generation", "began", "lasted", "members", *(("commits", "lost") if has_progress else ()))
-    return Rows((*header, "ended because", "recovered in"), rows, styles)
+    return Rows((*header, "ended because", "re-formed in"), rows, styles)
 
 
 def commits_text(generation: GenerationHistory) -> str:
@@ -337,7 +337,7 @@ def _state_text(state: State, fold: Fold) -> str:
     if state.phase == RUNNING and fold.round is not None:
         text = f"generation {state.generation} runs: {members_text(fold.round.members)}"
         before = fold.generations[-2] if len(fold.generations) > 1 else None
-        return f"{text}; recovered in {before.recovery}" if before is not None and before.recovery else text
+        return f"{text}; re-formed in {before.recovery}" if before is not None and before.recovery else text
     because = f": {state.reason}" if state.reason else ""
     if state.phase == BROKEN:
         return f"generation {state.generation} is over{because}"

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -38,6 +39,15 @@ _DEPTH_MAX: Final = 64
 
 _SECTIONS = {"client-transport-security": "", "peer-transport-security": "peer-", "socket-options": "socket-"}
 """Settings of a file that have settings of their own, and how the flags of these begin."""
+
+
+_EMPTY_IS_DEFAULT: Final = frozenset(
+    {"auto-compaction-mode", "auto-compaction-retention", "initial-cluster-state", "log-level"}
+)
+"""Settings of a file that may be given as an empty text."""
+
+_FLOAT: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$")
+"""Numbers of YAML 1.2: PyYAML takes ``1e4`` for a text."""
 
 
 @dataclass
@@ -170,6 +180,8 @@ def _read_file(path: str, warnings: list[str]) -> dict[str, str]:
     texts: dict[str, str] = {}
     for key, value in document.items():
         for name, item in _file_entry(path, str(key), value):
+            if item is None or (item == "" and name in _EMPTY_IS_DEFAULT):
+                continue
             if name in FLAGS:
                 texts[name] = _file_text(path, name, item)
             else:
@@ -193,7 +205,12 @@ def _read_document(path: str) -> Any:
             return json.loads(text)
     try:
         _check_depth(text)
-        return yaml.safe_load(text)
+
+        class Loader(yaml.SafeLoader):
+            """Takes for numbers what etcd does."""
+
+        Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+        return Loader(text).get_single_data()
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
     # PyYAML lets these out for dates and numbers that there are not, and for brackets in brackets.
@@ -238,9 +255,9 @@ def _file_text(path: str, name: str, value: Any) -> str:
         raise ConfigError(
             f"{path}: {name} takes a value, and is given settings of its own: {', '.join(map(str, value))}"
         )
-    elif value is None:
-        text = ""
     else:
+        # etcd turns YAML into JSON first: a float that is an integer is that integer.
+        value = int(value) if isinstance(value, float) and value.is_integer() else value
         text = str(value)
     if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
         raise ConfigError(f"{path}: {name} has what no name of a file can have: {text!r}")

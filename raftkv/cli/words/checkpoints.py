@@ -163,7 +163,7 @@ def keeping_commands(leaf: MakeLeaf) -> list[Leaf]:
         leaf("untag", f"{at}:untag", "RUN NAME", "Take a tag away", _ours(_JSON))("checkpoint untag bert release"),
         leaf("gc", f"{at}:collect", "RUN", "Delete what no rule keeps", (*_ours(_JSON), *_GC_FLAGS), _GC)(
             "checkpoint gc bert --keep-last 3 --keep-every 1000 --dry-run",
-            "checkpoint gc bert --keep-best loss:min:3 --max-bytes 2TiB",
+            "checkpoint gc bert --place /shared --max-bytes 2TiB",
         ),
     ]
 
@@ -176,5 +176,5 @@ _GC_FLAGS = _ours(
     Flag("keep-for", DURATION, usage="those that are younger stay"),
     Flag("max-age", DURATION, usage="those that are older go, as 720h"),
     Flag("max-bytes", usage="the oldest go until the rest fits: 500GiB, 2TB"),
-    Flag("place", usage="where the run's checkpoints lie; directories there that no key names are deleted too"),
+    Flag("place", usage="where the run's checkpoints lie: files are deleted below it and nowhere else"),
 )

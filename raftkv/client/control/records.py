@@ -11,8 +11,12 @@
     Greeting("hello").encode()                       # b'{"text":"hello"}'
     Greeting.decode(b'{"text":"hello","new":1}')     # fields that are not known are left out
 
-Nothing here is executed or trusted: a value that somebody else wrote is a ``RecordError``, never code. An older raftkv
-reads what a newer one wrote, as long as the fields that it needs are there.
+    read(Greeting, item)                             # of a key: it must also be the key of this record
+
+A record is input: anyone who may write its key chose its bytes. Each field is checked for its type and size, each
+record for its values (``check``), and ``read`` for its owner (``belongs_to``): a record speaks for its own key alone.
+What is wrong is a ``RecordError`` of one line, never code. An older raftkv reads what a newer one wrote, as long as the
+fields that it needs are there.
 
 Leaves out which records there are: each part that keeps some says so (``training.records``, ``checkpoint.records``).
 """
@@ -20,12 +24,18 @@ Leaves out which records there are: each part that keeps some says so (``trainin
 from __future__ import annotations
 
 import json
+import logging
 import math
-from collections.abc import Mapping
+import re
+import reprlib
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self, TypeVar
 
-from raftkv.errors import RaftKVError
+from raftkv.client.values import KeyValue
+from raftkv.errors import ConfigError, RaftKVError
+
+_log = logging.getLogger(__name__)
 
 _KINDS: Final[dict[str, tuple[type, ...]]] = {
     "int": (int,),
@@ -39,6 +49,12 @@ _KINDS: Final[dict[str, tuple[type, ...]]] = {
 _NOT_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """JSON has no words for these numbers; as texts every program can read them."""
 _ITEMS: Final[dict[str, tuple[type, ...]]] = {"Mapping[str, str]": (str,), "Mapping[str, float]": (int, float)}
+NUMBER_MAX: Final = 2**64 - 1
+TIME_MAX_S: Final = 60_000_000_000.0
+"""So far from 1970, before and after, every calendar and time zone has dates."""
+SHOWN_MAX: Final = 400
+"""Characters of what is wrong: a value of a megabyte makes no line of a megabyte."""
+_LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _Layout = tuple[tuple[str, str, str, bool], ...]
 """Each field: its name, its name in JSON, its annotation, and whether it must be there."""
 
@@ -47,8 +63,9 @@ class RecordError(RaftKVError):
     """A key does not hold what raftkv writes there; ``why`` says what is wrong."""
 
     def __init__(self, record: str, why: str) -> None:
-        super().__init__(f"not a {record} record: {why}")
-        self.why = why
+        line = " ".join(why.split())
+        self.why = line if len(line) <= SHOWN_MAX else f"{line[:SHOWN_MAX]}..."
+        super().__init__(f"not a {record} record: {self.why}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +75,23 @@ class Record:
     Attributes:
         NAME: of the kind of record, in errors.
         STORED_AS: fields that have another name in JSON.
+        SIGNED: whole numbers that may be negative.
     """
 
     NAME: ClassVar[str] = "?"
     STORED_AS: ClassVar[Mapping[str, str]] = {}
+    SIGNED: ClassVar[frozenset[str]] = frozenset()
+
+    def check(self) -> None:
+        """Check what the types do not say; records with more to check extend this.
+
+        Raises:
+            RecordError, ConfigError: no raftkv writes such a value.
+        """
+
+    def belongs_to(self, key: str) -> bool:
+        """Return whether this is the record of a key; records that name their key extend this."""
+        return True
 
     def encode(self) -> bytes:
         """Encode as the value of its key; fields that hold their default are left out."""
@@ -104,7 +134,12 @@ class Record:
                 values[attribute] = cls.read_field(name, kind, plain[name])
             elif is_needed:
                 raise RecordError(cls.NAME, f"{name} is missing")
-        return cls(**values)
+        record = cls(**values)
+        try:
+            record.check()
+        except ConfigError as error:
+            raise RecordError(cls.NAME, str(error)) from None
+        return record
 
     @classmethod
     def read_field(cls, name: str, kind: str, value: object) -> object:
@@ -115,7 +150,40 @@ class Record:
             kind: the annotation of the field.
             value: out of JSON.
         """
-        return _checked(cls.NAME, name, kind, value)
+        checked = _checked(cls.NAME, name, kind, value)
+        if kind == "int" and checked < 0 and name not in cls.SIGNED:
+            raise RecordError(cls.NAME, f"{name} is {checked}")
+        return checked
+
+
+R = TypeVar("R", bound=Record)
+
+
+def read(kind: type[R], item: KeyValue) -> R:
+    """Return the record in a key.
+
+    Raises:
+        RecordError: it holds something else, or the record of another key; the text names the key.
+    """
+    key = item.key.decode(errors="backslashreplace")
+    try:
+        found = kind.decode(item.value)
+        if not found.belongs_to(key):
+            raise RecordError(kind.NAME, "it is the record of another key")
+    except RecordError as error:
+        raise RecordError(kind.NAME, f"{key}: {error.why}") from None
+    return found
+
+
+def readable(kind: type[R], items: Iterable[KeyValue]) -> list[R]:
+    """Return the records in some keys: one that cannot be read hides no other, and is named in the log."""
+    found = []
+    for item in items:
+        try:
+            found.append(read(kind, item))
+        except RecordError as error:
+            _log.warning("raftkv: passed over: %s", error)
+    return found
 
 
 _layouts: Final[dict[type[Record], _Layout]] = {}
@@ -137,13 +205,26 @@ def _layout(cls: type[Record]) -> _Layout:
     return known
 
 
-def _checked(record: str, name: str, kind: str, value: object) -> object:
+def _checked(record: str, name: str, kind: str, value: object) -> Any:
     value = _numbers(value, kind)
-    if not isinstance(value, _KINDS[kind]) or isinstance(value, bool):
-        raise RecordError(record, f"{name} is {value!r}")
-    if isinstance(value, dict) and kind in _ITEMS and not all(_is_item(item, kind) for item in value.values()):
+    if not isinstance(value, _KINDS[kind]) or isinstance(value, bool) or not _is_sound(name, value):
+        raise RecordError(record, f"{name} is {reprlib.repr(value)}")
+    if isinstance(value, dict) and not all(_is_sound("", key) and _is_item(item, kind) for key, item in value.items()):
         raise RecordError(record, f"{name} is not a table of {'texts' if kind.endswith('str]') else 'numbers'}")
     return value
+
+
+def _is_item(value: object, kind: str) -> bool:
+    return isinstance(value, _ITEMS.get(kind, object)) and not isinstance(value, bool) and _is_sound("", value)
+
+
+def _is_sound(name: str, value: object) -> bool:
+    """Return whether a value can be used as what its type says: written, printed, and computed with."""
+    if isinstance(value, str):
+        return value.isascii() or not _LONE_SURROGATE.search(value)
+    if isinstance(value, int | float) and (name == "time" or name.endswith("_s")):
+        return abs(value) <= TIME_MAX_S  # not NaN either
+    return not isinstance(value, int) or abs(value) <= NUMBER_MAX
 
 
 def _numbers(value: object, kind: str) -> object:
@@ -153,10 +234,6 @@ def _numbers(value: object, kind: str) -> object:
     if kind == "Mapping[str, float]" and isinstance(value, dict):
         return {name: _numbers(item, "float") for name, item in value.items()}
     return value
-
-
-def _is_item(value: object, kind: str) -> bool:
-    return isinstance(value, _ITEMS[kind]) and not isinstance(value, bool)
 
 
 def _plain(value: object) -> object:

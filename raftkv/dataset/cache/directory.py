@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from raftkv.dataset.codec.blob import BLOB_BYTES_MAX, DIGEST_CHARACTERS, digest_of
+from raftkv.dataset.codec.blob import BLOB_BYTES_MAX, digest_of, is_digest
 from raftkv.errors import ConfigError
 
 _log = logging.getLogger(__name__)
@@ -69,6 +69,8 @@ class SharedDirectory:
             digest: of the bytes.
             read: reads them from the store, verified.
         """
+        if not is_digest(digest):  # no other name is ever opened, written or deleted here
+            return await read()
         if (blob := self.get(digest)) is not None:
             return blob
         loop = asyncio.get_running_loop()
@@ -143,7 +145,7 @@ class SharedDirectory:
     @staticmethod
     def _look_at(item: os.DirEntry[str], now: float, found: list[tuple[float, int, str]]) -> None:
         status = item.stat(follow_symlinks=False)
-        if len(item.name) == DIGEST_CHARACTERS:
+        if is_digest(item.name):
             found.append((status.st_mtime, status.st_size, item.path))
         elif item.name.startswith(".") and now - status.st_mtime > _LEFT_OVER_S:
             os.unlink(item.path)

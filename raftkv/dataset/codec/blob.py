@@ -9,6 +9,7 @@ The digest is that of the compressed bytes, so nothing is handed to zlib that wa
 from __future__ import annotations
 
 import hashlib
+import re
 import zlib
 from typing import Final
 
@@ -20,11 +21,17 @@ RAW_BYTES_MAX: Final = BLOB_BYTES_MAX - 1024
 """Unpacked; less, so that the worst that zlib makes of it can be stored."""
 DIGEST_CHARACTERS: Final = 64
 LEVEL: Final = 6
+_DIGEST: Final = re.compile("[0-9a-f]" * DIGEST_CHARACTERS)
 
 
 def digest_of(blob: bytes) -> str:
     """Return the digest under which bytes are stored."""
     return hashlib.sha256(blob).hexdigest()
+
+
+def is_digest(text: object) -> bool:
+    """Return whether something has the form of a digest, so that it can be a part of a key, and the name of a file."""
+    return isinstance(text, str) and _DIGEST.fullmatch(text) is not None
 
 
 def seal(raw: bytes) -> tuple[str, bytes]:

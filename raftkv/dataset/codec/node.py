@@ -10,12 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from raftkv.dataset.codec.blob import DIGEST_CHARACTERS, foreign
+from raftkv.dataset.codec.blob import foreign, is_digest
 
 CHILDREN_MAX: Final = 1024
 LEVEL_MAX: Final = 6
 _MARK: Final = b"N"
-_HEX: Final = frozenset("0123456789abcdef")
 
 
 class Child(NamedTuple):
@@ -78,7 +77,7 @@ def decode(digest: str, raw: bytes) -> Node:
 
 def _checked(columns: Iterable[tuple[object, object, object, object]]) -> Iterable[Child]:
     for digest, first, count, size in columns:
-        if not isinstance(digest, str) or len(digest) != DIGEST_CHARACTERS or not _HEX.issuperset(digest):
+        if not isinstance(digest, str) or not is_digest(digest):
             raise ValueError(f"digest {digest!r}")
         if not isinstance(first, str) or not isinstance(count, int) or not isinstance(size, int) or count < 1:
             raise ValueError(f"child {first!r}")

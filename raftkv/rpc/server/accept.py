@@ -18,6 +18,7 @@ from raftkv.rpc.server.carrier import Peer
 from raftkv.rpc.server.core import ServerCore
 from raftkv.rpc.server.http1 import Http1Protocol
 from raftkv.rpc.server.http2 import ServerH2Protocol
+from raftkv.rpc.shares import identity_of_peer
 from raftkv.rpc.tls import EncryptedTransport, RefusedPeerError, Security, reason_of
 
 if TYPE_CHECKING:
@@ -281,11 +282,11 @@ def _peer_of(transport: asyncio.Transport) -> Peer:
     loopback = _is_loopback(transport.get_extra_info("sockname"))
     ssl_object = transport.get_extra_info("ssl_object")
     if ssl_object is None:
-        return Peer(address, loopback=loopback)
+        return Peer(address, loopback=loopback, identity=identity_of_peer(address))
     # Only what an authority has vouched for says who somebody is.
     is_verified = ssl_object.context.verify_mode == ssl_module.CERT_REQUIRED
     certificate = (ssl_object.getpeercert() or None) if is_verified else None
-    return Peer(address, certificate, tls=True, loopback=loopback)
+    return Peer(address, certificate, True, loopback, identity_of_peer(address, certificate))
 
 
 def _is_loopback(name: object) -> bool:

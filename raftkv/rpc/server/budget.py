@@ -12,9 +12,11 @@ What an answer costs:
 Who must go when too much waits:
 
 - over the limit of its connection, a call fails (CONNECTION_FULL), and a stream's ``send`` waits;
-- above ``RELIEF_SHARE`` of the process's limit, connections that do not read are ended, those that hold most first;
-- at the limit itself a call fails (PROCESS_FULL) and streams wait, except on connections that hold less than
-  ``send_buffer_floor_bytes``: clients that read what they ask for go on.
+- above ``RELIEF_SHARE`` of the process's limit, connections that do not read are ended, those of the identities that
+  hold most first (``rpc/shares``);
+- at the limit itself the largest connections of the greediest identity are ended, though they read, for who would hold
+  less; else a call fails and streams wait, except on connections that hold less than ``send_buffer_floor_bytes``:
+  clients that read what they ask for go on.
 
 The hot path pays one comparison and one entry in a dictionary: an account may use ``GRANT_BYTES`` before it has to ask.
 """
@@ -26,6 +28,7 @@ from typing import Final, Protocol
 
 from raftkv.rpc.h2 import SLICE_BYTES
 from raftkv.rpc.limits import ServerLimits
+from raftkv.rpc.shares import Identity, greedier, refusal, totals
 from raftkv.rpc.status import Code, RpcError
 
 GRANT_BYTES: Final = 64 * 1024
@@ -49,16 +52,14 @@ PROGRESS_BYTES: Final = 1024
 """A stream that lets less through between two looks stands still: a window of a few bytes is no reading."""
 
 CONNECTION_FULL: Final = "too many response bytes are waiting for this connection"
-PROCESS_FULL: Final = "too many response bytes are waiting for all connections of this member"
 NOT_READ: Final = b"responses_not_read"
 """Debug data of the GOAWAY that ends a connection whose client does not read."""
 
+GREEDIEST: Final = b"others_need_the_room_of_responses"
+"""Debug data of the GOAWAY that ends a connection whose client reads, but has more than the share of one."""
+
 NOT_FINISHED: Final = b"unfinished_requests"
 """Debug data of the GOAWAY that ends the connection with most bytes of unfinished requests."""
-
-
-def _held_size(account: AnswerAccount) -> int:
-    return account.held_size()
 
 
 class AnswerBudget:
@@ -110,10 +111,34 @@ class AnswerBudget:
         self._waiting.discard(account)
 
     def drop_greediest(self) -> None:
-        """Too many bytes of requests are unfinished: end the connection that holds most of them."""
-        greediest = max(self.accounts, key=_held_size)
+        """Too many bytes of requests are unfinished: end the largest connection of the identity that holds most."""
+        sizes = [(account.held_size(), account) for account in self.accounts]
+        held = totals([(account.identity, size) for size, account in sizes])
+        greediest = max(sizes, key=lambda one: (held[one[1].identity], one[0]))[1]
         self.ended_total += 1
         greediest.end(NOT_FINISHED)
+
+    def make_room(self, account: AnswerAccount, size: int) -> bool:
+        """End connections of the greediest identity, though they read, until an answer of another one fits.
+
+        Arguments:
+            account, size: of the answer.
+        """
+        while self.used_bytes + size > self.limit_bytes:
+            held = totals([(one.identity, one.reported) for one in self.accounts])
+            greediest = greedier(held, account.identity, size)
+            if greediest is None:
+                return False
+            theirs = [one for one in self.accounts if one.identity == greediest]
+            self.ended_total += 1
+            max(theirs, key=lambda one: one.reported).end(GREEDIEST)
+        return True
+
+    def owed_bytes(self, account: AnswerAccount) -> int:
+        """Return how much the greediest identity would give up for another: up to where both hold as much."""
+        held = totals([(one.identity, one.reported) for one in self.accounts])
+        greediest = greedier(held, account.identity, 0)
+        return 0 if greediest is None else (held[greediest] - held.get(account.identity, 0)) // 2
 
     def relieve(self, now_s: float, urgent: bool = False) -> None:
         """End connections that do not read, those that hold most first, until enough is free.
@@ -130,7 +155,8 @@ class AnswerBudget:
             account.settle(account.buffered_size(), relieve=False)
         since_s = now_s - self.grace_s * (URGENT_SHARE if urgent else 1)
         stalled = [one for one in holders if one.reported and one.last_read_s < since_s]
-        for account in sorted(stalled, key=lambda one: one.reported, reverse=True):
+        held = totals([(one.identity, one.reported) for one in holders])
+        for account in sorted(stalled, key=lambda one: (held[one.identity], one.reported), reverse=True):
             if self.used_bytes <= self.high_bytes:
                 return
             self.ended_total += 1
@@ -168,6 +194,7 @@ class AnswerAccount:
         allowance: ``room`` while nothing waits; the difference is what waits.
         answers: by stream, the size of answers of which not all has left.
         reported: bytes that the process knows of.
+        identity: in whose share they fall: the user who last called, else that of the connection.
         left_bytes: bytes that have gone to the transport, ever; the core counts them.
         buffered_size: returns the bytes that the transport holds; the connection's shell sets it.
     """
@@ -186,15 +213,22 @@ class AnswerAccount:
         "answers",
         "budget",
         "buffered_size",
+        "identity",
         "left_bytes",
         "reported",
         "room",
     )
 
     def __init__(
-        self, budget: AnswerBudget, limits: ServerLimits, clock: Callable[[], float], connection: AccountedConnection
+        self,
+        budget: AnswerBudget,
+        limits: ServerLimits,
+        clock: Callable[[], float],
+        connection: AccountedConnection,
+        identity: Identity = "",
     ) -> None:
         self.budget = budget
+        self.identity: Identity = identity
         self.answers: dict[int, int] = {}
         self.reported = 0
         self.left_bytes = 0
@@ -246,6 +280,8 @@ class AnswerAccount:
             budget.relieve(self._clock())
         total = self.total
         shared = max(budget.limit_bytes - budget.used_bytes, budget.floor_bytes - total)
+        if budget.short:
+            shared = max(shared, budget.owed_bytes(self))
         return max(0, min(self._limit_bytes - total, shared))
 
     def ask(self, size: int) -> RpcError | None:
@@ -256,8 +292,9 @@ class AnswerAccount:
         budget = self.budget
         if budget.used_bytes + size > budget.high_bytes:
             budget.relieve(self._clock(), urgent=budget.used_bytes + size > budget.limit_bytes)
-        if budget.used_bytes + size > budget.limit_bytes and self.total + size > budget.floor_bytes:
-            return RpcError(Code.RESOURCE_EXHAUSTED, PROCESS_FULL)
+        if self.total + size > budget.floor_bytes and not budget.make_room(self, size):
+            text = refusal(self.identity, f"{budget.limit_bytes} response bytes that may wait for all clients")
+            return RpcError(Code.RESOURCE_EXHAUSTED, text)
         if self._connection is not None:
             self._allow(size)
         return None

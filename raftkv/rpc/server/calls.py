@@ -108,6 +108,10 @@ class ServerCall:
         """Who is at the other end."""
         return self._carrier.peer
 
+    def identify(self, user: bytes) -> None:
+        """Have what waits for this connection fall in the share of a user, who has just called."""
+        self._carrier.account.identity = user
+
     @property
     def cancelled(self) -> bool:
         """True once nobody waits for the answer: reset by the client, past its deadline, or disconnected."""

@@ -39,12 +39,14 @@ class Peer:
             certificates are not asked for and verified by an authority: what is here is true.
         tls: True if the connection is encrypted.
         loopback: True if this end of it has a loopback address.
+        identity: in whose share falls what calls without a user take (``raftkv.rpc.shares``).
     """
 
     address: str = ""
     certificate: dict[str, Any] | None = None
     tls: bool = False
     loopback: bool = False
+    identity: str = ""
 
     def __str__(self) -> str:
         return self.address
@@ -100,7 +102,7 @@ class Carrier:
         self.limits = limits
         self.peer = peer
         self.severed = False
-        self.account = AnswerAccount(environment.answers, limits, environment.clock, self)
+        self.account = AnswerAccount(environment.answers, limits, environment.clock, self, peer.identity)
         self._environment = environment
 
     # ---- around handlers

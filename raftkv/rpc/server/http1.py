@@ -91,7 +91,7 @@ class Http1Protocol(asyncio.Protocol):
         self._handler = handler
         self._limits = limits
         self._budget = budget
-        self._account = AnswerAccount(budget, limits, asyncio.get_running_loop().time, self)
+        self._account = AnswerAccount(budget, limits, asyncio.get_running_loop().time, self, peer.identity)
         self._account.buffered_size = transport.get_write_buffer_size
         self._held_bytes = 0
         """What the budget knows of."""

@@ -27,6 +27,7 @@ from raftkv.pb.services import Method
 from raftkv.rpc.server.calls import Observer, ServerCall, UnaryCall
 from raftkv.rpc.server.router import Kind
 from raftkv.rpc.server.stream import ListenedCall, StreamCall
+from raftkv.rpc.shares import Identity, Shares, identity_of
 from raftkv.server.auth.callers import Callers, Credential, TokenAheadError
 from raftkv.server.auth.live import LiveCalls
 from raftkv.server.auth.table import OPEN, Row, row_of
@@ -36,8 +37,8 @@ AHEAD_MAX_S: Final = 2.0
 """How long a call waits for the entry that makes its token known, on a member that is behind."""
 
 AHEAD_CALLS_MAX: Final = 100
-"""Calls that wait so, each of which is looked at in each turn; the tokens of others are refused at once."""
-
+"""Calls that wait so, each of which is looked at in each turn. When there are more, the one that has waited longest of
+the greediest identity is refused: a token that is real is known after a moment."""
 
 BYTES_AT_ONCE: Final = 8 * 1024
 """Longer requests are checked in slices, where a row knows how to."""
@@ -85,7 +86,8 @@ class Guard:
         self._slices = slices
         self._txn_operations_max = txn_operations_max
         self._waiting: set[asyncio.Task[None]] = set()
-        self._ahead = 0
+        self._ahead: dict[asyncio.Timeout, Identity] = {}
+        self._shares = Shares(AHEAD_CALLS_MAX)
 
     def around(self, path: str, kind: Kind, handler: Callable[..., Any]) -> Callable[..., Any]:
         """Return the handler that is called in place of another.
@@ -192,7 +194,7 @@ class Guard:
         """Find the caller of a valid request, and ask the row, as ``_check``."""
         try:
             credential = self._callers.credential(call.headers, call.peer)
-            caller = call.caller = None if credential is None else credential.caller(self._auth.revision)
+            caller = self._note(call, credential)
             return credential, row.ask(self._rights, request, caller)
         except TokenAheadError:
             raise
@@ -237,7 +239,7 @@ class Guard:
 
     async def _let_in_later(self, ahead: TokenAheadError, call: UnaryCall, again: Callable[[], None]) -> None:
         try:
-            await self._caught_up(ahead)
+            await self._caught_up(ahead, call)
         except errors.StatusError as error:
             fail(call, error)
             return
@@ -246,18 +248,34 @@ class Guard:
         except Exception as error:  # the task that called the handler first has ended: nothing else would answer
             call.fail_for(error)
 
-    async def _caught_up(self, ahead: TokenAheadError) -> None:
+    async def _caught_up(self, ahead: TokenAheadError, call: ServerCall) -> None:
         """Wait until the entry of a token is applied. Raises InvalidAuthTokenError: not in time, or many wait."""
-        if self._ahead >= AHEAD_CALLS_MAX:
-            raise errors.InvalidAuthTokenError
-        self._ahead += 1
+        identity = identity_of(call)
+        if not self._shares.make_room(identity, 1, self._refuse_oldest):
+            self._refuse_oldest(identity)
+        patience = asyncio.timeout(AHEAD_MAX_S)
         try:
-            async with asyncio.timeout(AHEAD_MAX_S):
+            async with patience:
+                self._ahead[patience] = identity
+                self._shares.take(identity, 1)
                 await self._node.wait_until(lambda: self._node.applied >= ahead.index)
         except TimeoutError:
             raise errors.InvalidAuthTokenError from None
         finally:
-            self._ahead -= 1
+            self._leave(patience)
+
+    def _refuse_oldest(self, identity: Identity) -> bool:
+        oldest = next((one for one, whose in self._ahead.items() if whose == identity), None)
+        if oldest is None:
+            return False
+        self._leave(oldest)
+        oldest.reschedule(asyncio.get_running_loop().time())
+        return True
+
+    def _leave(self, patience: asyncio.Timeout) -> None:
+        identity = self._ahead.pop(patience, None)
+        if identity is not None:
+            self._shares.give_back(identity, 1)
 
     # -- streams -----------------------------------------------------------------------------------------------------
 
@@ -287,7 +305,7 @@ class Guard:
         try:
             return self._check(row, request, call)
         except TokenAheadError as ahead:
-            await self._caught_up(ahead)
+            await self._caught_up(ahead, call)
             return self._check(row, request, call)
 
     def _by_message(self, handler: Callable[..., Any]) -> Callable[..., Any]:
@@ -330,21 +348,29 @@ class Guard:
             return ahead
         except errors.StatusError:
             return None
-        call.caller = None if credential is None else credential.caller(self._auth.revision)
+        self._note(call, credential)
         return None
+
+    def _note(self, call: ServerCall, credential: Credential | None) -> Caller | None:
+        """Note who calls, and in whose share falls what waits for the connection."""
+        if credential is None:
+            return None
+        call.identify(credential.user)
+        caller = call.caller = credential.caller(self._auth.revision)
+        return caller
 
     async def _wait_for_token(self, call: StreamCall) -> None:
         ahead = self._find_caller(call)
         if ahead is not None:
             with contextlib.suppress(errors.StatusError):
-                await self._caught_up(ahead)
+                await self._caught_up(ahead, call)
             self._find_caller(call)
 
     def _wait_to_listen(self, ahead: TokenAheadError, call: ListenedCall, handler: Callable[..., Any]) -> None:
         async def wait() -> None:
             try:
                 with contextlib.suppress(errors.StatusError):
-                    await self._caught_up(ahead)
+                    await self._caught_up(ahead, call)
                 self._find_caller(call)
             except Exception as error:
                 call.fail_for(error)

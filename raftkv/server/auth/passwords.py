@@ -1,10 +1,12 @@
 """bcrypt in threads of its own: one password takes about 60 ms of a core at the usual cost.
 
     hashed = await passwords.hash("secret")              # InvalidPasswordError, TooManyRequestsError
-    matches = await passwords.matches("secret", hashed)  # None in place of a hash: False, after the same time
+    matches = await passwords.matches("secret", hashed)  # a cost in place of a hash: False, after the work of that cost
 
-The threads are few and of low priority, so a storm of logins costs nobody else's turn; what waits for them is bounded,
-and what is beyond it is refused. bcrypt lets the interpreter go while it works.
+The threads are few and of low priority, so a storm of logins costs nobody else's turn; what waits for them is bounded
+and shared (``rpc/shares``): by the client's address, and within one by the name, where all names that no user has are
+one. When too many wait, the newest of the greediest is refused; each in turn is served. bcrypt lets the interpreter go
+while it works.
 
 On a machine that is always busy a thread of low priority would hardly run. So one more has the loop's own, for as much
 time as a few logins now and then need (``PROMPT_BURST_S``, ``PROMPT_SHARE``); a storm has used that up at once.
@@ -16,16 +18,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final, TypeVar
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import bcrypt
 
 from raftkv import errors
+from raftkv.rpc.shares import Identity, Shares, greedier, refusal
 
 T = TypeVar("T")
 
@@ -40,7 +46,7 @@ GIVEN_COST_MAX: Final = 16
 """Costliest hash that is looked at: a client may bring hashes of its own, and 31 takes a day."""
 
 NICENESS: Final = 10
-"""Priority of the threads, below the loop's."""
+"""How far the priority of the threads is below the loop's."""
 
 PROMPT_BURST_S: Final = 0.3
 """Processor time that passwords take at the loop's own priority, at once."""
@@ -74,6 +80,66 @@ class Allowance:
         self._left_s -= used_s
 
 
+class _Job:
+    """A password that waits, or is worked on.
+
+    Attributes:
+        work: what a thread does.
+        address, name: in whose share it falls.
+        done: gets what ``work`` returns.
+        is_over: whether it counts no more.
+    """
+
+    __slots__ = ("address", "done", "is_over", "name", "work")
+
+    def __init__(self, work: Callable[[], Any], address: Identity, name: Identity) -> None:
+        self.work = work
+        self.is_over = False
+        self.address = address
+        self.name = name
+        self.done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+
+class _Line:
+    """Jobs that wait; addresses in turn, and the names of each in turn."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[Identity, dict[Identity, deque[_Job]]] = {}
+
+    def add(self, job: _Job) -> None:
+        """Have a job wait behind those of its name."""
+        self._jobs.setdefault(job.address, {}).setdefault(job.name, deque()).append(job)
+
+    def next(self) -> _Job | None:
+        """Take the job whose turn it is; None: none waits."""
+        for address, names in self._jobs.items():
+            for name, jobs in names.items():
+                job = jobs.popleft()
+                del self._jobs[address], names[name]
+                if jobs:
+                    names[name] = jobs
+                if names:
+                    self._jobs[address] = names
+                return job
+        return None
+
+    def newest(self, address: Identity, name: Identity) -> _Job | None:
+        """Return the newest job of a name that waits; None: none does."""
+        jobs = self._jobs.get(address, {}).get(name)
+        return jobs[-1] if jobs else None
+
+    def discard(self, job: _Job) -> None:
+        """Forget a job, if it waits."""
+        names = self._jobs.get(job.address, {})
+        jobs = names.get(job.name, deque())
+        if job in jobs:
+            jobs.remove(job)
+            if not jobs:
+                del names[job.name]
+            if not names:
+                del self._jobs[job.address]
+
+
 class Passwords:
     """Hashes passwords and compares them.
 
@@ -91,13 +157,21 @@ class Passwords:
         self._prompt: ThreadPoolExecutor | None = None
         self._allowance = Allowance(time.monotonic())
         self._is_prompt_busy = False
-        self._waiting = 0
-        self._decoy = b""
+        self._patient_busy = 0
+        self._line = _Line()
+        self._shares = Shares(WAITING_MAX)
+        self._shares_of: dict[Identity, Shares] = {}
+        """By address: of its names."""
 
     @property
     def waiting(self) -> int:
         """Passwords that are worked on, or wait for it."""
-        return self._waiting
+        return self._shares.used
+
+    @property
+    def cost(self) -> int:
+        """Cost of new hashes, as far as it can be afforded."""
+        return min(self._cost, GIVEN_COST_MAX)
 
     def check(self, password: str) -> None:
         """Refuse a password that is too short or too long.
@@ -115,51 +189,112 @@ class Passwords:
 
         Raises:
             InvalidPasswordError: it is too short or too long.
-            TooManyRequestsError: too many wait.
+            ShareError: too many wait.
         """
         self.check(password)
-        return await self._run(lambda: _hash(password, self._cost))
+        return await self._run(lambda: _hash(password.encode(), self._cost))
 
-    async def matches(self, password: str, hashed: bytes | None) -> bool:
+    async def matches(self, password: str, hashed: bytes | int, address: Identity = "", name: Identity = b"") -> bool:
         """Return whether a password is the one of a hash.
 
         Arguments:
             password: as the client sent it.
-            hashed: of the user; None: there is no such user, which takes as long to find out.
+            hashed: of the user; a cost: there is none that fits, which takes a hash of that cost to find out.
+            address: identity of the client's connection.
+            name: of the user; empty: there is no such user.
 
         Raises:
-            TooManyRequestsError: too many wait.
+            ShareError: too many wait.
         """
-        return await self._run(lambda: self._compare(password, hashed))
+        return await self._run(lambda: self._compare(password, hashed), address, name)
 
-    def _compare(self, password: str, hashed: bytes | None) -> bool:
-        if hashed is None or not is_hash(hashed):
-            # Two threads may make two: one is as good as the other.
-            self._decoy = self._decoy or _hash("nobody", self._cost)
-            hashed, is_known = self._decoy, False
-        else:
-            is_known = True
-        return bcrypt.checkpw(password.encode()[:BYTES_MAX], hashed) and is_known
+    def _compare(self, password: str, hashed: bytes | int) -> bool:
+        looked_at = password.encode()[:BYTES_MAX]
+        if isinstance(hashed, bytes) and is_hash(hashed):
+            return bcrypt.checkpw(looked_at, hashed)
+        _hash(looked_at, self.cost if isinstance(hashed, bytes) else hashed)
+        return False
 
-    async def _run(self, work: Callable[[], T]) -> T:
-        if self._waiting >= WAITING_MAX:
-            raise errors.TooManyRequestsError
-        self._waiting += 1
+    async def _run(self, work: Callable[[], T], address: Identity = "", name: Identity = b"") -> T:
+        if not self._has_room(address, name):
+            raise _refused(address)
+        job = _Job(work, address, name)
+        self._shares.take(address, 1)
+        self._shares_of.setdefault(address, Shares(WAITING_MAX)).take(name, 1)
+        self._line.add(job)
+        self._feed()
         try:
-            return await asyncio.wrap_future(self._submit(work))
+            result: T = await job.done
+            return result
         finally:
-            self._waiting -= 1
+            self._line.discard(job)
+            self._leave(job)
 
-    def _submit(self, work: Callable[[], T]) -> Future[T]:
-        """Give work to the thread of the loop's own priority, if that is free and has time left, or to the others."""
-        if self._is_prompt_busy or not self._allowance.is_left(time.monotonic()):
-            self._patient = self._patient or ThreadPoolExecutor(self._threads, "password", _lower_priority)
-            return self._patient.submit(work)
-        self._prompt = self._prompt or ThreadPoolExecutor(1, "password-prompt")
-        self._is_prompt_busy = True
-        future = self._prompt.submit(self._timed, work)
-        future.add_done_callback(self._prompt_is_free)
-        return future
+    def _has_room(self, address: Identity, name: Identity) -> bool:
+        """Make room for one more: another address gives way, or another name of the same address."""
+        if self._shares.make_room(address, 1, self._give_way):
+            return True
+        names = self._shares_of.get(address)
+        greediest = None if names is None else greedier(names.held, name, 1)
+        return greediest is not None and self._refuse_newest(address, greediest)
+
+    def _give_way(self, address: Identity) -> bool:
+        held = self._shares_of[address].held
+        return any(self._refuse_newest(address, name) for name in sorted(held, key=held.__getitem__, reverse=True))
+
+    def _refuse_newest(self, address: Identity, name: Identity) -> bool:
+        job = self._line.newest(address, name)
+        if job is None:
+            return False  # those that are left are being worked on
+        self._line.discard(job)
+        self._leave(job)
+        job.done.set_exception(_refused(address))
+        return True
+
+    def _leave(self, job: _Job) -> None:
+        """Count a job no more; once."""
+        names = self._shares_of.get(job.address)
+        if names is None or job.is_over:
+            return
+        job.is_over = True
+        self._shares.give_back(job.address, 1)
+        names.give_back(job.name, 1)
+        if not names.used:
+            del self._shares_of[job.address]
+
+    def _feed(self) -> None:
+        """Give jobs to the threads that are free: to the one of the loop's own priority while that has time left."""
+        while True:
+            is_prompt = not self._is_prompt_busy and self._allowance.is_left(time.monotonic())
+            if not is_prompt and self._patient_busy >= self._threads:
+                return
+            job = self._line.next()
+            if job is None:
+                return
+            if is_prompt:
+                self._is_prompt_busy = True
+                pool = self._prompt = self._prompt or ThreadPoolExecutor(1, "password-prompt")
+                future = asyncio.wrap_future(pool.submit(self._timed, job.work))
+            else:
+                self._patient_busy += 1
+                pool = self._patient = self._patient or ThreadPoolExecutor(self._threads, "password", _lower_priority)
+                future = asyncio.wrap_future(pool.submit(job.work))
+            future.add_done_callback(partial(self._worked, job, is_prompt))
+
+    def _worked(self, job: _Job, is_prompt: bool, future: asyncio.Future[Any]) -> None:
+        """A thread is free."""
+        if is_prompt:
+            self._is_prompt_busy = False
+        else:
+            self._patient_busy -= 1
+        if not job.done.done():
+            if future.cancelled():
+                job.done.cancel()
+            elif (error := future.exception()) is not None:
+                job.done.set_exception(error)
+            else:
+                job.done.set_result(future.result())
+        self._feed()
 
     def _timed(self, work: Callable[[], T]) -> T:
         began = time.thread_time()
@@ -168,12 +303,10 @@ class Passwords:
         finally:
             self._allowance.spend(time.thread_time() - began)
 
-    def _prompt_is_free(self, _future: Future[T]) -> None:
-        """Let the next one in, also when the work was given up before it began."""
-        self._is_prompt_busy = False
-
     def close(self) -> None:
         """Begin nothing more: the member stops."""
+        while (job := self._line.next()) is not None:
+            job.done.cancel()
         for pool in (self._prompt, self._patient):
             if pool is not None:
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -190,11 +323,35 @@ def is_hash(hashed: bytes) -> bool:
     )
 
 
-def _hash(password: str, cost: int) -> bytes:
-    return bcrypt.hashpw(password.encode(), bcrypt.gensalt(cost, b"2a"))
+def costs_of(hashes: Iterable[bytes]) -> list[int]:
+    """Return the costs of the hashes that are looked at, in order."""
+    return sorted(int(hashed[4:6]) for hashed in hashes if is_hash(hashed))
+
+
+def decoy_cost(name: bytes, secret: bytes, costs: Sequence[int]) -> int | None:
+    """Return what it costs to refuse a name without a hash: as often this or that as the names with one have it.
+
+    It is the same at every try and on every member, and not to be foretold without the secret.
+
+    Arguments:
+        name: that a client gives.
+        secret: that no client knows.
+        costs: of all stored hashes, in order; None is the answer if there are none.
+    """
+    digest = hashlib.blake2b(name, digest_size=8, key=secret[:64]).digest()
+    return costs[int.from_bytes(digest, "big") * len(costs) >> 64] if costs else None
+
+
+def _hash(password: bytes, cost: int) -> bytes:
+    return bcrypt.hashpw(password, bcrypt.gensalt(cost, b"2a"))
+
+
+def _refused(address: Identity) -> errors.ShareError:
+    return errors.ShareError(refusal(address, f"{WAITING_MAX} passwords that may wait at one member"))
 
 
 def _lower_priority() -> None:
     """Let other threads go first: a Linux thread has a priority of its own."""
+    thread = threading.get_native_id()
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS)

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from raftkv import errors
 from raftkv.apply.auth.caller import MEMBER, USER_NAME_BYTES_MAX, Caller
+from raftkv.apply.auth.records import ROOT_USER
 from raftkv.apply.auth.store import AuthStore
 from raftkv.apply.request import FIRST_KNOWN_IN, Kind, versioned
 from raftkv.apply.response import field
@@ -25,7 +26,7 @@ from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES, Method
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import AsyncUnaryHandler, Server
-from raftkv.server.auth.passwords import Passwords, is_hash
+from raftkv.server.auth.passwords import Passwords, costs_of, decoy_cost, is_hash
 from raftkv.server.auth.simple_tokens import digest_of, new_secret
 from raftkv.server.services.responder import Responder, parse_or_raise, refusals
 
@@ -110,6 +111,8 @@ class AuthService:
         self._signer = signer
         self._caller = caller
         self._check_capable = check_capable
+        self._costs: tuple[int, list[int]] = -1, []
+        """Costs of all users' hashes, at a revision of the users."""
         self._granting: dict[bytes, int] = {}
         """Digests of tokens that this member has proposed, and the indexes of their entries."""
 
@@ -132,39 +135,42 @@ class AuthService:
         with refusals():
             self._responder.admission.check_read(call, serializable=False)
             await self._responder.node.confirm_read()
-            token = await self._token(request.name.encode(), request.password)
+            token = await self._token(request.name.encode(), request.password, call.peer.identity)
         del request
         return self._answer(rpc_pb2.AuthenticateResponse(token=token))
 
-    async def _token(self, user: bytes, password: str) -> str:
-        checked = b""
+    async def _token(self, user: bytes, password: str, address: str) -> str:
+        checked: bytes | int | None = None
         for _ in range(TRIES_MAX):
             revision = self._auth.revision
             # Users change often; this one's password hardly ever.
             hashed = self._hash_of(user)
-            if not checked or checked != hashed:
-                if not await self._passwords.matches(password, hashed):
+            if checked != hashed:
+                name = user if isinstance(hashed, bytes) else b""
+                if not await self._passwords.matches(password, hashed, address, name):
                     raise errors.AuthFailedError
-                checked = hashed or b""
+                checked = hashed
             token = await self._granted(user, revision)
             if token is not None:
                 return token
         raise errors.AuthOldRevisionError
 
-    def _hash_of(self, name: bytes) -> bytes | None:
-        """Return the hash of a user's password; None: there is no such user.
+    def _hash_of(self, name: bytes) -> bytes | int:
+        """Return the hash of a user's password; of a name without one, what it costs to find that out.
 
         Raises:
-            AuthNotEnabledError, NoPasswordUserError: as etcd's.
+            AuthNotEnabledError: as etcd's.
         """
-        if not self._auth.is_enabled:
+        auth = self._auth
+        if not auth.is_enabled:
             raise errors.AuthNotEnabledError
-        user = self._auth.users.get(name)
-        if user is None:
-            return None
-        if not user.has_password:
-            raise errors.NoPasswordUserError
-        return user.password_hash
+        if self._costs[0] != auth.revision:
+            self._costs = auth.revision, costs_of(user.password_hash for user in auth.users.values())
+        root, user = auth.users.get(ROOT_USER), auth.users.get(name)
+        cost = decoy_cost(name, root.password_hash if root else b"", self._costs[1])
+        if user is not None and user.has_password and is_hash(user.password_hash):
+            return user.password_hash
+        return self._passwords.cost if cost is None else cost
 
     async def _granted(self, user: bytes, revision: int) -> str | None:
         """Return a token for a user whose password was right at a revision; None: users have changed since."""

@@ -22,6 +22,7 @@ from raftkv.rpc.server.carrier import Peer
 from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse
 from raftkv.rpc.server.router import Route
 from raftkv.rpc.server.server import Server
+from raftkv.rpc.shares import identity_of_peer
 from raftkv.rpc.status import Code, Headers, RpcError
 from raftkv.server.auth.callers import AUTHORIZATION, GATEWAY
 from raftkv.server.gateway import openapi
@@ -186,7 +187,8 @@ class Gateway:
 
 
 def _peer(request: HttpRequest) -> Peer:
-    return Peer(request.peer, request.certificate, request.tls, request.loopback)
+    identity = identity_of_peer(request.peer, request.certificate)
+    return Peer(request.peer, request.certificate, request.tls, request.loopback, identity)
 
 
 def call_headers(fields: tuple[tuple[str, str], ...]) -> tuple[Headers, float | None]:

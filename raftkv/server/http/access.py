@@ -2,7 +2,8 @@
 
 A page that a browser loaded from elsewhere can point its own name at this machine and then read what answers here
 (CVE-2018-5702). So the name that a plain-text request asks for is looked at: those that the flag names pass, or, where
-it names none, at loopback addresses those that no stranger can point anywhere. Encrypted requests prove the name.
+it names none, at loopback addresses the member's own, localhost, and addresses: who answers on the local network may
+point every other name here, private ones too. Encrypted requests prove the name.
 
 A page can also send requests whose answers it may not read (CVE-2018-1098). Browsers name its origin, which must be
 allowed for all that changes something, and JSON of browsers is taken only under its own content type, for which they
@@ -13,10 +14,13 @@ every origin is allowed.
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import json
 import socket
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 from raftkv import cluster_id
@@ -45,16 +49,13 @@ _JSON_PATHS: Final = "/v3"
 _OF_BROWSERS: Final = ("origin", "sec-fetch-site", "sec-fetch-mode")
 """Headers that browsers send with what a page asks for."""
 
-_PRIVATE_SUFFIXES: Final = (".localhost", ".local", ".internal", ".home.arpa", ".svc")
-"""Names that the public DNS never answers for: of machines, of clouds and of Kubernetes."""
-
 
 class HostCheck:
     """Which names a plain-text request may ask for.
 
     Arguments:
         whitelist: names that pass at every address; ``*``: all; empty: at loopback addresses only ``own`` names and
-            those that no stranger can have (addresses, words without a dot, private suffixes), elsewhere all.
+            addresses and localhost, elsewhere all.
         own: names of this member.
     """
 
@@ -69,22 +70,27 @@ class HostCheck:
             return True
         if self._whitelist:
             return False
-        return not request.loopback or name in self._own or _is_nobodys(name.removesuffix("."))
+        return not request.loopback or name in self._own or _is_nobodys(name)
 
     def proves(self, request: HttpRequest, name: str) -> bool:
         """Return whether a name that a request asks for is this member's: no stranger's page can have it."""
         name = name.lower()
-        return request.tls or name in self._whitelist or name in self._own or _is_nobodys(name.removesuffix("."))
+        return request.tls or name in self._whitelist or name in self._own or _is_nobodys(name)
 
 
 def _is_nobodys(name: str) -> bool:
-    """Return whether no stranger can make this name point at this machine."""
-    last = name.rpartition(".")[2]
-    return not last or last.isdecimal() or "." not in name or ":" in name or name.endswith(_PRIVATE_SUFFIXES)
+    """Return whether no stranger can make this name point at this machine, nor on the local network (mDNS, DHCP)."""
+    if name in ("", "localhost", "localhost."):
+        return True
+    try:
+        ipaddress.ip_address(name.removesuffix(".").replace("%25", "%", 1))
+    except ValueError:
+        return False
+    return True
 
 
 def own_names(config: ServerConfig) -> set[str]:
-    """Return the names of a member: of its machine, and in its URLs.
+    """Return the names of a member: of its machine, in its URLs, and in the certificate of its client ports.
 
     Arguments:
         config: of the member.
@@ -95,7 +101,20 @@ def own_names(config: ServerConfig) -> set[str]:
         *config.listen_metrics_urls,
         *config.initial_advertise_peer_urls,
     )
-    return {socket.gethostname(), *(cluster_id.split_url(url)[1] for url in urls)}
+    return {socket.gethostname(), *(cluster_id.split_url(url)[1] for url in urls), *_certified(config)}
+
+
+def _certified(config: ServerConfig) -> list[str]:
+    path = config.client_tls.cert_file
+    if not path:
+        return []
+    from cryptography import x509
+
+    with contextlib.suppress(OSError, ValueError, x509.ExtensionNotFound):
+        certificate = x509.load_pem_x509_certificate(Path(path).read_bytes())
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        return [name.rstrip(".") for name in found.get_values_for_type(x509.DNSName) if not name.startswith("*")]
+    return []
 
 
 class HttpAccess:
@@ -123,7 +142,7 @@ class HttpAccess:
         if request.method == "OPTIONS":
             return HttpResponse(200, b"", headers)
         if request.method not in _HARMLESS and origin and not self._may_change(request, origin, host):
-            return text_response(403, "pages of this origin may change nothing here; see --cors")
+            return text_response(403, "pages of this origin may change nothing here; see --cors and --host-whitelist")
         if request.method == "POST" and request.path.startswith(_JSON_PATHS) and _is_form_of_page(request):
             return text_response(415, "the content type must be application/json")
         response = await self._handler(request)
@@ -161,5 +180,6 @@ def host_name(host: str) -> str:
     ('::1', 'a.example')
     """
     if host.startswith("["):
-        return host[1:].partition("]")[0]
+        name, _, rest = host[1:].partition("]")
+        return name if not rest or rest.startswith(":") else host
     return host.partition(":")[0]

@@ -24,7 +24,7 @@ from raftkv.server.node.readiness import Readiness
 _JSON: Final = (("content-type", "application/json"),)
 _TEXT: Final = (("content-type", "text/plain; charset=utf-8"),)
 _CHECKED: Final = (*_TEXT, ("x-content-type-options", "nosniff"))
-_CHECKS: Final = {
+CHECKS: Final = {
     "/livez": ("serializable_read",),
     "/readyz": ("data_corruption", "linearizable_read", "non_learner", "serializable_read"),
 }
@@ -63,8 +63,8 @@ class HttpService:
         self._admission = admission
         self._metrics = metrics
         self.healthy = self.unhealthy = 0
-        self.checks = {(kind[1:], name, failed): 0 for kind in _CHECKS for name in _CHECKS[kind] for failed in (0, 1)}
-        self.failing = {(kind[1:], name): False for kind in _CHECKS for name in _CHECKS[kind]}
+        self.checks = {(kind[1:], name, failed): 0 for kind in CHECKS for name in CHECKS[kind] for failed in (0, 1)}
+        self.failing = {(kind[1:], name): False for kind in CHECKS for name in CHECKS[kind]}
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
         """Answer one request."""
@@ -89,7 +89,7 @@ class HttpService:
         What is excluded need not exist, so that a probe may name the checks of a later version. A check that is asked
         for by its own path is never left out.
         """
-        excluded = set(query.get("exclude", [])) if path in _CHECKS else set()
+        excluded = set(query.get("exclude", [])) if path in CHECKS else set()
         failures = {name: await self._failure(name) for name in checks if name not in excluded}
         kind = path[1:].partition("/")[0]
         for name, failure in failures.items():
@@ -147,7 +147,7 @@ class HttpService:
 def _checks_of(path: str) -> tuple[str, ...] | None:
     """Return the checks that a path asks for: all of /livez or /readyz, or one below it; None: it asks for none."""
     root, slash, name = path[1:].partition("/")
-    checks = _CHECKS.get("/" + root)
+    checks = CHECKS.get("/" + root)
     if checks is None or not slash:
         return checks
     return (name,) if name in checks else None

@@ -36,7 +36,7 @@ Example::
     lessor = Lessor(node, applier, ttl_min_s=2, channel=channel, introduction=introduction, cork=cork)
     wire(Parts(..., lessor=lessor))
     lessor.start()
-    lease_id = await lessor.grant(60, caller)
+    lease_id = await lessor.grant(60, caller, identity)
 
 Modules: ``service`` (RPC), ``keep_alives`` (those that wait), ``lessor`` (roles, timer), ``on_leader`` (ask the
 leader), ``renewals`` (RENEW and EXPIRE), ``times`` (when leases end; pure), ``graces`` (lost connections; pure).

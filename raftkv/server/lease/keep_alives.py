@@ -23,6 +23,7 @@ from raftkv.loop.cork import Cork
 from raftkv.rpc.framing import PREFIX
 from raftkv.rpc.server.calls import ServerCall
 from raftkv.rpc.server.stream import ListenedCall
+from raftkv.rpc.shares import Identity, Shares, identity_of, refusal
 from raftkv.rpc.status import RpcError
 from raftkv.server.lease.graces import Graces
 from raftkv.server.lease.renewals import PendingKeepAlive
@@ -33,7 +34,8 @@ UNANSWERED_MAX: Final = 100_000
 """Keep-alives that one stream may have under way."""
 
 WAITING_MAX: Final = 200_000
-"""Keep-alives of all streams that wait for the leader or for an entry of the log, 210 bytes each."""
+"""Keep-alives of one identity that wait for the leader or for an entry of the log, 210 bytes each; all identities
+together have a seventh more."""
 
 UNREAD_BYTES_MAX: Final = 16 * 1024 * 1024
 """Answers that may wait for a client that does not read."""
@@ -50,7 +52,7 @@ class Requests(Protocol):
     known: dict[bytes, tuple[int, bytes, int]]
     """Requests parsed before."""
     leader_guard: LeaderGuard
-    waiting: int
+    waiting: Shares
     """Keep-alives that are not answered at once, and not yet."""
 
     def renew_at_once(self, lease_id: int) -> int:
@@ -108,6 +110,7 @@ class KeepAliveStream:
         self._service = service
         self._call = call
         self._unanswered = 0
+        self._identity: Identity = identity_of(call)
         self._half_closed = False
         self._ended = False
         self._out: list[bytes] = []
@@ -140,10 +143,11 @@ class KeepAliveStream:
             self.kept(lease_id, grace_ms, ttl_s)
             self.answer(head + integer(3, ttl_s))
             return
-        if service.waiting >= WAITING_MAX:
-            self.fail(errors.TooManyRequestsError())
+        if not service.waiting.has_room(self._identity, 1):
+            text = refusal(self._identity, f"{service.waiting.limit} keep-alives that may wait at one member")
+            self.fail(errors.ShareError(text))
             return
-        service.waiting += 1
+        service.waiting.take(self._identity, 1)
         service.keep_alive(_ClientKeepAlive(lease_id, grace_ms, self, head))
 
     def _check_lease(self, lease_id: int) -> Left:
@@ -156,7 +160,7 @@ class KeepAliveStream:
 
     def settled(self) -> None:
         """Note that a keep-alive waits no more."""
-        self._service.waiting -= 1
+        self._service.waiting.give_back(self._identity, 1)
 
     def kept(self, lease_id: int, grace_ms: int, ttl_s: int) -> None:
         """Note that a keep-alive is about to be answered.

@@ -15,7 +15,7 @@ A keep-alive takes the shortest way that is safe:
 
 Grants and revocations travel through the log like any write. For callers inside the member:
 
-    lease_id = await lessor.grant(60, caller)         # as LeaseGrant: TTL raised to the least, a random id
+    lease_id = await lessor.grant(60, caller, identity)   # as LeaseGrant: TTL raised to the least, a random id
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.config import NO_LIMIT
 from raftkv.raft.types import Entry, StateRole
 from raftkv.rpc.client.channel import Channel
+from raftkv.rpc.shares import Identity
 from raftkv.server.lease.graces import ConnectionLost
+from raftkv.server.lease.granters import Granters
 from raftkv.server.lease.on_leader import RENEW, SHORTEN, TIME_TO_LIVE, OnLeader, Question
 from raftkv.server.lease.renewals import (
     FAILED_AT_ONCE,
@@ -124,6 +126,7 @@ class Lessor:
 
     Attributes:
         times: when leases end, as this member sees it.
+        granters: who had this member grant how many.
         on_end: called with the id of every lease that is gone, in the entry that ends it.
     """
 
@@ -170,7 +173,8 @@ class Lessor:
         self._end_timers: set[asyncio.TimerHandle] = set()
         self._lost: deque[ConnectionLost] = deque(maxlen=LOST_MAX)
         self._is_telling = False
-        self.on_end: list[Callable[[int], None]] = []
+        self.granters = Granters(self.times, self._loop.time)
+        self.on_end: list[Callable[[int], None]] = [self.granters.ended]
         self.times.reloaded(applier.leases.granted)
 
     # -- life --------------------------------------------------------------------------------------------------------
@@ -541,13 +545,19 @@ class Lessor:
             lease_id = self._random.getrandbits(63)
         return rpc_pb2.LeaseGrantRequest(TTL=max(ttl_s, 1 if exact else self._ttl_min_s), ID=lease_id)
 
-    async def grant(self, ttl_s: int, caller: Caller | None) -> int:
-        """Grant a lease of ``ttl_s`` seconds to a recipe of this member, on behalf of a caller, and return its id.
+    async def grant(self, ttl_s: int, caller: Caller | None, identity: Identity) -> int:
+        """Grant a lease to a recipe of this member, and return its id.
+
+        Arguments:
+            ttl_s: asked for, in seconds.
+            caller: on whose behalf.
+            identity: in whose share it falls.
 
         Raises:
             StatusError: the error that LeaseGrant would answer.
         """
         request = self.grant_request(ttl_s)
+        self.granters.admit(request.ID, identity)
         await self._through_log(Kind.LEASE_GRANT, request, caller)
         return request.ID
 

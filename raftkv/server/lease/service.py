@@ -31,9 +31,10 @@ from raftkv.pb.services import SERVICES, Method
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import AsyncUnaryHandler, Server
 from raftkv.rpc.server.stream import ListenedCall
+from raftkv.rpc.shares import Shares, identity_of
 from raftkv.rpc.status import RpcError
 from raftkv.server.lease.graces import ConnectionLost, Graces
-from raftkv.server.lease.keep_alives import KeepAliveStream, MemberBatch
+from raftkv.server.lease.keep_alives import WAITING_MAX, KeepAliveStream, MemberBatch
 from raftkv.server.lease.lessor import Lessor
 from raftkv.server.lease.on_leader import RENEW, SHORTEN, TIME_TO_LIVE
 from raftkv.server.services.leader_guard import LeaderGuard
@@ -92,7 +93,7 @@ class LeaseService:
         self.renew_at_once = lessor.renew_at_once
         self.header = responder.present_header
         self.known: dict[bytes, tuple[int, bytes, int]] = {}
-        self.waiting = 0
+        self.waiting = Shares(WAITING_MAX)
         self.auth = responder.auth
         self._live = live
         self._responder = responder
@@ -126,6 +127,7 @@ class LeaseService:
         try:
             self._admission.check_write(call, Kind.LEASE_GRANT, data, asked)
             request = self._lessor.grant_request(asked.TTL, asked.ID, exact=asked.exact_ttl)
+            self._lessor.granters.admit(request.ID, identity_of(call))
         except errors.StatusError as error:
             fail(call, error)
             return

@@ -4,16 +4,21 @@
     QuotaRemove   an entry
     QuotaList     a linearizable read
 
-Entries of this kind are proposed only while all members are known to run a version that knows them.
+Entries of this kind are proposed only while all members are known to run a version that knows them. The member that was
+asked has the rest of a large prefix counted after its answer, by an entry for each part. If it stops, the writes that
+come do the same, more slowly.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable
 from typing import Final
 
 from raftkv import errors
-from raftkv.apply.quotas import REMOVE
+from raftkv.apply.auth.caller import Caller
+from raftkv.apply.quotas import COUNT_ON, REMOVE
 from raftkv.apply.request import FIRST_KNOWN_IN, Kind, versioned
 from raftkv.pb import admin_pb2
 from raftkv.pb.services import SERVICES
@@ -21,6 +26,7 @@ from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.server.services.responder import Responder, parse_or_raise, refusals
 
+_log = logging.getLogger(__name__)
 _METHODS: Final = SERVICES["raftkvpb.Admin"]
 
 
@@ -35,6 +41,7 @@ class QuotaService:
     def __init__(self, responder: Responder, check_capable: Callable[[tuple[int, int]], None]) -> None:
         self._responder = responder
         self._check_capable = check_capable
+        self._counts: set[asyncio.Task[None]] = set()
 
     def register(self, server: Server) -> None:
         """Serve QuotaSet, QuotaRemove and QuotaList."""
@@ -46,10 +53,14 @@ class QuotaService:
         """Set the limits of a prefix."""
         request = parse_or_raise(admin_pb2.QuotaSetRequest, data)
         with refusals():
-            # Both together mean removal in an entry.
+            # Both together mean something else in an entry.
             if request.bytes_max < 0 or request.keys_max < 0:
                 raise errors.InvalidQuotaError
-            return await self._propose(call, request)
+            answer = await self._propose(call, request)
+        count = asyncio.get_running_loop().create_task(self._count_on(request.prefix, call.caller))
+        self._counts.add(count)
+        count.add_done_callback(self._counts.discard)
+        return answer
 
     async def remove(self, data: bytes, call: UnaryCall) -> bytes:
         """Forget the limits of a prefix."""
@@ -71,11 +82,26 @@ class QuotaService:
 
     async def _propose(self, call: UnaryCall, request: admin_pb2.QuotaSetRequest) -> bytes:
         self._responder.admission.check_read(call, serializable=False)
-        self._check_capable(FIRST_KNOWN_IN[Kind.PREFIX_QUOTA])
-        body = versioned(Kind.PREFIX_QUOTA, request.SerializeToString())
-        outcome = await self._responder.node.propose(Kind.PREFIX_QUOTA, body, request, call.caller)
+        return self._header() + await self._apply(request, call.caller)
+
+    async def _count_on(self, prefix: bytes, caller: Caller | None) -> None:
+        """Have the rest of a prefix counted."""
+        request = admin_pb2.QuotaSetRequest(prefix=prefix, bytes_max=COUNT_ON, keys_max=COUNT_ON)
+        quotas = self._responder.applier.quotas
+        try:
+            while quotas.is_counting(prefix):
+                await self._apply(request, caller)
+        except errors.StatusError as error:
+            _log.warning(
+                "writes count the rest of prefix %r for its quota, because this member cannot: %s", prefix, error
+            )
+
+    async def _apply(self, request: admin_pb2.QuotaSetRequest, caller: Caller | None) -> bytes:
+        self._check_capable(FIRST_KNOWN_IN[Kind.HISTORY_QUOTA])
+        body = versioned(Kind.HISTORY_QUOTA, request.SerializeToString())
+        outcome = await self._responder.node.propose(Kind.HISTORY_QUOTA, body, request, caller)
         outcome.check()
-        return self._header() + outcome.body
+        return outcome.body
 
     def _header(self) -> bytes:
         return self._responder.header.encode(self._responder.revision(), self._responder.node.term)

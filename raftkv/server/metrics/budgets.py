@@ -17,10 +17,8 @@ from raftkv.rpc.server.server import Server
 from raftkv.server.metrics.exposition import counters, gauge, gauges
 from raftkv.server.node.admission import DISK_RESERVE_BYTES, Admission
 from raftkv.server.node.node import Node
-from raftkv.server.node.proposals import PENDING_BYTES_MAX
 from raftkv.server.peer.transport import SEND_BUFFER_MAX_BYTES, Transport
 from raftkv.server.watch.hub import WatchHub
-from raftkv.server.watch.stream import MEMBER_WATCHERS_MAX_BYTES
 
 
 class BudgetMetrics(Collector):
@@ -54,9 +52,9 @@ class BudgetMetrics(Collector):
         return {
             "responses": (answers.used_bytes, answers.limit_bytes),
             "unfinished_requests": (answers.held_bytes, answers.held_limit_bytes),
-            "proposals": (self._node.proposals.unsent_bytes, PENDING_BYTES_MAX),
+            "proposals": (self._node.proposals.shares.used, self._node.proposals.shares.limit),
             "unapplied": (self._node.backlog.size_bytes, self._node.settings.unapplied_max_bytes),
-            "watchers": (self._hub.watcher_bytes, MEMBER_WATCHERS_MAX_BYTES),
+            "watchers": (self._hub.shares.used, self._hub.shares.limit),
             # Each stream to a member has its own: the fullest one counts.
             "peer_messages": (
                 max((peer.backlog_bytes or 0 for peer in self._transport.peers.values()), default=0),

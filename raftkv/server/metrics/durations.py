@@ -32,6 +32,7 @@ OPERATIONS: Final[Mapping[int, str]] = {
     Kind.LEASE_EXPIRE: "LeaseExpire",
     Kind.LEASE_RENEW: "LeaseRenew",
     Kind.PREFIX_QUOTA: "PrefixQuotaSet",
+    Kind.HISTORY_QUOTA: "PrefixQuotaSet",
     Kind.DOWNGRADE: "DowngradeInfoSet",
     Kind.AUTH: "Auth",
 }

@@ -8,6 +8,7 @@ alarm through the log, which then refuses on all.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
@@ -20,6 +21,8 @@ from raftkv.apply.applier import Applier
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.status import Headers
 from raftkv.server.node.node import Node
+
+_log = logging.getLogger(__name__)
 
 STALENESS_METADATA: Final = b"raftkv-max-staleness-ms"
 """Metadata of a read that may be served from a state that is certainly not older than so many milliseconds."""
@@ -100,7 +103,11 @@ class Admission:
 
     def watch_disk(self) -> None:
         """Look at the free disk; called about once a second, since asking costs a system call."""
-        stat = os.statvfs(self._data_dir)
+        try:
+            stat = os.statvfs(self._data_dir)
+        except OSError as error:
+            _log.warning("cannot see how much room the disk has: %s", errors.explain(error))
+            return
         self._disk_free_bytes = stat.f_bavail * stat.f_frsize
 
     def watch_quota(self) -> None:

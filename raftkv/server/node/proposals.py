@@ -21,18 +21,18 @@ from raftkv import errors
 from raftkv.apply import request as requests
 from raftkv.apply.applier import Outcome
 from raftkv.raft.errors import ProposalDropped
+from raftkv.rpc.shares import Identity, Shares, refusal
 
 _log = logging.getLogger(__name__)
-
-PENDING_MAX: Final = 20_000
-"""Proposals that may wait at a time; more are refused with "too many requests"."""
 
 EXPIRED_AT_ONCE: Final = 2000
 """Proposals that are given up in one turn of the loop, 18 ms: each has its call answered."""
 
 PENDING_BYTES_MAX: Final = 256 * 1024 * 1024
-"""Bytes of unsent proposals; more are refused with the same error."""
+"""Bytes of proposals of one identity that may wait at a time; all identities together have a seventh more."""
 
+PROPOSAL_BYTES: Final = PENDING_BYTES_MAX // 20_000
+"""What each counts besides its own bytes: 20,000 small ones may wait."""
 
 FORWARDED_BYTES_MAX: Final = 64 * 1024 * 1024
 """Requests that a leader keeps for its followers while its log takes no more; what comes beyond that is dropped."""
@@ -48,12 +48,20 @@ class Waiter:
     Attributes:
         request: the parsed request, so that applying need not parse it again.
         started_at: loop time of the proposal.
+        held_by, held_bytes: in whose share it falls, and what it counts.
     """
 
-    __slots__ = ("request", "started_at")
+    __slots__ = ("held_by", "held_bytes", "request", "started_at")
 
     request: Any
     started_at: float
+    held_by: Identity
+    held_bytes: int
+
+    @property
+    def identity(self) -> Identity:
+        """In whose share it falls; here: the member's own."""
+        return ""
 
     def has_room(self, size_bytes: int) -> bool:
         """Take note that a long answer takes so many bytes more while it is put together; False: leave it out."""
@@ -83,6 +91,7 @@ class Proposals:
         self._waiters: dict[int, Waiter] = {}
         self._unsent: list[tuple[int, bytes]] = []
         self._unsent_bytes = 0
+        self.shares = Shares(PENDING_BYTES_MAX)
         self.failed = 0
 
     def __len__(self) -> int:
@@ -110,11 +119,9 @@ class Proposals:
             Its request id.
 
         Raises:
-            TooManyRequestsError: too much is pending already.
+            ShareError: too much is pending already.
         """
-        if self._unsent_bytes > PENDING_BYTES_MAX:
-            raise errors.TooManyRequestsError
-        request_id = self.expect(waiter, now)
+        request_id = self.expect(waiter, now, len(body))
         self._unsent.append((request_id, requests.encode(kind, request_id, body)))
         self._unsent_bytes += len(self._unsent[-1][1])
         return request_id
@@ -131,28 +138,33 @@ class Proposals:
         Raises:
             TooManyRequestsError: it was not taken, or too many wait already.
         """
-        request_id = self.expect(waiter, now)
+        request_id = self.expect(waiter, now, len(body))
         try:
             propose([requests.encode(kind, request_id, body)])
         except ProposalDropped:
             self.pop(request_id)
             raise errors.TooManyRequestsError from None
 
-    def expect(self, waiter: Waiter, now: float) -> int:
+    def expect(self, waiter: Waiter, now: float, size_bytes: int = 0) -> int:
         """Note who waits for an entry that somebody else proposes.
 
         Arguments:
             waiter: gets the outcome.
             now: loop time.
+            size_bytes: of the entry, as far as it waits here.
 
         Returns:
             A fresh request id.
 
         Raises:
-            TooManyRequestsError: too many wait already.
+            ShareError: too many wait already.
         """
-        if len(self._waiters) >= PENDING_MAX:
-            raise errors.TooManyRequestsError
+        identity = waiter.identity
+        if not self.shares.has_room(identity, PROPOSAL_BYTES):
+            what = f"{self.shares.limit >> 20} MiB of proposals ({PROPOSAL_BYTES} bytes and its own each) that may wait"
+            raise errors.ShareError(refusal(identity, what))
+        waiter.held_by, waiter.held_bytes = identity, PROPOSAL_BYTES + size_bytes
+        self.shares.take(identity, waiter.held_bytes)
         request_id = next(self._ids)
         waiter.started_at = now
         self._waiters[request_id] = waiter
@@ -192,7 +204,10 @@ class Proposals:
 
     def pop(self, request_id: int) -> Waiter | None:
         """Return who waits for this id, if anybody here, and forget it."""
-        return self._waiters.pop(request_id, None)
+        waiter = self._waiters.pop(request_id, None)
+        if waiter is not None:
+            self.shares.give_back(waiter.held_by, waiter.held_bytes)
+        return waiter
 
     def observe(self, observer: Callable[[float], None] | None, clock: Callable[[], float]) -> None:
         """Have the time of each proposal measured, from its arrival to its outcome; None: no more, at no cost.
@@ -218,8 +233,10 @@ class Proposals:
         unsent = {request_id for request_id, _ in self._unsent}
         expired: list[tuple[Waiter, bool]] = []
         for request_id in late:
-            expired.append((self._waiters[request_id], request_id not in unsent))
+            waiter = self._waiters[request_id]
+            expired.append((waiter, request_id not in unsent))
             del self._waiters[request_id]
+            self.shares.give_back(waiter.held_by, waiter.held_bytes)
         self.failed += len(expired)
         return expired
 
@@ -229,6 +246,7 @@ class Proposals:
         self._waiters.clear()
         self._unsent, self._unsent_bytes = [], 0
         for waiter in waiters:
+            self.shares.give_back(waiter.held_by, waiter.held_bytes)
             waiter.fail(errors.StoppedError())
 
 

@@ -20,6 +20,7 @@ from raftkv import errors
 from raftkv.apply.applier import Outcome
 from raftkv.apply.auth.caller import Caller
 from raftkv.pb import raft_pb2
+from raftkv.rpc.shares import Identity
 from raftkv.server.node.proposals import Waiter
 from raftkv.server.node.reads import Reader
 
@@ -69,7 +70,7 @@ class AwaitableNode:
             StoppedError: the member stops.
             StatusError: it was not applied in time. It may be applied yet.
         """
-        waiter = _Awaited(request, on_abandoned)
+        waiter = _Awaited(request, on_abandoned, b"" if caller is None else caller.user)
         request_id = self.submit(kind, body, waiter, caller)
         try:
             return await waiter.outcome
@@ -95,7 +96,7 @@ class AwaitableNode:
             StoppedError: the member stops.
             StatusError: it was not applied in time. It may be applied yet.
         """
-        waiter = _Awaited(record, None)
+        waiter = _Awaited(record, None, "")
         request_id = self.submit_change(record, waiter)
         try:
             return await waiter.outcome
@@ -120,12 +121,17 @@ class AwaitableNode:
 class _Awaited(Waiter):
     """A proposal that a coroutine awaits."""
 
-    __slots__ = ("_on_abandoned", "outcome")
+    __slots__ = ("_identity", "_on_abandoned", "outcome")
 
-    def __init__(self, request: Any, on_abandoned: Callable[[Outcome], None] | None) -> None:
+    def __init__(self, request: Any, on_abandoned: Callable[[Outcome], None] | None, identity: Identity) -> None:
         self.request = request
+        self._identity = identity
         self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._on_abandoned = on_abandoned
+
+    @property
+    def identity(self) -> Identity:
+        return self._identity
 
     def finish(self, outcome: Outcome) -> None:
         if not self.outcome.done():

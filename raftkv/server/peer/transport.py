@@ -86,9 +86,7 @@ def targets(urls: Iterable[str]) -> tuple[list[str], bool]:
     """
     parts = [split_url(url) for url in urls]
     secure = any(scheme in ("https", "unixs") for scheme, _, _ in parts)
-    return [
-        f"unix:{host}:{port}" if name.startswith("unix") else f"{host}:{port}" for name, host, port in parts
-    ], secure
+    return [f"unix:{host}" if name.startswith("unix") else f"{host}:{port}" for name, host, port in parts], secure
 
 
 def peer_metadata(cluster_id: int, from_id: int, to_id: int) -> tuple[tuple[str, str], ...]:

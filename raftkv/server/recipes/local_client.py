@@ -34,6 +34,7 @@ from raftkv.pb import kv_pb2, rpc_pb2
 from raftkv.pb.services import Method
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import Server
+from raftkv.rpc.shares import Identity, identity_of
 from raftkv.rpc.status import RpcError
 from raftkv.server.services.responder import Responder, parse_or_raise, refusals
 from raftkv.server.watch.hub import WatchHub
@@ -63,7 +64,7 @@ _KEPT_CODES: Final = frozenset({errors.UNAVAILABLE, errors.DEADLINE_EXCEEDED})
 class Leases(Protocol):
     """Where leases are granted."""
 
-    async def grant(self, ttl_s: int, caller: Caller | None) -> int:
+    async def grant(self, ttl_s: int, caller: Caller | None, identity: Identity) -> int:
         """Grant a lease with a fresh id; the id. Raises StatusError if it is refused."""
 
 
@@ -246,7 +247,7 @@ class Recipe:
             lease_id: 0: none was given.
             ttl_s: of a new one, in seconds.
         """
-        return lease_id or await self.leases.grant(ttl_s, call.caller)
+        return lease_id or await self.leases.grant(ttl_s, call.caller, identity_of(call))
 
     def let_in(
         self, call: Any, *, reads: Iterable[tuple[bytes, bytes]] = (), writes: Iterable[tuple[bytes, bytes]] = ()

@@ -19,6 +19,7 @@ from typing import Final
 from raftkv import errors
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.framing import MessageAssembler
+from raftkv.rpc.shares import Identity
 from raftkv.server.watch.hub import WatchHub
 from raftkv.server.watch.stream import WatchStream
 
@@ -34,6 +35,7 @@ class LocalWatch:
         key, range_end: the interval, its end as on the wire.
         start_revision: the first revision wanted.
         soon: calls back in a turn that has room for another reader to go on.
+        identity: in whose share it falls.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class LocalWatch:
         range_end: bytes,
         start_revision: int,
         soon: Callable[[Callable[[], None]], None],
+        identity: Identity = "",
     ) -> None:
         self._arrived = asyncio.Event()
         self._soon = soon
@@ -51,7 +54,7 @@ class LocalWatch:
         self._on_room: Callable[[], None] | None = None
         self._queue: deque[tuple[int, bytes]] = deque()
         self._queued_bytes = 0
-        self._stream = WatchStream(hub, self, 0, self.fail)
+        self._stream = WatchStream(hub, self, 0, self.fail, identity=identity)
         create = rpc_pb2.WatchCreateRequest(key=key, range_end=range_end, start_revision=start_revision)
         self._stream.receive(rpc_pb2.WatchRequest(create_request=create).SerializeToString())
 

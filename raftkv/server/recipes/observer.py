@@ -16,6 +16,7 @@ from __future__ import annotations
 from raftkv import errors
 from raftkv.pb import election_pb2, kv_pb2
 from raftkv.rpc.server.stream import StreamCall
+from raftkv.rpc.shares import identity_of
 from raftkv.server.recipes.local_client import Recipe, prefix_end
 from raftkv.server.recipes.local_watch import LocalWatch
 
@@ -64,7 +65,8 @@ class Observer:
         if self._error is not None:
             raise self._error
         recipe, prefix = self._recipe, self._prefix
-        self._watch = LocalWatch(recipe.hub, prefix, prefix_end(prefix), revision + 1, recipe.soon)
+        identity = identity_of(self._call)
+        self._watch = LocalWatch(recipe.hub, prefix, prefix_end(prefix), revision + 1, recipe.soon, identity)
         try:
             await self._follow(self._watch)
         except errors.CompactedError:

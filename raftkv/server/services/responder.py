@@ -26,6 +26,7 @@ from raftkv.apply.response import HeaderEncoder
 from raftkv.loop.scheduler import Slices, Work, hold
 from raftkv.rpc.server.budget import CONNECTION_FULL
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
+from raftkv.rpc.shares import Identity, identity_of
 from raftkv.rpc.status import RpcError
 from raftkv.server.node.admission import Admission
 from raftkv.server.node.proposals import Waiter
@@ -50,6 +51,11 @@ class PendingWrite(Waiter):
         self.request_id = 0
         self._growth: Growth | None = None
         self._refusal: RpcError | None = None
+
+    @property
+    def identity(self) -> Identity:
+        """In whose share it falls."""
+        return identity_of(self.call)
 
     def has_room(self, size_bytes: int) -> bool:
         """Count what the answer takes; False once it would not be taken in the end, or the client is gone."""

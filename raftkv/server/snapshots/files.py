@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Final, TypeVar
 
-from raftkv.errors import SpaceError
+from raftkv.errors import SpaceError, StorageError
 from raftkv.storage.backend.environment import lock_path
+from raftkv.storage.datadir import remove_unneeded
+
+_log = logging.getLogger(__name__)
 
 ROOM_RESERVE_BYTES: Final = 256 * 1024 * 1024
 """Disk that must be left when a database is copied or received: what writes are refused at, and two log segments and
@@ -44,10 +47,18 @@ def remove_leftovers(directory: Path) -> None:
 
     Not what was received of a database that may still come: that is for the receiver to take up, or to delete.
     """
-    for pattern in ("*.snap.db*", "*.out.db*", "*.tmp"):
-        for path in directory.glob(pattern):
-            if not path.name.endswith(PARTIAL_SUFFIX):
-                path.unlink(missing_ok=True)
+    for path in _found(directory, "*.snap.db*", "*.out.db*", "*.tmp"):
+        if not path.name.endswith(PARTIAL_SUFFIX):
+            remove_unneeded(path)
+
+
+def _found(directory: Path, *patterns: str) -> list[Path]:
+    """Return what could be removed; nothing, and a warning, if the directory cannot be read."""
+    try:
+        return [path for pattern in patterns for path in directory.glob(pattern)]
+    except OSError as error:
+        _log.warning("cannot look for what is not needed any more in %s: %s", directory, error.strerror)
+        return []
 
 
 def remove_received(directory: Path, index: int) -> None:
@@ -57,31 +68,33 @@ def remove_received(directory: Path, index: int) -> None:
         directory: where they lie.
         index: of the last entry in the state.
     """
-    for path in directory.glob("*.snap.db"):
+    for path in _found(directory, "*.snap.db"):
         if int(path.name.partition(".")[0], 16) <= index:
             remove_soon(path)
 
 
 def remove_database(path: Path) -> None:
     """Delete a copy, with whatever lies beside it."""
-    path.unlink(missing_ok=True)
-    lock_path(path).unlink(missing_ok=True)
+    remove_unneeded(path)
+    remove_unneeded(lock_path(path))
 
 
 def remove_soon(path: Path) -> None:
     """Delete a copy, on a thread if there is a loop to hold: to free a gigabyte takes half a second. The name is free
     at once.
     """
-    lock_path(path).unlink(missing_ok=True)
+    remove_unneeded(lock_path(path))
     unwanted = path.with_name(f"{next(_numbers):x}.unwanted.tmp")
     try:
         path.rename(unwanted)
     except FileNotFoundError:
         return
+    except OSError:
+        unwanted = path
     try:
-        asyncio.get_running_loop().run_in_executor(None, partial(unwanted.unlink, missing_ok=True))
+        asyncio.get_running_loop().run_in_executor(None, remove_unneeded, unwanted)
     except RuntimeError:
-        unwanted.unlink(missing_ok=True)
+        remove_unneeded(unwanted)
 
 
 def check_room(directory: Path, size_bytes: int, what: str = "a snapshot") -> None:
@@ -94,8 +107,12 @@ def check_room(directory: Path, size_bytes: int, what: str = "a snapshot") -> No
 
     Raises:
         SpaceError: says how much there is and how much is needed.
+        StorageError: that cannot be seen.
     """
-    stat = os.statvfs(directory)
+    try:
+        stat = os.statvfs(directory)
+    except OSError as error:
+        raise StorageError(f"cannot see how much room {directory} has for {what}: {error.strerror}") from error
     free_bytes = stat.f_bavail * stat.f_frsize
     if free_bytes < size_bytes + ROOM_RESERVE_BYTES:
         needed_bytes = size_bytes + ROOM_RESERVE_BYTES

@@ -33,7 +33,7 @@ from raftkv.server.peer.codec import decode_snapshot_meta
 from raftkv.server.snapshots.files import check_room, incoming_path, on_thread, remove_soon, snapshot_path
 from raftkv.server.snapshots.partials import Partial, Partials, partial_path, received_bytes
 from raftkv.server.snapshots.transfers import Transfers
-from raftkv.storage.datadir import sync_directory
+from raftkv.storage.datadir import give_back, sync_directory
 from raftkv.storage.failpoints import failpoint
 from raftkv.storage.snapshot import DamagedSourceError, SnapshotInfo, verify_snapshot
 
@@ -287,7 +287,7 @@ def _verify(path: Path, info: SnapshotInfo, sender: int, given_up: threading.Eve
     try:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
-        os.close(descriptor)
+        give_back(descriptor)
     try:
         verify_snapshot(path, info, rest)
     except DamagedSourceError as error:

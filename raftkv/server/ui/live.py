@@ -7,8 +7,9 @@
 Invariants
 - Without viewers there is no task, no timer and no question to another member.
 - A viewer holds one record, the newest: who reads slowly misses some, and costs no memory.
-- At most ``VIEWERS_MAX`` look at a time. Each is asked for its right again with every record: who signs out, loses
-  the token or the user is cut off within a second.
+- At most ``VIEWERS_MAX`` look at a time, and share that (``rpc/shares``): the oldest page of who has most ends.
+- Each is asked for its right again with every record: who signs out, loses the token or the user is cut off within a
+  second.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
+from raftkv.rpc.shares import Identity, Shares, refusal
+
 _log = logging.getLogger(__name__)
 
 INTERVAL_S: Final = 1.0
@@ -27,7 +30,7 @@ VIEWERS_MAX: Final = 64
 
 
 class TooManyViewersError(Exception):
-    """There are as many viewers as may be."""
+    """There are as many viewers as may be, and who asks has as many as anybody; the text says so."""
 
 
 class Viewer:
@@ -35,9 +38,11 @@ class Viewer:
 
     Arguments:
         may_look: raises what refuses it, or returns False: no longer.
+        identity: in whose share it falls.
     """
 
-    def __init__(self, may_look: Callable[[], bool]) -> None:
+    def __init__(self, may_look: Callable[[], bool], identity: Identity) -> None:
+        self.identity = identity
         self._may_look = may_look
         self._record: bytes | None = None
         self._has_news = asyncio.Event()
@@ -74,7 +79,8 @@ class Live:
 
     def __init__(self, collect: Callable[[], Awaitable[dict[str, Any]]]) -> None:
         self._collect = collect
-        self._viewers: set[Viewer] = set()
+        self._viewers: dict[Viewer, None] = {}
+        self._shares = Shares(VIEWERS_MAX)
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
 
@@ -83,22 +89,37 @@ class Live:
         """Whether records are made."""
         return self._task is not None
 
-    def look(self, may_look: Callable[[], bool]) -> AsyncIterator[bytes]:
+    def look(self, may_look: Callable[[], bool], identity: Identity = "") -> AsyncIterator[bytes]:
         """Return the records from now on, as server-sent events.
 
         Arguments:
             may_look: whether the viewer still may; asked before each record.
+            identity: in whose share the page falls.
 
         Raises:
             TooManyViewersError: others have to close their pages first.
         """
-        if self._is_closed or len(self._viewers) >= VIEWERS_MAX:
-            raise TooManyViewersError
-        return self._serve(Viewer(may_look))
+        if self._is_closed or not self._shares.make_room(identity, 1, self._end_oldest):
+            raise TooManyViewersError(refusal(identity, f"{self._shares.limit} pages that may look at one member"))
+        return self._serve(Viewer(may_look, identity))
+
+    def _end_oldest(self, identity: Identity) -> bool:
+        viewer = next(viewer for viewer in self._viewers if viewer.identity == identity)
+        viewer.end()
+        self._leave(viewer)
+        return True
+
+    def _leave(self, viewer: Viewer) -> None:
+        if viewer in self._viewers:
+            del self._viewers[viewer]
+            self._shares.give_back(viewer.identity, 1)
 
     async def _serve(self, viewer: Viewer) -> AsyncIterator[bytes]:
         # Here and not in ``look``: whoever has left before the first byte was never a viewer.
-        self._viewers.add(viewer)
+        if self._is_closed or not self._shares.make_room(viewer.identity, 1, self._end_oldest):
+            return
+        self._viewers[viewer] = None
+        self._shares.take(viewer.identity, 1)
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
         try:
@@ -106,7 +127,7 @@ class Live:
             async for record in viewer.records():
                 yield record
         finally:
-            self._viewers.discard(viewer)
+            self._leave(viewer)
             if not self._viewers:
                 self._stop()
 

@@ -22,10 +22,11 @@ from raftkv.apply.applier import Applier
 from raftkv.apply.auth.caller import Caller
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.server.http import HttpHandler, HttpHeaders, HttpRequest, HttpResponse, text_response
+from raftkv.rpc.shares import identity_of_peer
 from raftkv.server.auth.callers import AUTHORIZATION, GATEWAY
 from raftkv.server.auth.users import Users
 from raftkv.server.ui.files import SAFE_HEADERS, Bundle, answer
-from raftkv.server.ui.live import VIEWERS_MAX, Live, TooManyViewersError
+from raftkv.server.ui.live import Live, TooManyViewersError
 from raftkv.server.ui.others import Everybody, Identity
 from raftkv.server.ui.watchers import Watching
 from raftkv.server.watch.hub import WatchHub
@@ -154,9 +155,10 @@ class Dashboard:
     def _live(self, request: HttpRequest) -> HttpResponse:
         user = self._gate.check_user(request)
         try:
-            return HttpResponse(200, self.live.look(lambda: self._may_look(request)), _EVENTS, user)
-        except TooManyViewersError:
-            return text_response(503, f"{VIEWERS_MAX} pages look at this member already: close one, or ask another")
+            identity = user or identity_of_peer(request.peer, request.certificate)
+            return HttpResponse(200, self.live.look(lambda: self._may_look(request), identity), _EVENTS, user)
+        except TooManyViewersError as error:
+            return text_response(503, f"{error}: close a page, or ask another member")
 
     def _may_look(self, request: HttpRequest) -> bool:
         try:

@@ -28,6 +28,7 @@ from typing import Final, Protocol
 
 from raftkv import errors
 from raftkv.loop.cork import Cork
+from raftkv.rpc.shares import Identity, Shares, name_of, refusal
 from raftkv.server.watch import messages
 from raftkv.server.watch.catch_up import CatchUp
 from raftkv.server.watch.index import Group, Watcher, WatcherIndex
@@ -76,6 +77,12 @@ BYTES_PER_TURN: Final = 8 * 1024 * 1024
 MOVES_PER_STEP: Final = 2_000
 """Watchers that a step moves, when very many fell behind or left at once."""
 
+MOVED_BYTES_PER_STEP: Final = 16 * 1024 * 1024
+"""Bytes of watchers that leave in a step: to find one on a key of 1.4 MB takes 0.3 ms."""
+
+MEMBER_WATCHERS_MAX_BYTES: Final = 1024 * 1024 * 1024
+"""What the watchers of all streams of a member may take: about 960,000. etcd has no limit but its memory."""
+
 BEHIND_MAX: Final = 500
 """Streams with watchers that are behind that a scrape looks at, 100 watchers each: 5 ms."""
 
@@ -111,8 +118,10 @@ class WatchHub:
         self.streams: dict[WatchStream, None] = {}
         self.events_total = 0
         self.watcher_count = 0
-        self.watcher_bytes = 0
         """Watchers of all open streams."""
+        self.shares = Shares(MEMBER_WATCHERS_MAX_BYTES)
+        """Bytes of these."""
+        self._streams_of: dict[Identity, dict[WatchStream, None]] = {}
         self.unsynced_count = 0
         """Those that are behind."""
         self.delivered_revision = store.revision
@@ -341,18 +350,44 @@ class WatchHub:
     def add(self, watcher: Watcher) -> None:
         """Serve a new watcher: live if it starts now or later, else from history first."""
         self.deliver()
-        self.streams[watcher.stream] = None
+        stream = watcher.stream
+        if stream not in self.streams:
+            self.streams[stream] = None
+            self._streams_of.setdefault(stream.identity, {})[stream] = None
         self.watcher_count += 1
-        self.watcher_bytes += watcher.size_bytes
+        self.shares.take(stream.identity, watcher.size_bytes)
         if watcher.start_revision == 0 or watcher.start_revision > self._store.revision:
             self._synced(watcher)
         else:
             self._unsynced(watcher, watcher.start_revision)
 
+    @property
+    def watcher_bytes(self) -> int:
+        """What the watchers of all open streams take."""
+        return self.shares.used
+
+    def refusal(self, identity: Identity, size_bytes: int) -> str:
+        """Make room for a watcher, for which the newest of the greediest identity are cancelled; else say why not.
+
+        Arguments:
+            identity: whose it is.
+            size_bytes: what it takes.
+        """
+        if self.shares.make_room(identity, size_bytes, self._cancel_newest):
+            return ""
+        return refusal(identity, f"{self.shares.limit} bytes that the watchers of one member may take")
+
+    def _cancel_newest(self, identity: Identity) -> bool:
+        for stream in reversed(self._streams_of[identity]):
+            if stream.watchers:
+                stream.cancel_newest(f"raftkv: {name_of(identity)} has most of the watchers, and others ask for theirs")
+                return True
+        return False
+
     def remove(self, watcher: Watcher) -> None:
         """Serve a watcher no more."""
         self.watcher_count -= 1
-        self.watcher_bytes -= watcher.size_bytes
+        self.shares.give_back(watcher.stream.identity, watcher.size_bytes)
         if not self._forget(watcher):
             self._count_unsynced(watcher.stream, -1)
 
@@ -372,8 +407,13 @@ class WatchHub:
         """A client is gone: nothing reaches its watchers any more. However many there are, they go step by step."""
         if stream in self.streams:
             del self.streams[stream]
+            others = self._streams_of[stream.identity]
+            del others[stream]
+            if not others:
+                del self._streams_of[stream.identity]
             self.watcher_count -= len(stream.watchers)
-            self.watcher_bytes -= stream.watcher_bytes
+            if stream.watcher_bytes:
+                self.shares.give_back(stream.identity, stream.watcher_bytes)
             self._count_unsynced(stream, -stream.unsynced_count)
             self._leaving.append(list(stream.watchers.values()))
             if self._move():
@@ -424,9 +464,13 @@ class WatchHub:
         """Move some of those that fell behind or left many at once; whether there are more."""
         if self._leaving:
             watchers = self._leaving[0]
-            for watcher in watchers[-MOVES_PER_STEP:]:
+            left_bytes = MOVED_BYTES_PER_STEP
+            for _ in range(MOVES_PER_STEP):
+                if not watchers or left_bytes < 0:
+                    break
+                watcher = watchers.pop()
+                left_bytes -= watcher.size_bytes
                 self._let_go(watcher)
-            del watchers[-MOVES_PER_STEP:]
             if not watchers:
                 self._leaving.popleft()
         left = MOVES_PER_STEP

@@ -18,6 +18,7 @@ from raftkv.pb.services import SERVICES
 from raftkv.rpc.server.calls import ServerCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
+from raftkv.rpc.shares import identity_of
 from raftkv.rpc.status import RpcError
 from raftkv.server.node.admission import Admission
 from raftkv.server.services.leader_guard import LeaderGuard
@@ -160,10 +161,12 @@ class WatchService:
         def fail(error: errors.StatusError) -> None:
             _fail(end, error)
 
+        identity = identity_of(call)
         if self._live is None:
-            return WatchStream(self._hub, call, self._fragment_bytes, fail)
+            return WatchStream(self._hub, call, self._fragment_bytes, fail, identity=identity)
         live = self._live.of(call)
-        stream = WatchStream(self._hub, call, self._fragment_bytes, fail, self._refusal(call, live.read_refusal))
+        refusal = self._refusal(call, live.read_refusal)
+        stream = WatchStream(self._hub, call, self._fragment_bytes, fail, refusal, identity)
         live.recheck = stream.recheck
         return stream
 

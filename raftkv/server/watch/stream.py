@@ -19,6 +19,7 @@ from raftkv import errors
 from raftkv.loop.cork import Cork
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.framing import PREFIX
+from raftkv.rpc.shares import Identity
 from raftkv.server.services.responder import parse_or_raise
 from raftkv.server.watch import messages
 from raftkv.server.watch.index import WATCHER_BYTES, Watcher
@@ -40,9 +41,6 @@ RECHECKS_PER_STEP: Final = 100
 
 STREAM_WATCHERS_MAX_BYTES: Final = 256 * 1024 * 1024
 """What the watchers of one stream may take: about 240,000 on keys of 30 bytes (see ``WATCHER_BYTES``)."""
-
-MEMBER_WATCHERS_MAX_BYTES: Final = 1024 * 1024 * 1024
-"""What the watchers of all streams of a member may take: about 960,000. etcd has no limit but its memory."""
 
 FILTERS_MAX: Final = 100
 """Filters of a watch, of which there are two kinds: to look for one among two million takes half a second."""
@@ -89,6 +87,9 @@ class Hub(Protocol):
     def add(self, watcher: Watcher) -> None:
         """Serve a new watcher."""
 
+    def refusal(self, identity: Identity, size_bytes: int) -> str:
+        """Make room for a watcher of so many bytes; why there is none."""
+
     def remove(self, watcher: Watcher) -> None:
         """Serve it no more."""
 
@@ -101,9 +102,6 @@ class Hub(Protocol):
 
     cork: Cork
     """Flushes streams at the end of a turn."""
-
-    watcher_bytes: int
-    """What the watchers of all streams take."""
 
     def header(self) -> bytes:
         """Response header with the current revision, after everything up to it was delivered."""
@@ -124,6 +122,7 @@ class WatchStream:
         fragment_bytes: size above which a response is split, for watchers that allow it.
         fail: ends the RPC with an error.
         refusal: of what the client may not watch.
+        identity: in whose share its watchers fall.
     """
 
     def __init__(
@@ -133,8 +132,10 @@ class WatchStream:
         fragment_bytes: int,
         fail: Callable[[errors.StatusError], None],
         refusal: Refusal = _allow,
+        identity: Identity = "",
     ) -> None:
         self.fail = fail
+        self.identity = identity
         self.watchers: dict[int, Watcher] = {}
         self.watcher_bytes = 0
         self._hub = hub
@@ -231,9 +232,7 @@ class WatchStream:
         """Why there is no room for one more watcher; empty if there is."""
         if self.watcher_bytes + size_bytes > STREAM_WATCHERS_MAX_BYTES:
             return f"raftkv: the watchers of one stream may take {STREAM_WATCHERS_MAX_BYTES} bytes: watch ranges"
-        if self._hub.watcher_bytes + size_bytes > MEMBER_WATCHERS_MAX_BYTES:
-            return f"raftkv: the watchers of one member may take {MEMBER_WATCHERS_MAX_BYTES} bytes: watch ranges"
-        return ""
+        return self._hub.refusal(self.identity, size_bytes)
 
     def _has_watchers_ahead(self) -> bool:
         """Return whether any watcher starts in the future; takes little time however many there are, or were."""
@@ -251,6 +250,12 @@ class WatchStream:
             header = self._hub.header()
             self.forget(watcher)
             self.send(messages.canceled(header, watch_id))
+
+    def cancel_newest(self, reason: str) -> None:
+        """End the newest watcher, and say why: others need its room."""
+        watcher = next(reversed(self.watchers.values()))
+        self.forget(watcher)
+        self.send(messages.canceled(self._hub.header(), watcher.watch_id, reason))
 
     def _report_progress(self) -> None:
         """Say that everything up to a revision was sent, if that is so for every watcher; else say nothing."""

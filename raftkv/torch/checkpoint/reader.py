@@ -17,15 +17,19 @@ share of the others too if ``verify="all"``. The number of ranks that load may d
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
+import pickle
 import socket
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from enum import Enum, EnumType
+from typing import Any, Final, cast
 
+import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
 
@@ -34,7 +38,7 @@ from raftkv.checkpoint.find.lookup import MIN
 from raftkv.checkpoint.keys import check_step
 from raftkv.checkpoint.kinds import DCP, DCP_PER_RANK
 from raftkv.checkpoint.records import Checkpoint, FileRecord
-from raftkv.checkpoint.storage.verify import load_manifest, open_verified
+from raftkv.checkpoint.storage.verify import load_manifest, open_verified, require_below
 from raftkv.checkpoint.sync import Pin
 from raftkv.errors import ConfigError
 from raftkv.torch.checkpoint.link import Link, Source, from_rank_0, is_distributed
@@ -43,6 +47,21 @@ LATEST: Final = "latest"
 BEST: Final = "best"
 READ: Final = "read"
 ALL: Final = "all"
+
+_METADATA: Final = "torch.distributed.checkpoint.metadata"
+_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
+    _METADATA: (
+        "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties",
+        "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
+    ),
+    "torch.distributed._shard.sharded_tensor.metadata": ("MEM_FORMAT_ENCODING", "TensorProperties"),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    "torch": ("Size", "device"),
+    "torch.serialization": ("_get_layout",),
+    "collections": ("OrderedDict",),
+    "builtins": ("set", "frozenset", "bytearray", "complex"),
+}  # fmt: skip
+"""What the metadata of DCP is made of, beside what pickle has operations for."""
 
 Which = int | str | tuple[str, ...] | Checkpoint
 """``"latest"``, a step, a tag, ``("best", metric)``, ``("best", metric, "max")``, or a checkpoint that was found."""
@@ -57,6 +76,7 @@ class Reader(FileSystemReader):
         step: which checkpoint; see ``Which``.
         kind: ``dcp``, or ``dcp_per_rank`` for what was saved with ``use_collectives=False``.
         verify: ``"read"``: the files that are needed; ``"all"``: all files, shared among the ranks.
+        anywhere: load a checkpoint wherever its record says that it lies; else only below the ``uri`` of the registry.
         process_group, no_dist: as given to ``dcp.load``.
 
     Raises:
@@ -70,6 +90,7 @@ class Reader(FileSystemReader):
         *,
         kind: str = DCP,
         verify: str = READ,
+        anywhere: bool = False,
         process_group: dist.ProcessGroup | None = None,
         no_dist: bool = False,
     ) -> None:
@@ -82,6 +103,7 @@ class Reader(FileSystemReader):
         self._which = step if isinstance(step, str | tuple | list | Checkpoint) else check_step(step)
         self._kind = kind
         self._verify = verify
+        self._anywhere = anywhere
         self._group = process_group
         self._no_dist = no_dist
         self._checkpoint: Checkpoint | None = None
@@ -98,6 +120,7 @@ class Reader(FileSystemReader):
 
         Raises:
             CheckpointNotFound: there is none.
+            ConfigError: it does not lie below the ``uri`` of the registry.
             DigestMismatch: its manifest is not what was committed.
         """
         if self._checkpoint is None:
@@ -112,6 +135,8 @@ class Reader(FileSystemReader):
         """Find it, on the first rank, and pin it; each other rank pins it too, before this one lets it go."""
         while True:
             found = self._find()
+            if not self._anywhere:
+                require_below(found, self._link.uri)
             try:
                 self._take_pin(found)
             except CheckpointNotFound:
@@ -203,12 +228,24 @@ class Reader(FileSystemReader):
             files: Any = _Checked(self)
             self.fs = files
             own = {} if checkpoint.kind == DCP else {"rank": self._own_rank(checkpoint)}
-            metadata: Metadata = super().read_metadata(**own)
+            return self._load_metadata(str(self._get_metadata_path(**own)))
         except Exception as error:
             self.failure = error
             self.close()
             raise
-        return metadata
+
+    def _load_metadata(self, name: str) -> Metadata:
+        with self.open(name) as file:
+            try:
+                found = _MetadataUnpickler(file).load()
+            except Exception as error:  # a pickle that no writer has made raises what it likes
+                why = " ".join(str(error).split())[:200]
+                raise DigestMismatch(self.checkpoint.uri, name, f"is no metadata of DCP: {why}") from None
+        if not isinstance(found, Metadata):
+            raise DigestMismatch(self.checkpoint.uri, name, f"is a {type(found).__name__} instead of metadata of DCP")
+        found.storage_meta = found.storage_meta or StorageMeta()
+        found.storage_meta.load_id = self.load_id
+        return found
 
     def _own_rank(self, checkpoint: Checkpoint) -> int:
         size = dist.get_world_size(self._group) if is_distributed(self._no_dist) else 1
@@ -250,6 +287,27 @@ def _let_go(pin: Pin) -> None:
     loop, inner = pin.target()
     with contextlib.suppress(Exception):  # the client may be closed, and the lease with it
         loop.post(inner.release())
+
+
+def _member(kind: Any, name: str) -> Enum:
+    if not isinstance(kind, EnumType):
+        raise ValueError(f"it asks for {name!r} of {kind!r}")
+    return cast("Enum", kind[name])
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    """Reads the metadata of DCP: data of a few types, and never a function that the file names."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return a type that metadata is made of."""
+        if (module, name) == ("builtins", "getattr"):
+            return _member  # Python 3.11 writes members of an enumeration so
+        if name in _TYPES.get(module, ()):
+            return getattr(importlib.import_module(module), name)
+        found = getattr(torch, name, None) if module == "torch" else None
+        if isinstance(found, torch.dtype | torch.layout | torch.memory_format):
+            return found
+        raise ValueError(f"it names {module}.{name}, which is no part of any")
 
 
 class _Checked(FileSystemBase):

@@ -32,6 +32,7 @@ def resume(
     *,
     kind: str = DCP,
     verify: str = READ,
+    anywhere: bool = False,
     process_group: dist.ProcessGroup | None = None,
     no_dist: bool = False,
 ) -> Checkpoint | None:
@@ -40,7 +41,7 @@ def resume(
     Arguments:
         source: a run, or a registry, whose checkpoints this program then claims: all who wrote before are refused.
         state: as for ``dcp.load``.
-        kind, verify: see ``Reader``.
+        kind, verify, anywhere: see ``Reader``.
         process_group, no_dist: as for ``dcp.load``.
 
     Raises:
@@ -52,8 +53,9 @@ def resume(
 
     def load(checkpoint: Checkpoint) -> Checkpoint:
         reader = Reader(
-            source, checkpoint, kind=checkpoint.kind, verify=verify, process_group=process_group, no_dist=no_dist
-        )
+            source, checkpoint, kind=checkpoint.kind, verify=verify, anywhere=anywhere, process_group=process_group,
+            no_dist=no_dist,
+        )  # fmt: skip
         with typed(reader):
             load_state(state, storage_reader=reader, process_group=process_group, no_dist=no_dist)
         return checkpoint

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from raftkv.checkpoint.keys import AttemptId, RegistryKeys
 from raftkv.checkpoint.records import Checkpoint
-from raftkv.client.control.records import RecordError
+from raftkv.client.control.records import RecordError, read
 from raftkv.client.keys import prefix_end
 from raftkv.client.values import PUT
 from raftkv.training.history.reader import Past, read_past
@@ -81,7 +81,7 @@ def _commits(past: Past) -> list[CommitHistory]:
         if event.type != PUT or place in found:
             continue  # a later change, as of its metrics, is no commit
         try:
-            one = Checkpoint.decode(event.value)
+            one = read(Checkpoint, event.kv)
         except RecordError:
             continue  # somebody else wrote it; the run goes on without it, and so does its history
         saved = Stamp(one.time - one.duration_s, one.holder, one.id.began_revision)

@@ -118,7 +118,7 @@ class Lost:
 
     def __str__(self) -> str:
         told = [f"{self.since} since {'the beginning' if self.kept_step is None else f'step {self.kept_step}'}"]
-        told += [f"~{self.steps_estimated} steps"] if self.steps_estimated is not None else []
+        told += [f"up to ~{self.steps_estimated} steps"] if self.steps_estimated is not None else []
         told += [f"at least {self.steps_at_least}"] if self.steps_at_least else []
         return ", ".join(told)
 

@@ -44,7 +44,9 @@ NAME_BYTES_MAX: Final = 512
 VALUE_BYTES_MAX: Final = 1024 * 1024
 """Size of what a worker puts: its addresses for all others, about 150 bytes each."""
 
-RESERVED: Final = frozenset({"debug", "health", "metrics", "ui", "v2", "v3", "v3alpha", "v3beta", "version"})
+RESERVED: Final = frozenset(
+    {"debug", "health", "livez", "metrics", "readyz", "ui", "v2", "v3", "v3alpha", "v3beta", "version"}
+)
 """First parts of paths that are not Horovod's."""
 
 RANK_AND_SIZE: Final = "rank_and_size"

@@ -12,7 +12,8 @@ What ends a generation here, and what follows:
 - nodes came or went: the workers are stopped (SIGTERM, SIGKILL after a while), and the node comes back;
 - all workers of this node ended well: it waits for those of the others; the last one closes the run as a success;
 - the run is closed: the workers are stopped;
-- a signal: it is passed on to the workers, and the node leaves; the others go on if enough are left.
+- a signal to stop: the workers get it, and the node leaves; the others go on if enough are left. The workers get each
+  further signal too, and others, as SIGUSR1, which end nothing here.
 
 Losing the cluster of raftkv ends nothing: workers run on, and what they have to report waits until it is back.
 
@@ -32,8 +33,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from raftkv.client.control.records import RecordError
-from raftkv.client.kv.operations import get_range, put
+from raftkv.client.control.records import RecordError, read
 from raftkv.client.rpc.retry import until_answered
 from raftkv.errors import ConfigError
 from raftkv.training.errors import GenerationOver, RunClosed
@@ -41,7 +41,7 @@ from raftkv.training.keys import RunKeys
 from raftkv.training.process.environment import STYLES, Extras, Meeting, make_environment
 from raftkv.training.process.faults import End
 from raftkv.training.process.workers import Workers
-from raftkv.training.records import RUNNING, Fault, Node
+from raftkv.training.records import RUNNING, SUCCEEDED, Fault, Node
 from raftkv.training.scheduling.denylist import Reported, root_cause
 
 if TYPE_CHECKING:
@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-SUCCEEDED: Final = "succeeded"
-"""The reason with which a run is closed when all its workers have ended well."""
 PORTS_FIELD: Final = "ports"
 """Where a node's record tells the ports of its TensorFlow servers."""
 _OVER_TIMEOUT_S: Final = 5.0
@@ -70,6 +68,7 @@ class Settings:
         command: each worker's.
         max_restarts: faults of this node that are followed by a restart.
         stop_grace_s: from SIGTERM to SIGKILL.
+        stop_signals: those that end this node.
         styles: see ``environment``.
         endpoints: told to the workers.
         inherited: the environment to which theirs is added.
@@ -80,6 +79,7 @@ class Settings:
     command: tuple[str, ...]
     max_restarts: int = 0
     stop_grace_s: float = 10.0
+    stop_signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     styles: tuple[str, ...] = STYLES
     endpoints: tuple[str, ...] = ()
     inherited: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
@@ -106,13 +106,21 @@ class Supervisor:
         self._settings = settings
         self._restarts = 0
         self._signal = 0
+        self._workers: Workers | None = None
         self._wake = asyncio.Event()
 
     def stop(self, number: int) -> None:
-        """Pass a signal on to the workers and leave; call on the loop. Any further one changes nothing."""
-        if not self._signal:
+        """Pass a signal on to the workers and leave; call on the loop. Any further one is only passed on."""
+        if self._signal:
+            self.pass_on(number)
+        else:
             self._signal = number
             self._wake.set()
+
+    def pass_on(self, number: int) -> None:
+        """Pass a signal on to the workers, if there are any; call on the loop."""
+        if self._workers is not None:
+            self._workers.send(number)
 
     async def run(self) -> int:
         """Until the run is over for this node.
@@ -153,6 +161,7 @@ class Supervisor:
         ranks = [world.rank + number for number in range(world.member.slots)]
         command, output = self._settings.command, self._settings.output
         async with Workers.started(command, environments, ranks, output=output, generation=world.generation) as workers:
+            self._workers = workers
             try:
                 end = await self._during(world, workers.wait())
                 return await (self._succeed(world) if end is None else self._fail(world, end, workers))
@@ -166,19 +175,14 @@ class Supervisor:
             except _Stopped:
                 await workers.stop(self._settings.stop_grace_s, self._signal)
                 raise
+            finally:
+                self._workers = None
 
     async def _succeed(self, world: World) -> int | None:
         """Tell that all workers here have ended well; whoever is the last to say so closes the run."""
-        prefix = f"{RunKeys(world.run_id).sync(world.generation)}exit/"
-        mine = put(f"{prefix}{world.index:06d}", b"0")
-
-        async def step() -> int:
-            done = await self._kv.txn(fence=world.fence).then(mine, get_range(prefix, prefix=True)).commit()
-            return len(done.results[1].items)
-
-        if await self._during(world, until_answered(step)) == world.node_count:
-            await self._interruptible(self._participant.close(SUCCEEDED))
-            return 0
+        if await self._interruptible(self._participant.finish(SUCCEEDED)):
+            return self._closed_code(phase.reason if (phase := self._participant.phase) is not None else "")
+        self._check(world)
         self._settings.tell(f"all workers of this node are done; waiting for those of {world.node_count - 1} others")
         await self._during(world, asyncio.Event().wait())
         return None
@@ -215,7 +219,7 @@ class Supervisor:
         reported = []
         for item in found:
             with contextlib.suppress(RecordError):
-                reported.append(Reported(Fault.decode(item.value), item.mod_revision))
+                reported.append(Reported(read(Fault, item), item.mod_revision))
         return root_cause(reported)
 
     def _closed_code(self, reason: str) -> int:
@@ -291,7 +295,7 @@ class Supervisor:
         found = {}
         for item in page:
             with contextlib.suppress(RecordError, ValueError):
-                node = Node.decode(item.value)
+                node = read(Node, item)
                 found[node.id] = [int(text) for text in node.data.get(PORTS_FIELD, "").split(",") if text]
         return found
 

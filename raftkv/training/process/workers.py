@@ -134,13 +134,14 @@ class Workers:
             grace_s: seconds that they have to end.
             number: of the signal that asks them.
         """
-        self._signal(number)
+        self.send(number)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 await asyncio.gather(*(process.process.wait() for process in self.processes))
         await self._end()
 
-    def _signal(self, number: int) -> None:
+    def send(self, number: int) -> None:
+        """Send a signal to all that have not ended, and to what they started in their group."""
         if self.guard.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.guard.pid, number)
@@ -175,7 +176,7 @@ class Workers:
 
     async def _end(self) -> None:
         """Leave nothing, and nothing unsaid; harmless when repeated."""
-        self._signal(signal.SIGKILL)
+        self.send(signal.SIGKILL)
         for process in self.processes:
             await process.process.wait()
         if self.guard.returncode is None:

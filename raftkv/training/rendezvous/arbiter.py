@@ -2,6 +2,7 @@
 
 Owns the rules, not the keys: ``arbiter_driver`` hands it what it sees and carries out what it decides.
 
+    running   -> closed     the work of all members has ended well (the last mostly closes the run itself)
     running   -> broken     a member is lost, came back, reported a fault; or newcomers are welcome
     broken    -> running    every member that is still there has come back, and the minimum is there
     gathering -> running    (nobody to come back) the maximum or the expected number is there, or the last call is over
@@ -15,6 +16,8 @@ Rules:
 3. Survivors keep their order; nobody is moved for a newcomer, unless ``rank_policy`` says so.
 4. After an outage of the store members are not taken for lost before they had time to register again
    (``forgive_until``): losing the store must not cost a healthy worker.
+
+5. A member whose work has ended well may go: it breaks no generation, and nor does a newcomer from then on.
 
 Leaves out how leases end, and every clock: times are arguments, in seconds of any monotonic clock.
 """
@@ -84,7 +87,12 @@ class PutOut:
     nodes: tuple[Present, ...]
 
 
-Decision = Break | Begin | PutOut
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The work of all members has ended well: the run is over."""
+
+
+Decision = Break | Begin | PutOut | Finish
 
 
 @dataclass(slots=True)
@@ -95,6 +103,7 @@ class View:
         round, state: as recorded; generation 0 has no members.
         nodes: by id.
         faults: of the present generation, in the order in which they were recorded.
+        finished: members of the present generation whose work has ended well, by their places in it.
         denied: hosts that are left out for now.
         admitted: nodes that have slots in the cluster; None: the run shares its machines with nobody.
     """
@@ -103,6 +112,7 @@ class View:
     state: State
     nodes: dict[str, Present] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
+    finished: frozenset[int] = frozenset()
     denied: frozenset[str] = frozenset()
     admitted: frozenset[str] | None = None
 
@@ -112,8 +122,12 @@ class View:
         return self.round.generation
 
     def lost(self) -> tuple[Member, ...]:
-        """Members whose leases have ended."""
-        return tuple(member for member in self.round.members if member.id not in self.nodes)
+        """Members whose leases have ended before their work."""
+        return tuple(
+            member
+            for place, member in enumerate(self.round.members)
+            if member.id not in self.nodes and place not in self.finished
+        )
 
     def still_out(self) -> list[Member]:
         """Members that are there and have not come back."""
@@ -194,7 +208,9 @@ class Arbiter:
 
     # -- is the generation over?
 
-    def _over(self, view: View, now: float) -> Break | None:
+    def _over(self, view: View, now: float) -> Break | Finish | None:
+        if view.finished and len(view.finished) == len(view.round.members):
+            return Finish()
         if view.faults:
             fault = view.faults[0]
             return Break(fault.cause, fault.node, str(fault), self._lost(view, now))
@@ -207,7 +223,7 @@ class Arbiter:
             if present is not None and present.node.want > view.generation:
                 return Break(RETURNED, member.id, f"{member.host} came back to the rendezvous")
         newcomers = view.newcomers()
-        if newcomers and len(view.round.members) < view.state.max_nodes:
+        if newcomers and not view.finished and len(view.round.members) < view.state.max_nodes:
             return Break(SCALE_UP, newcomers[0].id, f"{len(newcomers)} more: {newcomers[0].host}")
         return None
 

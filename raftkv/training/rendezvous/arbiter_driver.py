@@ -4,6 +4,7 @@ Owns the reflectors of ``node/`` and ``fault/``, and the two writes that move a 
 ``round``, ``state`` and ``arbiter`` are as this node has seen them:
 
     break:  state = broken, and a fault for each lost member
+    finish: state = closed
     begin:  round = the next generation, state = running; what the generation before the last has left is deleted
 
 A member that does not come back for long is put out by a third write: its key is deleted, and a fault says why.
@@ -25,7 +26,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from raftkv.client.control.control import Control
-from raftkv.client.control.records import RecordError
+from raftkv.client.control.records import RecordError, read
 from raftkv.client.control.reflector import Reflector, below
 from raftkv.client.kv.compares import Compare, mod_revision
 from raftkv.client.kv.operations import Delete, GetRange, Operation, Put
@@ -34,8 +35,29 @@ from raftkv.client.values import DELETE, Event, KeyValue
 from raftkv.errors import StatusError
 from raftkv.training.config import RunConfig
 from raftkv.training.keys import RunKeys
-from raftkv.training.records import BROKEN, CLOSED, HEARTBEAT_LOST, LEFT, RUNNING, Fault, GenerationRecord, Node
-from raftkv.training.rendezvous.arbiter import Arbiter, Begin, Break, Decision, Present, PutOut, View, new_state
+from raftkv.training.records import (
+    BROKEN,
+    CLOSED,
+    HEARTBEAT_LOST,
+    LEFT,
+    RUNNING,
+    SUCCEEDED,
+    Fault,
+    GenerationRecord,
+    Node,
+)  # fmt: skip
+from raftkv.training.rendezvous.arbiter import (
+    SCALE_UP,
+    Arbiter,
+    Begin,
+    Break,
+    Decision,
+    Finish,
+    Present,
+    PutOut,
+    View,
+    new_state,
+)
 from raftkv.training.rendezvous.eligibility import Eligibility
 from raftkv.training.rendezvous.record_cache import RecordCache
 from raftkv.training.scheduling.denylist import Reported
@@ -82,9 +104,10 @@ class ArbiterDriver:
         )
         self._arbiter.forgive_until = forgive_until
         self._nodes: dict[str, Present] = {}
-        self._faults: dict[str, tuple[int, Fault]] = {}
+        self._faults: dict[bytes, tuple[int, Fault]] = {}
         self._is_loaded = False
         self._last_progress: tuple[float, object] = (-math.inf, None)
+        self._finished = (0, frozenset[int]())
         self._refusal = ""
         self._asked = _ANYTHING
         self._backoff = Backoff(RETRY_S, AFTER_ERROR_S, jitter=0.0)
@@ -138,21 +161,21 @@ class ArbiterDriver:
     def _on_faults(self, changes: Sequence[Event]) -> None:
         for event in changes:
             if event.type == DELETE:
-                self._faults.pop(event.key.decode(), None)
+                self._faults.pop(event.key, None)
             else:
                 self._put_fault(event.kv)
         self.look()
 
     def _put_node(self, item: KeyValue) -> None:
         try:
-            node = Node.decode(item.value)
+            node = read(Node, item)
         except RecordError:
             return  # not written by a node: it can be in no generation
         self._nodes[_name(item.key)] = Present(node, item.create_revision, item.mod_revision)
 
     def _put_fault(self, item: KeyValue) -> None:
         try:
-            self._faults[item.key.decode()] = (item.mod_revision, Fault.decode(item.value))
+            self._faults[item.key] = (item.mod_revision, read(Fault, item))
         except RecordError:
             return
 
@@ -168,6 +191,8 @@ class ArbiterDriver:
             if (present.node.min_nodes, present.node.max_nodes) == (state.min_nodes, state.max_nodes)
         }
         view = View(current, state, nodes, faults)
+        if self._finished[0] == current.generation:
+            view.finished = self._finished[1]
         view.denied = self._eligibility.denied(view)
         return view
 
@@ -210,18 +235,23 @@ class ArbiterDriver:
     async def _step(self) -> None:
         """Decide until there is nothing to decide."""
         while (view := self._view()) is not None:
+            seen = self._as_seen()  # with the view: what changes while it is decided speaks against the decision
             decision = await self._decide(view)
             if decision is None:
                 self._refusal, self._asked = "", _ANYTHING
                 await self._report_progress(view)
                 self._look_later()
                 return
-            if not await self._carry_out(view, decision):
+            if not await self._carry_out(view, decision, seen):
                 return
 
     async def _decide(self, view: View) -> Decision | None:
         now = self._loop.time()
         decision = self._arbiter.decide(view, now)
+        if isinstance(decision, Break) and (view.lost() or decision.cause == SCALE_UP):
+            # A member that is gone may have finished: that is read here, so that nobody has to watch it.
+            view.finished = await self._read_finished(view)
+            decision = self._arbiter.decide(view, now)
         if isinstance(decision, Begin) and await self._eligibility.count_root_cause(
             view.generation, self._reported(view.generation)
         ):
@@ -232,6 +262,14 @@ class ArbiterDriver:
             view.admitted = None
         return admitted
 
+    async def _read_finished(self, view: View) -> frozenset[int]:
+        prefix = self._keys.exits(view.generation)
+        found = (await self._control.txn((), [GetRange(prefix, prefix=True, keys_only=True)])).results[0]
+        names = [_name(item.key) for item in found]
+        places = frozenset(int(name) for name in names if name.isdecimal() and int(name) < len(view.round.members))
+        self._finished = (view.generation, places)
+        return places
+
     def _look_later(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -239,23 +277,25 @@ class ArbiterDriver:
         if self._arbiter.look_again_at is not None:
             self._timer = self._loop.call_at(self._arbiter.look_again_at, self.look)
 
-    async def _carry_out(self, view: View, decision: Decision) -> bool:
+    async def _carry_out(self, view: View, decision: Decision, seen: list[Compare]) -> bool:
         """Write a decision; False: it did not happen, and what speaks against it is on its way through the watches."""
         self._asked = _ANYTHING
         if isinstance(decision, PutOut):
-            return await self._put_out(view, decision)
-        if isinstance(decision, Break):
+            return await self._put_out(view, decision, seen)
+        if isinstance(decision, Finish):
+            closed = new_state(view, phase=CLOSED, reason=SUCCEEDED, time=time.time())
+            operations: list[Operation] = [Put(self._keys.state, closed.encode())]
+        elif isinstance(decision, Break):
             operations = self._break(view, decision)
         else:
             operations = self._begin(view, decision)
-        conditions = self._as_seen()
-        result = await self._control.txn(conditions, operations)
+        result = await self._control.txn(seen, operations)
         if result.succeeded:
             await self._cache.reached(result.revision)
         return result.succeeded
 
-    async def _put_out(self, view: View, decision: PutOut) -> bool:
-        now, conditions, operations = time.time(), self._as_seen(), list[Operation]()
+    async def _put_out(self, view: View, decision: PutOut, seen: list[Compare]) -> bool:
+        now, conditions, operations = time.time(), list(seen), list[Operation]()
         message = f"it did not come back within {self._return_timeout_s:g} s, and was put out"
         for present in decision.nodes[:PUT_OUT_MAX]:
             node, key = present.node, self._keys.node(present.node.id)
@@ -339,4 +379,4 @@ class ArbiterDriver:
 
 
 def _name(key: bytes) -> str:
-    return key.decode().rsplit("/", 1)[1]
+    return key.decode(errors="backslashreplace").rsplit("/", 1)[1]

@@ -8,7 +8,7 @@
         start_workers(world)
         while workers_run() and not participant.nodes_waiting: ...
         stop_workers()
-    await participant.close("finished")              # for everybody
+    await participant.finish()                       # the last one closes the run
     await participant.leave()
 
 What it holds to:
@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Final
 
 from raftkv.client.arguments import limit
 from raftkv.client.control.control import ClientControl, Control, OnTrouble, check_whole, until_answered
-from raftkv.client.control.records import RecordError
+from raftkv.client.control.records import RecordError, read
 from raftkv.client.control.reflector import Reflector
 from raftkv.client.kv.compares import Compare, create_revision, mod_revision, version
 from raftkv.client.kv.operations import Delete, GetRange, Operation, Put
@@ -115,6 +115,7 @@ class Participant:
         )
         self._election = ArbiterElection(control, config, self._cache, self._registration)
         self._left = False
+        self._finished = 0
         self._deadline = 0.0
         self._on_progress = on_progress
         self._reported: Progress | None = None
@@ -181,7 +182,7 @@ class Participant:
         return participant
 
     async def leave(self, *, is_away: bool = False) -> None:
-        """Leave the run. A generation that this node was in ends at once, unless the run is closed.
+        """Leave the run. A generation that this node was in ends at once, unless it has finished or the run is closed.
 
         Arguments:
             is_away: the store did not answer just now: it is asked for nothing, and the end of the lease tells.
@@ -192,7 +193,7 @@ class Participant:
             elif self.closed:
                 # What this node's workers still wrote after the run was closed goes with the last who leaves.
                 await self._control.txn([self._state_as_seen()], self._leftovers())
-            elif self.world is not None and self.nodes_waiting == 0:
+            elif self.world is not None and self.nodes_waiting == 0 and self._finished != self.world.generation:
                 await self._say_goodbye(self.world)
         except StatusError as error:
             is_away = is_transient(error)  # the end of the lease tells it as well, only later
@@ -231,6 +232,31 @@ class Participant:
         await self._registration.leave(revoke=not is_away)
         if self.config.cluster and not is_away:
             await give_back(self._control, self.config.cluster, self.config.run_id)
+
+    async def finish(self, reason: str = "finished") -> bool:
+        """Record that the work of this node in the present world has ended well; the last node of it closes the run.
+
+        The world goes on for the others, even if this node leaves. Does nothing if the world is over.
+
+        Returns:
+            whether the run is closed.
+
+        Raises:
+            StatusError: the store refused.
+        """
+        world = self.world
+        while world is not None and not (self.closed or self._left or self.nodes_waiting):
+            exits = self._keys.exits(world.generation)
+            mine, all_of_them = Put(f"{exits}{world.index:06d}", "0"), GetRange(exits, prefix=True)
+            result = await self._txn(world.fence.conditions, [mine, all_of_them])
+            if result.succeeded:
+                self._finished = world.generation
+                if len(result.results[1].items) == world.node_count:
+                    await self.close(reason)
+                break
+            await self._registration.wait()
+            await self._cache.refresh()
+        return self.closed
 
     async def close(self, reason: str = "finished") -> None:
         """End the run for everybody: no generation begins any more. Does nothing if one has begun without this node.
@@ -576,7 +602,7 @@ def _new_node(config: RunConfig, data: Mapping[str, str]) -> Node:
 def _is_of(item: KeyValue, state: State) -> bool:
     """Tell whether a node was started with the limits of a state."""
     try:
-        node = Node.decode(item.value)
+        node = read(Node, item)
     except RecordError:
         return False
     return (node.min_nodes, node.max_nodes) == (state.min_nodes, state.max_nodes)

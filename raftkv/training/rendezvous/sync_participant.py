@@ -56,6 +56,7 @@ class Participant(Blocking[aio_participant.Participant]):
     report = blocking(aio_participant.Participant.report)
     publish = blocking(aio_participant.Participant.publish)
     published = blocking(aio_participant.Participant.published)
+    finish = blocking(aio_participant.Participant.finish)
     close = blocking(aio_participant.Participant.close)
     leave = blocking(aio_participant.Participant.leave)
 

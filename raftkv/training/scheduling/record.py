@@ -17,12 +17,13 @@ Invariants of a claim, checked when it is read: either no node is granted (the r
 
 from __future__ import annotations
 
+import reprlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, cast
 
-from raftkv.client.control.records import RecordError
+from raftkv.client.control.records import NUMBER_MAX, RecordError
 from raftkv.training.keys import CLUSTER_ROOT
 from raftkv.training.records import TrainingRecord
 
@@ -113,15 +114,15 @@ class Claim(TrainingRecord):
     @classmethod
     def read_field(cls, name: str, kind: str, value: object) -> object:
         """Implement ``Record.read_field``."""
-        if name == "run" and isinstance(value, str):
-            return value
+        if name == "run":
+            return super(Claim, cls).read_field(name, kind, value)
         if name == "nodes" and isinstance(value, list):
             return tuple(Need.from_plain(item) for item in value)
         if name == "granted" and isinstance(value, list):
-            return tuple(str(item) for item in value)
+            return tuple(str(super(Claim, cls).read_field(name, "str", item)) for item in value)
         if kind == "int":
             return _number(cls.NAME, name, value, least=1 if name in ("weight", "min_nodes", "max_nodes") else 0)
-        raise RecordError(cls.NAME, f"{name} is {value!r}")
+        raise RecordError(cls.NAME, f"{name} is {reprlib.repr(value)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,8 @@ class Ledger(TrainingRecord):
         if name == "claims" and isinstance(value, list):
             return tuple(_sound(Claim.from_plain(item)) for item in value)
         if name == "declared" and isinstance(value, dict):
-            return {host: _number(cls.NAME, host, slots) for host, slots in value.items()}
+            checked = super(Ledger, cls).read_field(name, "Mapping[str, Any]", value)
+            return {host: _number(cls.NAME, host, slots) for host, slots in cast("dict[str, object]", checked).items()}
         if name == "arrivals":
             return _number(cls.NAME, name, value)
         raise RecordError(cls.NAME, f"{name} is {value!r}")
@@ -183,8 +185,8 @@ def slots_by_host(needs: Iterable[Need]) -> Counter[str]:
 
 
 def _number(record: str, name: str, value: object, least: int = 0) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise RecordError(record, f"{name} is {value!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= NUMBER_MAX:
+        raise RecordError(record, f"{name} is {reprlib.repr(value)}")
     return value
 
 

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from raftkv.client.control.control import ClientControl
-from raftkv.client.control.records import RecordError
+from raftkv.client.control.records import RecordError, read
 from raftkv.client.control.reflector import Reflector, below
 from raftkv.client.errors import is_client_closed
 from raftkv.client.kv.compares import create_revision, mod_revision, version
@@ -205,9 +205,16 @@ class Job:
         self._arbiter = arbiter
         if quorum is not None and quorum.mod_revision > self._record_revision:
             self._record_revision = quorum.mod_revision
-            self.record = QuorumRecord.decode(quorum.value)
-            self._last_id = max(self._last_id, self.record.quorum_id)
-            self._deliver(self.record)
+            try:
+                record = read(QuorumRecord, quorum)
+                self._deliver(record)
+            except RecordError as error:  # nobody knows which id it was
+                _log.warning("%s: the quorum is decided anew: %s", self.name, error)
+                self.record = None
+                self._leap()
+            else:
+                self.record = record
+                self._last_id = max(self._last_id, record.quorum_id)
         self._wake.set()
 
     def _deliver(self, record: QuorumRecord) -> None:

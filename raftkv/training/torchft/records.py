@@ -15,7 +15,6 @@ id, once used, is never used again, whatever restarts.
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from raftkv.training.torchft.rules import Ask
 
 ROOT: Final = "/raftkv/torchft/"
 REPLICA_ID_MAX: Final = 512
+QUORUM_ID_MAX: Final = 2**62
 MEMBER_BYTES_MAX: Final = 16 * 1024
 """Bytes that a replica may say of itself (some 300 do). A quorum is one value: a large one would leave all without."""
 _JOB: Final = re.compile(r"[^\x00-\x20/@\x7f]{1,200}")
@@ -138,6 +138,11 @@ class QuorumRecord(TrainingRecord):
     time: float = 0.0
     cluster: str = ""
 
+    def check(self) -> None:
+        """Implement ``Record.check``: there is room for more ids in what torchft reads."""
+        if self.quorum_id > QUORUM_ID_MAX:
+            raise RecordError(self.NAME, f"quorum_id is {self.quorum_id}")
+
     @classmethod
     def of(cls, quorum_id: int, members: tuple[Ask, ...], time: float, cluster: str = "") -> QuorumRecord:
         """Make the record of a decision.
@@ -215,5 +220,5 @@ def _parsed(message: bytes) -> torchft_pb2.QuorumMember:
 def _decoded(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
-    except binascii.Error as error:
+    except ValueError as error:
         raise RecordError("member", str(error)) from None

@@ -76,7 +76,7 @@ def test_what_cannot_be_committed_is_given_up_with_its_reason() -> None:
         assert [each.checkpoint for each in taken] == [None] * 6
         reasons = [each.reason for each in taken]
         assert [reason.split(" of run")[0] for reason in reasons[:2]] == ["step 100", "step 150"]
-        assert "is of rank 0" in reasons[2]
+        assert "is the record of another key" in reasons[2]
         assert "both have a file '7.bin'" in reasons[3]
         assert "0.bin, which rank 0 had prepared, is not there any more" in reasons[4]
         assert reasons[5] == "1 of 2 ranks had prepared when generation 1 ended"

@@ -194,7 +194,7 @@ def test_lineage_ends_where_nothing_is_left() -> None:
         second = await saved(registry, claim, 2, parent=first.reference)
         third = await saved(registry, claim, 3, parent=second.reference)
         assert await registry.lineage(third) == [third, second, first]
-        world.put(KEYS.record(KIND, 1), world.store.items[KEYS.record(KIND, 3).encode()].value)  # a circle
+        world.put(KEYS.record(KIND, 1), replace(first, parent=third.reference).encode())  # a circle
         assert len(await registry.lineage(third)) == 3
         world.delete(KEYS.record(KIND, 2))
         assert await registry.lineage(third) == [third]

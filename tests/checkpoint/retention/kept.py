@@ -34,9 +34,9 @@ class Kept(World):
         uri: of the place.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, scheme: str = "memory://") -> None:
         super().__init__()
-        self.uri = f"memory://{path}/{RUN}"
+        self.uri = f"{scheme}{path}/{RUN}"
         self._claims: dict[str, Claim] = {}
 
     def registry(self, run_id: str = RUN, *, seed: int = 0, lost: float = 0.0, control: Any = None) -> Registry:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
+from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
+from raftkv.checkpoint.commit.manifest import Manifest
+from raftkv.checkpoint.digest import of_bytes
 from raftkv.checkpoint.errors import StorageError
-from raftkv.checkpoint.keys import AttemptId
+from raftkv.checkpoint.keys import AttemptId, RegistryKeys
 from raftkv.checkpoint.kinds import FILES
-from raftkv.checkpoint.records import Deleting
+from raftkv.checkpoint.records import Checkpoint, Deleting, FileRecord
+from raftkv.checkpoint.registry import Registry
 from raftkv.checkpoint.retention import marks
 from raftkv.checkpoint.retention.policy import Policy
 from raftkv.checkpoint.storage.place import Place
+from raftkv.checkpoint.storage.verify import verify
 from tests.checkpoint.retention.kept import Kept
-from tests.checkpoint.world import KEYS, play
+from tests.checkpoint.world import KEYS, RUN, play
 
 OLD = AttemptId(4, 0, 77)
 
@@ -256,5 +262,110 @@ def test_values_of_somebody_else_stop_no_collection(tmp_path: Path) -> None:
         assert ([each.step for each in done.deleted], len(done.failures)) == ([1, 2], 3)
         assert world.latest().count == 1
         assert set(hostile) <= set(world.keys(""))
+
+    play(story())
+
+
+@pytest.mark.parametrize("owned", [False, True])
+def test_a_planted_deletion_of_anothers_directory_deletes_nothing(owned: bool, tmp_path: Path) -> None:
+    """Plant what any user who may write below one run can plant: the name, and the manifest, of another run."""
+
+    async def story() -> None:
+        world = Kept(tmp_path)
+        await world.save(1)
+        theirs = await world.save(7, run_id="victim")
+        planted = Deleting(theirs.uri, manifest=theirs.manifest if owned else "")
+        attempt = OLD if owned else theirs.id
+        world.put(KEYS.deleting(FILES, attempt), planted.encode())
+        done = await world.collect()
+        assert done.failures == [
+            f"{theirs.uri} stays: it does not lie below {world.uri}; collect with its place to delete it"
+        ]
+        assert verify(theirs).is_whole
+        shared = world.registry("victim")  # the operator collects with the place of the victim
+        shared.run_id, shared.keys = RUN, KEYS
+        done = await shared.collect()
+        assert (len(done.failures), "has no mark of run 'job'" in done.failures[0]) == (1, True)
+        assert verify(theirs).is_whole
+
+    play(story())
+
+
+def test_in_a_shared_place_each_run_deletes_its_own(tmp_path: Path) -> None:
+    async def story() -> None:
+        world = Kept(tmp_path)
+        first, theirs = await world.save(1), await _saved_beside(world, "victim", 7)
+        for attempt, manifest in ((theirs.id, ""), (OLD, theirs.manifest)):
+            world.put(KEYS.deleting(FILES, attempt), Deleting(theirs.uri, manifest=manifest).encode())
+            done = await world.collect()
+            assert len(done.failures) == 1
+            assert done.failures[0].startswith(theirs.uri)
+            assert verify(theirs).is_whole
+            world.delete(KEYS.deleting(FILES, attempt))
+        await world.save(2)
+        assert (await world.collect(Policy(keep_last=1))).deleted == [first]
+        assert not Place(first.uri).exists("sub/a.bin")
+        Place(world.uri).write(f"{marks.PREFIX}0123456789abcdef", b"victim\n")  # of another cluster
+        await world.save(3)
+        done = await world.collect(Policy(keep_last=1))
+        assert (done.deleted, len(done.failures), world.steps()) == ([], 1, [2, 3])
+        assert "this cluster does not know its mark; delete that file if the run is gone" in done.failures[0]
+
+    play(story())
+
+
+async def _saved_beside(world: Kept, run_id: str, step: int) -> Checkpoint:
+    """Save a checkpoint of another run in the same place."""
+    registry = Registry.over(world.registry()._means, run_id, uri=world.uri)
+    attempt = await registry.begin(await registry.claim(), step)
+    await attempt.prepare(0, [Place(attempt.uri).write("sub/a.bin", b"theirs")])
+    return await attempt.commit()
+
+
+def test_an_own_manifest_deletes_no_files_of_a_directory_elsewhere(tmp_path: Path) -> None:
+    """Create one file in a directory, list all others in it, and plant its digest: they stay."""
+
+    async def story() -> None:
+        world = Kept(tmp_path, "")
+        saved = await world.save(1)
+        listed = Manifest(
+            {"format": 1, "root": "", "world_size": 1, "kind": FILES, **asdict(OLD)},
+            ((0, FileRecord("precious.bin", 4, of_bytes(b"data"))),),
+        )
+        (Path(world.uri) / "link").symlink_to(tmp_path / "home", target_is_directory=True)
+        home = tmp_path / "home"
+        home.mkdir()
+        for uri in (home, Path(world.uri) / "link", Path(world.uri), Path(world.uri) / ".." / "home"):
+            (home / "precious.bin").write_bytes(b"data")
+            (home / MANIFEST).write_bytes(listed.encoded)
+            world.put(KEYS.deleting(FILES, OLD), Deleting(str(uri), manifest=listed.digest).encode())
+            adopted = replace(
+                saved, step=0, generation=0, number=5, uri=str(uri), manifest=listed.digest,
+                metadata={"raftkv.adopted": "owned"},
+            )  # fmt: skip
+            world.put(KEYS.record(FILES, 0), adopted.encode())
+            done = await world.collect(Policy(keep_last=1))
+            assert (done.deleted, set(done.failures)) == ([], {done.failures[0]})
+            assert "does not lie below" in done.failures[0]
+            assert sorted(path.name for path in home.iterdir()) == ["precious.bin", MANIFEST]
+        assert verify(saved).is_whole
+
+    play(story())
+
+
+def test_a_record_that_names_another_lets_go_of_no_hold_of_another(tmp_path: Path) -> None:
+    async def story() -> None:
+        world = Kept(tmp_path)
+        parent = await world.save(1, run_id="victim")
+        child = await world.save(1, run_id="tuned", parent=parent.reference)
+        last = await world.save(5)
+        for planted in (
+            child, replace(child, run_id=RUN, step=0), replace(last, parent=parent.reference, step=2),
+            replace(last, run_id="tuned", step=3, parent=parent.reference), replace(last, kind="tuned@files", step=4),
+        ):  # fmt: skip
+            world.put(KEYS.record(FILES, planted.step), planted.encode())
+        await world.collect(Policy(keep_last=1))
+        held = RegistryKeys("victim").holds_of(FILES, 1)
+        assert world.keys(held) == [f"{held}child/tuned%40files%401"]
 
     play(story())

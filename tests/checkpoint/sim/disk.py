@@ -61,6 +61,9 @@ class SimPlace:
     def __init__(self, uri: str) -> None:
         self.uri = uri.rstrip("/")
 
+    def name_below(self, uri: str) -> str:
+        return uri.removeprefix(f"{self.uri}/") if uri.startswith(f"{self.uri}/") else ""
+
     def names(self) -> Sequence[str]:
         return sorted({path.removeprefix(f"{self.uri}/").split("/")[0] for path in self.disk.below(self.uri)})
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import stat
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from raftkv.cli.backup.command import TAKE_FLAGS, _chosen, _prune, take_one
 from raftkv.cli.backup.manifest import DAY_S, Manifest, name_of, not_needed, oldest_first, time_of
-from raftkv.cli.backup.place import LEFT_OVER_S, Place
+from raftkv.cli.backup.place import LEFT_OVER_S, MANIFEST_BYTES_MAX, Place
 from raftkv.cli.backup.report import Report
 from raftkv.cli.backup.take import preferred
 from raftkv.cli.backup.temporary import temporary_directory
@@ -20,6 +22,7 @@ from raftkv.cli.exits import CommandError
 from raftkv.client.values import EndpointStatus
 from raftkv.offline.replay import Target
 from tests.cli.runner import run_server
+from tests.spoiled import FEW, spoiled
 
 NOW_S = 1_790_000_000.0
 
@@ -33,7 +36,7 @@ def put(place: Place, one: Manifest, tmp_path: Path) -> None:
     (tmp_path / "source").write_bytes(b"abc")
     place.upload(tmp_path / "source", one.name + ".db")
     place.finish(one.name + ".db")
-    place.write(one.name + ".json", one.text())
+    place.write(one.name + ".json", one.encode())
 
 
 @given(st.lists(st.integers(0, 100), unique=True, max_size=30), st.integers(0, 10), st.integers(0, 3))
@@ -80,7 +83,7 @@ def test_names_tell_their_time_and_sort_by_it() -> None:
 def test_what_is_no_manifest(text: str, tmp_path: Path) -> None:
     place, one = Place(str(tmp_path / "b")), backup(NOW_S)
     put(place, one, tmp_path)
-    place.write(one.name + ".json", text)
+    place.write(one.name + ".json", text.encode())
     with pytest.raises(CommandError, match=r"cannot read raftkv-.*json"):
         place.backups()
 
@@ -147,6 +150,54 @@ def test_a_damaged_manifest_stops_no_pruning_of_backups(tmp_path: Path, capsys: 
     assert "the archive is not pruned" in said.err
 
 
+def test_a_spoiled_manifest_is_one_line_and_deletes_nothing_but_backups(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Write what any user who may write to the place can: names of files elsewhere, wrong types, large values."""
+    place, old, new = Place(str(tmp_path / "b")), backup(NOW_S - 3 * DAY_S), backup(NOW_S)
+    (tmp_path / "victim").mkdir()
+    for suffix in (".db", ".json"):
+        (tmp_path / "victim" / f"x{suffix}").write_bytes(b"precious")
+    other = backup(NOW_S - DAY_S)
+    stolen = [replace(old, name=name).encode() for name in ("../victim/x", new.name, other.name, "", "/etc/x")]
+    put(place, new, tmp_path)
+    for value in (*stolen, *spoiled(old.encode(), FEW)):
+        for one in (old, other):
+            if f"{one.name}.json" not in place.names():
+                put(place, one, tmp_path)
+        (tmp_path / "b" / f"{old.name}.json").write_bytes(value)
+        found, damaged = place.look()
+        assert [one for one in found if one.name not in (old.name, other.name, new.name)] == []
+        assert [one.name for one in found].count(new.name) == 1
+        Report(json=False).table(found)
+        _prune(place, {"keep": 2, "keep-days": 0, "prune-wal-archive": ""}, Report(json=False))
+        said = capsys.readouterr()
+        assert said.err.count("\n") == len(damaged)
+        assert len(said.err) < 1000
+        assert {f"{new.name}.db", f"{new.name}.json"} <= set(place.names())
+        assert [path.read_bytes() for path in (tmp_path / "victim").iterdir()] == [b"precious"] * 2
+
+
+def test_the_beginning_of_a_large_manifest_is_read_and_no_more(tmp_path: Path) -> None:
+    place, one = Place(str(tmp_path / "b")), backup(NOW_S)
+    put(place, one, tmp_path)
+    (tmp_path / "b" / f"{one.name}.json").write_bytes(b" " * MANIFEST_BYTES_MAX + one.encode())
+    assert place.look()[0] == []
+
+
+def test_a_local_backup_has_the_modes_of_a_data_directory(tmp_path: Path) -> None:
+    place, one = Place(str(tmp_path / "b")), backup(NOW_S)
+    before = os.umask(0)
+    try:
+        put(place, one, tmp_path)
+        (tmp_path / "b" / f"{one.name}.db.part").write_bytes(b"left by a backup that was killed")
+        put(place, one, tmp_path)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "b").stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "b").iterdir()} == {0o600}
+
+
 @pytest.mark.parametrize("url", ["{}/b", "file://{}/b", "memory://{}/b"])
 def test_a_place_gives_back_what_it_got(url: str, tmp_path: Path) -> None:
     place, one = Place(url.format(tmp_path)), backup(NOW_S)
@@ -167,7 +218,7 @@ def test_only_what_has_both_files_is_a_backup_and_leftovers_go(tmp_path: Path) -
     put(place, whole, tmp_path)
     for one in (old, new):
         place.upload(tmp_path / "source", one.name + ".db")
-    place.write(backup(NOW_S - LEFT_OVER_S - 9).name + ".json", old.text())
+    place.write(backup(NOW_S - LEFT_OVER_S - 9).name + ".json", old.encode())
     kept = {f"{old.name}{ending}" for ending in (".db.keep", "-before-the-upgrade.db", "-before-the-upgrade.json")}
     for name in ("notes.txt", *kept):
         (tmp_path / "b" / name).write_text("somebody's")

@@ -54,6 +54,7 @@ def test_gc_deletes_what_no_rule_keeps_and_says_why(raftkv_cluster, raftkv_clien
     losses = {100: 0.5, 200: 0.1, 300: 0.9, 400: 0.7}
     saved = {step: save(raftkv_client, tmp_path, step, loss=loss) for step, loss in losses.items()}
     assert ctl(raftkv_cluster, "tag", "job", "release", "100").code == 0
+    place = f"--place={Path(saved[100].uri).parent}"
     words = ("gc", "job", "--keep-last=1", "--keep-best=loss:min:1")
     dry = text_of(ctl(raftkv_cluster, *words, "--dry-run")).splitlines()
     rows = [re.split(r" {2,}", line) for line in dry[1:5]]
@@ -65,14 +66,16 @@ def test_gc_deletes_what_no_rule_keeps_and_says_why(raftkv_cluster, raftkv_clien
     ]
     assert dry[-1] == "1 of 4 checkpoints would be deleted, 32 B; 0 directories of dead attempts"
     assert Path(saved[300].uri).exists()
-    done = json.loads(text_of(ctl(raftkv_cluster, *words, "--json")))
+    unplaced = ctl(raftkv_cluster, *words)
+    assert (unplaced.code, unplaced.errors.count("the place of the checkpoints is not named")) == (1, 1)
+    done = json.loads(text_of(ctl(raftkv_cluster, *words, place, "--json")))
     assert [(one["step"], one["why"]) for one in done["deleted"]] == [(300, ["no rule keeps it"])]
     assert (done["dry_run"], [one["step"] for one in done["kept"]]) == (False, [100, 200, 400])
     assert not Path(saved[300].uri).exists()
     assert ctl(raftkv_cluster, "show", "job", "300").code == 1
     left = text_of(ctl(raftkv_cluster, "gc", "job")).splitlines()
     assert left[-1] == "0 of 3 checkpoints deleted, 0 B; 0 directories of dead attempts"
-    bounded = json.loads(text_of(ctl(raftkv_cluster, "gc", "job", "--max-bytes=64B", "--keep-last=1", "--json")))
+    bounded = json.loads(text_of(ctl(raftkv_cluster, "gc", "job", "--max-bytes=64B", "--keep-last=1", "--json", place)))
     assert [one["step"] for one in bounded["deleted"]] == [200]
 
 

@@ -105,7 +105,7 @@ def test_tls(certificate):
             async with connect(f"127.0.0.1:{port}", **settings) as kv:
                 assert (await kv.get("k")).key == b"k"
         for settings in ({"tls": True}, {}):
-            async with connect(f"https://127.0.0.1:{port}", timeout_s=0.5, **settings) as kv:
+            async with connect(f"https://127.0.0.1:{port}", timeout_s=2, **settings) as kv:
                 with pytest.raises(EndpointsFailed, match="certificate verify failed"):
                     await kv.get("k")
 

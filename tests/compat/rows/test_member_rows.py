@@ -95,6 +95,8 @@ STEPS: list[Step] = [
     remove("unknown"),
     remove("own"),
     update("unknown", A),
+    update("unknown", "bad"),
+    update("unknown"),
     promote("unknown"),
     promote("own"),
     add(B, A, learner=True),

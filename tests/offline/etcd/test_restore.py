@@ -62,7 +62,7 @@ def test_the_state_is_the_one_that_was_saved(tmp_path: Path, file: Path) -> None
             assert records_of(after, bucket) == records_of(before, bucket), bucket
         store = Store.open(after)
         (quota,) = Quotas(store).by_prefix()
-        assert (quota.prefix, quota.bytes_max, quota.bytes_used, quota.keys_used) == (b"a", 1 << 40, 2, 1)
+        assert (quota.prefix, quota.bytes_max, quota.bytes_used, quota.keys_used) == (b"a", 1 << 40, 132, 1)
         assert (store.revision, store.compact_revision, store.applied_index, store.applied_term) == (9, 4, INDEX, TERM)
         assert len(store.conf_state.voters) == 2
         assert not records_of(after, schema.MEMBERS_REMOVED)

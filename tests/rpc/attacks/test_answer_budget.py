@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from raftkv.loop.cycle_free import FREE_BYTES_PER_STEP, free_in_steps
-from raftkv.rpc import Channel, Code, ServerLimits, UnaryCall
+from raftkv.rpc import Channel, Code, RpcError, ServerLimits, UnaryCall
 from raftkv.rpc.h2 import RESPONSE_HEADERS, ServerEngine
 from raftkv.rpc.server import core as server_core
-from raftkv.rpc.server.budget import CONNECTION_FULL, NOT_READ, PROCESS_FULL
+from raftkv.rpc.server.budget import CONNECTION_FULL, GREEDIEST, NOT_FINISHED, NOT_READ, AnswerAccount, AnswerBudget
 from tests.rpc import raw
 from tests.rpc import services as s
 from tests.rpc.attacks.test_attacks import under_attack
@@ -22,6 +22,10 @@ from tests.rpc.loop import failure, on_loop, until
 
 MIB = 1024 * 1024
 BIG = "/test.Echo/Big"
+FULL = (
+    f"raftkv: address 127.0.0.1 has its share of the {4 * MIB} response bytes that may wait for all clients: "
+    "each user, certificate or address has one"
+)
 ENHANCE_YOUR_CALM = 11
 CLOSED_WINDOWS = raw.PREFACE + raw.settings((4, 0)) + raw.frame(raw.SETTINGS, raw.ACK, 0)
 WIDE_WINDOWS = (
@@ -129,7 +133,7 @@ async def test_a_full_process_refuses_large_answers_and_serves_small_ones() -> N
         client.send(ask(1, 1, 4 * MIB - 100_000))
         await until(lambda: echo.server.answers.used_bytes > 3 * MIB)
         error = await failure(channel.unary(BIG, b"400000", 10))
-        assert (error.code, error.text) == (Code.RESOURCE_EXHAUSTED, PROCESS_FULL)
+        assert (error.code, error.text) == (Code.RESOURCE_EXHAUSTED, FULL)
         assert len(await channel.unary(BIG, b"50000", 10)) == 50_000
         client.close()
         await until(lambda: echo.server.answers.used_bytes == 0)
@@ -147,7 +151,7 @@ async def test_servers_share_a_budget() -> None:
         client = await raw.RawClient.connect(first.target, CLOSED_WINDOWS)
         client.send(ask(1, 1, 4 * MIB - 100_000))
         await until(lambda: first.server.answers.used_bytes > 3 * MIB)
-        assert (await failure(channel.unary(BIG, b"400000", 10))).text == PROCESS_FULL
+        assert (await failure(channel.unary(BIG, b"400000", 10))).text == FULL
         client.close()
 
 
@@ -359,3 +363,67 @@ def test_what_streams_have_queued_is_freed_in_steps(streams: int, size_bytes: in
     assert left[0] >= streams * size_bytes
     assert left[-1] == 0
     assert max(before - after for before, after in pairwise(left)) <= 2 * FREE_BYTES_PER_STEP
+
+
+class Connection:
+    """A connection of an identity that holds so many bytes of unfinished requests, and why it was ended."""
+
+    def __init__(self, budget: AnswerBudget, limits: ServerLimits, identity: str, held: int = 0) -> None:
+        self.held = held
+        self.ended = b""
+        self.account = AnswerAccount(budget, limits, lambda: 0.0, self, identity)
+
+    def held_size(self) -> int:
+        return self.held
+
+    def queued_size(self) -> int:
+        return self.account.total
+
+    def queued_by_streams(self) -> list[int]:
+        return []
+
+    def give_up(self, reason: bytes) -> None:
+        self.ended = reason
+
+    def wake(self) -> None:
+        """It has nothing to send."""
+
+    def answer(self, size: int) -> RpcError | None:
+        """Queue an answer."""
+        error = self.account.ask(size)
+        if error is None:
+            self.account.answers[1] = self.account.answers.get(1, 0) + size
+            self.account.room -= size
+        return error
+
+
+def test_an_identity_with_many_connections_that_read_gives_way_to_another() -> None:
+    """Each of them held less than the one connection of the other: that one was refused, or ended."""
+    limits = ServerLimits(process_send_buffer_bytes=16 * MIB, reading_grace_s=1000)
+    budget = AnswerBudget(limits)
+    greedy = [Connection(budget, limits, "address 10.0.0.6") for _ in range(8)]
+    for number, one in enumerate(greedy):
+        assert one.answer(MIB + number * 100_000) is None
+    last = Connection(budget, limits, "address 10.0.0.6")
+    error = last.answer(7 * MIB)
+    assert error is not None
+    assert "address 10.0.0.6 has its share of the 16777216 response bytes" in error.text
+    honest = Connection(budget, limits, "address 10.0.0.7")
+    assert honest.answer(2 * MIB) is None
+    assert honest.account.room_bytes() >= 3 * MIB
+    assert honest.answer(4 * MIB) is None
+    assert [one.ended for one in greedy] == [b""] * 7 + [GREEDIEST]
+    assert honest.answer(8 * MIB) is not None, "it would hold more than anybody"
+    assert not honest.ended
+    assert budget.used_bytes <= 16 * MIB
+
+
+def test_of_unfinished_requests_the_largest_of_the_greediest_identity_is_ended() -> None:
+    limits = ServerLimits()
+    budget = AnswerBudget(limits)
+    honest = Connection(budget, limits, "address 10.0.0.7", held=5 * MIB)
+    greedy = [Connection(budget, limits, "address 10.0.0.6", held=size * MIB) for size in (3, 4, 1)]
+    budget.drop_greediest()
+    assert (honest.ended, [one.ended for one in greedy]) == (b"", [b"", NOT_FINISHED, b""])
+    budget.drop_greediest()
+    assert honest.ended == NOT_FINISHED, "what is left of the others is less"

@@ -33,6 +33,7 @@ from raftkv.rpc.status import RpcError
 from raftkv.server.auth.simple_tokens import SECRET_LETTERS, digest_of
 from raftkv.server.auth.users import Users
 from raftkv.server.lease.graces import ConnectionLost
+from raftkv.server.lease.granters import Granters
 from raftkv.server.lease.lessor import Lessor
 from raftkv.server.lease.service import LeaseService
 from raftkv.server.node.admission import Admission
@@ -150,7 +151,7 @@ class Call:
 
     def __init__(self, headers: tuple[tuple[bytes, bytes], ...], certificate: dict[str, Any] | None = None) -> None:
         self.headers = headers
-        self.peer = SimpleNamespace(certificate=certificate)
+        self.peer = SimpleNamespace(certificate=certificate, identity="address 10.0.0.1")
         self.caller: Caller | None = None
         self.observer: Any = None
         self.status: tuple[int, str] | None = None
@@ -173,6 +174,9 @@ class Call:
     def cancelled(self) -> bool:
         """Clients do not cancel here."""
         return False
+
+    def identify(self, user: bytes) -> None:
+        """See ``ServerCall``."""
 
     def _end(self, code: int, text: str) -> None:
         if self.status is None:
@@ -338,10 +342,15 @@ class Leases:
 
     def __init__(self, ids: tuple[int, ...]) -> None:
         self.times = self
+        self.granters = Granters(self, lambda: 0.0)
         self._ids = ids
 
     def __len__(self) -> int:
         return len(self._ids)
+
+    def ttl_s(self, lease_id: int) -> int:
+        """See ``LeaseTimes``."""
+        return 10 * (lease_id in self._ids)
 
     def ends(self) -> list[tuple[float, int]]:
         """See ``LeaseTimes``."""
@@ -441,7 +450,7 @@ class World:
                     else:
                         self.registry.unary(method.path, answer)
 
-    async def grant(self, ttl_s: int, caller: Caller | None) -> int:
+    async def grant(self, ttl_s: int, caller: Caller | None, identity: object = "") -> int:
         """Grant a lease to a recipe: all from 100 on exist (``ManyLeases``)."""
         return 1_000
 

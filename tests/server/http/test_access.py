@@ -9,6 +9,12 @@ import pytest
 from raftkv.rpc.server.http import HttpHeaders, HttpRequest, HttpResponse, Origins
 from raftkv.server.http.access import HostCheck, HttpAccess, host_name
 
+REBINDABLE = (
+    *("evil.local", "wifi", "x.internal", "x.home.arpa", "x.localhost", "evil.svc", "evil..", ".", "evil.1", "1.2.3"),
+    *("evil.example.", "1.2.3.4.5", "[evil]", "[::1%25e].evil", "١٢٧.0.0.1"),
+)
+"""Names that a stranger on the local network can point here (mDNS, DHCP), and texts that only look like addresses."""
+
 
 async def _serve(_request: HttpRequest) -> HttpResponse:
     return HttpResponse(200, b"served")
@@ -52,22 +58,23 @@ def test_hosts_that_are_named_pass(hosts: tuple[str, ...], loopback: bool) -> No
         ("localhost:2379", 200),
         ("LOCALHOST", 200),
         ("localhost.", 200),
-        ("node.localhost", 200),
+        ("node.localhost", 421),
         ("127.0.0.1:2379", 200),
         ("10.1.2.3", 200),
         ("[::1]:2379", 200),
         ("[fe80::1%25eth0]:2379", 200),
-        ("raftkv-0:2379", 200),
-        ("raftkv-0.raftkv.default.svc.cluster.local:2379", 200),
-        ("raftkv.default.svc:2379", 200),
-        ("db1.corp.internal", 200),
+        ("raftkv-0:2379", 421),
+        ("raftkv-0.raftkv.default.svc.cluster.local:2379", 421),
+        ("raftkv.default.svc:2379", 421),
+        ("db1.corp.internal", 421),
         ("db1.corp.example", 200),
         ("", 200),
         ("evil.example:2379", 421),
         ("127.0.0.1.evil.example", 421),
         ("localhost.evil.example", 421),
         ("db1.corp.example.evil", 421),
-        ("local", 200),
+        ("local", 421),
+        *((name, 421) for name in REBINDABLE),
         ("evillocal.example", 421),
     ],
 )
@@ -179,6 +186,14 @@ def test_the_members_own_pages_may_change_things(host: str, origin: str, status:
     access = HttpAccess(_serve, hosts, Origins())
     headers = (("host", host), ("origin", origin), ("content-type", "application/json"))
     assert _ask(access, headers, "POST", path="/v3/kv/put")[0] == status
+
+
+@pytest.mark.parametrize("loopback", [False, True])
+@pytest.mark.parametrize("host", REBINDABLE)
+def test_a_page_under_a_name_of_the_local_network_changes_nothing(host: str, loopback: bool) -> None:
+    access = HttpAccess(_serve, HostCheck((), own=("db1.corp.example",)), Origins())
+    headers = (("host", host), ("origin", f"http://{host}"), ("content-type", "application/json"))
+    assert _ask(access, headers, "POST", path="/v3/kv/put", loopback=loopback)[0] in (403, 421)
 
 
 def test_under_tls_the_own_origin_is_proved() -> None:

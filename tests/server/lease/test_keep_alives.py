@@ -15,10 +15,11 @@ from raftkv.loop.cork import Cork
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.framing import MessageAssembler
 from raftkv.rpc.server.stream import ListenedCall
+from raftkv.rpc.shares import Shares
 from raftkv.rpc.status import RpcError
 from raftkv.server.lease import keep_alives
 from raftkv.server.lease.graces import Graces
-from raftkv.server.lease.keep_alives import KeepAliveStream, MemberBatch
+from raftkv.server.lease.keep_alives import WAITING_MAX, KeepAliveStream, MemberBatch
 from raftkv.server.lease.renewals import PendingKeepAlive
 from raftkv.server.services.leader_guard import LeaderGuard
 
@@ -60,7 +61,7 @@ class Service:
         self.leader_guard = cast(LeaderGuard, SimpleNamespace(forget=lambda call: None))
         self.known: dict[bytes, tuple[int, bytes, int]] = {}
         self.kept_waiting: list[PendingKeepAlive] = []
-        self.waiting = 0
+        self.waiting = Shares(WAITING_MAX)
 
     def renew_at_once(self, lease_id: int) -> int:
         return 10 if lease_id < 100 else 0
@@ -143,22 +144,21 @@ def test_a_stream_ends_once_however_many_of_its_requests_fail() -> None:
     _run(scenario)
 
 
-@pytest.mark.interpreted
-def test_all_streams_together_have_a_limit_of_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_streams_of_an_identity_together_have_a_limit_of_what_waits() -> None:
     """Without a leader 90 streams had a member keep millions of them, 700 MB, and look at all of them in a turn."""
-    monkeypatch.setattr(keep_alives, "WAITING_MAX", 2)
 
     def scenario(world: World) -> None:
+        world.service.waiting.limit = 2
         other = Call()
         stream = KeepAliveStream(world.service, cast(ListenedCall, other))
         world.receive(100, 101)
         stream.receive(rpc_pb2.LeaseKeepAliveRequest(ID=102).SerializeToString())
-        assert "too many requests" in other.end
+        assert "this client has its share of the 2 keep-alives that may wait" in other.end
         with world.service.cork:
             world.service.kept_waiting[0].answer(10)
         world.receive(103)
         world.service.kept_waiting[1].fail(errors.NoLeaderError())
-        assert ("no leader" in world.call.end, world.service.waiting) == (True, 1)
+        assert ("no leader" in world.call.end, world.service.waiting.used) == (True, 1)
 
     _run(scenario)
 

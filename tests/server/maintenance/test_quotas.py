@@ -32,19 +32,31 @@ def _ctl(cluster: Cluster, *words: str) -> tuple[int, str, str]:
 def test_the_library_sets_lists_and_meets_them(cluster: Cluster) -> None:
     with raftkv.connect(cluster.endpoints) as kv:
         kv.put("jobs/1", "one")
-        assert kv.set_quota("jobs/", keys_max=2, bytes_max=100) == raftkv.aio.PrefixQuota(b"jobs/", 100, 2, 9, 1)
+        assert kv.set_quota("jobs/", keys_max=2, bytes_max=1_000) == raftkv.aio.PrefixQuota(b"jobs/", 1_000, 2, 73, 1)
         kv.put("jobs/2", "two")
         with pytest.raises(QuotaExceededError, match="prefix 'jobs/' exceeded: 2 of 2 keys used, 1 more wanted"):
             kv.put("jobs/3", "three")
         kv.delete("jobs/1")
         kv.put("jobs/3", "three")
-        assert [(one.prefix, one.keys_used, one.bytes_used) for one in kv.quotas()] == [(b"jobs/", 2, 20)]
+        assert kv.quotas() == [raftkv.aio.PrefixQuota(b"jobs/", 1_000, 2, 4 * 64 + 9 + 9 + 6 + 11, 2, 64 + 9 + 64 + 6)]
+        kv.compact(kv.get("jobs/3").mod_revision)
+        assert kv.quotas() == [raftkv.aio.PrefixQuota(b"jobs/", 1_000, 2, 2 * 64 + 9 + 11, 2, 0)]
         with pytest.raises(InvalidQuotaError):
             kv.set_quota(bytes(300), keys_max=1)
         kv.remove_quota("jobs/")
         with pytest.raises(QuotaNotFoundError):
             kv.remove_quota("jobs/")
         kv.put("jobs/4", "four")
+
+
+def test_a_large_prefix_is_counted_on_after_the_answer(cluster: Cluster) -> None:
+    with raftkv.connect(cluster.endpoints) as kv:
+        for part in range(30):
+            kv.txn().then(*(raftkv.put(f"many/{part}/{number}", "") for number in range(100))).commit()
+        assert kv.set_quota("many/", keys_max=10_000).is_counting
+        wait_for(lambda: not kv.quotas()[0].is_counting, "the count")
+        assert kv.quotas()[0].keys_used == 3_000
+        kv.remove_quota("many/")
 
 
 def test_the_end_of_a_lease_gives_back_and_restarts_keep_count(cluster: Cluster) -> None:
@@ -73,10 +85,20 @@ def test_the_end_of_a_lease_gives_back_and_restarts_keep_count(cluster: Cluster)
 def test_raftkvctl(cluster: Cluster) -> None:
     code, output, errors = _ctl(cluster, "set", "a/", "--bytes=1KiB")
     assert (code, errors) == (0, "")
-    assert output.splitlines()[1].split() == ["|", "PREFIX", "|", "BYTES", "|", "OF", "|", "KEYS", "|", "OF", "|"]
-    assert output.splitlines()[3].split() == ["|", "a/", "|", "0", "|", "1024", "|", "0", "|", "-", "|"]
+    assert output.splitlines()[1].split() == [
+        *("|", "PREFIX", "|", "BYTES", "|", "OF", "|", "HISTORY", "|", "KEYS", "|", "OF", "|")
+    ]
+    assert output.splitlines()[3].split() == ["|", "a/", "|", "0", "|", "1024", "|", "0", "|", "0", "|", "-", "|"]
     assert json.loads(_ctl(cluster, "list", "--json")[1]) == [
-        {"prefix": "a/", "bytes_used": 0, "bytes_max": 1024, "keys_used": 0, "keys_max": 0}
+        {
+            "prefix": "a/",
+            "bytes_used": 0,
+            "bytes_max": 1024,
+            "bytes_history": 0,
+            "keys_used": 0,
+            "keys_max": 0,
+            "is_counting": False,
+        }
     ]
     assert _ctl(cluster, "remove", "a/", "--json")[:2] == (0, "[]\n")
     assert _ctl(cluster, "list") == (0, "", "")

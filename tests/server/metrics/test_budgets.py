@@ -17,12 +17,12 @@ def test_each_budget_has_a_use_and_a_limit() -> None:
         server.answers.used_bytes, server.answers.held_bytes = 10, 20
         parts = {
             "node": SimpleNamespace(
-                proposals=SimpleNamespace(unsent_bytes=30),
+                proposals=SimpleNamespace(shares=SimpleNamespace(used=30, limit=1 << 28)),
                 proposals_dropped=2,
                 backlog=SimpleNamespace(size_bytes=35, appends_dropped=3),
                 settings=NodeSettings(1, 0.1, 1.0),
             ),
-            "hub": SimpleNamespace(watcher_bytes=40),
+            "hub": SimpleNamespace(shares=SimpleNamespace(used=40, limit=1 << 30)),
             "admission": SimpleNamespace(disk_free_bytes=50),
             "transport": SimpleNamespace(
                 peers={number: SimpleNamespace(backlog_bytes=size) for number, size in enumerate((None, 60, 7))}

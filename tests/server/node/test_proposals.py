@@ -11,13 +11,18 @@ from raftkv import errors
 from raftkv.apply.applier import Outcome
 from raftkv.apply.request import Kind, decode
 from raftkv.server.node import proposals as module
-from raftkv.server.node.proposals import Proposals, Waiter, new_start, request_ids
+from raftkv.server.node.proposals import PROPOSAL_BYTES, Proposals, Waiter, new_start, request_ids
 
 
 class Caller(Waiter):
-    def __init__(self) -> None:
+    def __init__(self, identity: bytes = b"") -> None:
         self.request = None
+        self._identity = identity
         self.outcome: Outcome | errors.StatusError | None = None
+
+    @property
+    def identity(self) -> bytes:
+        return self._identity
 
     def finish(self, outcome: Outcome) -> None:
         self.outcome = outcome
@@ -63,13 +68,33 @@ def test_expiry_tells_sent_from_unsent(proposals: Proposals) -> None:
     assert [body for _, data in proposals.take_unsent() for body in (decode(data)[2],)] == [b"c"]
 
 
-@pytest.mark.interpreted
-def test_too_much_pending_is_refused(proposals: Proposals, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PENDING_MAX", 2)
-    for _ in range(2):
-        proposals.add(Kind.PUT, b"", Caller(), 0.0)
-    with pytest.raises(errors.TooManyRequestsError):
-        proposals.add(Kind.PUT, b"", Caller(), 0.0)
+def test_one_identity_alone_has_the_limit_and_another_is_taken_beside_it(proposals: Proposals) -> None:
+    proposals.shares.limit = 8 * PROPOSAL_BYTES
+    first = [proposals.add(Kind.PUT, b"", Caller(b"mallory"), 0.0) for _ in range(8)]
+    with pytest.raises(errors.TooManyRequestsError, match="user mallory has its share of the 0 MiB of proposals"):
+        proposals.add(Kind.PUT, b"", Caller(b"mallory"), 0.0)
+    proposals.add(Kind.PUT, b"", Caller(b"alice"), 0.0)
+    for request_id in first:
+        proposals.pop(request_id)
+    for _ in range(4):
+        proposals.add(Kind.PUT, bytes(PROPOSAL_BYTES), Caller(b"alice"), 0.0)
+    with pytest.raises(errors.TooManyRequestsError, match="user alice"):
+        proposals.add(Kind.PUT, b"", Caller(b"alice"), 0.0)
+
+
+def test_what_waits_no_more_is_given_back_in_whatever_way(proposals: Proposals) -> None:
+    def add(now: float) -> int:
+        return proposals.add(Kind.PUT, b"body", Caller(b"alice"), now)
+
+    proposals.pop(add(0.0))
+    add(0.0)
+    assert len(proposals.take_expired(7.5)) == 1
+    assert proposals.shares.held == {}
+    proposals.observe(lambda seconds: None, lambda: 8.0)
+    proposals.pop(add(8.0))
+    add(8.0)
+    proposals.close()
+    assert proposals.shares.held == {}
 
 
 def test_stopping_tells_everybody(proposals: Proposals) -> None:

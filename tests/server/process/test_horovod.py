@@ -156,7 +156,7 @@ def test_what_is_refused_says_so_in_a_line(cluster: Cluster, kv: raftkv.Client) 
         ask(end, "POST", "/global/0", b""): (405, b"Method Not Allowed\n"),
         ask(end, "PUT", "/global/0", b"", {"Origin": "http://a.example"}): (
             403,
-            b"pages of this origin may change nothing here; see --cors\n",
+            b"pages of this origin may change nothing here; see --cors and --host-whitelist\n",
         ),
         ask(end, "GET", "/global/0", None, {"Origin": "http://a.example"}): (
             403,

@@ -49,7 +49,7 @@ class Granted:
         """Whether a key may be attached to it."""
         return lease_id in self.ids
 
-    async def grant(self, ttl_s: int, caller: object) -> int:
+    async def grant(self, ttl_s: int, caller: object, identity: object) -> int:
         """Grant the next."""
         lease_id = 1_000 + len(self.ids)
         self.ids.add(lease_id)

@@ -9,7 +9,6 @@ import pytest
 
 from raftkv import errors
 from raftkv.server.recipes.local_watch import LocalWatch
-from raftkv.server.watch import stream
 from tests.server.recipes.recipes import RecipeMember, quiet
 
 
@@ -69,13 +68,13 @@ def test_what_came_before_the_failure_is_still_given() -> None:
     _run(scenario)
 
 
-def test_one_that_is_refused_is_not_taken_for_compacted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_is_refused_is_not_taken_for_compacted() -> None:
     """An observer began anew with the present, was refused again, and so on: all of a processor, for ever."""
-    monkeypatch.setattr(stream, "MEMBER_WATCHERS_MAX_BYTES", 0)
 
     async def scenario(member: RecipeMember) -> None:
+        member.hub.shares.limit = 0
         watch = LocalWatch(member.hub, b"a", b"", member.store.revision + 1, member.recipe.soon)
-        with pytest.raises(errors.TooManyRequestsError, match="the watchers of one member may take 0 bytes"):
+        with pytest.raises(errors.TooManyRequestsError, match="the 0 bytes that the watchers of one member may take"):
             await watch.next()
         watch.close()
 

@@ -68,9 +68,9 @@ async def test_a_command_and_the_library_say_what_where_and_what_to_do(
     files = {"ca_file": room.path(f"{ca}.crt") if ca else ""}
     files |= {f"{part}_file": room.path(f"{shown}.{end}") for part, end in (("cert", "crt"), ("key", "key")) if shown}
     try:
-        words = [*_words(room, target, ca, shown), "--command-timeout=300ms", "get", "k"]
+        words = [*_words(room, target, ca, shown), "--command-timeout=1s", "get", "k"]
         ran: Ran = await asyncio.to_thread(run_ctl, words)
-        async with connect(target, timeout_s=0.3, **files) as kv:
+        async with connect(target, timeout_s=1, **files) as kv:
             with pytest.raises(EndpointsFailed) as raised:
                 await kv.get("k")
     finally:

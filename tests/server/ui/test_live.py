@@ -119,6 +119,30 @@ def test_viewers_are_bounded_and_end_with_the_member(monkeypatch: pytest.MonkeyP
     _run(story)
 
 
+def test_the_oldest_page_of_the_greediest_ends_for_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user without roles opened all the pages that a member serves."""
+    monkeypatch.setattr(module, "VIEWERS_MAX", 3)
+
+    async def story(live: Live, _collector: Collector) -> None:
+        pages = [live.look(lambda: True, b"mallory") for _ in range(4)]
+        for page in pages[:3]:
+            assert await _next(page) == b"retry: 1000\n\n"
+        with pytest.raises(StopAsyncIteration):
+            await _next(pages[3])  # they were all asked for before one was served
+        with pytest.raises(TooManyViewersError, match="user mallory has its share of the 3 pages"):
+            live.look(lambda: True, b"mallory")
+        honest = live.look(lambda: True, b"alice")
+        assert await _next(honest) == b"retry: 1000\n\n"
+        with pytest.raises(StopAsyncIteration):
+            await _next(pages[0])
+        assert await _next(honest) == await _next(pages[1]) == await _next(pages[2])
+        for page in (honest, *pages):
+            await _close(page)
+        assert not live.is_running
+
+    _run(story)
+
+
 def test_quantiles_are_of_the_last_while() -> None:
     now = 0.0
     latencies = Latencies(lambda: now)

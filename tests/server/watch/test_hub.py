@@ -20,7 +20,7 @@ from raftkv.server.services.leader_guard import LeaderGuard
 from raftkv.server.watch import hub as hub_module
 from raftkv.server.watch import stream as stream_module
 from raftkv.server.watch.hub import WatchHub
-from raftkv.server.watch.index import Watcher, WatcherIndex
+from raftkv.server.watch.index import WATCHER_BYTES, Watcher, WatcherIndex
 from raftkv.server.watch.service import BYTES_AS_A_REQUEST, REQUESTS_PER_PASS, WatchRunner, WatchService
 from raftkv.server.watch.stream import WatchStream
 from raftkv.storage import schema
@@ -382,7 +382,7 @@ def test_a_change_that_very_many_watch_is_delivered_in_steps(world: World, monke
 @pytest.mark.interpreted
 def test_watchers_are_bounded_by_what_they_take(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_module, "STREAM_WATCHERS_MAX_BYTES", 3 * 1200)
-    monkeypatch.setattr(stream_module, "MEMBER_WATCHERS_MAX_BYTES", 5 * 1200)
+    world.hub.shares.limit = 5 * 1200
     (first, first_call), (second, second_call) = world.stream(), world.stream()
     for number in range(4):
         world.watch(first, key=b"%0100d" % number)
@@ -395,7 +395,8 @@ def test_watchers_are_bounded_by_what_they_take(world: World, monkeypatch: pytes
     last = second_call.read()[-1]
     assert (last.watch_id, last.cancel_reason) == (
         -1,
-        "raftkv: the watchers of one member may take 6000 bytes: watch ranges",
+        "raftkv: this client has its share of the 6000 bytes that the watchers of one member may take: "
+        "each user, certificate or address has one",
     )
     assert (len(first.watchers), len(second.watchers)) == (3, 2)
     world.watch(second, key=b"x" * 3000)
@@ -408,6 +409,35 @@ def test_watchers_are_bounded_by_what_they_take(world: World, monkeypatch: pytes
     assert world.hub.watcher_bytes == 0
     assert not first.watchers
     assert not second.watchers, "a closed stream and its watchers would hold each other"
+
+
+def test_the_newest_watchers_of_the_greediest_give_way_to_those_of_another(world: World) -> None:
+    """766 watchers on keys of 1.4 MB took all there was, and no other client could watch."""
+
+    def stream_of(identity: bytes) -> tuple[WatchStream, FakeCall]:
+        call = FakeCall()
+        return WatchStream(world.hub, call, 1000, world.failures.append, identity=identity), call
+
+    world.hub.shares.limit = 8 * 10_000 + 8 * WATCHER_BYTES
+    (first, first_call), (second, second_call) = stream_of(b"mallory"), stream_of(b"mallory")
+    for number in range(5):
+        world.watch(first, key=b"%010000d" % number)
+        world.watch(second, key=b"%010000d" % number)
+    refused = [one.cancel_reason for one in (*first_call.read(), *second_call.read()) if one.canceled]
+    assert len(refused) == 2
+    assert all("user mallory has its share of the" in text for text in refused)
+    honest, honest_call = stream_of(b"alice")
+    for number in range(5):
+        world.watch(honest, key=b"%010000d" % number)
+    assert [one.canceled for one in honest_call.read()] == [False] * 4 + [True], "both have half"
+    ended = [(one.watch_id, one.cancel_reason) for one in (*second_call.read(), *first_call.read())]
+    text = "raftkv: user mallory has most of the watchers, and others ask for theirs"
+    assert ended == [(number, text) for number in (3, 2, 1, 0)], "of the newest stream, the newest first"
+    world.put(b"%010000d" % 0)
+    assert [len(one.events) for one in (*first_call.read(), *honest_call.read())] == [1, 1]
+    for stream in (first, second, honest):
+        stream.close()
+    assert world.hub.shares.held == {}
 
 
 class Flood(FakeCall):

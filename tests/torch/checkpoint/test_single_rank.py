@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import pickle
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,11 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 import raftkv
 import raftkv.training
 from raftkv.checkpoint import Registry
+from raftkv.checkpoint.commit.manifest import NAME, Manifest
+from raftkv.checkpoint.digest import of_bytes
 from raftkv.checkpoint.errors import CheckpointNotFound, DigestMismatch, FenceBroken, StaleStep
+from raftkv.checkpoint.keys import RegistryKeys
+from raftkv.checkpoint.records import Checkpoint, FileRecord
 from raftkv.errors import ConfigError
 from raftkv.torch.checkpoint import Reader, Writer, resume
 from raftkv.torch.checkpoint.resume import typed
@@ -314,11 +321,72 @@ def test_bytes_in_an_object_store(kv):
     """Not on a disk: no files are synced, linked or read back there; who only loads needs no uri."""
     registry = Registry(kv, "objects", uri="memory://dcp/objects")
     save(registry, 3, thread_count=2, digest="crc32c", files={"note": b"n"})
-    reader = Reader(Registry(kv, "objects"), verify="all")
+    reader = Reader(Registry(kv, "objects"), verify="all", anywhere=True)
     loaded = state()
     dcp.load(loaded, storage_reader=reader)
     assert (loaded["step"], reader.read("note")) == (3, b"n")
     assert reader.record("__0_0.distcp").digest.startswith("crc32c:")
+
+
+class Planted:
+    """What runs code where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def planted_checkpoint(registry: Registry, place: Path, metadata: bytes) -> Checkpoint:
+    """Save a checkpoint, and plant a record of it that names a directory with other metadata."""
+    saved = save(registry, 1).checkpoint
+    shutil.copytree(saved.uri, place)
+    manifest = Manifest.decode((place / NAME).read_bytes())
+    files = tuple(
+        (rank, FileRecord(file.name, len(metadata), of_bytes(metadata)) if file.name == ".metadata" else file)
+        for rank, file in manifest.files
+    )
+    made = Manifest(manifest.head, files)
+    (place / ".metadata").write_bytes(metadata)
+    (place / NAME).write_bytes(made.encoded)
+    planted = dataclasses.replace(saved, uri=str(place), manifest=made.digest)
+    registry.kv.put(RegistryKeys(registry.run_id).record("dcp", 1), planted.encode())
+    return planted
+
+
+@pytest.mark.parametrize("where", ["elsewhere", "below"])
+def test_a_planted_record_runs_no_code(registry, tmp_path_factory, where):
+    """Choose URL and digest, as any user may who writes below the run: nothing elsewhere is read, and no code runs."""
+    other = tmp_path_factory.mktemp("other")
+    place = other / "step" if where == "elsewhere" else Path(registry.uri) / "planted"
+    planted_checkpoint(registry, place, pickle.dumps(Planted(other / "ran")))
+    if where == "elsewhere":
+        with pytest.raises(ConfigError, match=r"it lies in .*, not below"):
+            load(registry)
+        with pytest.raises(ConfigError, match=r"it lies in .*, not below"):
+            resume(again(registry), state())
+    for options in ({"anywhere": True}, {} if where == "below" else {"anywhere": True}):
+        with pytest.raises(DigestMismatch, match=r"is no metadata of DCP: it names posix\.mkdir") as refused:
+            load(registry, **options)
+        assert "\n" not in str(refused.value)
+    assert not (other / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        b"", b"x", pickle.dumps({}), pickle.dumps(None), b"ctorch\nload\n.", b"ctorch.storage\n_load_from_bytes\n.",
+        b"cbuiltins\neval\n.", b"\x80\x04\x8c\x05torch\x8c\x0dSize.__call__\x93.", b"(" * 100_000, b"I1\nI2\n\x86R.",
+        b"ctorch.distributed.checkpoint.metadata\nos\n.",
+    ],
+    ids=range(11),
+)  # fmt: skip
+def test_metadata_that_dcp_does_not_write_is_refused_in_one_line(registry, metadata):
+    planted_checkpoint(registry, Path(registry.uri) / "planted", metadata)
+    with pytest.raises(DigestMismatch, match=r"metadata of DCP") as refused:
+        load(registry)
+    assert "\n" not in str(refused.value)
 
 
 def test_what_cannot_be(registry):

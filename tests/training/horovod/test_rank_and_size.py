@@ -13,6 +13,9 @@ from raftkv.client.control.records import RecordError
 from raftkv.config import ServerConfig
 from raftkv.errors import ConfigError
 from raftkv.pb import kv_pb2, rpc_pb2
+from raftkv.rpc.server.http import HttpRequest, HttpResponse
+from raftkv.server.http.routes import CHECKS
+from raftkv.training.horovod.routes import RESERVED, HorovodService
 from raftkv.training.horovod.scopes import NO_SLOT, Scopes, Slot
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import RUNNING, GenerationRecord, Member, State
@@ -91,3 +94,16 @@ def test_the_flag_takes_run_ids_only(run: str) -> None:
     assert ServerConfig(horovod_run="team/job-1").horovod_run == "team/job-1"
     with pytest.raises(ConfigError, match=r"^--horovod-run .* is no run id"):
         ServerConfig(horovod_run=run)
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
+@pytest.mark.parametrize("root", sorted(RESERVED))
+def test_paths_of_the_member_are_no_keys(root: str, method: str) -> None:
+    async def other(_request: HttpRequest) -> HttpResponse:
+        return HttpResponse(404, b"the member's own")
+
+    store: Any = _Store(b"", b"")
+    service = HorovodService(Scopes(store, "job"), other)
+    answer = asyncio.run(service.handle(HttpRequest(method, f"/{root}/name")))
+    assert answer.body == b"the member's own"
+    assert {path[1:] for path in CHECKS} <= RESERVED

@@ -203,6 +203,8 @@ class Away:
         self.closing.set()
         await asyncio.Event().wait()
 
+    finish = close
+
     async def leave(self) -> None:
         self.left = True
 

@@ -28,6 +28,7 @@ from raftkv.training.rendezvous.arbiter import (
     Arbiter,
     Begin,
     Break,
+    Finish,
     Present,
     PutOut,
     View,
@@ -93,6 +94,25 @@ def test_a_newcomer_ends_it_if_there_is_room() -> None:
     there = [node("a"), node("b"), node("c")]
     assert cause(Arbiter(5.0).decide(view(RUNNING, 1, "ab", there, (1, 3)), NOW)) == SCALE_UP
     assert Arbiter(5.0).decide(view(RUNNING, 1, "ab", there, (1, 2)), NOW) is None
+
+
+@pytest.mark.parametrize(
+    ("there", "finished", "decision"),
+    [
+        ("b", {0}, None),
+        ("bc", {0}, None),
+        ("", {0}, HEARTBEAT_LOST),
+        ("b", {0, 1}, Finish()),
+        ("", {0, 1}, Finish()),
+    ],
+)
+def test_a_member_that_has_finished_is_not_lost_and_the_last_ends_the_run(
+    there: str, finished: set[int], decision: object
+) -> None:
+    seen = view(RUNNING, 1, "ab", [node(name, running=1 if name in "ab" else 0) for name in there])
+    seen.finished = frozenset(finished)
+    found = Arbiter(5.0).decide(seen, NOW)
+    assert (found.cause if isinstance(found, Break) else found) == decision
 
 
 def test_a_newcomer_that_is_denied_or_still_runs_something_is_not_waited_for() -> None:

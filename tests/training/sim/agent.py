@@ -7,6 +7,7 @@ simulated machine. Workers are entries of a set; stopping them takes a random ti
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 from dataclasses import dataclass
@@ -35,11 +36,13 @@ class Habits:
         poll_s: how often they look whether they are wanted.
         stop_s: shortest and longest time to stop the workers.
         fenced_write: chance at each look that a worker writes something with the fence of its generation.
+        barrier_s: how long one whose workers ended well stays for the others.
     """
 
     poll_s: float = 0.1
     stop_s: tuple[float, float] = (0.0, 0.3)
     fenced_write: float = 0.05
+    barrier_s: float = 5.0
 
 
 class Agent:
@@ -47,6 +50,7 @@ class Agent:
 
     Attributes:
         workers: (generation, rank) of those that run.
+        finished_generation: the last in which its workers ended well; 0: none.
         last_generation: of the last world it was given; 0: none.
         exited: why it is gone; empty: it is there.
         told: it has seen that its generation is over.
@@ -66,6 +70,7 @@ class Agent:
         self.participant: Participant | None = None
         self.workers: set[tuple[int, int]] = set()
         self.world: World | None = None
+        self.finished_generation = 0
         self.last_generation = 0
         self.exited = ""
         self.told = False
@@ -134,7 +139,7 @@ class Agent:
             await self._stop_workers()
             self.leaving = False
             if how == "finished":
-                await self._close(participant)
+                await self._finish(participant, world)
             if how in ("finished", "left"):
                 await self._leave(participant)
                 return how
@@ -192,14 +197,22 @@ class Agent:
         self.workers.clear()
         self.checker.say(f"{self.name} has stopped generation {self.last_generation}")
 
-    async def _close(self, participant: Participant) -> None:
+    async def _finish(self, participant: Participant, world: World) -> None:
+        """Record it, and stay for a while, as in torch's exit barrier."""
+        self.finished_generation = world.generation
         while True:
             try:
-                await participant.close("finished")
+                await participant.finish()
             except StatusError:
                 await asyncio.sleep(0.3)
             else:
-                return
+                break
+        over = asyncio.Event()
+        cancel = participant.on_change(lambda one: over.set() if one.closed or one.nodes_waiting else None)
+        if not (participant.closed or participant.nodes_waiting):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(over.wait(), self.habits.barrier_s)
+        cancel()
 
     async def _leave(self, participant: Participant) -> None:
         try:

@@ -7,6 +7,7 @@
         lease all the time since, runs anything; nobody starts a world that is not recorded, or twice; no write with the
         fence of a generation is accepted after the next began, or from a node without a lease
     P5  whoever is in a generation that is over, and is connected, learns so in bounded time
+    P10 a run is closed as a success only if the workers of all members of its last generation ended well
     P8  no generation has fewer than the minimum or more than the maximum
 
 P4, P6, P7 and P9 are about whole runs: see ``scenarios.py`` and ``run.py``. It stands apart and touches nothing.
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING
 from raftkv.client.values import DELETE, Event
 from raftkv.training.config import APPEND, TOPOLOGY
 from raftkv.training.keys import RunKeys
-from raftkv.training.records import BROKEN, CLOSED, RUNNING, GenerationRecord, Node, State
+from raftkv.training.records import BROKEN, CLOSED, RUNNING, SUCCEEDED, GenerationRecord, Node, State
 from raftkv.training.rendezvous.ranks import placements
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from .agent import Agent
 
+SUCCESSES = ("finished", SUCCEEDED)
 TAKEN_OVER = "started anew"
 """Reason of a state with which a node takes over a run that nobody is in."""
 TOLD_WITHIN_S = 4.0
@@ -102,7 +104,7 @@ class RunChecker:
                 self._on_state(event)
             elif key.startswith(keys.nodes):
                 self._on_node(event)
-            elif key.startswith(f"{keys.base}sync/") and event.type != DELETE:
+            elif key.startswith(f"{keys.base}sync/") and "/exit/" not in key and event.type != DELETE:
                 self._on_fenced(key, event)
             elif key == keys.arbiter:
                 self._on_arbiter(event)
@@ -167,6 +169,11 @@ class RunChecker:
             limits = (self.min_nodes, self.max_nodes)
             if limits != (state.min_nodes, state.max_nodes) and self.state is not None:
                 self.fail("P8", f"the limits {limits} became {state.min_nodes}:{state.max_nodes} all by themselves")
+        if state.phase == CLOSED and state.reason in SUCCESSES and self.generations:
+            for member in self.generations[-1].round.members:
+                agent = self.agents.get(self._agent_of.get(member.id, -1))
+                if agent is None or agent.finished_generation != self.generation:
+                    self.fail("P10", f"the run is closed as a success, but {self._name(member.id)} has not finished")
         self.min_nodes, self.max_nodes = state.min_nodes, state.max_nodes
         self.state = state
 

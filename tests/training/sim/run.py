@@ -47,7 +47,7 @@ class Settings:
         machines: agents at the start.
         config: of all of them; hosts are filled in.
         faults: names, see ``Faults``; a random one happens every ``gap_s`` on average for ``faults_s``.
-        finishes: at the end one agent's workers end well, so the run is closed.
+        finishes: at the end all workers end well, so the run is closed.
     """
 
     seed: int
@@ -240,11 +240,12 @@ class Simulation:
             self.add_agent().link.weather = CALM
 
     def close_run(self) -> None:
-        """One agent's workers end well: everybody must go, and nothing but what outlives a run may stay."""
+        """All workers end well: everybody must go, and nothing but what outlives a run may stay."""
         members = self.members
         if not members:
             return
-        members[0].finishes = True
+        for agent in self.live:
+            agent.finishes = True
         reopened = self.checker.reopened
         everybody_goes = self.pass_time(SETTLE_S, lambda: not self.live or self.checker.reopened > reopened)
         if self.checker.reopened > reopened:

@@ -20,8 +20,10 @@ from raftkv.pb import torchft_pb2
 from raftkv.rpc import Channel, RpcError
 from raftkv.training.torchft.job import Job, Timing
 from raftkv.training.torchft.lighthouse import HEARTBEAT, QUORUM, Lighthouse, LighthouseConfig
+from raftkv.training.torchft.records import JobKeys, QuorumRecord
 from raftkv.training.torchft.roster import WAITING_MAX
 from raftkv.training.torchft.rules import Rules
+from tests.spoiled import spoiled
 
 DEADLINE_S = 60.0
 JOB = "job"
@@ -291,6 +293,20 @@ def test_the_id_goes_on_where_it_was_when_all_daemons_are_new(play):
         assert ids == [1, 2, 3]
         left = await stage.kv.range("/raftkv/torchft/", prefix=True)
         assert [item.key for item in left] == [b"/raftkv/torchft/job/head/quorum"]
+
+    play(story)
+
+
+def test_a_quorum_that_somebody_spoiled_is_decided_anew(play):
+    async def story(stage: Stage) -> None:
+        port = await stage.daemon()
+        a, b = stage.replica("a", port), stage.replica("b", port)
+        last = (await together(a, b)).quorum_id
+        record = QuorumRecord(5, {"a": "d/1"}, {"a": "AAAA"}, 1.0, "c").encode()
+        for value in (b"[]", b"\xff", *spoiled(record, (None, -1, 2**63, "\u00e9", "x"))):
+            await stage.kv.put(JobKeys(JOB).quorum, value)
+        found = await together(a, b)
+        assert (names(found), found.quorum_id > last) == ("ab", True)
 
     play(story)
 

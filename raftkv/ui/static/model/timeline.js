@@ -210,7 +210,7 @@ export function lostText(lost) {
   if (!lost) return "";
   const from = lost.kept_step === null ? "the beginning" : `step ${lost.kept_step}`;
   const told = [`${duration(lost.since)} since ${from}`];
-  if (lost.steps_estimated !== null) told.push(`~${lost.steps_estimated} steps`);
+  if (lost.steps_estimated !== null) told.push(`up to ~${lost.steps_estimated} steps`);
   if (lost.steps_at_least) told.push(`at least ${lost.steps_at_least}`);
   return told.join(", ");
 }
@@ -228,7 +228,7 @@ export function generationTable(history) {
     one.recovery ? duration(one.recovery) : "",
   ]);
   const progress = hasProgress ? ["commits", "lost"] : [];
-  return {header: ["generation", "began", "lasted", "members", ...progress, "ended because", "recovered in"], rows};
+  return {header: ["generation", "began", "lasted", "members", ...progress, "ended because", "re-formed in"], rows};
 }
 
 /** The nodes of a run as a table: `{header, rows}`. */

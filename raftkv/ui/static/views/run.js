@@ -40,7 +40,7 @@ const GENERATIONS = [
   { title: "began", value: (one) => clock(one.began.time) },
   { title: "lasted", value: (one) => (one.ended ? duration(lasted(one)) : "runs"), num: true },
   { title: "ended because", value: (one) => endText(one), wide: true },
-  { title: "recovered in", value: (one) => (one.recovery ? duration(one.recovery) : ""), num: true },
+  { title: "re-formed in", value: (one) => (one.recovery ? duration(one.recovery) : ""), num: true },
   { title: "commits", value: (one) => commitsText(one) },
   { title: "lost", value: (one) => lostText(one.lost) },
   { title: "members", value: (one) => membersText(one.members) },
@@ -215,7 +215,7 @@ class RunPage {
     const last = history.generations.at(-2);
     const pairs = [];
     if (now.reason) pairs.push([now.phase === "running" ? "reason" : `${now.phase} because`, now.reason]);
-    if (now.phase === "running" && last?.recovery) pairs.push([`recovered in ${duration(last.recovery)} from`, endText(last)]);
+    if (now.phase === "running" && last?.recovery) pairs.push([`re-formed in ${duration(last.recovery)} from`, endText(last)]);
     if (now.waits_for) pairs.push(["waits for", now.waits_for]);
     if (history.boot && now.phase === "running") pairs.push(["the workers meet at", history.boot]);
     if (history.arbiter) pairs.push(["arbiter", history.arbiter]);

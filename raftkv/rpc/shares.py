@@ -1,0 +1,193 @@
+"""Budgets that all clients share: each identity has a share, so that none takes what belongs to all.
+
+An *identity* is the user of a call, else the name in the client's certificate, else the client's address (of IPv6 its
+/64: one host has all of that). Passwords that are checked show no identity yet: see the row "logins".
+
+    shares = Shares(limit=64)
+    if shares.make_room(identity, 1, give_way):     # the greediest gave way if that was needed; False: refuse
+        shares.take(identity, 1)
+    shares.give_back(identity, 1)                   # exactly what was taken
+
+Two rules, by whether a thing can be taken back:
+
+    taken back       one identity may hold all of it. When it is full, what the greediest holds gives way to an identity
+                     that would hold less than it does (``make_room``): who has less than an equal share gets it
+    not taken back   one identity alone may hold ``limit``. A seventh of that comes on top, and is for the others:
+                     each may hold seven times what is then left (``has_room``), so something is left for a newcomer,
+                     and as things end, all that ask come to hold the same
+
+Every budget of a member, and how it is shared:
+
+    answers          bytes not read     taken back: a connection of the greediest is ended     ``rpc/server/budget``
+    requests         bytes unfinished   taken back: likewise                                   ``rpc/server/budget``
+    watchers         bytes              taken back: its newest watchers are cancelled          ``server/watch/hub``
+    dashboard        open pages         taken back: its oldest page ends                       ``server/ui/live``
+    tokens ahead     calls that wait    taken back: its oldest is refused, for its own newer one too: who is honest
+                                        waits for a moment                                     ``server/auth/guard``
+    logins           passwords          taken back, by address and, within one, by name (all names that no user has are
+                                        one): its newest is refused; each in turn is served    ``server/auth/passwords``
+    proposals        bytes, and calls   not taken back: they may be in the log already         ``server/node/proposals``
+    keep-alives      that wait          not taken back: as proposals                        ``server/lease/keep_alives``
+    leases           count              not taken back: keys hang on them                      ``server/lease/granters``
+
+Not shared, since only root or members ask for it: changes of members that wait, snapshot streams, messages between
+members. Not shared either, and full for all when one fills it: connections that are not idle, and handshakes under way
+(``rpc/server/crowd``, ``handshakes``); tokens (one user has a tenth at most); audit lines and log lines.
+Limits of one connection or stream are no budgets of all: ``rpc/limits``. An identity is one word for all of them, so
+that whoever divides the time of the loop can go by it too.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from raftkv.rpc.tls import common_name_of
+
+Identity = str | bytes
+"""A user's name as bytes; else "certificate NAME" or "address ADDRESS"."""
+
+GREED: Final = 7
+"""How many times what is left for others one identity may hold, of what cannot be taken back."""
+
+_IPV6_NETWORK_BITS: Final = 64
+
+
+def identity_of_peer(address: str, certificate: Mapping[str, Any] | None = None) -> str:
+    """Return the identity of a connection, whoever calls on it.
+
+    Arguments:
+        address: ``host:port``, or ``unix:``.
+        certificate: as ``ssl`` decodes it; None: none was shown.
+
+    >>> identity_of_peer("10.0.0.7:51000"), identity_of_peer("[2001:db8::17]:443")
+    ('address 10.0.0.7', 'address 2001:db8::/64')
+    """
+    name = common_name_of(certificate)
+    if name:
+        return f"certificate {name}"
+    host = address.rpartition(":")[0].strip("[]") or address
+    if ":" in host:
+        try:
+            found = ipaddress.IPv6Address(host.partition("%")[0])
+        except ValueError:
+            return f"address {host}"
+        mapped = found.ipv4_mapped
+        host = str(mapped or ipaddress.IPv6Network((int(found), _IPV6_NETWORK_BITS), strict=False))
+    return f"address {host}"
+
+
+def identity_of(call: Any) -> Identity:
+    """Return the identity of a call: its user, else that of its connection, as far as they are known."""
+    user: bytes = getattr(getattr(call, "caller", None), "user", b"")
+    if user:
+        return user
+    found: str = getattr(getattr(call, "peer", None), "identity", "")
+    return found
+
+
+def name_of(identity: Identity) -> str:
+    """Return an identity for people.
+
+    >>> name_of(b"alice"), name_of("address 10.0.0.7")
+    ('user alice', 'address 10.0.0.7')
+    """
+    if isinstance(identity, str):
+        return identity or "this client"
+    return f"user {identity.decode('utf-8', 'backslashreplace')}"
+
+
+def refusal(identity: Identity, limit: str) -> str:
+    """Return the text of a refusal, which names the limit.
+
+    Arguments:
+        identity: who is refused.
+        limit: what all may have together, as "1024 watchers of this member".
+    """
+    return f"raftkv: {name_of(identity)} has its share of the {limit}: each user, certificate or address has one"
+
+
+def greedier(held: Mapping[Identity, int], identity: Identity, amount: int) -> Identity | None:
+    """Return who holds most, if that is more than an identity would hold with so much more; None: nobody does.
+
+    Arguments:
+        held: by identity.
+        identity, amount: who asks, and for how much.
+    """
+    greediest: Identity | None = None
+    most = held.get(identity, 0) + amount
+    for other, size in held.items():
+        if size > most and other != identity:
+            greediest, most = other, size
+    return greediest
+
+
+def totals(parts: Iterable[tuple[Identity, int]]) -> dict[Identity, int]:
+    """Return what each identity holds in all, where that is not counted as it changes.
+
+    Arguments:
+        parts: an identity, and how much of what it holds.
+    """
+    held: dict[Identity, int] = {}
+    for identity, size in parts:
+        held[identity] = held.get(identity, 0) + size
+    return held
+
+
+class Shares:
+    """What each identity holds of one budget.
+
+    To find the greediest takes a moment for each identity that holds something, and is done while the budget is full.
+
+    Arguments:
+        limit: of what can be taken back: what all may hold; of other things: what one may hold.
+
+    Attributes:
+        held: by identity; who holds nothing is not in it.
+        used: what all hold.
+    """
+
+    __slots__ = ("held", "limit", "used")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.held: dict[Identity, int] = {}
+        self.used = 0
+
+    def take(self, identity: Identity, amount: int) -> None:
+        """Count what an identity holds from now on."""
+        self.held[identity] = self.held.get(identity, 0) + amount
+        self.used += amount
+
+    def give_back(self, identity: Identity, amount: int) -> None:
+        """Count it no more."""
+        left = self.held[identity] - amount
+        self.used -= amount
+        if left:
+            self.held[identity] = left
+        else:
+            del self.held[identity]
+
+    def make_room(self, identity: Identity, amount: int, give_way: Callable[[Identity], bool]) -> bool:
+        """Make room for what can be taken back; False: who asks has its share, and is to be refused.
+
+        Arguments:
+            identity, amount: who asks, and for how much.
+            give_way: has an identity give back something; False: it has nothing that can be.
+        """
+        while self.used + amount > self.limit:
+            greediest = greedier(self.held, identity, amount)
+            if greediest is None or not give_way(greediest):
+                return False
+        return True
+
+    def has_room(self, identity: Identity, amount: int, others: int = 0) -> bool:
+        """Return whether an identity may hold so much more of what cannot be taken back.
+
+        Arguments:
+            identity, amount: who asks, and for how much.
+            others: what is held besides, and not counted here.
+        """
+        left = self.limit - self.used - others - amount
+        return self.held.get(identity, 0) + amount <= GREED * left + self.limit

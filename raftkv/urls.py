@@ -1,0 +1,209 @@
+"""URLs of members as Go's ``net/url`` reads them, and as etcd's flags and calls take them.
+
+>>> parse_url("http://[fe80::1%25eth0]:2380").host
+'[fe80::1%eth0]:2380'
+>>> split_url("unix://MySock:007")
+('unix', 'MySock:007', 0)
+
+A text that Go refuses must not become a peer URL: a voter that nobody can reach may cost a cluster its quorum. Words of
+refusals are Go's. One rule is not etcd's: a port is at most 65535.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+from raftkv.errors import ConfigError
+
+SCHEMES: Final = ("http", "https", "unix", "unixs")
+PORT_MAX: Final = 65535
+
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+_PORT: Final = re.compile(r"(:[0-9]*)?", re.ASCII)
+_USER: Final = re.compile(r"[A-Za-z0-9\-._:~!$&'()*+,;=%@]*")
+_BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2}).{0,2}", re.DOTALL)
+_BAD_HOST_ESCAPE: Final = re.compile(r"%(?!25)[0-7][0-9A-Fa-f]")
+_BAD_ZONE_ESCAPE: Final = re.compile(
+    r"%(?!2[0-9A-Ca-cEe]|3[A-Ea-e]|[3][0-9]|4[1-9A-Fa-f]|5[0-9AaBbDdFf]|6[1-9A-Fa-f]|7[0-9AaEe])..", re.DOTALL
+)
+_BAD_HOST: Final = re.compile(r"""[^A-Za-z0-9\-_.~!$&'()*+,;=:\[\]<>"%\x80-\U0010ffff]""")
+_SPACE: Final = (
+    " \t\n\v\f\r\x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
+)
+"""Characters that Go's TrimSpace removes: Python's ``strip`` takes some control characters more."""
+
+
+@dataclass(frozen=True, slots=True)
+class URL:
+    """The parts of a URL.
+
+    Attributes:
+        scheme: in lower case; empty: there is none.
+        host: with its port, unescaped.
+        path: as it is written.
+        has_user: whether there is something before an ``@``.
+        rest: what follows the path, or the whole text of an opaque URL.
+    """
+
+    scheme: str = ""
+    host: str = ""
+    path: str = ""
+    has_user: bool = False
+    rest: str = ""
+
+
+def parse_url(text: str) -> URL:
+    """Read a URL as Go does.
+
+    Raises:
+        ConfigError: with Go's words.
+    """
+    before, _, fragment = text.partition("#")
+    try:
+        url = _parse(before)
+        _check_escapes(fragment)
+    except ValueError as error:
+        raise ConfigError(f'parse "{text}": {error}') from None
+    return url
+
+
+def _parse(text: str) -> URL:
+    if _CONTROL.search(text):
+        raise ValueError("net/url: invalid control character in URL")
+    match = _SCHEME.match(text)
+    if match is None and text.startswith(":"):
+        raise ValueError("missing protocol scheme")
+    scheme = match[1].lower() if match else ""
+    rest, _, query = text[match.end() if match else 0 :].partition("?")
+    if not rest.startswith("/"):
+        if scheme:
+            return URL(scheme, rest=rest or query)
+        if ":" in rest.partition("/")[0]:
+            raise ValueError("first path segment in URL cannot contain colon")
+    host, user, has_user = "", "", ""
+    if rest.startswith("//") and (scheme or not rest.startswith("///")):
+        authority, slash, path = rest[2:].partition("/")
+        user, has_user, host = authority.rpartition("@")
+        host, rest = _host(host), slash + path
+        if not _USER.fullmatch(user):
+            raise ValueError("net/url: invalid userinfo")
+        _check_escapes(user)
+    _check_escapes(rest)
+    return URL(scheme, host, rest, bool(has_user), query)
+
+
+def _host(text: str) -> str:
+    """Return a host with its port, unescaped."""
+    if text.startswith("["):
+        inner, bracket, port = text.rpartition("]")
+        if not bracket:
+            raise ValueError("missing ']' in host")
+    else:
+        inner, colon, port = text.rpartition(":")
+        port = colon + port if colon else ""
+    if not _PORT.fullmatch(port):
+        raise ValueError(f'invalid port "{port}" after host')
+    zone = inner.find("%25") if text.startswith("[") else -1
+    for part, bad_escape in (
+        (text if zone < 0 else inner[:zone], _BAD_HOST_ESCAPE),
+        ("" if zone < 0 else inner[zone:], _BAD_ZONE_ESCAPE),
+    ):
+        _check_escapes(part)
+        if match := bad_escape.search(part):
+            raise ValueError(f'invalid URL escape "{match[0]}"')
+        if match := _BAD_HOST.search(part):
+            raise ValueError(f'invalid character "{match[0]}" in host name')
+    try:
+        return unquote_to_bytes(text).decode()
+    except UnicodeDecodeError:
+        raise ValueError("the host is not UTF-8") from None
+
+
+def _check_escapes(text: str) -> None:
+    if match := _BAD_ESCAPE.search(text):
+        raise ValueError(f'invalid URL escape "{match[0]}"')
+
+
+def split_host_port(text: str) -> tuple[str, str]:
+    """Return host, without brackets, and port, which may be empty, as Go's ``net.SplitHostPort``.
+
+    Raises:
+        ValueError: the text has another form.
+    """
+    host, colon, port = text.rpartition(":")
+    inner = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not colon or any(map(inner.__contains__, "[]")) or (":" in inner and inner == host):
+        raise ValueError('not "host:port"')
+    return inner, port
+
+
+def check_url(text: str) -> str:
+    """Return the URL of a member, checked in etcd's order.
+
+    A socket file may be ``unix:///absolute/path``, as in etcd since 3.5.10.
+
+    Raises:
+        ConfigError: with etcd's words.
+    """
+    url = parse_url(text)
+    if url.scheme not in SCHEMES:
+        raise ConfigError(f"URL scheme must be http, https, unix, or unixs: {text}")
+    if url.scheme.startswith("unix") and not url.host and len(url.path) > 1:
+        return text
+    try:
+        _, port = split_host_port(url.host)
+    except ValueError:
+        raise ConfigError(f'URL address does not have the form "host:port": {text}') from None
+    if url.path:
+        raise ConfigError(f"URL must not contain a path: {text}")
+    if not url.scheme.startswith("unix") and int(port or 0) > PORT_MAX:
+        raise ConfigError(f"the port of a URL is at most {PORT_MAX}: {text}")
+    return text
+
+
+def parse_urls(text: str) -> tuple[str, ...]:
+    """Read a comma-separated list of URLs of members.
+
+    Returns:
+        The URLs sorted and without doubles: the order in which ids are computed and lists are printed.
+
+    Raises:
+        ConfigError: with etcd's words.
+    """
+    check_unicode(text)
+    return tuple(sorted({check_url(part.strip(_SPACE)) for part in text.split(",")}))
+
+
+def check_unicode(*texts: str) -> None:
+    """Refuse bytes of a command line that are no text: ids are computed of texts, and members tell them each other."""
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            shown = text.encode("utf-8", "backslashreplace").decode()
+            raise ConfigError(f"URLs and names of members must be UTF-8: {shown}") from None
+
+
+def split_url(url: str) -> tuple[str, str, int]:
+    """Return scheme, host (in lower case, without brackets) and port of a checked URL.
+
+    Of a socket file the host is its path, the text as it is written, and the port is 0.
+    """
+    parts = parse_url(url)
+    if parts.scheme.startswith("unix"):
+        return parts.scheme, parts.host or parts.path, 0
+    try:
+        host, port = split_host_port(parts.host)
+    except ValueError:
+        host, port = parts.host.strip("[]"), ""
+    return parts.scheme, host.lower(), int(port or 0)
+
+
+def comparable(url: str) -> tuple[str, str, int]:
+    """Return a checked URL for comparing, in which the two names of this machine are one."""
+    scheme, host, port = split_url(url)
+    return scheme, "127.0.0.1" if host == "localhost" else host, port

@@ -1,0 +1,133 @@
+"""A record in the store is input: its bytes are a sound record of its own key, or an error of one line."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import pkgutil
+import sys
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+import raftkv
+from raftkv.checkpoint.records import Checkpoint
+from raftkv.client.control.records import TIME_MAX_S, Record, RecordError, read, readable
+from raftkv.client.values import KeyValue
+from tests.spoiled import SAMPLES, Sample, spoiled
+
+LINE_MAX = 700
+KEPT = [sample for sample in SAMPLES if sample.key]
+
+
+def name_of(sample: Sample) -> str:
+    return f"{type(sample.record).__module__.rpartition('.')[2]}.{type(sample.record).__name__}"
+
+
+def item(key: str, value: bytes) -> KeyValue:
+    return KeyValue(key.encode(), value, 1, 2, 3, 0)
+
+
+def kinds(base: type[Record] = Record) -> Iterator[type[Record]]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from kinds(kind)
+
+
+def test_every_kind_of_record_has_a_sample() -> None:
+    for module in pkgutil.walk_packages(raftkv.__path__, "raftkv."):
+        area, is_program = module.name.split(".")[1], "__main__" in module.name
+        if area in ("checkpoint", "dataset", "training", "client", "cli") and not is_program:
+            importlib.import_module(module.name)
+    # With slots, a dataclass is made anew: the class that it was made of is none that anything uses.
+    used = {kind for kind in kinds() if getattr(sys.modules[kind.__module__], kind.__name__) is kind}
+    concrete = {kind for kind in used if kind.__module__.startswith("raftkv.") and kind.NAME != "?"}
+    assert concrete == {type(sample.record) for sample in SAMPLES}
+    for sample in SAMPLES:
+        left_out = {each.name for each in fields(sample.record)} - set(_set_fields(sample.record))
+        assert not left_out, f"{name_of(sample)} leaves out {left_out}"
+
+
+def _set_fields(record: Record) -> Iterator[str]:
+    """Return the fields that are written: those that are needed, and those that hold no default."""
+    for each in fields(record):
+        if getattr(record, each.name) != each.default or each.name not in ("parent", "metadata"):
+            yield each.name
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=name_of)
+def test_a_spoiled_field_is_refused_in_one_line_or_still_sound(sample: Sample) -> None:
+    kind = type(sample.record)
+    assert kind.decode(sample.record.encode()) == sample.record
+    refused = []
+    for value in spoiled(sample.record.encode()):
+        try:
+            found = kind.decode(value)
+        except RecordError as error:
+            refused.append(str(error))
+        else:
+            _check_sound(found)
+    assert len(refused) > 5 * len(fields(sample.record))
+    assert [line for line in refused if "\n" in line or len(line) > LINE_MAX] == []
+
+
+def _check_sound(record: Record) -> None:
+    """All that is kept can be written again, printed, put into keys, and counted with."""
+    again = type(record).decode(record.encode())
+    assert again == record or any(value != value for value in _numbers(record))
+    for each in fields(record):
+        value = getattr(record, each.name)
+        if each.name == "time" or each.name.endswith("_s"):
+            assert abs(value) <= TIME_MAX_S
+        if isinstance(value, str):
+            value.encode()
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, float):
+        yield value if not math.isnan(value) else math.nan
+    elif isinstance(value, Record):
+        for each in fields(value):
+            yield from _numbers(getattr(value, each.name))
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _numbers(each)
+
+
+@pytest.mark.parametrize("sample", KEPT, ids=name_of)
+def test_a_record_of_a_key_is_read_and_its_error_names_the_key(sample: Sample) -> None:
+    kind = type(sample.record)
+    assert read(kind, item(sample.key, sample.record.encode())) == sample.record
+    with pytest.raises(RecordError) as refused:
+        read(kind, item(sample.key, b"[]"))
+    assert f": {sample.key}: list instead of an object" in str(refused.value)
+    assert readable(kind, [item("x", b"[]"), item(sample.key, sample.record.encode())]) == [sample.record]
+
+
+BOUND = [
+    sample for sample in KEPT if type(sample.record).belongs_to is not Record.belongs_to
+]  # fmt: skip
+
+
+def test_records_that_name_their_key_are_these() -> None:
+    assert sorted(type(sample.record).__name__ for sample in BOUND) == [
+        "AttemptRecord", "Checkpoint", "Fault", "Head", "Manifest", "Node", "Prepared",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("sample", BOUND, ids=name_of)
+def test_a_record_speaks_for_no_other_key(sample: Sample) -> None:
+    """Copy a sound record to the key of another: of another run, kind, step, attempt, rank, node or version."""
+    value, keys = sample.record.encode(), {each.key for each in KEPT} - {sample.key}
+    for key in (*keys, f"{sample.key}1", f"{sample.key}/x", sample.key[:-1], "", "x"):
+        with pytest.raises(RecordError, match="it is the record of another key"):
+            read(type(sample.record), item(key, value))
+
+
+def test_a_checkpoint_speaks_for_its_own_run_kind_and_step_alone() -> None:
+    sample = next(each for each in KEPT if type(each.record) is Checkpoint)
+    for change in ({"run_id": "other"}, {"run_id": "job/x"}, {"kind": "dcp"}, {"step": 8}, {"kind": "files/../dcp"}):
+        with pytest.raises(RecordError):
+            read(Checkpoint, item(sample.key, replace(sample.record, **change).encode()))

@@ -1,0 +1,141 @@
+"""Failures of the system's calls: each is found by a run that notes them, and made to fail by one that is told which.
+
+calls = Calls()
+with calls.noted():
+    ...                             # calls.seen: who in raftkv calls what of the system, phase by phase
+with calls.failing(call, errno.EIO):
+    ...                             # the first call of that kind in its phase fails, once
+"""
+
+from __future__ import annotations
+
+import builtins
+import fcntl
+import io
+import mmap
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lmdb
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+_PLACES = (str(ROOT / "storage"), str(ROOT / "raftkv"))
+_PASSED_OVER = tuple(str(Path(os.__file__).parent / name) for name in ("pathlib.py", "shutil.py", "glob.py", "os.py"))
+_NAMES = [
+    "chmod",
+    "close",
+    "eventfd",
+    "fchmod",
+    "fdatasync",
+    "fstat",
+    "fsync",
+    "ftruncate",
+    "link",
+    "listdir",
+    "lstat",
+    "mkdir",
+    "open",
+    "pipe2",
+    "posix_fadvise",
+    "posix_fallocate",
+    "pread",
+    "pwrite",
+    "pwritev",
+    "read",
+    "remove",
+    "rename",
+    "replace",
+    "rmdir",
+    "scandir",
+    "stat",
+    "statvfs",
+    "truncate",
+    "unlink",
+    "write",
+]
+_OTHERS: tuple[tuple[Any, str], ...] = (
+    (io, "open"),
+    (builtins, "open"),
+    (shutil, "copyfileobj"),
+    (shutil, "copymode"),
+    (mmap, "mmap"),
+    (fcntl, "fcntl"),
+    (lmdb, "open"),
+)
+
+
+class Call(NamedTuple):
+    """A call of the system: in which phase of the story, from which function of raftkv, of what."""
+
+    phase: str
+    place: str
+    what: str
+
+
+class Calls:
+    """What is called in a story, and what fails in it. Threads count too."""
+
+    def __init__(self) -> None:
+        self.phase = ""
+        self.seen: dict[Call, None] = {}
+        self.has_failed = False
+        self._failing: Call | None = None
+        self._number = 0
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note all calls."""
+        with pytest.MonkeyPatch.context() as patches:
+            for owner, name in (*((os, name) for name in _NAMES), *_OTHERS):
+                patches.setattr(owner, name, self._watched(f"{owner.__name__}.{name}", getattr(owner, name)))
+            yield
+
+    @contextmanager
+    def failing(self, call: Call, number: int) -> Iterator[None]:
+        """Have a call fail once, with an error number."""
+        self._failing, self._number, self.has_failed = call, number, False
+        try:
+            with self.noted():
+                yield
+        finally:
+            self._failing = None
+
+    def _watched(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            place = _place(sys._getframe(1))
+            if place:
+                found = Call(self.phase, place, what)
+                self.seen[found] = None
+                with self._lock:
+                    fails = found == self._failing and not self.has_failed
+                    self.has_failed |= fails
+                if fails:
+                    if what == "os.close":
+                        function(*arguments)  # the descriptor is gone all the same
+                    if what == "lmdb.open":
+                        raise lmdb.Error(os.strerror(self._number))
+                    name = arguments[0] if arguments and isinstance(arguments[0], str | bytes | os.PathLike) else None
+                    raise OSError(
+                        self._number, os.strerror(self._number), *(() if name is None else (os.fsdecode(name),))
+                    )
+            return function(*arguments, **options)
+
+        return call
+
+
+def _place(frame: Any) -> str:
+    while frame is not None and frame.f_code.co_filename in _PASSED_OVER:
+        frame = frame.f_back
+    name = "" if frame is None else frame.f_code.co_filename
+    if not name.startswith(_PLACES):
+        return ""
+    module = name.removeprefix(str(ROOT)).removeprefix("/raftkv").lstrip("/").removesuffix(".py")
+    return f"{module}:{frame.f_code.co_qualname}"
