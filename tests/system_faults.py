@@ -1,4 +1,4 @@
-"""Failures of the system's calls: each is found by a run that notes them, and made to fail by one that is told which.
+"""Failures of the system's calls: each is found by a run that notes them, and made to fail by one that learns which.
 
 calls = Calls()
 with calls.noted():

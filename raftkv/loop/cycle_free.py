@@ -41,7 +41,7 @@ _YOUNG: Final = 1
 
 
 def collect_in_small_passes() -> None:
-    """Have the collector of this process look at young objects alone, whatever the size of the store."""
+    """Have the collector of this process look at young objects only."""
     gc.set_threshold(*GC_THRESHOLDS)
     if _keep_out_of_sight not in gc.callbacks:
         gc.callbacks.append(_keep_out_of_sight)

@@ -117,8 +117,8 @@ class Inbox:
     def held_bytes(self) -> int:
         """Memory that is not held back by the window.
 
-        That is the unfinished message, what messages cost as objects, and of those that nobody has read the part that
-        was given back before they were whole, or came out of less.
+        That is the unfinished message, the cost of messages as objects, and of unread messages the part that was given
+        back before they were whole, or that decompression added.
         """
         held, count = self.assembler.held_bytes, len(self._messages)
         if count:

@@ -1,8 +1,8 @@
 """Compressed messages of a call: gzip, a piece at a time.
 
 A few octets may be millions when they are unpacked, or take long to unpack to nothing. So no step takes more than
-``PIECE_BYTES`` of what came, or makes more than ``ROOM_BYTES`` of it; whoever feeds the assembler asks between two of
-them whether there is time for another. What is unpacked is counted as an unfinished message until it is whole, and none
+``PIECE_BYTES`` of what came, or makes more than ``ROOM_BYTES`` of it; the caller asks between two of them whether
+there is time for another. What is unpacked is counted as an unfinished message until it is whole, and none
 grows above the limit on messages.
 
 Codes and texts are those of grpc-go, which trusts the size at the end of the data before it unpacks anything. Of

@@ -145,7 +145,7 @@ class PingPolicy:
     """Counts early pings of one connection.
 
     A ping is early when it follows the last one by less than ``interval_min_s`` (with open calls) or
-    ``interval_idle_min_s`` (without). Whatever we send as an answer wipes the slate: the client may then ping once
+    ``interval_idle_min_s`` (without). Any answer that we send resets the count: the client may then ping once
     for its bandwidth estimate.
     """
 

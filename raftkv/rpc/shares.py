@@ -32,9 +32,9 @@ Every budget of a member, and how it is shared:
 
 Not shared, since only root or members ask for it: changes of members that wait, snapshot streams, messages between
 members. Not shared either, and full for all when one fills it: connections that are not idle, and handshakes under way
-(``rpc/server/crowd``, ``handshakes``); tokens (one user has a tenth at most); audit lines and log lines.
+(``rpc/server/accept``); tokens (one user has a tenth at most); audit lines and log lines.
 Limits of one connection or stream are no budgets of all: ``rpc/limits``. An identity is one word for all of them, so
-that whoever divides the time of the loop can go by it too.
+that a later scheduler of the loop's time can use it too.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _IPV6_NETWORK_BITS: Final = 64
 
 
 def identity_of_peer(address: str, certificate: Mapping[str, Any] | None = None) -> str:
-    """Return the identity of a connection, whoever calls on it.
+    """Return the identity of a connection, apart from the users of its calls.
 
     Arguments:
         address: ``host:port``, or ``unix:``.
@@ -109,7 +109,7 @@ def refusal(identity: Identity, limit: str) -> str:
 
 
 def greedier(held: Mapping[Identity, int], identity: Identity, amount: int) -> Identity | None:
-    """Return who holds most, if that is more than an identity would hold with so much more; None: nobody does.
+    """Return the identity that holds most, if that is more than another would hold with so much more; None: none does.
 
     Arguments:
         held: by identity.

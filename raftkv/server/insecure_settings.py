@@ -132,7 +132,8 @@ def _port(who: str, urls: Sequence[str], files: TLSFiles, remedy: str, prefix: s
         yield InsecureSetting(what, f"{remedy}, {prefix}trusted-ca-file")
     elif files.self_signed:
         yield InsecureSetting(
-            f"{prefix}auto-tls proves nothing: anybody can stand between, and who reaches the port is let in",
+            f"{prefix}auto-tls proves nothing: an attacker on the way can read and change all,"
+            " and every host that reaches the port is let in",
             f"{prefix}cert-file, {prefix}key-file, {prefix}trusted-ca-file",
         )
     elif not files.verifies:
@@ -144,10 +145,10 @@ def _http(config: ServerConfig) -> Iterator[InsecureSetting]:
     for url in config.listen_metrics_urls:
         scheme, host, _ = cluster_id.split_url(url)
         if scheme == "http" and not is_loopback(host):
-            what = f"metrics on {url} are not encrypted: anybody may read them"
+            what = f"metrics on {url} are not encrypted: every host that reaches the port may read them"
             yield InsecureSetting(what, "--listen-metrics-urls with https, or at a loopback address")
     if config.cors:
-        what = f"--cors: web pages of {', '.join(config.cors)} may call, by the browser of whoever visits them"
+        what = f"--cors: web pages of {', '.join(config.cors)} may call, by the browsers of their visitors"
         yield InsecureSetting(what, "leave it out")
     if "*" in config.host_whitelist:
         what = "--host-whitelist '*': a web page may ask in plain HTTP by a name of its own (DNS rebinding)"

@@ -85,8 +85,8 @@ from raftkv.server.services.range_stream import RangeStreamService
 from raftkv.server.services.responder import Responder
 from raftkv.server.snapshots import Installer, SnapshotReceiver, SnapshotSender
 from raftkv.server.tls.ports import Ports, peer_hosts
+from raftkv.server.ui.cluster import ClusterFigures, Identity
 from raftkv.server.ui.figures import Figures, FigureSources
-from raftkv.server.ui.others import Everybody, Identity
 from raftkv.server.ui.service import Dashboard
 from raftkv.server.watch.hub import WatchHub
 from raftkv.server.watch.service import WatchRunner, WatchService
@@ -113,7 +113,7 @@ class Member:
 
     Arguments:
         config: its settings.
-        turns: of the loop, for ``/metrics``; None: nobody measures them.
+        turns: of the loop, for ``/metrics``; None: not measured.
         extend_http: makes what the HTTP requests of clients go through; None: the member's own routes are all.
         origin: what a member without data that joins a running cluster begins as (``membership.joining``).
 
@@ -410,7 +410,7 @@ class Member:
             connections=lambda: len(self._client_server.connections),
         )
         identity = Identity(durable.cluster_id, durable.member_id, self.config.name)
-        self._everybody = Everybody(Figures(sources), self._applier, identity, self._channel, self._introduction)
+        self._everybody = ClusterFigures(Figures(sources), self._applier, identity, self._channel, self._introduction)
         return Dashboard(identity, self._everybody, self._applier, self._users, self._watch_hub)
 
     def _times(self) -> CallTimes:

@@ -1,9 +1,9 @@
-"""A text that takes a while to make, for all who ask for it: one is made at a time, however many ask.
+"""A text that is slow to make, shared by concurrent requests: one is made at a time.
 
     text = SharedText(make)         # ``await make()`` returns it, with pauses
     await text()                    # as it is after this call
 
-Who comes while one is made gets the next, which is one for all of them.
+Requests that come while one is made share the next one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SharedText:
         """Return the text as it is after this call."""
         begun = self._begun
         async with self._turn:
-            if self._text[0] <= begun:  # nobody has begun one since
+            if self._text[0] <= begun:  # no caller has begun one since
                 self._begun += 1
                 number = self._begun
                 self._text = number, await self._make()

@@ -157,7 +157,7 @@ def backlog_corner(seed: int) -> RunParameters:
 
 
 def election_corner(seed: int) -> RunParameters:
-    """Everybody campaigns at once and crashes in between."""
+    """ClusterFigures campaigns at once and crashes in between."""
     base = draw(seed)
     member = replace(base.cluster.member, pre_vote=False, check_quorum=False, election_ticks=5)
     cluster = replace(base.cluster, voters_count=5, member=member, tick_skew=0.0)
@@ -199,7 +199,7 @@ def watch_corner(seed: int) -> RunParameters:
 
 
 def crash_corner(seed: int) -> RunParameters:
-    """Everybody dies all the time, at failpoints above all."""
+    """ClusterFigures dies all the time, at failpoints above all."""
     base = draw(seed)
     member = replace(base.cluster.member, commit_interval_s=0.1, snapshot_entries=5, catch_up_entries=0)
     disk = replace(base.cluster.disk, segment_bytes=2_048, power_cuts=0.5, sync_s_mean=0.001)

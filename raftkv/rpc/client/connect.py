@@ -82,7 +82,7 @@ class ClientConnection(asyncio.Protocol):
         settled: set once the server's SETTINGS have come, or never will.
         below_tls: the socket's own transport, under TLS.
         end_reason: why TLS ended, where the other end has said so.
-        forget: called when the connection has ended; None: nobody wants to know.
+        forget: called when the connection has ended; or None.
     """
 
     def __init__(self, channel: Channel) -> None:

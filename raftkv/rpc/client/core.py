@@ -31,7 +31,7 @@ LAST_ID: Final = 2**31 - 1
 """Highest stream id on one connection: enough for a thousand million calls."""
 
 TIMED_PING: Final = b"timeping"
-"""What a ping carries whose answer somebody waits for."""
+"""Payload of a ping whose answer is waited for."""
 
 
 class SendRoom(DrainWatcher, Protocol):
@@ -314,7 +314,7 @@ class ClientCore:
         """Any byte is a sign of life: see ``liveness``."""
 
     def on_pong(self, opaque: bytes) -> None:
-        """Tell whoever has asked for the time of a ping."""
+        """Call back for a timed ping."""
         if opaque == TIMED_PING and self.on_timed_ping is not None:
             on_timed_ping, self.on_timed_ping = self.on_timed_ping, None
             on_timed_ping()

@@ -8,7 +8,7 @@
     async for message in stream:
         …
 
-The iteration ends when the server answers OK and raises RpcError otherwise. Responses that nobody reads keep the
+The iteration ends when the server answers OK and raises RpcError otherwise. Unread responses keep the
 stream's window closed: a slow reader holds at most its window and one message. A stream that is dropped half-way must
 be cancelled: use ``async with``, or call ``cancel``.
 """
@@ -96,7 +96,7 @@ class ClientStream:
         self.send_nowait(message)
 
     def send_nowait(self, message: bytes) -> None:
-        """Queue a request message whatever is queued already. RpcError as ``send``."""
+        """Queue a request message without waiting for room. RpcError as ``send``."""
         if self.done:
             raise self.error or RpcError(Code.CANCELLED, "the call has ended")
         if self._half_closed:

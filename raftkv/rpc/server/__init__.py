@@ -24,7 +24,7 @@ Example::
     await server.close(grace_s=5)
 
 Modules: ``server`` (listeners, registration), ``accept`` (connections), ``http2`` (their timers), ``core``, ``router``,
-``calls`` and ``stream`` (the handler's side), ``budget``, ``crowd`` (too many connections), ``http``, ``http1``,
+``calls`` and ``stream`` (the handler's side), ``budget``, ``http``, ``http1``,
 ``http2_plain``.
 
 Leaves out: what methods mean; the engine (``rpc.h2``).

@@ -307,7 +307,7 @@ class AnswerAccount:
         self._report(total + size)
 
     def queue(self, size: int) -> None:
-        """Count bytes of a stream, whatever waits already."""
+        """Count bytes of a stream without looking at the limit."""
         self._loose += size
         self.room -= size
         if self.room < 0 and self._connection is not None:

@@ -43,9 +43,9 @@ class ServerCall:
     """What every kind of call has.
 
     Attributes:
-        caller: who makes the call, as whoever guards the handler found; this layer leaves it alone.
+        caller: who makes the call, set by the guard of the handler; not used by this layer.
         deadline: loop time after which the client does not care any more, or None.
-        is_cut: the connection has gone, and whoever waits for a cancellation does not know yet.
+        is_cut: the connection is lost, and the callbacks of a cancellation were not called yet.
         observer: told of the end; CANCELLED and DEADLINE_EXCEEDED mean that the client did not hear what was done.
         sent_bytes: queued for a call whose answer comes in pieces, ever.
     """
@@ -114,7 +114,7 @@ class ServerCall:
 
     @property
     def cancelled(self) -> bool:
-        """True once nobody waits for the answer: reset by the client, past its deadline, or disconnected."""
+        """True once the client does not wait for the answer: reset, disconnected, or past its deadline."""
         return self._state == CANCELLED
 
     @property
@@ -303,8 +303,8 @@ class UnaryCall(ServerCall):
             self._reply_later(message, trailers)
             return
         self._state = ANSWERED
-        # Whoever waits for a cancellation usually holds the call: without this, every call would be a cycle, and
-        # the garbage collector would cost more than the answers.
+        # Callbacks of a cancellation usually hold the call: without this, every call would be a cycle, and the
+        # garbage collector would cost more than the answers.
         self._callbacks = None
         self.route.counts.answered += 1
         carrier.finished(self)

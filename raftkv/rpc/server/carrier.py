@@ -1,4 +1,4 @@
-"""What carries a call: the part of a connection that calls see, whatever the protocol below is.
+"""The part of a connection that calls see, the same for every protocol below.
 
     class ServerCore(Carrier)      # an HTTP/2 connection with many calls (``core``)
     class Exchange(Carrier)        # one request of the JSON gateway with its one call (``server/gateway/exchange``)
@@ -116,7 +116,7 @@ class Carrier:
         self._environment.report(path, error)
 
     def translate(self, path: str, error: BaseException) -> RpcError:
-        """Return the status for an exception of a handler; report it if nobody knows it.
+        """Return the status for an exception of a handler; report it if it is unexpected.
 
         Arguments:
             path: of the method, for the report.
@@ -244,5 +244,5 @@ class Carrier:
         raise NotImplementedError
 
     def wake(self) -> None:
-        """Ask whoever sends to do so this turn."""
+        """Have the output sent in this turn."""
         raise NotImplementedError

@@ -425,7 +425,7 @@ class ServerCore(Carrier):
             self._wake()
 
     def lost(self) -> None:
-        """The transport has gone: every open call is over, and nothing is kept. ``close_calls`` cancels them."""
+        """The transport is lost: every open call is over, and nothing is kept. ``close_calls`` cancels them."""
         self.closing = True
         calls = list(self._calls.values())
         self._calls.clear()
@@ -507,7 +507,7 @@ class ServerCore(Carrier):
 
     @property
     def stall_interval_s(self) -> float:
-        """How often to look for streams that nobody reads."""
+        """How often to look for streams whose client does not read."""
         return self._stalls.interval_s
 
     @property

@@ -271,7 +271,7 @@ class Http1Protocol(asyncio.Protocol):
                 if not _FRAMINGS.difference(name for name, _ in event.headers):
                     self._refuse(400, "both Content-Length and Transfer-Encoding")
                     return
-                if _expects_what_nobody_does(event.headers):
+                if _has_unknown_expectation(event.headers):
                     self._refuse(417, "only 100-continue can be expected")
                     return
                 self._request = event
@@ -497,7 +497,7 @@ class Http1Protocol(asyncio.Protocol):
             self._refuse(408, "request body stopped coming")
 
     def _check_full(self) -> None:
-        """Cut who is not read, and was written nothing for long: nobody would find out that it has left."""
+        """Cut a client whose requests are not read and that was sent no bytes for long: it may have left unnoticed."""
         if self._task is None or not self._is_full or self._finished:
             return
         limit_s = self._limits.http1_idle_timeout_s
@@ -587,7 +587,7 @@ class Http1Protocol(asyncio.Protocol):
         self._released()
 
 
-def _expects_what_nobody_does(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+def _has_unknown_expectation(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     """Whether a client wants to be told that something is done which is not (RFC 9110, 10.1.1)."""
     expected = b",".join(value for name, value in headers if name == b"expect")
     return expected.strip() != b"" and b"100-continue" not in map(bytes.strip, expected.lower().split(b","))

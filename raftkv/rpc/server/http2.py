@@ -20,7 +20,7 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
     """One connection.
 
     Arguments:
-        core: of the connection; nobody else has it yet.
+        core: of the connection; this becomes its only owner.
         transport: of its socket, or of TLS.
         cork: flushes it at the end of a turn in which it has something to send.
         released: called when the connection is lost.

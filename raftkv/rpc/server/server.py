@@ -24,12 +24,10 @@ from raftkv.loop.cork import Cork
 from raftkv.loop.limiter import Backlog, Turnstile
 from raftkv.loop.timers import DeadlineWheel, WheelTimer
 from raftkv.rpc.limits import ServerLimits
-from raftkv.rpc.server.accept import Connection
+from raftkv.rpc.server.accept import Connection, ConnectionLimit, Handshakes
 from raftkv.rpc.server.budget import AnswerBudget
 from raftkv.rpc.server.calls import UnaryCall, UnaryHandler
 from raftkv.rpc.server.carrier import Environment, Traffic
-from raftkv.rpc.server.crowd import Crowd
-from raftkv.rpc.server.handshakes import Handshakes
 from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse, Origins
 from raftkv.rpc.server.http2_plain import http_route
 from raftkv.rpc.server.router import Around, Kind, Route, Router
@@ -95,7 +93,7 @@ class Server:
         self.http_handler = None if http_handler is None else self._paced(http_handler)
         self.connections: set[Connection] = set()
         self.traffic = Traffic()
-        self._crowd = Crowd(self.limits)
+        self._connection_limit = ConnectionLimit(self.limits)
         self._around = tuple(around)
         # However few connections there may be: who cannot finish a handshake must not keep out who can.
         self.handshakes = Handshakes(min(self.limits.unfinished_handshakes, max(1, self.limits.connections // 2)))
@@ -372,7 +370,7 @@ class Server:
 
     def add(self, connection: Connection) -> bool:
         """Count a new connection; False if there are too many, and none has gone for it."""
-        if len(self.connections) >= self.limits.connections and not self._crowd.make_room(self.connections):
+        if len(self.connections) >= self.limits.connections and not self._connection_limit.make_room(self.connections):
             return False
         self.connections.add(connection)
         return True

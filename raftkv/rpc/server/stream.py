@@ -93,7 +93,7 @@ class StreamCall(ServerCall):
         return message
 
     def put_back(self, message: bytes) -> None:
-        """Have a message that was received come again: whoever guards the handler has only looked at it."""
+        """Return a received message to the front of the queue: the guard of the handler has only looked at it."""
         self.inbox.put_back(message)
 
     def deliver_to(self, listener: Callable[[bytes], None]) -> None:
@@ -111,7 +111,7 @@ class StreamCall(ServerCall):
             await asyncio.sleep(0)  # the task's cancellation is on its way, and its handler may pause nowhere else
 
     def send_nowait(self, message: bytes) -> None:
-        """Queue a response message whatever is queued already; nothing happens on a call that is over."""
+        """Queue a response message without waiting for room; ignored on a call that is over."""
         if self._state != OPEN:
             return
         carrier = self._carrier

@@ -15,8 +15,8 @@ Invariants:
    most, and not when none comes for ``QUIET_S``. They ask again at once, and share an append, a sync and a message to
    each member. Else the first to come back would have all that for itself, and the others wait for it. It makes 1.2
    times the puts of 10 clients of h2load and 1.1 times those of 100, each for 0.8 and 0.9 of the processor time.
-4. A socket that is watched for nothing is not watched: the kernel tells of broken connections whatever one asks for,
-   and nobody would listen.
+4. A socket without events to wait for is not registered: the kernel would report its broken connection in every pass,
+   and no code would handle it.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class EpollPoller:
                 self._pass(named, until)
                 last = clock()
             elif now > last + QUIET_S:
-                cork.expect_nobody()
+                cork.expect_none()
 
     def _pass(self, named: list[tuple[int, int]], until: float) -> None:
         owners, clock = self._owners, self._clock

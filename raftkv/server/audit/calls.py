@@ -38,7 +38,7 @@ class Level(IntEnum):
     """
 
     AUTH = 1
-    """Logins; changes of users, roles, members; everything an operator does. Whatever is in no other level."""
+    """Logins; changes of users, roles, members; everything an operator does. All calls that no other level has."""
     WRITES = 2
     """All of ``AUTH``, and what changes keys, leases, locks, elections."""
     ALL = 3
@@ -83,7 +83,7 @@ _READS: Final = frozenset(
 
 
 def level_of(path: str) -> Level:
-    """Return from which level on the calls of a method are noted; one that nobody has thought of: always.
+    """Return from which level on the calls of a method are noted; of an unlisted method: always.
 
     Arguments:
         path: ``/package.Service/Method``.

@@ -1,4 +1,4 @@
-"""Streaming calls: requests from a body, answers as lines, in the time of whoever reads them.
+"""Streaming calls: requests from a body, answers as lines, at the pace of their reader.
 
     exchange = StreamExchange(...)
     call = exchange.open(route, timeout_s)      # a StreamCall, whose handler runs as a task
@@ -6,7 +6,7 @@
     async for line in StreamBody(exchange, ...)
 
 What a handler sends waits here, counted as what waits on an HTTP/2 stream is: it sees ``send_buffer_size``, waits in
-``send`` and is called back when there is room. So a client that reads slowly stops its handler and nobody else's.
+``send`` and is called back when there is room. So a client that reads slowly stops its own handler and no other.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class StreamExchange(Exchange):
         self._watchers.clear()
 
     def given_up(self) -> None:
-        """Whoever waits for a message is to look at the error."""
+        """Wake the task that waits for a message: ``error`` is set."""
         self._is_over = True
         self._said.set()
         self._taken.set()
@@ -189,7 +189,7 @@ class StreamExchange(Exchange):
             call.drained()
 
     def queued_size_of(self, stream_id: int) -> int:
-        """Bytes of messages that nobody has taken."""
+        """Bytes of messages that the reader has not taken."""
         del stream_id
         return self._queued_bytes
 

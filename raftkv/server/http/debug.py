@@ -11,7 +11,7 @@ The paths are Go's, so that scripts find them; what they answer is what a proces
 
 Laws:
 
-- Where users are asked for, root alone may ask. etcd answers everybody; so does this member while users are off.
+- With users on, only root may ask. etcd answers everyone; so does this member while users are off.
 - One profile is taken at a time, for ``SECONDS_MAX`` at most. It ends with the connection that asked for it.
 """
 
@@ -66,7 +66,7 @@ class Refuses(Protocol):
     """Says who asks."""
 
     def check_root(self, request: HttpRequest) -> bytes:
-        """Return the name of the user who asks, empty where nobody is asked for. Raises StatusError: it is not root."""
+        """Return the name of the user who asks, empty while users are off. Raises StatusError: it is not root."""
 
 
 class DebugService:
@@ -74,7 +74,7 @@ class DebugService:
 
     Arguments:
         handler: answers all else.
-        users: refuses whoever is not root.
+        users: refuses users other than root.
         status: of Raft, now.
         pprof: whether profiles are given out (``--enable-pprof``).
     """

@@ -100,14 +100,14 @@ class ThreadedHandler(logging.Handler):
         self._wake.set()
 
     def _allowed_s(self) -> float:
-        """Return how long may still be waited: an output that is slow without standing still holds nobody up either."""
+        """Return how long callers may still wait in this window: a slow output must not hold the loop either."""
         now = monotonic()
         if now - self._window_at > WINDOW_S:
             self._window_at, self._waited_s = now, 0.0
         return max(WAIT_S - self._waited_s, 0.0)
 
     def _wait(self, timeout_s: float) -> None:
-        """Wait until all that was put is written; after one wait in vain nobody waits until it is."""
+        """Wait until all queued lines are written; after a timeout no caller waits until they are."""
         if timeout_s <= 0:
             return
         put, began = self._put, monotonic()

@@ -30,12 +30,12 @@ _SAMPLED: Final = 1
 
 
 class Context(NamedTuple):
-    """The span that a request belongs to, wherever it is.
+    """The span that a request belongs to, in this process or another.
 
     Attributes:
         trace_id, span_id: 128 and 64 bits.
         state: text of ``tracestate``, passed on as it is.
-        is_sampled: whether whoever made it records it.
+        is_sampled: whether its maker records it.
     """
 
     trace_id: int

@@ -1,8 +1,8 @@
 """The paths of the dashboard on the client port, and who may use them.
 
     GET /             -> /ui/, for browsers
-    GET /ui/          the page; /ui/frame/..., /ui/views/...: its modules    anybody
-    GET /ui/about     which member this is, whether users are on             anybody; where others are: not with users
+    GET /ui/          the page; /ui/frame/..., /ui/views/...: its modules    everyone
+    GET /ui/about     which member this is, whether users are on             everyone; where others are: not with users
     GET /ui/live      figures, a record a second (``live``)                  with users on: any user, as for Status
     GET /ui/watchers  who watches which keys (``watchers``)                  with users on: root
 
@@ -25,9 +25,9 @@ from raftkv.rpc.server.http import HttpHandler, HttpHeaders, HttpRequest, HttpRe
 from raftkv.rpc.shares import identity_of_peer
 from raftkv.server.auth.callers import AUTHORIZATION, GATEWAY
 from raftkv.server.auth.users import Users
+from raftkv.server.ui.cluster import ClusterFigures, Identity
 from raftkv.server.ui.files import SAFE_HEADERS, Bundle, answer
 from raftkv.server.ui.live import Live, TooManyViewersError
-from raftkv.server.ui.others import Everybody, Identity
 from raftkv.server.ui.watchers import Watching
 from raftkv.server.watch.hub import WatchHub
 
@@ -71,11 +71,11 @@ class Gate:
 
     @property
     def is_open(self) -> bool:
-        """Whether nobody is asked who they are."""
+        """Whether users are off: no login is needed."""
         return not self._auth.is_enabled
 
     def check_user(self, request: HttpRequest) -> bytes:
-        """Return the name of who asks, empty where nobody is asked. Raises StatusError: nobody, or not known."""
+        """Return the name of the user, empty while users are off. Raises StatusError: no user, or an unknown one."""
         return self._check(request, self._rights.check_user)
 
     def check_root(self, request: HttpRequest) -> bytes:
@@ -96,20 +96,22 @@ class Dashboard:
 
     Arguments:
         identity: of this member.
-        everybody: figures of all members.
+        cluster: figures of all members.
         applier: members, users and rights, as applied.
         users: finds out who asks.
         hub: knows who watches.
     """
 
-    def __init__(self, identity: Identity, everybody: Everybody, applier: Applier, users: Users, hub: WatchHub) -> None:
+    def __init__(
+        self, identity: Identity, cluster: ClusterFigures, applier: Applier, users: Users, hub: WatchHub
+    ) -> None:
         self._bundle = Bundle()
         self._identity = identity
         self._membership = applier.membership
         self._gate = Gate(users, applier)
-        self._everybody = everybody
+        self._cluster = cluster
         self._watching = Watching(hub)
-        self.live = Live(everybody.collect)
+        self.live = Live(cluster.collect)
 
     def around(self, otherwise: HttpHandler) -> HttpHandler:
         """Return the handler that serves the dashboard, and all else by another.
@@ -168,7 +170,7 @@ class Dashboard:
         return True
 
     def _members(self) -> list[rpc_pb2.Member]:
-        """Return the members, for anybody."""
+        """Return the members while users are off."""
         return self._membership.list() if self._gate.is_open else []
 
     def _about(self) -> dict[str, Any]:
@@ -188,7 +190,7 @@ class Dashboard:
     def close(self) -> None:
         """End the streams: the member stops."""
         self.live.close()
-        self._everybody.close()
+        self._cluster.close()
 
 
 def _json(body: dict[str, Any]) -> HttpResponse:
@@ -196,7 +198,7 @@ def _json(body: dict[str, Any]) -> HttpResponse:
 
 
 def _refused(error: errors.StatusError) -> HttpResponse:
-    """Refuse as the gateway does: 401 for nobody, 403 for who may not."""
+    """Refuse as the gateway does: 401 without a user, 403 without the right."""
     status = 403 if isinstance(error, errors.PermissionDeniedError) else 401
     code = errors.PERMISSION_DENIED if status == 403 else errors.UNAUTHENTICATED
     body = {"error": str(error), "message": str(error), "code": int(code)}
