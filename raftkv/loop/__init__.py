@@ -1,6 +1,6 @@
-"""What gives the event loop back in time: a member answers, and sends heartbeats, only between two turns of its loop.
+"""Mechanisms that keep the turns of the event loop short: a member answers and sends heartbeats only between turns.
 
-No turn may be longer than 50 ms, whatever one client asks for. So each kind of long work has one mechanism here:
+No request of a client may make a turn longer than 50 ms. So each kind of long work has one mechanism here:
 
     cork         gather the output of a turn, and write it to each connection once, at the end of the turn
     scheduler    run long work as generators: a slice of each in a turn, short work never behind long work

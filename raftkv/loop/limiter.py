@@ -1,4 +1,4 @@
-"""Three limits on what one turn of the event loop does; the rest waits for later turns, in order of arrival.
+"""Limits on what one turn of the event loop does; the rest waits for later turns, in order of arrival.
 
     if not turnstile.try_enter():    # coroutines: a few enter in each turn; a heavy one takes the room of several
         await turnstile.enter()
@@ -10,6 +10,9 @@
 
     backlog.add(connection.go_on)    # connections with unprocessed input: ``TURN_S`` in each turn for all together
 
+    text = SharedText(make)          # a slow text for concurrent requests: one is made at a time
+    await text()                     # as it is after this call
+
 One event may let thousands continue: a key that all of them waited for has changed, the leader is lost, one pass over
 the sockets brought the first bytes of as many handshakes. All at once they would hold the loop.
 
@@ -20,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from raftkv.loop.cork import Cork
@@ -180,3 +183,29 @@ class Backlog:
             if self._waiting:
                 self._next_turn()
             self._cork.end_pass(is_late=clock() > until)
+
+
+class SharedText:
+    """Makes a text on demand. Requests that come while one is made share the next one.
+
+    Arguments:
+        make: returns the text as it is now.
+    """
+
+    def __init__(self, make: Callable[[], Awaitable[bytes]]) -> None:
+        self._make = make
+        self._begun = 0
+        """Texts that were begun."""
+        self._text = (0, b"")
+        """The last one that is whole, and which it is."""
+        self._turn = asyncio.Lock()
+
+    async def __call__(self) -> bytes:
+        """Return the text as it is after this call."""
+        begun = self._begun
+        async with self._turn:
+            if self._text[0] <= begun:  # no caller has begun one since
+                self._begun += 1
+                number = self._begun
+                self._text = number, await self._make()
+            return self._text[1]

@@ -1,4 +1,4 @@
-"""What gRPC makes of HTTP/2: whole answers, messages behind their prefixes, and the engines of both ends.
+"""HTTP/2 as gRPC uses it: whole answers, messages behind their prefixes, and the engines of both ends.
 
 The engine itself is ``http2``; here are the few operations that calls use beside its own.
 """

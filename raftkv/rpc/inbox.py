@@ -15,7 +15,7 @@ from copy import copy
 from raftkv.rpc.framing import PREFIX_BYTES, MessageAssembler
 
 MESSAGE_OVERHEAD_BYTES = 56
-"""What a message costs beside its bytes: a stream of empty ones would else be free."""
+"""Cost of a message beside its bytes: a stream of empty ones would else be free."""
 
 
 class Inbox:

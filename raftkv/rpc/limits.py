@@ -14,7 +14,7 @@ MIB = 1024 * KIB
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """What a server accepts from one connection, and from all of them.
+    """Limits of a server for one connection, and for all of them.
 
     Attributes:
         max_receive_message_bytes: largest request message; etcd's 1.5 MiB request limit plus 512 KiB.

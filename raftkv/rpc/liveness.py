@@ -4,11 +4,11 @@
     guard.arm(transport, transport.abort)     # output waits for the socket: from now on bytes must pass
     guard.disarm()                            # no output waits, or the connection is lost
 
-``StallGuard`` cuts a peer that takes no bytes, and leaves a slow reader alone. What counts is the bytes that the peer's
-kernel has acknowledged, not an empty buffer of ours: ten megabytes at 100 kB/s take longer than any timeout, and a
-kernel with a large buffer takes no bytes from us for a long time while its peer reads steadily. Where the kernel does
-not tell (unix sockets, systems other than Linux), our buffer counts. There is no minimum speed: a peer that takes one
-byte now and then holds a connection and one buffer, which are bounded.
+``StallGuard`` cuts a peer that takes no bytes, and leaves a slow reader alone. It counts the bytes that the peer's
+kernel has acknowledged, and does not wait for an empty buffer of ours: ten megabytes at 100 kB/s take longer than any
+timeout, and a kernel with a large buffer takes no bytes from us for a long time while its peer reads steadily. Where
+the kernel does not tell (unix sockets, systems other than Linux), our buffer counts. There is no minimum speed: a peer
+that takes one byte now and then holds a connection and one buffer, which are bounded.
 
 ``Keepalive`` pings an HTTP/2 peer after silence, and ends the connection when no byte comes. As in grpc-go, any byte
 from the peer counts as a sign of life.

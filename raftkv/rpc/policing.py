@@ -1,4 +1,4 @@
-"""What a server holds against a client's control frames: token buckets, resets of young calls, grpc-go's ping strikes.
+"""Limits of a server on a client's control frames: token buckets, resets of young calls, grpc-go's ping strikes.
 
 Pure: times come in as arguments. Source of the ping rules: grpc-go, ``keepalive.EnforcementPolicy``.
 """

@@ -42,7 +42,7 @@ def read_buffer() -> memoryview:
 
 
 class Core(Protocol):
-    """What a connection core offers its transport."""
+    """A sans-IO connection, as its transport uses it."""
 
     closing: bool
     drop_unsent: bool

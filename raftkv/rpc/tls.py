@@ -47,7 +47,7 @@ class Security(Protocol):
         """Return the context of the next handshake, its ALPN protocols set."""
 
     async def admit(self, tls: ssl.SSLObject, address: str) -> None:
-        """Look at who is at the other end of a finished handshake.
+        """Check the peer of a finished handshake.
 
         Arguments:
             tls: of the connection.
@@ -157,7 +157,7 @@ READ_MAX_BYTES: Final = 32 * 1024
 SHARE_MIN: Final = 8
 """A full read of which less than one part in so many is data ends the connection; one-frame records are one in four."""
 ANSWERS_MAX_BYTES: Final = 64 * 1024
-"""What TLS itself may have waiting for a peer that does not read: answers to changes of keys."""
+"""Output of TLS itself that may wait for a peer that does not read: answers to changes of keys."""
 
 
 class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
@@ -280,7 +280,7 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._below.close()
 
     def _answer(self) -> None:
-        """Send what TLS itself has to say, such as to a change of keys; not without end to who does not read."""
+        """Send the output of TLS itself, such as the answer to a change of keys; bounded if the peer does not read."""
         self._answered_bytes = self._outgoing.pending + (self._answered_bytes if self.get_write_buffer_size() else 0)
         if self._answered_bytes > ANSWERS_MAX_BYTES:
             self.abort()

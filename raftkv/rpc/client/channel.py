@@ -33,7 +33,7 @@ from raftkv.rpc.tls import CLIENT_PROTOCOLS, Security, fixed
 
 
 class ChannelState(enum.Enum):
-    """What a channel's connection is doing."""
+    """The state of a channel's connection."""
 
     IDLE = "idle"
     CONNECTING = "connecting"

@@ -338,7 +338,7 @@ def _opening(ssl: Security | None, connection: ClientConnection) -> asyncio.Base
 async def _start_tls(
     transport: asyncio.Transport, ssl: Security, target: str, name: str, connection: ClientConnection
 ) -> None:
-    """Shake hands, and see who is there."""
+    """Complete the handshake, and check the peer."""
     connection.below_tls = transport
     tls = EncryptedTransport(transport, ssl.context(), server_side=False, server_hostname=name)
     try:

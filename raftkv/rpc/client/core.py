@@ -43,7 +43,7 @@ class SendRoom(DrainWatcher, Protocol):
 
 
 class ClientCall(Protocol):
-    """What the core needs of a call."""
+    """A call, as the core uses it."""
 
     stream_id: int
     assembler: MessageAssembler | None
@@ -75,7 +75,7 @@ class ClientCall(Protocol):
 
 
 class ClientEvents(Protocol):
-    """What the core calls of its channel."""
+    """The channel, as the core uses it."""
 
     def wake(self) -> None:
         """Have bytes pulled at the end of the turn."""

@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 _SNIFF_BYTES = 4
 
 TOO_MANY = EMPTY_SETTINGS + goaway_frame(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_connections", last_stream_id=0)
-"""What a connection gets that is one too many: no call of it was served."""
+"""Sent on a connection above the limit: no call of it was served."""
 
 
 class Connection(asyncio.Protocol):
@@ -188,11 +188,7 @@ class Connection(asyncio.Protocol):
         core.wake()  # our SETTINGS
 
     def _become_http1(self, transport: asyncio.Transport) -> None:
-        peer = _peer_of(transport)
-        server = self._server
-        self._http1 = Http1Protocol(
-            server.http_handler, server.limits, server.answers, transport, peer, server, self.released, self._since_s
-        )
+        self._http1 = Http1Protocol(self._server, transport, _peer_of(transport), self.released, self._since_s)
         buffered = self._hand_over(transport, self._http1)
         if buffered:
             self._http1.data_received(buffered)
@@ -205,7 +201,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def peer(self) -> Peer | None:
-        """Who is at the other end, as its calls have it; None: it speaks no HTTP/2 (yet)."""
+        """The peer, as its calls have it; None: it speaks no HTTP/2 (yet)."""
         return self._h2.core.peer if self._h2 is not None else None
 
     @property

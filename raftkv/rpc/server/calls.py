@@ -40,7 +40,7 @@ class CallStateError(Exception):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ServerCall:
-    """What every kind of call has.
+    """The common part of all kinds of calls.
 
     Attributes:
         caller: who makes the call, set by the guard of the handler; not used by this layer.
@@ -105,11 +105,11 @@ class ServerCall:
 
     @property
     def peer(self) -> Peer:
-        """Who is at the other end."""
+        """The client."""
         return self._carrier.peer
 
     def identify(self, user: bytes) -> None:
-        """Have what waits for this connection fall in the share of a user, who has just called."""
+        """Count the waiting answers of this connection in the share of a user, who has just called."""
         self._carrier.account.identity = user
 
     @property
@@ -260,7 +260,7 @@ class ServerCall:
 
 
 PIECE_BYTES: Final = 64
-"""What each piece of an answer costs beside its bytes."""
+"""Cost of each piece of an answer beside its bytes."""
 
 LARGE_BYTES: Final = 64 * 1024
 """Messages above this are handed to the HTTP/2 engine as they are, without the copy behind a prefix."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who is at the other end of a connection.
+    """The peer of a connection.
 
     Attributes:
         address: ``host:port``, or ``unix:``.
@@ -63,7 +63,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What a carrier needs from outside.
+    """Services that a carrier needs.
 
     Attributes:
         clock: the loop's time, seconds.
@@ -86,7 +86,7 @@ class Environment:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Carrier:
-    """What calls see of their connection. A carrier that never has calls of a kind leaves out what only those ask for.
+    """The connection as calls see it. A carrier that never has calls of a kind leaves out what only those ask for.
 
     Arguments:
         limits: of messages and answers.

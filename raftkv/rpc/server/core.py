@@ -56,7 +56,7 @@ OPEN_CALLS_FREE: Final = 16
 RECEIVE_S: Final = 0.005
 """How long the requests of one read may take; what is left of it waits (``backlog``)."""
 CALL_BYTES: Final = 8 * 1024
-"""What an open call takes, roughly: engine, headers, call, task, and what of its answer is neither sent nor counted
+"""Memory of an open call, roughly: engine, headers, call, task, and what of its answer is neither sent nor counted
 otherwise. The first few of a connection are not counted."""
 
 

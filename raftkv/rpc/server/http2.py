@@ -99,7 +99,7 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
         self._cork.mark(self)
 
     def flush(self) -> None:
-        """Send what the core has. What fails here ends this connection alone: turns of the member's node flush, too."""
+        """Send the output of the core. An error ends this connection only: turns of the member's node flush, too."""
         try:
             self._flush()
         except Exception as error:

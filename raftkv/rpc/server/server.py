@@ -95,7 +95,7 @@ class Server:
         self.traffic = Traffic()
         self._connection_limit = ConnectionLimit(self.limits)
         self._around = tuple(around)
-        # However few connections there may be: who cannot finish a handshake must not keep out who can.
+        # Even with few connections: clients that cannot finish a handshake must not keep out those that can.
         self.handshakes = Handshakes(min(self.limits.unfinished_handshakes, max(1, self.limits.connections // 2)))
         self.router = Router()
         if origins is not None:

@@ -1,4 +1,4 @@
-"""Sockets of a server: who is watched, how bytes are moved, how connections are taken.
+"""Sockets of a server: which are watched, how bytes are moved, how connections are accepted.
 
     poller      one epoll for all connections of a server, asked by one callback of the loop
     transport   one connection: what asyncio's transport does, for the same protocols

@@ -32,7 +32,7 @@ READ_BYTES: Final = 32 * 1024
 
 READING_S: Final = 0.001
 READS_MAX: Final = 8
-"""What fills a read and is handed over in so short a time is large; then more is read at once."""
+"""A full read that the protocol handles in less than this is part of a large body: then more is read at once."""
 
 _BUSY: Final = (BlockingIOError, InterruptedError)
 
@@ -58,7 +58,7 @@ class SocketTransport:
         self._protocol: Any = None
         self._is_buffered = False
         self._waiting = bytearray()
-        """What the kernel has not taken yet."""
+        """Bytes that the kernel has not taken yet."""
         self._high_bytes = HIGH_BYTES
         self._low_bytes = HIGH_BYTES // 4
         self._is_paused = False

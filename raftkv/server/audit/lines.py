@@ -1,4 +1,4 @@
-"""What a line says: which fields of a request are shown, and how.
+"""The lines of the audit log: which fields of a request are shown, and how.
 
 Bytes of clients are escaped as in Python (``\\x00``; a backslash is doubled), so a line is always ASCII, and two keys
 never look alike. Long ones are cut, and their size is beside them. An interval is shown as ``prefix`` where it
@@ -52,7 +52,7 @@ METHODS: Final[dict[str, Method]] = {
 
 
 class Record(NamedTuple):
-    """What the loop hands over: one line to be.
+    """One future line, as the loop hands it over.
 
     Attributes:
         time_s: of the end, by the wall clock.

@@ -89,7 +89,7 @@ WAITING_BYTES_MAX: Final = 16 * 1024 * 1024
 """Memory that records may take before new ones are dropped."""
 
 RECORD_BYTES: Final = 400
-"""What a record takes beside its request and its certificate."""
+"""Memory of a record beside its request and its certificate."""
 
 GATHER_S: Final = 0.05
 """How long lines are gathered for one write: what a killed member loses."""
@@ -130,7 +130,7 @@ class AuditTrail(Collector):
         """Records dropped since one found room."""
         self._begun_bytes = 0
         self._begun_lines = 0
-        """What the destination has taken and not yet written."""
+        """Lines and bytes that the output has taken and not yet written."""
         self._failing = False
         self._wake = threading.Event()
         self._closing = threading.Event()
@@ -141,7 +141,7 @@ class AuditTrail(Collector):
 
     @property
     def waiting_bytes(self) -> int:
-        """What waits to be written."""
+        """Bytes that wait to be written."""
         return self._put_bytes - self._taken_bytes
 
     def add(self, record: Record) -> None:

@@ -283,7 +283,7 @@ class Requests:
         self._slices = slices
 
     async def only(self, method: Method) -> bytes:
-        """Return the one request; empty if there is none. What follows it is left alone.
+        """Return the one request; empty if there is none. The rest of the body is ignored.
 
         Arguments:
             method: takes it.

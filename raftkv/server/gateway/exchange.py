@@ -40,7 +40,7 @@ LEFT: Final = RpcError(Code.CANCELLED, "context canceled")
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What exchanges need of the server whose methods they call.
+    """The server whose methods exchanges call, as they use it.
 
     Attributes:
         environment: clock, deadlines, tasks and reports.
@@ -52,7 +52,7 @@ class Surroundings:
 
 
 class Exchange(Carrier):
-    """The one call of an HTTP request. It is never severed: who leaves in the middle has lost no connection of leases.
+    """The one call of an HTTP request. It is never severed: a client that leaves amid it loses no connection of leases.
 
     Attributes:
         on_given_up: called when the answer is dropped because others need the memory.

@@ -3,7 +3,7 @@
     POST /v3/kv/put {"key":"Zm9v"}  ->  binding -> decoder -> exchange: guard, audit, handler -> encoder -> 200 {...}
 
 One handler for all paths, which ``proto/`` names (``raftkv.pb.bindings``). Answers are those of etcd 3.5, whose gateway
-is grpc-gateway 1.16: statuses, bodies, headers. What is no path of the gateway goes to the handler behind it.
+is grpc-gateway 1.16: statuses, bodies, headers. Other paths go to the handler behind it.
 
 A call that comes through here is never its certificate's (CVE-2018-16886): it is marked as passed on.
 """

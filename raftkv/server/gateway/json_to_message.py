@@ -176,7 +176,7 @@ def _mismatch(first: int, go_type: str, number: str = "") -> JsonError:
 
 
 _EMPTY: Final = {FieldDescriptor.TYPE_BOOL: False, FieldDescriptor.TYPE_STRING: "", FieldDescriptor.TYPE_BYTES: b""}
-"""What null stands for; the default of a repeated field would be a list."""
+"""The value of null; the default of a repeated field would be a list."""
 
 
 def convert(field: FieldDescriptor, raw: bytes) -> Any:

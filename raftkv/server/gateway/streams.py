@@ -5,7 +5,7 @@
     await exchange.begun()                      # the handler has sent something, or ended
     async for line in StreamBody(exchange, ...)
 
-What a handler sends waits here, counted as what waits on an HTTP/2 stream is: it sees ``send_buffer_size``, waits in
+Messages of a handler wait here, counted as those of an HTTP/2 stream are: it sees ``send_buffer_size``, waits in
 ``send`` and is called back when there is room. So a client that reads slowly stops its own handler and no other.
 """
 
@@ -107,7 +107,7 @@ class StreamExchange(Exchange):
 
     @property
     def early_error(self) -> RpcError | None:
-        """What ended the call before it sent a message."""
+        """The error that ended the call before its first message."""
         return None if self.has_sent else self._error
 
     async def take(self) -> bytes | None:

@@ -1,4 +1,4 @@
-"""What an operator asks a running member about itself: ``/debug/vars``, and with ``--enable-pprof`` ``/debug/pprof/``.
+"""Questions of an operator to a running member: ``/debug/vars``, and with ``--enable-pprof`` ``/debug/pprof/``.
 
     GET /debug/vars                        command line, memory, state of Raft, limit of open files: JSON, as etcd's
     GET /debug/pprof/                      what there is
@@ -26,7 +26,7 @@ import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs
 
 from raftkv import errors
@@ -35,6 +35,9 @@ from raftkv.raft.status import Status
 from raftkv.raft.types import StateRole
 from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse
 from raftkv.server.http import profiles
+
+if TYPE_CHECKING:
+    from raftkv.server.auth.users import Users
 
 SECONDS_DEFAULT: Final = 30.0
 SECONDS_MAX: Final = 60.0
@@ -62,13 +65,6 @@ _STATES: Final = {
 }
 
 
-class Refuses(Protocol):
-    """Says who asks."""
-
-    def check_root(self, request: HttpRequest) -> bytes:
-        """Return the name of the user who asks, empty while users are off. Raises StatusError: it is not root."""
-
-
 class DebugService:
     """Answers what begins with ``/debug/`` and hands on all else.
 
@@ -79,7 +75,7 @@ class DebugService:
         pprof: whether profiles are given out (``--enable-pprof``).
     """
 
-    def __init__(self, handler: HttpHandler, users: Refuses, status: Callable[[], Status], *, pprof: bool) -> None:
+    def __init__(self, handler: HttpHandler, users: Users, status: Callable[[], Status], *, pprof: bool) -> None:
         self._handler = handler
         self._users = users
         self._status = status
@@ -151,7 +147,7 @@ def _seconds(request: HttpRequest) -> float | None:
 
 
 def _memory() -> dict[str, int | list[int]]:
-    """What is known of memory without walking it: bytes resident, now and at most, and the collector's counts."""
+    """Memory figures that need no walk: bytes resident, now and at most, and the collector's counts."""
     virtual, resident = (int(pages) * resource.getpagesize() for pages in _STATM.read_text("ascii").split()[:2])
     return {
         "Sys": virtual,

@@ -11,7 +11,7 @@ Owns where lines go (``outputs``), the queue (``handler``), files and their rota
 
 Laws:
 
-- A line waits in memory for its writing, and who logs it waits too: all together never longer than ``handler.WAIT_S``
+- A line waits in memory for its writing, and its caller waits too: all together never longer than ``handler.WAIT_S``
   in a second, and not at all while an output is behind. So a disk or a reader that stands still or is slow does not
   hold the loop, and otherwise every line is written before the member goes on: one that is killed has lost none.
 - A full disk does not stop the member: lines wait, ``handler.WAITING_BYTES_MAX`` at most; then they are dropped, and a

@@ -1,4 +1,4 @@
-"""The queue between those who log and the thread that writes.
+"""The queue between the callers of a logger and the thread that writes.
 
     emit -> queue -> thread -> output
       waits until the line is written, ``WAIT_S`` a second at most, unless the output is behind already
@@ -52,12 +52,12 @@ class ThreadedHandler(logging.Handler):
         self._put_bytes = self._taken_bytes = 0
         self._put = self._written = 0
         self._begun = self._begun_bytes = 0
-        """What the output has taken and not yet written."""
+        """Lines and bytes that the output has taken and not yet written."""
         self._gap = 0
         """Lines dropped since one found room."""
         self._is_behind = False
         self._waited_s = self._window_at = 0.0
-        """What was waited since a moment of the loop's clock."""
+        """Seconds waited since the window began, and its begin."""
         self._is_closing = False
         self._wake = threading.Event()
         self._progress = threading.Condition()

@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from raftkv.histograms import go_float
-from raftkv.server.shared_text import SharedText
+from raftkv.loop.limiter import SharedText
 
 Values = TypeVar("Values", bound=tuple[str, ...])
 """Values of labels, in their order."""

@@ -1,4 +1,4 @@
-"""What is known of a member as a whole: its part in the cluster, its store, the versions, the process.
+"""Metrics of a member as a whole: its part in the cluster, its store, the versions, the process.
 
 Texts are etcd's where the families are.
 """
@@ -27,7 +27,7 @@ _DESCRIPTORS: Final = Path("/proc/self/fd")
 
 
 def new_registry() -> CollectorRegistry:
-    """Make a registry with what is known of the process."""
+    """Make a registry with the metrics of the process."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)

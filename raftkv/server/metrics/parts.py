@@ -46,7 +46,7 @@ class WatchMetrics(Collector):
 
 
 class LeaseMetrics(Collector):
-    """What happened to leases. Every member counts what it applied, only the leader renewals.
+    """Counts of leases. Every member counts what it applied, only the leader renewals.
 
     Arguments:
         times: of the member.
@@ -74,7 +74,7 @@ class LeaseMetrics(Collector):
 
 
 class AuthMetrics(Collector):
-    """Users of the cluster, and who has logged in at this member.
+    """Users of the cluster, and logins at this member.
 
     Arguments:
         auth: users and roles, as applied.
@@ -124,7 +124,7 @@ class QuotaMetrics(Collector):
 
 
 class HealthMetrics(Collector):
-    """What probes were answered.
+    """Answers to health probes.
 
     Arguments:
         http: of the member.

@@ -108,7 +108,7 @@ MISSING: Final = (
 
 @dataclass(frozen=True, slots=True)
 class MemberTracing:
-    """What a member that traces hands to its parts.
+    """The parts of a member that trace.
 
     Attributes:
         thread: sends spans.

@@ -1,4 +1,4 @@
-"""What one traced request gathers on one member: times, until a thread makes spans of them.
+"""The recording of one traced request on one member: times, until a thread makes spans of them.
 
     context = parse(call.headers)                    # of the client; None: it traces nothing
     recording = Recording("etcdserverpb.KV/Put", context, SERVER, time_ns())
@@ -98,7 +98,7 @@ class Recording:
         asked_ns: when it last asked for something to be proposed or confirmed, or began.
         done_ns: when what it asked for was there; 0: not yet.
         code: of gRPC, once it has ended; -1 for a part that has none.
-        address: of who asked.
+        address: of the client.
         is_over: whether it has ended; nothing more is added then.
     """
 

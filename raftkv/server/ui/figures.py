@@ -1,4 +1,4 @@
-"""What a member knows of itself, as one flat record: counters since its start, sizes, its place in the log, latencies.
+"""The figures of a member as one flat record: counters since its start, sizes, its place in the log, latencies.
 
     figures = Figures(sources)
     figures.take()          # a dict of plain values, ready for JSON

@@ -1,4 +1,4 @@
-"""Live figures: one record a second to all who look, encoded once.
+"""Live figures: one record a second to all viewers, encoded once.
 
     GET /ui/live      text/event-stream: "data: {...}\\n\\n" each second
 
@@ -6,10 +6,10 @@
 
 Invariants
 - Without viewers there is no task, no timer and no question to another member.
-- A viewer holds one record, the newest: who reads slowly misses some, and costs no memory.
-- At most ``VIEWERS_MAX`` look at a time, and share that (``rpc/shares``): the oldest page of who has most ends.
-- Each is asked for its right again with every record: who signs out, loses the token or the user is cut off within a
-  second.
+- A viewer holds one record, the newest: a slow reader misses some, and costs no memory.
+- At most ``VIEWERS_MAX`` viewers at a time, in shares (``rpc/shares``): the oldest page of the greediest identity ends.
+- The right of each is checked again with every record: a viewer that signs out, or loses its token or user, is cut off
+  within a second.
 """
 
 from __future__ import annotations

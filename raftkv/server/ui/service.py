@@ -6,8 +6,8 @@
     GET /ui/live      figures, a record a second (``live``)                  with users on: any user, as for Status
     GET /ui/watchers  who watches which keys (``watchers``)                  with users on: root
 
-Who asks is in ``Authorization`` alone, as for ``/v3``: a certificate may be that of a proxy, which says nothing of who
-looks through it (CVE-2018-16886). Everything else that a page shows it asks for on ``/v3``, in its own user's name.
+Only ``Authorization`` names the user, as for ``/v3``: a certificate may be that of a proxy, which says nothing about
+its users (CVE-2018-16886). A page asks for all other data on ``/v3``, in its own user's name.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _READING: Final = ("GET", "HEAD")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Who asks, in the form in which callers are found."""
+    """The credentials of a request, in the form of a call's."""
 
     headers: tuple[tuple[bytes, bytes], ...]
     peer: HttpRequest
@@ -57,10 +57,10 @@ class Asked:
 
 
 class Gate:
-    """Who may see more than the files.
+    """Access to more than the files.
 
     Arguments:
-        users: finds out who asks.
+        users: authenticates requests.
         applier: whether users are asked for, and what they may.
     """
 
@@ -79,7 +79,7 @@ class Gate:
         return self._check(request, self._rights.check_user)
 
     def check_root(self, request: HttpRequest) -> bytes:
-        """Return the name of who asks, who must have the role root. Raises StatusError: who asks has not."""
+        """Return the name of the user. Raises StatusError: it does not have the role root."""
         return self._check(request, self._rights.check_root)
 
     def _check(self, request: HttpRequest, check: Callable[[Caller | None], None]) -> bytes:
@@ -98,8 +98,8 @@ class Dashboard:
         identity: of this member.
         cluster: figures of all members.
         applier: members, users and rights, as applied.
-        users: finds out who asks.
-        hub: knows who watches.
+        users: authenticates requests.
+        hub: of the watches.
     """
 
     def __init__(
