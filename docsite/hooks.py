@@ -17,7 +17,7 @@ from mkdocs.structure.pages import Page
 from docsite.commands import filled
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")
+DOCUMENTS = ("ARCHITECTURE.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md")
 """Pages of the repository's top folder; the site has them among those for contributors."""
 LINK = re.compile(r"\]\((?P<path>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
 LANGUAGES = {".py": "python", ".yml": "yaml", ".yaml": "yaml", ".json": "json", ".sh": "bash"}

@@ -1,4 +1,4 @@
-"""One leader among several processes; when it dies, another takes over, and everybody sees who leads.
+"""One leader among several processes; when it dies, another takes over, and all see who leads.
 
 A leader that was paused for longer than its TTL believes that it still leads. What it writes with ``fence=term`` is
 refused all the same.

@@ -521,7 +521,7 @@ class ServerConfig:
             raise ConfigError(f"--{prefix}client-cert-auth needs --{prefix}trusted-ca-file")
         self._check_tls_of_names(kind, prefix, files)
         listened = self.listen_peer_urls if kind == "peer" else self.listen_client_urls
-        secure = [url for url in listened if url.startswith(("https:", "unixs:"))]
+        secure = [url for url in listened if cluster_id.split_url(url)[0] in ("https", "unixs")]
         if secure and files.is_empty and not files.self_signed:
             raise ConfigError(
                 f"cannot listen on TLS for {secure[0]}: --{prefix}cert-file and --{prefix}key-file are not given"

@@ -19,6 +19,7 @@ import contextlib
 import logging
 import os
 import stat
+from pathlib import Path
 
 from raftkv import __version__
 from raftkv.errors import StorageError
@@ -169,11 +170,9 @@ def give_back(descriptor: int) -> None:
         os.close(descriptor)
 
 
-def remove_unneeded(path: str | os.PathLike[str]) -> None:
+def remove_unneeded(path: Path) -> None:
     """Remove a file that takes room and means nothing, if it is there; a failure is a warning."""
     try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
+        path.unlink(missing_ok=True)
     except OSError as error:
         _log.warning("cannot remove %s, which is not needed any more: %s; remove it", path, error.strerror)

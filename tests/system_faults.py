@@ -1,4 +1,4 @@
-"""Failures of the system's calls: each is found by a run that notes them, and made to fail by one that learns which.
+"""Failures of the calls to the system: one run notes the calls, and each further run makes one of them fail.
 
 calls = Calls()
 with calls.noted():

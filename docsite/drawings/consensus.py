@@ -30,7 +30,7 @@ def write() -> Canvas:
     canvas.text(
         120,
         322,
-        "The slow disk delays nobody. If the leader dies now, one of the two that have the entry leads next.",
+        "The slow disk delays no answer. If the leader dies now, one of the two that have the entry leads next.",
         GREY,
     )
     return canvas
@@ -59,9 +59,9 @@ def election() -> Canvas:
     canvas.text(
         120,
         256,
-        "A pre-vote changes nothing, so a member that was cut off disturbs nobody when it comes back.\n"
-        "Each member votes once a term, and for nobody whose log lacks an entry that it has.",
+        "A pre-vote changes nothing, so a member that was cut off disturbs no leader when it comes back.\n"
+        "Each member votes once a term, and never for a candidate whose log lacks one of its own entries.",
         GREY,
     )
-    canvas.text(390, 126, "nobody leads: writes wait", RED, 12)
+    canvas.text(390, 126, "no leader: writes wait", RED, 12)
     return canvas

@@ -44,7 +44,7 @@ def generations() -> Canvas:
 
 def fence() -> Canvas:
     """Draw a holder that wakes up after its lock has passed to another."""
-    canvas = Canvas(780, 270, "A write under a fence is refused once the lock has passed to somebody else")
+    canvas = Canvas(780, 270, "A write under a fence is refused once the lock has passed to another process")
     canvas.lane(70, "process 1")
     canvas.lane(140, "raftkv")
     canvas.lane(210, "process 2")

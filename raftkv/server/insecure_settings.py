@@ -124,7 +124,7 @@ def _keys(config: ServerConfig) -> Iterator[InsecureSetting]:
 
 
 def _port(who: str, urls: Sequence[str], files: TLSFiles, remedy: str, prefix: str) -> Iterator[InsecureSetting]:
-    plain = sorted({url for url in urls if url.startswith("http:")})
+    plain = sorted({url for url in urls if cluster_id.split_url(url)[0] == "http"})
     if plain:
         what = (
             f"{who} on {', '.join(plain)} are not encrypted, nor asked who they are: on the way all is read and changed"

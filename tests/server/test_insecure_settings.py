@@ -38,6 +38,7 @@ def test_a_closed_member_has_no_line() -> None:
     ("change", "beginning"),
     [
         ({"listen_peer_urls": (LOCAL,)}, f"peers on {LOCAL} are not encrypted"),
+        ({"listen_client_urls": ("HTTP://0.0.0.0:2379",)}, "clients on HTTP://0.0.0.0:2379 are not encrypted"),
         ({"initial_advertise_peer_urls": (LOCAL,)}, f"peers on {LOCAL} are not encrypted"),
         ({"listen_client_urls": (LOCAL,)}, f"clients on {LOCAL} are not encrypted"),
         ({"advertise_client_urls": (LOCAL,)}, f"clients on {LOCAL} are not encrypted"),

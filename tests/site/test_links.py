@@ -14,9 +14,9 @@ import pytest
 from pymdownx.slugs import slugify
 
 ROOT = Path(__file__).resolve().parents[2]
-TOP = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md"]
+TOP = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md"]
 PAGES = [*TOP, *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
-README_LINES_MAX = 60
+README_LINES_MAX = 90
 FOLDER_FILES_MAX = 20
 NAMED_PAGE = re.compile(r"(?<![\w/.])docs/[\w/-]+\.md\b")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -79,7 +79,7 @@ def test_the_figures_of_the_readme_are_those_of_the_bench() -> None:
     assert [row for row in rows if f"| {row[0]} | {row[1]} | **{row[2]}** |" not in measured] == []
 
 
-def test_the_readme_is_one_screen_and_folders_stay_small() -> None:
+def test_the_readme_and_folders_stay_small() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= README_LINES_MAX
     folders = [path for path in (ROOT / "docs").rglob("*") if path.is_dir()]
     assert {folder.name: count for folder in folders if (count := len(list(folder.iterdir()))) > FOLDER_FILES_MAX} == {}

@@ -28,6 +28,7 @@ from raftkv.checkpoint.retention import collector, holds, ownership
 from raftkv.checkpoint.retention.collector import Collector
 from raftkv.client.kv.compares import Compare, create_revision, mod_revision, version
 from raftkv.client.kv.operations import get
+from raftkv.errors import RaftKVError
 
 from .run import Outcome
 from .swarm import run_seed
@@ -324,8 +325,8 @@ def _bytes_first(patches: Patches) -> None:
         checkpoint = decision.checkpoint
         gone = ownership.deleting(checkpoint, "", 0.0, "mutant")
         try:
-            ownership.delete_bytes(gone, checkpoint.id)
-        except Exception:
+            ownership.delete_bytes(gone, checkpoint.kind, checkpoint.id)
+        except RaftKVError:
             return False
         return await original(self, kind, decision)
 

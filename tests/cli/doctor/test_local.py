@@ -262,6 +262,6 @@ def test_the_age_of_the_last_backup(age_s: float, level: Level, figure: str, tmp
     taken_s = time.time() - age_s
     one = Manifest(name_of(taken_s, 1), taken_s, 1, -1, 7, 1, 3, "ab", 1, 2, "h:1", taken_s)
     (tmp_path / f"{one.name}.db").write_bytes(b"abc")
-    (tmp_path / f"{one.name}.json").write_text(one.text())
+    (tmp_path / f"{one.name}.json").write_bytes(one.encode())
     found = command._check_backup(str(tmp_path))
     assert (found.level, found.figure) == (level, figure)

@@ -107,7 +107,7 @@ def _kept(data: bytes) -> None:
         taken += 1
     for pending in service.kept_waiting:
         pending.answer(0)
-    assert service.waiting == 0
+    assert service.waiting.used == 0
     for flush in service.scheduled:
         flush()
     assert sum(map(len, call.writes)) == taken

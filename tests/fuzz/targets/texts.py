@@ -13,6 +13,7 @@ from raftkv.cli.backup.manifest import FORMAT, Manifest, not_needed
 from raftkv.cli.ctl.txn import read_txn
 from raftkv.cli.exits import CommandError
 from raftkv.cli.goflags import pflag, values
+from raftkv.client.control.records import RecordError
 from raftkv.client.rpc.endpoints import parse_endpoint
 from raftkv.errors import ConfigError
 from raftkv.training.tcpstore.wire import STRING_OVERHEAD_BYTES, FrameError, Op, Reader
@@ -44,14 +45,14 @@ def _values(data: bytes) -> None:
 
 
 def _manifest(data: bytes) -> None:
-    manifest = Manifest.parse(_text(data))
-    assert Manifest.parse(manifest.text()) == manifest
+    manifest = Manifest.decode(data)
+    assert Manifest.decode(manifest.encode()) == manifest
     not_needed([manifest, manifest], 1, 1.0, 1e9)
 
 
 def _manifests() -> list[bytes]:
     one = Manifest("raftkv-20261122T183000Z-00000000000000ff", 0.0, 255, -1, 7, 301, 4096, "ab", 1, 2, "h:2379", 1.0)
-    return [one.text().encode(), json.dumps({"format": FORMAT, **asdict(one)}).encode()]
+    return [one.encode(), json.dumps({"format": FORMAT, **asdict(one)}).encode()]
 
 
 def _tcpstore(data: bytes) -> None:
@@ -104,6 +105,6 @@ TARGETS = (
         (CommandError,),
         tokens=(b"lease(", b"put ", b"--lease=", b"\n\n", b'\\"', b"\\x", b"\\u0000", b"--"),
     ),
-    Target("backup-manifest", lambda directory: _manifest, _manifests, (ValueError,)),
+    Target("backup-manifest", lambda directory: _manifest, _manifests, (RecordError,)),
     Target("tcpstore", lambda directory: _tcpstore, _store_requests, (FrameError,), tokens=(b"\xff" * 8, b"\0" * 8)),
 )

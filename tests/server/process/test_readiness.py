@@ -101,7 +101,7 @@ def test_clients_wait_until_a_quorum_is_there(cluster: Cluster) -> None:
     assert answer(endpoint, "/health?serializable=true")[0] == 503
     # Connected, as with etcd, and not answered; refused would be an error to a client that could just as well wait.
     with socket.create_connection(("127.0.0.1", first.client_port)) as early:
-        early.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+        early.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert not answers_within(first, 0.3)
         assert READY not in log_of(first)[told:]
         second.start()
