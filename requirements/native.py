@@ -45,15 +45,15 @@ GROUP = "raftkv_native"
 SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
 
 _OF_MEMBERS = {
-    "raftkv/apply": "applier check compares plain plain_txn quotas ranges read_txn request response txn",
-    "raftkv/raft": ("confchange config core log memory_log progress quorum raw_node read_index tracker types"),
-    "raftkv/server/lease": "graces keep_alives lessor renewals times",
+    "raftkv/apply": "applier check compares plain quotas ranges request response txn",
+    "raftkv/raft": "confchange core log memory_log progress raw_node tracker types",
+    "raftkv/server/lease": "keep_alives lessor renewals times",
     "raftkv/server/node": "applying backlog node proposals reads waits",
     "raftkv/server/peer": "codec",
     "raftkv/server/services": "kv responder",
-    "raftkv/server/watch": "hub index intervals messages piece stream turn",
+    "raftkv/server/watch": "hub index intervals messages piece stream",
     "raftkv/storage": (
-        "applied_mark attachments failpoints index key_index key_value mvcc mvcc_range mvcc_txn overlay record restore "
+        "applied_mark failpoints index key_index key_value mvcc mvcc_range mvcc_txn overlay restore "
         "revision schema selection"
     ),
     "raftkv/storage/wal": "frame record segment wal",

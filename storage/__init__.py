@@ -21,9 +21,9 @@ Imported as ``raftkv.storage``; synchronous; knows nothing of asyncio, RPC or th
 
 Laws:
 
-- What was acknowledged, to a client or another member, is durable: the log is synced before. It is replayed exactly
-  once, because the database carries the index of the last entry it contains in the transaction of its effects (etcd
-  issue 13766).
+- Every write that was acknowledged, to a client or another member, is durable: the log is synced before. It is replayed
+  exactly once, because the database carries the index of the last entry it contains in the transaction of its effects
+  (etcd issue 13766).
 - The revision grows by one with each transaction that changes something and never goes back; the same entries give the
   same revisions, records and hashes on every member.
 - Every byte read from a disk is checked: the log by a chain of CRC32C, each record by a checksum that covers its
@@ -44,7 +44,7 @@ Example::
 Reading order: ``revision``, ``key_index``, ``index``, ``overlay``, ``mvcc_txn``, ``mvcc``; then ``wal``.
 
 Left out: what a request means (``raftkv.apply``), when to sync, commit, compact and release (``raftkv.server.node``),
-watchers, and leases but for the keys that are attached to them (``attachments``).
+watchers, and leases but for the keys that are attached to them (``mvcc_txn``).
 """
 
 if __name__ != "raftkv.storage":

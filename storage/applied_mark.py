@@ -45,7 +45,7 @@ _USED_BYTES: Final = _BODY_BYTES + _SUM.size
 def check_mark_format(path: Path) -> None:
     """Refuse the mark of a later version, before anything is changed.
 
-    A number in one slot alone was written by nobody: that slot is damaged, and its checksum decides.
+    No version writes a number into one slot alone: that slot is damaged, and its checksum decides.
 
     Arguments:
         path: of the file; there may be none.

@@ -21,7 +21,7 @@ If 9 were forgotten in memory, a crash before 4 is deleted on disk would leave a
 and deleted after 4 or with it.
 
 A read that takes long may hold the work back, for what was readable when it began (``hold``): the compaction is in
-effect for everybody else, but nothing that the read may need is dropped until it lets go.
+effect for all others, but nothing that the read may need is dropped until it lets go.
 
 Compactions queue up in order; nothing here knows time or threads. One step of 500 keys, or of 1,000 revisions of few
 keys, takes about 1 ms.

@@ -1,9 +1,9 @@
 """The data directory: only its owner may change it, and it is raftkv's.
 
 Owns the one check that every data directory of a member passes before anything is read from it or written to it:
-whoever can write there can replace the log of the member, and so forge its vote and its acknowledgements.
+a user who can write there can replace the log of the member, and so forge its vote and its acknowledgements.
 
-Files inside are made 0600 by whoever makes them; a directory that others may *list* is therefore accepted, one that
+Files inside are created with mode 0600; a directory that others may *list* is therefore accepted, one that
 others may *write* is not.
 
 It also tells whose directory it is: etcd lays its files out under the same names (``refuse_etcd``). And it words the
@@ -51,7 +51,7 @@ def ensure_private_directory(path: str | os.PathLike[str], *, is_own: bool = Tru
             f"directory {path} belongs to user {found.st_uid}, and this process runs as user {os.geteuid()}: "
             "use chown, or run as its owner"
         )
-    # Checked and not corrected: somebody gave these rights, and may be using them.
+    # Checked and not corrected: these rights may be in use.
     if mode & _WRITABLE_BY_OTHERS:
         raise StorageError(
             f"directory {path} has mode {stat.S_IMODE(mode):04o}: group or others may write to it; use chmod 0700"
@@ -165,7 +165,7 @@ def sync_directory(path: str) -> None:
 
 
 def give_back(descriptor: int) -> None:
-    """Close a descriptor. What matters was synced before, so an error changes nothing."""
+    """Close a descriptor. The data was synced before, so an error changes nothing."""
     with contextlib.suppress(OSError):
         os.close(descriptor)
 

@@ -105,7 +105,7 @@ _SPEC: Final = re.compile(r"(?:(1-in|after)-(\d+)\s+)?(panic|raise|error|sleep|c
 
 
 class _Armed:
-    """What one armed point does, and how often it was hit."""
+    """The action of one armed point, and how often it was hit."""
 
     def __init__(self, name: str, act: Callable[[str], None], acts_now: Callable[[int], bool]) -> None:
         self.name = name
@@ -246,7 +246,7 @@ def _raise_os_error(name: str, errno_name: str) -> Callable[[str], None]:
 
 def _wait(milliseconds: int) -> Callable[[str], None]:
     def act(_point: str) -> None:
-        threading.Event().wait(milliseconds / 1000)  # an event that nobody sets
+        threading.Event().wait(milliseconds / 1000)  # an event that is never set
 
     return act
 

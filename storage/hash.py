@@ -9,7 +9,7 @@ compaction would drop counts as dropped whether it is gone yet or not:
 - a tombstone exactly at the compacted revision does not count, since old versions of etcd drop it.
 
 Both functions read one transaction of the engine and nothing else, so they run on any thread while the owner goes on;
-an event ends them, with an error, when nobody wants the hash any more.
+an event ends them, with an error, when the hash is no longer wanted.
 Every checksum on the way is verified: a hash is also a scrub.
 """
 
@@ -27,15 +27,14 @@ from raftkv.errors import CompactedError, StorageError
 from raftkv.storage import schema
 from raftkv.storage.backend.base import Backend
 from raftkv.storage.key_value import key_of
-from raftkv.storage.record import unseal
-from raftkv.storage.revision import SUB_BITS, from_key, is_tombstone, pack, to_key
+from raftkv.storage.revision import SUB_BITS, from_key, is_tombstone, pack, to_key, unseal
 
 RECORDS_PER_LOOK: Final = 1_000
 """Records between two looks at whether the hash is wanted still: some milliseconds."""
 
 
 class History(Protocol):
-    """What a hash of the history reads of a database."""
+    """A read transaction, as a hash of the history needs it."""
 
     def get(self, bucket: bytes, key: bytes) -> bytes | None:
         """Implement ``ReadTxn.get``."""
@@ -48,14 +47,14 @@ class History(Protocol):
 
 
 class Readable(Protocol):
-    """What a history is read from."""
+    """A database, as a hash of the history needs it."""
 
     def begin_read(self) -> History:
         """Pin the last committed state."""
 
 
-class _Wanted:
-    """A history that is read until nobody wants what comes of it."""
+class _CancellableHistory:
+    """A history whose reads end with an error once they are given up."""
 
     def __init__(self, read: History, given_up: threading.Event) -> None:
         self._read = read
@@ -73,7 +72,7 @@ class _Wanted:
 
 def _begin_read(backend: Readable, given_up: threading.Event | None) -> History:
     read = backend.begin_read()
-    return read if given_up is None else _Wanted(read, given_up)
+    return read if given_up is None else _CancellableHistory(read, given_up)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +91,8 @@ def hash_kv(backend: Readable, revision: int, given_up: threading.Event | None =
 
     Arguments:
         backend: the engine; read on the calling thread.
-        revision: the main revision, which must be committed already; a negative one is before all history, and what
-            is hashed then is empty, whatever was compacted.
+        revision: the main revision, which must be committed already; a negative one is before all history: an empty
+            history is hashed then, compacted or not.
         given_up: set, on another thread, when the hash is not wanted any more.
 
     Raises:

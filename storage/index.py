@@ -383,7 +383,7 @@ class Index:
         """Take over the contents of another index at once; the other one must not be used any more.
 
         Returns:
-            the histories of before, which nobody uses any more: a million take a tenth of a second to be freed.
+            the previous histories, unused now: a million take a tenth of a second to be freed.
         """
         # The object stays the same, because the reader, the transaction and the compactor hold references to it.
         before = self._entries

@@ -41,7 +41,6 @@ from mypy_extensions import mypyc_attr
 from raftkv.errors import CompactedError, FutureRevisionError, InvariantError, StorageError
 from raftkv.raft.types import ConfState
 from raftkv.storage import schema
-from raftkv.storage.attachments import Attachments
 from raftkv.storage.backend.base import Backend, Defragmentation, ReadTxn, WriteBatch
 from raftkv.storage.backend.writer import InlineWriter, Writer
 from raftkv.storage.compaction import KEYS_PER_STEP, Compactor
@@ -49,12 +48,11 @@ from raftkv.storage.failpoints import failpoint
 from raftkv.storage.hash import KVHash, hash_kv
 from raftkv.storage.index import Index
 from raftkv.storage.mvcc_range import PinnedView, RangeResult, Reader, check_revision
-from raftkv.storage.mvcc_txn import Change, WriteTxn
+from raftkv.storage.mvcc_txn import Attachments, Change, WriteTxn
 from raftkv.storage.overlay import FREED_AT_ONCE, Overlay
-from raftkv.storage.record import STEP_RECORDS
-from raftkv.storage.restore import Restored, fill_index, fill_index_steps, scan, scan_steps
-from raftkv.storage.revision import pack, to_key
-from raftkv.storage.selection import Pieces, Selection, no_limit
+from raftkv.storage.restore import Restored, fill_index, fill_index_steps, scan_steps
+from raftkv.storage.revision import STEP_RECORDS, pack, to_key
+from raftkv.storage.selection import Pieces, Selection, finish, no_limit
 
 OPERATIONS_MAX = 10_000
 """A batch of this many changes is sent without waiting for the owner's timer."""
@@ -156,7 +154,7 @@ class Store:
         # Before anything else is decoded: another format may mean other bytes under the same names.
         schema.check_format(self._overlay.value(schema.META, schema.META_FORMAT_VERSION), "the database")
         with closing(self.backend.begin_read()) as read:
-            restored = scan(read)
+            restored = finish(scan_steps(read))
         fill_index(self._index, restored.entries)
         self._attachments.restore(restored.leases)
         self._adopt(restored)
@@ -167,8 +165,8 @@ class Store:
         # Scheduled is in effect for readers from the entry on that asked for it, whether the work was finished or not.
         scheduled, finished = schema.read_compact_revisions(get)
         self.compact_revision = max(scheduled, finished)
-        # As in etcd: whatever a compaction dropped, the revision does not go back below it, or a later put would take a
-        # number that a client has seen already.
+        # As in etcd: the revision never goes back below a compaction, or a later put would take a number that a client
+        # has seen already.
         self.revision = max(FIRST_REVISION, restored.last_revision, self.compact_revision)
         self.applied_index = schema.decode_integer(get(schema.META, schema.META_CONSISTENT_INDEX)) or 0
         self.applied_term = schema.decode_integer(get(schema.META, schema.META_TERM)) or 0
@@ -201,9 +199,9 @@ class Store:
 
     def _durable(self, index: int, put_bytes: int) -> None:
         self._durable_put_bytes = put_bytes
-        # What the log may forget: replay begins behind it.
+        # The log may be released up to here: replay begins behind it.
         self.durable_index = index
-        # What came during the commit fills a batch already: do not let it wait for the owner's timer.
+        # Changes during the commit fill a batch already: do not let it wait for the owner's timer.
         if self._overlay.pending.operations() >= self._operations_max:
             self._overlay.commit_next()
 
@@ -429,7 +427,7 @@ class Store:
 
     @property
     def unfinished_changes(self) -> list[Change]:
-        """What the open write transaction has done so far; empty if none is open."""
+        """Changes of the open write transaction so far; empty if none is open."""
         return self._txn.changes if self._txn.is_open else []
 
     @property
@@ -452,7 +450,7 @@ class Store:
         return self._index.known_count(key, range_end)
 
     def kept(self, key: bytes, range_end: bytes, after: int) -> Iterator[tuple[bytes, int, bool, int]]:
-        """Iterate over the revisions of an interval that no compaction has given up, whatever is removed by now.
+        """Iterate over the revisions of an interval that no compaction has given up, removed by now or not.
 
         Part of the entry being applied: compactions wait with their work, and nothing may change before the end.
 
@@ -569,8 +567,8 @@ class Store:
         if revision > self.revision:
             raise FutureRevisionError
         self._overlay.is_changing = True
-        # In effect at once, on every member at the same entry: whatever work is left, the same reads are refused
-        # everywhere.
+        # In effect at once, on every member at the same entry: all members refuse the same reads, at any state of the
+        # work.
         self.compact_revision = revision
         # In the batch of the entry that asked for it: after a crash the same reads are refused again.
         scheduled = schema.encode_integer(revision)
@@ -643,7 +641,7 @@ class Store:
         with closing(self.backend.open_copy(received)) as copy, closing(copy.begin_read()) as read:
             schema.check_format(read.get(schema.META, schema.META_FORMAT_VERSION), "the received database")
             applied = schema.decode_integer(read.get(schema.META, schema.META_CONSISTENT_INDEX)) or 0
-            # What is applied has been shown to clients; an older state would take it back.
+            # The applied state has been shown to clients; an older state would take it back.
             if applied < self.applied_index:
                 raise InvariantError(f"a snapshot of entry {applied} for the state of entry {self.applied_index}")
             restored = yield from _paced(scan_steps(read))
@@ -656,7 +654,7 @@ class Store:
             attachments.attach(key, lease)
             if not count % STEP_RECORDS:
                 yield 0.0
-        # The new index is complete but nobody sees it. After this wait nothing yields any more, so no reader finds the
+        # The new index is complete but not in use. After this wait nothing yields any more, so no reader finds the
         # files of one database under the index of the other. (A hash or a copy under way goes on in the old file.)
         while wait_for_commit and self._overlay.is_busy:
             yield WAIT_S

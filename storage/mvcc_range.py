@@ -4,7 +4,7 @@ The index answers where, the overlay and the disk answer what. At the current re
 subtractions and keys-only answers never touch a value; at an older revision the interval is walked.
 
 Long intervals, and selections of them (``selection.py``), are read in small pieces, so that the owner may do other
-things between. ``PinnedView`` is the store as it was at one moment, whatever happens to it meanwhile.
+things between. ``PinnedView`` is the store as it was at one moment; later changes do not alter it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RangeResult:
         self.kvs = kvs
         """Serialized ``mvccpb.KeyValue``, in order of key."""
         self.count = count
-        """Number of keys in the interval, whatever the limit."""
+        """Number of keys in the interval, without regard to the limit."""
         self.revision = revision
         """Main revision of the store (or of the transaction) when it was read."""
 
@@ -73,7 +73,7 @@ class Reader:
             keys_only: leave values out.
 
         Returns:
-            KeyValues in order of key, and the number of keys in the interval, whatever the limit.
+            KeyValues in order of key, and the number of keys in the interval, without regard to the limit.
         """
         self.ranges_total += 1
         # One key, the most frequent read of all: one lookup, no iterator.
@@ -181,7 +181,7 @@ class Reader:
         return self._index.known_count(key, end)
 
     def free_later(self, items: list[Any]) -> None:
-        """Empty a list that nobody uses any more, and the lists in it, little by little."""
+        """Empty an unused list, and the lists in it, little by little."""
         self._overlay.free_later(items)
 
     def mean_bytes(self, key: bytes, end: bytes, samples: int) -> int:

@@ -25,7 +25,7 @@ closed, and ``poison`` says so: nothing more goes to disk, and the log has what 
             |<--- a unit: entry 7 -------->|
             |     commit() waits           | commit: a batch with entry 7 and "applied 7"
 
-A full map is grown as soon as nobody but this module reads, and the batch tried again. A full disk (``SpaceError``)
+A full map is grown as soon as this module is the only reader, and the batch tried again. A full disk (``SpaceError``)
 keeps the batch where it is, readable, to be tried again by the next ``commit``. Every other failure goes to
 ``on_fatal``: after a failed write the state of the disk is not known, so the member stops.
 """
@@ -46,8 +46,16 @@ from raftkv.storage import schema
 from raftkv.storage.backend.base import Backend, WriteBatch
 from raftkv.storage.backend.writer import Writer
 from raftkv.storage.failpoints import failpoint
-from raftkv.storage.record import SEAL_BYTES, CorruptRecordError, read_seal, unseal
-from raftkv.storage.revision import SUB_BITS, SUB_MASK, describe, pack_key
+from raftkv.storage.revision import (
+    SEAL_BYTES,
+    SUB_BITS,
+    SUB_MASK,
+    CorruptRecordError,
+    describe,
+    pack_key,
+    read_seal,
+    unseal,
+)
 
 _SEPARATOR: Final = 0x5F  # "_"
 FREED_AT_ONCE = 20_000
@@ -85,7 +93,7 @@ class Overlay:
         self._get_record = self._read.get_record
         self.pending = WriteBatch()
         self._committing: WriteBatch | None = None
-        # Keys of their records, as far as somebody has asked: a history of very many is read in many steps.
+        # Keys of their records, as far as they were asked for: a history of very many is read in many steps.
         self._pending_keys: list[bytes] = []
         self._committing_keys: list[bytes] = []
         self._on_durable: Callable[[], None] = _nothing
@@ -102,7 +110,7 @@ class Overlay:
         self.space_error: SpaceError | None = None
         self.closed = False
         self.is_changing = False
-        """Whether a unit is open. Set by whoever changes something; unset by ``end_unit`` alone."""
+        """Whether a unit is open. Set by the code that makes a change; unset by ``end_unit`` alone."""
         self.is_poisoned = False
         self._wanted = False
 
@@ -140,7 +148,7 @@ class Overlay:
         record = self.pending.records.get(revision_key)
         if record is None and self._committing is not None:
             record = self._committing.records.get(revision_key)
-        # What is still in memory was made by this process: its checksum is for the disk.
+        # Records in memory were made by this process: the checksum is for the disk.
         if record is not None:
             return record[SEAL_BYTES:]
         try:
@@ -323,7 +331,7 @@ class Overlay:
         self._tell_waiters()
 
     def free_later(self, items: dict[Any, Any] | list[Any]) -> None:
-        """Empty something that nobody uses any more, lists in it too, on the writer's thread.
+        """Empty an unused object, lists in it too, on the writer's thread.
 
         To free hundreds of thousands of objects at once would hold the owner for a tenth of a second.
         """
@@ -343,7 +351,7 @@ class Overlay:
 
     def flush(self, on_durable: Callable[[], None]) -> None:
         """Commit now; call back (on the owner's thread) once everything written so far is durable."""
-        # What was written so far is in the batch being filled, or else in the one on its way, or else on disk.
+        # The writes so far are in the batch being filled, in the one on its way, or on disk.
         if self._has_pending():
             self._waiters.append((self._filling, on_durable))
         elif self._committing is not None:
@@ -387,7 +395,7 @@ class Overlay:
             if error is None:
                 error = self._swap(swap)
             done(error)
-            # What was written during the job waits in ``pending``.
+            # Writes during the job wait in ``pending``.
             self.commit()
 
         # While a job of the writer is on its way, ``commit`` only takes note.
@@ -395,7 +403,7 @@ class Overlay:
         self._writer.submit(job, finish)
 
     def _swap(self, swap: Callable[[], None]) -> StorageError | None:
-        # ``swap`` waits until nobody reads, and this transaction is ours.
+        # ``swap`` waits until there is no reader, and this transaction is ours.
         self._read.close()
         try:
             swap()
@@ -436,7 +444,7 @@ class Overlay:
 
     def exchanged(self) -> None:
         """Call back who waits for ``flush``: all that is known of the other database is in its place now."""
-        # Everything that anybody flushed is contained in it.
+        # Everything that was flushed is contained in it.
         self._durable = self._filling
         self._filling += 1
         self._tell_waiters()

@@ -19,12 +19,11 @@ from raftkv.storage.backend.base import ReadTxn
 from raftkv.storage.index import Index
 from raftkv.storage.key_index import KeyIndex
 from raftkv.storage.key_value import KeyValueView, value_head, varint
-from raftkv.storage.record import STEP_RECORDS, CorruptRecordError, checked_runs
-from raftkv.storage.revision import KEY_BYTES, SUB_BITS, describe
+from raftkv.storage.revision import KEY_BYTES, STEP_RECORDS, SUB_BITS, CorruptRecordError, checked_runs, describe
 
 _FIRST_VERSION: Final = b"\x20\x01"
 _NEVER: Final = b"\xff\xff"
-"""What no record has in the place of a tag."""
+"""Two bytes that no record has in the place of a tag."""
 _REMEMBERED_BYTES: Final = 1 << 16
 _SMALLEST_BYTES: Final = 3
 
@@ -66,17 +65,6 @@ class Restored:
     leases: dict[bytes, int] = field(default_factory=dict)
     last_revision: int = 0
     """Newest main revision of any record."""
-
-
-def scan(read: ReadTxn) -> Restored:
-    """Read every record in order of revision; raises like ``scan_steps``."""
-    steps = scan_steps(read)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            restored: Restored = end.value
-            return restored
 
 
 def scan_steps(read: ReadTxn) -> Generator[None, None, Restored]:

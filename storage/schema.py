@@ -3,12 +3,12 @@
 The names are etcd's (``server/storage/schema``), so that a reader of one knows the other. Buckets are LMDB named
 databases; within a bucket keys sort as bytes.
 
-    key              revision key (17 or 18 bytes, see ``revision.py``)  ->  sealed record (see ``record.py``)
+    key              revision key (17 or 18 bytes, see ``revision.py``)  ->  sealed record (likewise)
     meta             the names below                                     ->  8-byte big-endian integers, or JSON
     lease, alarm, members, members_removed, cluster, auth, authUsers, authRoles
                      owned by the modules above: opaque to the store
 
-Beside the buckets lies the checksum of all of them but ``key`` (``backend/seal.py``).
+Beside the buckets lies the checksum of all of them but ``key`` (``backend/environment.py``).
 
 ``meta`` is written in the same transaction as the data it describes: what is on disk is always the exact state
 after the entry ``consistent_index``, so that replay of the log skips nothing and repeats nothing (etcd's data

@@ -6,12 +6,12 @@
 
 Every ``yield`` comes after a small piece of work (``KEYS_PER_PIECE`` keys looked at, or about ``BYTES_PER_PIECE``
 loaded), so that the one who drives it can do other things between: the loop of a member serves puts, the apply of a
-log entry goes on with the next piece. Whatever happens to the store meanwhile, the answer is that of ``main``, unless
-that revision is compacted: ``check`` is asked before each piece and raises then.
+log entry goes on with the next piece. The answer is that of revision ``main`` even if the store changes meanwhile,
+unless that revision is compacted: ``check`` is asked before each piece and raises then.
 
 Rules, as in etcd (server/etcdserver/txn/range.go):
 
-- Filters are inclusive bounds on revisions. ``count`` is of the interval, whatever filter and limit say.
+- Filters are inclusive bounds on revisions. ``count`` is of the interval, without filter and limit.
 - Equal sort values stay in order of key, in either direction (etcd leaves their order open).
 - A sort target without an order ascends, and then a limit, unless there is a filter, cuts *before* sorting.
 
@@ -25,7 +25,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import merge
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from raftkv.storage.index import State
 from raftkv.storage.key_value import KeyValueView
@@ -33,6 +33,8 @@ from raftkv.storage.revision import SUB_BITS
 
 if TYPE_CHECKING:
     from raftkv.storage.mvcc_range import Reader
+
+T = TypeVar("T")
 
 KEY, VERSION, CREATE, MOD, VALUE = range(5)
 """Sort targets, numbered as on the wire."""
@@ -55,12 +57,12 @@ ITEM_BYTES: Final = 200
 
 Pieces = Generator[list[bytes], None, "Selected"]
 Item = tuple[Any, int, bytes, int]
-"""What it is sorted by, its place among equals, key, packed revision."""
+"""Sort value, place among equals, key, packed revision."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What of an interval is wanted, and in which order.
+    """The wanted part of an interval, and its order.
 
     Revisions are main revisions, and 0 is no bound; a limit of 0 or less is none. Without ``counts`` the count of the
     answer may be too low: at an older revision counting is a walk to the end.
@@ -98,7 +100,7 @@ class Selected:
     """The end of a selection: what is known when all pieces were yielded."""
 
     count: int
-    """Keys of the interval, whatever was selected of them."""
+    """Keys of the interval, selected or not."""
     more: bool
     """Whether the limit left any out."""
 
@@ -211,7 +213,7 @@ class Selector:
         try:
             return (yield from self._in_order(items, fetch))
         finally:
-            # A million at once would hold the loop for 0.1 s, at the end or where nobody waits any more.
+            # A million at once would hold the loop for 0.1 s, at the end or after the reader has gone.
             if len(items.runs) > RUNS_FREED_AT_ONCE:
                 self._reader.free_later(items.runs)
 
@@ -316,7 +318,7 @@ class _Sorted:
             # keys behind it are never compared.
             items.append((value, -self._added if self._descending else self._added, key, revision))
         worst = self._worst
-        # What is worse than the worst that was kept cannot be among the best any more.
+        # A key worse than the worst kept one cannot be among the best any more.
         if worst is not None:
             items = [item for item in items if (item > worst) == self._descending]
         self._run += items
@@ -377,6 +379,16 @@ def collect(
         yield
     # The walk was not finished: neither the count nor whether there is more is known.
     return kvs, None
+
+
+def finish(work: Generator[None, None, T]) -> T:
+    """Do all the pieces of some work at once and return its result."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
 
 def drain(pieces: Pieces) -> tuple[list[bytes], Selected]:

@@ -9,7 +9,7 @@ Rules:
 
 - The copy is one consistent state, compact, and carries its own applied index, term and members: ``info`` repeats
   them for Raft and adds size and SHA-256 for the wire.
-- What is sent was read again from end to end, and every checksum in it compared: damage stays where it is.
+- A copy is read again from end to end before it is sent, and every checksum in it compared: damage stays where it is.
 - Nothing is replaced by a file that is not, byte for byte, what was sent, or that says something else than ``info``, or
   in which anything is not what was written.
 - Every crash leaves either the old database or the new one under the name, whole: the received file is durable before
@@ -51,7 +51,8 @@ class SnapshotInfo:
         conf_state: members of the cluster as of that entry.
         size_bytes: size of the file.
         sha256: hash of the file, 32 bytes.
-        is_sealed: whether a seal that came along covers all that has no checksum of its own (``backend/seal.py``).
+        is_sealed: whether a seal that came along covers all that has no checksum of its own
+            (``backend/environment.py``).
     """
 
     index: int
@@ -99,7 +100,7 @@ def write_snapshot(backend: Backend, path: Path, rest: Callable[[float], None] =
     except OSError as error:
         remove_unneeded(path)
         raise declared(error, path) from error
-    # Half a copy is of no use to anybody, and takes the room of a whole database.
+    # Half a copy is of no use, and takes the room of a whole database.
     except BaseException:
         remove_unneeded(path)
         raise
@@ -121,7 +122,7 @@ def _copy(backend: Backend, file: SteadyFile, rest: Callable[[float], None]) -> 
 
 
 def read_meta(path: Path) -> SnapshotMeta:
-    """Return the point of the log that a database file holds; nobody may have it open.
+    """Return the point of the log that a database file holds; it must not be open elsewhere.
 
     Raises:
         StorageError: it is no database, or one of a later format.
@@ -177,7 +178,7 @@ def verify_snapshot(path: Path, info: SnapshotInfo, rest: Callable[[float], None
 
 
 def install_snapshot(received: Path, target: Path, info: SnapshotInfo) -> None:
-    """Put a received database in the place of another one, which nobody has open; durable on return.
+    """Put a received database in the place of another one, which is not open; durable on return.
 
     Arguments:
         received: path of the file, gone afterwards.

@@ -4,7 +4,7 @@
     outcome.error or header(outcome.revision) + outcome.body
 
 Applied is applied: a ``StatusError`` is an outcome like any other, reached alike on every member. Applying is total:
-whatever a committed entry holds has one outcome.
+every committed entry has one outcome.
 
 - A body that is no request of its kind is refused (``MalformedEntryError``). All members have the same bytes, so all
   refuse; to stop instead would let one entry end the cluster for good, since it is met again after each restart.
@@ -20,91 +20,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
 from raftkv import __version__, errors
-from raftkv.apply import compares, plain, plain_txn, ranges, read_txn, response, txn
+from raftkv.apply import plain, response, txn
 from raftkv.apply import request as requests
 from raftkv.apply.alarms import Alarms
-from raftkv.apply.auth.caller import Caller
 from raftkv.apply.auth.rights import KINDS_OF_MEMBERS, Rights
 from raftkv.apply.auth.store import AuthStore, Pieces
-from raftkv.apply.downgrade import Downgrade
 from raftkv.apply.leases import Leases
-from raftkv.apply.membership import Membership
+from raftkv.apply.membership import Downgrade, Membership
 from raftkv.apply.quotas import Quotas
-from raftkv.apply.quotas import Store as QuotaStore
+from raftkv.apply.request import Caller
 from raftkv.pb import admin_pb2, raft_pb2, rpc_pb2
-from raftkv.storage.mvcc_range import PinnedView
-from raftkv.storage.mvcc_txn import Change
+from raftkv.storage.mvcc import Store
 from raftkv.storage.revision import SUB_MASK
+from raftkv.storage.selection import finish
 
 Kind = requests.Kind
-
-
-class WriteTxn(txn.WriteView, Protocol):
-    """A write transaction with its end."""
-
-    def end(self) -> object:
-        """Make the writes visible to readers."""
-
-
-class Store(txn.PathView, compares.Measured, ranges.SmallView, QuotaStore, Protocol):
-    """The part of the MVCC store that applying needs."""
-
-    @property
-    def unfinished_changes(self) -> list[Change]:
-        """What the open write transaction has done so far."""
-
-    def lease_key_count(self, lease: int) -> int:
-        """Return the number of keys attached to a lease."""
-
-    def lease_key_from(self, lease: int, key: bytes) -> bytes | None:
-        """Return the first key of a lease that is not below a key, None if there is none."""
-
-    def begin(self) -> WriteTxn:
-        """Open a write transaction."""
-
-    def poison(self) -> None:
-        """Commit nothing any more."""
-
-    def compact(self, revision: int, on_done: Callable[[], None] | None = None) -> None:
-        """Make revisions below one unreadable and schedule their removal.
-
-        Arguments:
-            revision: the oldest one that stays readable.
-            on_done: called when the removal is durable.
-        """
-
-    @property
-    def unwritten_bytes(self) -> int:
-        """Bytes of keys and values that are in memory, because the database does not have them yet."""
-
-    @property
-    def space_error(self) -> errors.StorageError | None:
-        """Why the last commit found no room, if it did not."""
-
-    def commit(self) -> None:
-        """Write to the database what it does not have."""
-
-    @property
-    def is_compacting(self) -> bool:
-        """Whether a removal is not finished yet."""
-
-    def pin(self) -> PinnedView:
-        """Return a view of the present, for reads that take long."""
-
-    def lease_keys_unordered(self, lease: int) -> list[bytes]:
-        """Return the keys attached to a lease, in any order."""
-
-    def known_count(self, key: bytes, range_end: bytes) -> int:
-        """Return the number of keys of an interval that a read of it looks at.
-
-        Arguments:
-            key, range_end: the interval, as on the wire.
-        """
 
 
 class Outcome:
@@ -162,7 +97,7 @@ CHANGES_MAX: Final = SUB_MASK + 1
 PARSERS: Final[dict[int, Callable[[bytes], Any]]] = {
     Kind.PUT: plain.parse_put,
     Kind.DELETE_RANGE: rpc_pb2.DeleteRangeRequest.FromString,
-    Kind.TXN: plain_txn.parse,
+    Kind.TXN: plain.parse,
     Kind.COMPACT: rpc_pb2.CompactionRequest.FromString,
     Kind.ALARM: rpc_pb2.AlarmRequest.FromString,
     Kind.MEMBER_ATTRIBUTES: raft_pb2.MemberRecord.FromString,
@@ -206,7 +141,7 @@ class Applier:
         changes_max: int = CHANGES_MAX,
     ) -> None:
         self.store = store
-        # What must be counted is done in pieces.
+        # Changes that must be counted are made in pieces.
         self._at_once_max = min(at_once_max, changes_max // 2)
         self._changes_max = changes_max
         self.alarms = alarms
@@ -253,7 +188,7 @@ class Applier:
             kind, body, request, is_answered, has_room: as of ``begin``, which also says what is raised.
         """
         outcome = self.begin(kind, body, request, is_answered=is_answered, has_room=has_room)
-        return outcome if isinstance(outcome, Outcome) else txn.finish(outcome)
+        return outcome if isinstance(outcome, Outcome) else finish(outcome)
 
     def begin(
         self,
@@ -270,7 +205,7 @@ class Applier:
             kind: of the request.
             body: its protobuf bytes.
             request: the same already parsed, where the caller has it; it may be a ``PlainTxn`` or a ``PlainPut``.
-            is_answered: whether somebody waits here for the answer; else what is only read for it may be left out.
+            is_answered: whether a caller waits here for the answer; otherwise reads for it alone may be left out.
             has_room: told the bytes that a long answer takes while it is put together; False: leave the answer out.
 
         Returns:
@@ -347,7 +282,7 @@ class Applier:
             raise self._failed(kind, error) from error
 
     def _failed(self, kind: int, error: BaseException) -> BaseException:
-        """Whatever the entry has done by now must never be committed under the applied index of the one before."""
+        """Poison the store: a part of the entry must never be committed under the applied index of the one before."""
         self.store.poison()
         if isinstance(error, errors.InvariantError) or not isinstance(error, Exception):
             return error
@@ -376,7 +311,7 @@ class Applier:
         return Outcome(revision, body)
 
     def _delete_range(self, request: rpc_pb2.DeleteRangeRequest) -> Outcome | Work:
-        # Nobody sees the previous values, so they are not read.
+        # The previous values are not returned, so they are not read.
         if not self._is_answered:
             request.prev_kv = False
         if request.range_end:
@@ -399,8 +334,8 @@ class Applier:
         write.end()
         return Outcome(revision, pieces=pieces)
 
-    def _txn(self, request: rpc_pb2.TxnRequest | plain_txn.PlainTxn) -> Outcome | Work:
-        if not isinstance(request, plain_txn.PlainTxn):
+    def _txn(self, request: rpc_pb2.TxnRequest | plain.PlainTxn) -> Outcome | Work:
+        if not isinstance(request, plain.PlainTxn):
             return self._any_txn(request)
         size = request.size
         if (
@@ -410,11 +345,11 @@ class Applier:
         ):
             return self._any_txn(request.message())
         store = self.store
-        succeeded = plain_txn.choose(store, request)
+        succeeded = plain.choose(store, request)
         branch = request.success if succeeded else request.failure
-        plain_txn.check(branch, self.leases)
+        plain.check(branch, self.leases)
         write = store.begin()
-        body = plain_txn.execute(write, succeeded, branch, is_answered=self._is_answered)
+        body = plain.execute_txn(write, succeeded, branch, is_answered=self._is_answered)
         write.end()
         return Outcome(store.revision, body)
 
@@ -424,13 +359,13 @@ class Applier:
             path = txn.choose_path(self.store, request, budget)
             executed = path if self._is_answered else txn.without_answers(path)
             txn.spend_operations(self.store, executed, budget, is_counted=self.quotas.is_active)
-        except txn.Costly:
+        except txn.NeedsSlicing:
             # Nothing was changed yet: the path is chosen again, from the same state and with the same result.
             return self._txn_in_pieces(request, self._room())
-        # The path with its answers, because what is refused must not depend on whether somebody waits here.
+        # The path with its answers, because refusals must not depend on whether a caller waits here.
         txn.check_path(self.store, path, self.leases)
         if self.quotas.is_active:
-            txn.finish(self.quotas.check_path(path))
+            finish(self.quotas.check_path(path))
         write = self.store.begin()
         body = txn.execute(write, executed)
         write.end()
@@ -463,7 +398,7 @@ class Applier:
         Raises:
             CompactedError, FutureRevisionError: a range asks for a revision that cannot be read.
         """
-        revision, pieces = txn.finish(read_txn.in_pieces(self.store, request))
+        revision, pieces = finish(txn.read_in_pieces(self.store, request))
         return Outcome(revision, b"".join(pieces))
 
     def _compact(self, request: rpc_pb2.CompactionRequest) -> Outcome:
@@ -533,7 +468,7 @@ class Applier:
         keys = sum(map(self.store.lease_key_count, lease_ids))
         work = self._end_leases_in_pieces(lease_ids, expired)
         at_once_max = min(self._at_once_max, txn.VALUES_AT_ONCE) if self.quotas.is_active else self._at_once_max
-        return work if keys > at_once_max else txn.finish(work)
+        return work if keys > at_once_max else finish(work)
 
     def _end_leases_in_pieces(self, lease_ids: Sequence[int], expired: bool) -> Work:
         yield from self.leases.end(lease_ids, self._changes_max, expired=expired)
@@ -551,7 +486,7 @@ class Applier:
 
 
 def _message(request: Any) -> Any:
-    return request.message() if isinstance(request, (plain_txn.PlainTxn, plain.PlainPut)) else request
+    return request.message() if isinstance(request, (plain.PlainTxn, plain.PlainPut)) else request
 
 
 def _unknown(kind: int, body: bytes) -> errors.UnknownEntryError:

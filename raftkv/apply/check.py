@@ -1,7 +1,7 @@
 """Validation of KV requests before anything else happens to them.
 
 Owns the refusals that depend on the request alone; each rule is etcd's (server/etcdserver/api/v3rpc/key.go), including
-which of two faults is reported. What depends on the state of the store is refused while applying, in ``txn``.
+which of two faults is reported. Refusals that depend on the state of the store come while applying, in ``txn``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Final
 
 from raftkv import errors
 from raftkv.pb import rpc_pb2
+from raftkv.storage.selection import finish
 
 _ACTIONS: Final = frozenset(rpc_pb2.AlarmRequest.AlarmAction.values())
 _ALARMS: Final = frozenset(rpc_pb2.AlarmType.values())
@@ -80,10 +81,7 @@ def check_txn(request: rpc_pb2.TxnRequest, operations_max: int) -> list[rpc_pb2.
     Raises:
         TooManyOperationsError, DuplicateKeyError: and those of the checks of single operations.
     """
-    found = _Found(operations_max)
-    for _ in _check_txn(request, operations_max, found):
-        pass
-    return found.intervals
+    return finish(check_txn_in_pieces(request, operations_max))
 
 
 def check_txn_in_pieces(
@@ -100,7 +98,7 @@ def check_txn_in_pieces(
 
 
 class _Found:
-    """What a txn and those nested in it may still have, and the compares on intervals that they have.
+    """Limits left to a txn and those nested in it, and their compares on intervals.
 
     etcd limits the longest of three lists; the sums over all nested txns, counted here, are limits of our own.
     """
@@ -267,7 +265,7 @@ def _check_branch(operations: Iterable[rpc_pb2.RequestOp]) -> Generator[None, No
 
 
 def _merge_nested(request: rpc_pb2.TxnRequest, written: _Written) -> Generator[None, None, _Written]:
-    """What a branch has written by the end of a nested txn.
+    """Keys written by a branch by the end of a nested txn.
 
     Only what the nested txn puts is looked for in what is written so far, not what it deletes: so a branch may put a
     key in one nested txn and delete it in a later one, as in etcd.

@@ -23,6 +23,7 @@ from typing import Any, Final, Protocol
 from raftkv import errors
 from raftkv.pb import kv_pb2, rpc_pb2
 from raftkv.storage.index import State
+from raftkv.storage.mvcc import Store
 from raftkv.storage.revision import SUB_BITS
 
 Compare = rpc_pb2.Compare
@@ -38,7 +39,7 @@ WORK_MAX: Final = 10_000_000
 """Keys that the compares of one txn may walk through, nested ones included: 4 s of applying on every member. etcd has
 no limit, reads their values too, and takes 15 s."""
 VALUE_WORK: Final = 4
-"""What a key counts as whose value is compared."""
+"""Weight of a key whose value is compared."""
 BYTES_PER_KEY: Final = 512
 """Bytes of values that take as long as one key more."""
 SAMPLES: Final = 8
@@ -171,26 +172,7 @@ def _holds_throughout(
     return not is_empty or (target != _VALUE and condition.passes_all((0,)))
 
 
-class Measured(Protocol):
-    """A store that knows how much work an interval is."""
-
-    def known_count(self, key: bytes, range_end: bytes) -> int:
-        """Return the number of keys of an interval that the store knows.
-
-        Arguments:
-            key, range_end: the interval, as on the wire.
-        """
-
-    def mean_bytes(self, key: bytes, range_end: bytes, samples: int) -> int:
-        """Return about how large a KeyValue of an interval is.
-
-        Arguments:
-            key, range_end: the interval, as on the wire.
-            samples: KeyValues to look at.
-        """
-
-
-def check_work(view: Measured, intervals: Iterable[Compare]) -> Generator[None, None, None]:
+def check_work(view: Store, intervals: Iterable[Compare]) -> Generator[None, None, None]:
     """Refuse compares on intervals that are too much work to be evaluated by every member, with pauses.
 
     Arguments:

@@ -18,8 +18,9 @@ from heapq import merge
 from typing import Final, Protocol
 
 from raftkv import errors
-from raftkv.apply.alarms import MetaStore
 from raftkv.storage import schema
+from raftkv.storage.backend.base import ReadTxn
+from raftkv.storage.mvcc import Store
 
 _ID: Final = struct.Struct(">q")
 _RUN_KEYS: Final = 4096
@@ -29,38 +30,6 @@ _LEASES_PER_PIECE: Final = 2_000
 """Leases of a received database that are read in one step, which takes 2 ms."""
 TTL_MAX_S: Final = 9_000_000_000
 """Longest TTL that is granted (etcd: lease.MaxLeaseTTL)."""
-
-
-class WriteTxn(Protocol):
-    """The part of a write transaction that deletes the keys of a lease."""
-
-    def delete_range(self, key: bytes, end: bytes = b"") -> object:
-        """Delete a key.
-
-        Arguments:
-            key: the key.
-            end: empty.
-        """
-
-    def end(self) -> object:
-        """Make the deletions visible to readers."""
-
-
-class Items(Protocol):
-    """A database that is read."""
-
-    def items(self, bucket: bytes) -> Iterable[tuple[bytes, bytes]]:
-        """Iterate over keys and values of a bucket."""
-
-
-class LeaseStore(MetaStore, Protocol):
-    """The part of the store used here."""
-
-    def begin(self) -> WriteTxn:
-        """Open a write transaction."""
-
-    def lease_keys_unordered(self, lease: int) -> list[bytes]:
-        """Return the keys attached to a lease, in any order."""
 
 
 class LeaseObserver(Protocol):
@@ -94,7 +63,7 @@ class LeaseObserver(Protocol):
         """Note that everything was replaced by a snapshot: ``granted`` is the TTL in seconds of each lease."""
 
 
-class _Nobody:
+class _NoObserver:
     def granted(self, lease_id: int, ttl_s: int) -> None:
         pass
 
@@ -122,14 +91,14 @@ class Leases:
         observer: called with each change.
     """
 
-    def __init__(self, store: LeaseStore) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
         self.granted: dict[int, int] = {}
-        self.observer: LeaseObserver = _Nobody()
+        self.observer: LeaseObserver = _NoObserver()
         self._received: dict[int, int] | None = None
         self.reload()
 
-    def receive(self, read: Items) -> Generator[None, None, None]:
+    def receive(self, read: ReadTxn) -> Generator[None, None, None]:
         """Read the leases of a database that is about to take the place of the store, in steps; ``reload`` follows.
 
         There may be a million, which takes seconds.

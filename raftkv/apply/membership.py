@@ -12,9 +12,9 @@ clients are shown, and what decides whether a change is valid when it is applied
 Invariants
 
 - ``decide`` looks at nothing but the entry, the two buckets and the rights of its caller, so all members decide alike.
-  Whatever the bytes are, there is a decision; what is refused changes neither the members nor Raft's configuration.
+  Any bytes get a decision; a refused change alters neither the members nor Raft's configuration.
 - A member that leaves by a joint change is one until the joint configuration is left: until then it votes.
-- An id that has left never comes back; no two members share a peer URL; somebody votes.
+- An id that has left never comes back; no two members share a peer URL; there is at least one voter.
 - The steps of an entry are those that its context asks for (``conf_change_of``), so that the members shown and those
   that vote never differ. An entry without context is Raft's own (leaving a joint configuration) and shows nothing.
 - The version of raftkv that a member published lies in the cluster bucket, where versions that know nothing of it do
@@ -23,6 +23,7 @@ Invariants
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -33,7 +34,7 @@ from google.protobuf.message import DecodeError
 
 from raftkv import errors
 from raftkv.apply.alarms import MetaStore
-from raftkv.apply.auth.caller import Caller
+from raftkv.apply.request import Caller
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft import confchange
 from raftkv.raft.errors import ConfChangeError
@@ -50,7 +51,7 @@ Members = Mapping[int, rpc_pb2.Member]
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What an entry that changes the configuration does.
+    """The effect of an entry that changes the configuration.
 
     Attributes:
         request_id: pairs it with who asked for it.
@@ -169,7 +170,7 @@ class _Draft:
         self.members[member.ID] = self.changed[member.ID] = changed
 
     def check_voters(self) -> None:
-        """Raise ``NotEnoughStartedMembersError`` if nobody would vote."""
+        """Raise ``NotEnoughStartedMembersError`` if no voter would be left."""
         if all(member.isLearner for member in self.members.values()):
             raise errors.NotEnoughStartedMembersError
 
@@ -238,7 +239,7 @@ class Membership:
         """Return what an entry that changes the configuration does here; changes nothing yet.
 
         Arguments:
-            data: of the entry, whatever it holds.
+            data: of the entry; any bytes.
         """
         try:
             change = confchange.decode(data)
@@ -290,7 +291,7 @@ class Membership:
         removed = set(decision.removed)
         if decision.change is not None and not decision.change.changes:  # a joint configuration was left
             removed = self.members.keys() - {*conf_state.voters, *conf_state.learners}
-        # Who leaves by a joint change votes until that is over, so it has to be heard, and go on, until then.
+        # A member that leaves by a joint change votes until that is over, so it must stay connected and run until then.
         for member_id in sorted(removed.difference(conf_state.voters_outgoing)):
             self._remove(member_id)
 
@@ -316,3 +317,60 @@ class Membership:
     def _save(self, member: rpc_pb2.Member) -> None:
         self.members[member.ID] = member
         self._store.meta_put(schema.MEMBERS, _KEY.pack(member.ID), member.SerializeToString(deterministic=True))
+
+
+# -- downgrade ------------------------------------------------------------------------------------------------------
+#
+# The downgrade job of the cluster, agreed through the log: the version to go back to.
+#
+# One record of the cluster bucket, under etcd's name and in etcd's form, so that a snapshot file shows it to etcd's
+# tools. There is one job or none: an entry that would begin a second one, or cancel an absent one, is refused on every
+# member alike. (etcd checks this on the asked member, so two requests at once both succeed there.)
+#
+#     {"target-version":"3.5.0","enabled":true}
+#
+# Leaves out which versions may be asked for (``server/maintenance/service``), and going back: raftkv has one storage
+# version, so a job is recorded, shown and cancelled.
+
+_DOWNGRADE_KEY: Final = b"downgrade"
+
+
+class Downgrade:
+    """The job, if there is one.
+
+    Arguments:
+        store: where it is kept.
+
+    Attributes:
+        info: as ``Status`` shows it.
+    """
+
+    def __init__(self, store: MetaStore) -> None:
+        self._store = store
+        self.info = rpc_pb2.DowngradeInfo()
+        self.reload()
+
+    def reload(self) -> None:
+        """Read the job back from the store: at start, and after a snapshot replaced it."""
+        self.info = rpc_pb2.DowngradeInfo()
+        data = dict(self._store.meta_items(schema.CLUSTER)).get(_DOWNGRADE_KEY)
+        if data is not None:
+            with schema.reading(schema.CLUSTER):
+                record = json.loads(data)
+                self.info = rpc_pb2.DowngradeInfo(enabled=record["enabled"], targetVersion=record["target-version"])
+
+    def execute(self, wanted: rpc_pb2.DowngradeInfo) -> None:
+        """Begin a job, or cancel it if ``wanted`` is not enabled.
+
+        Raises:
+            DowngradeInProcessError: there is one already.
+            NoInflightDowngradeError: there is none.
+        """
+        if wanted.enabled and self.info.enabled:
+            raise errors.DowngradeInProcessError
+        if not wanted.enabled and not self.info.enabled:
+            raise errors.NoInflightDowngradeError
+        target = wanted.targetVersion if wanted.enabled else ""
+        self.info = rpc_pb2.DowngradeInfo(enabled=wanted.enabled, targetVersion=target)
+        record = {"target-version": target, "enabled": wanted.enabled}
+        self._store.meta_put(schema.CLUSTER, _DOWNGRADE_KEY, json.dumps(record, separators=(",", ":")).encode())

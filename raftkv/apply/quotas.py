@@ -33,28 +33,27 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Generator, Iterator
-from typing import Final, Protocol
+from typing import Final
 
 from sortedcontainers import SortedList
 
 from raftkv import errors
-from raftkv.apply.alarms import MetaStore
-from raftkv.apply.txn import Path, finish
+from raftkv.apply.txn import Path
 from raftkv.pb import admin_pb2, rpc_pb2
 from raftkv.storage import schema
 from raftkv.storage.index import TO_THE_LAST
 from raftkv.storage.key_value import KeyValueView, key_of
-from raftkv.storage.mvcc import Accountant
+from raftkv.storage.mvcc import Store
 from raftkv.storage.mvcc_txn import Change
-from raftkv.storage.selection import Pieces, Selection
+from raftkv.storage.selection import Selection, finish
 
 PREFIX_BYTES_MAX: Final = 256
 QUOTAS_MAX: Final = 1_000
 LIMIT_MAX: Final = (1 << 63) - 1
 REMOVE: Final = -1
-"""What both limits are in an entry that removes a quota."""
+"""Both limits in an entry that removes a quota."""
 COUNT_ON: Final = -2
-"""What both are in one that counts the next part of what was there when the quota was set."""
+"""Both limits in an entry that counts the next part of the keys that were there when the quota was set."""
 COUNTED_BY_ENTRY: Final = 1024 * 1024
 COUNTED_BY_CHANGE: Final = 16 * 1024
 """How much of it an entry counts, in bytes as ``_Pace`` counts them: 10 ms, and 0.1 ms."""
@@ -262,32 +261,6 @@ class Quota:
         )
 
 
-class Store(MetaStore, Protocol):
-    """The part of the store that quotas need."""
-
-    accountant: Accountant | None
-
-    @property
-    def compact_revision(self) -> int:
-        """Oldest readable main revision; -1 if never compacted."""
-
-    @property
-    def revision(self) -> int:
-        """Main revision of the last transaction that changed something."""
-
-    def get(self, key: bytes) -> bytes | None:
-        """Return the current KeyValue of a key."""
-
-    def record(self, revision: int) -> bytes:
-        """Return the KeyValue put at a packed revision."""
-
-    def select(self, key: bytes, range_end: bytes, selection: Selection) -> Pieces:
-        """Begin to read an interval in pieces."""
-
-    def kept(self, key: bytes, range_end: bytes, after: int) -> Iterator[tuple[bytes, int, bool, int]]:
-        """Iterate over the revisions of an interval that no compaction has given up."""
-
-
 class Quotas:
     """The quotas of a cluster.
 
@@ -405,7 +378,7 @@ class Quotas:
         return quota
 
     def _begin_count(self, prefix: bytes) -> Quota:
-        # What is there and not given up is due after the last compaction, and a deletion of now with the next revision.
+        # Revisions that are kept are due after the last compaction, and a deletion of now with the next revision.
         store = self._store
         quota = Quota(prefix, 0, 0, history=History.between(max(store.compact_revision, 0), store.revision + 1))
         quota.cursor = prefix
@@ -473,7 +446,7 @@ class Quotas:
                     raise refusal
 
     def _growth(self, sizes: dict[bytes, tuple[int, int]]) -> Generator[None, None, Growth]:
-        """What each prefix grows by when keys of one size become keys of another, with a pause after each piece."""
+        """Growth of each prefix when keys of one size become keys of another, with a pause after each piece."""
         grown: Growth = {}
         for number, (key, (before, after)) in enumerate(sizes.items(), 1):
             self._add_growth(grown, key, before, after)
@@ -504,7 +477,7 @@ class Quotas:
         Raises:
             QuotaExceededError: names the prefix.
         """
-        # What is put and nothing deleted is the most that a txn can take. That is enough nearly always.
+        # Puts without deletions are the most that a txn can take. That bound is nearly always enough.
         sizes: dict[bytes, tuple[int, int]] = {}
         kept: dict[bytes, int] = {}
         pace = _Pace()
@@ -651,7 +624,7 @@ def prefix_end(prefix: bytes) -> bytes:
 
 
 def kept_bytes(size_bytes: int) -> int:
-    """Return about what a revision takes in the database: the same on all members, whatever their pages are.
+    """Return about what a revision takes in the database: the same on all members, at any state of their pages.
 
     Arguments:
         size_bytes: of its key and value.

@@ -2,7 +2,7 @@
 
 A plain request is answered from one read. One that is filtered, sorted or keys-only is a *selection* of the interval,
 which the store carries out in pieces (``raftkv.storage.selection``, where the rules are). ``execute`` does any request
-at once; ``in_pieces`` leaves the pauses to whoever drives it.
+at once; ``in_pieces`` leaves the pauses to its driver.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Final, Protocol
 
 from raftkv.apply import response
 from raftkv.pb import rpc_pb2
-from raftkv.storage.selection import KEY, LIMIT_MAX, NONE, VALUE, Pieces, Selection, no_limit
+from raftkv.storage.mvcc import Store
+from raftkv.storage.selection import KEY, LIMIT_MAX, NONE, VALUE, Pieces, Selection, finish, no_limit
 
 _DESCEND: Final = rpc_pb2.RangeRequest.DESCEND
 
@@ -115,21 +116,8 @@ def get(view: ReadView, key: bytes) -> tuple[int, bytes]:
     return result.revision, response.range_body(result.kvs, False, result.count)
 
 
-class SmallView(Protocol):
-    """The store, where it can be read at once if that is little work."""
-
-    def small_range(
-        self, key: bytes, range_end: bytes, limit: int, keys_max: int, size_bytes_max: int
-    ) -> RangeResult | None:
-        """Read an interval, unless it is large.
-
-        Arguments:
-            key, range_end, limit, keys_max, size_bytes_max: as of ``Store.small_range``.
-        """
-
-
 def execute_small(
-    view: SmallView, request: rpc_pb2.RangeRequest, keys_max: int, size_bytes_max: int
+    view: Store, request: rpc_pb2.RangeRequest, keys_max: int, size_bytes_max: int
 ) -> tuple[int, bytes] | None:
     """Execute a Range at once if it is a plain one for the present of few keys; return ``None`` for any other.
 
@@ -181,7 +169,7 @@ def in_pieces(
         request: checked already.
         grow: called with the bytes that the answer takes more than before (less, if negative); raises when they are too
             many.
-        body: filled with the parts of the answer: whoever gives it up frees it (``response.drop``).
+        body: filled with the parts of the answer: a caller that gives it up frees it (``response.drop``).
 
     Returns:
         the view's revision, and the parts of the body of the RangeResponse.
@@ -215,13 +203,3 @@ def in_pieces(
             body.append(response.range_kvs(kvs))
             grow(len(body[-1]))
         yield
-
-
-def finish(work: Generator[None, None, Answer]) -> Answer:
-    """Do all the pieces at once and return the answer."""
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            answer: Answer = end.value
-            return answer

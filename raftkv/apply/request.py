@@ -15,17 +15,40 @@ Where users are asked for, an entry of any other kind travels in one of the kind
 
     130 | request id | version | inner kind | auth revision, 8 bytes | length of the user's name, 2 bytes | name | body
 
-The applying members check with it, once more, what the caller may do: a change of rights that came first counts.
+The applying members check with it, once more, what the caller may do: a change of rights that came first counts. An
+entry is caused by a user; by a member that acts by itself (``MEMBER``); or, while users are not asked for, by no caller
+(``None``). Once users are asked for, an entry without a caller is refused.
 """
 
 from __future__ import annotations
 
 import enum
 import struct
+from dataclasses import dataclass
 from typing import Final
 
 from raftkv import errors
-from raftkv.apply.auth.caller import Caller
+
+USER_NAME_BYTES_MAX: Final = 0xFFFF
+"""Longest name that an entry can carry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A user, as known by the users and roles of one moment.
+
+    Attributes:
+        user: the name; empty: a member.
+        auth_revision: of the users and roles by which the caller was let in.
+    """
+
+    user: bytes
+    auth_revision: int
+
+
+MEMBER: Final = Caller(b"", 0)
+"""A member that acts by itself, not for a client: it raises an alarm, or compacts by its own rule."""
+
 
 _HEADER: Final = struct.Struct(">BQ")
 HEADER_SIZE_BYTES: Final = _HEADER.size
@@ -146,7 +169,7 @@ def is_known(data: bytes) -> bool:
     """Return whether this version can apply an entry: one of a kind that it does not know would stop it.
 
     Arguments:
-        data: of the entry. One too short to be a request changes nothing, so it stops nobody.
+        data: of the entry. One too short to be a request changes nothing, so it stops no member.
     """
     if len(data) < HEADER_SIZE_BYTES:
         return True

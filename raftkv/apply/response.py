@@ -57,10 +57,10 @@ def integer(number: int, value: int) -> bytes:
 
 
 def drop(pieces: list[bytes]) -> Generator[None, None, None]:
-    """Free an answer that nobody gets, with a pause after some of it: 512 MiB at once would hold the loop for 0.1 s.
+    """Free an answer that is not sent, with a pause after some of it: 512 MiB at once would hold the loop for 0.1 s.
 
     Arguments:
-        pieces: emptied; nobody else has them.
+        pieces: emptied; no other owner has them.
     """
     while pieces:
         size_bytes = count = 0

@@ -12,20 +12,20 @@ Nothing in pass 3 can fail, so every member ends with the same state and the sam
 
 A txn that looks at many keys is executed in pieces, between which the loop of the member does other things; what small
 txns do at once and what large ones do in pieces comes to the same, and a property test holds that. A long deletion
-that nobody waits for, such as the end of a lease with many keys, is done the same way (``applier``, ``leases``).
+without a waiting caller, such as the end of a lease with many keys, is done the same way (``applier``, ``leases``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sized
-from typing import Any, Final, Protocol, TypeVar
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any, Final, Protocol
 
 from raftkv import errors
 from raftkv.apply import compares, ranges, response
 from raftkv.pb import kv_pb2, rpc_pb2
-from raftkv.storage.selection import VALUE, Selection
+from raftkv.storage.mvcc_txn import WriteTxn
+from raftkv.storage.selection import VALUE, Selection, finish, no_limit
 
-T = TypeVar("T")
 _RANGE: Final = "request_range"
 _PUT: Final = "request_put"
 _DELETE: Final = "request_delete_range"
@@ -45,13 +45,13 @@ BYTES_PER_PIECE: Final = 64 * 1024
 
 ANSWER_KEYS_MAX: Final = 2_000_000
 """Keys that the ranges of one entry may look at, for an answer that one member alone makes: about 2 s of its applying,
-in which it applies nothing else. A piece of a long range counts as ``KEYS_OF_PIECE``, whatever it found."""
+in which it applies nothing else. A piece of a long range counts as ``KEYS_OF_PIECE``, even if it found fewer."""
 
 KEYS_OF_PIECE: Final = 256
 VALUE_SORT_WEIGHT: Final = 4
 """How many times as much a range costs that is sorted by values: at least so much was measured."""
 KEYS_OF_RANGE: Final = 64
-"""What a single key counts as, and the first piece of a longer range: one value may be as large as a request."""
+"""Weight of a single key, and of the first piece of a longer range: one value may be as large as a request."""
 
 VALUES_AT_ONCE: Final = 8
 """Values that one entry reads at once, to compare, to keep or to show them: each may be as large as a request."""
@@ -74,31 +74,6 @@ class Current(ranges.ReadView, Protocol):
     @property
     def compact_revision(self) -> int:
         """Revisions below are gone."""
-
-
-class WriteView(Current, Protocol):
-    """A write transaction of the store; reads inside see its writes, and one more than the revision before them."""
-
-    def put(self, key: bytes, value: bytes, lease: int = 0) -> object:
-        """Write a key.
-
-        Arguments:
-            key, value, lease: as of ``storage.mvcc_txn.WriteTxn.put``.
-        """
-
-    def delete_range(self, key: bytes, end: bytes = b"") -> Sized:
-        """Delete an interval; return what was deleted.
-
-        Arguments:
-            key, end: the interval, as on the wire.
-        """
-
-    def delete_in_pieces(self, key: bytes, end: bytes) -> Iterator[int]:
-        """Delete an interval a piece at a time; yield the number of keys deleted in each.
-
-        Arguments:
-            key, end: the interval, as on the wire.
-        """
 
 
 class PathView(Current, compares.View, Protocol):
@@ -164,7 +139,7 @@ class Path:
     Attributes:
         operations: what the branch asks for, taken apart once: each pass looks at every operation.
         nested: the paths of the txns nested in it, in order.
-        is_answered: whether somebody waits for the answer.
+        is_answered: whether the answer is wanted here.
     """
 
     __slots__ = ("is_answered", "nested", "operations", "succeeded")
@@ -185,7 +160,7 @@ class Path:
 
 
 def without_answers(path: Path) -> Path:
-    """Return the same path for a member where nobody waits for its answer: ranges and previous values are not read.
+    """Return the same path for a member without a caller for the answer: ranges and previous values are not read.
 
     Only one member then does the work of answering, however much a client asks for in one entry.
     """
@@ -196,7 +171,7 @@ def without_answers(path: Path) -> Path:
     return silent
 
 
-class Costly(Exception):
+class NeedsSlicing(Exception):
     """The signal that a request is too much work for one turn of the loop: do it in pieces."""
 
 
@@ -216,20 +191,20 @@ class Budget:
         self._values_left = values
 
     def spend(self, units: int) -> None:
-        """Take units from the budget; raises ``Costly`` when there is no more."""
+        """Take units from the budget; raises ``NeedsSlicing`` when there is no more."""
         self._left -= units
         if self._left < 0:
-            raise Costly
+            raise NeedsSlicing
 
     def spend_values(self, count: int) -> None:
-        """Note that values are read; raises ``Costly`` when they are too many to be read at once."""
+        """Note that values are read; raises ``NeedsSlicing`` when they are too many to be read at once."""
         self._values_left -= count
         if self._values_left < 0:
-            raise Costly
+            raise NeedsSlicing
 
 
 class Room:
-    """What an answer may take while it is put together. Once there is no room, the rest of it is left out.
+    """Room for an answer while it is put together. Once there is none, the rest of the answer is left out.
 
     Work is counted in keys and not in seconds, so that the same requests come to the same answers on a busy machine.
 
@@ -257,9 +232,9 @@ class Room:
         return self.is_left
 
     def take_all(self, size_bytes: int) -> None:
-        """Take so many bytes; raises ``Full`` if there is no room for them."""
+        """Take so many bytes; raises ``AnswerTooLarge`` if there is no room for them."""
         if not self.take(size_bytes):
-            raise Full
+            raise AnswerTooLarge
 
     def look(self, keys: int) -> bool:
         """Note that so many keys are looked at for the answer alone; whether that is not too much work."""
@@ -270,12 +245,12 @@ class Room:
         return self.is_left
 
 
-class Full(Exception):
+class AnswerTooLarge(Exception):
     """The signal that there is no room for more of an answer."""
 
 
 def no_room() -> Room:
-    """Return the room of an answer that nobody waits for."""
+    """Return the room of an answer that no caller waits for."""
     room = Room(None)
     room.is_left = False
     return room
@@ -290,7 +265,7 @@ def choose_path(view: PathView, request: rpc_pb2.TxnRequest, budget: Budget) -> 
         budget: what may be done at once.
 
     Raises:
-        Costly: it is more than that.
+        NeedsSlicing: it is more than that.
     """
     # Charged before anything is looked at: what is given up as too costly is done again in pieces.
     single, intervals = [], []
@@ -344,7 +319,7 @@ def spend_operations(view: PathView, path: Path, budget: Budget, *, is_counted: 
         is_counted: whether quotas ask how large is what it replaces and deletes.
 
     Raises:
-        Costly: it is more than that.
+        NeedsSlicing: it is more than that.
     """
     is_answered = path.is_answered
     for kind, request in path.operations:
@@ -461,8 +436,8 @@ def check_ranges(view: Current, path: Path) -> None:
                 raise errors.CompactedError(view.compact_revision)
 
 
-def execute(view: WriteView, path: Path) -> bytes:
-    """Execute a path at once (pass 3); return the body of the TxnResponse, empty if nobody waits for it.
+def execute(view: WriteTxn, path: Path) -> bytes:
+    """Execute a path at once (pass 3); return the body of the TxnResponse, empty if it is not wanted.
 
     Arguments:
         view: the write transaction.
@@ -476,7 +451,7 @@ def execute(view: WriteView, path: Path) -> bytes:
     return response.txn_body(path.succeeded, [_execute_operation(view, op, nested) for op in path.operations])
 
 
-def _execute_operation(view: WriteView, operation: Operation, nested: Iterator[Path]) -> bytes:
+def _execute_operation(view: WriteTxn, operation: Operation, nested: Iterator[Path]) -> bytes:
     kind, request = operation
     if kind == _RANGE:
         revision, body = ranges.execute(view, request)
@@ -491,11 +466,11 @@ def _execute_operation(view: WriteView, operation: Operation, nested: Iterator[P
     return response.field(_ANSWER[kind], response.revision_header(revision) + body)
 
 
-def _change(view: WriteView, operation: Operation, nested: Iterator[Path]) -> None:
-    """Execute an operation where nobody waits for the answer."""
+def _change(view: WriteTxn, operation: Operation, nested: Iterator[Path]) -> None:
+    """Execute an operation whose answer is not wanted."""
     kind, request = operation
     if kind == _PUT:
-        # What is kept must be read, though nobody wants to see it.
+        # The kept value or lease must be read, though it is not returned.
         if request.ignore_value or request.ignore_lease:
             put(view, request)
         else:
@@ -508,7 +483,7 @@ def _change(view: WriteView, operation: Operation, nested: Iterator[Path]) -> No
         raise errors.InvariantError("a txn operation without a request was proposed")
 
 
-def execute_in_pieces(view: WriteView, path: Path, room: Room) -> Generator[None, None, list[bytes]]:
+def execute_in_pieces(view: WriteTxn, path: Path, room: Room) -> Generator[None, None, list[bytes]]:
     """Execute a path with a pause after some operations and within those on long intervals (pass 3).
 
     Arguments:
@@ -523,7 +498,7 @@ def execute_in_pieces(view: WriteView, path: Path, room: Room) -> Generator[None
     body = [response.txn_body(path.succeeded, ())] if room.is_left else []
     for number, operation in enumerate(path.operations):
         kind, request = operation
-        # What ranges and deletions find may be nothing, and they pause after what they find.
+        # Ranges and deletions may find nothing, and pause after each find.
         is_pause_due = number % OPERATIONS_PER_PIECE == 0
         header: bytes | None = None
         if kind == _TXN:
@@ -540,7 +515,7 @@ def execute_in_pieces(view: WriteView, path: Path, room: Room) -> Generator[None
             try:
                 revision, pieces = yield from _range_in_pieces(view, request, room)
                 header = response.revision_header(revision)
-            except Full:
+            except AnswerTooLarge:
                 pass
         else:
             answer = _execute_operation(view, operation, nested)
@@ -559,10 +534,8 @@ def execute_in_pieces(view: WriteView, path: Path, room: Room) -> Generator[None
     return body
 
 
-def _range_in_pieces(
-    view: WriteView, request: rpc_pb2.RangeRequest, room: Room
-) -> Generator[None, None, ranges.Answer]:
-    """Read an interval for an answer. Raises ``Full`` when that takes too many bytes, or too much work."""
+def _range_in_pieces(view: WriteTxn, request: rpc_pb2.RangeRequest, room: Room) -> Generator[None, None, ranges.Answer]:
+    """Read an interval for an answer. Raises ``AnswerTooLarge`` when that takes too many bytes, or too much work."""
     body: list[bytes] = []
     work = ranges.in_pieces(view, request, room.take_all, body)
     keys, keys_of_piece = KEYS_OF_RANGE, KEYS_OF_PIECE * (VALUE_SORT_WEIGHT if request.sort_target == VALUE else 1)
@@ -572,7 +545,7 @@ def _range_in_pieces(
         except StopIteration as end:
             answer: ranges.Answer = end.value
             return answer
-        except Full:
+        except AnswerTooLarge:
             break
         if not room.look(keys):
             break
@@ -580,10 +553,10 @@ def _range_in_pieces(
         yield
     work.close()
     yield from response.drop(body)
-    raise Full
+    raise AnswerTooLarge
 
 
-def put(view: WriteView, request: rpc_pb2.PutRequest) -> tuple[int, bytes]:
+def put(view: WriteTxn, request: rpc_pb2.PutRequest) -> tuple[int, bytes]:
     """Write one key; return the revision and the body of the PutResponse.
 
     Arguments:
@@ -620,7 +593,7 @@ def check_put(view: ranges.ReadView, request: rpc_pb2.PutRequest, leases: Leases
         raise errors.KeyNotFoundError
 
 
-def delete_range(view: WriteView, request: rpc_pb2.DeleteRangeRequest) -> tuple[int, bytes]:
+def delete_range(view: WriteTxn, request: rpc_pb2.DeleteRangeRequest) -> tuple[int, bytes]:
     """Delete an interval; return the revision and the body of the DeleteRangeResponse.
 
     Arguments:
@@ -633,7 +606,7 @@ def delete_range(view: WriteView, request: rpc_pb2.DeleteRangeRequest) -> tuple[
 
 
 def delete_range_in_pieces(
-    view: WriteView, request: rpc_pb2.DeleteRangeRequest, room: Room
+    view: WriteTxn, request: rpc_pb2.DeleteRangeRequest, room: Room
 ) -> Generator[None, None, tuple[int, list[bytes]]]:
     """Delete an interval as ``delete_range`` does, with a pause after each piece.
 
@@ -662,11 +635,46 @@ def delete_range_in_pieces(
     return view.revision, body
 
 
-def finish(work: Generator[None, None, T]) -> T:
-    """Do all the pieces at once and return what they return."""
-    while True:
+# -- read_txn -------------------------------------------------------------------------------------------------------
+#
+# A txn of ranges alone stays out of the log and is executed in pieces, by the same passes, on one view that stays as it
+# is.
+
+_RANGE_ANSWER: Final = 1
+"""Field of a ResponseOp."""
+
+
+def read_in_pieces(
+    view: PathView,
+    request: rpc_pb2.TxnRequest,
+    grow: Callable[[int], None] = no_limit,
+    body: list[bytes] | None = None,
+) -> Generator[None, None, ranges.Answer]:
+    """Execute a read-only txn a small piece at a time, with a pause after each.
+
+    Arguments:
+        view, grow, body: as of ``ranges.in_pieces``.
+        request: checked already; it has ranges only.
+
+    Returns:
+        the view's revision, and the parts of the body of the TxnResponse.
+
+    Raises:
+        CompactedError, FutureRevisionError: a range asks for a revision that cannot be read.
+    """
+    succeeded = yield from compares.all_hold(view, request.compare)
+    path = Path(succeeded, request.success if succeeded else request.failure)
+    check_ranges(view, path)
+    body = [] if body is None else body
+    body.append(response.txn_body(succeeded, ()))
+    for _, operation in path.operations:
+        pieces: list[bytes] = []
         try:
-            next(work)
-        except StopIteration as end:
-            result: T = end.value
-            return result
+            revision, _ = yield from ranges.in_pieces(view, operation, grow, pieces)
+        except BaseException:
+            body += pieces  # the answer is given up: the owner of the rest frees it
+            raise
+        header = response.revision_header(revision)
+        answer = response.head(_RANGE_ANSWER, len(header) + sum(map(len, pieces))) + header
+        body += (response.head(3, len(answer) + sum(map(len, pieces))) + answer, *pieces)
+    return view.revision, body

@@ -11,7 +11,7 @@ from raftkv.cli.exits import BAD_ARGUMENTS, CommandError
 from raftkv.cli.goflags.pflag import INT, Flag
 
 if TYPE_CHECKING:
-    from raftkv.offline.copy import Forward
+    from raftkv.offline.database import Forward
     from raftkv.offline.replay import Replayed, Target
 
 FLAGS = (

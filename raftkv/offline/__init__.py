@@ -4,7 +4,7 @@
 
 Laws:
 
-- What only reads works beside a running member and changes nothing; what writes holds the member's own locks.
+- Readers work beside a running member and change nothing; writers hold the member's own locks.
 - New files get their final name when they are whole and durable; what fails leaves nothing that looks whole.
 - No rule of its own: records are read by ``storage``, entries are executed by ``apply``.
 

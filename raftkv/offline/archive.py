@@ -1,4 +1,4 @@
-"""What archived segments say: the committed entries of a cluster in order, and which was applied when.
+"""Archived segments: the committed entries of a cluster in order, and which was applied when.
 
     archive = Archive.find(path, base)                # base: where a database stands in the log
     for entry in archive.entries(): ...               # base.index + 1, base.index + 2, ...
@@ -16,14 +16,15 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
 from raftkv.errors import CorruptionError, StorageError
-from raftkv.offline.copy import Base
+from raftkv.offline.database import Base
 from raftkv.pb import raft_pb2
 from raftkv.raft.types import Entry, HardState, SnapshotMeta
 from raftkv.storage.wal import ReadingDisk
@@ -58,7 +59,7 @@ class _Committed:
 
     def _marker(self, meta: SnapshotMeta) -> list[Entry]:
         done = self.confirm(meta.index, meta.term)
-        # A database that the leader sent: the log begins anew after it, whatever of the old one was not committed.
+        # A database that the leader sent: the log begins anew after it, without the uncommitted rest of the old one.
         if not done and self._pending and meta.index >= self._pending[0].index:
             self.forget()
         return done
@@ -236,7 +237,7 @@ class Archive:
 
     @property
     def problems(self) -> list[str]:
-        """What could not be read, in words; known once all entries were asked for."""
+        """A description of unreadable parts; known once all entries were asked for."""
         return [problem for member in self._members for problem in member.problems]
 
     @property
@@ -334,3 +335,39 @@ def _last_at(time_s: float, marks: list[Mark]) -> Mark | None:
             f"({format_time(first_later.time_s)}); give --to-revision"
         )
     return last
+
+
+# -- prune ----------------------------------------------------------------------------------------------------------
+#
+# ``prune(Path("archive"), {cluster_id: lowest_index_of_the_backups_kept})`` deletes archived segments that no backup
+# needs any more. A segment goes when the one after it in the same directory begins at or before the first entry that a
+# restore from the oldest backup would need, so the newest always stays. Clusters without a backup are left alone.
+
+
+def prune(archive: Path, needed: Mapping[int, int]) -> list[Path]:
+    """Delete segments with their marks, the oldest first, and return their paths.
+
+    Arguments:
+        archive: a directory that holds those of members; none before the first segment is archived.
+        needed: by cluster, the lowest applied index of the backups that are kept.
+
+    Raises:
+        StorageError: a file cannot be deleted.
+        CorruptionError: the oldest segment of a member cannot be read.
+    """
+    deleted = []
+    for directory in segment_directories(archive):
+        member = MemberArchive.open(directory)
+        if member.cluster_id not in needed:
+            continue
+        for name, after in pairwise(member.names):
+            if after.first_index > needed[member.cluster_id] + 1:
+                break
+            path = directory / str(name)
+            try:
+                path.unlink()
+                path.with_name(path.name + MARKS_SUFFIX).unlink(missing_ok=True)
+            except OSError as error:
+                raise StorageError(f"cannot delete {path}: {error.strerror}") from error
+            deleted.append(path)
+    return deleted

@@ -1,4 +1,4 @@
-"""What a path given to raftkvutl is, and whether a member uses it.
+"""The kind of a path given to raftkvutl, and whether a member uses it.
 
 Owns the way from a data directory to its log and its database, and the locks: a member holds an exclusive lock on
 ``wal/lock``, and LMDB a shared one on the first byte of ``db-lock`` for as long as a process has the database open.

@@ -9,17 +9,17 @@ and the oldest segments may go. Both pass by themselves, so they are looked at a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from google.protobuf import text_format
 from google.protobuf.message import DecodeError
 
 from raftkv.apply import request as requests
 from raftkv.apply.applier import PARSERS
-from raftkv.apply.auth.caller import Caller
-from raftkv.apply.plain import PlainPut
-from raftkv.apply.plain_txn import PlainTxn
+from raftkv.apply.plain import PlainPut, PlainTxn
+from raftkv.apply.request import Caller
 from raftkv.errors import MalformedEntryError
 from raftkv.offline.directory import is_running
 from raftkv.pb import raft_pb2
@@ -27,12 +27,15 @@ from raftkv.raft import confchange
 from raftkv.raft.describe import describe_conf_change
 from raftkv.raft.errors import ConfChangeError
 from raftkv.raft.types import Entry, EntryType, HardState, SnapshotMeta
-from raftkv.storage.wal import Found, ReadingDisk, WALCorruptError, walk
+from raftkv.storage.wal import Found, ReadingDisk, WALCorruptError, describe_found, walk
+from raftkv.storage.wal.frame import Frame
+from raftkv.storage.wal.record import Metadata, SegmentHead
 from raftkv.storage.wal.recovery import Recovery
 from raftkv.storage.wal.segment import list_segments
+from raftkv.storage.wal.tail import Tail
 
 SECRETS: Final = frozenset(("password", "hashedPassword", "token_sha256"))
-"""Fields that nobody is shown."""
+"""Fields that are never shown."""
 
 LOOKS_MAX: Final = 5
 """Times that a log in use is read before what is wrong with it is believed."""
@@ -121,7 +124,7 @@ def contents(directory: str, start: int = 0, end: int | None = None) -> Iterator
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What an entry asks for.
+    """The request of an entry.
 
     Attributes:
         kind: name of the request, or how the entry cannot be read.
@@ -139,7 +142,7 @@ class Decoded:
 
 
 def decode(entry: Entry) -> Decoded:
-    """Return what an entry asks for, whatever its bytes."""
+    """Return the request of an entry, of any bytes."""
     if entry.type != EntryType.NORMAL:
         return _decode_conf_change(entry.data)
     if not entry.data:
@@ -189,3 +192,77 @@ def _decode_conf_change(data: bytes) -> Decoded:
         caller = Caller(context.caller.user, context.caller.auth_revision) if context.HasField("caller") else None
         return Decoded("CONF_CHANGE", context.request_id, context, steps, caller)
     return Decoded("CONF_CHANGE", text=describe_conf_change(change))
+
+
+# -- rows -----------------------------------------------------------------------------------------------------------
+#
+# A line (for people) or a row (for programs) for each record of a log. A line is ``describe_found``'s, followed for an
+# entry by its request, up to ``TEXT_MAX`` characters of it.
+
+TEXT_MAX: Final = 400
+"""Characters of a request that a line shows."""
+
+
+def line(found: Found) -> str:
+    """Return the line of one thing in a log."""
+    text = describe_found(found)
+    if not isinstance(found.what, Entry):
+        return text
+    decoded = decode(found.what)
+    body = "" if decoded.message is None else text_format.MessageToString(decoded.message, as_one_line=True)
+    caller = "" if decoded.caller is None else describe(decoded.caller)
+    shown = " ".join(filter(None, (decoded.kind, f"id={decoded.request_id:x}", caller, decoded.text, body)))
+    return f"{text}: {shown[:TEXT_MAX] + '...' if len(shown) > TEXT_MAX else shown}"
+
+
+def describe(caller: Caller) -> str:
+    """Return who caused an entry, and under which revision of users and roles."""
+    if not caller.user:
+        return "by=member"
+    name = caller.user.decode("utf-8", "backslashreplace")
+    return f"by=user {name!r} authRevision={caller.auth_revision}"
+
+
+def row(found: Found, plain: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    """Return one thing in a log as names and values that JSON has.
+
+    Arguments:
+        found: it.
+        plain: makes such values of a message.
+    """
+    return {"segment": str(found.segment), "offset": found.offset, **_fields(found, plain)}
+
+
+def _fields(found: Found, plain: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    match found.what:
+        case int(size_bytes):
+            return {"record": "segment", "sizeBytes": size_bytes}
+        case Frame(header=header, crc=crc):
+            return {"record": "frame", "sizeBytes": header.length, "durable": header.durable, "crc": crc}
+        case Entry() as entry:
+            return _entry(entry, plain)
+        case HardState() as state:
+            return {"record": "hardState", "term": state.term, "vote": state.vote, "commit": state.commit}
+        case SnapshotMeta() as meta:
+            voters, learners = meta.conf_state.voters, meta.conf_state.learners
+            point = {"record": "marker", "term": meta.term, "index": meta.index}
+            return {**point, "voters": list(voters), "learners": list(learners)}
+        case Metadata(data):
+            return {"record": "metadata", "data": data.hex()}
+        case SegmentHead() as head:
+            row = {"record": "head", "sequence": head.sequence, "firstIndex": head.first_index}
+            return {**row, "version": head.version}
+        case Tail(verdict, reason):
+            return {"record": "tail", "verdict": verdict.value, "reason": reason}
+
+
+def _entry(entry: Entry, plain: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    decoded = decode(entry)
+    row = {"record": "entry", "term": entry.term, "index": entry.index, "type": entry.type.name}
+    row |= {"sizeBytes": len(entry.data), "kind": decoded.kind, "requestId": decoded.request_id}
+    if decoded.caller is not None:
+        user = decoded.caller.user.decode("utf-8", "backslashreplace")
+        row |= {"user": user, "authRevision": decoded.caller.auth_revision}
+    if decoded.text:
+        row["change"] = decoded.text
+    return row if decoded.message is None else {**row, "body": plain(decoded.message)}

@@ -24,7 +24,7 @@ from raftkv.apply.leases import Leases
 from raftkv.apply.membership import Membership
 from raftkv.errors import StorageError
 from raftkv.offline.archive import Archive, ArchiveGapError
-from raftkv.offline.copy import Base, Forward
+from raftkv.offline.database import Base, Forward
 from raftkv.raft.types import Entry, EntryType
 from raftkv.storage import schema
 from raftkv.storage.backend.base import WriteBatch

@@ -8,7 +8,7 @@ AN ELECTION, among members 1, 2 and 3 in term 4 (paper section 5.2; pre-vote: th
     member 2                                            members 1 and 3
     hears no leader for a random election timeout
     PRE_CANDIDATE   PRE_VOTE term 5, last entry 4/7 --> is its log as good as ours, and no leader heard from?
-                                                    <-- PRE_VOTE_RESPONSE term 5     (nobody's term has moved)
+                                                    <-- PRE_VOTE_RESPONSE term 5     (no term has changed)
     CANDIDATE       term 5, vote 2: on disk, then
                     VOTE term 5, last entry 4/7     --> term 5, vote 2: on disk, then
                     its own vote counts now         <-- VOTE_RESPONSE term 5
@@ -16,7 +16,7 @@ AN ELECTION, among members 1, 2 and 3 in term 4 (paper section 5.2; pre-vote: th
                     appends the empty entry 5/8
                     APPEND after 4/7: 5/8           --> on disk, then
                                                     <-- APPEND_RESPONSE 8
-                    8 is committed, and with it all before it, of whatever term (section 5.4.2, Figure 8)
+                    8 is committed, and with it all before it, of any term (section 5.4.2, Figure 8)
 
 LOG MATCHING: entries of equal index and term are equal, and so is all before them (section 5.3)
 
@@ -28,7 +28,7 @@ LOG MATCHING: entries of equal index and term are equal, and so is all before th
     APPEND after 2/3: 4/4 4/5 5/6    --> the leader's last entry of a term not above 3 is 2/3: it matches,
                                          and 3/4 3/5 are overwritten; one probe per term, not per entry
 
-    (``term/index``. What is committed is never overwritten: a member without it does not get a quorum of votes.)
+    (``term/index``. A committed entry is never overwritten: a member without it does not get a quorum of votes.)
 
 LAWS (``invariants.py`` checks one member, the simulator all of them, after every step): one leader a term; a leader
 changes its own log only by appending; term, commit index and applied index never go back; a member votes once a term;
@@ -64,14 +64,15 @@ A caller without overlap does duties 1-7 in one go and calls ``node.advance(read
         if proposals: node.propose_batch(proposals)
         if node.has_ready(): carry_out(node.ready())
 
-Reading order: ``types``, ``log``, ``core``, ``raw_node``; membership is ``confchange``, reads are ``read_index``.
+Reading order: ``types``, ``log``, ``core``, ``raw_node``; membership is ``confchange``, quorums and reads are
+    ``tracker``.
 
 Left out: the disk and the network (they are the caller's), what entries mean, leases for reads.
 """
 
 from .confchange import Configuration
-from .config import RaftConfig
 from .core import Raft
+from .describe import ProgressStatus, Status
 from .errors import (
     CompactedError,
     ConfChangeError,
@@ -89,7 +90,6 @@ from .errors import (
 from .memory_log import ENTRY_OVERHEAD_BYTES, LogReader, MemoryLog
 from .progress import ProgressState
 from .raw_node import RawNode
-from .status import ProgressStatus, Status
 from .types import (
     NONE,
     ConfChange,
@@ -102,6 +102,7 @@ from .types import (
     HardState,
     Message,
     MessageType,
+    RaftConfig,
     ReadState,
     Ready,
     SnapshotMeta,

@@ -8,7 +8,7 @@ Invariants of a configuration
 1. A learner is no voter of either half.
 2. ``learners_next`` is a subset of the outgoing voters, and none of them is a learner yet.
 3. Without outgoing voters there is no ``learners_next`` and no ``auto_leave``.
-4. Somebody votes, unless there are no members at all (before bootstrap).
+4. There is at least one voter, unless there are no members at all (before bootstrap).
 
 Example, demoting 3 and adding 4 at once (thesis section 4.3, etcd-io/raft ConfChangeV2)::
 
@@ -21,7 +21,7 @@ Example, demoting 3 and adding 4 at once (thesis section 4.3, etcd-io/raft ConfC
     voters={1 2 4}  learners={3}
 
 One change at a time needs no joint configuration, because old and new majorities then always overlap (section 4.1).
-What a leader knows of each member is not here: ``tracker.py`` follows the configuration.
+The leader's knowledge of each member is not here: ``tracker.py`` follows the configuration.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Configuration:
         return self.voters | self.outgoing
 
     def members(self) -> frozenset[int]:
-        """Return everybody who is sent entries."""
+        """Return all members that are sent entries."""
         return self.voters | self.outgoing | self.learners
 
     def conf_state(self) -> ConfState:

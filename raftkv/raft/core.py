@@ -39,7 +39,6 @@ from typing import Final
 
 from . import confchange
 from .confchange import Configuration
-from .config import NO_LIMIT, RaftConfig
 from .errors import (
     DROPPED_FORWARDING_DISABLED,
     DROPPED_NO_LEADER,
@@ -56,11 +55,10 @@ from .errors import (
 from .log import REJECTED, RaftLog
 from .memory_log import LogReader
 from .progress import PROBE, REPLICATE, SNAPSHOT, Progress
-from .quorum import VoteResult
-from .read_index import ReadIndexQueue, ReadRequest
-from .tracker import Tracker
+from .tracker import ReadIndexQueue, ReadRequest, Tracker, VoteResult
 from .types import (
     INDEX_MAX,
+    NO_LIMIT,
     NONE,
     ConfChange,
     ConfState,
@@ -69,6 +67,7 @@ from .types import (
     HardState,
     Message,
     MessageType,
+    RaftConfig,
     ReadState,
     SnapshotMeta,
     StateRole,
@@ -143,7 +142,7 @@ class Raft:
         self.rng = rng
         self.term = 0
         self.vote = NONE
-        # Who leads this term, as far as this member knows.
+        # The leader of this term, as far as this member knows.
         self.leader = NONE
         self.role = StateRole.FOLLOWER
         page_bytes = config.max_committed_size_per_ready_bytes or config.max_size_per_message_bytes
@@ -181,7 +180,7 @@ class Raft:
             raise InvariantError(f"commit {hard_state.commit} is outside {log.committed}..{log.last_index}")
         self.term = hard_state.term
         self.vote = hard_state.vote
-        # What is applied was committed, even if the commit index (which needs no fsync) was lost in a crash.
+        # Applied entries were committed, even if the commit index (which needs no fsync) was lost in a crash.
         log.commit_to(max(hard_state.commit, self.config.applied))
         if self.config.applied > log.applied:
             log.applied_to(self.config.applied)
@@ -296,7 +295,7 @@ class Raft:
         if kind in _VOTE_REQUESTS:
             self._handle_vote(message)
             return
-        # A vote is refused: whatever becomes of our campaign, learn what the voter knows.
+        # A vote is refused: learn what the voter knows, whether or not we win.
         if kind in _VOTE_ANSWERS and message.reject:
             self._learn_commit(message)
         # Everything else is a matter of the role.
@@ -335,7 +334,7 @@ class Raft:
     def _answer_old_term(self, message: Message) -> None:
         kind = message.type
         # An old leader: with leases on, it might keep us from ever taking part again, because our higher term cannot
-        # reach anybody through ignored campaigns. Answering tells it our term and makes it step down.
+        # reach any member through ignored campaigns. Answering tells it our term and makes it step down.
         if kind in (_HEARTBEAT, _APPEND) and (self.config.check_quorum or self.config.pre_vote):
             self.send(Message(_APPEND_RESPONSE, to=message.from_))
         # An old pre-candidate: tell it our term, or a cluster with mixed terms could deadlock.
@@ -420,11 +419,11 @@ class Raft:
         # Votes count for the election that is running: a late pre-vote is no vote.
         if kind == (_PRE_VOTE_RESPONSE if self.role == StateRole.PRE_CANDIDATE else _VOTE_RESPONSE):
             self._count_vote(message)
-        # Somebody leads this term: follow, and handle the message in the new role.
+        # This term has a leader: follow it, and handle the message in the new role.
         elif kind in _FROM_LEADER:
             self.become_follower(message.term, message.from_)
             self._step_follower(message)
-        # Nobody to pass a proposal on to.
+        # There is no leader to forward a proposal to.
         elif kind == MessageType.PROPOSE:
             raise ProposalDropped(DROPPED_NO_LEADER)
 
@@ -447,7 +446,7 @@ class Raft:
         can_vote = (
             # The same vote again, its answer may have been lost;
             self.vote == message.from_
-            # or no vote given, and nobody known to lead this term;
+            # or no vote given, and no leader of this term known;
             or (self.vote == NONE and self.leader == NONE)
             # or only a question about a later term.
             or (pre_vote and message.term > self.term)
@@ -476,8 +475,8 @@ class Raft:
     def _learn_commit(self, message: Message) -> None:
         """Take over the commit index that a rejected vote tells, if we hold the entry.
 
-        Without this a change of membership can deadlock: a leader removes itself, everybody who knows that the change
-        is committed is no voter any more, and the voters that are left cannot be elected by the old configuration,
+        Without this a change of membership can deadlock: a leader removes itself, all members that know that the change
+        is committed are no voters any more, and the voters that are left cannot be elected by the old configuration,
         because the removed members' logs are longer. (raft-rs learns commits from votes for the same reason; etcd
         does not, and advises to keep removed members away from two-member clusters.) That an entry is committed is a
         fact in every term, so the sender's term does not matter.
@@ -532,7 +531,7 @@ class Raft:
         # A transfer is the leader's to make.
         elif kind == MessageType.TRANSFER_LEADER:
             self._forward_to_leader(message)
-        # The leader hands over to us: campaign at once, and without a pre-vote, for nobody is cut off here.
+        # The leader hands over to us: campaign at once, and without a pre-vote: this member is not partitioned.
         elif kind == MessageType.TIMEOUT_NOW:
             self._campaign_if_eligible(Campaign.TRANSFER)
 
@@ -630,7 +629,7 @@ class Raft:
             ``False`` when the snapshot is of no use here, or not yet.
 
         Raises:
-            InvalidMessage: nobody can have made this snapshot.
+            InvalidMessage: no member can have made this snapshot.
         """
         log = self.log
         # We have committed as much: nothing to learn from it.
@@ -708,7 +707,7 @@ class Raft:
         # A read, ours or passed on.
         elif kind == MessageType.READ_INDEX:
             self._begin_read(ReadRequest(message.from_, message.context))
-        # Somebody asks that message.from_ may lead.
+        # A request that message.from_ becomes the leader.
         elif kind == MessageType.TRANSFER_LEADER:
             self._transfer(message.from_)
         # Anything else is for another role, or late. (Another leader's append in our term cannot be.)
@@ -734,7 +733,7 @@ class Raft:
             progress.inflights.free_to(index)
         elif progress.state is PROBE:
             progress.become_replicate()
-        # Whatever snapshot it installed (perhaps not ours): the log reaches back to it, so stream again.
+        # The log reaches back to the snapshot that it installed (perhaps not ours), so stream again.
         elif progress.state is SNAPSHOT and progress.match + 1 >= log.first_index():
             progress.become_probe()
             progress.become_replicate()
@@ -948,7 +947,7 @@ class Raft:
         return True
 
     def _maybe_send_snapshot(self, id: int, progress: Progress) -> bool:
-        # Who is not heard from would not receive it: no snapshot is made for nothing.
+        # A silent member would not receive it: no snapshot is made for nothing.
         if not progress.recent_active:
             return False
         log = self.log
@@ -992,7 +991,7 @@ class Raft:
             self._queue_read(request)
 
     def _queue_read(self, request: ReadRequest) -> None:
-        # Nobody else could have been elected.
+        # No other member could have been elected.
         if self.tracker.is_sole_voter():
             request.index = self.log.committed
             self._answer_read(request)
@@ -1071,7 +1070,7 @@ class Raft:
         self._answer_confirmed_reads()
         # Tell the members the new commit index, and probe those who are new, without waiting for a heartbeat.
         self.append_due = True
-        # Who is no voter any more cannot be handed leadership.
+        # A member that votes no more cannot become the leader.
         if self.transferee not in self.tracker.config.all_voters():
             self.transferee = NONE
 

@@ -1,4 +1,5 @@
-"""The text form of everything in the core: for golden tests, status output and logs of a caller.
+"""The text form of everything in the core: for golden tests, status output and logs of a caller;
+and the status of a member.
 
 One line per thing, fields in a fixed order, zero fields left out, so that equal states give equal texts::
 
@@ -8,13 +9,14 @@ One line per thing, fields in a fixed order, zero fields left out, so that equal
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 from . import confchange
 from .confchange import Configuration
 from .core import Raft
 from .errors import ConfChangeError
-from .progress import Progress
+from .progress import Progress, ProgressState
 from .types import (
     NONE,
     ConfChange,
@@ -116,7 +118,7 @@ def describe_message(message: Message) -> str:
     words = [f"{message.from_}->{message.to} {MessageType(message.type).name}"]
     if message.term:
         words.append(f"term={message.term}")
-    # What an append follows, or where a candidate's log ends: its term belongs to its index.
+    # The entry before an append, or the end of a candidate's log: its term belongs to its index.
     if message.type in _APPENDS:
         words.append(f"log={message.log_term}/{message.index}")
     elif message.index:
@@ -183,7 +185,7 @@ def _role(role: StateRole) -> str:
 
 
 def describe_progress(progress: Progress) -> str:
-    """Return state, match, next, and whatever is out of the ordinary."""
+    """Return state, match, next, and the fields that differ from their usual values."""
     words = [f"{progress.state.value} match={progress.match} next={progress.next}"]
     if progress.is_learner:
         words.append("learner")
@@ -233,3 +235,72 @@ def describe_log(raft: Raft) -> str:
                 mark = " *"
             lines.append(f"{_INDENT}{describe_entry(entry)}{mark}")
     return "\n".join(lines) + "\n"
+
+
+# -- status ---------------------------------------------------------------------------------------------------------
+#
+# The status of a member: immutable records for status calls, metrics and tests.
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressStatus:
+    """A copy of a leader's record of one member (``Progress``)."""
+
+    match: int
+    next: int
+    state: ProgressState
+    paused: bool
+    pending_snapshot: int
+    recent_active: bool
+    is_learner: bool
+    inflight_messages: int
+    inflight_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The state of one member at one moment. ``progress`` is empty unless it leads."""
+
+    id: int
+    term: int
+    vote: int
+    commit: int
+    applied: int
+    last_index: int
+    leader: int
+    role: StateRole
+    transferee: int
+    conf: ConfState
+    progress: Mapping[int, ProgressStatus]
+
+
+def status_of(raft: Raft) -> Status:
+    """Return the status of a member now."""
+    leads = raft.role == StateRole.LEADER
+    return Status(
+        id=raft.id,
+        term=raft.term,
+        vote=raft.vote,
+        commit=raft.log.committed,
+        applied=raft.log.applied,
+        last_index=raft.log.last_index,
+        leader=raft.leader,
+        role=raft.role,
+        transferee=raft.transferee,
+        conf=raft.tracker.config.conf_state(),
+        progress={member: _progress(each) for member, each in raft.tracker.progress.items()} if leads else {},
+    )
+
+
+def _progress(progress: Progress) -> ProgressStatus:
+    return ProgressStatus(
+        match=progress.match,
+        next=progress.next,
+        state=progress.state,
+        paused=progress.is_paused(),
+        pending_snapshot=progress.pending_snapshot,
+        recent_active=progress.recent_active,
+        is_learner=progress.is_learner,
+        inflight_messages=len(progress.inflights),
+        inflight_bytes=progress.inflights.bytes,
+    )

@@ -1,4 +1,4 @@
-"""What calls of the Raft core raise, and what the caller may do about it.
+"""The errors of the Raft core, and what the caller may do about them.
 
 ::
 

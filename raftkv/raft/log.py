@@ -25,10 +25,9 @@ from __future__ import annotations
 
 from collections import deque
 
-from .config import NO_LIMIT
 from .errors import CompactedError, InvalidMessage, InvariantError, UnavailableError
 from .memory_log import ENTRY_OVERHEAD_BYTES, LogReader, MemoryLog, limit_size, size_of
-from .types import INDEX_MAX, Entry, SnapshotMeta
+from .types import INDEX_MAX, NO_LIMIT, Entry, SnapshotMeta
 
 __all__ = ["ENTRY_OVERHEAD_BYTES", "LogReader", "MemoryLog", "RaftLog", "Unstable", "limit_size", "size_of"]
 
@@ -114,7 +113,7 @@ class Unstable:
         else:
             del self.entries[first - self.offset :]
             self.entries.extend(entries)
-        # What is on its way to the disk behind this point no longer counts as handed out.
+        # Entries behind this point on their way to the disk no longer count as handed out.
         self.in_progress = min(self.in_progress, first)
 
 
@@ -148,7 +147,7 @@ class RaftLog:
         self.unstable = Unstable(last + 1)
         self.last_index = last
         self.last_term = reader.term(last)
-        # What was compacted had been applied, hence committed.
+        # Compacted entries had been applied, hence committed.
         self.committed = self.applying = self.applied = first - 1
         self.max_applying_bytes = max_applying_bytes
         # Size of what was handed out for applying and not reported back, in all and page by page:
@@ -287,7 +286,7 @@ class RaftLog:
                 self.append(entries)
             else:
                 self._append_new(entries)
-        # Beyond last_new the logs may differ, whatever the leader has committed.
+        # Beyond last_new the logs may differ, even below the leader's commit index.
         self.commit_to(min(commit, last_new))
         return last_new
 

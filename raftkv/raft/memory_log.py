@@ -24,7 +24,7 @@ from .errors import CompactedError, InvariantError, SnapshotOutOfDateError, Unav
 from .types import ConfState, Entry, HardState, SnapshotMeta
 
 ENTRY_OVERHEAD_BYTES = 16
-"""What an entry counts beside its data where sizes are limited: its term, index, type and framing."""
+"""Size of an entry beside its data where sizes are limited: its term, index, type and framing."""
 
 
 LOOKED_AT = 1_024

@@ -1,4 +1,4 @@
-"""What a leader knows of one follower, and how many messages to it are on their way.
+"""A leader's knowledge of one follower, and the messages to it that are on their way.
 
 A follower is in one of three states (etcd-io/raft ``design.md``)::
 

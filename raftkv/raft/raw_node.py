@@ -15,7 +15,7 @@ unstable tail, and from then on the core reads them from the ``LogReader``. When
 
 When write 1 is confirmed, index and term of the unstable tail equal those of Ready 1, yet write 2 is still going to
 overwrite them on the disk. So a confirmation counts only if the *member's term* has not changed since its Ready was
-taken: then nobody has truncated anything meanwhile. So that nothing stays in the tail for ever, each Ready attests
+taken: then the log was not truncated meanwhile. So that nothing stays in the tail for ever, each Ready attests
 the whole tail as it stands, not only its own entries; a change of term always makes a Ready (the term must be saved).
 """
 
@@ -27,11 +27,10 @@ from collections import deque
 from mypy_extensions import mypyc_attr
 
 from . import confchange
-from .config import RaftConfig
 from .core import Raft
+from .describe import Status, status_of
 from .errors import InvariantError, StepLocalMessage, StepPeerNotFound
 from .memory_log import LogReader
-from .status import Status, status_of
 from .types import (
     ConfChange,
     ConfState,
@@ -39,6 +38,7 @@ from .types import (
     HardState,
     Message,
     MessageType,
+    RaftConfig,
     Ready,
     SoftState,
     StateRole,
@@ -66,7 +66,7 @@ _RESPONSES = frozenset(
 
 
 class _Append:
-    """What is to happen when the write of one Ready is confirmed."""
+    """The steps to take when the write of one Ready is confirmed."""
 
     __slots__ = ("last_index", "last_term", "number", "snapshot_index", "term", "to_self")
 
@@ -293,10 +293,10 @@ class RawNode:
         raft = self.raft
         for message in append.to_self:
             raft.step(message)
-        # Counts only if nobody truncated the log meanwhile; see the head of the module.
+        # Counts only if the log was not truncated meanwhile; see the head of the module.
         if append.term == raft.term:
             raft.log.unstable.stable_to(append.last_index, append.last_term)
-        # A snapshot is committed state: it stays valid whatever the term is now.
+        # A snapshot is committed state: it stays valid in any term.
         if append.snapshot_index:
             raft.installed_snapshot(append.snapshot_index)
 

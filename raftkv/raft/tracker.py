@@ -1,4 +1,5 @@
-"""The members as a leader sees them: the configuration, the record of each member, and the votes of an election.
+"""The members as a leader sees them: the configuration, the record of each member, the votes of an election, and
+the reads that wait for its confirmation; with the arithmetic of quorums that they need.
 
 Invariant: exactly the members of the configuration have a ``Progress``, and its ``is_learner`` says what the
 configuration says. ``switch`` keeps it; nothing else changes either.
@@ -9,9 +10,121 @@ rebuilt only when the configuration changes, in order of id, so that equal input
 
 from __future__ import annotations
 
-from . import quorum
+import enum
+from collections import deque
+from collections.abc import Collection, Mapping
+
 from .confchange import Configuration
 from .progress import Inflights, Progress
+
+# -- quorum ---------------------------------------------------------------------------------------------------------
+#
+# Arithmetic on sets of voters: what a majority has acknowledged, and how an election stands.
+#
+# A configuration is one set of voters or, during joint consensus, two (``incoming`` and ``outgoing``); then every
+# decision needs a majority of *each* (thesis section 4.3). An empty set decides nothing against anyone: its committed
+# index is infinite and its elections are won, so that a joint decision with one empty half is that of the other half.
+#
+# Example: voters {1, 2, 3} that acknowledged 9, 7 and 4 have committed 7, because two of three hold it.
+
+INDEX_INFINITE = (1 << 64) - 1
+"""Committed index of the empty set of voters."""
+
+
+class VoteResult(enum.Enum):
+    """The state of an election."""
+
+    PENDING = "pending"
+    LOST = "lost"
+    WON = "won"
+
+
+def committed_of(acked: list[int]) -> int:
+    """Return the largest index that a majority has reached, given one index per voter. Sorts ``acked`` in place.
+
+    This is the hot form: the leader calls it for each acknowledgement with the match indexes of the voters.
+    """
+    if not acked:
+        return INDEX_INFINITE
+    acked.sort()
+    # The median from below: of 3 the 2nd, of 4 the 2nd, of 5 the 3rd. So many or more are at or above it.
+    return acked[(len(acked) - 1) // 2]
+
+
+def committed_index(voters: Collection[int], acked: Mapping[int, int]) -> int:
+    """Return the largest index that a majority acknowledged.
+
+    Arguments:
+        voters: their ids; of no voters every index is committed.
+        acked: index of each voter; a voter that is missing counts as 0.
+    """
+    return committed_of([acked.get(voter, 0) for voter in voters])
+
+
+def joint_committed_index(incoming: Collection[int], outgoing: Collection[int], acked: Mapping[int, int]) -> int:
+    """Return the largest index that both halves of a joint configuration have committed.
+
+    Arguments:
+        incoming, outgoing: ids of the voters of each half; the outgoing one is empty unless the configuration is joint.
+        acked: index of each voter.
+    """
+    return min(committed_index(incoming, acked), committed_index(outgoing, acked))
+
+
+def vote_result(voters: Collection[int], votes: Mapping[int, bool]) -> VoteResult:
+    """Return the state of an election.
+
+    Arguments:
+        voters: their ids; an election among no voters is won.
+        votes: True for yes, False for no; a voter that is missing was not heard from.
+    """
+    if not voters:
+        return VoteResult.WON
+    needed = len(voters) // 2 + 1
+    granted = sum(1 for voter in voters if votes.get(voter) is True)
+    silent = sum(1 for voter in voters if voter not in votes)
+    if granted >= needed:
+        return VoteResult.WON
+    return VoteResult.PENDING if granted + silent >= needed else VoteResult.LOST
+
+
+def joint_vote_result(incoming: Collection[int], outgoing: Collection[int], votes: Mapping[int, bool]) -> VoteResult:
+    """Return the state of an election in a joint configuration: both halves must be won, one lost half loses it.
+
+    Arguments:
+        incoming, outgoing: ids of the voters of each half; the outgoing one is empty unless the configuration is joint.
+        votes: as of ``vote_result``.
+    """
+    results = (vote_result(incoming, votes), vote_result(outgoing, votes))
+    if VoteResult.LOST in results:
+        return VoteResult.LOST
+    return VoteResult.PENDING if VoteResult.PENDING in results else VoteResult.WON
+
+
+def describe(voters: Collection[int], acked: Mapping[int, int]) -> str:
+    """Return a small bar chart of who acknowledged what, one voter a line, in order of id.
+
+    The bar of a voter is as long as the number of voters strictly behind it; ``?`` marks one that said nothing::
+
+        1: xx>  9
+        2: x>   7
+        3: >    4
+
+    Arguments:
+        voters: their ids.
+        acked: index of each voter.
+    """
+    if not voters:
+        return "<empty majority quorum>\n"
+    lines = []
+    for voter in sorted(voters):
+        index = acked.get(voter)
+        if index is None:
+            lines.append(f"{voter}: ?{' ' * len(voters)} 0")
+            continue
+        behind = sum(1 for other in voters if acked.get(other, 0) < index)
+        lines.append(f"{voter}: {'x' * behind}>{' ' * (len(voters) - behind)} {index}")
+    return "\n".join(lines) + "\n"
 
 
 class Tracker:
@@ -35,7 +148,7 @@ class Tracker:
         self.max_inflight_bytes = max_inflight_bytes
         self.config = Configuration()
         self.progress: dict[int, Progress] = {}
-        # Everybody but this member: who is sent appends and heartbeats.
+        # All members but this one: they are sent appends and heartbeats.
         self.peers: list[tuple[int, Progress]] = []
         self.incoming: list[Progress] = []
         self.outgoing: list[Progress] = []
@@ -77,17 +190,17 @@ class Tracker:
 
     def committed(self) -> int:
         """Return the largest index that a quorum has acknowledged."""
-        index = quorum.committed_of([progress.match for progress in self.incoming])
+        index = committed_of([progress.match for progress in self.incoming])
         if self.outgoing:
-            return min(index, quorum.committed_of([progress.match for progress in self.outgoing]))
+            return min(index, committed_of([progress.match for progress in self.outgoing]))
         return index
 
     def quorum_active(self) -> bool:
         """Return whether a quorum was heard from since the last check."""
         config = self.config
         active = {member: progress.recent_active for member, progress in self.progress.items()}
-        result = quorum.joint_vote_result(config.voters, config.outgoing, active)
-        return result is quorum.VoteResult.WON
+        result = joint_vote_result(config.voters, config.outgoing, active)
+        return result is VoteResult.WON
 
     def record_vote(self, id: int, granted: bool) -> None:
         """Count a vote; the first one of a voter stands.
@@ -98,10 +211,104 @@ class Tracker:
         """
         self.votes.setdefault(id, granted)
 
-    def vote_result(self) -> quorum.VoteResult:
+    def vote_result(self) -> VoteResult:
         """Return the state of the running election."""
-        return quorum.joint_vote_result(self.config.voters, self.config.outgoing, self.votes)
+        return joint_vote_result(self.config.voters, self.config.outgoing, self.votes)
 
     def is_sole_voter(self) -> bool:
         """Return whether this member alone decides."""
         return len(self.config.voters) == 1 and not self.config.outgoing and self.id in self.config.voters
+
+
+# -- read_index -----------------------------------------------------------------------------------------------------
+#
+# Linearizable reads without writing to the log (thesis section 6.4, etcd's ReadOnlySafe).
+#
+# A read notes the commit index at its arrival and is answered once a quorum has confirmed, *after* that arrival, that
+# this member still leads. The confirmations ride on heartbeats: reads get positions 1, 2, 3, ... in order of arrival,
+# a heartbeat carries the last position handed out, and who answers it confirms every read up to there. So one round
+# serves any number of reads, and equal contexts of two requests can never be confused::
+#
+#     read a (1)   read b (2)   heartbeat ctx=2   answer ctx=2 from a quorum  ->  a and b are confirmed
+#
+# Reads that reach a leader before it has committed an entry of its own term wait aside (``deferred``): until then it
+# cannot know what its predecessors committed.
+#
+# Invariant: ``confirmed + len(queue)`` is the last position handed out. One queue lives as long as one leadership, so
+# answers of another term (which the term rule drops) never meet it.
+
+_POSITION_BYTES = 8
+
+
+class ReadRequest:
+    """One read: the member that asked, its context, and the commit index when the read was noted."""
+
+    __slots__ = ("context", "from_", "index")
+
+    def __init__(self, from_: int, context: bytes, index: int = 0) -> None:
+        self.from_ = from_
+        self.context = context
+        self.index = index
+
+
+class ReadIndexQueue:
+    """The reads that wait for the confirmation of one leadership."""
+
+    __slots__ = ("_acked", "_queue", "confirmed", "deferred")
+
+    def __init__(self) -> None:
+        self._acked: dict[int, int] = {}
+        self._queue: deque[ReadRequest] = deque()
+        # Reads that were confirmed and have left the queue.
+        self.confirmed = 0
+        # Reads that arrived before the first commit of the term.
+        self.deferred: list[ReadRequest] = []
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def add(self, leader: int, request: ReadRequest, committed: int) -> None:
+        """Queue a read at the present commit index. The leader confirms itself.
+
+        Arguments:
+            leader: id of this member.
+            request: the read; its index is set here.
+            committed: the commit index.
+        """
+        request.index = committed
+        self._queue.append(request)
+        self._acked[leader] = self.confirmed + len(self._queue)
+
+    def context(self) -> bytes:
+        """Return what a heartbeat carries to confirm every read in the queue; empty when there is none."""
+        if not self._queue:
+            return b""
+        return (self.confirmed + len(self._queue)).to_bytes(_POSITION_BYTES, "big")
+
+    def acknowledge(self, id: int, context: bytes) -> None:
+        """Note that a member answered a heartbeat.
+
+        Arguments:
+            id: of the member.
+            context: what its answer carries; anything but a position is ignored.
+        """
+        if len(context) == _POSITION_BYTES:
+            position = int.from_bytes(context, "big")
+            if self._acked.get(id, 0) < position <= self.confirmed + len(self._queue):
+                self._acked[id] = position
+
+    def take_confirmed(self, config: Configuration) -> list[ReadRequest]:
+        """Take the reads that a quorum of ``config`` has confirmed out of the queue, oldest first."""
+        if not self._queue:
+            return []
+        position = joint_committed_index(config.voters, config.outgoing, self._acked)
+        count = min(position - self.confirmed, len(self._queue))
+        if count <= 0:
+            return []
+        self.confirmed += count
+        return [self._queue.popleft() for _ in range(count)]
+
+    def take_deferred(self) -> list[ReadRequest]:
+        """Take the reads that waited for the first commit of the term."""
+        deferred, self.deferred = self.deferred, []
+        return deferred

@@ -28,7 +28,7 @@ Every budget of a member, and how it is shared:
                                         one): its newest is refused; each in turn is served    ``server/auth/passwords``
     proposals        bytes, and calls   not taken back: they may be in the log already         ``server/node/proposals``
     keep-alives      that wait          not taken back: as proposals                        ``server/lease/keep_alives``
-    leases           count              not taken back: keys hang on them                      ``server/lease/granters``
+    leases           count              not taken back: keys hang on them                      ``server/lease/lessor``
 
 Not shared, since only root or members ask for it: changes of members that wait, snapshot streams, messages between
 members. Not shared either, and full for all when one fills it: connections that are not idle, and handshakes under way

@@ -8,7 +8,7 @@
 
 ``Security`` gives a context for each handshake, and admits or refuses the peer. A plain ``ssl.SSLContext`` is enough
 where neither changes (``fixed``). Certificates that are replaced while a process runs, revoked ones and allowed names
-are the business of its implementation (of a member: ``server.tls.security``).
+are the business of its implementation (of a member: ``server.tls.ports``).
 
 ``EncryptedTransport`` is a protocol for the socket below and a transport for the protocol above, as asyncio has one.
 This one exists for what asyncio's does not do:

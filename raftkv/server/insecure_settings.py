@@ -18,7 +18,7 @@ from typing import Final
 from raftkv import cluster_id
 from raftkv.config import ServerConfig, TLSFiles, is_loopback
 from raftkv.server.auth.jwt_tokens import parse_options
-from raftkv.server.tls.private_key import is_open_to_others
+from raftkv.server.tls.certificates import is_open_to_others
 
 AUDIT_LOG: Final = "audit.log"
 """Name of the audit log in the data directory, where ``--secure`` puts it unless told otherwise."""

@@ -24,9 +24,8 @@ from raftkv.errors import CorruptionError, MemberRemovedError, StorageError, Unk
 from raftkv.histograms import DISK_S, Buckets, doubling
 from raftkv.loop.cork import Cork
 from raftkv.loop.turns import LoopTurns
-from raftkv.raft.config import RaftConfig
 from raftkv.raft.raw_node import RawNode
-from raftkv.raft.types import Message, StateRole
+from raftkv.raft.types import Message, RaftConfig, StateRole
 from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.server.budget import AnswerBudget
 from raftkv.rpc.server.http import HttpHandler, Origins
@@ -47,14 +46,12 @@ from raftkv.server.maintenance.corruption import CorruptionChecker, CorruptionSe
 from raftkv.server.maintenance.damage import Damage, Scrub
 from raftkv.server.maintenance.defragmentation import Defragmenter
 from raftkv.server.maintenance.hashes import Hashes
-from raftkv.server.maintenance.leadership import hand_over
 from raftkv.server.maintenance.quotas import QuotaService
-from raftkv.server.maintenance.service import MaintenanceService
+from raftkv.server.maintenance.service import MaintenanceService, hand_over
 from raftkv.server.maintenance.snapshot import SnapshotService
 from raftkv.server.maintenance.space import Space, tell_alarm
-from raftkv.server.membership.changes import Changes, Ways
-from raftkv.server.membership.departure import Departure
-from raftkv.server.membership.publication import Attributes, Publication
+from raftkv.server.membership.changes import Changes, PeerAccess
+from raftkv.server.membership.presence import Attributes, Departure, Publication
 from raftkv.server.membership.service import ClusterService
 from raftkv.server.metrics.assembly import Sources, register
 from raftkv.server.metrics.calls import CallTimes
@@ -439,7 +436,7 @@ class Member:
                 **self._everybody.for_members(),
             },
             self.versions,
-            self._cluster_service.for_anybody(),
+            self._cluster_service.for_non_members(),
             self._transport.heard_of,
             compares_names=not self.config.peer_tls.skip_san_verification,
             **({} if self._tracing is None else {"decode": self._tracing.decode}),
@@ -451,7 +448,7 @@ class Member:
         return Changes(
             self.node,
             self._membership,
-            Ways(
+            PeerAccess(
                 connected_since=self._transport.connected_since,
                 channel=self._channel,
                 introduction=self._introduction,

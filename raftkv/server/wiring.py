@@ -30,10 +30,10 @@ from raftkv.apply.applier import Applier
 from raftkv.pb import rpc_pb2
 from raftkv.raft.types import SnapshotMeta
 from raftkv.server.auth.users import Users
-from raftkv.server.lease.graces import Graces
+from raftkv.server.lease.keep_alives import Graces
 from raftkv.server.lease.lessor import Lessor
 from raftkv.server.maintenance.hashes import Hashes
-from raftkv.server.membership.departure import Departure
+from raftkv.server.membership.presence import Departure
 from raftkv.server.node.admission import Admission
 from raftkv.server.node.disk import Batch, Marker
 from raftkv.server.node.leader_log import LeaderLog

@@ -14,7 +14,7 @@ one test suite holds both engines to it.
 Laws:
 
 - A batch is durable as a whole, or nothing of it is visible.
-- A read transaction sees one commit, whatever is committed later; it blocks nobody and nobody blocks it.
+- A read transaction sees one commit; later commits do not show. It never blocks, and is never blocked.
 - A full map (``MapFullError``) or disk (``SpaceError``) leaves the engine good, and the batch may be tried again; after
   any other failure of a commit the engine is of no more use.
 - One thread at a time commits; reads may be begun on any thread.
@@ -28,6 +28,6 @@ Example::
     with closing(backend.begin_read()) as read:
         read.get(schema.LEASE, b"7")
 
-Left out: what is in the buckets (``storage/schema``), checksums (``storage/record``), when to commit
+Left out: what is in the buckets (``storage/schema``), checksums (``storage/revision``), when to commit
 (``storage/overlay``).
 """

@@ -1,10 +1,10 @@
-"""What the store asks of an engine: atomic durable batches, and reads of one consistent state.
+"""The interface of an engine: atomic durable batches, and reads of one consistent state.
 
 An engine keeps named buckets of bytes to bytes, ordered by key. Duties, the same for every engine and held by one
 test suite:
 
 - ``commit`` makes the whole batch durable or none of it, and returns only then. One thread at a time calls it.
-- A ``ReadTxn`` sees the state of the last commit before it was begun, whatever is committed later, until closed.
+- A ``ReadTxn`` sees the state of the last commit before it was begun until it is closed: later commits do not show.
   It may be begun and used on any thread, by one thread at a time.
 - A batch is applied in this order: records are appended, revisions deleted, named values put or deleted.
 
@@ -100,7 +100,7 @@ class ReadTxn(Protocol):
 class Defragmentation(Protocol):
     """A compact copy that takes the place of its database while batches are committed and states are read.
 
-    In order: ``copy``, ``catch_up`` until little is left, ``finish``, ``adopt``; and ``close`` whatever happened.
+    In order: ``copy``, ``catch_up`` until little is left, ``finish``, ``adopt``; and always ``close``.
     """
 
     def copy(self) -> None:

@@ -1,4 +1,4 @@
-"""A compact copy of an LMDB file, written so that nobody else's sync has to wait for it.
+"""A compact copy of an LMDB file, written so that no other sync has to wait for it.
 
 LMDB writes the copy as fast as it can. A gigabyte of unwritten pages then stands before every sync of the log on the
 same disk. So LMDB writes into a pipe, and this module from there into the file: a few megabytes, a sync, the next. It
@@ -92,7 +92,7 @@ def create(path: Path) -> SteadyFile:
     """Make a new file for a copy.
 
     Raises:
-        OSError: there is one, which may be somebody's; or it cannot be made.
+        OSError: there is one, which may be in use; or it cannot be made.
     """
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, FILE_MODE)
     try:
@@ -109,7 +109,7 @@ def copy_compact(environment: lmdb.Environment, path: Path, given_up: threading.
     Arguments:
         environment: what is copied; must not be closed before the return.
         path: of the new file; there must be none.
-        given_up: set when nobody wants the copy any more.
+        given_up: set when the copy is no longer wanted.
 
     Raises:
         StorageError: it was given up.
@@ -153,7 +153,7 @@ def pieces(environment: lmdb.Environment) -> Generator[bytes, None, None]:
         while data := os.read(source, PIPE_BYTES):
             yield data
     finally:
-        # Whoever still writes into the pipe gets an error, and ends.
+        # A writer that still writes into the pipe gets an error, and ends.
         give_back(source)
         thread.join()
     for error in failures:

@@ -12,9 +12,10 @@ values are noted, by ``commit``, up to ``NOTED_MAX``.
 Laws:
 
 - Until the rename in ``finish`` the database is as it was; a crash leaves the copy for ``remove_leftovers``.
-- What is noted covers at least everything after the commit that was copied. It may cover more: to bring a change over
+- The notes cover at least everything after the commit that was copied. They may cover more: to bring a change over
   twice does no harm.
-- After the rename commits must not go to the old file, which has lost its name: whoever fails between the two stops.
+- After the rename commits must not go to the old file, which has lost its name: a failure between the two stops the
+  member.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ from raftkv.storage.backend.base import ReadTxn, WriteBatch
 from raftkv.storage.backend.environment import Environment, lock_path
 from raftkv.storage.datadir import remove_unneeded
 from raftkv.storage.failpoints import failpoint
-from raftkv.storage.record import unseal
+from raftkv.storage.revision import unseal
 
 NOTED_MAX: Final = 2_000_000
 """Deletions and values that may be noted, some 100 bytes each. When more is committed, the copy is given up."""
 RECORDS_PER_COMMIT: Final = 2_000
 BYTES_PER_COMMIT: Final = 4 * 1024 * 1024
-"""What is brought over in one transaction, between two rests."""
+"""Changes brought over in one transaction, between two rests."""
 REST_S: Final = 0.001
 """Others run meanwhile: the loop shares its processor with this thread."""
 
 
 class Notes:
-    """What a copy cannot find in the database: deletions, and which values were changed."""
+    """Changes that a copy cannot find in the database: deletions, and which values were changed."""
 
     def __init__(self) -> None:
         self.deletes: list[bytes] = []

@@ -1,11 +1,12 @@
 """One LMDB file that is open: its environment, its buckets, and who reads it.
 
 A database is exchanged under a running store by opening the new file, giving it the name of the old one, and handing
-new readers the new environment. The old one lives on, without a name, until its last reader has gone: nobody waits.
+new readers the new environment. The old one lives on, without a name, until its last reader has gone, and no caller
+waits.
 
     environment = Environment(path, map_size_bytes)     opened, buckets there
     environment.rename(path_of_the_database)             the file and LMDB's lock file beside it
-    environment.retire()                                 closed when nobody reads it any more, on a thread of its own
+    environment.retire()                                 closed after its last reader, on a thread of its own
 
 Left out: what is read and written (``lmdb``), and the lock that keeps ``users`` right, which is the backend's.
 """
@@ -15,17 +16,131 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from struct import Struct
 from typing import Final
 
 import lmdb
+from google_crc32c import value as crc32c
 
 from raftkv.errors import CorruptionError, MapFullError, SpaceError, StorageError
 from raftkv.storage import schema
-from raftkv.storage.backend.seal import SEALED_BUCKETS, SealedTxn, read_seal, total
 from raftkv.storage.datadir import sync_directory
+
+# -- seal -----------------------------------------------------------------------------------------------------------
+#
+# The seal: one checksum for all values without one of their own: the applied index, members, leases, users, alarms.
+#
+# Records of revisions carry a checksum each. The values of all other buckets are small, and read at the start or never
+# again: a flipped bit in the applied index makes this member apply entries twice or leave them out, one in a lease or a
+# role changes rights, on this member alone. So every transaction that writes also writes the *seal*, which is checked
+# when the database is opened.
+#
+#     main database of LMDB     raftkv_seal  ->  transaction u64, inode u64, sum u32, CRC32C of these u32
+#
+# The sum is the XOR of one CRC32C for each value, so a change costs the old value and the new one, not a walk. It lies
+# beside the buckets, because members of all versions hash and compare the contents of buckets.
+#
+# Versions that do not know the seal leave it as it is. So it counts only if the last transaction of this very file is
+# the one that it names: numbers of transactions begin again in a compact copy, and with such a version a copy may reach
+# the number in the seal of its source. A database without a valid seal, a copy too, is taken as it is and sealed by the
+# next transaction. The maker of such a copy knows whether its source was sealed, and compares the copy with that seal.
+#
+# Left out: the bucket of revisions, whose records are many.
+
+SEAL: Final = b"raftkv_seal"
+SEALED_BUCKETS: Final = tuple(bucket for bucket in schema.BUCKETS if bucket != schema.KEY)
+
+_BODY: Final = Struct("<QQI")
+_SUM: Final = Struct("<I")
+
+
+def sum_of(bucket: bytes, key: bytes, value: bytes) -> int:
+    """Return the part of one value in the sum."""
+    checksum: int = crc32c(b"%b %d " % (bucket, len(key)) + key + value)
+    return checksum
+
+
+def total(values: Iterable[tuple[bytes, Iterable[tuple[bytes, bytes]]]]) -> int:
+    """Return the sum of whole buckets, each given as its name and its items."""
+    found = 0
+    for bucket, items in values:
+        for key, value in items:
+            found ^= sum_of(bucket, key, value)
+    return found
+
+
+def read_seal(txn: lmdb.Transaction, inode: int) -> int | None:
+    """Return the sum that a database states of its values, ``None`` if it has no seal that counts.
+
+    Arguments:
+        txn: reads the last state.
+        inode: of the file.
+    """
+    data = txn.get(SEAL)
+    if data is None or len(data) != _BODY.size + _SUM.size:
+        return None
+    if _SUM.unpack_from(data, _BODY.size)[0] != crc32c(data[: _BODY.size]):
+        return None
+    sealed_txn, sealed_inode, stated = _BODY.unpack_from(data)
+    return int(stated) if (sealed_txn, sealed_inode) == (txn.id(), inode) else None
+
+
+def copied_sum(txn: lmdb.Transaction) -> int | None:
+    """Return the sum that a compact copy of a sealed database brings along; ``None`` if it has none.
+
+    Arguments:
+        txn: reads the copy.
+
+    Raises:
+        CorruptionError: the seal itself is not what was written.
+    """
+    data = txn.get(SEAL)
+    if data is None:
+        return None
+    if len(data) != _BODY.size + _SUM.size or _SUM.unpack_from(data, _BODY.size)[0] != crc32c(data[: _BODY.size]):
+        raise CorruptionError("its seal is not what was written")
+    return int(_BODY.unpack_from(data)[2])
+
+
+class SealedTxn:
+    """The values of one write transaction, and what they make of the sum.
+
+    Arguments:
+        txn: writes.
+        handles: of the buckets, by name.
+        inode: of the file.
+        before: the sum of what is there.
+
+    Attributes:
+        sum: of what is there now.
+    """
+
+    def __init__(self, txn: lmdb.Transaction, handles: Mapping[bytes, lmdb._Database], inode: int, before: int) -> None:
+        self.raw = txn
+        self.sum = before
+        self._handles = handles
+        self._inode = inode
+
+    def put(self, bucket: bytes, key: bytes, value: bytes | None) -> None:
+        """Put or, for ``None``, delete a value of any bucket but that of the revisions."""
+        txn, handle = self.raw, self._handles[bucket]
+        old = txn.get(key, db=handle)
+        if old is not None:
+            self.sum ^= sum_of(bucket, key, bytes(old))
+        if value is None:
+            txn.delete(key, db=handle)
+        else:
+            txn.put(key, value, db=handle)
+            self.sum ^= sum_of(bucket, key, value)
+
+    def seal(self) -> None:
+        """Write the seal; the last change of the transaction."""
+        body = _BODY.pack(self.raw.id(), self._inode, self.sum)
+        self.raw.put(SEAL, body + _SUM.pack(crc32c(body)))
+
 
 READERS_MAX: Final = 126
 FILE_MODE: Final = 0o600
@@ -33,7 +148,7 @@ _META_PAGES: Final = 2
 FULL_BYTES: Final = 4 * 1024 * 1024
 """Free bytes below which an input/output error is taken for a write that was cut short for want of room."""
 _closers: Final[set[threading.Thread]] = set()
-"""Threads that close files which nobody reads any more."""
+"""Threads that close files after their last reader."""
 
 
 class Environment:
@@ -42,13 +157,13 @@ class Environment:
     Arguments:
         path: the database file; its directory exists.
         map_size_bytes: upper bound of the file, reserved as address space.
-        read_only: look at a file that nobody has open, and leave no trace.
+        read_only: look at a file that no process has open, and leave no trace.
 
     Attributes:
         raw: LMDB's own object.
         handles: of the buckets, by name.
-        identity: tells the file from every other one, whatever its name.
-        sealed_sum: what the file states of its values (``seal.py``), if it had a seal that counts.
+        identity: tells the file from every other one, under any name.
+        sealed_sum: what the file states of its values in its seal, if that counts.
         users: read transactions and copies that are open; changed under the backend's lock.
 
     Raises:
@@ -108,7 +223,7 @@ class Environment:
         # All at once, before any reader: a read transaction sees only buckets that were there when it began.
         with self.raw.begin(write=True) as txn:
             found, stated = sum(1 for _ in txn.cursor()), txn.stat()["entries"]
-            # What a damaged page no longer names would be made anew, with nothing in it.
+            # A bucket that a damaged page no longer names would be made anew, empty.
             if found != stated:
                 raise CorruptionError(f"the database {self.path} has {found} top entries, and should have {stated}")
             return {name: open_bucket(name, txn=txn) for name in schema.BUCKETS}
@@ -126,7 +241,7 @@ class Environment:
 
     @property
     def sum(self) -> int | None:
-        """What the seal of the last transaction states; ``None`` if it has none that counts."""
+        """The sum in the seal of the last transaction; ``None`` if it has no valid one."""
         return self._sum
 
     def sum_of_values(self) -> int:
@@ -171,7 +286,7 @@ class Environment:
         sync_directory(str(target.parent))
 
     def retire(self) -> None:
-        """Close it as soon as nobody reads it. The lock of the backend is held."""
+        """Close it after its last reader. The lock of the backend is held."""
         self._is_retired = True
         self.left()
 

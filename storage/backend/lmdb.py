@@ -6,12 +6,12 @@ Choices, and why:
   power cut leaves the state of the last commit.
 - The map is large and sparse (16 GiB, eight times the default quota): it costs address space, not disk, and the quota
   is enforced above. A batch that finds it full (``MapFullError``) may be tried again after ``grow``, which needs a
-  moment without readers; one that finds the disk full (``SpaceError``) when somebody made room.
+  moment without readers; one that finds the disk full (``SpaceError``) when there is room again.
 - Records are appended with ``putmulti(append=True)``: 10,000 take 2 ms, because the loop runs in C and pages fill
   from left to right.
 - ``lock=True``: LMDB's lock file holds the reader table, which keeps pages of open readers from being reused. That
   no two members open one directory is the duty of ``datadir.py``.
-- The file is 0600 whatever the umask. Unused memory is zeroed (``meminit``), so no stray heap reaches the disk.
+- The file is 0600 under any umask. Unused memory is zeroed (``meminit``), so no stray heap reaches the disk.
 
 Measured (one core, NVMe): get 0.2 us; commit of 10,000 records of 340 B 5 ms; renewal of a reader 0.3 us.
 """
@@ -35,12 +35,11 @@ from raftkv.storage import schema
 from raftkv.storage.backend.base import ReadTxn, WriteBatch, in_runs
 from raftkv.storage.backend.copying import copy_compact, pieces
 from raftkv.storage.backend.defragmentation import NOTED_MAX, LMDBDefragmentation, Notes
-from raftkv.storage.backend.environment import Environment, declared, identity_of
+from raftkv.storage.backend.environment import SEALED_BUCKETS, Environment, copied_sum, declared, identity_of, total
 from raftkv.storage.backend.pages import check_pages
-from raftkv.storage.backend.seal import SEALED_BUCKETS, copied_sum, total
 from raftkv.storage.datadir import sync_directory
 from raftkv.storage.failpoints import failpoint
-from raftkv.storage.record import checked_runs
+from raftkv.storage.revision import checked_runs
 
 MAP_SIZE_BYTES: Final = 16 << 30
 RECORDS_IN_A_ROW: Final = 500
@@ -125,7 +124,7 @@ class LMDBBackend:
         Arguments:
             path: the database file; its directory exists.
             map_size_bytes: upper bound of the file, reserved as address space.
-            read_only: look at a file that nobody has open, and leave no trace.
+            read_only: look at a file that no process has open, and leave no trace.
 
         Raises:
             StorageError: the file cannot be opened or is no database.
@@ -156,7 +155,7 @@ class LMDBBackend:
             raise
 
     def _check_seal(self) -> None:
-        """Refuse values that are not what was written; see ``seal.py``."""
+        """Refuse values that are not what was written; see ``environment.py``."""
         stated = self._environment.sealed_sum
         if stated is None:
             return
@@ -197,7 +196,7 @@ class LMDBBackend:
                 if self._notes is not None:
                     self._notes.add(batch)
             failpoint("afterCommit")
-            # Here and not when somebody asks: measuring takes a read transaction, and the loop asks often.
+            # Here and not on demand: measuring takes a read transaction, and the loop asks often.
             self._measure()
         except (lmdb.Error, OSError) as error:
             raise declared(error, self.path) from error
@@ -301,7 +300,7 @@ class LMDBBackend:
             raise declared(error, self.path) from error
 
     def _check_pages(self, read: LMDBReadTxn, pace: Callable[[], None]) -> None:
-        """Look at the pages of the state that is pinned, and of those after it, which nobody writes on meanwhile."""
+        """Look at the pages of the state that is pinned, and of those after it, which are not written meanwhile."""
         try:
             check_pages(self.path, pace)
         except CorruptionError:
@@ -422,7 +421,7 @@ def check_copy(
     is_sealed: bool,
     read_history: Callable[[ReadTxn], Iterable[object]] = checked_runs,
 ) -> None:
-    """Read all of a compact copy that nobody has open, and refuse it if anything in it is not what was written.
+    """Read all of a compact copy that is not open elsewhere, and refuse it if anything in it is not what was written.
 
     Arguments:
         path: of the copy.

@@ -16,7 +16,7 @@ from sortedcontainers import SortedDict
 from raftkv.errors import InvariantError, StorageError
 from raftkv.storage import schema
 from raftkv.storage.backend.base import Backend, Defragmentation, WriteBatch, in_runs
-from raftkv.storage.record import checked_runs
+from raftkv.storage.revision import checked_runs
 
 
 class MemoryReadTxn:

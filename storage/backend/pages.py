@@ -12,8 +12,8 @@ bytes of each, 0.6 s for a gigabyte.
                branch: low, high and flags are the number of a page; leaf: low and high are the size of the value
     tree       pad u32, flags u16, depth u16, branch, leaf and overflow pages u64 each, entries u64, root u64
 
-Left out: what the pages hold, which has checksums (``record.py``, ``seal.py``), and pages of large values. What a leaf
-says of the sizes of its values is looked at before a copy is made or taken, and by the scrub: not at the start, where
+Left out: what the pages hold, which has checksums (``revision.py``, ``environment.py``), and pages of large values.
+The sizes of values in a leaf are checked before a copy is made or taken, and by the scrub: not at the start, where
 that would take ten times as long.
 """
 
@@ -68,7 +68,7 @@ def check_pages(path: Path, pace: Callable[[], None] | None = None) -> None:
     is checked before it gets its place.
 
     Arguments:
-        path: of the file; whoever writes to it meanwhile leaves the pages of its last state alone.
+        path: of the file; its writer leaves the pages of its last state alone meanwhile.
         pace: called now and then; looks also at what each leaf says of its values, as LMDB follows it anywhere.
 
     Raises:
@@ -93,7 +93,7 @@ class _Misplaced(Exception):
 
 
 def _last_meta(data: mmap.mmap) -> _Meta | None:
-    """Return the later of the two meta pages, as it is when nobody writes it."""
+    """Return the later of the two meta pages, read without a write in between."""
     found = _read_meta(data)
     while (again := _read_meta(data)) != found:
         found = again

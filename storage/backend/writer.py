@@ -1,4 +1,4 @@
-"""Who carries out commits: a thread in production, the caller itself in tools, a script in simulations.
+"""Writers, which carry out commits: a thread in production, the caller itself in tools, a script in simulations.
 
 A writer runs jobs one at a time, in order, and reports each on the owner's thread through ``done(error)``. Nothing
 here knows asyncio: the server injects ``loop.call_soon_threadsafe`` as ``notify``.
@@ -47,7 +47,7 @@ def _outcome(job: Job) -> BaseException | None:
 
 
 def _ignore(error: BaseException | None) -> None:
-    """The report of a job that nobody asks for."""
+    """Drop the report of a job."""
 
 
 class InlineWriter:
@@ -136,5 +136,5 @@ class ThreadWriter:
             self._began_s = math.inf
             try:
                 self._notify(partial(done, error))
-            except RuntimeError:  # the loop is closed: the owner is gone, and with it whoever wanted to know
+            except RuntimeError:  # the loop is closed, and the owner is gone
                 return

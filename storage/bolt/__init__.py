@@ -25,7 +25,7 @@ numbered from 0. A page that needs more than one is followed by ``overflow`` pag
 
 The root bucket holds the named buckets. All keys of a page, and of all pages from left to right, ascend.
 
-What the writer makes: pages 0 and 1 meta, page 2 an empty freelist, then the trees of the buckets from their leaves
+The writer's layout: pages 0 and 1 meta, page 2 an empty freelist, then the trees of the buckets from their leaves
 up, full pages only, and the root bucket's tree last. The meta pages come first and name the last page, which is why
 the file takes two passes: in exchange it can be sent while it is made, and no copy lies on a disk.
 """

@@ -1,7 +1,7 @@
 """Reads a database file that may be anything: each number is checked against the file before it is used.
 
 A walk visits the pages below a root from left to right and keeps only those on the way down. No page is visited
-twice, so a walk ends after as many pages as the file has, whatever they say. What is wrong is a ``StorageError``: one
+twice, so a walk ends after as many pages as the file has, even in a damaged file. Damage is a ``StorageError``: one
 line that names the file and the page.
 """
 
@@ -34,7 +34,7 @@ PAGE_SIZES: Final = tuple(512 << shift for shift in range(12))
 PAGE_MAX_BYTES: Final = 256 << 20
 """Largest page, with its overflow, that is read: memory is taken for one page of each level at a time."""
 DEPTH_MAX: Final = 64
-"""Levels of a tree: 20 are more than a file can need that anybody can store."""
+"""Levels of a tree: 20 are more than the largest possible file needs."""
 
 BUCKETS_MAX: Final = 1_000
 """Buckets of a file: etcd has 10. Their headers are kept in memory, with small buckets inside."""

@@ -46,7 +46,7 @@ _Steps = Generator[None, None, bytes]
 
 
 class Layout(NamedTuple):
-    """What has to be known before the first byte: the result of ``measure``."""
+    """Sizes and pages, known before the first byte: the result of ``measure``."""
 
     pages: int
     """Number of pages of the file."""

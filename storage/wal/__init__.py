@@ -17,8 +17,7 @@ segment may be cut, and only where a crash can have torn it.
                                                  durable, segment 0 is deleted whole (``release``)
 
 Reading order: this page, ``frame.py``, ``tail.py``, ``record.py``, ``segment.py``, ``replay.py``, ``recovery.py``,
-``wal.py``; beside them ``repair.py``, ``spare.py``, ``disk.py`` (the operating system behind a protocol),
-``describe.py`` (dumps) and ``errors.py``.
+``wal.py``; beside them ``disk.py`` (the operating system behind a protocol) and ``describe.py`` (dumps).
 
 THE FORMAT, version 1. All numbers little-endian; checksums are CRC32C (Castagnoli).
 
@@ -64,9 +63,7 @@ that a later frame testifies what had been synced. The decision itself is ``tail
 Left out: when to sync, when to release, and what to do when the disk is full: that is the member's loop.
 """
 
-from .describe import Found, describe, describe_found, walk
-from .disk import Disk, ReadingDisk, RealDisk
-from .errors import (
+from raftkv.storage.wal.disk import (
     WALCorruptError,
     WALExistsError,
     WALFailedError,
@@ -75,8 +72,11 @@ from .errors import (
     WALSpaceError,
     WALVersionError,
 )
+from raftkv.storage.wal.recovery import Repair
+
+from .describe import Found, describe, describe_found, walk
+from .disk import Disk, ReadingDisk, RealDisk
 from .recovery import Recovered
-from .repair import Repair
 from .segment import SEGMENT_BYTES
 from .wal import WAL
 

@@ -37,7 +37,7 @@ _CHUNK_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What a member had applied at a moment: the time in seconds since the epoch, index, revision, term."""
+    """The applied state of a member at a moment: the time in seconds since the epoch, index, revision, term."""
 
     time_s: float
     index: int

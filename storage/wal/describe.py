@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from raftkv.raft.types import Entry, HardState, SnapshotMeta
+from raftkv.storage.wal.disk import WALCorruptError
 
 from .disk import Disk, RealDisk
-from .errors import WALCorruptError
 from .frame import Frame
 from .record import Metadata, Record, SegmentHead
 from .segment import SegmentName, list_segments, load_segment

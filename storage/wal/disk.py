@@ -1,4 +1,4 @@
-"""The few file operations that the log needs, behind a protocol, and the real ones.
+"""The few file operations that the log needs, behind a protocol, and the real ones; and the errors of the log.
 
 Owns the boundary between the log and the operating system. Tests pass their own: one that fails at the n-th call, one
 that keeps files in memory and knows what a power cut would leave.
@@ -19,7 +19,62 @@ import os
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+from raftkv.errors import CorruptionError, SpaceError, StorageError
 from raftkv.storage.datadir import ensure_private_directory, give_back, sync_directory
+
+# -- errors ---------------------------------------------------------------------------------------------------------
+#
+# The errors of the write-ahead log, all of them below ``raftkv.errors``.
+#
+# CorruptionError
+# +-- WALCorruptError     bytes that were synced are not what was written: file, offset, reason
+# StorageError
+# +-- WALNotFoundError    no log in this directory
+# +-- WALExistsError      a log is already there, it is not overwritten
+# +-- WALLockedError      another process uses the log
+# +-- WALVersionError     the log was written by a raftkv with another format
+# +-- WALFailedError      a write or sync failed once: this log is of no more use to this process
+# SpaceError
+# +-- WALSpaceError       no room for the next segment; nothing was written, the log is still good
+
+
+class WALCorruptError(CorruptionError):
+    """The log is damaged where a crash cannot have damaged it. The member must not start from it.
+
+    ``path`` names the file, ``offset`` the first byte of the frame (or record) that is not what was written.
+    """
+
+    def __init__(self, path: str, offset: int, reason: str) -> None:
+        super().__init__(f"write-ahead log {path} is damaged at offset {offset}: {reason}")
+        self.path = path
+        self.offset = offset
+        self.reason = reason
+
+
+class WALNotFoundError(StorageError):
+    """There is no write-ahead log in the directory."""
+
+
+class WALExistsError(StorageError):
+    """There is a write-ahead log in the directory already."""
+
+
+class WALLockedError(StorageError):
+    """Another process (or another part of this one) has the log open."""
+
+
+class WALVersionError(StorageError):
+    """The log is whole, and of a format that this program does not know."""
+
+
+class WALFailedError(StorageError):
+    """A write or sync failed. The kernel may have dropped the pages and called them clean, so a retried sync that
+    succeeds proves nothing (the "fsyncgate" of 2018): the log refuses everything from then on."""
+
+
+class WALSpaceError(SpaceError):
+    """No room on the disk for the next segment. Raised before any byte of the batch is written; a retry is safe."""
+
 
 FILE_MODE: Final = 0o600
 _NO_FALLOCATE: Final = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}

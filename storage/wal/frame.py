@@ -8,8 +8,8 @@ Invariants of a frame on disk, each of which ``tail.py`` rests on:
 - it begins and ends on a multiple of 8 bytes, and lies within one segment;
 - its own offset is in its header, so that a copy of a frame elsewhere (in a client's value, say) is not one;
 - both checksums depend, through the seed, on the head of the segment: nothing from another log passes;
-- no 512-byte sector of it is all zeros, and its header and its trailer end in a byte that is not zero: whatever
-  never reached the disk shows as zeros, and a single flipped bit cannot look like that.
+- no 512-byte sector of it is all zeros, and its header and its trailer end in a byte that is not zero: bytes
+  that never reached the disk show as zeros, and a single flipped bit cannot look like that.
 
 The last one needs help where a client stores zeros: such a body is XORed with a word that is kept in the header.
 """
@@ -85,8 +85,8 @@ def encode_frame(
 def _masked(body: bytes, previous: int) -> tuple[bytes, int]:
     """``body`` without long runs of zeros, and the word that undoes it.
 
-    The word depends on the checksum so far, which a client cannot foresee: nobody can prepare a value that turns
-    into zeros.
+    The word depends on the checksum so far, which a client cannot foresee, so no client can prepare a value that
+    turns into zeros.
     """
     masked, word = body, 0
     # A word without a zero byte turns a run of zeros into something else; it turns bytes equal to itself into zeros, so

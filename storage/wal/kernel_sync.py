@@ -1,4 +1,4 @@
-"""An fdatasync that nobody waits for: the kernel does it beside the process, and a descriptor tells when it is done.
+"""An fdatasync in the background: the kernel does it beside the process, and a descriptor tells when it is done.
 
 Owns one context of Linux's asynchronous IO and one eventfd. A thread that syncs does the same, but it wants the
 interpreter twice for each sync, and a busy loop gives it up only when it waits.

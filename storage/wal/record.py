@@ -4,8 +4,8 @@ Owns the encoding of entries, hard states, snapshot markers, and the two records
 is 8 bytes of header (length of the rest, kind, kind of entry, 0) and the rest; fixed little-endian structs, no
 protobuf: an entry costs one ``pack``. The layout is drawn in the package's docstring.
 
-Checksums are the frame's. What is read here was written by this code, unless somebody forges a log: so lengths and
-kinds are checked all the same, and a bad one is an error that names its offset, never a large allocation.
+Checksums are the frame's. A log may be forged, so lengths and kinds are checked all the same: a bad
+one is an error that names its offset, never a large allocation.
 """
 
 from __future__ import annotations

@@ -16,14 +16,104 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from raftkv.raft.types import Entry, HardState, SnapshotMeta
+from raftkv.storage.failpoints import failpoint
+from raftkv.storage.wal.disk import WALCorruptError
 
 from .disk import Disk
-from .errors import WALCorruptError
 from .record import Record
-from .repair import Repair, cut_tail
 from .replay import LogReplay, ReplayError
-from .segment import SegmentName, SegmentReader, load_segment
-from .tail import Verdict, classify_tail
+from .segment import NO_SPACE, TEMPORARY_NAME, SegmentName, SegmentReader, load_segment
+from .tail import Verdict, classify_tail, written_end
+
+# -- repair ---------------------------------------------------------------------------------------------------------
+#
+# Repair cuts a torn tail off the last segment, so that the log goes on where its last good frame ends.
+#
+# A crash between any two of its steps leaves a segment whose tail is torn at the same offset again: zeroing only adds
+# to the evidence. The bytes cut off are kept beside the segment for inspection, if the disk has room for them. They
+# were never reported as durable, so a full disk keeps no member from starting.
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """The account of a cut: ``cut_bytes`` of ``path`` from ``offset`` on, and the name of their copy.
+
+    It is empty where the disk had no room for one.
+    """
+
+    path: str
+    offset: int
+    cut_bytes: int
+    reason: str
+    saved_as: str
+
+
+def cut_tail(disk: Disk, path: str, data: bytes, offset: int, reason: str) -> Repair:
+    """Zero the end of a segment, durably, after a copy of what was written is durable beside it, if there is room.
+
+    Arguments:
+        disk: the file operations.
+        path: of the segment.
+        data: the whole segment.
+        offset: where the last good frame ends.
+        reason: why, for the user.
+
+    Raises:
+        OSError: the system refused an operation.
+    """
+    failpoint("walBeforeRepair")
+    # Bytes behind the last nonzero one were never written, or are zero already.
+    end = written_end(data)
+    saved_as = _save_copy(disk, path, data[:end])
+    failpoint("walAfterRepairCopy")
+    fd = disk.open(path)
+    try:
+        # Zeros and not a shorter file: the head says how long the file is, and another length is taken for damage.
+        disk.write(fd, [bytes(end - offset)], offset)
+        disk.sync_data(fd)
+    finally:
+        disk.close(fd)
+    failpoint("walAfterRepair")
+    return Repair(path, offset, end - offset, reason, saved_as)
+
+
+def _save_copy(disk: Disk, path: str, data: bytes) -> str:
+    directory, name = os.path.split(path)
+    saved_as = os.path.join(directory, _free_name(f"{name}.broken", set(disk.list_names(directory))))
+    # Under its own name only when it is whole and durable: a crash leaves no half of a copy.
+    temporary = os.path.join(directory, TEMPORARY_NAME)
+    try:
+        _write_copy(disk, temporary, data)
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        return ""
+    disk.rename(temporary, saved_as)
+    # Durable before the tail is cut: these bytes exist nowhere else.
+    disk.sync_directory(directory)
+    return saved_as
+
+
+def _write_copy(disk: Disk, path: str, data: bytes) -> None:
+    fd = disk.create(path)
+    try:
+        disk.write(fd, [data], 0)
+        disk.sync_data(fd)
+    except OSError:
+        # A partial copy would only take the room that others need now.
+        disk.remove(path)
+        raise
+    finally:
+        disk.close(fd)
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    """``name``, or ``name.2`` and so on: the copy of an earlier repair is not overwritten."""
+    free, number = name, 1
+    while free in taken:
+        number += 1
+        free = f"{name}.{number}"
+    return free
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +131,7 @@ class Recovered:
     markers: tuple[SnapshotMeta, ...] = ()
     """All markers that the kept segments hold, in order."""
     repair: Repair | None = None
-    """What was cut off the end, if a crash had torn it: worth a line in the log of the member."""
+    """The tail that was cut off, if a crash had torn it: worth a line in the log of the member."""
 
 
 class Recovery:

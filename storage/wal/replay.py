@@ -1,4 +1,4 @@
-"""What a log says: the fold of its records, in order, into hard state, entries and snapshot markers.
+"""Replay of a log: the fold of its records, in order, into hard state, entries and snapshot markers.
 
 Owns the meaning of the sequence, as pure code: no file, no offset. ``wal.py`` feeds it every record and gives the
 place to the errors it raises.

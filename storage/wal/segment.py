@@ -21,6 +21,7 @@ import errno
 import itertools
 import os
 import re
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -28,8 +29,7 @@ from typing import Final
 from raftkv.raft.types import HardState, SnapshotMeta
 from raftkv.storage.datadir import format_refusal
 
-from .disk import Disk
-from .errors import WALCorruptError, WALSpaceError, WALVersionError
+from .disk import Disk, WALCorruptError, WALSpaceError, WALVersionError
 from .frame import Frame, encode_frame, frame_size, read_frame
 from .record import (
     FORMAT_VERSION,
@@ -52,7 +52,7 @@ TEMPORARY_NAME: Final = "next.tmp"
 
 _NAME: Final = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})\.wal")
 NO_SPACE: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-"""What the system says when there is no room."""
+"""Error numbers of the system for a full disk or quota."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -254,3 +254,66 @@ def segment_size_for(body_bytes: int, head_bytes: int, segment_bytes: int) -> in
         segment_bytes: the usual size.
     """
     return max(segment_bytes, head_bytes + frame_size(body_bytes))
+
+
+# -- spare ----------------------------------------------------------------------------------------------------------
+#
+# The next segment is allocated before it is needed, in one temporary file: reserving 64 MiB and syncing the reservation
+# takes milliseconds and may find the disk full, so a background thread does it and no append waits for it.
+
+
+class SpareSegment:
+    """At most one file allocated ahead. ``prepare`` may run on any thread; ``lock`` is held while the file is taken.
+
+    Arguments:
+        disk: the file operations.
+        directory: of the log.
+        size_bytes: size of the file.
+    """
+
+    def __init__(self, disk: Disk, directory: str, size_bytes: int) -> None:
+        self.lock = threading.Lock()
+        self.path = os.path.join(directory, TEMPORARY_NAME)
+        self._disk = disk
+        self._size_bytes = size_bytes
+        self._fd: int | None = None
+        self._closed = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether a file is waiting."""
+        return self._fd is not None
+
+    def prepare(self) -> None:
+        """Allocate the file unless it is there.
+
+        Raises:
+            WALSpaceError: no room.
+            OSError: the system refused an operation.
+        """
+        with self.lock:
+            # A file made after ``close`` would be left behind.
+            if self._fd is None and not self._closed:
+                self._fd = create_temporary(self._disk, self.path, self._size_bytes)
+
+    def take(self, size_bytes: int) -> int:
+        """Return the descriptor of a file of ``size_bytes``, for the caller to rename. Call with ``lock`` held."""
+        # One batch larger than a segment gets a segment of its own size (``segment_size_for``).
+        if size_bytes != self._size_bytes:
+            self._drop()
+            return create_temporary(self._disk, self.path, size_bytes)
+        fd = self._fd
+        self._fd = None
+        return create_temporary(self._disk, self.path, size_bytes) if fd is None else fd
+
+    def close(self) -> None:
+        """Remove the file, for good."""
+        with self.lock:
+            self._closed = True
+            self._drop()
+
+    def _drop(self) -> None:
+        if self._fd is not None:
+            fd, self._fd = self._fd, None
+            self._disk.close(fd)
+            self._disk.remove(self.path)

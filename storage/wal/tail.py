@@ -18,7 +18,7 @@ anew and never reused. A frame has no sector of zeros (``frame.py``). So:
 
     |..frame 7..|..frame 8: header ok, one sector zero..|..frame 9: ok, durable = its start..|   frame 8 was synced
 
-One flipped bit is always DAMAGED inside a frame, whatever its place: it can make neither a sector of zeros nor the
+One flipped bit is always DAMAGED inside a frame, at any place: it can make neither a sector of zeros nor the
 zero end byte of a header or trailer (both marks end in a byte with four bits set).
 
 Left out: a device that loses whole synced sectors of the *last* group of frames and returns zeros for them looks
@@ -65,8 +65,7 @@ def classify_tail(data: bytes, offset: int, seed: int) -> Tail:
     """
     if is_zero(data, offset, len(data)):
         return _END
-    # The witness comes before all else: whatever the bytes look like, a later frame that says they were synced shows
-    # that no crash did this.
+    # The witness comes first: a later frame that says these bytes were synced shows that no crash did this.
     witness = _synced_witness(data, offset, seed)
     if witness is not None:
         where = witness.header.offset
@@ -82,7 +81,7 @@ def _synced_witness(data: bytes, offset: int, seed: int) -> Frame | None:
 
 
 def intact_frames(data: bytes, offset: int, seed: int) -> Iterator[Frame]:
-    """Iterate over every undamaged frame, whatever lies between them.
+    """Iterate over every undamaged frame, past any bytes between them.
 
     Arguments:
         data: the whole segment.

@@ -37,9 +37,17 @@ from typing import Final, NoReturn
 from raftkv.errors import ConfigError, InvariantError, explain
 from raftkv.raft.types import Entry, HardState, SnapshotMeta
 from raftkv.storage.failpoints import failpoint
+from raftkv.storage.wal.disk import (
+    WALCorruptError,
+    WALExistsError,
+    WALFailedError,
+    WALLockedError,
+    WALNotFoundError,
+    WALSpaceError,
+)
+from raftkv.storage.wal.segment import SpareSegment
 
 from .disk import Disk, RealDisk
-from .errors import WALCorruptError, WALExistsError, WALFailedError, WALLockedError, WALNotFoundError, WALSpaceError
 from .frame import BODY_MAX_BYTES, encode_frame, frame_size
 from .record import SegmentHead, encode_entries, encode_hard_state, encode_snapshot
 from .recovery import Recovered, Recovery
@@ -56,7 +64,6 @@ from .segment import (
     list_segments,
     segment_size_for,
 )
-from .spare import SpareSegment
 
 _log = logging.getLogger(__name__)
 
@@ -417,7 +424,7 @@ class WAL:
         try:
             self._spare.prepare()
         except OSError as error:
-            # This segment has room, and somebody may close a file before it is full: ``needs_next`` stays true.
+            # This segment has room, and a file may be closed before it is full: ``needs_next`` stays true.
             if error.errno not in _NO_DESCRIPTOR:
                 self._fail("allocate", error)
 
@@ -526,7 +533,7 @@ class WAL:
     def release(self, index: int) -> int:
         """Delete the segments that hold only entries below ``index``, oldest first; return how many.
 
-        An entry behind the last snapshot marker is never deleted, whatever ``index`` is, nor a segment that ``keep``
+        An entry behind the last snapshot marker is never deleted at any ``index``, nor is a segment that ``keep``
         holds.
 
         A removal that fails is a warning, and tried again by the next call: what is too much only takes room.
@@ -541,7 +548,7 @@ class WAL:
             if self._removed:
                 self._disk.sync_directory(self._directory)
                 self._removed = False
-            # What the next segment begins with bounds what this one holds.
+            # The first index of the next segment bounds the entries of this one.
             while len(self._segments) > 1 and self._segments[1].first_index <= limit and not self._is_kept():
                 self._remove_oldest()
                 count += 1

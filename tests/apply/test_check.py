@@ -1,4 +1,4 @@
-"""Requests that are refused for what they are, whatever the store holds."""
+"""Requests that are refused by their contents alone, in any state of the store."""
 
 from __future__ import annotations
 

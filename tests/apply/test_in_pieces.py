@@ -1,4 +1,4 @@
-"""An entry applied in the smallest pieces comes to what it comes to at once, and nobody sees it half done."""
+"""An entry applied in the smallest pieces has the same result as at once, and no reader sees it half done."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from raftkv.apply.applier import Outcome
 from raftkv.apply.request import Kind
 from raftkv.pb import kv_pb2, raft_pb2, rpc_pb2
 from raftkv.storage import mvcc_txn, selection
+from raftkv.storage.selection import finish
 from tests.apply.arbitrary import build
 from tests.apply.machine import KINDS, Machine
 from tests.apply.test_total import _state, _told
@@ -143,7 +144,7 @@ def test_what_is_only_read_is_not_read_where_nobody_waits(at_once_max: int, monk
     assert len(answer.responses[4].response_delete_range.prev_kvs) == 2
 
     def never(*_: object, **__: object) -> None:
-        raise AssertionError("nobody waits for that")
+        raise AssertionError("no caller waits for that")
 
     monkeypatch.setattr(ranges, "execute", never)
     monkeypatch.setattr(ranges, "in_pieces", never)
@@ -298,7 +299,7 @@ def test_what_one_entry_reads_for_its_answer_is_limited(
     assert pieces < 2 * txn.ANSWER_KEYS_MAX / txn.KEYS_OF_PIECE
     assert isinstance(outcome.unanswered, errors.RequestTimeoutError)
     assert (outcome.error, list(outcome.pieces)) == (None, [])
-    # It is done all the same, as by a member where nobody waits.
+    # It is done all the same, as by a member without a waiting caller.
     silent.apply(request, is_answered=False)
     assert machine.value(b"x") is not None
     assert _state(machine) == _state(silent)
@@ -404,7 +405,7 @@ def test_compares(writes: list[tuple[bytes, bytes | None, int]], wanted: list[rp
     for key, value, lease in writes:
         machine.apply(delete(key) if value is None else put(key, value, lease=lease))
     expected = all(_model(machine, compare) for compare in wanted)
-    assert txn.finish(compares.all_hold(machine.store, wanted)) == expected
+    assert finish(compares.all_hold(machine.store, wanted)) == expected
     request = rpc_pb2.TxnRequest(compare=wanted)
     assert txn.choose_path(machine.store, request, txn.Budget(10**9, 10**9)).succeeded == expected
     for compare in wanted:

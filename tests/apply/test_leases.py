@@ -203,7 +203,7 @@ def _random_entry(rng: random.Random) -> tuple[int, bytes]:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_the_same_entries_make_the_same_leases_everywhere(seed: int) -> None:
-    """One member runs through; the other is read back from its disk now and then, and nobody observes it."""
+    """One member runs through; the other is read back from its disk now and then, without an observer."""
     rng = random.Random(seed)
     plain, other = Machine(), Machine()
     plain.applier.leases.observer = Recorder()

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from raftkv import errors
-from raftkv.apply import check, compares, plain_txn, txn
+from raftkv.apply import check, compares, plain, txn
 from raftkv.apply.alarms import can_grow
 from raftkv.apply.request import Kind
 from raftkv.pb import rpc_pb2
@@ -50,22 +50,22 @@ class Pair:
 
 def check_decoded(data: bytes) -> bool:
     """Compare what is decoded of some bytes with their message; whether it is a plain txn."""
-    plain = plain_txn.decode(data, OPERATIONS_MAX)
-    if plain is None:
+    decoded = plain.decode_txn(data, OPERATIONS_MAX)
+    if decoded is None:
         return False
     message = rpc_pb2.TxnRequest.FromString(data)
     check.check_txn(message, OPERATIONS_MAX)
-    assert plain.compares == [(one.key, one.target, one.result, compares.wanted(one)) for one in message.compare]
+    assert decoded.compares == [(one.key, one.target, one.result, compares.wanted(one)) for one in message.compare]
     assert not any(one.range_end for one in message.compare)
-    assert plain.success == [_operation(one) for one in message.success]
-    assert plain.failure == [_operation(one) for one in message.failure]
-    assert plain.writes == txn.has_put(message) == can_grow(Kind.TXN, message) == can_grow(Kind.TXN, plain)
-    assert plain.writes or txn.is_readonly(message)
-    assert plain.message() == message
+    assert decoded.success == [_operation(one) for one in message.success]
+    assert decoded.failure == [_operation(one) for one in message.failure]
+    assert decoded.writes == txn.has_put(message) == can_grow(Kind.TXN, message) == can_grow(Kind.TXN, decoded)
+    assert decoded.writes or txn.is_readonly(message)
+    assert decoded.message() == message
     return True
 
 
-def _operation(operation: rpc_pb2.RequestOp) -> plain_txn.PlainOperation:
+def _operation(operation: rpc_pb2.RequestOp) -> plain.PlainOperation:
     """A put or a range, which has no other option."""
     if operation.HasField("request_put"):
         put = operation.request_put
@@ -89,7 +89,7 @@ def _length_delimited(rng: Random, tag: int, data: bytes) -> bytes:
 
 
 def _message(rng: Random, fields: list[bytes]) -> bytes:
-    """Fields in order, now and then not, or one twice, or with one that nobody knows."""
+    """Fields in order, now and then not, or one twice, or with an unknown one."""
     choice = rng.random()
     if choice < 0.03:
         rng.shuffle(fields)
@@ -194,8 +194,8 @@ def test_long_lists_are_left_to_the_messages(success: int, conditions: int, is_p
 
 
 def test_a_limit_of_the_operator_holds() -> None:
-    assert plain_txn.decode(_txn(3).SerializeToString(), 3) is not None
-    assert plain_txn.decode(_txn(4).SerializeToString(), 3) is None
+    assert plain.decode_txn(_txn(3).SerializeToString(), 3) is not None
+    assert plain.decode_txn(_txn(4).SerializeToString(), 3) is None
 
 
 @pytest.mark.parametrize("changed", ["alarm", "quota", "users"])

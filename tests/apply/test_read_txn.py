@@ -1,4 +1,4 @@
-"""A txn of ranges in pieces gives what it gives at once, whatever happens to the store between the pieces."""
+"""A txn of ranges in pieces gives the same answer as at once, under any change of the store between the pieces."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv.apply import ranges, read_txn
+from raftkv.apply import txn
 from raftkv.apply.applier import Applier
 from raftkv.errors import CompactedError, FutureRevisionError
 from raftkv.pb import rpc_pb2
 from raftkv.storage.mvcc_range import PinnedView
+from raftkv.storage.selection import finish
 from tests.apply.machine import Machine
 from tests.server.recipes.recipes import Granted
 
@@ -62,7 +63,7 @@ def put(machine: Machine, key: bytes, value: bytes) -> None:
 
 
 def executed(view: PinnedView, request: rpc_pb2.TxnRequest, between: Any = lambda: None) -> tuple[int, bytes]:
-    work = read_txn.in_pieces(view, request)
+    work = txn.read_in_pieces(view, request)
 
     def paused() -> Any:
         answer = yield from work
@@ -112,6 +113,6 @@ def test_a_txn_that_grows_too_large_is_given_up() -> None:
             raise MemoryError
 
     with pytest.raises(MemoryError):
-        ranges.finish(read_txn.in_pieces(view, rpc_pb2.TxnRequest(success=[operation] * 9), grow))
+        finish(txn.read_in_pieces(view, rpc_pb2.TxnRequest(success=[operation] * 9), grow))
     assert held < 1_400_000
     view.let_go()

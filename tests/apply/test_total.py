@@ -1,4 +1,4 @@
-"""Applying is total: whatever bytes are in the log, every member comes to the same end, and none stops over them."""
+"""Applying is total: any bytes in the log have the same outcome on every member, and no member stops over them."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ COMPARES = [
     (compare("VERSION", "EQUAL", b"x", 0, b"z"), True),
     # An operand of another target counts as zero.
     (rpc_pb2.Compare(key=b"x", target=rpc_pb2.Compare.VERSION, value=b"1"), True),
-    # A result and a target that nobody knows.
+    # An unknown result and an unknown target.
     (rpc_pb2.Compare(key=b"a", result=9, version=7), True),
     (rpc_pb2.Compare(key=b"a", target=9), True),
 ]

@@ -17,10 +17,9 @@ from raftkv.cli.exits import CommandError
 from raftkv.cli.server.options import read_options
 from raftkv.config import TLSFiles
 from raftkv.rpc.status import Code
+from raftkv.server.tls.certificates import Revocations
 from raftkv.server.tls.context import Rules
-from raftkv.server.tls.ports import Ports
-from raftkv.server.tls.revocation import Revocations
-from raftkv.server.tls.security import PortSecurity
+from raftkv.server.tls.ports import Ports, PortSecurity
 from tests.rpc.loop import failure, on_loop
 from tests.server.tls.room import asked, serving
 

@@ -11,10 +11,9 @@ from typing import Any
 from raftkv.apply import request as requests
 from raftkv.apply.alarms import Alarms
 from raftkv.apply.applier import Applier
-from raftkv.apply.auth.caller import Caller
 from raftkv.apply.leases import Leases
 from raftkv.apply.membership import Membership
-from raftkv.apply.request import Kind
+from raftkv.apply.request import Caller, Kind
 from raftkv.pb import admin_pb2, auth_pb2, raft_pb2, rpc_pb2
 from raftkv.raft import confchange
 from raftkv.raft.types import ConfChange, ConfChangeSingle, ConfChangeType, Entry, EntryType, HardState, SnapshotMeta
@@ -211,7 +210,7 @@ def write_archive(
         if entry.index < first:
             continue
         term_before = before.term if before is not None else 1
-        if entry.term > term_before:  # a leader that was deposed left entries which nobody else has
+        if entry.term > term_before:  # a deposed leader left entries that no other member has
             drafts = [Entry(term_before, entry.index + i, b"\x01draft") for i in range(rng.randrange(4))]
             wal.append(HardState(term_before, 1, entry.index - 1), drafts)
         lag = rng.randrange(3)

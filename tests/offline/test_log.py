@@ -10,10 +10,9 @@ import pytest
 from google.protobuf import json_format
 
 from raftkv.apply import request as requests
-from raftkv.apply.auth.caller import MEMBER, Caller
 from raftkv.apply.membership import conf_change_of
-from raftkv.apply.request import Kind, identified, versioned
-from raftkv.offline.rows import line, row
+from raftkv.apply.request import MEMBER, Caller, Kind, identified, versioned
+from raftkv.offline.log import line, row
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft import confchange
 from raftkv.raft.types import Entry, EntryType

@@ -15,9 +15,8 @@ import pytest
 
 from raftkv.apply.leases import Leases
 from raftkv.errors import CorruptionError, StorageError
-from raftkv.offline.archive import CLOCK_S, ArchiveGapError, MemberArchive
-from raftkv.offline.copy import Base
-from raftkv.offline.prune import prune
+from raftkv.offline.archive import CLOCK_S, ArchiveGapError, MemberArchive, prune
+from raftkv.offline.database import Base
 from raftkv.offline.replay import Replayed, Target, replay
 from raftkv.raft.types import Entry, HardState, SnapshotMeta
 from raftkv.storage.backend.lmdb import LMDBBackend
@@ -267,7 +266,7 @@ def test_pruning_leaves_what_the_oldest_backup_needs(history: History, tmp_path:
 
 
 def test_a_received_database_replaces_what_was_not_committed(tmp_path: Path) -> None:
-    """Drafts before the marker of a received database are nobody's; entries after it count."""
+    """Drafts before the marker of a received database do not count; entries after it do."""
     wal = WAL.create(str(tmp_path / "log"), b"", segment_bytes=4096)
     wal.append(HardState(1, 1, 4), [Entry(1, index, b"\x01") for index in range(1, 7)])
     wal.save_snapshot(SnapshotMeta(20, 3), HardState(3, 0, 20))

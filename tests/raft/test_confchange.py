@@ -32,7 +32,7 @@ START = Configuration(voters=frozenset({1, 2, 3}))
 
 
 def _role_after(steps: tuple[ConfChangeSingle, ...], member: int, role: str) -> str:
-    """The dumb model: what one member wants to be after the steps, nobody else looked at."""
+    """The dumb model: the wishes of one member after the steps, without a look at others."""
     for step in steps:
         if step.node_id == member and step.node_id != 0:
             role = {ADD: "voter", LEARN: "learner", REMOVE: "none", UPDATE: role}[step.type]
@@ -75,15 +75,15 @@ def test_configurations_stay_sound_and_survive_their_form_on_disk(history: list[
 def test_neighbouring_configurations_have_no_disjoint_quorums(history: list[ConfChange]) -> None:
     """R9: a quorum before and a quorum after a change always meet, by brute force over who is up."""
     config = START
-    everybody = range(1, 7)
+    members = range(1, 7)
     for change in history:
         try:
             after = confchange.apply(config, change)
         except ConfChangeError:
             continue
-        for mask in range(1 << len(everybody)):
-            side = {member for member in everybody if mask >> (member - 1) & 1}
-            rest = set(everybody) - side
+        for mask in range(1 << len(members)):
+            side = {member for member in members if mask >> (member - 1) & 1}
+            rest = set(members) - side
             assert not (_decides(config, side) and _decides(after, rest))
         config = after
 

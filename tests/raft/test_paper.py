@@ -245,7 +245,7 @@ def test_5_3_a_follower_commits_what_the_append_covers(leader_commit: int, sent:
 @pytest.mark.parametrize(
     ("log", "log_term", "index", "rejected"),
     [
-        # Same log, longer log of the same term, later term whatever the length.
+        # Same log, longer log of the same term, later term of any length.
         ((1,), 1, 1, False),
         ((1,), 1, 2, False),
         ((1, 1), 1, 1, True),
@@ -287,7 +287,7 @@ def test_thesis_3_10_transfer_stops_proposals_and_ends_with_the_election_timeout
     assert leader.node.raft.transferee == 0
 
 
-def test_thesis_9_6_a_pre_vote_moves_nobody() -> None:
+def test_thesis_9_6_a_pre_vote_changes_no_term() -> None:
     member = _member(1, term=1)
     member.node.step(Message(MessageType.PRE_VOTE, to=1, from_=2, term=7, log_term=1, index=1))
     (answer,) = _answers(member)

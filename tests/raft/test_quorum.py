@@ -7,8 +7,8 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv.raft import quorum
-from raftkv.raft.quorum import INDEX_INFINITE, VoteResult
+from raftkv.raft import tracker
+from raftkv.raft.tracker import INDEX_INFINITE, VoteResult
 
 ids = st.integers(1, 7)
 voter_sets = st.sets(ids, max_size=7)
@@ -35,8 +35,8 @@ def _result(voters: set[int], votes: dict[int, bool]) -> VoteResult:
 
 @given(voter_sets, acknowledged)
 def test_committed_index_is_held_by_some_majority(voters: set[int], acked: dict[int, int]) -> None:
-    assert quorum.committed_index(voters, acked) == _committed(voters, acked)
-    assert quorum.committed_of([acked.get(voter, 0) for voter in voters]) == _committed(voters, acked)
+    assert tracker.committed_index(voters, acked) == _committed(voters, acked)
+    assert tracker.committed_of([acked.get(voter, 0) for voter in voters]) == _committed(voters, acked)
 
 
 @given(voter_sets, voter_sets, acknowledged)
@@ -44,18 +44,18 @@ def test_joint_committed_index_is_held_by_majorities_of_both(
     incoming: set[int], outgoing: set[int], acked: dict[int, int]
 ) -> None:
     expected = min(_committed(incoming, acked), _committed(outgoing, acked))
-    assert quorum.joint_committed_index(incoming, outgoing, acked) == expected
+    assert tracker.joint_committed_index(incoming, outgoing, acked) == expected
 
 
 @given(voter_sets, vote_maps)
 def test_vote_result(voters: set[int], votes: dict[int, bool]) -> None:
-    assert quorum.vote_result(voters, votes) is _result(voters, votes)
+    assert tracker.vote_result(voters, votes) is _result(voters, votes)
 
 
 @given(voter_sets, voter_sets, vote_maps)
 def test_joint_vote_needs_both_halves(incoming: set[int], outgoing: set[int], votes: dict[int, bool]) -> None:
     halves = {_result(incoming, votes), _result(outgoing, votes)}
-    result = quorum.joint_vote_result(incoming, outgoing, votes)
+    result = tracker.joint_vote_result(incoming, outgoing, votes)
     if VoteResult.LOST in halves:
         assert result is VoteResult.LOST
     else:
@@ -64,13 +64,13 @@ def test_joint_vote_needs_both_halves(incoming: set[int], outgoing: set[int], vo
 
 @given(voter_sets, acknowledged, ids)
 def test_one_half_behaves_like_no_joint_configuration(voters: set[int], acked: dict[int, int], more: int) -> None:
-    assert quorum.joint_committed_index(voters, set(), acked) == quorum.committed_index(voters, acked)
-    assert quorum.joint_committed_index(voters, voters, acked) == quorum.committed_index(voters, acked)
+    assert tracker.joint_committed_index(voters, set(), acked) == tracker.committed_index(voters, acked)
+    assert tracker.joint_committed_index(voters, voters, acked) == tracker.committed_index(voters, acked)
     ahead = {**acked, more: acked.get(more, 0) + 1}
-    assert quorum.committed_index(voters, ahead) >= quorum.committed_index(voters, acked)
+    assert tracker.committed_index(voters, ahead) >= tracker.committed_index(voters, acked)
 
 
 def test_describe_draws_who_is_behind_whom() -> None:
-    assert quorum.describe({1, 2, 3}, {1: 9, 2: 7, 3: 4}) == "1: xx>  9\n2: x>   7\n3: >    4\n"
-    assert quorum.describe({1, 2}, {2: 3}) == "1: ?   0\n2: x>  3\n"
-    assert quorum.describe(set(), {}) == "<empty majority quorum>\n"
+    assert tracker.describe({1, 2, 3}, {1: 9, 2: 7, 3: 4}) == "1: xx>  9\n2: x>   7\n3: >    4\n"
+    assert tracker.describe({1, 2}, {2: 3}) == "1: ?   0\n2: x>  3\n"
+    assert tracker.describe(set(), {}) == "<empty majority quorum>\n"

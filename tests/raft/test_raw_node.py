@@ -173,7 +173,7 @@ def test_an_empty_batch_is_nothing() -> None:
     assert dropped.value.reason == "no leader"
 
 
-def test_status_of_a_leader_shows_everybody() -> None:
+def test_status_of_a_leader_shows_all_members() -> None:
     log = MemoryLog(conf_state=ConfState(voters=(1,), learners=(2,)))
     member = Member(RaftConfig(id=1, pre_vote=False), log, FixedRandom(0))
     assert member.node.status().progress == {}

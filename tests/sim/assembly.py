@@ -28,8 +28,8 @@ from raftkv.raft.types import ConfChange, ConfState, Ready, SnapshotMeta
 from raftkv.server.lease.lessor import Lessor
 from raftkv.server.lease.service import LeaseService
 from raftkv.server.maintenance.defragmentation import Defragmenter
-from raftkv.server.membership.changes import Changes, Ways
-from raftkv.server.membership.departure import Departure
+from raftkv.server.membership.changes import Changes, PeerAccess
+from raftkv.server.membership.presence import Departure
 from raftkv.server.membership.service import ClusterService
 from raftkv.server.node.admission import Admission
 from raftkv.server.node.bootstrap import memory_log, take_mark
@@ -381,7 +381,7 @@ class Assembly:
 
     def _make_changes(self, node: Node, membership: Membership) -> Changes:
         me = cast("Member", self)
-        ways = Ways(
+        ways = PeerAccess(
             connected_since=me.connected_since,
             channel=cast(Any, lambda peer: self.cluster.network.channel(me, peer)),
             introduction=lambda peer: peer_metadata(CLUSTER_ID, self.id, peer),
@@ -394,7 +394,7 @@ class Assembly:
         self.cluster.scheduler.after(0.0, self.cluster.retire, self.id)
 
     async def _publish(self) -> None:
-        """Publish the name, as ``membership.publication`` does."""
+        """Publish the name, as ``membership.presence`` does."""
         node, membership = self.running, self.applier.membership
         record = raft_pb2.MemberRecord(member=rpc_pb2.Member(ID=self.id, name=f"m{self.id:x}"), update=True)
         while self.id in membership.members and not membership.members[self.id].name:

@@ -15,7 +15,7 @@ per changed thing instead of comparing members pairwise:
     R7  a leader's commit index stands on an entry of its own term
     R8  with PreVote a tick raises no term; with CheckQuorum a leader that hears no quorum is gone in time
     R9  learners and non-members neither campaign nor lead; a membership step keeps old and new quorums overlapping
-    R10 a member that was killed serves nobody before it is as far as it was in any life before; one that lost its
+    R10 a member that was killed serves no client before it is as far as it was in any life before; one that lost its
         power, not before a quorum confirmed how far that was, or its time to wait for one is over
     L2  no lease ends before its owner's clock says so (``state_checks``, as all that is compared with the replay)
 

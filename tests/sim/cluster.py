@@ -50,7 +50,7 @@ class ClusterParameters:
     disk: DiskParameters = field(default_factory=DiskParameters)
     tick_skew: float = 0.0
     is_managed: bool = False
-    """Members are changed by operators, through the API: who is no member is heard by nobody, and stops."""
+    """Members are changed by operators, through the API: a removed member is heard by no other, and stops."""
     has_users: bool = False
     """Users are asked for: what they may do changes all the time."""
     checks_disabled: frozenset[str] = frozenset()
@@ -231,7 +231,7 @@ class Cluster:
         return max(alive, key=lambda member: member.applied).applier.membership if alive else None
 
     def newest_members(self) -> list[rpc_pb2.Member]:
-        """The members as the most advanced running one knows them; none if nobody runs."""
+        """The members as the most advanced running one knows them; none if no member runs."""
         membership = self._newest_membership()
         return membership.list() if membership is not None else []
 
@@ -247,7 +247,7 @@ class Cluster:
     # -- the end --------------------------------------------------------------------------------------------
 
     def heal(self, quiet: NetworkParameters) -> None:
-        """Stop all faults: mend links, resume and restart everybody, make devices fast."""
+        """Stop all faults: mend links, resume and restart all members, make devices fast."""
         self.journal.record("heal")
         self.network.heal()
         self.network.parameters = quiet

@@ -158,6 +158,7 @@ def backlog_corner(seed: int) -> RunParameters:
 
 def election_corner(seed: int) -> RunParameters:
     """ClusterFigures campaigns at once and crashes in between."""
+    """All members campaign at once and crash in between."""
     base = draw(seed)
     member = replace(base.cluster.member, pre_vote=False, check_quorum=False, election_ticks=5)
     cluster = replace(base.cluster, voters_count=5, member=member, tick_skew=0.0)
@@ -200,6 +201,7 @@ def watch_corner(seed: int) -> RunParameters:
 
 def crash_corner(seed: int) -> RunParameters:
     """ClusterFigures dies all the time, at failpoints above all."""
+    """All members die all the time, at failpoints above all."""
     base = draw(seed)
     member = replace(base.cluster.member, commit_interval_s=0.1, snapshot_entries=5, catch_up_entries=0)
     disk = replace(base.cluster.disk, segment_bytes=2_048, power_cuts=0.5, sync_s_mean=0.001)
@@ -264,7 +266,7 @@ def defragment_corner(seed: int) -> RunParameters:
 
 
 def failpoint_corner(seed: int, *names: str) -> RunParameters:
-    """Whoever comes to one of these failpoints dies there, while all else that leads to them happens."""
+    """Each member that comes to one of these failpoints dies there, while all causes of them happen."""
     base = crash_corner(seed)
     nemesis = replace(
         base.nemesis,

@@ -142,7 +142,7 @@ class Stage:
     def elect(self, id: int, voters: Iterable[int]) -> None:
         """Let ``id`` campaign until it wins with these voters (terms that are spent take several tries).
 
-        Nobody else hears of it; what it sends as a leader is held.
+        No other member hears of it; its messages as a leader are held.
         """
         member = self.cluster.members[id]
         for _ in range(_CAMPAIGNS_MAX):

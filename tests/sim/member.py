@@ -14,9 +14,8 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from raftkv.apply.auth.caller import Caller
 from raftkv.apply.membership import Membership
-from raftkv.apply.request import Kind, versioned
+from raftkv.apply.request import Caller, Kind, versioned
 from raftkv.errors import MemberRemovedError, StatusError, StorageError
 from raftkv.loop.cork import Cork
 from raftkv.pb import raft_pb2, rpc_pb2
@@ -282,7 +281,7 @@ class Member(Assembly):
             proposed(self.last_id)
 
     def change_users(self, change: raft_pb2.AuthChange) -> None:
-        """Root changes what users may do; nobody waits for it."""
+        """Root changes the rights of users in the background."""
         self.loop.call_soon(self._change_users, change)
 
     def _change_users(self, change: raft_pb2.AuthChange) -> None:

@@ -38,7 +38,7 @@ REACHED = (
 """Failpoints that simulated members come to."""
 
 DEFRAGMENTING = ("defragBeforeCopy", "defragAfterCopy", "defragBeforeRename", "defragAfterRename")
-"""Those that they come to when somebody has them defragment."""
+"""Those that they come to when a client has them defragment."""
 
 FAULTS = (
     "crash",
@@ -141,7 +141,7 @@ class Nemesis:
         return bool(victims)
 
     def _crash_step(self) -> bool:
-        """Somebody dies between two steps of its loop, perhaps in the middle of a turn."""
+        """A member dies between two steps of its loop, perhaps in the middle of a turn."""
         alive = self._alive()
         if not alive:
             return False
@@ -151,7 +151,9 @@ class Nemesis:
         return True
 
     def _failpoint(self) -> bool:
-        """Whoever comes to a point of the code next dies there; some points are passed only while others recover."""
+        """The next member that comes to a point of the code dies there; some points are passed only while others
+        recover.
+        """
         alive = self._alive()
         victim = self._rng.choice(alive) if alive and self._rng.random() < 0.5 else None
         names = self._parameters.failpoints
@@ -193,7 +195,7 @@ class Nemesis:
         return self._heal_later()
 
     def _one_way(self) -> bool:
-        """Somebody, often the leader, can only send or only receive."""
+        """A member, often the leader, can only send or only receive."""
         ids = sorted(self._cluster.members)
         leader = self._leader_or_any()
         victim = leader if leader is not None and self._rng.random() < 0.6 else self._rng.choice(ids)
@@ -329,7 +331,7 @@ class Nemesis:
                 self._cluster.scheduler.after(self._parameters.zombie_s, self._retire, member.id, index)
 
     def _retire(self, id: int, index: int) -> None:
-        """Switch a removed member off once nobody can wake up believing that it still votes."""
+        """Switch a removed member off once no member can wake up believing that it still votes."""
         conf = self._cluster.newest_conf()
         voters = {*conf.voters, *conf.voters_outgoing}
         if id in voters | {*conf.learners, *conf.learners_next} or self._cluster.members[id].removed:

@@ -135,7 +135,7 @@ class Replay:
                 caller, kind, body = requests.decode_identified(body)
                 refusal = self.users.refusal(caller, kind, body)
             else:
-                refusal = self.users.refusal_of_nobody(kind)
+                refusal = self.users.refusal_without_user(kind)
             if refusal:
                 self.outcomes[request_id] = Outcome(self.revision, error=refusal)
             else:

@@ -65,7 +65,7 @@ class StateChecks:
         replay, store = self.replay, member.store
         while replay.index < index:
             if replay.index + 1 not in self.log:
-                self.fail("R4", f"{member.id} has applied {index}, nobody was ever given {replay.index + 1}")
+                self.fail("R4", f"{member.id} has applied {index}, no member was ever given {replay.index + 1}")
             self._replay_next()
         state = replay.states[index]
         users = member.applier.auth.revision

@@ -24,7 +24,7 @@ def figure_eight(checks_disabled: tuple[str, ...] = ()) -> Stage:
     stage.deliver(1, 2, 1)
     stage.crash(1)
     stage.drop()
-    stage.elect(5, voters=(3, 4))  # (b) 5 leads term 3 with another entry 2, which reaches nobody
+    stage.elect(5, voters=(3, 4))  # (b) 5 leads term 3 with another entry 2, which reaches no other member
     stage.crash(5)
     stage.drop()
     stage.start(1)

@@ -46,7 +46,7 @@ FIRST_SEEDS = {
     "batch closed in the middle of an entry": 8,
     "compacted history passed over": 5,
     "deaf leader stays": 27,
-    "deletes left out where nobody waits": 10,
+    "deletes left out where no caller waits": 10,
     "end of a snapshot not reported": 193,
     "ending lease renewed": 230,
     "events dropped for a slow client": 19,

@@ -108,7 +108,7 @@ def candidate_applies_what_it_learns() -> None:
 
 def smaller_quorum_commits_at_once() -> None:
     """A leader of two removes the other, and has an entry behind the change that only itself has: from then on it is
-    the whole quorum, and nobody is left whose answer could move the commit index."""
+    the whole quorum, and no member is left whose answer could move the commit index."""
     node = member([Entry(1, 1)], 1, 1, 2)
     lead(node, 2)
     answer(node, MessageType.APPEND_RESPONSE, 2, index=2)

@@ -58,7 +58,7 @@ def test_a_member_may_die_at_every_failpoint(name: str) -> None:
         assert report.violation is None, f"seed {seed}: {report.violation}"
         if report.deaths[name]:
             return
-    pytest.fail("nobody came there")
+    pytest.fail("no member came there")
 
 
 def test_all_other_failpoints_are_of_an_operation_on_real_files() -> None:

@@ -18,8 +18,7 @@ from raftkv.storage.backend.base import Backend, WriteBatch
 from raftkv.storage.backend.environment import lock_path
 from raftkv.storage.backend.lmdb import LMDBBackend
 from raftkv.storage.failpoints import arm
-from raftkv.storage.record import seal
-from raftkv.storage.revision import pack, to_key
+from raftkv.storage.revision import pack, seal, to_key
 from tests.storage.conftest import MAP_SIZE_BYTES, Engine
 
 

@@ -15,8 +15,7 @@ from raftkv.storage.backend.lmdb import LMDBBackend
 from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.key_value import encode
 from raftkv.storage.mvcc import Store
-from raftkv.storage.record import CorruptRecordError, seal
-from raftkv.storage.revision import pack, to_key, to_tombstone_key
+from raftkv.storage.revision import CorruptRecordError, pack, seal, to_key, to_tombstone_key
 from raftkv.storage.selection import Selection, drain
 from tests.storage.conftest import MAP_SIZE_BYTES
 
@@ -62,7 +61,7 @@ def test_a_flipped_bit_in_a_record_is_never_served(tmp_path: Path, part: str) ->
 
 def damage_page(damaged: bytearray, needle: bytes, kind: str) -> None:
     """Let the page with this in the newest state name one of its records twice, or one fewer."""
-    # Later pages are newer: earlier ones are of states before it, which nobody reads any more.
+    # Later pages are newer: earlier ones are of states before it, without readers.
     page = damaged.rindex(needle) // 4096 * 4096
     if kind == "one twice":
         damaged[page + 16 : page + 18] = damaged[page + 18 : page + 20]

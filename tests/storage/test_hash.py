@@ -1,4 +1,4 @@
-"""HashKV: equal to real etcd's, equal whatever a member has compacted, and a scrub on the way."""
+"""HashKV: equal to real etcd's, equal after any compaction, and a scrub on the way."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from raftkv.storage.backend.base import Backend
 from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.hash import KVHash, hash_database
 from raftkv.storage.mvcc import Store
-from raftkv.storage.record import CorruptRecordError
-from raftkv.storage.revision import pack, to_key
+from raftkv.storage.revision import CorruptRecordError, pack, to_key
 from tests.storage.test_compaction import fill, finish, hashed
 
 ETCD = json.loads((Path(__file__).parent / "testdata" / "hash_kv_etcd.json").read_text())

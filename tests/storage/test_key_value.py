@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from raftkv.errors import CorruptionError
 from raftkv.pb import kv_pb2
 from raftkv.storage.key_value import KeyValueView, encode, varint
-from raftkv.storage.record import CorruptRecordError, seal, unseal
-from raftkv.storage.revision import pack, to_key
+from raftkv.storage.revision import CorruptRecordError, pack, seal, to_key, unseal
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 REVISIONS = st.one_of(st.integers(0, 300), st.integers(0, 2**63 - 1))

@@ -16,9 +16,9 @@ from raftkv.errors import CorruptionError, InvariantError, StorageError
 from raftkv.raft.types import ConfState
 from raftkv.storage import schema
 from raftkv.storage.backend.base import WriteBatch
+from raftkv.storage.backend.environment import SEAL
 from raftkv.storage.backend.lmdb import LMDBBackend
 from raftkv.storage.backend.memory import MemoryBackend
-from raftkv.storage.backend.seal import SEAL
 from raftkv.storage.backend.writer import ScriptedWriter, ThreadWriter
 from raftkv.storage.failpoints import FailpointPanic, arm, disarm_all
 from raftkv.storage.mvcc import Store

@@ -108,7 +108,7 @@ def _is_allowed(call: Call, outcome: Exception | None, is_room: bool) -> bool:
         # The new file has the name, and that may be lost: nothing may be committed to either.
         return not isinstance(outcome, CorruptionError) and "is not durable" in str(outcome)
     if isinstance(outcome, OSError):
-        # Whoever receives a database, or starts, names the file and what to do.
+        # A member that receives a database, or starts, names the file and what to do.
         return (call.phase in ("open", "copy") and outcome.filename is not None) or call.place.startswith(
             "storage/snapshot:"
         )

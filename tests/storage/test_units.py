@@ -1,6 +1,6 @@
-"""A log entry is on disk whole or not at all, whatever is asked for while it is applied, and whatever fails in it.
+"""A log entry is on disk whole or not at all, under any call while it is applied, and any failure in it.
 
-Entries are applied in pages, as a member does; between any two changes, in the middle of transactions too, somebody
+Entries are applied in pages, as a member does; between any two changes, in the middle of transactions too, a caller
 asks for commits, flushes and compaction steps, and the writer may finish a batch. Some runs meet an error in an entry:
 nothing may be committed after it. Then the member dies, starts again, and applies the log from its applied index on:
 the state must be that of a member which applied each entry once.

@@ -6,10 +6,10 @@
     caller          who causes a request
 
 Invariants
-- The revision of the store grows with each change that can change what somebody may do. An entry that was let in under
-  an older one is refused while applying (etcd: ErrAuthOldRevision), whatever the change was; but for what needs root:
-  there the role counts that the caller has by then.
-- What a user may do is a function of the applied state alone: no clock, no token, no certificate.
+- The revision of users and roles grows with each change of rights. An entry that was admitted under an older one is
+  refused while applying (etcd: ErrAuthOldRevision), for any change; requests that need root are the exception: for
+  them the caller's present role counts.
+- The rights of a user are a function of the applied state alone: no clock, no token, no certificate.
 
 Leaves out how a member finds out who calls (``server.auth``): tokens, passwords and certificates.
 """

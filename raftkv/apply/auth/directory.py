@@ -11,7 +11,7 @@ Invariants
   not exist are known too: the role root may be granted before it exists.
 - Everything that a client can make grow has a limit here. They bound what one change costs (a role that is deleted is
   taken from all its users in one turn: 2 us each), what a check costs, and what a start reads.
-- What a user may do is joined over its roles when it is first asked for, and kept until one of them changes: a user of
+- The rights of a user are joined over its roles on first use, and kept until one of them changes: a user of
   one role shares the sets of that role. Of the others at most ``JOINED_INTERVALS_MAX`` intervals are kept.
 """
 

@@ -1,4 +1,4 @@
-"""What a request needs, and whether its caller has it: the same rules at the member that takes it and while applying.
+"""Rights of a request, checked against its caller: the same rules at the member that takes it and while applying.
 
     rights.check(Kind.PUT, request, caller)            # raises the StatusError that refuses it
     rights.check_read(caller, b"a", b"b")              # for what is no entry of the log: ranges, watches
@@ -19,8 +19,9 @@ Cheap where users are not asked for: callers test ``auth.is_enabled`` first.
 | COMPACT, PREFIX_QUOTA, DOWNGRADE, and kinds that have no row here | root |
 | what members alone propose (MEMBER_ATTRIBUTES, LEASE_EXPIRE, LEASE_RENEW) | a member |
 
-The rules are etcd 3.6's (server/etcdserver/apply/apply_auth.go). What needs root goes by the role that its caller has
-now, under whatever revision it was let in, as in etcd: whoever changes users need not log in anew after each change.
+The rules are etcd 3.6's (server/etcdserver/apply/apply_auth.go). For requests that need root the
+caller's present role counts, at any auth revision of its admission, as in etcd: an administrator need not log in anew
+after each change of users.
 
 To check a put costs 1.6 us with one permission and 1.9 us with 10,000; the first one after a change of the user's roles
 also joins these: 7 ms for a role of 10,000 permissions, 20 ms for two of 5,000.
@@ -34,16 +35,16 @@ what the user may write: so the work grows with the permissions and not with the
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from raftkv import errors
-from raftkv.apply.auth.caller import Caller
 from raftkv.apply.auth.directory import Directory
 from raftkv.apply.auth.permissions import KeySet
 from raftkv.apply.auth.records import User
 from raftkv.apply.auth.store import AuthStore
-from raftkv.apply.request import Kind
+from raftkv.apply.request import Caller, Kind
 from raftkv.pb import rpc_pb2
+from raftkv.storage.mvcc import Store
 
 LOOKS_AT_ONCE: Final = 64
 """Parts of what a user may write that are looked at for the leases of one request before the work is cut in pieces:
@@ -56,22 +57,11 @@ FOUND_MAX: Final = 10_000
 
 
 Left = Generator[None, None, None] | None
-"""What is left of a check, to be done in pieces: None nearly always. It raises as what returned it."""
-
-
-class LeaseKeys(Protocol):
-    """The part of the store that knows the keys of leases."""
-
-    @property
-    def revision(self) -> int:
-        """Revision of the last write."""
-
-    def lease_key_from(self, lease: int, key: bytes) -> bytes | None:
-        """Return the first key of a lease that is not below a key, None if there is none."""
+"""The rest of a check, to be done in pieces: None nearly always. It raises as the call that returned it."""
 
 
 class _Asked:
-    """What one user may do, and the leases that its request needs all keys of."""
+    """The rights of one user, and the leases that its request needs all keys of."""
 
     __slots__ = ("leases", "readable", "writable")
 
@@ -89,7 +79,7 @@ class Rights:
         store: knows the keys of leases.
     """
 
-    def __init__(self, auth: AuthStore, store: LeaseKeys) -> None:
+    def __init__(self, auth: AuthStore, store: Store) -> None:
         self._auth = auth
         self._store = store
         self._found: dict[tuple[bytes, int, bool], bool] = {}
@@ -115,7 +105,7 @@ class Rights:
         Arguments:
             kind: of the request.
             request: the parsed message.
-            caller: who asks; None: nobody knows.
+            caller: who asks; None: unknown.
 
         Raises:
             UserEmptyError, AuthOldRevisionError, PermissionDeniedError: as etcd's.
@@ -208,15 +198,15 @@ class Rights:
         return user
 
     def check_user(self, caller: Caller | None) -> None:
-        """Refuse nobody, users that do not exist, and callers of an older revision. Raises as ``check``."""
+        """Refuse None, users that do not exist, and callers of an older revision. Raises as ``check``."""
         self._user(caller)
 
     def check_known(self, caller: Caller | None) -> None:
-        """Refuse nobody, and users that do not exist now. Raises as ``check``, but not for an older revision."""
+        """Refuse None, and users that do not exist now. Raises as ``check``, but not for an older revision."""
         self._named(caller)
 
     def check_root(self, caller: Caller | None) -> None:
-        """Refuse whoever has not the role root now. Raises as ``check``, but not for an older revision."""
+        """Refuse a caller without the role root. Raises as ``check``, but not for an older revision."""
         user = self._named(caller)
         if user is not None and not user.is_root:
             raise errors.PermissionDeniedError
@@ -276,7 +266,7 @@ class Rights:
                 looks += 1
                 if looks == LEASE_LOOKS_AT_ONCE or looks % _LOOKS_PER_PIECE == 0:
                     yield
-                    # Somebody else may have asked the same, and be done.
+                    # Another caller may have asked the same, and be done.
                     if state == self._found_at and which in self._found:
                         break
         except errors.PermissionDeniedError:
@@ -292,7 +282,7 @@ class Rights:
 
 
 KINDS_OF_MEMBERS: Final = frozenset((Kind.MEMBER_ATTRIBUTES, Kind.LEASE_EXPIRE, Kind.LEASE_RENEW))
-"""What no client can cause: it needs no rights, and says not who caused it."""
+"""Kinds that no client can cause: they need no rights and name no caller."""
 
 _DONE: Final = object()
 

@@ -273,7 +273,7 @@ def _prune(place: Place, values: dict[str, Any], report: Report) -> None:
 
 
 def _prune_archive(archive: Path, place: Place, report: Report) -> None:
-    from raftkv.offline.prune import prune
+    from raftkv.offline.archive import prune
 
     needed: dict[int, int] = {}
     for backup in place.backups():

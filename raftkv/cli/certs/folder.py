@@ -24,7 +24,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
 from raftkv.errors import ConfigError
-from raftkv.server.tls.decoding import decoding
+from raftkv.server.tls.certificates import decoding
 from raftkv.server.tls.issue import (
     CLIENT,
     SERVER,

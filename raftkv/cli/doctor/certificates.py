@@ -13,8 +13,7 @@ from raftkv.cli.doctor.finding import Finding, failure, ok, warning
 from raftkv.cluster_id import split_url
 from raftkv.config import ServerConfig, TLSFiles
 from raftkv.errors import ConfigError
-from raftkv.server.tls.expiry import WARNING_S, ends_of
-from raftkv.server.tls.private_key import is_open_to_others
+from raftkv.server.tls.certificates import WARNING_S, ends_of, is_open_to_others
 
 _DAY_S: Final = 86_400
 

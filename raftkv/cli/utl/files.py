@@ -13,8 +13,7 @@ from raftkv.cli.goflags.values import quote
 from raftkv.cli.utl.output import Cell, check_format, show
 from raftkv.errors import RaftKVError
 from raftkv.offline import database
-from raftkv.offline.etcd.file import is_snapshot
-from raftkv.offline.etcd.hash import hash_snapshot_file
+from raftkv.offline.etcd.file import hash_snapshot_file, is_snapshot
 
 _OLDEST: Final = (3, 5)
 

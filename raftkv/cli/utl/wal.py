@@ -1,6 +1,6 @@
 """``raftkvutl wal dump`` and ``wal verify``: what a log holds, also while its member runs.
 
-A record is a line, or with ``--json`` an object; see ``raftkv.offline.rows``.
+A record is a line, or with ``--json`` an object; see ``raftkv.offline.log``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from raftkv.cli.exits import CommandError
 from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.output.json_format import encode, plain
 from raftkv.cli.utl.output import Cell, check_format, show
-from raftkv.offline import log, rows
+from raftkv.offline import log
 from raftkv.offline.directory import log_of
 
 
@@ -38,7 +38,7 @@ def dump(invocation: Invocation) -> None:
     directory = _directory(invocation)
     start, end = invocation["start"], invocation["end"] if "end" in invocation.changed else None
     for found in log.contents(directory, start, end):
-        print(encode(rows.row(found, plain)) if invocation["json"] else rows.line(found))
+        print(encode(log.row(found, plain)) if invocation["json"] else log.line(found))
 
 
 def _directory(invocation: Invocation) -> str:

@@ -1,4 +1,4 @@
-"""A database on its way to somebody as a snapshot file of etcd.
+"""Export of a database as a snapshot file of etcd.
 
     layout, pieces = snapshot(read)              from one read transaction
     for blob, remaining in blobs(layout, pieces) 32 KiB each, then the SHA-256 of all before
@@ -24,15 +24,103 @@ from pathlib import Path
 from struct import Struct
 from typing import Final
 
+from raftkv.apply.quotas import KEY_PREFIX
 from raftkv.errors import CorruptionError, InvariantError, RaftKVError
-from raftkv.offline.etcd.contents import etcd_buckets
+from raftkv.offline.etcd import records
 from raftkv.offline.etcd.records import STORAGE_VERSION
 from raftkv.pb import rpc_pb2
 from raftkv.storage import schema
 from raftkv.storage.backend.base import ReadTxn
 from raftkv.storage.backend.environment import identity_of
 from raftkv.storage.backend.lmdb import LMDBBackend
-from raftkv.storage.bolt.writer import Layout, measure, write
+from raftkv.storage.bolt.writer import Buckets, Items, Layout, measure, write
+from raftkv.storage.revision import SEAL_BYTES, unseal
+
+# -- contents -------------------------------------------------------------------------------------------------------
+#
+# A member's database as the buckets of an etcd database. One read transaction is walked twice, once for the sizes and
+# once for the bytes (``storage.bolt``). The second walk checks the records of the key space against their checksums, so
+# that a damaged one is not exported as if it were sound.
+
+
+def etcd_buckets(read: ReadTxn, *, for_size: bool = False) -> Buckets:
+    """Yield the buckets of one state of a database in order of their names, and their items in order.
+
+    Arguments:
+        read: the state.
+        for_size: of a record of the key space only the length counts.
+
+    Raises:
+        CorruptRecordError: a record is damaged.
+    """
+    for name in sorted(schema.BUCKETS):
+        if name == schema.KEY:
+            yield name, _unchecked_revisions(read) if for_size else _revisions(read)
+        else:
+            yield name, sorted(_SMALL.get(name, _as_it_is)(read, name))
+
+
+def _revisions(read: ReadTxn) -> Items:
+    for key, record in read.items(schema.KEY):
+        yield key, unseal(key, record)
+
+
+def _unchecked_revisions(read: ReadTxn) -> Items:
+    for key, record in read.items(schema.KEY):
+        yield key, record[SEAL_BYTES:]
+
+
+def _as_it_is(read: ReadTxn, bucket: bytes) -> Iterator[tuple[bytes, bytes]]:
+    return read.items(bucket)
+
+
+def _leases(read: ReadTxn, bucket: bytes) -> Iterator[tuple[bytes, bytes]]:
+    return (records.lease_to_etcd(key, value) for key, value in read.items(bucket))
+
+
+def _alarms(read: ReadTxn, bucket: bytes) -> Iterator[tuple[bytes, bytes]]:
+    return (records.alarm_to_etcd(key) for key, _ in read.items(bucket))
+
+
+def _members(read: ReadTxn, bucket: bytes) -> Iterator[tuple[bytes, bytes]]:
+    return (records.member_to_etcd(key, value) for key, value in read.items(bucket))
+
+
+def _removed(read: ReadTxn, bucket: bytes) -> Iterator[tuple[bytes, bytes]]:
+    return ((records.member_key(key), records.REMOVED) for key, _ in read.items(bucket))
+
+
+def _cluster(read: ReadTxn, bucket: bytes) -> Iterator[tuple[bytes, bytes]]:
+    yield records.CLUSTER_VERSION_KEY, records.CLUSTER_VERSION
+    # Quotas are raftkv's own, and go through etcd unseen; what is used is counted again where the file is restored.
+    for key, value in read.items(bucket, KEY_PREFIX):
+        if not key.startswith(KEY_PREFIX):
+            return
+        yield key, value[: records.QUOTA_LIMITS.size]
+
+
+def _meta(read: ReadTxn, bucket: bytes) -> Iterator[tuple[bytes, bytes]]:
+    for key in (schema.META_CONSISTENT_INDEX, schema.META_TERM):
+        # As etcd, which takes a 0 for an index that was not read yet.
+        if schema.decode_integer(value := read.get(bucket, key)):
+            yield key, value or b""
+    for key in (schema.META_SCHEDULED_COMPACT, schema.META_FINISHED_COMPACT):
+        if (value := read.get(bucket, key)) is not None:
+            yield key, records.compact_revision_to_etcd(value)
+    conf_state = schema.decode_conf_state(read.get(bucket, schema.META_CONF_STATE))
+    yield schema.META_CONF_STATE, records.conf_state_to_etcd(conf_state)
+    yield records.META_STORAGE_VERSION, records.STORAGE_VERSION
+
+
+_SMALL: Final = {
+    schema.LEASE: _leases,
+    schema.ALARM: _alarms,
+    schema.MEMBERS: _members,
+    schema.MEMBERS_REMOVED: _removed,
+    schema.CLUSTER: _cluster,
+    schema.META: _meta,
+}
+
 
 BLOB_BYTES: Final = 32 * 1024
 """Size of the pieces that are sent, as etcd's."""
@@ -123,7 +211,7 @@ def main(path: str, index: str, identity: str) -> int:
 
 
 if __name__ == "__main__":
-    # Nobody is left to read: the member has stopped, or given the stream up.
+    # The reader is gone: the member has stopped, or given the stream up.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: it is for the member
     os.nice(NICENESS)

@@ -1,4 +1,5 @@
-"""A snapshot file: a database of etcd, and the SHA-256 of it behind it where it was saved over the network.
+"""A snapshot file, its contents and its HashKV: a database of etcd, and the SHA-256 of it behind it where it was saved
+over the network.
 
 A database is a multiple of 512 bytes long, so a file with 32 bytes more has the hash (etcd's own rule).
 """
@@ -17,12 +18,14 @@ from typing import Final
 from google.protobuf.message import DecodeError
 from google_crc32c import extend
 
-from raftkv.errors import StorageError
-from raftkv.offline.etcd.records import META_STORAGE_VERSION
+from raftkv.errors import CorruptionError, StorageError
+from raftkv.offline.database import checked_revision
+from raftkv.offline.etcd.records import META_STORAGE_VERSION, compact_revision_from_etcd
 from raftkv.pb import kv_pb2
 from raftkv.storage import schema
 from raftkv.storage.bolt.reader import BoltFile
-from raftkv.storage.revision import SUB_BITS, describe, from_key, is_tombstone, is_well_formed
+from raftkv.storage.hash import KVHash, hash_kv
+from raftkv.storage.revision import SUB_BITS, describe, from_key, is_tombstone, is_well_formed, seal
 
 _SECTOR_BYTES: Final = 512
 _CHUNK_BYTES: Final = 1 << 20
@@ -94,7 +97,7 @@ def _as_go(data: bytes) -> str:
 
 def is_snapshot(path: str) -> bool:
     """Return whether a path is a file that begins as a database of etcd."""
-    if not os.path.isfile(path):  # nobody may ever write to a pipe
+    if not os.path.isfile(path):  # a pipe may never have a writer
         return False
     try:
         with open(path, "rb") as file:
@@ -155,3 +158,55 @@ def _key_of(path: Path, key: bytes, value: bytes) -> bytes:
         return kv_pb2.KeyValue.FromString(value).key
     except DecodeError:
         raise StorageError(f"{path}: the value of revision {describe(key)} is not a key-value pair") from None
+
+
+_COMPACT_NAMES: Final = frozenset({schema.META_SCHEDULED_COMPACT, schema.META_FINISHED_COMPACT})
+
+
+def hash_snapshot_file(path: Path, revision: int = 0) -> KVHash:
+    """Hash the history in a snapshot file of raftkv or etcd, as ``Maintenance.HashKV`` does.
+
+    Arguments:
+        path: of the file.
+        revision: hash the history up to it; 0: the newest.
+
+    Raises:
+        StorageError: it is none, or has no such revision.
+    """
+    source = _Snapshot(path)
+    try:
+        return hash_kv(source, checked_revision(source, revision))
+    except (CorruptionError, ValueError, IndexError) as error:
+        raise StorageError(f"{path} holds a history that etcd does not write: {error}") from error
+
+
+class _Snapshot:
+    """The history of a file, and how far it was compacted, in the form of a database."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with opened(path) as file:
+            self._meta = dict(file.items(schema.META)) if schema.META in file.buckets() else {}
+
+    def begin_read(self) -> _Snapshot:
+        """Return this: the file does not change."""
+        return self
+
+    def get(self, bucket: bytes, key: bytes) -> bytes | None:
+        """Return a compacted revision as a database has it."""
+        value = self._meta.get(key)
+        if value is None or bucket != schema.META or key not in _COMPACT_NAMES:
+            return None
+        return schema.encode_integer(compact_revision_from_etcd(value))
+
+    def items(self, bucket: bytes, start: bytes = b"", end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+        """Iterate over records; etcd's mark of a bumped revision, which is empty, is none."""
+        with opened(self._path) as file:  # a file that is open takes a page met twice for damage
+            for key, value in file.items(bucket):
+                if end is not None and key >= end:
+                    return
+                if key >= start and value:
+                    yield key, seal(key, value)
+
+    def close(self) -> None:
+        """Do nothing."""

@@ -8,7 +8,7 @@
     meta       compacted revision u64                     its revision key (17 bytes)
                confState: JSON, all fields, sorted        JSON, fields that are set
 
-Integers are big-endian in keys and in ``meta``. What the auth buckets hold is the same on both sides.
+Integers are big-endian in keys and in ``meta``. The auth buckets are the same on both sides.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CLUSTER_VERSION: Final = b"3.6.0"
 META_STORAGE_VERSION: Final = b"storageVersion"
 CLUSTER_VERSION_KEY: Final = b"clusterVersion"
 REMOVED: Final = b"removed"
-"""What etcd keeps for a member that is gone."""
+"""The value that etcd keeps for a removed member."""
 
 QUOTA_LIMITS: Final = Struct(">QQ")
 """Bytes and keys that a prefix may have, 0 for no limit."""

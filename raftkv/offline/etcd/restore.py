@@ -33,7 +33,7 @@ from raftkv.apply.membership import Membership
 from raftkv.apply.quotas import KEY_PREFIX, QUOTAS_MAX, Quotas
 from raftkv.config import ServerConfig
 from raftkv.errors import CorruptionError, StorageError
-from raftkv.offline.copy import Base, Forward, copy_database, is_database
+from raftkv.offline.database import Base, Forward, copy_database, is_database
 from raftkv.offline.etcd import records
 from raftkv.offline.etcd.file import check_hash, database_bytes, opened
 from raftkv.pb import admin_pb2, kv_pb2, raft_pb2, rpc_pb2
@@ -45,8 +45,7 @@ from raftkv.storage.bolt.reader import BoltFile
 from raftkv.storage.datadir import DIRECTORY_MODE, ensure_private_directory, sync_directory
 from raftkv.storage.failpoints import failpoint
 from raftkv.storage.mvcc import FIRST_REVISION, Store
-from raftkv.storage.record import seal
-from raftkv.storage.revision import SUB_BITS, describe, from_key, is_tombstone, is_well_formed
+from raftkv.storage.revision import SUB_BITS, describe, from_key, is_tombstone, is_well_formed, seal
 from raftkv.storage.wal import WAL
 
 INDEX: Final = 1
@@ -54,7 +53,7 @@ INDEX: Final = 1
 TERM: Final = 1
 BATCH_RECORDS: Final = 10_000
 BATCH_BYTES: Final = 16 << 20
-"""What is kept in memory before it is written."""
+"""Bytes kept in memory before they are written."""
 REVISIONS_MAX: Final = 1 << 39
 """Above all main revisions that the index can hold in a 64-bit integer with their sub-revisions."""
 TEMPORARY_SUFFIX: Final = ".restoring"

@@ -1,9 +1,9 @@
-"""Who calls: a token in the metadata, else the name in a verified certificate, else nobody.
+"""The caller of an RPC: a token in the metadata, else the name in a verified certificate, else none.
 
-    credential = callers.credential(call.headers, call.peer)      # None: nobody; raises for a token that is none
+    credential = callers.credential(call.headers, call.peer)      # None: no user; raises for a token that is none
     caller = credential.caller(auth.revision)                     # what entries of the log carry
 
-A token comes first, as in etcd: who sends a bad one is refused, whatever the certificate says. A certificate counts
+A token comes first, as in etcd: a caller with a bad one is refused, even with a good certificate. A certificate counts
 only if the connection was made with it and its chain was verified; a call that a gateway passes on shows the gateway's
 own, which says nothing of who calls (CVE-2018-16886).
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from raftkv import errors
-from raftkv.apply.auth.caller import USER_NAME_BYTES_MAX, Caller
+from raftkv.apply.request import USER_NAME_BYTES_MAX, Caller
 from raftkv.rpc.status import Headers
 from raftkv.rpc.tls import common_name_of
 from raftkv.server.auth.simple_tokens import SimpleTokens, index_of
@@ -31,7 +31,7 @@ NAMED_MAX: Final = 10_000
 
 
 class Credential(Protocol):
-    """What somebody has shown: it may end before the call does."""
+    """A token or certificate that a caller has shown: it may end before the call does."""
 
     user: bytes
 
@@ -57,7 +57,7 @@ class Tokens(Protocol):
     """Knows tokens of one kind."""
 
     def find(self, token: bytes) -> Credential | None:
-        """Return whose token it is; None: nobody's."""
+        """Return whose token it is; None: unknown."""
 
 
 class Peer(Protocol):
@@ -65,7 +65,7 @@ class Peer(Protocol):
 
     @property
     def certificate(self) -> dict[str, Any] | None:
-        """What it has shown, verified, as ``ssl.SSLSocket.getpeercert`` gives it."""
+        """Its verified certificate, as ``ssl.SSLSocket.getpeercert`` gives it."""
 
 
 class NamedByCertificate:
@@ -128,7 +128,7 @@ class Callers:
 
         Raises:
             TokenAheadError: a token that may become known in a moment.
-            InvalidAuthTokenError: a token that nobody has.
+            InvalidAuthTokenError: an unknown token.
         """
         token, is_passed_on = None, False
         for name, value in headers:

@@ -16,12 +16,12 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from raftkv import errors
-from raftkv.apply.auth.caller import Caller
 from raftkv.apply.auth.rights import Left, Rights
 from raftkv.apply.auth.store import AuthStore
+from raftkv.apply.request import Caller
 from raftkv.loop.scheduler import Slices, Work
 from raftkv.pb.services import Method
 from raftkv.rpc.server.calls import Observer, ServerCall, UnaryCall
@@ -31,6 +31,7 @@ from raftkv.rpc.shares import Identity, Shares, identity_of
 from raftkv.server.auth.callers import Callers, Credential, TokenAheadError
 from raftkv.server.auth.live import LiveCalls
 from raftkv.server.auth.table import OPEN, Row, row_of
+from raftkv.server.node.node import Node
 from raftkv.server.services.responder import fail, parse, parse_or_raise, refusals
 
 AHEAD_MAX_S: Final = 2.0
@@ -42,17 +43,6 @@ the greediest identity is refused: a token that is real is known after a moment.
 
 BYTES_AT_ONCE: Final = 8 * 1024
 """Longer requests are checked in slices, where a row knows how to."""
-
-
-class Waits(Protocol):
-    """The part of the member's loop used here."""
-
-    @property
-    def applied(self) -> int:
-        """Index of the newest entry that is applied."""
-
-    async def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait until something holds."""
 
 
 class Guard:
@@ -73,7 +63,7 @@ class Guard:
         rights: Rights,
         callers: Callers,
         live: LiveCalls,
-        node: Waits,
+        node: Node,
         slices: Slices,
         *,
         txn_operations_max: int,
@@ -114,29 +104,29 @@ class Guard:
 
         def guarded(call: UnaryCall, data: bytes) -> None:
             if auth.is_enabled:
-                self._let_in(method, row, handler, call, data)
+                self._admit(method, row, handler, call, data)
             else:
                 handler(call, data)
 
         return guarded
 
-    def _let_in(self, method: Method, row: Row, handler: Callable[..., Any], call: UnaryCall, data: bytes) -> None:
+    def _admit(self, method: Method, row: Row, handler: Callable[..., Any], call: UnaryCall, data: bytes) -> None:
         request = parse(call, method.request, data)
         if request is None:
             return
         if row.valid_in_pieces is not None and len(data) > BYTES_AT_ONCE:
-            self._let_in_slices(row, handler, call, data, request)
+            self._admit_sliced(row, handler, call, data, request)
             return
         try:
             _, left = self._check(row, request, call)
         except TokenAheadError as ahead:
-            self._wait(ahead, call, lambda: self._let_in(method, row, handler, call, data))
+            self._wait(ahead, call, lambda: self._admit(method, row, handler, call, data))
         except errors.StatusError as error:
             fail(call, error)
         else:
             self._when_checked(left, row, call, lambda: handler(call, data))
 
-    def _let_in_slices(self, row: Row, handler: Callable[..., Any], call: UnaryCall, data: bytes, request: Any) -> None:
+    def _admit_sliced(self, row: Row, handler: Callable[..., Any], call: UnaryCall, data: bytes, request: Any) -> None:
         """Let a long request in, or refuse it, when it is found to be valid in itself."""
 
         def check() -> Work[None]:
@@ -229,7 +219,7 @@ class Guard:
         return guarded
 
     def _wait(self, ahead: TokenAheadError, call: UnaryCall, again: Callable[[], None]) -> None:
-        self._spawn(self._let_in_later(ahead, call, again), call)
+        self._spawn(self._admit_later(ahead, call, again), call)
 
     def _spawn(self, waiting: Coroutine[Any, Any, None], call: ServerCall) -> None:
         task = asyncio.get_running_loop().create_task(waiting)
@@ -237,7 +227,7 @@ class Guard:
         task.add_done_callback(self._waiting.discard)
         call.on_cancel(lambda: _cancel(task))
 
-    async def _let_in_later(self, ahead: TokenAheadError, call: UnaryCall, again: Callable[[], None]) -> None:
+    async def _admit_later(self, ahead: TokenAheadError, call: UnaryCall, again: Callable[[], None]) -> None:
         try:
             await self._caught_up(ahead, call)
         except errors.StatusError as error:

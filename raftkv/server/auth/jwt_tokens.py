@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from raftkv import errors
-from raftkv.apply.auth.caller import Caller
-from raftkv.server.tls.decoding import decoding
+from raftkv.apply.request import Caller
+from raftkv.server.tls.certificates import decoding
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ VERIFIED_MAX: Final = 10_000
 """Verified tokens that are remembered."""
 
 REFUSED_MAX: Final = 10_000
-"""Tokens that are remembered since they never will be good, apart from the others: anybody can make some up."""
+"""Tokens that are remembered since they never will be good, apart from the others: any client can make some up."""
 
 _KEYS: Final = frozenset(("pub-key", "priv-key", "sign-method", "ttl"))
 _UNITS: Final = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -54,7 +54,7 @@ _PART: Final = re.compile(r"(\d+(?:\.\d*)?)(ns|us|ms|s|m|h)")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the flag says.
+    """The parsed flag.
 
     Attributes:
         method: the one algorithm.
@@ -193,7 +193,7 @@ class JWTTokens:
                 token,
                 self._verifying,
                 algorithms=[self._method],
-                # The clock is this object's, which looks at exp and nbf below; other claims are nobody's.
+                # The clock is this object's, which looks at exp and nbf below; other claims are not used.
                 options={
                     "require": ["exp"],
                     "verify_exp": False,
@@ -278,7 +278,7 @@ def _read(name: str) -> bytes:
 
 
 def _load(name: str, pem: bytes, method: str, *, is_private: bool) -> Any:
-    """Return a key of the kind that the method needs. What is wrong with it is said without a byte of it."""
+    """Return a key of the kind that the method needs. An error names none of its bytes."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
     from cryptography.x509 import load_pem_x509_certificate

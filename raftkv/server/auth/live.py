@@ -13,7 +13,7 @@ Before the events of a turn are delivered, the first slice has looked: what come
 those who still may have it, unless there are so many calls that it takes several slices; long reads that wait for
 theirs, however many, do not come before. A token that says when it ends
 has a timer, and its calls are looked at likewise: tokens end at full seconds, those of thousands of calls together.
-Calls are noted while users are not asked for too: when they are, nobody's calls end.
+Calls are noted while users are not asked for too: once they are, anonymous calls end.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from raftkv import errors
-from raftkv.apply.auth.caller import Caller
 from raftkv.apply.auth.rights import Left, Rights
 from raftkv.apply.auth.store import AuthStore
+from raftkv.apply.request import Caller
 from raftkv.loop.scheduler import Slices, Work
 from raftkv.rpc.server.calls import ServerCall
 from raftkv.rpc.status import RpcError
@@ -91,7 +91,7 @@ class LiveCall:
         return credential
 
     def caller(self) -> Caller | None:
-        """Return who asks for something now, as an entry would name them; None: nobody.
+        """Return who asks for something now, as an entry would name them; None: no user.
 
         Raises:
             InvalidAuthTokenError: the token has ended.
@@ -171,7 +171,7 @@ class LiveCall:
         """The call is over, or about to be."""
         self._calls.discard(self)
         self._take(None)
-        # What looks through a stream holds it, and the stream holds this: without a collector they would stay.
+        # A check of a stream holds it, and the stream holds this: without a collector they would stay.
         self.recheck = None
 
 
@@ -191,7 +191,7 @@ class LiveCalls:
         self._slices = slices
         self._loop = asyncio.get_running_loop()
         self._calls: dict[ServerCall, LiveCall | None] = {}
-        """What is known of each: of a stream of requests nothing, until somebody asks. Most are short."""
+        """The live call of each: None for a stream of requests until it is needed. Most are short."""
         self._due: deque[ServerCall] = deque()
         """Calls to be looked at."""
         self._is_changed = False

@@ -3,7 +3,7 @@
     hashed = await passwords.hash("secret")              # InvalidPasswordError, TooManyRequestsError
     matches = await passwords.matches("secret", hashed)  # a cost in place of a hash: False, after the work of that cost
 
-The threads are few and of low priority, so a storm of logins costs nobody else's turn; what waits for them is bounded
+The threads are few and of low priority, so a storm of logins delays no other call; the queue for them is bounded
 and shared (``rpc/shares``): by the client's address, and within one by the name, where all names that no user has are
 one. When too many wait, the newest of the greediest is refused; each in turn is served. bcrypt lets the interpreter go
 while it works.

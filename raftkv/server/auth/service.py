@@ -1,4 +1,4 @@
-"""The Auth service: who somebody is, and changes of users and roles.
+"""The Auth service: authentication, and changes of users and roles.
 
     Authenticate   the password compared here, under the users of one revision; then the token goes through the log, so
                    that every member knows it; tried again if users have changed meanwhile. A signed token needs no log
@@ -13,19 +13,19 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from raftkv import errors
-from raftkv.apply.auth.caller import MEMBER, USER_NAME_BYTES_MAX, Caller
 from raftkv.apply.auth.records import ROOT_USER
 from raftkv.apply.auth.store import AuthStore
-from raftkv.apply.request import FIRST_KNOWN_IN, Kind, versioned
+from raftkv.apply.request import FIRST_KNOWN_IN, MEMBER, USER_NAME_BYTES_MAX, Caller, Kind, versioned
 from raftkv.apply.response import field
 from raftkv.loop.scheduler import Work, encoded, in_order
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES, Method
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import AsyncUnaryHandler, Server
+from raftkv.server.auth.jwt_tokens import JWTTokens
 from raftkv.server.auth.passwords import Passwords, costs_of, decoy_cost, is_hash
 from raftkv.server.auth.simple_tokens import digest_of, new_secret
 from raftkv.server.services.responder import Responder, parse_or_raise, refusals
@@ -50,13 +50,6 @@ CHANGES: Final = {
     "RoleRevokePermission": "role_revoke_permission",
 }
 """Methods that are one entry of the log, and which."""
-
-
-class Signer(Protocol):
-    """Makes tokens that need no log."""
-
-    def sign(self, user: bytes, auth_revision: int) -> str:
-        """Return a token. Raises TokenNotSignedError: there is no key for it."""
 
 
 class Listing:
@@ -100,7 +93,7 @@ class AuthService:
         self,
         responder: Responder,
         passwords: Passwords,
-        signer: Signer | None,
+        signer: JWTTokens | None,
         caller: Callable[[ServerCall], Caller | None],
         check_capable: Callable[[tuple[int, int]], None],
     ) -> None:

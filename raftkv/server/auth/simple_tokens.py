@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-from raftkv.apply.auth.caller import Caller
+from raftkv.apply.request import Caller
 
 SECRET_LETTERS: Final = 24
 """Letters of a secret, each one of 52: 136 bits and a little. etcd's have 16."""
@@ -87,7 +87,7 @@ class SimpleTokens:
 
     Arguments:
         clock: seconds, monotonic.
-        ttl_s: how long a token lives that nobody uses.
+        ttl_s: how long an unused token lives.
     """
 
     def __init__(self, clock: Callable[[], float], ttl_s: float) -> None:
@@ -121,7 +121,7 @@ class SimpleTokens:
         self._of_user.setdefault(user, of_user)[digest] = None
 
     def find(self, token: bytes) -> Session | None:
-        """Return whose token it is, and count that as use; None: nobody's.
+        """Return whose token it is, and count that as use; None: unknown.
 
         Arguments:
             token: as the client sent it.

@@ -1,15 +1,15 @@
-"""What each RPC of the client ports needs: one row for every method, and no method without one.
+"""The rights that each RPC of the client ports needs: one row for every method, and no method without one.
 
     row = row_of("/etcdserverpb.KV/Put")
     row.check(rights, request, caller)         # raises the StatusError that refuses it
 
 | row | who may call |
 |---|---|
-| OPEN | anybody: what one calls to become somebody, and health |
-| USER | whoever is a user, let in under the present revision |
-| KNOWN | whoever is a user |
-| ROOT | whoever has the role root |
-| BY_MESSAGE | anybody may open the stream; the service has every message checked (``live``) |
+| OPEN | every caller: logins and health |
+| USER | a user, admitted under the present revision |
+| KNOWN | a user |
+| ROOT | a user with the role root |
+| BY_MESSAGE | every caller may open the stream; the service has every message checked (``live``) |
 | a function | as it says, from the request |
 
 Rows are those of etcd 3.6.14. A row that reads or writes keys names every interval that the request touches. What an
@@ -24,9 +24,8 @@ from typing import Any, Final
 
 from raftkv import errors
 from raftkv.apply import check
-from raftkv.apply.auth.caller import Caller
 from raftkv.apply.auth.rights import Left, Rights
-from raftkv.apply.request import Kind
+from raftkv.apply.request import Caller, Kind
 from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES, Method
 
@@ -36,11 +35,11 @@ Check = Callable[[Rights, Any, Caller | None], Left]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one RPC needs.
+    """The rights that one RPC needs.
 
     Attributes:
-        check: raises what refuses a request; None: nobody is asked who calls.
-        valid: raises what is wrong with a request whoever sends it (and ``max-txn-ops``): etcd says that first, and
+        check: raises what refuses a request; None: callers are not authenticated.
+        valid: raises what is wrong with a request of any caller (and ``max-txn-ops``): etcd says that first, and
             what is too large to be executed is too large to be checked.
         valid_in_pieces: the same with pauses, for a request that may be long.
         lasts: whether a call may wait or send for so long that it is checked again when users or rights change.
@@ -223,9 +222,9 @@ def row_of(path: str) -> tuple[Method, Row]:
         path: ``/package.Service/Method``.
 
     Raises:
-        ConfigError: it has no row, so nobody may call it.
+        ConfigError: it has no row, so no caller may use it.
     """
     found = _BY_PATH.get(path)
     if found is None:
-        raise errors.ConfigError(f"{path} has no row in raftkv.server.auth.table: nobody knows who may call it")
+        raise errors.ConfigError(f"{path} has no row in raftkv.server.auth.table, which says who may call it")
     return found

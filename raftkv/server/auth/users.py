@@ -1,4 +1,4 @@
-"""What a member needs to know who calls, put together; the parts know nothing of each other.
+"""The parts of authentication, put together; they know nothing of each other.
 
 users = Users(config, applier, node, slices)
 server = Server(..., around=(users.guard.around,))
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from raftkv.apply.applier import Applier
-from raftkv.apply.auth.caller import Caller
+from raftkv.apply.request import Caller
 from raftkv.config import ServerConfig
 from raftkv.loop.scheduler import Slices
 from raftkv.rpc.server.calls import ServerCall
@@ -99,13 +99,13 @@ class Users:
         return None if credential is None else credential.caller(self._auth.revision)
 
     def check_root(self, request: HttpRequest) -> bytes:
-        """Return the name of the user who sends a plain request; empty: nobody is asked for.
+        """Return the name of the user who sends a plain request; empty: users are not asked for.
 
         Arguments:
             request: with a token as ``Authorization``, or over a connection with a certificate.
 
         Raises:
-            StatusError: it is nobody, or has not the role root.
+            StatusError: there is no user, or it has not the role root.
         """
         if not self._auth.is_enabled:
             return b""

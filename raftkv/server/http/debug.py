@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs
 
 from raftkv import errors
+from raftkv.raft.describe import Status
 from raftkv.raft.progress import ProgressState
-from raftkv.raft.status import Status
 from raftkv.raft.types import StateRole
 from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse
 from raftkv.server.http import profiles

@@ -26,22 +26,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from raftkv import errors
 from raftkv.apply.applier import Applier, Outcome
-from raftkv.apply.auth.caller import Caller
 from raftkv.apply.leases import TTL_MAX_S
-from raftkv.apply.request import Kind
+from raftkv.apply.request import Caller, Kind
 from raftkv.loop.cork import Cork
 from raftkv.loop.limiter import Paced
 from raftkv.pb import raft_pb2, rpc_pb2
-from raftkv.raft.config import NO_LIMIT
-from raftkv.raft.types import Entry, StateRole
+from raftkv.raft.types import NO_LIMIT, Entry, StateRole
 from raftkv.rpc.client.channel import Channel
-from raftkv.rpc.shares import Identity
-from raftkv.server.lease.graces import ConnectionLost
-from raftkv.server.lease.granters import Granters
+from raftkv.rpc.shares import Identity, Shares, refusal
+from raftkv.server.lease.keep_alives import ConnectionLost
 from raftkv.server.lease.on_leader import RENEW, SHORTEN, TIME_TO_LIVE, OnLeader, Question
 from raftkv.server.lease.renewals import (
     FAILED_AT_ONCE,
@@ -57,6 +54,90 @@ from raftkv.server.node.node import Node
 from raftkv.server.node.proposals import Waiter
 from raftkv.server.services.leader_guard import ELECTIONS
 
+# -- granters -------------------------------------------------------------------------------------------------------
+#
+# The leases that this member granted, counted by identity: each has a share (``rpc/shares``).
+#
+#     granters.admit(lease_id, identity)     # before the grant is proposed; ShareError: it has its share
+#     granters.ended(lease_id)               # every lease that is gone
+#
+# A lease is not stored with its granter, so the count is made where a client asks, and forgotten with the process:
+# leases that other members granted, or this one before its start, count as taken by others. So an identity that goes to
+# each member, or comes again after each restart, gets seven eighths of the rest each time, and something is left for
+# later identities. No lease is taken back: keys depend on it.
+#
+# Bounded: one entry for each lease, and one for each grant whose outcome may still come.
+
+LEASES_MAX: Final = 1_000_000
+"""Leases that one identity alone may have; all together have a seventh more. etcd has no limit but its memory."""
+
+UNKNOWN_MAX_S: Final = 60.0
+"""A grant that is not applied after so long is counted no more."""
+
+_LOOKED_AT: Final = 2
+"""Grants that each further one has looked at, whether they were applied: more than come."""
+
+
+class Leases(Protocol):
+    """Leases that exist."""
+
+    def __len__(self) -> int: ...
+
+    def ttl_s(self, lease_id: int) -> int:
+        """Return the seconds that a lease was granted for; 0: there is none."""
+
+
+class Granters:
+    """Counts leases by who had them granted here.
+
+    Arguments:
+        leases: as applied.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, leases: Leases, clock: Callable[[], float]) -> None:
+        self._leases = leases
+        self._clock = clock
+        self._identities: dict[int, Identity] = {}
+        self._proposed: deque[tuple[float, int]] = deque()
+        self.shares = Shares(LEASES_MAX)
+
+    def admit(self, lease_id: int, identity: Identity) -> None:
+        """Count a lease that is about to be granted.
+
+        Arguments:
+            lease_id: of the lease.
+            identity: who asks for it.
+
+        Raises:
+            ShareError: it has its share.
+        """
+        now = self._clock()
+        self._forget_unapplied(now)
+        if lease_id in self._identities or self._leases.ttl_s(lease_id):
+            return  # it is refused when it is applied
+        others = max(0, len(self._leases) - self.shares.used)
+        if not self.shares.has_room(identity, 1, others):
+            raise errors.ShareError(refusal(identity, f"{self.shares.limit} leases that a cluster has for one client"))
+        self._identities[lease_id] = identity
+        self.shares.take(identity, 1)
+        self._proposed.append((now, lease_id))
+
+    def ended(self, lease_id: int) -> None:
+        """Count a lease no more, if it was counted."""
+        identity = self._identities.pop(lease_id, None)
+        if identity is not None:
+            self.shares.give_back(identity, 1)
+
+    def _forget_unapplied(self, now: float) -> None:
+        for _ in range(_LOOKED_AT):
+            if not self._proposed or now - self._proposed[0][0] < UNKNOWN_MAX_S:
+                return
+            _, lease_id = self._proposed.popleft()
+            if not self._leases.ttl_s(lease_id):
+                self.ended(lease_id)
+
+
 GATHER_MAX_S: Final = 0.02
 """How long keep-alives gather while others are on their way: one of a lease that is ending is answered when it is gone,
 and those with it; no other lease may end because of that."""
@@ -65,7 +146,7 @@ QUORUM_LATE_S: Final = 0.5
 """A quorum that takes so long to answer was not there meanwhile, or hardly."""
 
 _TIMER_SLACK_S: Final = 0.001
-"""A timer that is set for the end of a lease comes when it is over, whatever the rounding of clocks."""
+"""A timer that is set for the end of a lease comes when it is over, in spite of the rounding of clocks."""
 
 
 SHORTEN_MAX: Final = 1_000
@@ -184,7 +265,7 @@ class Lessor:
         self._timer = self._loop.call_later(BEAT_S, self._beat)
 
     def stop(self) -> None:
-        """Decide nothing more, and fail whoever waits."""
+        """Decide nothing more, and fail all waiting requests."""
         for timer in (self._timer, self._gathering, self._queueing, *self._end_timers):
             if timer is not None:
                 timer.cancel()
@@ -221,7 +302,7 @@ class Lessor:
             asked_at = self._loop.time()
             await self._node.confirm_read()
             if self._loop.time() - asked_at > QUORUM_LATE_S:
-                self.times.forgive(PATIENCE_S)
+                self.times.postpone_expiry(PATIENCE_S)
                 self._renewals.look_again()
             self._expiry.sweep()
         except errors.StatusError:
@@ -253,7 +334,7 @@ class Lessor:
             self._failing.add(self.applied)
 
     def leader_changed(self) -> None:
-        """Take up or lay down the decisions about leases; hand what waits to whoever leads now."""
+        """Take up or lay down the decisions about leases; send waiting requests to the new leader."""
         node = self._node
         self.flush()
         self.times.demote()
@@ -296,7 +377,7 @@ class Lessor:
         decision = raft_pb2.LeaseDecision(term=self._term, ids=lease_ids)
         waiter = _Decision(decision, done)
         try:
-            # What comes before an end in the log was looked at, so it goes there before anything else does.
+            # Entries before an end in the log were looked at, so it goes there before anything else does.
             if kind == Kind.LEASE_EXPIRE:
                 self._node.submit_ahead(kind, decision.SerializeToString(), waiter)
             else:
@@ -380,7 +461,7 @@ class Lessor:
             self._begin_batch()
 
     def _send_on(self, pending: list[PendingKeepAlive]) -> None:
-        """Send keep-alives on to whoever leads now; those of clients here go before what has arrived since."""
+        """Send keep-alives on to the present leader; those of clients here go before later arrivals."""
         arrived = [one for one in pending if one.is_local]
         passed_on = [one for one in pending if not one.is_local]
         if arrived:
@@ -437,7 +518,7 @@ class Lessor:
     # -- connections that were lost ----------------------------------------------------------------------------------
 
     def connections_lost(self, lost: list[ConnectionLost]) -> None:
-        """Have the leader let leases end soon. Nobody waits for that; if it fails, they end with their TTL."""
+        """Have the leader let leases end soon, in the background; if that fails, they end with their TTL."""
         self._lost += lost
         if not self._is_telling:
             self._is_telling = True
@@ -484,7 +565,7 @@ class Lessor:
         self._end_timers.add(timer)
 
     def _may_end(self, lost: ConnectionLost) -> bool:
-        """Whether an owner may write all keys of its lease now. What would be long to check, applying alone checks."""
+        """Whether an owner may write all keys of its lease now. A long check is left to applying."""
         try:
             self._rights.check_lease(lost.caller, lost.lease_id, write=True)
         except errors.StatusError:
@@ -504,7 +585,7 @@ class Lessor:
 
         Returns:
             The response without its header, if another member has made it; else what makes it, without the keys of the
-            lease: whoever adds these has to look at both at one moment, in which the store ``is_whole``.
+            lease: the caller that adds these has to look at both at one moment, in which the store ``is_whole``.
 
         Raises:
             StatusError: no leader answered.
@@ -537,7 +618,7 @@ class Lessor:
             exact: grant as little as a second: the owner can stand an election without an answer.
 
         Raises:
-            LeaseTTLTooLargeError: above what is granted to anybody.
+            LeaseTTLTooLargeError: above the largest TTL.
         """
         if ttl_s > TTL_MAX_S:
             raise errors.LeaseTTLTooLargeError

@@ -4,12 +4,12 @@
     if response is None:
         ...                    # this member leads, and a quorum has confirmed that since the call: do it here
 
-What fails on the way is tried again until the question's deadline. A question goes over the peer port at most once: the
-member that gets it does not pass it on again.
+A failed call is tried again until the question's deadline. A question goes over the peer port at most once: the member
+that gets it does not pass it on again.
 
     this member leads           -> confirmed by a quorum                          -> None
     another member leads        -> call over the peer port, again after RETRY_S   -> its response
-    nobody leads                -> wait for the next change of the leader
+    there is no leader          -> wait for the next change of the leader
     the leader changes          -> what went to the old one is given up, and goes to the next
 
 Leaves out: what is asked (``lessor``), and how the peer port answers it (``LeaseService.for_members``).
@@ -51,8 +51,8 @@ WOKEN_AT_ONCE: Final = 100
 CONFIRMED_MAX_S: Final = 0.05
 CONFIRMED_ELECTIONS: Final = 0.25
 """How long a confirmed leader need not ask again before it answers keep-alives: at most so long, and so much of the
-election timeout. The quorum that confirmed it elects nobody else for nearly a whole one. (etcd asks only when its own
-loop has stood still; server/etcdserver/v3_server.go, ensureLeadership.)"""
+election timeout. The quorum that confirmed it elects no other member for nearly a whole one. (etcd asks only when its
+own loop has stood still; server/etcdserver/v3_server.go, ensureLeadership.)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Question:
         method: of the peer service that does it.
         encode: makes the request for another member, at the moment when it leaves.
         parse: makes the response of its bytes; raises DecodeError or ValueError if they are none.
-        deadline: loop time after which nobody wants it any more.
+        deadline: loop time after which it is no longer wanted.
         is_local: whether it came from a client here; what another member passed on is not passed on again.
     """
 
@@ -134,7 +134,7 @@ class OnLeader:
 
         Raises:
             NotLeaderError: another member passed it on, and this one does not lead.
-            NoLeaderError: the deadline has passed, and nobody leads.
+            NoLeaderError: the deadline has passed, and there is no leader.
             RequestTimeoutError: the deadline has passed.
             StoppedError: the member stops.
         """
@@ -218,7 +218,7 @@ class OnLeader:
         self._waking.begin([*[call.cancel for call in self._calls], *[partial(_end, over) for over in self._pauses]])
 
     def start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run something that nobody awaits. An error that it lets escape stops the member."""
+        """Run a background task. An error that it lets escape stops the member."""
         task = self._loop.create_task(coroutine)
         self._tasks[task] = None
         task.add_done_callback(self._ended)

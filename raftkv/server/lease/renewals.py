@@ -24,8 +24,7 @@ from mypy_extensions import mypyc_attr
 
 from raftkv import errors
 from raftkv.apply import request as requests
-from raftkv.apply.auth.caller import Caller
-from raftkv.apply.request import Kind
+from raftkv.apply.request import Caller, Kind
 from raftkv.loop.cork import Cork
 from raftkv.pb import rpc_pb2
 from raftkv.raft.types import Entry, EntryType
@@ -61,7 +60,7 @@ class PendingKeepAlive:
 
     Attributes:
         lease_id: of the lease.
-        deadline: loop time after which nobody wants the answer; set by the lessor.
+        deadline: loop time after which the answer is not wanted; set by the lessor.
         is_local: whether it came from a client of this member, not by way of another member.
     """
 
@@ -400,7 +399,7 @@ class Expiry:
             return
         ids, self._in_flight = self._in_flight, []
         if error is not None:
-            # For the next sweep: whatever refused it now may refuse it again at once.
+            # For the next sweep: the same cause may refuse it again at once.
             self._doubt(ids)
         else:
             self.sweep()

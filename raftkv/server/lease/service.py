@@ -16,13 +16,12 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import partial
 from itertools import chain, repeat
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
 from raftkv import errors
-from raftkv.apply.auth.caller import Caller
 from raftkv.apply.auth.rights import Left, Rights
-from raftkv.apply.request import Kind
+from raftkv.apply.request import Caller, Kind
 from raftkv.apply.response import field, integer
 from raftkv.loop.cork import Cork
 from raftkv.loop.scheduler import Work, encoded, in_order
@@ -33,8 +32,8 @@ from raftkv.rpc.server.server import AsyncUnaryHandler, Server
 from raftkv.rpc.server.stream import ListenedCall
 from raftkv.rpc.shares import Shares, identity_of
 from raftkv.rpc.status import RpcError
-from raftkv.server.lease.graces import ConnectionLost, Graces
-from raftkv.server.lease.keep_alives import WAITING_MAX, KeepAliveStream, MemberBatch
+from raftkv.server.auth.live import LiveCalls
+from raftkv.server.lease.keep_alives import WAITING_MAX, ConnectionLost, Graces, KeepAliveStream, MemberBatch
 from raftkv.server.lease.lessor import Lessor
 from raftkv.server.lease.on_leader import RENEW, SHORTEN, TIME_TO_LIVE
 from raftkv.server.services.leader_guard import LeaderGuard
@@ -52,25 +51,11 @@ KNOWN_MAX: Final = 100_000
 """Requests whose meaning is remembered: a client sends the same few bytes again and again."""
 
 KNOWN_BYTES_MAX: Final = 1 + 10 + 2 + 5
-"""An id, and a grace of up to months, each behind its tag: what a request has unless somebody put more into it."""
+"""An id, and a grace of up to months, each behind its tag: what an ordinary request has."""
 
 
 class _Keys(list[bytes]):
     """The keys of a lease, shared by all who ask for them at one revision: a million take 16 ms to list."""
-
-
-class LiveCall(Protocol):
-    """A stream whose client may lose the right to it."""
-
-    def check_lease(self, lease_id: int) -> Left:
-        """Refuse to keep a lease alive. Raises StatusError; returns what is left to check."""
-
-
-class Live(Protocol):
-    """The streams of a member."""
-
-    def of(self, call: ServerCall) -> LiveCall:
-        """Return what is known of a call."""
 
 
 class LeaseService:
@@ -81,11 +66,11 @@ class LeaseService:
         lessor: of the member.
         guard: ends streams that insist on a leader.
         cork: flushes streams at the end of a turn.
-        live: whether a client may keep a lease alive; None: where nobody is asked who calls.
+        live: whether a client may keep a lease alive; None: callers are not authenticated.
     """
 
     def __init__(
-        self, responder: Responder, lessor: Lessor, guard: LeaderGuard, cork: Cork, live: Live | None = None
+        self, responder: Responder, lessor: Lessor, guard: LeaderGuard, cork: Cork, live: LiveCalls | None = None
     ) -> None:
         self.cork = cork
         self._lessor = lessor
@@ -325,7 +310,7 @@ class LeaseService:
     async def _shorten(self, request: raft_pb2.LeaseShortenRequest) -> list[bytes]:
         now = self._loop.time()
         named = zip(request.users, request.auth_revisions, strict=False)
-        # A member of an earlier version names nobody. A user without a name would be a member.
+        # A member of an earlier version names no users. A user without a name would be a member.
         callers = chain((Caller(user, revision) if user else None for user, revision in named), repeat(None))
         lost = [
             ConnectionLost(lease_id, grace_ms / 1000, now - age_us / 1_000_000, caller)

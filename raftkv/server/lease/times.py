@@ -32,7 +32,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Final
 
-from raftkv.apply.auth.caller import Caller
+from raftkv.apply.request import Caller
 from raftkv.histograms import Buckets, doubling
 
 LOGGED_S: Final = 0.5
@@ -57,7 +57,7 @@ GONE: Final = 0
 EXPIRING: Final = 1
 FRESH: Final = 2
 UNLOGGED: Final = 3
-"""What becomes of a keep-alive: see ``LeaseTimes.renew``."""
+"""Outcome of a keep-alive: see ``LeaseTimes.renew``."""
 
 TTL_BUCKETS_S: Final = doubling(1.0, 24)
 """Bounds of etcd's histogram of TTLs: a second to three months."""
@@ -145,10 +145,10 @@ class LeaseTimes:
         # Leases that are not in the heap yet, and heaps of earlier leaderships that are being freed.
         self._unqueued: list[int] = []
         self._old_heaps: list[list[tuple[float, int]]] = []
-        # What may still be looked at at the head of the heap in this step, and whether that was too little.
+        # Looks left at the head of the heap in this step, and whether they were too few.
         self._looks_left = 0
         self._is_head_stale = False
-        # What is ready for the database that is being received, and what is left of the leases of before.
+        # The leases read from the database that is being received, and ids of the previous leases.
         self._received: tuple[dict[int, _Lease], list[int]] | None = None
         self._gone: list[int] = []
         self._before: list[dict[int, _Lease]] = []
@@ -201,7 +201,7 @@ class LeaseTimes:
     def receive(self, granted: dict[int, int]) -> Generator[None, None, None]:
         """Get ready, in steps, for ``reloaded`` with these leases; what is here does not change meanwhile.
 
-        Nobody knows when they were renewed, but it was before they were received.
+        Their renewals are not known, but were before they were received.
         """
         now = self._clock.now()
         leases: dict[int, _Lease] = {}
@@ -257,8 +257,8 @@ class LeaseTimes:
         """Begin to decide: this member leads, and everything that leaders before it committed is applied.
 
         Arguments:
-            after_outage: there was no leader for so long that owners were turned away, or for nobody knows how long
-                because this member has just started: what it takes for the last renewal is no news of the owner.
+            after_outage: there was no leader for so long that owners were turned away, or for an unknown time because
+                this member has just started: the last known renewal says nothing of the owner.
         """
         self.demote()
         self._leadership += 1
@@ -377,7 +377,7 @@ class LeaseTimes:
         lease = self._known(lease_id)
         return lease is None or lease.is_expiring
 
-    def forgive(self, grace_s: float) -> None:
+    def postpone_expiry(self, grace_s: float) -> None:
         """Let no lease end for ``grace_s`` seconds, but those that are expiring."""
         self._earliest = max(self._earliest, self._clock.now() + grace_s)
 

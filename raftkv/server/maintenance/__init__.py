@@ -17,7 +17,7 @@ notice damage. Each subject is a module; ``service`` puts those of etcd's servic
 Laws:
 
 - Codes and texts are etcd's; MoveLeader and Defragment answer without a header, as there.
-- What changes the state of the cluster goes through the log and is checked while it is applied (``raftkv.apply``).
+- Changes of the cluster's state go through the log and are checked while they are applied (``raftkv.apply``).
 - Work on the database (hashes, copies) is done on threads; the loop only waits for it.
 
 Example::

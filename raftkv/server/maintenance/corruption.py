@@ -4,8 +4,8 @@
     while running     by the leader every ``--corrupt-check-time``; a difference raises the CORRUPT alarm
     compactions       by the leader every ``--compact-hash-check-time``, at the last compacted revisions
 
-What could not be compared is "unknown": logged, counted, tried again at the next time, and never taken for equal. The
-rules are in ``comparison``. Work of hashing is done on threads (``hashes``), on each member its own.
+A hash that could not be compared is "unknown": logged, counted, tried again at the next time, and never taken for
+equal. The rules are in ``hashes``. Work of hashing is done on threads, on each member its own.
 """
 
 from __future__ import annotations
@@ -22,16 +22,14 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from raftkv import errors
-from raftkv.apply.auth.caller import MEMBER
 from raftkv.apply.membership import Membership
-from raftkv.apply.request import Kind
+from raftkv.apply.request import MEMBER, Kind
 from raftkv.pb import rpc_pb2
 from raftkv.raft.types import StateRole
 from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.status import RpcError
-from raftkv.server.maintenance import comparison
-from raftkv.server.maintenance.comparison import Answer, Finding, Hash, Result
-from raftkv.server.maintenance.hashes import PEER_HASH_KV, Hashes
+from raftkv.server.maintenance import hashes
+from raftkv.server.maintenance.hashes import PEER_HASH_KV, Answer, Finding, Hash, Hashes, Result
 from raftkv.server.node.node import Node
 
 _log = logging.getLogger(__name__)
@@ -159,7 +157,7 @@ class CorruptionChecker(Collector):
         except errors.StatusError as error:
             self._failed("start", error)
             return
-        finding = comparison.at_start(self._members.me, mine, await self._members.hashes(mine.revision))
+        finding = hashes.at_start(self._members.me, mine, await self._members.hashes(mine.revision))
         self._note("start", finding)
         if finding.suspects:
             raise errors.CorruptionError(
@@ -179,7 +177,7 @@ class CorruptionChecker(Collector):
             self._failed("running", error)
             return
         present = max(after.revision, self._node.store.revision)
-        finding = comparison.while_running(self._members.me, before, after, present, answers)
+        finding = hashes.while_running(self._members.me, before, after, present, answers)
         self._note("running", finding)
         await self._raise_alarms(finding)
 
@@ -189,7 +187,7 @@ class CorruptionChecker(Collector):
         for mine in self._hashes.kept:
             if mine.revision <= self._checked_compaction:
                 return
-            finding = comparison.of_compaction(self._members.me, mine, await self._members.hashes(mine.revision))
+            finding = hashes.of_compaction(self._members.me, mine, await self._members.hashes(mine.revision))
             self._note("compaction", finding)
             if finding.result is not Result.UNKNOWN:
                 self._checked_compaction = mine.revision if finding.result is Result.EQUAL else 0

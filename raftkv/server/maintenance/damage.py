@@ -30,7 +30,7 @@ from prometheus_client.registry import Collector
 from raftkv.errors import CorruptionError, MapFullError, StorageError
 from raftkv.raft.types import NONE, ConfState
 from raftkv.server.maintenance.hashes import scan
-from raftkv.server.maintenance.leadership import hand_over
+from raftkv.server.maintenance.service import hand_over
 from raftkv.server.node.node import Node
 from raftkv.storage.mvcc import Store
 
@@ -53,11 +53,11 @@ class GivenUpError(StorageError):
 
 
 class Damage(Collector):
-    """What is known of damage, and what is done about it.
+    """Known damage, and the reaction to it.
 
     Arguments:
         node: of the member.
-        where: the file and the member, for whoever has to look at the disk.
+        where: the file and the member, for the operator who has to look at the disk.
         connected_since: loop time since when a peer is connected, None while it is not.
         stop: ends the member with an error.
     """
@@ -163,7 +163,7 @@ def is_quorum(members: set[int], conf: ConfState) -> bool:
 
 
 class Scrub:
-    """Looks for damage before anybody needs what is damaged.
+    """Looks for damage before a reader needs the damaged data.
 
     Arguments:
         store: of the member.

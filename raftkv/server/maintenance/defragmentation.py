@@ -4,10 +4,10 @@
         -> the writer brings over the rest and renames (commits wait in memory) -> the loop goes on with the copy
 
 Owns one run at a time. A call that comes during a run waits for the next one, which begins after the call and is shared
-by all that wait: what was free when somebody called is given back when that call is answered. A run goes on when its
+by all that wait: what was free when a call came is given back when that call is answered. A run goes on when its
 caller has gone.
 
-Up to the rename the database is as it was, whatever happens: no room, too much committed meanwhile, a database received
+Up to the rename the database is unchanged by any failure: no room, too much committed meanwhile, a database received
 from the leader, the end of the member. A crash leaves a copy, which the next start removes.
 """
 
@@ -203,6 +203,6 @@ def _tell(told: asyncio.Future[None], run: asyncio.Task[None]) -> None:
 
 
 def _seen(task: asyncio.Task[None]) -> None:
-    """Take note of an error that nobody may be left to hear of."""
+    """Retrieve an error whose caller may be gone, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()

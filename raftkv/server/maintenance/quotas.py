@@ -17,9 +17,8 @@ from collections.abc import Callable
 from typing import Final
 
 from raftkv import errors
-from raftkv.apply.auth.caller import Caller
 from raftkv.apply.quotas import COUNT_ON, REMOVE
-from raftkv.apply.request import FIRST_KNOWN_IN, Kind, versioned
+from raftkv.apply.request import FIRST_KNOWN_IN, Caller, Kind, versioned
 from raftkv.pb import admin_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.rpc.server.calls import UnaryCall

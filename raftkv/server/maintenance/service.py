@@ -1,4 +1,4 @@
-"""The Maintenance service: status, alarms and hashes here, the rest in modules of its own.
+"""The Maintenance service: status, alarms, hashes, leadership and downgrade here, the rest in modules of its own.
 
 Status and hashes are of this member alone and need no leader; alarms go through the log. A learner answers Status
 alone, as in etcd.
@@ -6,28 +6,193 @@ alone, as in etcd.
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 from raftkv import errors
 from raftkv.apply import check
-from raftkv.apply.request import Kind
+from raftkv.apply.request import FIRST_KNOWN_IN, Caller, Kind, versioned
 from raftkv.pb import rpc_pb2
 from raftkv.pb.enums import alarm_name
 from raftkv.pb.services import SERVICES
 from raftkv.raft.types import NONE
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.server import Server
-from raftkv.server import ETCD_STORAGE_VERSION, ETCD_VERSION
+from raftkv.server import ETCD_CLUSTER_VERSION, ETCD_STORAGE_VERSION, ETCD_VERSION
 from raftkv.server.durable import when_durable
 from raftkv.server.maintenance.defragmentation import DefragmentCommand, Defragmenter
-from raftkv.server.maintenance.downgrade import DowngradeCommand
 from raftkv.server.maintenance.hashes import Hashes, scan
-from raftkv.server.maintenance.leadership import LeaderMove
+from raftkv.server.node.node import Node
 from raftkv.server.services.responder import PendingWrite, Responder, fail, parse, parse_or_raise, refusals
 from raftkv.storage.hash import hash_database
 from raftkv.storage.mvcc import Store
+
+# -- leadership -----------------------------------------------------------------------------------------------------
+#
+# Transfer of the leadership: by MoveLeader, and before a leader stops.
+#
+#     follower asked              -> not leader
+#     unknown member, learner     -> bad leader transferee
+#     this member itself          -> done
+#     any other voter             -> the core brings the target up to date and has it campaign; answered when it leads
+#
+# The core gives a transfer up after an election timeout; etcd's leader goes on waiting then, until the caller gives up.
+# Here the wait ends after the request timeout at the latest, with etcd's text.
+
+_log = logging.getLogger(__name__)
+_NO_HEADER: Final = rpc_pb2.MoveLeaderResponse().SerializeToString()
+
+
+class LeaderMove:
+    """Handler of MoveLeader.
+
+    Arguments:
+        responder: the member's shared parts.
+    """
+
+    def __init__(self, responder: Responder) -> None:
+        self._responder = responder
+
+    async def handle(self, data: bytes, call: UnaryCall) -> bytes:
+        """Move leadership; the answer has no header."""
+        with refusals():
+            self._responder.admission.check_read(call, serializable=False)
+            request = parse_or_raise(rpc_pb2.MoveLeaderRequest, data)
+            await self._move(request.targetID)
+        return _NO_HEADER
+
+    async def _move(self, target: int) -> None:
+        node = self._responder.node
+        if node.leader != node.settings.member_id:
+            raise errors.NotLeaderError
+        if target not in node.conf_state.voters:
+            raise errors.BadLeaderTransfereeError
+        node.transfer_leader(target)
+        try:
+            async with asyncio.timeout(node.settings.request_timeout_s):
+                await node.wait_until(lambda: node.leader == target or node.stopped)
+        except TimeoutError:
+            raise errors.LeaderTransferTimeoutError from None
+        if node.leader != target:
+            raise errors.StoppedError
+
+
+async def hand_over(node: Node, connected_since: Callable[[int], float | None]) -> None:
+    """Give leadership, if this member has it, to the voter that has been connected longest, as etcd does at a stop.
+
+    One that has all that is committed comes before one that would have to catch up first.
+
+    Arguments:
+        node: of the member.
+        connected_since: loop time since when a peer is connected, None while it is not.
+    """
+    own_id = node.settings.member_id
+    connected = {peer: since for peer in node.conf_state.voters if (since := connected_since(peer)) is not None}
+    if node.leader != own_id or not connected:
+        return
+    committed = node.committed
+    node.transfer_leader(min(connected, key=lambda peer: (not node.has_log(peer, committed), connected[peer])))
+    try:
+        async with asyncio.timeout(node.settings.election_s):
+            await node.wait_until(lambda: node.leader not in (NONE, own_id))
+    except TimeoutError:
+        _log.warning("leadership was not taken over in time")
+
+
+# -- downgrade ------------------------------------------------------------------------------------------------------
+#
+# Downgrade: which version the cluster may be asked to go back to, and the job that says so.
+#
+#     VALIDATE 3.5    a read: would ENABLE be accepted?
+#     ENABLE 3.5      begins the job: kept in the log and the database, shown by Status
+#     CANCEL          ends it
+#
+# The rules and texts are etcd's (server/etcdserver/version/manager.go): the target is the minor version before the
+# cluster's, one job at a time. The job is recorded and shown; nothing else follows from it, since raftkv shows the
+# behaviour of one version of etcd and has one storage version.
+#
+# An entry that begins or cancels a job is of a kind that older members do not know: they would stop over it. So it is
+# proposed only while all members are known to run a version that knows it.
+
+_VERSION: Final = re.compile(
+    r"(\d{1,18})\.(\d{1,18})(?:\.\d{1,18}(?:-[0-9A-Za-z.-]*)?(?:\+[0-9A-Za-z.-]*)?)?", re.ASCII
+)
+_Action: Final = rpc_pb2.DowngradeRequest
+
+
+class DowngradeCommand:
+    """Handler of Downgrade.
+
+    Arguments:
+        responder: the member's shared parts.
+        check_capable: refuses what needs a version that not all members run.
+    """
+
+    def __init__(self, responder: Responder, check_capable: Callable[[tuple[int, int]], None]) -> None:
+        self._responder = responder
+        self._check_capable = check_capable
+
+    async def handle(self, data: bytes, call: UnaryCall) -> bytes:
+        """Validate, begin or cancel a downgrade; answers with the version of the cluster."""
+        responder = self._responder
+        with refusals():
+            responder.admission.check_read(call, serializable=False)
+            request = parse_or_raise(_Action, data)
+            await self._carry_out(request, call.caller)
+        major, minor = _parse(ETCD_CLUSTER_VERSION)
+        response = rpc_pb2.DowngradeResponse(version=f"{major}.{minor}")
+        header = responder.header.encode(responder.revision(), responder.node.term)
+        return header + response.SerializeToString()
+
+    async def _carry_out(self, request: rpc_pb2.DowngradeRequest, caller: Caller | None) -> None:
+        if request.action == _Action.CANCEL:
+            await self._propose(rpc_pb2.DowngradeInfo(), caller)
+        elif request.action == _Action.ENABLE:
+            target = check_target(request.version)
+            await self._propose(rpc_pb2.DowngradeInfo(enabled=True, targetVersion=target), caller)
+        elif request.action == _Action.VALIDATE:
+            # The job that another member has just begun counts.
+            await self._responder.node.confirm_read()
+            check_target(request.version)
+            if self._responder.applier.downgrade.info.enabled:
+                raise errors.DowngradeInProcessError
+        else:
+            raise errors.StatusError("etcdserver: unknown method")
+
+    async def _propose(self, wanted: rpc_pb2.DowngradeInfo, caller: Caller | None) -> None:
+        self._check_capable(FIRST_KNOWN_IN[Kind.DOWNGRADE])
+        body = versioned(Kind.DOWNGRADE, wanted.SerializeToString())
+        outcome = await self._responder.node.propose(Kind.DOWNGRADE, body, wanted, caller)
+        outcome.check()
+
+
+def check_target(text: str) -> str:
+    """Return a target version as etcd keeps it, ``MAJOR.MINOR.0``.
+
+    Arguments:
+        text: as the client wrote it, with or without a patch version.
+
+    Raises:
+        WrongDowngradeVersionFormatError: it is no version.
+        InvalidDowngradeTargetVersionError: it is not the minor version before the cluster's.
+    """
+    major, minor = _parse(text)
+    allowed_major, cluster_minor = _parse(ETCD_CLUSTER_VERSION)
+    if (major, minor) != (allowed_major, cluster_minor - 1):
+        raise errors.InvalidDowngradeTargetVersionError
+    return f"{major}.{minor}.0"
+
+
+def _parse(text: str) -> tuple[int, int]:
+    found = _VERSION.fullmatch(text)
+    if found is None:
+        raise errors.WrongDowngradeVersionFormatError
+    return int(found[1]), int(found[2])
+
 
 _METHODS: Final = SERVICES["etcdserverpb.Maintenance"]
 

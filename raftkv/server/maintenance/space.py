@@ -1,4 +1,4 @@
-"""What a member does when it finds no room: give up what can come again, and raise the NOSPACE alarm.
+"""A member without room gives up the copies that can be made again, and raises the NOSPACE alarm.
 
 Owns the one proposal of the alarm that may be under way. When there is no room is decided by ``node.admission``
 (quota, free disk) and ``node.housekeeping`` (commits of the database that fail).
@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import Final, Protocol
+from typing import Final
 
 from raftkv.apply.alarms import Alarms
-from raftkv.apply.auth.caller import MEMBER
-from raftkv.apply.request import Kind
+from raftkv.apply.request import MEMBER, Kind
 from raftkv.errors import StatusError
 from raftkv.pb import rpc_pb2
 from raftkv.pb.enums import alarm_name
 from raftkv.server.node.surroundings import MemberLoop
+from raftkv.server.snapshots import SnapshotReceiver, SnapshotSender
 
 _log = logging.getLogger(__name__)
 
@@ -43,24 +43,6 @@ def tell_alarm(member_id: int, kind: int, is_raised: bool) -> None:
     _log.warning("the %s alarm of member %x is raised: %s, then raftkvctl alarm disarm", name, member_id, meaning)
 
 
-class CopiesSent(Protocol):
-    """Databases on their way to other members."""
-
-    def give_up(self, reason: str) -> bool:
-        """End them; whether there were any.
-
-        Arguments:
-            reason: for the log.
-        """
-
-
-class CopiesReceived(Protocol):
-    """Databases on their way to this member."""
-
-    def give_up(self) -> bool:
-        """End them; whether there were any."""
-
-
 class Space:
     """Makes room, and tells the cluster when there is none.
 
@@ -69,7 +51,7 @@ class Space:
         sent, received: databases on their way.
     """
 
-    def __init__(self, node: MemberLoop, alarms: Alarms, sent: CopiesSent, received: CopiesReceived) -> None:
+    def __init__(self, node: MemberLoop, alarms: Alarms, sent: SnapshotSender, received: SnapshotReceiver) -> None:
         self._node = node
         self._alarms = alarms
         self._sent = sent
@@ -78,7 +60,7 @@ class Space:
         self._is_told = False
 
     def make_room(self) -> bool:
-        """Give up copies of databases, whoever they are for: they come again, and writes must go on.
+        """Give up all copies of databases: they are made again later, and writes must go on.
 
         Returns:
             Whether there was anything to give up.

@@ -1,11 +1,11 @@
 """Changes of the members of a running cluster: what is asked, who may do it, how a member comes and goes.
 
-    client -> ``service`` -> ``changes``: rules before proposing (``rules``), promotion and replacement on the leader
+    client -> ``service`` -> ``changes``: rules before proposing, promotion and replacement on the leader
            -> node.change_members -> the log -> ``apply.membership`` decides -> Raft's configuration, buckets
-           -> node.on_conf_change -> peers, admission, ``departure``
+           -> node.on_conf_change -> peers, admission, ``presence``
 
     a new member            ``joining`` asks the cluster for its id and the members, before anything is on the disk
-    a removed member        ``departure`` stops it, by its own log or by the word of the others
+    a removed member        ``presence`` stops it, by its own log or by the word of the others
 
 Laws:
 
@@ -17,7 +17,7 @@ Laws:
 
 Example::
 
-    rules.check_add(False, view)                              # StatusError: would endanger the quorum
+    changes.check_add(False, view)                             # StatusError: would endanger the quorum
     outcome = await node.change_members(record)               # outcome.error: not valid when it was applied
 
 Leaves out: the protocol of changes itself (``raftkv.raft.confchange``).

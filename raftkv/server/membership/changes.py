@@ -2,9 +2,9 @@
 
     members = await changes.add(member, call.caller)     # applied here; StatusError: refused, before or in the log
 
-Owns the way, the same for all kinds of changes; the rules are in ``rules``, what applying makes of them in
-``apply.membership``. A leader that is to go hands over first, so that the cluster is not without one for
-an election timeout.
+Owns the rules, and the path that all kinds of changes share; ``apply.membership`` decides when a change is applied. A
+leader that is to be removed transfers the leadership first, so that the cluster is not without one for an election
+timeout.
 """
 
 from __future__ import annotations
@@ -19,15 +19,180 @@ from typing import Final
 from google.protobuf.message import DecodeError, Message
 
 from raftkv import errors
-from raftkv.apply.auth.caller import Caller
 from raftkv.apply.membership import Membership
+from raftkv.apply.request import Caller
 from raftkv.pb import admin_pb2, raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES, Method
 from raftkv.raft.types import NONE, StateRole
 from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.status import RpcError
-from raftkv.server.membership import rules
 from raftkv.server.node.node import Node
+
+# -- rules ----------------------------------------------------------------------------------------------------------
+#
+# The rules, as pure functions: etcd's conditions on the cluster before a change of its members is proposed. They keep
+# an operator from losing the quorum by accident; a change that passes them is checked again when it is applied
+# (``apply.membership``). All look at one ``View``, the asked member's own.
+#
+#     add a voter        a quorum of the voters with the new one is started, and connected here for 5 s, without it
+#     add a learner      the same quorum is connected
+#     remove a voter     a quorum of those that are left is started; a quorum is connected, unless it is away itself
+#     remove a learner   always
+#     promote            a quorum of the voters with the new one is started; the learner has 90 % of the leader's log
+#     replace            as promote and remove; a quorum of the voters before and of those after is connected
+#
+# A member is *started* once it has published its name. ``--strict-reconfig-check=false`` leaves out all but the last.
+
+HEALTH_INTERVAL_S: Final = 5.0
+"""How long members must be connected to count as healthy (etcd: HealthInterval)."""
+
+READY_PERCENT: Final = 90
+"""How much of the leader's log a learner must have to be promoted (etcd: readyPercent)."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The cluster as a member sees it.
+
+    Attributes:
+        member_id: of this member.
+        members: all, by id.
+        connected_since: time at which a peer was connected, None while it is not.
+        now: the present, on the same clock.
+    """
+
+    member_id: int
+    members: Mapping[int, rpc_pb2.Member]
+    connected_since: Callable[[int], float | None]
+    now: float
+
+    def voters(self) -> list[rpc_pb2.Member]:
+        """Return those that vote."""
+        return [member for member in self.members.values() if not member.isLearner]
+
+    def connected(self) -> int:
+        """Return how many voters were connected all the last ``HEALTH_INTERVAL_S``, with this member itself."""
+        return sum(self.is_connected(member.ID) for member in self.voters())
+
+    def is_connected(self, member_id: int) -> bool:
+        """Return whether a member was connected all the last ``HEALTH_INTERVAL_S``."""
+        if member_id == self.member_id:
+            return True
+        since = self.connected_since(member_id)
+        return since is not None and since < self.now - HEALTH_INTERVAL_S
+
+
+def check_add(is_learner: bool, view: View) -> None:
+    """Refuse to add a member when that could lose the quorum.
+
+    Arguments:
+        is_learner: whether it is to be one.
+        view: of the asked member.
+
+    Raises:
+        NotEnoughStartedMembersError, UnhealthyError: it could.
+    """
+    voters = view.voters()
+    if not is_learner:
+        started = sum(bool(member.name) for member in voters)
+        # One started member of two to be: the way from one member to more, for which there is no other.
+        if not (started == 1 and len(voters) == 1) and started < _quorum(len(voters) + 1):
+            raise errors.NotEnoughStartedMembersError
+    # The new one may never come. (etcd before 3.6.11 wants all voters to be connected.)
+    if len(voters) > 1 and view.connected() < _quorum(len(voters) + 1):
+        raise errors.UnhealthyError
+
+
+def check_remove(member_id: int, view: View) -> None:
+    """Refuse to remove a member when that could lose the quorum.
+
+    Arguments:
+        member_id: of the one to go, known or not.
+        view: of the asked member.
+
+    Raises:
+        NotEnoughStartedMembersError, UnhealthyError: it could.
+    """
+    member = view.members.get(member_id)
+    if member is not None and member.isLearner:
+        return
+    voters = view.voters()
+    left = [each for each in voters if member_id != each.ID]
+    if sum(bool(each.name) for each in left) < _quorum(len(left)):
+        raise errors.NotEnoughStartedMembersError
+    # One that is away is no part of the quorum that works now.
+    if member_id != view.member_id and view.connected_since(member_id) is None:
+        return
+    if view.connected() - 1 < _quorum(len(voters) - 1):
+        raise errors.UnhealthyError
+
+
+def check_promote(view: View) -> None:
+    """Refuse to make a learner a voter when that could lose the quorum.
+
+    Raises:
+        NotEnoughStartedMembersError: it could.
+    """
+    voters = view.voters()
+    started = 1 + sum(bool(member.name) for member in voters)
+    if started < _quorum(len(voters) + 1):
+        raise errors.NotEnoughStartedMembersError
+
+
+def check_replaced(old_id: int, new_id: int, view: View) -> None:
+    """Refuse what is no learner in the place of what is no voter.
+
+    Arguments:
+        old_id, new_id: who goes, who comes.
+        view: of the leader.
+
+    Raises:
+        MemberNotFoundError: one of them is unknown, or the old one has no vote to give.
+        MemberNotLearnerError: the new one votes already.
+    """
+    old, new = view.members.get(old_id), view.members.get(new_id)
+    if old is None or new is None or old.isLearner:
+        raise errors.MemberNotFoundError
+    if not new.isLearner:
+        raise errors.MemberNotLearnerError
+
+
+def check_replace(old_id: int, new_id: int, view: View) -> None:
+    """Refuse to let a learner take the place of a voter when that could lose the quorum of either half.
+
+    Arguments:
+        old_id, new_id: a voter, and a learner in sync.
+        view: of the leader.
+
+    Raises:
+        NotEnoughStartedMembersError, UnhealthyError: it could.
+    """
+    voters = view.voters()
+    after = [each for each in voters if old_id != each.ID] + [view.members[new_id]]
+    if sum(bool(each.name) for each in after) < _quorum(len(after)):
+        raise errors.NotEnoughStartedMembersError
+    stay = sum(view.is_connected(each.ID) for each in after if new_id != each.ID)
+    if stay + 1 < _quorum(len(after)) or view.connected() < _quorum(len(voters)):
+        raise errors.UnhealthyError
+
+
+def check_in_sync(match: int, leader_match: int, is_connected: bool) -> None:
+    """Refuse a learner that does not have the log yet.
+
+    Arguments:
+        match, leader_match: how far the logs of the learner and of the leader are known to reach.
+        is_connected: whether the leader reaches it now.
+
+    Raises:
+        LearnerNotReadyError: it lags, or is away.
+    """
+    if not is_connected or match * 100 < leader_match * READY_PERCENT:
+        raise errors.LearnerNotReadyError
+
+
+def _quorum(voters: int) -> int:
+    return voters // 2 + 1
+
 
 PROMOTE: Final = SERVICES["raftkvpb.Peer"]["MemberPromote"]
 REPLACE: Final = SERVICES["raftkvpb.Peer"]["MemberReplace"]
@@ -45,8 +210,8 @@ class _AnswerLost(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ways:
-    """How this member reaches others.
+class PeerAccess:
+    """The access of this member to others.
 
     Attributes:
         connected_since: loop time since when a peer is connected, None while it is not.
@@ -79,7 +244,7 @@ class Changes:
         self,
         node: Node,
         membership: Membership,
-        ways: Ways,
+        ways: PeerAccess,
         *,
         cluster_id: int,
         strict: bool,
@@ -108,7 +273,7 @@ class Changes:
             StatusError: as etcd's MemberAdd.
         """
         if self._strict:
-            rules.check_add(member.isLearner, self._view())
+            check_add(member.isLearner, self._view())
         record = _record(caller, Change(kind=Change.ADD, member=member))
         record.learners_max = self._learners_max
         return await self._propose(record)
@@ -124,7 +289,7 @@ class Changes:
             StatusError: as etcd's MemberRemove.
         """
         if self._strict:
-            rules.check_remove(member_id, self._view())
+            check_remove(member_id, self._view())
         if member_id == self._node.leader:
             await self._hand_over(member_id)
         members = await self._propose(_one(caller, Change.REMOVE, rpc_pb2.Member(ID=member_id)))
@@ -239,17 +404,17 @@ class Changes:
     async def _promote_here(self, member_id: int, caller: Caller | None) -> Members:
         self._check_in_sync(member_id)
         if self._strict:
-            rules.check_promote(self._view())
+            check_promote(self._view())
         members = await self._propose(_one(caller, Change.PROMOTE, rpc_pb2.Member(ID=member_id)))
         self.promotions += 1
         return members
 
     async def _replace_here(self, old_id: int, new_id: int, caller: Caller | None) -> Members | None:
         node, view = self._node, self._view()
-        rules.check_replaced(old_id, new_id, view)
+        check_replaced(old_id, new_id, view)
         self._check_in_sync(new_id)
         if self._strict:
-            rules.check_replace(old_id, new_id, view)
+            check_replace(old_id, new_id, view)
         if old_id == node.settings.member_id and await self._hand_over(old_id):
             return None
         parts = [
@@ -278,7 +443,7 @@ class Changes:
         if learner is None or own is None:
             raise errors.MemberNotFoundError
         is_here = member_id == self._node.settings.member_id or self._ways.connected_since(member_id) is not None
-        rules.check_in_sync(learner.match, own.match, is_here)
+        check_in_sync(learner.match, own.match, is_here)
 
     async def _ask_leader(
         self, method: Method, request: Message, caller: Caller | None, timeout_s: float
@@ -286,7 +451,7 @@ class Changes:
         """Have the leader do it; None if it could not be asked, or leads no more.
 
         Raises:
-            _AnswerLost: it may do it, or have done it, and nobody hears of that.
+            _AnswerLost: it may do it, or have done it, and its answer is lost.
         """
         leader = self._node.leader
         channel = self._ways.channel(leader) if leader != NONE else None
@@ -346,8 +511,8 @@ class Changes:
         outcome.check()
         return list(rpc_pb2.MemberListResponse.FromString(outcome.body).members)
 
-    def _view(self) -> rules.View:
-        return rules.View(
+    def _view(self) -> View:
+        return View(
             self._node.settings.member_id, self._membership.members, self._ways.connected_since, self._loop.time()
         )
 
@@ -368,7 +533,7 @@ _BY_TEXT: Final[dict[str, type[errors.StatusError]]] = {
         errors.PermissionDeniedError,
     )
 }
-"""What the leader answers that is to be told to the client; anything else is tried again."""
+"""Answers of the leader that the client receives; others are tried again."""
 
 
 def _refusal(text: str) -> errors.StatusError | None:
@@ -388,7 +553,7 @@ def _caller_metadata(caller: Caller | None) -> tuple[tuple[str, str], ...]:
 
 
 def forwarded_caller(metadata: Mapping[str, str | bytes]) -> Caller | None:
-    """Return on whose behalf another member asks; None: nobody is known.
+    """Return on whose behalf another member asks; None: unknown.
 
     Arguments:
         metadata: of its call.

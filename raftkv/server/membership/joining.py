@@ -1,4 +1,4 @@
-"""What a new member has to know before it can start: the cluster's id, the members, and which of them it is.
+"""Joining a cluster: a new member asks for the cluster's id, the members, and its own id before it starts.
 
     origin = await origin_of(config, ssl)       # asks the other members of --initial-cluster, one after the other
 
@@ -8,7 +8,7 @@ the token, which only founders make their ids of, plays no part.
 
 A member that the cluster knows as started is refused: its data is gone, and with it its votes and acknowledgements.
 Under its old id it could help to elect a leader that lacks acknowledged writes. The same holds for one that is started
-as a founder again (``check_founder``); it asks who is there, and founds if nobody knows better.
+as a founder again (``check_founder``); it asks the other members, and founds the cluster if none of them knows one.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ async def discover(config: ServerConfig, ssl: Security | None) -> Origin:
         ssl: for https URLs.
 
     Raises:
-        ConfigError: one line: nobody answers, or the flags are not those of the cluster.
+        ConfigError: one line: no member answers, or the flags are not those of the cluster.
     """
     config.check_bootstrap()
     local = cluster_id.parse_initial_cluster(config.initial_cluster)

@@ -1,6 +1,6 @@
 """The Cluster service: who the members are, and changes of them.
 
-    add, remove, update    the asked member checks (``rules``) and proposes
+    add, remove, update    the asked member checks (``changes``) and proposes
     promote, replace       the leader does, because it alone knows how far a learner is
     list                   from what is applied here, after a confirmation by a quorum if asked for
 
@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from raftkv import cluster_id, errors
-from raftkv.apply.auth.caller import Caller
+from raftkv.apply.request import Caller
 from raftkv.pb import admin_pb2, raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.raft.types import NONE
@@ -65,7 +65,7 @@ class ClusterService:
             _PEER["MemberReplace"].path: self._replace_for_member,
         }
 
-    def for_anybody(self) -> Mapping[str, AsyncUnaryHandler]:
+    def for_non_members(self) -> Mapping[str, AsyncUnaryHandler]:
         """Return what one may ask that is no member yet: handlers by path."""
         return {_PEER["Members"].path: self._members}
 
@@ -122,9 +122,9 @@ class ClusterService:
         return rpc_pb2.MemberAddResponse(member=member, members=members).SerializeToString()
 
     def _new_id(self, urls: tuple[str, ...]) -> int:
-        """Return an id that nobody has had: etcd's, of the URLs and the second, but without the token."""
+        """Return an id that no member has had: etcd's, of the URLs and the second, but without the token."""
         removed, now_s = self._responder.applier.membership.removed, int(time.time())
-        # Who is removed and added again within a second gets the id of the next one; etcd refuses it.
+        # A member removed and added again within a second gets the id of the next second; etcd refuses it.
         ids = (cluster_id.member_id(urls, "", second) for second in itertools.count(now_s))
         return next(member_id for member_id in ids if member_id not in removed)
 

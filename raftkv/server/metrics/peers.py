@@ -11,7 +11,7 @@ from raftkv.histograms import histogram_family
 from raftkv.server.metrics.exposition import counter, gauge
 from raftkv.server.peer.service import PeerService
 from raftkv.server.peer.transport import Transport
-from raftkv.server.snapshots.transfers import Transfers
+from raftkv.server.snapshots.files import Transfers
 
 
 class PeerMetrics(Collector):

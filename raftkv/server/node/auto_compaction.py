@@ -23,8 +23,7 @@ from typing import Any, Final, Protocol
 
 from raftkv import errors
 from raftkv.apply.applier import Outcome
-from raftkv.apply.auth.caller import MEMBER, Caller
-from raftkv.apply.request import Kind
+from raftkv.apply.request import MEMBER, Caller, Kind
 from raftkv.pb import rpc_pb2
 
 _log = logging.getLogger(__name__)

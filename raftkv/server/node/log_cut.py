@@ -23,9 +23,8 @@ import logging
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from raftkv.raft.config import NO_LIMIT
 from raftkv.raft.memory_log import ENTRY_OVERHEAD_BYTES
-from raftkv.raft.types import SnapshotMeta
+from raftkv.raft.types import NO_LIMIT, SnapshotMeta
 from raftkv.server.node.disk import Disk, Marker
 from raftkv.server.node.node import Node
 from raftkv.storage.mvcc import Store

@@ -37,9 +37,8 @@ from typing import Final
 from raftkv import errors
 from raftkv.apply import request as requests
 from raftkv.apply.applier import Applier, Outcome
-from raftkv.apply.auth.caller import Caller
 from raftkv.apply.membership import Decision, conf_change_of
-from raftkv.apply.request import Kind
+from raftkv.apply.request import Caller, Kind
 from raftkv.loop.cork import Cork
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.errors import ConfChangeError, InvalidMessage, ProposalDropped, StepLocalMessage, StepPeerNotFound
@@ -66,7 +65,7 @@ from raftkv.server.node.proposals import Forwarded, Proposals, Waiter, answer
 from raftkv.server.node.reads import Reader, ReadQueue
 from raftkv.server.node.surroundings import DurableState, NodeSettings, Sender, Stages, timeout_error
 from raftkv.server.node.waits import AwaitableNode
-from raftkv.server.peer import plausible
+from raftkv.server.peer import codec
 from raftkv.storage.failpoints import failpoint
 
 _log = logging.getLogger(__name__)
@@ -316,7 +315,7 @@ class Node(AwaitableNode):
             self._take_forwarded(message.entries)
             return
         try:
-            plausible.verify(message, self.raw.raft.term)
+            codec.validate(message, self.raw.raft.term)
             self.raw.step(message)
         except ProposalDropped:
             # A follower passed on what cannot be taken now; the request of whoever proposed it times out.

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 
 from raftkv import errors
 from raftkv.apply.applier import Outcome
-from raftkv.apply.auth.caller import Caller
+from raftkv.apply.request import Caller
 from raftkv.raft.types import NONE, ConfState, Entry, Message
 from raftkv.server.node.proposals import Waiter
 from raftkv.server.node.reads import Reader

@@ -29,10 +29,9 @@ from raftkv.errors import MemberRemovedError, StorageError
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft import confchange
 from raftkv.raft.confchange import Configuration
-from raftkv.raft.config import NO_LIMIT
 from raftkv.raft.errors import ConfChangeError
 from raftkv.raft.memory_log import MemoryLog
-from raftkv.raft.types import ConfChange, Entry, EntryType, HardState
+from raftkv.raft.types import NO_LIMIT, ConfChange, Entry, EntryType, HardState
 from raftkv.storage import schema
 from raftkv.storage.mvcc import Store
 from raftkv.storage.wal import WAL

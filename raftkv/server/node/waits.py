@@ -18,7 +18,7 @@ from mypy_extensions import mypyc_attr
 
 from raftkv import errors
 from raftkv.apply.applier import Outcome
-from raftkv.apply.auth.caller import Caller
+from raftkv.apply.request import Caller
 from raftkv.pb import raft_pb2
 from raftkv.rpc.shares import Identity
 from raftkv.server.node.proposals import Waiter

@@ -1,7 +1,7 @@
 """Raft messages to and from the bytes that members exchange (``proto/raft.proto``).
 
 Encoding is by hand, because a leader sends the same entries to every follower: the bytes of a run of entries are made
-once and shared. Decoding is protobuf's.
+once and shared. Decoding is protobuf's; ``validate`` refuses decoded numbers that no member sends.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from mypy_extensions import mypyc_attr
 
 from raftkv.apply.response import field, integer
 from raftkv.pb import raft_pb2
+from raftkv.raft.core import WITHOUT_TERM
+from raftkv.raft.errors import InvalidMessage
 from raftkv.raft.types import ConfState, Entry, EntryType, Message, MessageType, SnapshotMeta
 from raftkv.storage.key_value import varint
 
@@ -212,3 +214,39 @@ def decode_conf_state(state: raft_pb2.ConfState) -> ConfState:
         learners_next=tuple(state.learners_next),
         auto_leave=state.auto_leave,
     )
+
+
+# -- plausible ------------------------------------------------------------------------------------------------------
+#
+# Validation of messages: ``validate(message, node_term)`` raises InvalidMessage for damage and forgeries.
+#
+# The Raft core takes any message that follows the rules of Raft, as etcd's does: scripts step terms into it that no
+# election reached. Between members such a number is damage, or forged: the last term there is would leave no term to
+# come, and a log that ends with it would win every election.
+
+TERMS_AHEAD_MAX = 1 << 32
+"""Terms that a message may be ahead of a member: a century of elections, one a second. More would be forged, and a few
+such messages would leave no term to come."""
+
+
+def validate(message: Message, node_term: int) -> None:
+    """Verify the terms that a message of another member names.
+
+    Arguments:
+        message: as received.
+        node_term: of the member that received it.
+
+    Raises:
+        InvalidMessage: no member sends it.
+    """
+    term = message.term
+    if not term and message.type not in WITHOUT_TERM:
+        raise InvalidMessage("it has no term: the core would take it for this member's own")
+    if term > node_term + TERMS_AHEAD_MAX:
+        raise InvalidMessage(f"term {term} is too far ahead of {node_term}")
+    if not term:
+        return
+    if message.entries and message.entries[-1].term > term:
+        raise InvalidMessage(f"a message of term {term} carries {message.entries[-1]!r}")
+    if message.log_term > term or (message.snapshot is not None and message.snapshot.term > term):
+        raise InvalidMessage(f"a message of term {term} tells of a log with a later one")

@@ -6,8 +6,8 @@ anything is read. An id that is unknown here and was never removed is accepted, 
 answered: it may have become a member by an entry that is not applied here yet. Otherwise a member that was away while
 others were replaced would never catch up (etcd: AddRemote). Every message of a stream must carry the id of its sender,
 or the stream ends: one member cannot vote in the name of another. A removed member is refused with those words, and its
-open streams end with the same words. Only one question is answered to anybody: who the members are, for those who are
-about to join.
+open streams end with the same words. Only one question needs no membership: who the members are, for members that
+are about to join.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, Final, Protocol
 from google.protobuf.message import DecodeError
 
 from raftkv import errors
+from raftkv.apply.membership import Membership
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.raft.types import Message, MessageType
@@ -30,16 +31,15 @@ from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import RpcError
 from raftkv.rpc.tls import RefusedPeerError
 from raftkv.server.peer.codec import decode
-from raftkv.server.peer.strangers import make_room
 from raftkv.server.peer.transport import CLUSTER_ID_KEY, FROM_KEY, LEAVING_S, TO_KEY, URLS_KEY
-from raftkv.server.peer.versions import Versions, wire_refusal
+from raftkv.server.peer.versions import Versions, forget_oldest_unknown, wire_refusal
 from raftkv.server.tls.identity import check_sender, hosts_of
 
 _log = logging.getLogger(__name__)
 _METHODS: Final = SERVICES["raftkvpb.Peer"]
 _EMPTY: Final = raft_pb2.Empty().SerializeToString()
 _PASSED_ON: Final = frozenset((MessageType.PROPOSE, MessageType.READ_INDEX, MessageType.TRANSFER_LEADER))
-"""What a member that leads no more passes on for another: the leader answers to that one."""
+"""Messages that a deposed leader passes on for another member: the leader answers to that one."""
 
 
 class Databases(Protocol):
@@ -52,13 +52,6 @@ class Databases(Protocol):
         """Note that the loop has been given the message."""
 
 
-class Members(Protocol):
-    """Who belongs to the cluster (``apply.membership``)."""
-
-    members: dict[int, rpc_pb2.Member]
-    removed: set[int]
-
-
 class PeerService:
     """Handlers of raftkvpb.Peer.
 
@@ -69,7 +62,7 @@ class PeerService:
         snapshots: takes databases.
         for_leader: what other members may ask this one while it leads: handlers by path.
         versions: learns which version a member runs.
-        for_anybody: what may be asked without an introduction: handlers by path.
+        for_non_members: what may be asked without an introduction: handlers by path.
         heard_of: called with the id of a member that has connected, and its own peer URLs, as it says.
         compares_names: whether a member must not show the certificate of another.
         decode: makes messages of the bytes of a batch.
@@ -79,12 +72,12 @@ class PeerService:
         self,
         cluster_id: int,
         member_id: int,
-        membership: Members,
+        membership: Membership,
         receive: Callable[[list[Message]], None],
         snapshots: Databases,
         for_leader: Mapping[str, AsyncUnaryHandler],
         versions: Versions,
-        for_anybody: Mapping[str, AsyncUnaryHandler] | None = None,
+        for_non_members: Mapping[str, AsyncUnaryHandler] | None = None,
         heard_of: Callable[[int, str], None] = lambda member_id, urls: None,
         *,
         compares_names: bool = True,
@@ -97,7 +90,7 @@ class PeerService:
         self._snapshots = snapshots
         self._for_leader = for_leader
         self._versions = versions
-        self._for_anybody = for_anybody or {}
+        self._for_non_members = for_non_members or {}
         self._heard_of = heard_of
         self._compares_names = compares_names
         self._decode = decode
@@ -112,7 +105,7 @@ class PeerService:
         server.stream(_METHODS["InstallSnapshot"].path, self.install_snapshot)
         for path, handler in self._for_leader.items():
             server.unary_async(path, partial(self._checked, handler))
-        for path, handler in self._for_anybody.items():
+        for path, handler in self._for_non_members.items():
             server.unary_async(path, handler)
 
     def follow(self, members: Mapping[int, rpc_pb2.Member], removed: Collection[int]) -> None:
@@ -138,11 +131,11 @@ class PeerService:
         self._heard_of(sender, str(call.metadata.get(URLS_KEY, "")))
         received, own, decode = self.received_bytes, self._member_id, self._decode
         if sender not in received:
-            make_room(received, self._membership.members)
+            forget_oldest_unknown(received, self._membership.members)
             received[sender] = 0
 
         def take(batch: bytes) -> None:
-            if sender in received:  # a stranger may be forgotten
+            if sender in received:  # an unknown peer may be forgotten
                 received[sender] += len(batch)
             try:
                 messages = decode(batch)
@@ -233,7 +226,7 @@ class PeerService:
     def _failed(self, sender: int) -> None:
         failures = self.received_failures
         if sender not in failures:
-            make_room(failures, self._membership.members)
+            forget_oldest_unknown(failures, self._membership.members)
         failures[sender] = failures.get(sender, 0) + 1
 
     def _refuse(self, call: ServerCall, reason: str) -> None:

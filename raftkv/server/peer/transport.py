@@ -1,6 +1,6 @@
 """Messages to the other members: one long stream to each, over the peer port.
 
-Owns the outgoing half. What a loop turn sends to a peer leaves as one ``MessageBatch``, or several if it is large.
+Owns the outgoing half. All messages of a loop turn to a peer leave as one ``MessageBatch``, or several if it is large.
 Raft repairs any loss, so nothing is kept for a peer that is away: its messages are dropped, the core learns that it
 is unreachable, and the connection is tried again with backoff and jitter. A peer whose stream holds more than
 ``SEND_BUFFER_MAX_BYTES`` is treated as away, so that a slow one cannot grow our memory.
@@ -44,7 +44,7 @@ SEND_BUFFER_MAX_BYTES: Final = 64 * 1024 * 1024
 RECONNECT_MIN_S: Final = 0.02
 RECONNECT_MAX_S: Final = 0.5
 LOG_INTERVAL_S: Final = 1.0
-"""The log has at most one line about a peer in so long, whatever becomes of its connection meanwhile."""
+"""The log has at most one line about a peer in so long, however often its connection changes."""
 ABSENT_LOGGED_S: Final = 5.0
 """A peer that has never been reached is logged after so long."""
 
@@ -172,7 +172,7 @@ class Peer:
 
     @property
     def backlog_bytes(self) -> int | None:
-        """What waits to be sent, None while there is no stream."""
+        """Unsent bytes, None while there is no stream."""
         stream = self._stream
         return None if stream is None or stream.done else stream.send_buffer_size
 
@@ -184,7 +184,7 @@ class Peer:
             encoder: shared by all peers: entries that go to several are encoded once.
         """
         stream = self._stream
-        # A stream may have ended without its task having run since: then there is nobody to send to either.
+        # A stream may have ended without its task having run since: then there is no receiver either.
         if stream is None or stream.done or stream.send_buffer_size > SEND_BUFFER_MAX_BYTES:
             self._drop()
             return
@@ -220,7 +220,7 @@ class Peer:
                 self._reason = error.text
                 self._on_refused(error.text)
             except Exception:
-                # This task is the only way back to the peer: it must outlive whatever happens to a stream.
+                # This task is the only way back to the peer: it must outlive every failure of a stream.
                 _log.exception("the stream to %x failed", self.peer_id)
             if self.active_since is not None:
                 self.disconnects += 1

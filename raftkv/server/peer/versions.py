@@ -2,7 +2,7 @@
 
 A member says its version twice: in the metadata of every stream that it opens to another member (``introduction``),
 which holds as long as the stream does, and in the record that it publishes through the log, which every member keeps
-(``apply/membership``). What was heard counts before what was kept: a member may have been started with another version.
+(``apply/membership``). The introduction counts before the record: a member may have been started with another version.
 
     versions.check_capable((0, 2))        # before an entry is proposed whose kind 0.2 knows first
 
@@ -17,12 +17,34 @@ receiver refuses a newer one with the version of raftkv that reads it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Container, Mapping
+from typing import Any, Final
 
 from raftkv import __version__
+from raftkv.apply.membership import Membership
 from raftkv.errors import NotCapableError
-from raftkv.server.peer.strangers import make_room
+
+# -- unknown peers ----------------------------------------------------------------------------------------------------
+#
+# Unknown peers: callers on the peer port whose id is not that of a member as far as this member knows. Such a caller
+# may have become a member by an entry that is not applied here yet, so its introduction is kept as a member's is. On a
+# port without TLS any caller can claim any id, so at most ``UNKNOWN_PEERS_MAX`` are kept: beyond that, the oldest is
+# forgotten.
+
+UNKNOWN_PEERS_MAX: Final = 64
+
+
+def forget_oldest_unknown(kept: dict[int, Any], members: Container[int]) -> None:
+    """Forget the oldest unknown peer if there are too many for one more.
+
+    Arguments:
+        kept: by the id of the peer, in the order of their introductions.
+        members: ids that are always kept.
+    """
+    unknown = [one for one in kept if one not in members]
+    if len(unknown) >= UNKNOWN_PEERS_MAX:
+        del kept[unknown[0]]
+
 
 VERSION_KEY: Final = "raftkv-version"
 WIRE_KEY: Final = "raftkv-wire"
@@ -36,21 +58,10 @@ WIRE_NEEDS: Final = "0.1"
 """The first version of raftkv that reads it."""
 
 OLDEST: Final = (0, 0)
-"""What a member of unknown version counts as."""
+"""The assumed version of a member of unknown version."""
 
 _VERSION: Final = re.compile(r"(\d{1,6})\.(\d{1,6})\b.*")
 _WIRE: Final = re.compile(r"(\d{1,6})(?:/([0-9A-Za-z.+-]{1,40}))?")
-
-
-class Members(Protocol):
-    """The members, and the versions that they published."""
-
-    @property
-    def members(self) -> Mapping[int, Any]:
-        """The members by id."""
-
-    def version_of(self, member_id: int) -> str:
-        """Return what a member published last, empty if nothing."""
 
 
 class Versions:
@@ -65,7 +76,7 @@ class Versions:
             while it ran one that did not is to be published again.
     """
 
-    def __init__(self, members: Members, member_id: int) -> None:
+    def __init__(self, members: Membership, member_id: int) -> None:
         self.on_upgraded: Callable[[], None] = _nothing
         self._members = members
         self._heard = {member_id: __version__}
@@ -79,7 +90,7 @@ class Versions:
         """
         before, version = self._heard.get(member_id), str(metadata.get(VERSION_KEY, ""))[:VERSION_LENGTH_MAX]
         if before is None:
-            make_room(self._heard, self._members.members)
+            forget_oldest_unknown(self._heard, self._members.members)
         self._heard[member_id] = version
         if before == "" and version:
             self.on_upgraded()
@@ -105,7 +116,7 @@ class Versions:
             needed: major and minor of the first version that does.
 
         Raises:
-            NotCapableError: a member runs an older one, or nobody knows which.
+            NotCapableError: a member runs an older one, or an unknown one.
         """
         if self.lowest_version() < needed:
             raise NotCapableError
@@ -117,7 +128,7 @@ class Versions:
 
 
 def _nothing() -> None:
-    """Do what nobody asked for."""
+    """Do nothing: the default callback."""
 
 
 def introduction() -> tuple[tuple[str, str], ...]:

@@ -21,8 +21,7 @@ Example::
     LockService(recipe).register(server)
     ElectionService(recipe, guard).register(server)
 
-Modules: ``local_client`` (reads and writes of recipes), ``local_watch``, ``queue``, ``lock``, ``election``,
-``observer`` (Election.Observe).
+Modules: ``local_client`` (reads, writes and watches of recipes), ``lock`` (with the queue), ``election``.
 
 Leaves out: leases of holders, which end as any other (``lease``).
 """

@@ -1,6 +1,6 @@
 """The Election service: who leads something of the application's (etcd's v3election).
 
-A candidate is an entry in a queue (``recipes.queue``) whose value is what it proclaims; the first leads. The queue of
+A candidate is an entry in a queue (``recipes.lock``) whose value is what it proclaims; the first leads. The queue of
 "name" is all keys below "name/".
 
     Campaign  waits to be first        Leader   who is first now
@@ -14,16 +14,111 @@ import asyncio
 from typing import Final
 
 from raftkv import errors
-from raftkv.pb import election_pb2, rpc_pb2
+from raftkv.pb import election_pb2, kv_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
-from raftkv.server.recipes.local_client import Recipe, created_at, refusal
-from raftkv.server.recipes.lock import LEASE_TTL_S
-from raftkv.server.recipes.observer import Observer
-from raftkv.server.recipes.queue import Queue, QueueEntry
+from raftkv.rpc.shares import identity_of
+from raftkv.server.recipes.local_client import LocalWatch, Recipe, created_at, prefix_end, refusal
+from raftkv.server.recipes.lock import LEASE_TTL_S, Queue, QueueEntry
 from raftkv.server.services.leader_guard import LeaderGuard
+
+# -- observer -------------------------------------------------------------------------------------------------------
+#
+# Election.Observe: the leader of an election, and every later leader and proclamation, in the order of revisions.
+#
+#     revision   5: a leads, value 1   7: a proclaims 2   9: a resigns, b is next   12: b resigns   15: c comes
+#     sent       (a, 1)                (a, 2)             (b, its value)            nothing         (c, ...)
+#
+# Invariants
+# - The leader at the end of each revision that touched the election is sent, so nothing is left out and nothing comes
+#   twice, however late the changes are read. (etcd asks anew after each resignation, and may skip a short-lived
+#   leader.)
+# - A client that does not read costs what ``LocalWatch`` keeps for it. Where the history that it still needed was
+#   compacted meanwhile, it goes on from the present.
+
+
+class Observer:
+    """One stream of leaders.
+
+    Arguments:
+        recipe: reads and writes on the member.
+        name: of the election.
+        call: where they are sent.
+    """
+
+    def __init__(self, recipe: Recipe, name: bytes, call: StreamCall) -> None:
+        self._recipe = recipe
+        self._prefix = name + b"/"
+        self._call = call
+        self._sent = (b"", 0)
+        self._watch: LocalWatch | None = None
+        self._error: errors.StatusError | None = None
+
+    async def run(self) -> None:
+        """Send until the call ends.
+
+        Raises:
+            StatusError: the member stops, could not confirm that its state is recent, or ``stop`` was given this error.
+        """
+        self._recipe.begin_wait(self.stop)
+        try:
+            await self._recipe.confirm()
+            while True:
+                await self._observe()
+        finally:
+            self._recipe.end_wait(self.stop)
+
+    def stop(self, error: errors.StatusError) -> None:
+        """End it with an error."""
+        self._error = error
+        if self._watch is not None:
+            self._watch.fail(error)
+
+    async def _observe(self) -> None:
+        """Send who leads now and what follows; returns if history was compacted before it was read."""
+        revision, leader = await self._recipe.oldest(self._prefix)
+        await self._send(revision, leader)
+        if self._error is not None:
+            raise self._error
+        recipe, prefix = self._recipe, self._prefix
+        identity = identity_of(self._call)
+        self._watch = LocalWatch(recipe.hub, prefix, prefix_end(prefix), revision + 1, recipe.soon, identity)
+        try:
+            await self._follow(self._watch)
+        except errors.CompactedError:
+            pass
+        finally:
+            self._watch.close()
+            self._watch = None
+
+    async def _follow(self, watch: LocalWatch) -> None:
+        while True:
+            response = await watch.next()
+            # A watch that is behind gets several revisions in one response.
+            for event in response.events:
+                if self._may_change_leader(event.kv.key):
+                    revision = event.kv.mod_revision
+                    _, leader = await self._recipe.oldest(self._prefix, revision)
+                    await self._send(revision, leader)
+
+    def _may_change_leader(self, key: bytes) -> bool:
+        """Return whether an event of this key matters: while there is a leader, changes of the candidates behind it do
+        not.
+        """
+        leader, _ = self._sent
+        return not leader or leader == key
+
+    async def _send(self, revision: int, kv: kv_pb2.KeyValue | None) -> None:
+        """Send who leads at a revision, unless that was sent."""
+        leader = (kv.key, kv.mod_revision) if kv is not None else (b"", 0)
+        if leader == self._sent:
+            return
+        self._sent = leader
+        if kv is not None:
+            await self._call.send(self._recipe.answer(revision, election_pb2.LeaderResponse(kv=kv)))
+
 
 _METHODS: Final = SERVICES["v3electionpb.Election"]
 
@@ -70,7 +165,7 @@ class ElectionService:
         return self._recipe.answer(entry.revision, election_pb2.CampaignResponse(leader=leader))
 
     async def _proclaim_or_resign(self, call: UnaryCall, entry: QueueEntry, lease_id: int, value: bytes) -> None:
-        """Give an entry that was found the new value. Who is refused that (the lease is gone, say) loses the entry."""
+        """Give an entry that was found the new value. A refused caller (its lease is gone, say) loses the entry."""
         try:
             await self._proclaim(call, entry.key, entry.create_revision, lease_id, value)
         except errors.StatusError as error:
@@ -120,7 +215,7 @@ class ElectionService:
             request: the name.
 
         Raises:
-            ElectionNoLeaderError: nobody does.
+            ElectionNoLeaderError: there is no leader.
         """
         await self._recipe.confirm()
         revision, kv = await self._recipe.oldest(request.name + b"/")

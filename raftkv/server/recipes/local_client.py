@@ -1,4 +1,4 @@
-"""What a recipe, a service built of other requests, may do on the member that serves it.
+"""The client of a recipe, a service built of other requests, on the member that serves it.
 
 The Lock and Election services keep no state of their own: all of it is keys. A recipe reads and writes these through
 the same checks and the same log as any client, only without a wire between:
@@ -10,34 +10,37 @@ the same checks and the same log as any client, only without a wire between:
 
 Invariants
 - A call that ends, however, leaves no watcher and no wait behind. ``close`` ends all waits at once: the member stops.
-- What is refused arrives as UNKNOWN, as from etcd, whose recipes are clients that pass on the text of an error but
+- Refusals arrive as UNKNOWN, as from etcd, whose recipes are clients that pass on the text of an error but
   not its code. That the member stops, has no leader or was not in time stays UNAVAILABLE or DEADLINE_EXCEEDED here
   (in etcd that is UNKNOWN too), since clients turn to another member by the code.
 
-Leaves out what the recipes mean: ``recipes.queue`` (who is first), ``lock``, ``election``.
+Leaves out what the recipes mean: ``recipes.lock``, ``election``.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from raftkv import errors
 from raftkv.apply import check, ranges
 from raftkv.apply.applier import Outcome
-from raftkv.apply.auth.caller import MEMBER, Caller
-from raftkv.apply.request import Kind
+from raftkv.apply.request import MEMBER, Caller, Kind
 from raftkv.loop.limiter import Paced, Turnstile
 from raftkv.loop.scheduler import Work, hold
 from raftkv.pb import kv_pb2, rpc_pb2
 from raftkv.pb.services import Method
+from raftkv.rpc.framing import MessageAssembler
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.shares import Identity, identity_of
 from raftkv.rpc.status import RpcError
+from raftkv.server.lease.lessor import Lessor
 from raftkv.server.services.responder import Responder, parse_or_raise, refusals
 from raftkv.server.watch.hub import WatchHub
+from raftkv.server.watch.stream import WatchStream
 
 KEYS_AT_ONCE: Final = 128
 """Keys below a prefix that are looked at without a pause."""
@@ -61,13 +64,6 @@ OPERATIONS_MAX: Final = 4
 _KEPT_CODES: Final = frozenset({errors.UNAVAILABLE, errors.DEADLINE_EXCEEDED})
 
 
-class Leases(Protocol):
-    """Where leases are granted."""
-
-    async def grant(self, ttl_s: int, caller: Caller | None, identity: Identity) -> int:
-        """Grant a lease with a fresh id; the id. Raises StatusError if it is refused."""
-
-
 class Recipe:
     """Reads and writes on the member that serves a recipe.
 
@@ -77,7 +73,7 @@ class Recipe:
         leases: grants leases.
     """
 
-    def __init__(self, responder: Responder, hub: WatchHub, leases: Leases) -> None:
+    def __init__(self, responder: Responder, hub: WatchHub, leases: Lessor) -> None:
         self.responder = responder
         self.hub = hub
         self.leases = leases
@@ -96,7 +92,7 @@ class Recipe:
 
     @property
     def deleting(self) -> int:
-        """Deletions under way that nobody waits for."""
+        """Background deletions under way."""
         return len(self._deletions)
 
     def close(self) -> None:
@@ -198,7 +194,7 @@ class Recipe:
         check.check_txn(request, OPERATIONS_MAX)
         data = request.SerializeToString()
         self.responder.admission.check_write(call, Kind.TXN, data, request)
-        outcome = await self.responder.node.propose(Kind.TXN, data, request, call.caller, undo or _let_be)
+        outcome = await self.responder.node.propose(Kind.TXN, data, request, call.caller, undo or _ignore_outcome)
         if outcome.error is not None:
             raise outcome.error
         return outcome.revision, rpc_pb2.TxnResponse.FromString(outcome.body)
@@ -208,7 +204,7 @@ class Recipe:
         self.responder.admission.check_size(size_bytes)
 
     def delete_if_same(self, key: bytes, create_revision: int, caller: Caller | None = MEMBER) -> None:
-        """Delete a key unless it is gone or was made anew; nobody waits for it, and it is tried until decided.
+        """Delete a key in the background unless it is gone or was made anew; retried until decided.
 
         As this member, if the call has made the key: who has lost the right to a lock, or the token, may not leave a
         waiter behind for which all others wait. As the caller, if the call has found it: then others may wait by it.
@@ -232,7 +228,7 @@ class Recipe:
         node, data = self.responder.node, request.SerializeToString()
         while not node.stopped:
             try:
-                await node.propose(Kind.TXN, data, request, caller, _let_be)
+                await node.propose(Kind.TXN, data, request, caller, _ignore_outcome)
                 return  # a refusal too: the lease ends the key
             except errors.TooManyRequestsError:
                 return  # no room for more: the lease ends the key
@@ -289,7 +285,7 @@ class Recipe:
         return list(rpc_pb2.RangeResponse.FromString(body).kvs)
 
     async def find_all(self, request: rpc_pb2.RangeRequest) -> tuple[int, list[kv_pb2.KeyValue]]:
-        """Read the state applied here, in slices if it is many keys: anybody may write below a prefix.
+        """Read the state applied here, in slices if it is many keys: any client may write below a prefix.
 
         Returns:
             the revision of what was read, which may be an older one by now, and the keys.
@@ -359,8 +355,8 @@ class Recipe:
         self._due.add(callback)
 
 
-def _let_be(outcome: Outcome) -> None:
-    """What a caller that left asked for may happen all the same."""
+def _ignore_outcome(outcome: Outcome) -> None:
+    """Ignore the outcome: the request of a caller that left may be executed all the same."""
 
 
 def created_at(key: bytes, revision: int) -> rpc_pb2.Compare:
@@ -386,3 +382,118 @@ def prefix_end(prefix: bytes) -> bytes:
 def refusal(error: errors.StatusError) -> RpcError:
     """Return the error as a recipe passes it on."""
     return RpcError(error.code if error.code in _KEPT_CODES else errors.UNKNOWN, str(error))
+
+
+# -- local_watch ----------------------------------------------------------------------------------------------------
+#
+# A watch of this process: a client's watch stream without a wire between it and the hub.
+#
+#     watch = LocalWatch(hub, b"name/", b"name0", 8, recipe.soon)
+#     response = await watch.next()          # rpc_pb2.WatchResponse with events
+#     watch.close()
+#
+# It is a ``WatchStream`` whose call is here, so it keeps every promise to clients: order, no gaps, catching up from
+# history. Unread responses count as bytes not sent: beyond a limit the watch falls behind and is served from history
+# later, so an idle reader costs a bounded amount of memory.
+
+_MESSAGE_MAX_BYTES: Final = 2**31 - 1
+_RESPONSE_OVERHEAD_BYTES: Final = 64
+
+
+class LocalWatch:
+    """Watches an interval from within the member.
+
+    Arguments:
+        hub: of the member.
+        key, range_end: the interval, its end as on the wire.
+        start_revision: the first revision wanted.
+        soon: calls back in a turn that has room for another reader to go on.
+        identity: in whose share it falls.
+    """
+
+    def __init__(
+        self,
+        hub: WatchHub,
+        key: bytes,
+        range_end: bytes,
+        start_revision: int,
+        soon: Callable[[Callable[[], None]], None],
+        identity: Identity = "",
+    ) -> None:
+        self._arrived = asyncio.Event()
+        self._soon = soon
+        self._assembler = MessageAssembler(_MESSAGE_MAX_BYTES)
+        self._error: errors.StatusError | None = None
+        self._on_room: Callable[[], None] | None = None
+        self._queue: deque[tuple[int, bytes]] = deque()
+        self._queued_bytes = 0
+        self._stream = WatchStream(hub, self, 0, self.fail, identity=identity)
+        create = rpc_pb2.WatchCreateRequest(key=key, range_end=range_end, start_revision=start_revision)
+        self._stream.receive(rpc_pb2.WatchRequest(create_request=create).SerializeToString())
+
+    async def next(self) -> rpc_pb2.WatchResponse:
+        """Return the next response with events.
+
+        Raises:
+            CompactedError: history that was still to come is gone.
+            StatusError: the watch was ended, as by ``fail``, or refused: there is no room for another.
+        """
+        while True:
+            while not self._queue:
+                if self._error is not None:
+                    raise self._error
+                self._arrived.clear()
+                await self._arrived.wait()
+            response = self._take()
+            if response.canceled and not response.compact_revision:
+                raise errors.TooManyRequestsError(response.cancel_reason)
+            if response.canceled:
+                raise errors.CompactedError(response.compact_revision)
+            if response.events:
+                return response
+
+    def _take(self) -> rpc_pb2.WatchResponse:
+        size_bytes, message = self._queue.popleft()
+        self._queued_bytes -= size_bytes
+        if self._on_room is not None:
+            self._on_room()
+        return rpc_pb2.WatchResponse.FromString(message)
+
+    def fail(self, error: errors.StatusError) -> None:
+        """End the watch: ``next`` raises once what came before is taken."""
+        self._stream.flush()
+        self._error = error
+        self._arrived.set()
+
+    def close(self) -> None:
+        """Let go of the watch."""
+        self._stream.close()
+
+    # -- what the stream uses ----------------------------------------------------------------------------------------
+
+    @property
+    def send_buffer_size(self) -> int:
+        """Unread bytes."""
+        return self._queued_bytes
+
+    @property
+    def connection_send_buffer_size(self) -> int:
+        """Unread bytes: there is no connection beside this stream."""
+        return self._queued_bytes
+
+    @property
+    def crowded(self) -> bool:
+        """Never."""
+        return False
+
+    def send_frames_nowait(self, frames: bytes, count: int) -> None:
+        """Take responses."""
+        for message in self._assembler.feed(frames):
+            size_bytes = len(message) + _RESPONSE_OVERHEAD_BYTES
+            self._queued_bytes += size_bytes
+            self._queue.append((size_bytes, message))
+        self._soon(self._arrived.set)
+
+    def on_room(self, callback: Callable[[], None] | None) -> None:
+        """Call back each time something was taken; None to stop."""
+        self._on_room = callback

@@ -10,7 +10,7 @@ Owns the way of a request through this member: parsed, checked, then proposed (w
 Laws:
 
 - Codes and texts of errors are etcd's.
-- What every service shares (parse, refuse, propose, answer) lies in ``responder``; services differ in meaning alone.
+- The common part of services (parse, refuse, propose, answer) lies in ``responder``; services differ in meaning alone.
 - Handlers of the hot path are plain callbacks: a call costs no task.
 - A read changes nothing, so an error in it fails that read alone; only damaged data stops the member.
 

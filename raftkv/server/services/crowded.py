@@ -1,7 +1,7 @@
 """Txns of so many operations that to parse them would hold the loop up: they are refused by their bytes.
 
 An empty operation is two bytes, so a request of 2 MiB has a million of them, and a parser makes an object of each:
-70 ms. Here they are counted as they stand, at most ``FIELDS_MAX`` of them (10 ms), before anybody parses.
+70 ms. Here they are counted as they stand, at most ``FIELDS_MAX`` of them (10 ms), before parsing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from raftkv.rpc.server.router import Kind
 from raftkv.server.services.responder import fail
 
 COUNTED_BYTES: Final = 16 * 1024
-"""Smaller requests are parsed in less than a millisecond, whatever they hold."""
+"""Smaller requests are parsed in less than a millisecond."""
 
 _TXN: Final = SERVICES["etcdserverpb.KV"]["Txn"].path
 _VARINT, _FIXED64, _LENGTH, _GROUP, _GROUP_END, _FIXED32 = range(6)
@@ -57,7 +57,8 @@ def around(path: str, kind: Kind, handler: Callable[..., Any]) -> Callable[..., 
 def has_too_many_operations(data: bytes) -> bool:
     """Return whether a txn has more fields than all of its operations may have, those of nested txns included.
 
-    What is no message is left to the parser, which says so; a group, which these messages never have, is refused.
+    Bytes that are no message are left to the parser, which refuses them; a group, which these messages never have, is
+    refused here.
 
     Arguments:
         data: a serialized ``TxnRequest``.

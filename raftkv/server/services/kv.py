@@ -15,11 +15,10 @@ from functools import partial
 from typing import Any, Final
 
 from raftkv import errors
-from raftkv.apply import check, compares, plain, plain_txn, ranges, read_txn, txn
+from raftkv.apply import check, compares, plain, ranges, txn
 from raftkv.apply.applier import Outcome
-from raftkv.apply.auth.caller import Caller
 from raftkv.apply.auth.rights import Rights
-from raftkv.apply.request import Kind
+from raftkv.apply.request import Caller, Kind
 from raftkv.loop.scheduler import Work
 from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES
@@ -64,7 +63,7 @@ def _range_in_pieces(
 def _txn_in_pieces(
     request: rpc_pb2.TxnRequest, view: PinnedView, growth: Growth, body: list[bytes]
 ) -> Work[ranges.Answer]:
-    return read_txn.in_pieces(view, request, growth, body)
+    return txn.read_in_pieces(view, request, growth, body)
 
 
 def _check_get(rights: Rights, caller: Caller | None, get: plain.PlainGet) -> None:
@@ -196,7 +195,7 @@ class KVService:
 
     def txn(self, call: UnaryCall, data: bytes) -> None:
         """Compare and write; a txn of ranges alone stays out of the log."""
-        decoded = plain_txn.decode(data, self._txn_operations_max)
+        decoded = plain.decode_txn(data, self._txn_operations_max)
         if decoded is not None and decoded.writes:
             self._responder.propose(call, Kind.TXN, data, PendingWrite(self._responder, call, decoded))
             return

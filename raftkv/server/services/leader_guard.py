@@ -46,7 +46,7 @@ class LeaderGuard:
         self._timer: asyncio.TimerHandle | None = None
 
     def until_leader_lost(self, call: ServerCall) -> asyncio.Future[None]:
-        """What the handler of a call may wait on: it never ends, but for the loss of the leader or of this member.
+        """Return a future for the handler of a call: it ends only at the loss of the leader or of this member.
 
         It then raises RpcError, UNAVAILABLE; for the leader only if the call insists on one. The handler may set
         another exception to end its own waiting.
@@ -87,7 +87,7 @@ class LeaderGuard:
         self._ending.begin(partial(_end, stream, error) for stream in streams)
 
     def close(self) -> None:
-        """The member stops: streams that would never end by themselves end now, so that nobody waits for them."""
+        """The member stops: end all streams now, so that the stop does not wait for them."""
         if self._timer is not None:
             self._timer.cancel()
         error = errors.StoppedError()

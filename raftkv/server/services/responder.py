@@ -1,4 +1,4 @@
-"""What the services of a member share: how a request is parsed, refused, proposed and answered.
+"""The common part of a member's services: how a request is parsed, refused, proposed and answered.
 
     request = parse(call, rpc_pb2.PutRequest, data)          # None: the call was refused
     responder.propose(call, Kind.PUT, data, PendingWrite(responder, call, request))
@@ -20,8 +20,8 @@ from google.protobuf.message import DecodeError
 from raftkv import errors
 from raftkv.apply import ranges, response
 from raftkv.apply.applier import Applier, Outcome
-from raftkv.apply.auth.caller import Caller
 from raftkv.apply.auth.rights import Rights
+from raftkv.apply.request import Caller
 from raftkv.apply.response import HeaderEncoder
 from raftkv.loop.scheduler import Slices, Work, hold
 from raftkv.rpc.server.budget import CONNECTION_FULL
@@ -315,7 +315,7 @@ class Responder:
             try:
                 revision, pieces = yield from hold(self.applier.store.pin, lambda view: read(view, growth, body))
             except BaseException:
-                # It is given up, or nobody waits for it.
+                # It is given up, or its caller has gone.
                 if growth.held_bytes > response.DROPPED_BYTES:
                     self.slices.run(partial(response.drop, body), _cannot_be, 0)
                 raise

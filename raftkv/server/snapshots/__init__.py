@@ -8,8 +8,8 @@ the entry that was announced, and everything in it, makes it durable under the n
 the SNAPSHOT message to the core.
 
     sender       flush -> copy (N.out.db) -> header chunk, data chunks, digest             ``copies``, ``sender``
-    receiver     ....part.tmp -> fsync -> read again -> INDEX.snap.db -> SNAPSHOT message  ``partials``, ``receiver``
-    node         marker in the log -> read in steps -> swap -> acknowledge                 ``installer``
+    receiver     ....part.tmp -> fsync -> read again -> INDEX.snap.db -> SNAPSHOT message  ``receiver``
+    node         marker in the log -> read in steps -> swap -> acknowledge                 ``receiver``
 
 A stream that breaks is gone on with where it stopped, also after a restart of the receiver: both ends keep what they
 have for a while, and the sender asks how much that is. Copying and sending rest in proportion to what they take of the
@@ -19,14 +19,13 @@ Invariants
 
 - A damaged database stays where it is: the sender's member hears of it (``maintenance/damage``).
 - Every message that the core wants sent ends in exactly one report to it, unless another to the same member follows.
-- No file has two writers; none is left behind when nobody waits for it (``files``): parts go after a while.
+- No file has two writers; none is left behind without a reader (``files``): parts are deleted after a while.
 - A copy never takes the room that writes need: before it is made, and as long as it is there (``files.check_room``).
 - Up to its last step an installation changes nothing; every crash after the marker has it done again at the start.
 """
 
 from raftkv.server.snapshots.files import remove_leftovers, snapshot_path
-from raftkv.server.snapshots.installer import Installer
-from raftkv.server.snapshots.receiver import SnapshotReceiver
+from raftkv.server.snapshots.receiver import Installer, SnapshotReceiver
 from raftkv.server.snapshots.sender import SnapshotSender
 
 __all__ = ["Installer", "SnapshotReceiver", "SnapshotSender", "remove_leftovers", "snapshot_path"]

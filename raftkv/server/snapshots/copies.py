@@ -5,7 +5,7 @@
                                                                            its next stream goes on where it stopped
 
 There is at most one copy at a time, so copies take the room of one database; of two while an older copy is still being
-sent that a member which joined later cannot use. ``drop`` ends the copy, whoever uses it.
+sent that a member which joined later cannot use. ``drop`` ends the copy for all its users.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Copies:
             self.drop()
 
     def drop(self) -> None:
-        """End the copy: nobody gets it any more, and it is removed as soon as nobody reads it."""
+        """End the copy: it is handed out no more, and removed after its last reader."""
         making, self._making = self._making, None
         self._stop.set()
         self._stop = threading.Event()
@@ -175,7 +175,7 @@ class Copies:
 
         Arguments:
             path: of the file.
-            stop: set when nobody wants it any more.
+            stop: set when it is no longer wanted.
         """
         await flushed(self._store, lambda: not stop.is_set())
         check_room(self._directory, self._store.size_in_use_bytes)
@@ -183,7 +183,7 @@ class Copies:
         return await on_thread(lambda: write_snapshot(self._store.backend, path, pace), stop.set)
 
     def _is_in_the_way(self) -> bool:
-        """Whether the database has to grow, for which nobody may read it: what is applied meanwhile is in memory."""
+        """Whether the database has to grow, which excludes readers: applied changes stay in memory meanwhile."""
         return isinstance(self._store.space_error, MapFullError)
 
     def _left(self, copy: Copy) -> None:
@@ -199,7 +199,7 @@ class Copies:
             self.drop()
 
     def _expire(self, making: asyncio.Task[Copy]) -> None:
-        """Drop a copy that nobody comes for."""
+        """Drop a copy that no member has fetched."""
         if self._making is making:
             self._forget_expiry()
             self._expiry = asyncio.get_running_loop().call_later(KEPT_S, self._drop_unused, making)
@@ -241,7 +241,7 @@ def serves(copy: Copy, to: int, index: int) -> bool:
 
 
 def _pace(stop: threading.Event, is_in_the_way: Callable[[], bool]) -> Callable[[float], None]:
-    """What rests between the pieces of a copy as long as each took, and ends it if it is not wanted, or in the way."""
+    """Rests between the pieces of a copy as long as each took, and ends a copy that is unwanted or in the way."""
 
     def rest(worked_s: float) -> None:
         if stop.wait(min(REST_MAX_S, worked_s * (1 / COPY_SHARE - 1))):

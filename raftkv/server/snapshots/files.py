@@ -1,16 +1,21 @@
-"""The files of databases on their way to or from this member: names, room on the disk, threads, removal."""
+"""The files of databases on their way to or from this member: names, room on the disk, threads, removal; and
+counts of these transfers for the metrics.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Final, TypeVar
 
 from raftkv.errors import SpaceError, StorageError
+from raftkv.histograms import Buckets, doubling
 from raftkv.storage.backend.environment import lock_path
 from raftkv.storage.datadir import remove_unneeded
 
@@ -33,7 +38,7 @@ def snapshot_path(directory: Path, index: int) -> Path:
 
 
 def outgoing_path(directory: Path) -> Path:
-    """A name that no other copy of this process has: LMDB refuses one that it has open, under whatever name by now."""
+    """A name that no other copy of this process has: LMDB refuses one that it has open, even if it was renamed."""
     return directory / f"{next(_numbers):x}.out.db"
 
 
@@ -74,7 +79,7 @@ def remove_received(directory: Path, index: int) -> None:
 
 
 def remove_database(path: Path) -> None:
-    """Delete a copy, with whatever lies beside it."""
+    """Delete a copy, with its lock file."""
     remove_unneeded(path)
     remove_unneeded(lock_path(path))
 
@@ -142,6 +147,61 @@ async def on_thread(job: Callable[[], T], give_up: Callable[[], None] = _go_on) 
             cancelled = error
             give_up()
     if cancelled is not None:
-        running.exception()  # nobody is left who waits for it
+        running.exception()  # it has no other reader
         raise cancelled
     return running.result()
+
+
+_TRANSFER_S: Final = doubling(0.1, 10)
+
+
+PEERS_MAX: Final = 128
+"""Ids that are counted: any caller may claim one on a peer port without TLS."""
+
+
+class Transfers:
+    """Counts of one direction, by member.
+
+    Attributes:
+        under_way: transfers now.
+        succeeded, failed: those that ended.
+        durations: of those that succeeded, in seconds.
+    """
+
+    def __init__(self) -> None:
+        self.under_way: dict[int, int] = {}
+        self.succeeded: dict[int, int] = {}
+        self.failed: dict[int, int] = {}
+        self.durations: dict[int, Buckets] = {}
+
+    @contextmanager
+    def of(self, peer_id: int) -> Iterator[None]:
+        """Count what is done inside as one transfer; any exception is a failure.
+
+        Arguments:
+            peer_id: of the other end.
+        """
+        if peer_id not in self.under_way:
+            self._make_room()
+        self.under_way[peer_id] = self.under_way.get(peer_id, 0) + 1
+        self.succeeded.setdefault(peer_id, 0)
+        self.failed.setdefault(peer_id, 0)
+        began_s = time.perf_counter()
+        try:
+            yield
+        except BaseException:
+            self.failed[peer_id] += 1
+            raise
+        else:
+            self.succeeded[peer_id] += 1
+            self.durations.setdefault(peer_id, Buckets(_TRANSFER_S)).observe(time.perf_counter() - began_s)
+        finally:
+            self.under_way[peer_id] -= 1
+
+    def _make_room(self) -> None:
+        """Forget the first of too many that has nothing under way."""
+        if len(self.under_way) >= PEERS_MAX:
+            idle = [peer_id for peer_id, count in self.under_way.items() if not count]
+            for counts in (self.under_way, self.succeeded, self.failed, self.durations):
+                for peer_id in idle[:1]:
+                    counts.pop(peer_id, None)

@@ -1,10 +1,10 @@
-"""The receiving half: a database from the leader, checked as it lies on this disk before anything relies on it.
+"""The receiving half: a database from the leader, checked on this disk before any code relies on it, then installed.
 
     offset(index, term, size, sha256) -> bytes that are here       a stream that broke goes on there
     header, data, digest -> ...part.tmp -> fsync -> read again -> INDEX.snap.db -> SNAPSHOT message
 
-What has come stays when a stream breaks or this process ends, and goes when it is damaged, when another database comes,
-when its room is needed, or when nobody has sent the rest for a while (``partials``).
+A partial file stays when a stream breaks or this process ends. It is deleted when it is damaged, when another database
+comes, when its room is needed, or when the rest has not come for a while.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 
 from raftkv import errors
+from raftkv.errors import CorruptionError, StorageError
 from raftkv.histograms import DISK_S, Buckets, doubling
 from raftkv.pb import raft_pb2
 from raftkv.pb.services import SERVICES
@@ -30,12 +31,157 @@ from raftkv.rpc.server.server import AsyncUnaryHandler
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.peer.codec import decode_snapshot_meta
-from raftkv.server.snapshots.files import check_room, incoming_path, on_thread, remove_soon, snapshot_path
-from raftkv.server.snapshots.partials import Partial, Partials, partial_path, received_bytes
-from raftkv.server.snapshots.transfers import Transfers
+from raftkv.server.snapshots.files import (
+    PARTIAL_SUFFIX,
+    Transfers,
+    check_room,
+    incoming_path,
+    on_thread,
+    remove_received,
+    remove_soon,
+    snapshot_path,
+)
+from raftkv.storage.backend.copying import SteadyFile
 from raftkv.storage.datadir import give_back, sync_directory
 from raftkv.storage.failpoints import failpoint
+from raftkv.storage.mvcc import Beside, Store
 from raftkv.storage.snapshot import DamagedSourceError, SnapshotInfo, verify_snapshot
+
+# -- partials -------------------------------------------------------------------------------------------------------
+#
+# A partial file holds the received bytes of a database and their count, so that a broken transfer can be resumed.
+#
+#     INDEX-TERM-SIZE-SHA256.part.tmp    | bytes of the database | 8 bytes: how many of them are there |
+#
+# The name identifies the copy: no two have one SHA-256. The count follows the bytes that it counts, so a killed process
+# leaves a true one. A power cut may lose bytes that it counts: the SHA-256 of the whole, read back from the disk at the
+# end, finds that out.
+
+KEPT_S: Final = 120.0
+"""How long a part of a database waits for the rest: longer than the sender keeps the copy."""
+
+_COUNT_BYTES: Final = 8
+
+
+class Partial:
+    """A database as it comes. All methods but ``close`` may wait for the disk.
+
+    Arguments:
+        path: of the file; made if there is none.
+        size_bytes: of the whole database.
+        offset_bytes: what is there already.
+
+    Raises:
+        OSError: the disk is full, or failed.
+    """
+
+    def __init__(self, path: Path, size_bytes: int, offset_bytes: int) -> None:
+        self._size_bytes = size_bytes
+        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        self._file = SteadyFile(descriptor, offset_bytes)
+        try:
+            # Room for all of it first: better to find none now than in the middle, and writes here see what is left.
+            os.posix_fallocate(descriptor, 0, size_bytes + _COUNT_BYTES)
+            self._note()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def offset_bytes(self) -> int:
+        """Bytes that are there."""
+        return self._file.offset_bytes
+
+    def append(self, data: bytes) -> None:
+        """Write what comes next.
+
+        Raises:
+            OSError: the disk is full, or failed.
+        """
+        self._file.write(data)
+        self._note()
+        failpoint("snapshotAfterPiece")
+
+    def _note(self) -> None:
+        os.pwrite(self._file.descriptor, self.offset_bytes.to_bytes(_COUNT_BYTES), self._size_bytes)
+
+    def finish(self) -> None:
+        """Make the file the database alone, durably.
+
+        Raises:
+            OSError: the disk is full, or failed.
+        """
+        os.ftruncate(self._file.descriptor, self._size_bytes)
+        os.fsync(self._file.descriptor)
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        self._file.close()
+
+
+def partial_path(directory: Path, index: int, term: int, size_bytes: int, sha256: bytes) -> Path:
+    """Return where the parts of one copy are kept.
+
+    Arguments:
+        directory: of all databases on their way.
+        index, term, size_bytes, sha256: the identity of the copy.
+    """
+    return directory / f"{index:016x}-{term:x}-{size_bytes:x}-{sha256.hex()}{PARTIAL_SUFFIX}"
+
+
+def received_bytes(path: Path, size_bytes: int) -> int:
+    """Return how much of a database a file has, 0 if there is none or it says nothing that can be.
+
+    Arguments:
+        path: of the file.
+        size_bytes: of the whole database.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(size_bytes)
+            count = int.from_bytes(file.read(_COUNT_BYTES + 1)[:_COUNT_BYTES])
+            complete = file.tell() == size_bytes + _COUNT_BYTES
+    except OSError:
+        return 0
+    return count if complete and count <= size_bytes else 0
+
+
+class Partials:
+    """The files of a directory without a writer: at most one, for a while.
+
+    Arguments:
+        directory: of all databases on their way.
+        is_written: whether a file is being written to.
+    """
+
+    def __init__(self, directory: Path, is_written: Callable[[Path], bool]) -> None:
+        self._directory = directory
+        self._is_written = is_written
+        self._expiry: asyncio.TimerHandle | None = None
+
+    def keep(self) -> None:
+        """Keep what there is for ``KEPT_S`` from now."""
+        self.close()
+        self._expiry = asyncio.get_running_loop().call_later(KEPT_S, self.remove)
+
+    def remove(self, kept: Path | None = None) -> bool:
+        """Remove files without a writer; whether there were any.
+
+        Arguments:
+            kept: a file that stays.
+        """
+        paths = [path for path in self._directory.glob(f"*{PARTIAL_SUFFIX}") if path != kept]
+        idle = [path for path in paths if not self._is_written(path)]
+        for path in idle:
+            remove_soon(path)
+        return bool(idle)
+
+    def close(self) -> None:
+        """Leave the files to the next start."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +192,7 @@ REST_MAX_S: Final = 0.1
 """Longest rest between two pieces of the check."""
 
 WRITE_BYTES: Final = 1024 * 1024
-"""What is gathered before it is written."""
+"""Bytes gathered before they are written."""
 
 PIECES_AT_ONCE: Final = 64
 """Pieces that a turn of the loop takes: as many as a sender's are 4 MiB, and wait for the disk in between."""
@@ -69,7 +215,7 @@ class SnapshotReceiver:
         self._is_awaited = is_awaited
         self._receiving: set[asyncio.Task[object]] = set()
         self._writers: dict[Path, asyncio.Task[object]] = {}
-        """Who has a file, until it has its place or is removed: nobody else writes to it or removes it."""
+        """The owner of each file, until it has its place or is removed: no other task writes to it or removes it."""
         self._whole: set[Path] = set()
         """Files of which all has come, and which are being checked."""
         self._unsettled: dict[int, int] = {}
@@ -106,7 +252,7 @@ class SnapshotReceiver:
         return raft_pb2.SnapshotOffsetResponse(offset_bytes=offset).SerializeToString()
 
     async def _take_over(self, path: Path) -> None:
-        """End whoever writes to a file, or wait for who checks it: it is about to have another writer."""
+        """End the writer of a file, or wait for its check: it is about to have another writer."""
         while (writer := self._writers.get(path)) is not None:
             if path not in self._whole:
                 writer.cancel()
@@ -221,7 +367,7 @@ class SnapshotReceiver:
             remove_soon(path)
 
     async def _path(self, header: raft_pb2.SnapshotChunk) -> Path:
-        """Return the file that a database comes into, which nobody else writes to."""
+        """Return the file for a received database; no other task writes to it."""
         message = header.message
         if not header.sha256:
             return incoming_path(self._directory, message.from_id)  # of a version that never goes on with a stream
@@ -232,7 +378,7 @@ class SnapshotReceiver:
         return path
 
     async def _write(self, call: StreamCall, path: Path, header: raft_pb2.SnapshotChunk) -> bytes:
-        """Write what comes; the digest that the sender gives at the end. What a broken stream brought is kept."""
+        """Write the data; return the digest that the sender gives at the end. The data of a broken stream is kept."""
         opened: list[Partial] = []
         try:
             try:
@@ -243,7 +389,7 @@ class SnapshotReceiver:
                     file.close()
         except BaseException as error:
             is_broken = isinstance(error, BrokenStreamError | RpcError | asyncio.CancelledError)
-            # What was given up is not among the receiving any more: its room is needed.
+            # A transfer that was given up is no longer in this set: its room is needed.
             if header.sha256 and is_broken and asyncio.current_task() in self._receiving:
                 self._partials.keep()
             else:
@@ -311,3 +457,82 @@ async def _next(call: StreamCall) -> raft_pb2.SnapshotChunk:
         return raft_pb2.SnapshotChunk.FromString(data)
     except DecodeError as error:
         raise errors.StorageError(f"a snapshot cannot be read: {error}") from None
+
+
+# -- installer ------------------------------------------------------------------------------------------------------
+#
+# The installer puts a received database in the place of the present one, beside everything else that the loop does.
+#
+# Reading the database takes seconds, in steps of some milliseconds, between which the member ticks, answers heartbeats
+# and serves its present state. The last step swaps. By then the marker in the log says that the new database holds, so
+# after a crash at any moment the next start does the rest (``bootstrap``).
+
+
+class Installer:
+    """Installs one database at a time.
+
+    Arguments:
+        store: of the member.
+        directory: where received databases wait.
+        on_fatal: called with an error, after which the member must stop.
+
+    Attributes:
+        on_received: called before the swap: read what is derived from the store from the received database, in steps.
+        on_swapped: called in the turn of the swap; what is derived from the store is read again here.
+        is_installing: whether a database is being installed.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        directory: Path,
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        self._store = store
+        self._directory = directory
+        self.on_received: list[Beside] = []
+        self.on_swapped: list[Callable[[SnapshotMeta], None]] = []
+        self._on_fatal = on_fatal
+        self._task: asyncio.Task[None] | None = None
+        self.is_installing = False
+
+    def install(self, meta: SnapshotMeta, done: Callable[[], None]) -> None:
+        """Begin; ``done`` is called in the turn of the swap. No entry may be applied until then.
+
+        Arguments:
+            meta: of the received database.
+            done: called in the turn of the swap.
+        """
+        self._task = asyncio.get_running_loop().create_task(self._install(meta, done))
+
+    async def close(self) -> None:
+        """Stop where it is; the next start does the rest."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _install(self, meta: SnapshotMeta, done: Callable[[], None]) -> None:
+        path = snapshot_path(self._directory, meta.index)
+        steps = self._store.install_steps(path, beside=self.on_received)
+        self.is_installing = True
+        try:
+            failpoint("raftBeforeApplySnap")
+            for rest_s in steps:
+                await asyncio.sleep(rest_s)
+            for callback in self.on_swapped:
+                callback(meta)
+            remove_received(self._directory, meta.index)
+            _log.info("installed a snapshot at %d", meta.index)
+            done()
+        except CorruptionError as error:
+            self._on_fatal(
+                StorageError(
+                    f"the database that was received as {path} was damaged on this disk since: {error}; start the "
+                    "member again: it goes on with its own, and asks for another"
+                )
+            )
+        except Exception as error:
+            self._on_fatal(error)
+        finally:
+            self.is_installing = False
+            steps.close()

@@ -33,7 +33,7 @@ from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.status import Code, RpcError
 from raftkv.server.peer.codec import encode_snapshot_meta
 from raftkv.server.snapshots.copies import Copies, Copy
-from raftkv.server.snapshots.transfers import Transfers
+from raftkv.server.snapshots.files import Transfers
 from raftkv.storage.failpoints import failpoint
 from raftkv.storage.mvcc import Store
 from raftkv.storage.snapshot import SnapshotInfo
@@ -176,7 +176,7 @@ class SnapshotSender:
         try:
             await self._deliver(message)
         except Exception as error:
-            # Whatever it was, the core must hear of it, or it sends this member nothing for ever.
+            # The core must hear of every failure, or it never sends this member anything again.
             _log.warning("sending a snapshot to %x failed, it is tried again later: %s", message.to, error)
             return False
         return True
@@ -201,7 +201,7 @@ class SnapshotSender:
             message.to,
             f", which has {offset} of {copy.info.size_bytes} bytes" if offset else "",
         )
-        # A member that is away is not waited for: the log would be held for it until somebody else needs the room.
+        # A member that is away is not waited for: the log would be held for it until the room is needed elsewhere.
         stream = channel.stream(PATH, metadata=metadata, timeout_s=SEND_TIMEOUT_S, wait_for_ready=False)
         stream.room_bytes = QUEUED_MAX_BYTES
         try:

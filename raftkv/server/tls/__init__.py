@@ -5,13 +5,12 @@
     transport = Transport(..., ports.peer.dialing, ...)
     group.create_task(ports.watch())                 # ends connections with their certificates, and warns
 
-    ports         both kinds of ports of one member
-    security      one kind: follows its files, admits, counts and tells failures
+    ports         both kinds of ports of one member: follow their files, admit, count and log failures
     context       OpenSSL's contexts from files; ciphers: Go's names of cipher suites
-    identity      names in certificates; revocation: lists of revoked ones; expiry: their ends
+    certificates  files of certificates, keys and lists of revoked ones, and their ends
+    identity      names in certificates
     connections   what is open ends when its certificate does
-    failures      the log of failed handshakes and its budget
     issue         makes certificates: of --auto-tls, and for ``raftkv certs``
 
-What happens on the wire is in ``rpc.server.accept`` and ``rpc.client.connect``, which ask a ``rpc.tls.Security``.
+The wire protocol is in ``rpc.server.accept`` and ``rpc.client.connect``, which ask a ``rpc.tls.Security``.
 """

@@ -19,8 +19,7 @@ from typing import Final
 from raftkv.loop.cycle_free import nothing
 from raftkv.loop.limiter import Paced
 from raftkv.rpc.tls import RefusedPeerError
-from raftkv.server.tls.decoding import decoding
-from raftkv.server.tls.revocation import chain_of
+from raftkv.server.tls.certificates import chain_of, decoding
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +76,7 @@ class OpenConnections:
             cut: ends it.
 
         Returns:
-            Forgets it: to be called when it has ended, whoever ended it.
+            Forgets it: to be called when it has ended, for any reason.
         """
         if tls.context.verify_mode != ssl.CERT_REQUIRED:
             return nothing

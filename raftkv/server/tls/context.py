@@ -2,7 +2,7 @@
 
 Invariants:
 
-1. An authority implies verification: where one is configured, or ``client_cert_auth`` is on, whoever connects shows a
+1. An authority implies verification: where one is configured, or ``client_cert_auth`` is on, every client shows a
    certificate of it. Nothing in between exists, so a certificate that a connection has is always a verified one.
 2. A configured authority is the only one: the system's are trusted where none is configured, and by those that
    connect alone.
@@ -12,20 +12,78 @@ Invariants:
 from __future__ import annotations
 
 import ssl
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from raftkv.config import TLSFiles
 from raftkv.errors import ConfigError
 from raftkv.rpc.tls import CLIENT_PROTOCOLS, SERVER_PROTOCOLS
-from raftkv.server.tls.ciphers import openssl_names
+
+# -- ciphers --------------------------------------------------------------------------------------------------------
+#
+# Cipher suites by the names that Go and etcd use, and what OpenSSL calls them. Those of TLS 1.3 cannot be chosen, there
+# as here: all of them are always on, and naming them changes nothing. Suites that Go lists as insecure are refused.
+
+_TLS_1_3: Final = frozenset({"TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256"})
+_TLS_1_2: Final = {
+    "TLS_RSA_WITH_AES_128_CBC_SHA": "AES128-SHA",
+    "TLS_RSA_WITH_AES_256_CBC_SHA": "AES256-SHA",
+    "TLS_RSA_WITH_AES_128_GCM_SHA256": "AES128-GCM-SHA256",
+    "TLS_RSA_WITH_AES_256_GCM_SHA384": "AES256-GCM-SHA384",
+    **{
+        f"TLS_ECDHE_{key}_WITH_{go}": f"ECDHE-{key}-{openssl}"
+        for key in ("ECDSA", "RSA")
+        for go, openssl in (
+            ("AES_128_CBC_SHA", "AES128-SHA"),
+            ("AES_256_CBC_SHA", "AES256-SHA"),
+            ("AES_128_GCM_SHA256", "AES128-GCM-SHA256"),
+            ("AES_256_GCM_SHA384", "AES256-GCM-SHA384"),
+            ("CHACHA20_POLY1305_SHA256", "CHACHA20-POLY1305"),
+            ("CHACHA20_POLY1305", "CHACHA20-POLY1305"),
+        )
+    },
+}
+_INSECURE: Final = frozenset(
+    {
+        "TLS_RSA_WITH_RC4_128_SHA",
+        "TLS_RSA_WITH_3DES_EDE_CBC_SHA",
+        "TLS_RSA_WITH_AES_128_CBC_SHA256",
+        "TLS_ECDHE_ECDSA_WITH_RC4_128_SHA",
+        "TLS_ECDHE_RSA_WITH_RC4_128_SHA",
+        "TLS_ECDHE_RSA_WITH_3DES_EDE_CBC_SHA",
+        "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA256",
+        "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA256",
+    }
+)
+
+
+def openssl_names(suites: Iterable[str]) -> list[str]:
+    """Return OpenSSL's names of the suites up to TLS 1.2 among these; empty if all are of TLS 1.3.
+
+    Arguments:
+        suites: Go's names.
+
+    Raises:
+        ConfigError: a name that is not known, or is of a suite that is not safe.
+    """
+    found = []
+    for name in suites:
+        if name in _INSECURE:
+            raise ConfigError(f"--cipher-suites: {name} is not safe, and raftkv does not speak it")
+        if name not in _TLS_1_2 and name not in _TLS_1_3:
+            raise ConfigError(f'unexpected TLS cipher suite "{name}"')
+        if name in _TLS_1_2:
+            found.append(_TLS_1_2[name])
+    return found
+
 
 _VERSIONS: Final = {"TLS1.2": ssl.TLSVersion.TLSv1_2, "TLS1.3": ssl.TLSVersion.TLSv1_3}
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What holds for every connection under TLS, whichever side begins it.
+    """TLS settings of every connection, begun by either side.
 
     Attributes:
         min_version, max_version: TLS1.2 or TLS1.3; no maximum if empty.
@@ -70,7 +128,7 @@ def client_context(files: TLSFiles, rules: Rules) -> ssl.SSLContext:
     context = _new(ssl.PROTOCOL_TLS_CLIENT, rules, CLIENT_PROTOCOLS)
     context.hostname_checks_common_name = False
     if files.self_signed:
-        # Nobody can know the authority of a certificate that its member made for itself.
+        # The authority of a certificate that its member made for itself is unknown to others.
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     elif files.trusted_ca_file:
@@ -89,7 +147,7 @@ def _new(protocol: int, rules: Rules, alpn: tuple[str, ...]) -> ssl.SSLContext:
     if rules.max_version:
         context.maximum_version = _VERSIONS[rules.max_version]
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
-    # As in Go, whatever is in the file of authorities is one, an intermediate one too.
+    # As in Go, every certificate in the file of authorities is one, an intermediate one too.
     context.verify_flags |= ssl.VERIFY_X509_TRUSTED_FIRST | ssl.VERIFY_X509_PARTIAL_CHAIN
     if rules.cipher_suites:
         _choose_suites(context, rules)

@@ -65,7 +65,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """Who signs.
+    """The authority that signs.
 
     Attributes:
         pair: its certificate and key.

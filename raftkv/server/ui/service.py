@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from raftkv import __version__, errors
 from raftkv.apply.applier import Applier
-from raftkv.apply.auth.caller import Caller
+from raftkv.apply.request import Caller
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.server.http import HttpHandler, HttpHeaders, HttpRequest, HttpResponse, text_response
 from raftkv.rpc.shares import identity_of_peer

@@ -1,4 +1,4 @@
-"""Watching: from the changes of a turn to the streams of whoever watches the keys.
+"""Watching: from the changes of a turn to the streams that watch the keys.
 
 Owns who watches what, how far each watcher is, and what a stream is sent.
 
@@ -28,7 +28,7 @@ Example::
     cancel = hub.on_change(b"key", callback)                  # for recipes inside the member
 
 Read ``hub`` (synced watchers, delivery), then ``catch_up`` and ``piece`` (watchers that are behind), ``stream`` (one
-client), ``index``, ``intervals`` and ``turn`` (who watches a key; what a turn has for a group), ``messages`` (bytes),
+client), ``index`` and ``intervals`` (the watchers of a key), ``messages`` (bytes),
 ``service`` (the RPC, and time).
 
 Leaves out: the history itself (``storage``).

@@ -2,9 +2,9 @@
 
 Owns their queue. The first of them, with others that are about as far, are served together: a piece of history is read
 once for all (``piece``), each is sent its events as one response (header: the store's revision, as in etcd), and those
-that are not done are put at the end of the queue. So nobody starves behind a watcher that has a long way to go. Nearly
-always this is one step; a revision of very many changes, or large ones that many watch, takes several, and a step is
-short whatever there is. Between steps watchers may end, streams be closed, the store be compacted or replaced.
+that are not done are put at the end of the queue. So no watcher starves behind one that has a long way to go. Nearly
+always this is one step; a revision of very many changes, or large ones that many watch, takes several, and every
+step is short. Between steps watchers may end, streams be closed, the store be compacted or replaced.
 
 A watcher whose stream has no room is *parked* in its stream until the client has read. One whose next revision was
 compacted is ended with ``compact_revision``, never silently.
@@ -58,7 +58,7 @@ class CatchUp:
         self._queue: OrderedDict[Watcher, None] = OrderedDict()
         self._piece: Piece | None = None
         self._work: Iterator[int] | None = None
-        """What is under way."""
+        """The piece under way."""
         self._unserved: dict[Watcher, None] = {}
         """Watchers that it has still to serve."""
 

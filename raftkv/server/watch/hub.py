@@ -1,19 +1,19 @@
-"""The hub: hands each change to whoever watches its key.
+"""The hub: hands each change to the watchers of its key.
 
 Owns the synced watchers: those that have everything up to the present. The store reports the changes of every write
 txn; they are delivered once per turn, after the entries were applied, hence committed. A watcher whose stream has no
-room, one that starts in the past, and everybody after a snapshot was installed are *unsynced*: ``catch_up`` serves them
+room, one that starts in the past, and all after a snapshot was installed are *unsynced*: ``catch_up`` serves them
 from history until they have everything, and gives them back.
 
-A turn has limits: changes to be matched, watchers times events, and bytes. Beyond the first everybody falls behind,
+A turn has limits: changes to be matched, watchers times events, and bytes. Beyond the first all watchers fall behind,
 beyond the others the group or watcher that would be too much. A group, and all of them together, fall behind at once
 however many they are: they leave the index as they are, and are moved to the history in steps.
 
 Invariants
 - A watcher gets every event that it asked for, once, in order of revision; all of one revision in one response.
-- What a turn has for a group of watchers is one response for each of them, put together once.
+- Each watcher of a group gets the events of a turn as one response, encoded once for the group.
 - Between turns everything up to ``revision`` was delivered to all synced watchers, so a header may say so.
-- Delivery costs nothing for keys that nobody watches but a dictionary lookup (and one in the intervals, if any).
+- Delivery costs nothing for unwatched keys but a dictionary lookup (and one in the intervals, if any).
 - No events are kept for a watcher: what it needs is in the store, and where it is in ``next_revision``.
 
 Leaves out: sockets (``stream``, ``service``) and time (``service``).
@@ -33,9 +33,103 @@ from raftkv.server.watch import messages
 from raftkv.server.watch.catch_up import CatchUp
 from raftkv.server.watch.index import Group, Watcher, WatcherIndex
 from raftkv.server.watch.stream import INTERRUPTED, WatchStream
-from raftkv.server.watch.turn import Batch, Events, pieces
 from raftkv.storage.mvcc_range import RangeResult
 from raftkv.storage.mvcc_txn import Change
+from raftkv.storage.revision import SUB_BITS
+
+# -- turn -----------------------------------------------------------------------------------------------------------
+#
+# The events of one turn for a group of watchers: pieces that fit in a response, encoded once for all.
+#
+#     for piece in pieces(batch):
+#         events = Events(piece, store.record)
+#         events.all(watcher.prev_kv, bytes_max)
+
+Batch = list[tuple[int, list[Change]]]
+"""Changes by main revision, in order."""
+
+RESPONSE_BYTES: Final = 256 * 1024
+"""Bytes of events after which the next revision of a turn goes into another response; clients limit its size."""
+
+
+def pieces(batch: Batch) -> Iterator[Batch]:
+    """A batch in pieces that fit in a response; a revision is never split."""
+    piece: Batch = []
+    size_bytes = 0
+    for revision, changes in batch:
+        if size_bytes > RESPONSE_BYTES:
+            yield piece
+            piece, size_bytes = [], 0
+        piece.append((revision, changes))
+        size_bytes += sum(len(change[1]) for change in changes)
+    yield piece
+
+
+class Events:
+    """The events of a piece, encoded once for all who want them, when the first of them does.
+
+    Arguments:
+        piece: what happened.
+        record: reads a previous value.
+    """
+
+    __slots__ = ("_changes", "_is_too_large", "_joined", "_plain", "_record", "_with_prev", "first")
+
+    def __init__(self, piece: Batch, record: Callable[[int], bytes]) -> None:
+        self.first = piece[0][0]
+        self._changes = [(revision, change) for revision, changes in piece for change in changes]
+        self._record = record
+        self._plain: list[bytes] = []
+        self._with_prev: list[bytes] = []
+        self._is_too_large = False
+        self._joined: dict[bool, bytes] = {}
+
+    def all(self, prev_kv: bool, bytes_max: int) -> list[bytes] | None:
+        """Return all of them; None when previous values make them larger than that."""
+        if not prev_kv:
+            if not self._plain:
+                self._plain = [messages.event(kv, is_delete) for _, (_, kv, is_delete, _) in self._changes]
+            return self._plain
+        if not self._with_prev and not self._is_too_large:
+            self._with_prev = self._encode_with_prev(bytes_max)
+            self._is_too_large = not self._with_prev
+        return self._with_prev or None
+
+    def _encode_with_prev(self, bytes_max: int) -> list[bytes]:
+        events: list[bytes] = []
+        for revision, (key, kv, is_delete, previous) in self._changes:
+            if bytes_max < 0:
+                return []
+            if previous >> SUB_BITS == revision:
+                previous = self._before(revision, key)
+            events.append(messages.event(kv, is_delete, self._record(previous) if previous else None))
+            bytes_max -= len(events[-1])
+        return events
+
+    def _before(self, revision: int, key: bytes) -> int:
+        """The value that a key had before a revision that put and then deleted it, as in etcd: not the one between."""
+        for main, change in self._changes:
+            if main == revision and change[0] == key:
+                return change[3]
+        return 0
+
+    def joined(self, prev_kv: bool, events: list[bytes]) -> bytes:
+        """Return all of them, as one."""
+        found = self._joined.get(prev_kv)
+        if found is None:
+            found = self._joined[prev_kv] = b"".join(events)
+        return found
+
+    def wanted(self, watcher: Watcher) -> list[int] | None:
+        """Which of them a watcher wants; None for all."""
+        if watcher.start_revision <= self.first and not (watcher.no_put or watcher.no_delete):
+            return None
+        return [
+            number
+            for number, (revision, change) in enumerate(self._changes)
+            if revision >= watcher.start_revision and watcher.wants(change[2])
+        ]
+
 
 _log = logging.getLogger(__name__)
 
@@ -63,13 +157,13 @@ DELIVERIES_MIN: Final = 100
 """A group for which a turn has no more than this is served in it all the same: falling behind costs more."""
 
 MATCHES_PER_TURN: Final = 10_000
-"""Changes, and groups found for them, that a turn looks at; when there are more, everybody falls behind."""
+"""Changes, and groups found for them, that a turn looks at; when there are more, all watchers fall behind."""
 
 GROUPS_PER_TURN: Final = 5_000
-"""Groups that a turn delivers to: 5 us each. When there are more, everybody falls behind."""
+"""Groups that a turn delivers to: 5 us each. When there are more, all watchers fall behind."""
 
 INTERVAL_WEIGHT: Final = 2
-"""What the group of an interval counts as: one that has no room, and falls behind by itself, takes 16 us."""
+"""Weight of the group of an interval: one that has no room, and falls behind by itself, takes 16 us."""
 
 BYTES_PER_TURN: Final = 8 * 1024 * 1024
 """Bytes of events that a turn puts on streams, each copied twice or so; who gets no more falls behind."""
@@ -81,7 +175,7 @@ MOVED_BYTES_PER_STEP: Final = 16 * 1024 * 1024
 """Bytes of watchers that leave in a step: to find one on a key of 1.4 MB takes 0.3 ms."""
 
 MEMBER_WATCHERS_MAX_BYTES: Final = 1024 * 1024 * 1024
-"""What the watchers of all streams of a member may take: about 960,000. etcd has no limit but its memory."""
+"""Memory limit of the watchers of all streams of a member: about 960,000. etcd has no limit but its memory."""
 
 BEHIND_MAX: Final = 500
 """Streams with watchers that are behind that a scrape looks at, 100 watchers each: 5 ms."""
@@ -170,7 +264,7 @@ class WatchHub:
             self._deliveries_left, self._bytes_left = DELIVERIES_PER_TURN, BYTES_PER_TURN
             batches = self._by_group(pending)
             if batches is None:
-                self._fall_all(pending[0][0])
+                self._all_fall_behind(pending[0][0])
             else:
                 for group, batch in batches.items():
                     self._deliver_batch(group, batch)
@@ -209,11 +303,11 @@ class WatchHub:
         return batches
 
     def _deliver_batch(self, group: Group, batch: Batch) -> None:
-        """What a turn has for a group, unless so many watch and so much happened that it takes too long for one."""
+        """Deliver the events of a turn to a group; it falls behind if they take too long for one turn."""
         cost = group.size * sum(len(changes) for _, changes in batch)
         if cost > max(self._deliveries_left, DELIVERIES_MIN):
             self._index.detach(group)
-            self._fall(group, batch[0][0])
+            self._fall_behind(group, batch[0][0])
             return
         self._deliveries_left -= cost
         for piece in pieces(batch):
@@ -245,7 +339,7 @@ class WatchHub:
                 full.append(stream)
         self._bytes_left = bytes_left
         for stream in full:
-            self._fall(self._index.detach_stream(group, stream), first)
+            self._fall_behind(self._index.detach_stream(group, stream), first)
 
     def _deliver_to(self, watcher: Watcher, header: bytes, events: Events) -> bool:
         """Deliver to one watcher what it wants; False if it must fall behind."""
@@ -292,7 +386,7 @@ class WatchHub:
         stream.unsynced_count += change
         self.unsynced_count += change
 
-    def _fall(self, group: Group, next_revision: int) -> None:
+    def _fall_behind(self, group: Group, next_revision: int) -> None:
         """A group that was taken out of the index falls behind; its watchers are moved to the history in steps."""
         group.next_revision = next_revision
         for stream, ids in group.plain.items():
@@ -307,7 +401,7 @@ class WatchHub:
             self._fallen.append(fallen)
         self._wake()
 
-    def _fall_all(self, next_revision: int) -> None:
+    def _all_fall_behind(self, next_revision: int) -> None:
         """All that are live fall behind, in about no time however many they are."""
         fallen, self._index = self._index, WatcherIndex()
         fallen.next_revision = next_revision
@@ -335,11 +429,11 @@ class WatchHub:
         self._index.add(watcher, special=is_special)
 
     def restored(self) -> None:
-        """The store was replaced by a snapshot: everybody catches up from where they were."""
+        """The store was replaced by a snapshot: all watchers catch up from where they were."""
         next_revision = self.delivered_revision + 1
         self.delivered_revision = self._store.revision
         self._pending.clear()
-        self._fall_all(next_revision)
+        self._all_fall_behind(next_revision)
         self._catch_up.replaced()
         for callbacks in list(self._on_change.values()):
             for callback in list(callbacks):
@@ -363,7 +457,7 @@ class WatchHub:
 
     @property
     def watcher_bytes(self) -> int:
-        """What the watchers of all open streams take."""
+        """Memory of the watchers of all open streams."""
         return self.shares.used
 
     def refusal(self, identity: Identity, size_bytes: int) -> str:

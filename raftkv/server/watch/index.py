@@ -1,4 +1,4 @@
-"""Who watches a key: a dictionary for single keys, a treap for intervals; watchers of one interval form a group.
+"""Index of watchers: a dictionary for single keys, a treap for intervals; watchers of one interval form a group.
 
 Within a group, watchers that want every event as it is are kept as one table a stream: delivering to them is a loop
 over a few bytes each. The others (filters, previous values, fragments, progress, a start in the future) are *special*
@@ -21,7 +21,7 @@ LOOK_BYTES: Final = 4096
 """Bytes that are compared in no time: to find a group takes some twenty comparisons, with its place in the tree."""
 
 WATCHER_BYTES: Final = 1100
-"""What a watcher takes beside its key, at most: measured 720 to 1,100, with its place in the index."""
+"""Memory of a watcher beside its key, at most: measured 720 to 1,100, with its place in the index."""
 
 
 class Watcher:
@@ -90,7 +90,7 @@ class Watcher:
 
 
 _NO_WATCHERS: Final[dict[Watcher, None]] = {}
-"""What all groups without special watchers share, to be replaced and never changed: a dict each takes 64 bytes."""
+"""The empty dict that all groups without special watchers share, never changed: a dict each takes 64 bytes."""
 
 
 class Group:

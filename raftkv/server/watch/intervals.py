@@ -6,8 +6,8 @@
 Adding, removing and asking cost O(log n), asking O(log n) more for each interval found. An end of ``b"\\0"`` is open,
 as on the wire; open intervals are kept apart, in order of start, since no key is greater than their end.
 
-Nobody can foresee priorities: whoever could, would choose intervals that make the tree a list, which is searched to its
-end, and deeper than a stack. No answer depends on the shape that they give the tree.
+Clients cannot foresee priorities: otherwise they could choose intervals that make the tree a list, which is searched to
+its end, and deeper than a stack. No answer depends on the shape that they give the tree.
 """
 
 from __future__ import annotations

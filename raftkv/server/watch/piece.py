@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 BYTES_PER_PIECE: Final = 1024 * 1024
 """Bytes of events that a piece has for all its watchers together, a whole revision at least."""
 EVENT_BYTES: Final = 200
-"""What an event for a watcher counts beside its own bytes: handing it over takes time too."""
+"""Weight of an event for a watcher beside its own bytes: handing it over takes time too."""
 
 UNITS_PER_STEP: Final = 2_000
 """Work of a step of reading: records, and events of views. A step takes 3 to 6 ms."""
 PREVIOUS_UNITS: Final = 5
-"""What a previous value counts: it is searched for in the index and read."""
+"""Weight of a previous value: it is searched for in the index and read."""
 BYTES_PER_STEP: Final = 4 * 1024 * 1024
 """Bytes of records, and of events with their previous values, after which a step ends."""
 REFERENCES_MAX: Final = 4_000_000
@@ -145,7 +145,7 @@ class Piece:
     Attributes:
         last: the last revision that is in it whole, once it ``is_read``.
         views: what it found, and for whom.
-        is_abandoned: set by whoever replaced the database.
+        is_abandoned: set when the database was replaced.
         left_out: watchers that must be served by another piece.
     """
 
@@ -262,7 +262,7 @@ class Piece:
         self._held_bytes = sum(view.size_bytes for view in self.views)
 
     def _previous(self, key: bytes, revision: int, kv: bytes) -> bytes | None:
-        # What is created had no value before, also if it replaces one that the same txn has deleted.
+        # A created key had no value before, also if it replaces one that the same txn has deleted.
         if KeyValueView(kv).create_revision == revision:
             return None
         try:

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final
 
 from raftkv import errors
 from raftkv.loop.limiter import Turnstile
 from raftkv.pb.services import SERVICES
-from raftkv.rpc.server.calls import ServerCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.shares import identity_of
 from raftkv.rpc.status import RpcError
+from raftkv.server.auth.live import LiveCalls
 from raftkv.server.node.admission import Admission
 from raftkv.server.services.leader_guard import LeaderGuard
 from raftkv.server.services.responder import refusals
@@ -34,23 +34,6 @@ BYTES_AS_A_REQUEST: Final = 8 * 1024
 PROGRESS_JITTER: Final = 0.1
 PROGRESS_DEFAULT_S: Final = 600.0
 PROGRESS_MIN_S: Final = 0.1
-
-
-class LiveCall(Protocol):
-    """A stream whose client may lose the right to it."""
-
-    recheck: Callable[[Refusal], Iterator[None]] | None
-    """Looks through what is under way."""
-
-    def read_refusal(self, key: bytes, range_end: bytes) -> str:
-        """Why the client may not watch an interval; empty: it may."""
-
-
-class Live(Protocol):
-    """The streams of a member."""
-
-    def of(self, call: ServerCall) -> LiveCall:
-        """Return what is known of a call."""
 
 
 class WatchRunner:
@@ -94,7 +77,7 @@ class WatchService:
         hub: of the member.
         admission: checks the metadata of the call.
         guard: ends streams that insist on a leader.
-        live: what a client may watch, and that it may no more; None: where nobody is asked who calls.
+        live: what a client may watch, and that it may no more; None: callers are not authenticated.
         fragment_bytes: size above which responses are split for watchers that allow it.
         progress_interval_s: time between progress notifications.
         on_refused: hears of intervals that a client may not watch; its stream goes on.
@@ -105,7 +88,7 @@ class WatchService:
         hub: WatchHub,
         admission: Admission,
         guard: LeaderGuard,
-        live: Live | None = None,
+        live: LiveCalls | None = None,
         *,
         fragment_bytes: int,
         progress_interval_s: float,

@@ -40,7 +40,7 @@ NOTIFICATIONS_PER_STEP: Final = 1000
 RECHECKS_PER_STEP: Final = 100
 
 STREAM_WATCHERS_MAX_BYTES: Final = 256 * 1024 * 1024
-"""What the watchers of one stream may take: about 240,000 on keys of 30 bytes (see ``WATCHER_BYTES``)."""
+"""Memory limit of the watchers of one stream: about 240,000 on keys of 30 bytes (see ``WATCHER_BYTES``)."""
 
 FILTERS_MAX: Final = 100
 """Filters of a watch, of which there are two kinds: to look for one among two million takes half a second."""
@@ -82,7 +82,7 @@ class Call(Protocol):
 
 
 class Hub(Protocol):
-    """What a stream needs of the hub."""
+    """The hub, as a stream needs it."""
 
     def add(self, watcher: Watcher) -> None:
         """Serve a new watcher."""
@@ -163,7 +163,7 @@ class WatchStream:
 
     @property
     def unread_bytes(self) -> int:
-        """What waits for the client to read."""
+        """Bytes that wait for the client to read."""
         return self._call.send_buffer_size
 
     # -- requests ----------------------------------------------------------------------------------------------------
@@ -317,7 +317,7 @@ class WatchStream:
     # -- answers -----------------------------------------------------------------------------------------------------
 
     def send(self, message: bytes) -> None:
-        """Queue one response, whatever is queued already; it leaves at the end of the turn."""
+        """Queue one response, behind any number of others; it leaves at the end of the turn."""
         self._touch()
         self._out.append(_pack(0, len(message)) + message)
         self._queued_bytes += len(message)

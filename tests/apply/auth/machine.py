@@ -1,4 +1,4 @@
-"""A state machine with users: changes of users and roles, and requests as somebody.
+"""A state machine with users: changes of users and roles, and requests of users.
 
 machine = AuthMachine()
 machine.change(user_add={"name": "alice", "hashedPassword": "aGFzaA=="})
@@ -12,8 +12,7 @@ import base64
 from typing import Any, cast
 
 from raftkv.apply.applier import Outcome
-from raftkv.apply.auth.caller import MEMBER, Caller
-from raftkv.apply.request import Kind, identified, versioned
+from raftkv.apply.request import MEMBER, Caller, Kind, identified, versioned
 from raftkv.pb import auth_pb2, raft_pb2
 from tests.apply.machine import KINDS, Machine
 
@@ -34,7 +33,7 @@ class AuthMachine(Machine):
         return Caller(name.encode(), self.applier.auth.revision)
 
     def entry(self, kind: int, body: bytes, caller: Caller | None, *, is_answered: bool = True) -> Outcome:
-        """Apply an entry of somebody; None: a bare one."""
+        """Apply an entry of a caller; None: a bare one."""
         if caller is not None:
             kind, body = Kind.IDENTIFIED, identified(caller, kind, body)
         outcome = self.applier.apply(kind, body, is_answered=is_answered)

@@ -11,13 +11,12 @@ import pytest
 from raftkv import errors
 from raftkv.apply.applier import Outcome
 from raftkv.apply.auth import rights
-from raftkv.apply.auth.caller import MEMBER, Caller
 from raftkv.apply.auth.rights import Left
 from raftkv.apply.membership import conf_change_of
-from raftkv.apply.request import Kind, identified, versioned
+from raftkv.apply.request import MEMBER, Caller, Kind, identified, versioned
 from raftkv.pb import admin_pb2, raft_pb2, rpc_pb2
 from raftkv.raft import confchange
-from raftkv.storage import attachments
+from raftkv.storage import mvcc_txn
 from tests.apply.auth.machine import READ, READWRITE, WRITE, AuthMachine, permission
 from tests.compat.store import delete, get, put, txn
 
@@ -389,7 +388,7 @@ def test_what_was_found_of_a_lease_holds_until_keys_or_users_change(monkeypatch:
 
 def test_the_first_key_of_a_lease_from_a_key_on_is_that_of_its_sorted_keys() -> None:
     rng = Random(5)
-    table = attachments.Attachments()
+    table = mvcc_txn.Attachments()
     model: dict[bytes, int] = {}
     for _ in range(3_000):
         key, lease = b"%d" % rng.randrange(300), rng.choice((1, 1, 1, 2))
@@ -404,7 +403,7 @@ def test_the_first_key_of_a_lease_from_a_key_on_is_that_of_its_sorted_keys() -> 
             expected = sorted(key for key in model if model[key] == each)
             assert table.key_from(each, start) == next((key for key in expected if key >= start), None)
             assert table.count(each) == len(expected)
-    again = attachments.Attachments()
+    again = mvcc_txn.Attachments()
     again.restore(model)
     for each in (1, 2):
         assert sorted(again.keys_unordered(each)) == sorted(table.keys_unordered(each))

@@ -9,9 +9,8 @@ import pytest
 from raftkv import errors
 from raftkv.apply.applier import Outcome
 from raftkv.apply.auth import directory
-from raftkv.apply.auth.caller import MEMBER, Caller
 from raftkv.apply.auth.directory import HOLDERS_AT_ONCE
-from raftkv.apply.request import Kind, identified, versioned
+from raftkv.apply.request import MEMBER, Caller, Kind, identified, versioned
 from raftkv.pb import auth_pb2, raft_pb2
 from raftkv.storage import schema
 from tests.apply.auth.machine import HASH, HASHED, READ, READWRITE, WRITE, AuthMachine, permission

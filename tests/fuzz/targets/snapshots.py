@@ -10,13 +10,11 @@ from contextlib import closing
 from pathlib import Path
 
 from raftkv.apply.alarms import Alarms
-from raftkv.apply.downgrade import Downgrade
-from raftkv.apply.membership import Membership
+from raftkv.apply.membership import Downgrade, Membership
 from raftkv.apply.quotas import Quotas
 from raftkv.errors import ConfigError, CorruptionError, StorageError
 from raftkv.offline.etcd import records
-from raftkv.offline.etcd.file import snapshot_status
-from raftkv.offline.etcd.hash import hash_snapshot_file
+from raftkv.offline.etcd.file import hash_snapshot_file, snapshot_status
 from raftkv.offline.etcd.restore import restore
 from raftkv.pb import admin_pb2, rpc_pb2
 from raftkv.raft.types import ConfState

@@ -17,7 +17,7 @@ from raftkv.rpc.tls import common_name_of
 from raftkv.server.auth.callers import Callers, TokenAheadError
 from raftkv.server.auth.jwt_tokens import JWTTokens, parse_options
 from raftkv.server.auth.simple_tokens import SimpleTokens, digest_of
-from raftkv.server.tls.revocation import Revocations
+from raftkv.server.tls.certificates import Revocations
 from tests.fuzz.target import Parse, Target
 
 NOW_S = 1_700_000_000.0

@@ -11,10 +11,9 @@ from random import Random
 from google.protobuf.message import DecodeError
 
 from raftkv import errors
-from raftkv.apply.auth.caller import Caller
 from raftkv.apply.auth.permissions import KeySet, is_interval
 from raftkv.apply.auth.records import Role, User
-from raftkv.apply.request import Kind, decode_identified, identified, versioned
+from raftkv.apply.request import Caller, Kind, decode_identified, identified, versioned
 from raftkv.pb import auth_pb2, raft_pb2, rpc_pb2
 from tests.apply.arbitrary import payload
 from tests.apply.auth.machine import READ, READWRITE, AuthMachine, permission

@@ -20,8 +20,7 @@ from raftkv.pb import kv_pb2, rpc_pb2
 from raftkv.storage import schema
 from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.key_value import KeyValueView, encode
-from raftkv.storage.record import seal, unseal
-from raftkv.storage.revision import describe, from_key, is_well_formed, to_key
+from raftkv.storage.revision import describe, from_key, is_well_formed, seal, to_key, unseal
 from raftkv.training import records as training
 from tests.apply.arbitrary import payload
 from tests.apply.machine import Machine

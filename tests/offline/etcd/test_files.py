@@ -20,8 +20,7 @@ from raftkv.storage.backend.base import WriteBatch
 from raftkv.storage.backend.lmdb import LMDBBackend
 from raftkv.storage.bolt.writer import Layout
 from raftkv.storage.key_value import encode
-from raftkv.storage.record import seal
-from raftkv.storage.revision import to_key
+from raftkv.storage.revision import seal, to_key
 from tests.offline.etcd.files import (
     LEASE_ID,
     MAP_SIZE_BYTES,

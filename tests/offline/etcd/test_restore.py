@@ -253,7 +253,7 @@ def test_no_member_starts_on_a_database_whose_log_has_not_its_name_yet(tmp_path:
 
 @pytest.fixture
 def linked(tmp_path: Path) -> Path:
-    """An empty directory behind a link, below one that nobody may write to: as a mount point of a user's own."""
+    """An empty directory behind a link, below a read-only one: as a mount point of a user's own."""
     behind = tmp_path / "disk" / "volume"
     behind.mkdir(parents=True)
     (tmp_path / "link").symlink_to(behind)

@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 
-from raftkv.apply.auth.caller import Caller
+from raftkv.apply.request import Caller
 from raftkv.pb import rpc_pb2
 from raftkv.rpc import Channel, Code, HttpRequest, HttpResponse, RpcError, Server, StreamCall, UnaryCall
 from raftkv.rpc.server.router import Kind
 from raftkv.server.audit import lines as audit_lines
 from raftkv.server.audit.calls import HELD_BYTES_MAX, AuditCalls, Level
 from raftkv.server.audit.trail import AuditTrail
-from raftkv.server.tls.failures import FailureLog
+from raftkv.server.tls.ports import FailureLog
 from tests.rpc.loop import failure, on_loop, until
 
 PUT, RANGE, TXN = "/etcdserverpb.KV/Put", "/etcdserverpb.KV/Range", "/etcdserverpb.KV/Txn"

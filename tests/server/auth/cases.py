@@ -45,7 +45,7 @@ class Case:
         request: the message.
         needs: by the reference.
         kind: of the entry that it becomes; 0: it becomes none.
-        is_open: whether nobody is asked who calls.
+        is_open: whether callers are not authenticated.
     """
 
     method: str
@@ -198,11 +198,11 @@ REQUESTS = {
     "UserAdd": rpc_pb2.AuthUserAddRequest(name="new", hashedPassword=HASH),
     "UserChangePassword": rpc_pb2.AuthUserChangePasswordRequest(name="nobody", hashedPassword=HASH),
 }
-"""Requests without which a method says the same as to nobody, or works for long."""
+"""Requests without which a method gives the same answer as to no user, or works for long."""
 
 
 def _others(named: set[str]) -> Iterator[Case]:
-    """What touches no keys, from the descriptors: what is new is root's, until somebody says so here."""
+    """What touches no keys, from the descriptors: a new method is root's, until it is listed here."""
     for service, methods in SERVICES.items():
         if service == "raftkvpb.Peer":
             continue

@@ -1,4 +1,4 @@
-"""Who is let in: tokens, certificates, nobody; and what refused calls are answered, as etcd does it."""
+"""Admission by tokens, certificates or neither; and the answers to refused calls, as etcd's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from raftkv import errors
-from raftkv.apply.auth.caller import Caller
+from raftkv.apply.request import Caller
 from raftkv.pb import lock_pb2, raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.rpc.server.router import Kind
@@ -62,7 +62,7 @@ async def outcome(world: World, method: str, request: Any, token: str | None = N
 async def test_without_users_anybody_may_do_anything() -> None:
     world = World()
     assert await outcome(world, PUT, put()) == LET_IN
-    assert await outcome(world, PUT, put(), "no token of anybody's") == LET_IN
+    assert await outcome(world, PUT, put(), "no token of any user") == LET_IN
 
 
 @on_loop
@@ -147,7 +147,7 @@ async def test_keys_of_a_lease_that_another_member_answers_with_are_checked(key:
 
 @on_loop
 @pytest.mark.parametrize("names", [[], [b"alice", b""]], ids=["earlier version", "this version"])
-async def test_the_owner_of_a_lease_that_another_member_reports_is_a_user_or_nobody(names: list[bytes]) -> None:
+async def test_the_owner_of_a_lease_that_another_member_reports_is_a_user_or_none(names: list[bytes]) -> None:
     """A caller without a name would be a member, which may do everything."""
     world = World()
     request = raft_pb2.LeaseShortenRequest(ids=[1, 2], graces_ms=[5, 5], ages_us=[1, 1], users=names)
@@ -273,7 +273,9 @@ async def test_made_up_tokens_of_the_future_keep_no_call_of_another_address_out(
 
 @on_loop
 async def test_a_call_that_waited_is_answered_whatever_its_handler_raises() -> None:
-    """A server answers for what handlers raise at once; behind a wait nobody did, and clients waited for ever."""
+    """A server answers for errors that handlers raise at once; after a wait no answer came, and clients waited for
+    ever.
+    """
     world = world_of_alice()
     raised: list[Exception] = [RpcError(errors.FAILED_PRECONDITION, "not today"), ZeroDivisionError("secret")]
     secrets = ["y" * 24, "z" * 24]
@@ -330,7 +332,7 @@ def test_every_method_of_the_client_ports_has_a_row_and_no_other_has() -> None:
 
 
 def test_a_method_without_a_row_stops_the_start() -> None:
-    with pytest.raises(errors.ConfigError, match=r"^/pkg.New/Method has no row in raftkv.server.auth.table: nobody"):
+    with pytest.raises(errors.ConfigError, match=r"^/pkg.New/Method has no row in raftkv.server.auth.table, which"):
         row_of("/pkg.New/Method")
 
 

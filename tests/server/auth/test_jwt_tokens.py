@@ -13,7 +13,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from raftkv.apply.auth.caller import Caller
+from raftkv.apply.request import Caller
 from raftkv.errors import ConfigError, TokenNotSignedError
 from raftkv.pb import rpc_pb2
 from raftkv.server.auth import jwt_tokens
@@ -137,7 +137,7 @@ def test_the_algorithm_is_the_flags_and_never_the_tokens(tmp_path: Path, clock: 
 
     assert tokens.find(part({"alg": "none", "typ": "JWT"}) + b"." + part(claims) + b".") is None
     assert tokens.find(part({"alg": "None", "typ": "JWT"}) + b"." + part(claims) + b".") is None
-    # The public key, which everybody has, taken for the secret of HS256.
+    # The public key, which is no secret, taken for the secret of HS256.
     import hashlib
     import hmac
 

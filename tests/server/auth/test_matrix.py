@@ -1,7 +1,7 @@
 """Every method x what it touches x role x how the caller shows who he is: let in or refused, as ``oracle`` says.
 
 Each request is made at a member, where the guard decides, and what becomes an entry is applied once more as other
-members apply it: under the rights of that moment, whatever the member that proposed it believed.
+members apply it: under the rights of that moment, not those at its proposal.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import pytest
 
 from raftkv import errors
 from raftkv.apply import request as requests
-from raftkv.apply.auth.caller import Caller
-from raftkv.apply.request import Kind
+from raftkv.apply.request import Caller, Kind
 from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES
 from tests.server.auth.cases import LEASES, Case, cases
@@ -37,7 +36,7 @@ RECIPES = ("v3lockpb.", "v3electionpb.")
 CELLS_MIN = 1_500
 
 Shown = dict[str, Any]
-"""How somebody shows who he is: arguments of ``World.start``."""
+"""Credentials of a caller: arguments of ``World.start``."""
 
 
 def populated(**settings: Any) -> World:
@@ -73,7 +72,7 @@ def delete_gone(world: World) -> None:
 
 
 def simple_tokens(world: World) -> dict[str, tuple[Shown, tuple[int, str] | None]]:
-    """By kind and role: how it is shown, and what everybody is answered; None: as the oracle says."""
+    """By kind and role: the credentials, and the answer to all of that kind; None: as the oracle says."""
     shown: dict[str, tuple[Shown, tuple[int, str] | None]] = {"nobody": ({}, NOBODY)}
     shown["of a deleted user"] = ({"token": world.token(GONE)}, BAD_TOKEN)
     delete_gone(world)
@@ -127,7 +126,7 @@ def role_of(shown: str) -> Role:
 
 
 async def verdict(world: World, case: Case, shown: Shown) -> tuple[int, str]:
-    """What somebody is answered who makes a request: let in, or how it is refused."""
+    """The answer to a caller who makes a request: let in, or how it is refused."""
     world.node.is_held = bool(case.kind)
     call = world.start(case.method, case.request, **shown)
     for _ in range(100):

@@ -43,7 +43,7 @@ async def test_a_hash_is_one_that_etcd_takes() -> None:
 async def test_72_bytes_count_as_in_go() -> None:
     passwords = Passwords(COST)
     hashed = await passwords.hash("x" * 72)
-    # etcd 3.5.1 let in whoever had the first 72 bytes right, and so its hashes are compared.
+    # etcd 3.5.1 admitted passwords with the right first 72 bytes, and so its hashes are compared.
     assert await passwords.matches("x" * 72 + "more", hashed)
     assert not await passwords.matches("x" * 71, hashed)
     for password in ("x" * 73, "ä" * 37):

@@ -126,7 +126,7 @@ async def test_a_new_password_ends_the_tokens() -> None:
 
 @on_loop
 async def test_after_a_change_to_no_password_none_is_right() -> None:
-    """An empty one must not be: whoever knew the name would be in."""
+    """An empty one must not be: the name alone would let a caller in."""
     world = await with_passwords()
     root = await token_of(world, "root")
     change = rpc_pb2.AuthUserChangePasswordRequest(name="alice")

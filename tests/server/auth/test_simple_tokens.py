@@ -102,7 +102,7 @@ def test_what_is_found_fast_is_bounded(tokens: SimpleTokens, monkeypatch: pytest
     mine = [grant(tokens) for _ in range(10)]
     assert all(tokens.find(token) is not None for token in mine * 2)
     assert len(tokens._recent) <= 3
-    # Whatever stands behind the dot: it only says how long to wait.
+    # Any text behind the dot: it only says how long to wait.
     assert tokens.find(mine[0].partition(b".")[0] + b".8") is not None
 
 

@@ -18,8 +18,7 @@ from typing import Any, cast
 
 from raftkv import errors
 from raftkv.apply import request as requests
-from raftkv.apply.auth.caller import MEMBER, Caller
-from raftkv.apply.request import Kind
+from raftkv.apply.request import MEMBER, Caller, Kind
 from raftkv.apply.response import HeaderEncoder
 from raftkv.config import ServerConfig
 from raftkv.loop.cork import Cork
@@ -32,9 +31,8 @@ from raftkv.rpc.server.stream import Listener
 from raftkv.rpc.status import RpcError
 from raftkv.server.auth.simple_tokens import SECRET_LETTERS, digest_of
 from raftkv.server.auth.users import Users
-from raftkv.server.lease.graces import ConnectionLost
-from raftkv.server.lease.granters import Granters
-from raftkv.server.lease.lessor import Lessor
+from raftkv.server.lease.keep_alives import ConnectionLost
+from raftkv.server.lease.lessor import Granters, Lessor
 from raftkv.server.lease.service import LeaseService
 from raftkv.server.node.admission import Admission
 from raftkv.server.node.node import Node
@@ -97,7 +95,7 @@ class WorldNode(AwaitableNode):
         return len(held)
 
     def let_go(self) -> None:
-        """Apply what was proposed, and confirm what is read; then whoever waits for that is called."""
+        """Apply the proposals, and confirm the reads; then call the waiting callers."""
         held, self._held = self._held, []
         for work in held:
             work()
@@ -115,7 +113,7 @@ class WorldNode(AwaitableNode):
         self._later(reader.ready)
 
     def withdraw(self, request_id: int) -> None:
-        """Do nothing: whoever gave up is answered all the same."""
+        """Do nothing: a caller that gave up is answered all the same."""
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait until something holds."""

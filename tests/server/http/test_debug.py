@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from raftkv import errors
+from raftkv.raft.describe import ProgressStatus, Status
 from raftkv.raft.progress import ProgressState
-from raftkv.raft.status import ProgressStatus, Status
 from raftkv.raft.types import ConfState, StateRole
 from raftkv.rpc.server.http import HttpRequest, HttpResponse, text_response
 from raftkv.server.http import profiles

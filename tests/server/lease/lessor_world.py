@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 
 from raftkv import errors
 from raftkv.apply import request as requests
-from raftkv.apply.auth.caller import Caller
-from raftkv.apply.request import Kind
+from raftkv.apply.request import Caller, Kind
 from raftkv.loop.cork import Cork
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.types import Entry
@@ -142,7 +141,7 @@ class Member:
         self._promote_if_ready()
 
     def step_down(self) -> None:
-        """Notice that somebody else leads."""
+        """Notice that another member leads."""
         self.barrier = None
         self.times.demote()
         self.expiry.surrender()
@@ -154,7 +153,7 @@ class Member:
             self.times.promote(after_outage=self.after_outage)
 
     def apply(self, count: int) -> None:
-        """Apply the next committed entries, then tell whoever waited."""
+        """Apply the next committed entries, then tell the waiting callers."""
         entries = self.world.log[self.applied : self.applied + count]
         outcomes = []
         for entry in entries:
@@ -247,7 +246,7 @@ class World:
         self.leader.lead(self.term, len(self.log), after_outage=after_outage)
 
     def time_out_lost(self) -> None:
-        """Whoever waits for a lost entry hears that it took too long."""
+        """A caller that waits for a lost entry hears that it took too long."""
         lost, self.lost = self.lost, []
         for entry in lost:
             if entry.done is not None:

@@ -6,7 +6,7 @@ import pytest
 
 from raftkv.errors import RESOURCE_EXHAUSTED, ShareError
 from raftkv.rpc.shares import Identity
-from raftkv.server.lease.granters import UNKNOWN_MAX_S, Granters
+from raftkv.server.lease.lessor import UNKNOWN_MAX_S, Granters
 
 
 class World:

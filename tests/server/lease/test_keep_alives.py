@@ -18,8 +18,7 @@ from raftkv.rpc.server.stream import ListenedCall
 from raftkv.rpc.shares import Shares
 from raftkv.rpc.status import RpcError
 from raftkv.server.lease import keep_alives
-from raftkv.server.lease.graces import Graces
-from raftkv.server.lease.keep_alives import WAITING_MAX, KeepAliveStream, MemberBatch
+from raftkv.server.lease.keep_alives import WAITING_MAX, Graces, KeepAliveStream, MemberBatch
 from raftkv.server.lease.renewals import PendingKeepAlive
 from raftkv.server.services.leader_guard import LeaderGuard
 

@@ -133,7 +133,7 @@ class LessorMachine(RuleBasedStateMachine):
         assert not self.world.revived()
 
     def teardown(self) -> None:
-        """Faults are over: everything that nobody renews ends in time, and on all members."""
+        """Faults are over: every lease without renewals ends in time, and on all members."""
         world = self.world
         self.faults_are_over()
         quiet_since = world.now

@@ -13,14 +13,13 @@ import pytest
 
 from raftkv import asleep, errors
 from raftkv.apply.applier import Outcome
-from raftkv.apply.auth.caller import Caller
-from raftkv.apply.request import Kind
+from raftkv.apply.request import Caller, Kind
 from raftkv.loop.cork import Cork
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.types import NONE, StateRole
 from raftkv.rpc.status import Code, RpcError
 from raftkv.server.lease import lessor as lessor_module
-from raftkv.server.lease.graces import GRACE_MAX_MS, ConnectionLost, Graces
+from raftkv.server.lease.keep_alives import GRACE_MAX_MS, ConnectionLost, Graces
 from raftkv.server.lease.lessor import SHORTEN_MAX, Lessor
 from raftkv.server.lease.on_leader import SHORTEN, WOKEN_AT_ONCE
 from raftkv.server.lease.renewals import FAILED_AT_ONCE, RENEW_MAX, PendingKeepAlive
@@ -477,7 +476,7 @@ def test_a_turn_of_the_leader_shortens_some_of_very_many_lost_leases() -> None:
 
 
 def test_a_turn_asks_a_new_leader_some_of_very_many_questions() -> None:
-    """Clients ask for the time of leases while nobody leads: each call waits in a task."""
+    """Clients ask for the time of leases while there is no leader: each call waits in a task."""
 
     async def scenario(follower: Follower) -> None:
         follower.node.follow(NONE)

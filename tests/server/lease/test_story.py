@@ -9,8 +9,7 @@ import pytest
 
 from raftkv import errors
 from raftkv.apply import request as requests
-from raftkv.apply.auth.caller import Caller
-from raftkv.apply.request import Kind
+from raftkv.apply.request import Caller, Kind
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.server.lease import renewals
 from raftkv.server.lease import times as lease_times

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv.server.maintenance.comparison import Answer, Finding, Hash, Result, at_start, of_compaction, while_running
+from raftkv.server.maintenance.hashes import Answer, Finding, Hash, Result, at_start, of_compaction, while_running
 
 MINE = Hash(7, 3, 10)
 AWAY = Answer(2, None, failure="it is not connected")

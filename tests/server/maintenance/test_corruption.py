@@ -10,7 +10,7 @@ import pytest
 
 from raftkv.pb import rpc_pb2
 from raftkv.storage import schema
-from raftkv.storage.record import SEAL_BYTES, seal
+from raftkv.storage.revision import SEAL_BYTES, seal
 from tests.compat.wire import Wire
 from tests.long import long_except
 from tests.procs import RAFTKV, Cluster, Member, http_get, wait_for
@@ -80,7 +80,7 @@ def test_a_changed_record_is_found_and_writes_are_refused_until_disarmed(cluster
         follower = cluster.members[(leader_of(wire) + 1) % 3]
         victim = status_of(wire, cluster.members.index(follower)).header.member_id
         follower.stop()
-        # Nobody can be compared with a member that is away.
+        # No hash can be compared with that of a member that is away.
         if kind == "running":
             leader = cluster.members[leader_of(wire, (cluster.members.index(follower) + 1) % 3)]
             wait_for(lambda: checks(leader, kind, "unknown") > 0, "a check that does not know")

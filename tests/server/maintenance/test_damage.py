@@ -23,8 +23,8 @@ from raftkv.server.maintenance import damage
 from raftkv.server.maintenance.damage import Damage, Scrub, is_quorum
 from raftkv.storage import schema
 from raftkv.storage.backend.base import WriteBatch
+from raftkv.storage.backend.environment import SEAL
 from raftkv.storage.backend.lmdb import LMDBBackend
-from raftkv.storage.backend.seal import SEAL
 from raftkv.storage.mvcc import Store
 from raftkv.storage.revision import pack, to_key
 from raftkv.storage.snapshot import DamagedSourceError, SnapshotInfo, read_meta, verify_snapshot, write_snapshot
@@ -301,7 +301,7 @@ def test_leadership_is_kept_while_everybody_else_lacks_entries() -> None:
 @pytest.mark.parametrize(
     "connected",
     [{}, {2: LONG_AGO}, {2: LONG_AGO, 3: 1e18}],
-    ids=["nobody is connected", "the others are no quorum", "one has just come"],
+    ids=["no member is connected", "the others are no quorum", "one has just come"],
 )
 def test_a_member_that_the_quorum_needs_goes_on_until_it_does_not(connected: dict[int, float]) -> None:
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""The NOSPACE alarm of a member: raised once, told once, and again after somebody has switched it off."""
+"""The NOSPACE alarm of a member: raised once, logged once, and again after it was disarmed."""
 
 from __future__ import annotations
 

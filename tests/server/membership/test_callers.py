@@ -11,12 +11,12 @@ import pytest
 
 from raftkv import errors
 from raftkv.apply.applier import Outcome
-from raftkv.apply.auth.caller import MEMBER, Caller
 from raftkv.apply.membership import Membership, conf_change_of
+from raftkv.apply.request import MEMBER, Caller
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.types import StateRole
 from raftkv.rpc.status import RpcError
-from raftkv.server.membership.changes import CALLER, Changes, Ways, _caller_metadata, forwarded_caller
+from raftkv.server.membership.changes import CALLER, Changes, PeerAccess, _caller_metadata, forwarded_caller
 from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.mvcc import Store
 
@@ -73,12 +73,12 @@ class Node:
 
 
 async def _dispensable() -> None:
-    """Nobody waits for it."""
+    """Ignore the call."""
 
 
 def _follower(channel: Channel, change_members: Any = None) -> Changes:
     node = Node(change_members)
-    ways = Ways(
+    ways = PeerAccess(
         connected_since=lambda peer: 0.0,
         channel=cast(Any, lambda peer: channel),
         introduction=lambda peer: (("cluster", "c1"),),

@@ -1,4 +1,4 @@
-"""Changes on their way through one member's loop: one at a time, each with its outcome, whatever the entries hold."""
+"""Changes on their way through one member's loop: one at a time, each with its outcome, for any entries."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_what_a_follower_passed_on_waits_for_its_turn() -> None:
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"\x01\x00\x00\x01", b"\x01\x00\x00\x00garbage"])
-def test_garbage_in_the_log_changes_nothing_and_stops_nobody(data: bytes) -> None:
+def test_garbage_in_the_log_changes_nothing_and_stops_no_member(data: bytes) -> None:
     """A member that follows: a leader's own check would not let such an entry in."""
 
     async def scenario() -> None:
@@ -165,7 +165,7 @@ def test_who_was_added_is_told_apart_after_a_restart() -> None:
 def follow(
     scenario: Callable[[World, Caller], Awaitable[None]], asked_for: raft_pb2.MembershipChange | None = None
 ) -> None:
-    """Play a scenario on a follower of three, in which somebody has asked for a change when 2 led in term 1."""
+    """Play a scenario on a follower of three, in which a change was requested when 2 led in term 1."""
 
     async def run() -> None:
         world, caller = World(), Caller()
@@ -210,7 +210,7 @@ def test_a_change_whose_leader_is_lost_is_passed_on_to_the_next() -> None:
 
 
 def test_new_urls_are_passed_on_once() -> None:
-    """A copy that came late, to a leader of before that leads again, would undo what somebody did meanwhile."""
+    """A late copy, to an earlier leader that leads again, would undo later changes."""
 
     async def scenario(world: World, caller: Caller) -> None:
         assert not await passed_on(world, append(3, 2, Entry(2, 1, b"")))
@@ -291,7 +291,7 @@ def test_a_leader_takes_a_request_of_another_member_once() -> None:
 
 
 def test_who_does_not_lead_passes_no_change_of_another_member_on() -> None:
-    """Whoever asked passes it on itself, so it would come late, and a second time."""
+    """The asked member passes it on itself, so it would come late, and a second time."""
 
     async def scenario(world: World, caller: Caller) -> None:
         change = conf_change_of(add(6))

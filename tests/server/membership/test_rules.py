@@ -6,8 +6,8 @@ import pytest
 
 from raftkv import errors
 from raftkv.pb import rpc_pb2
-from raftkv.server.membership import rules
-from raftkv.server.membership.rules import View
+from raftkv.server.membership import changes
+from raftkv.server.membership.changes import View
 
 NOW = 100.0
 FINE, SHORT, AWAY = NOW - 6.0, NOW - 4.0, None
@@ -49,8 +49,8 @@ HEALTHY = errors.UnhealthyError
     ],
 )
 def test_add(seen: View, voter: type | None, learner: type | None) -> None:
-    assert _error(lambda: rules.check_add(False, seen)) == voter
-    assert _error(lambda: rules.check_add(True, seen)) == learner
+    assert _error(lambda: changes.check_add(False, seen)) == voter
+    assert _error(lambda: changes.check_add(True, seen)) == learner
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_add(seen: View, voter: type | None, learner: type | None) -> None:
     ],
 )
 def test_remove(seen: View, member: int, expected: type | None) -> None:
-    assert _error(lambda: rules.check_remove(member, seen)) == expected
+    assert _error(lambda: changes.check_remove(member, seen)) == expected
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_remove(seen: View, member: int, expected: type | None) -> None:
     ],
 )
 def test_promote(seen: View, expected: type | None) -> None:
-    assert _error(lambda: rules.check_promote(seen)) == expected
+    assert _error(lambda: changes.check_promote(seen)) == expected
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_promote(seen: View, expected: type | None) -> None:
     ],
 )
 def test_in_sync(match: int, leader: int, connected: bool, expected: type | None) -> None:
-    assert _error(lambda: rules.check_in_sync(match, leader, connected)) == expected
+    assert _error(lambda: changes.check_in_sync(match, leader, connected)) == expected
 
 
 def _error(check: object) -> type | None:

@@ -12,10 +12,9 @@ import pytest
 from raftkv import errors
 from raftkv.apply.request import Kind
 from raftkv.pb import rpc_pb2
-from raftkv.raft.config import NO_LIMIT
 from raftkv.raft.log import RaftLog
 from raftkv.raft.memory_log import MemoryLog, size_of
-from raftkv.raft.types import Entry, HardState, Message, MessageType
+from raftkv.raft.types import NO_LIMIT, Entry, HardState, Message, MessageType
 from raftkv.rpc.server.calls import ServerCall
 from raftkv.server.node.admission import Admission
 from raftkv.server.node.surroundings import NodeSettings

@@ -13,7 +13,7 @@ from raftkv import errors
 from raftkv.apply import compares, ranges, response
 from raftkv.apply.applier import Applier, Outcome
 from raftkv.apply.response import HeaderEncoder
-from raftkv.apply.txn import Room, finish
+from raftkv.apply.txn import Room
 from raftkv.loop import scheduler as slices_module
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.server.budget import CONNECTION_FULL
@@ -23,6 +23,7 @@ from raftkv.server.node.admission import Admission
 from raftkv.server.node.node import Node
 from raftkv.server.services.kv import KVService
 from raftkv.server.services.responder import Responder
+from raftkv.storage.selection import finish
 from tests.apply.machine import Machine
 from tests.server.recipes.recipes import Granted, ManualNode, NoAdmission
 

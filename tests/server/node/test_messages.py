@@ -7,8 +7,7 @@ import pytest
 from raftkv.raft.core import WITHOUT_TERM
 from raftkv.raft.raw_node import _LOCAL
 from raftkv.raft.types import ConfState, Entry, Message, MessageType, SnapshotMeta, StateRole
-from raftkv.server.peer.codec import BatchEncoder
-from raftkv.server.peer.plausible import TERMS_AHEAD_MAX
+from raftkv.server.peer.codec import TERMS_AHEAD_MAX, BatchEncoder
 from tests.rpc.loop import on_loop
 from tests.server.node.node_world import ME, World
 

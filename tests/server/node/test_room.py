@@ -14,9 +14,8 @@ from raftkv import errors
 from raftkv.apply.request import Kind
 from raftkv.pb import rpc_pb2
 from raftkv.raft import memory_log
-from raftkv.raft.config import NO_LIMIT
 from raftkv.raft.memory_log import ENTRY_OVERHEAD_BYTES, MemoryLog, limit_size, size_of
-from raftkv.raft.types import ConfState, Entry, SnapshotMeta
+from raftkv.raft.types import NO_LIMIT, ConfState, Entry, SnapshotMeta
 from raftkv.server.node import log_cut
 from raftkv.server.node.admission import DISK_RESERVE_BYTES, Admission
 from raftkv.server.node.log_cut import LogCut, Retention

@@ -9,14 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from raftkv.apply.auth.caller import Caller
 from raftkv.apply.membership import Membership, conf_change_of
+from raftkv.apply.request import Caller
 from raftkv.config import ServerConfig
 from raftkv.errors import ConfigError, MemberRemovedError, PermissionDeniedError, StorageError
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft import confchange
-from raftkv.raft.config import NO_LIMIT
-from raftkv.raft.types import ConfChange, ConfChangeSingle, ConfChangeType, ConfState, Entry, EntryType, HardState
+from raftkv.raft.types import (
+    NO_LIMIT,
+    ConfChange,
+    ConfChangeSingle,
+    ConfChangeType,
+    ConfState,
+    Entry,
+    EntryType,
+    HardState,
+)
 from raftkv.server.node.bootstrap import Durable, open_durable
 from raftkv.storage import failpoints
 from raftkv.storage.backend.writer import InlineWriter

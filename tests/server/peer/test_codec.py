@@ -1,4 +1,4 @@
-"""Whatever one member encodes, the other decodes to the same message."""
+"""Every message that one member encodes decodes to the same message on another."""
 
 from __future__ import annotations
 

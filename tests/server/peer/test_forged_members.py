@@ -1,4 +1,4 @@
-"""Whoever has a member's place says what no member says, to live members: they go on, or stop with one line.
+"""A forged member sends live members messages that no member sends: they go on, or stop with one line.
 
 Two of three members run, the third is this test. After each batch a member that stopped is started again, which must
 succeed; in the end both have every write that was acknowledged, and one history.
@@ -103,7 +103,7 @@ def stage() -> Iterator[Stage]:
 
 @contextlib.asynccontextmanager
 async def stream(stage: Stage, at: int, path: str) -> AsyncIterator[Any]:
-    """A stream of the third member, whatever ends it."""
+    """A stream of the third member, until it ends in any way."""
     member: Member = stage.members[at]
     async with Channel(f"127.0.0.1:{member.peer_port}") as channel:
         call = channel.stream(path, metadata=peer_metadata(stage.cluster_id, stage.own, stage.ids[at]))
@@ -158,7 +158,7 @@ def forged(draw: random.Random, stage: Stage, at: int) -> raft_pb2.Message:
 
 
 def changed(draw: random.Random, stage: Stage) -> bytes:
-    """A change of members that nobody asked for."""
+    """A change of members without a request."""
     ids = (0, stage.own, *stage.ids, 2**64 - 1)
     steps = [ConfChangeSingle(draw.choice(list(ConfChangeType)), draw.choice(ids)) for _ in range(draw.choice((1, 3)))]
     transition = draw.choice(list(ConfChangeTransition))

@@ -13,9 +13,9 @@ from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.client.stream import ClientStream
 from raftkv.rpc.status import Code
 from raftkv.server.peer.codec import BatchEncoder
-from raftkv.server.peer.strangers import STRANGERS_MAX
 from raftkv.server.peer.transport import RAFT_PATH, peer_metadata
-from raftkv.server.snapshots.transfers import PEERS_MAX, Transfers
+from raftkv.server.peer.versions import UNKNOWN_PEERS_MAX
+from raftkv.server.snapshots.files import PEERS_MAX, Transfers
 from tests.rpc.loop import failure, on_loop, until
 from tests.server.peer.test_members_at_run_time import CLUSTER, OTHER, OWN, Receiver
 
@@ -81,12 +81,12 @@ async def test_what_members_pass_on_for_each_other_is_taken() -> None:
 
 @on_loop
 async def test_of_strangers_few_are_remembered() -> None:
-    """On a port without TLS anybody may say to be a member that is not known here yet."""
+    """On a port without TLS any caller may claim to be a member that is not known here yet."""
     receiver = Receiver()
     target = (await receiver.listen()).removeprefix("http://")
     channel = Channel(target)
     forged = _batch(Message(MessageType.HEARTBEAT, to=OTHER, from_=0, term=7))
-    for stranger in (OWN, *range(1000, 1000 + 3 * STRANGERS_MAX)):
+    for stranger in (OWN, *range(1000, 1000 + 3 * UNKNOWN_PEERS_MAX)):
         async with channel.stream(RAFT_PATH, metadata=peer_metadata(CLUSTER, stranger, OTHER)) as stream:
             assert await stream.receive() == b""
             await stream.send(forged)
@@ -94,7 +94,7 @@ async def test_of_strangers_few_are_remembered() -> None:
     service = receiver.service
     for kept in (service.received_bytes, service.received_failures, receiver.versions._heard):
         assert OWN in kept
-        assert STRANGERS_MAX <= len(kept) <= STRANGERS_MAX + 2
+        assert UNKNOWN_PEERS_MAX <= len(kept) <= UNKNOWN_PEERS_MAX + 2
     await channel.close()
     await receiver.server.close(0.0)
 

@@ -1,4 +1,4 @@
-"""Receiving databases: only what was sent, as it lies on this disk, and nothing that nobody waits for stays."""
+"""Receiving databases: only what was sent, as it lies on this disk, and no unneeded file stays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from raftkv.errors import StorageError
 from raftkv.pb import raft_pb2
 from raftkv.raft.types import ConfState, Message, MessageType, SnapshotMeta
 from raftkv.server.peer.codec import encode_snapshot_meta
-from raftkv.server.snapshots import files, partials, receiver
+from raftkv.server.snapshots import files, receiver
 from raftkv.server.snapshots.receiver import SnapshotReceiver
 from raftkv.storage import snapshot as storage_snapshot
 from raftkv.storage.backend import copying
@@ -404,7 +404,7 @@ def test_bytes_that_a_power_cut_lost_are_found_missing(
     async def scenario() -> None:
         taker = SnapshotReceiver(tmp_path, lambda index: False)
         await _take(taker, resumable(sent, 0, 17_000))
-        path = partials.partial_path(tmp_path, 30, 3, sent[1].size_bytes, sent[1].sha256)
+        path = receiver.partial_path(tmp_path, 30, 3, sent[1].size_bytes, sent[1].sha256)
         data = bytearray(path.read_bytes())
         data[8_192:12_288] = bytes(4_096)
         path.write_bytes(data)
@@ -456,7 +456,7 @@ def test_what_is_left_of_a_database_goes_with_the_next_or_by_itself(
         assert taker.give_up(), "its room is needed"
         await until(lambda: names(tmp_path) == [])
         assert not taker.give_up()
-        monkeypatch.setattr(partials, "KEPT_S", 0.01)
+        monkeypatch.setattr(receiver, "KEPT_S", 0.01)
         await _take(taker, resumable(sent, 0, 20_000))
         await until(lambda: names(tmp_path) == [])
 

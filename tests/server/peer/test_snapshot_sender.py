@@ -1,4 +1,4 @@
-"""Sending databases: whatever happens, the core hears once of each, and no file and no hold on the log is left."""
+"""Sending databases: the core hears once of each, after any failure, and no file and no hold on the log is left."""
 
 from __future__ import annotations
 
@@ -182,8 +182,8 @@ def test_every_send_ends_in_one_report_unless_another_follows(
             await world.sender.copies.close()
         for to in (2, 3):
             sequence = "".join(what[0] for peer, what in events if peer == to)
-            assert "rr" not in sequence, "a report that nobody waits for"
-            assert not sequence.startswith("r"), "a report that nobody waits for"
+            assert "rr" not in sequence, "a report without a waiting core"
+            assert not sequence.startswith("r"), "a report without a waiting core"
             assert not sequence.endswith("s"), f"member {to} would stay in SNAPSHOT for ever"
         assert not world.sender.holds_log()
         assert world.files == []
@@ -289,7 +289,7 @@ def test_without_room_for_it_no_copy_is_begun(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_copy_is_not_dropped_before_the_send_that_waited_for_it_has_run(tmp_path: Path) -> None:
-    """The log asks ten times a second whether it is held; in one moment of each copy nobody seemed to use that."""
+    """The log asks ten times a second whether it is held; in one moment of each copy it seemed unused."""
 
     async def scenario(world: World) -> None:
         world.channels[2] = Channel("takes")
@@ -545,7 +545,7 @@ def test_a_copy_is_given_up_for_a_database_that_has_to_grow(tmp_path: Path) -> N
     made = copies.Copies(store, tmp_path, [].append)
     rest = copies._pace(threading.Event(), made._is_in_the_way)
     rest(0.0)
-    store._overlay.space_error = MapFullError("nobody may read it")
+    store._overlay.space_error = MapFullError("readers hold it")
     with pytest.raises(StorageError, match="so that it can grow"):
         rest(0.0)
     store.close()

@@ -38,7 +38,7 @@ class Stream:
 
 
 def _nothing(peer_id: int) -> None:
-    """Nobody wants to know."""
+    """Ignore the call."""
 
 
 def _send_over(stream: Stream | None) -> tuple[Peer, list[int]]:

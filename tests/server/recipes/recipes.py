@@ -152,7 +152,7 @@ class RecipeMember:
             self._behind = self.hub.catch_up()
 
     async def settle(self) -> None:
-        """Go on until nobody proposes or reads any more."""
+        """Go on until there are no more proposals and reads."""
         for _ in range(TURNS_MAX):
             await quiet()
             if not self.node.proposed and not self.node.reading and not self._behind:

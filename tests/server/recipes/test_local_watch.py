@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from raftkv import errors
-from raftkv.server.recipes.local_watch import LocalWatch
+from raftkv.server.recipes.local_client import LocalWatch
 from tests.server.recipes.recipes import RecipeMember, quiet
 
 

@@ -13,7 +13,7 @@ from raftkv.loop import scheduler
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.status import Code
 from raftkv.server.recipes.local_client import BEGUN_AT_ONCE, BYTES_AS_A_TXN, CALLED_AT_ONCE, KEYS_AT_ONCE, refusal
-from raftkv.server.recipes.queue import NAMES_IN_A_TXN
+from raftkv.server.recipes.lock import NAMES_IN_A_TXN
 from tests.server.recipes.recipes import SIZE_MAX_BYTES, RecipeMember, quiet
 
 Scenario = Callable[[RecipeMember], Awaitable[None]]
@@ -101,7 +101,7 @@ def test_a_very_long_queue_is_looked_through_in_slices(meanwhile: str, monkeypat
         for _ in range(3):
             await asyncio.sleep(0)
         assert len(member.recipe.responder.slices) == 1
-        # What is found may be gone by then: nobody would say so to who began to wait for it now.
+        # The found entry may be gone by then: a new waiter would never be told.
         if meanwhile == "the one before leaves":
             member.delete(keys.pop())
         elif meanwhile == "it leaves itself":
@@ -233,7 +233,7 @@ def test_an_unknown_lease_is_refused() -> None:
 
 
 async def _waiter(member: RecipeMember) -> asyncio.Task[object]:
-    """Somebody with lease 11 who waits for the holder with lease 10."""
+    """A waiter with lease 11 behind the holder with lease 10."""
     holder = member.lock(b"n", 10)
     await member.settle()
     assert holder.done()

@@ -23,7 +23,7 @@ from raftkv.rpc import Channel, ChannelOptions, Server, ServerLimits, UnaryCall
 from raftkv.rpc.tls import Security, common_name_of
 from raftkv.server.tls.context import Rules
 from raftkv.server.tls.issue import CLIENT, SERVER, Authority, Pair
-from raftkv.server.tls.security import PortSecurity
+from raftkv.server.tls.ports import PortSecurity
 
 WHO = "/test.Who/Am"
 HERE = ("127.0.0.1", "localhost")

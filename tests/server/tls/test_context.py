@@ -14,13 +14,10 @@ import pytest
 from raftkv.config import ServerConfig, TLSFiles
 from raftkv.errors import ConfigError
 from raftkv.rpc.tls import CLIENT_PROTOCOLS, fixed
-from raftkv.server.tls.ciphers import openssl_names
-from raftkv.server.tls.context import Rules, server_context
-from raftkv.server.tls.expiry import WARNING_S, warn
-from raftkv.server.tls.failures import INTERVAL_S, REMEMBERED_MAX, FailureLog
+from raftkv.server.tls.certificates import WARNING_S, is_open_to_others, warn
+from raftkv.server.tls.context import Rules, openssl_names, server_context
 from raftkv.server.tls.issue import with_self_signed
-from raftkv.server.tls.ports import Ports
-from raftkv.server.tls.private_key import is_open_to_others
+from raftkv.server.tls.ports import INTERVAL_S, REMEMBERED_MAX, FailureLog, Ports
 from tests.rpc.loop import on_loop
 from tests.server.tls.room import Room, asked, serving
 
@@ -133,7 +130,7 @@ async def test_a_member_makes_its_own_certificates_once(room: Room) -> None:
     assert room.read("data/fixtures/peer/cert.pem") == first
     ports = Ports.of(made)
     assert (ports.client.ends["server"].time_s - time.time()) / 86_400 == pytest.approx(730, abs=1)
-    # It encrypts, and proves nothing: peers take each other's, and nobody has a name.
+    # It encrypts, and proves nothing: peers take each other's, and none has a name.
     async with serving(ports.peer) as served:
         assert await asked(served.target, Ports.of(made).peer.dialing) == ""
     context = ssl.create_default_context(cafile=made.client_tls.cert_file)

@@ -159,7 +159,7 @@ async def test_without_h2_in_alpn_the_first_bytes_decide(room: Room) -> None:
 
 
 def test_an_evicted_handshake_ends_with_a_reason() -> None:
-    """The oldest, whatever it waits for."""
+    """The oldest, in any state."""
     ended: list[str] = []
 
     class Ending:

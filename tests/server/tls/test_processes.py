@@ -60,10 +60,10 @@ def _flags(room: Room, mode: str) -> list[str]:
 
 def _is_served(room: Room, mode: str, endpoint: str, name: str) -> bool:
     """Whether etcdctl 3.5.1 can write, with a certificate or without."""
-    # Whoever is refused is tried again and again for so long; whoever is not may meet a slow machine.
+    # A refused client is tried again and again for so long; an admitted one may meet a slow machine.
     timeout_s = 60 if name in ACCEPTED[mode] else 1
-    anybody = ["--insecure-transport=false", "--insecure-skip-tls-verify"]
-    trust = anybody if mode == "own certificate" else [f"--cacert={room.path('ca.crt')}"]
+    untrusted = ["--insecure-transport=false", "--insecure-skip-tls-verify"]
+    trust = untrusted if mode == "own certificate" else [f"--cacert={room.path('ca.crt')}"]
     shown = [f"--cert={room.path(name)}.crt", f"--key={room.path(name)}.key"] if name else []
     words = etcdctl(f"https://{endpoint}", *trust, *shown, f"--command-timeout={timeout_s}s", "put", "a", "b")
     return subprocess.run(words, capture_output=True, timeout=90, check=False).returncode == 0

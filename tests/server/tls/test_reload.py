@@ -15,9 +15,9 @@ from raftkv.client.rpc.transport import channel_arguments
 from raftkv.config import TLSFiles
 from raftkv.errors import ConfigError
 from raftkv.rpc import Channel, Code
-from raftkv.server.tls import security as module
+from raftkv.server.tls import ports as module
 from raftkv.server.tls.context import Rules
-from raftkv.server.tls.security import RETRY_S, PortSecurity
+from raftkv.server.tls.ports import RETRY_S, PortSecurity
 from tests.rpc.loop import failure, on_loop
 from tests.server.tls.room import QUICK, WHO, Room, asked, serving
 

@@ -26,8 +26,7 @@ from raftkv.server.watch.stream import WatchStream
 from raftkv.storage import schema
 from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.mvcc import Store
-from raftkv.storage.record import CorruptRecordError
-from raftkv.storage.revision import pack, to_key
+from raftkv.storage.revision import CorruptRecordError, pack, to_key
 from tests.rpc.loop import until
 from tests.server.watch.fakes import FakeCall
 

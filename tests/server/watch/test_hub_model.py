@@ -1,4 +1,4 @@
-"""The hub against the history: whatever is slow, compacted or replaced, each watcher gets exactly its events.
+"""The hub against the history: each watcher gets exactly its events, slow, compacted or replaced.
 
 The machine writes, compacts, installs snapshots' worth of unseen revisions, creates and cancels watchers of all kinds,
 and lets clients read or not. The model is the list of all changes: W1 ordered, W2 unique, W3 reliable, W4 atomic,
@@ -306,8 +306,8 @@ class HubMachine(RuleBasedStateMachine):
 
 @pytest.fixture(params=["roomy", "tight", "many", "steps"])
 def _limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With tight limits everybody falls behind all the time; with many watchers they do so together, and in steps; with
-    few units of work a step, each change is a step of its own."""
+    """With tight limits all watchers fall behind all the time; with many watchers they do so together, and in steps;
+    with few units of work a step, each change is a step of its own."""
     if request.param == "many":
         monkeypatch.setattr(hub, "DELIVERIES_PER_TURN", 3)
         monkeypatch.setattr(hub, "DELIVERIES_MIN", 1)

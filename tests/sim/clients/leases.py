@@ -170,7 +170,7 @@ class Owner:
 
 
 def check_ended(cluster: Cluster, ttl_s_max: int, election_s: float) -> None:
-    """Nobody keeps a lease any more and no fault is left: all end in time (L3)."""
+    """No lease is kept alive any more and no fault is left: all end in time (L3)."""
     deadline = cluster.scheduler.now + ttl_s_max + 2 * election_s + LATE_S
     leases = cluster.checkers.replay.leases
     if leases and not cluster.run_until(deadline, lambda: not leases):

@@ -7,12 +7,12 @@ members and waits; an answer that says nothing for certain is followed up, as a 
     add        MemberAdd, voter or learner; its machine is switched on some time later, with an empty disk
     promote    MemberPromote until it is granted or refused for good
     replace    a new learner, then MemberReplace of a voter, the leader too
-    remove     MemberRemove of anybody, the leader too
+    remove     MemberRemove of any member, the leader too
     wipe       a voter's disk is lost; it is removed, however long that takes, and another one added
     update     MemberUpdate with another peer URL
 
-What is done is always survivable: a disk is wiped only while the voters that are left decide without it, whatever
-becomes of a removal that was never answered.
+What is done is always survivable: a disk is wiped only while the voters that are left decide without it, even
+if an unanswered removal takes effect.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ Plan = Generator[Ask | float, Answer | None, None]
 
 
 class Machines:
-    """Where members run: switched on when somebody was added, off when it was removed.
+    """Where members run: switched on when a member was added, off when it was removed.
 
     Arguments:
         cluster, rng: of the simulation.
@@ -92,7 +92,7 @@ class Machines:
         self._cluster.scheduler.after(delay_s, self._switch_on, member_id)
 
     def _switch_on(self, member_id: int) -> None:
-        """Start it with what the cluster says; again later, if nobody says anything."""
+        """Start it with what the cluster says; again later, if there is no answer."""
         members = self._cluster.newest_members()
         if any(member_id == member.ID for member in members):
             self._cluster.join(member_id, members)
@@ -102,7 +102,7 @@ class Machines:
             self._switch_on_later(member_id)
 
     def are_on(self) -> bool:
-        """Whether everybody who was added has been started."""
+        """Whether all added members have been started."""
         return self._known <= set(self._cluster.members)
 
 
@@ -188,7 +188,7 @@ class Operator:
             self._removed.add(member_id)
 
     def _choose(self, ids: list[int]) -> int:
-        """Somebody, often the leader."""
+        """A member, often the leader."""
         leader = self._cluster.leader_hint()
         return leader if leader in ids and self._rng.random() < 0.4 else self._rng.choice(ids)
 
@@ -217,7 +217,7 @@ class Operator:
 
     def _wipe(self) -> Plan:
         conf = self._cluster.newest_conf()
-        # Whoever was removed may still be a voter to members that are down and have not heard of it.
+        # A removed member may still be a voter to members that are down and have not heard of it.
         voters = [voter for voter in conf.voters if voter not in self._removed]
         if len(voters) < 3 + self._unanswered or conf.voters_outgoing:
             return

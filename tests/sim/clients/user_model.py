@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from raftkv.apply.auth.caller import Caller
-from raftkv.apply.request import Kind, unversioned
+from raftkv.apply.request import Caller, Kind, unversioned
 from raftkv.pb import raft_pb2, rpc_pb2
 from tests.compat.differential.auth_model import Model
 
@@ -51,13 +50,13 @@ class Users:
         self._model.learn(getattr(change, kind or ""))
         self.revision += kind != "enable"
 
-    def refusal_of_nobody(self, kind: int) -> str:
+    def refusal_without_user(self, kind: int) -> str:
         """Why an entry without a caller has no effect; empty: it has."""
         is_members = kind in (Kind.LEASE_EXPIRE, Kind.LEASE_RENEW, Kind.MEMBER_ATTRIBUTES)
         return EMPTY if self._model.is_enabled and not is_members else ""
 
     def refusal(self, caller: Caller, kind: int, body: bytes) -> str:
-        """Why an entry of somebody has no effect; empty: it has."""
+        """Why an entry of a user has no effect; empty: it has."""
         user = caller.user.decode()
         if not self._model.is_enabled or not user:
             return ""

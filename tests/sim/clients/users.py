@@ -11,9 +11,8 @@ import random
 from typing import Any, Final
 
 from raftkv.apply.applier import Applier, Outcome
-from raftkv.apply.auth.caller import Caller
 from raftkv.apply.auth.store import AuthStore
-from raftkv.apply.request import Kind
+from raftkv.apply.request import Caller, Kind
 from raftkv.errors import StatusError
 from raftkv.pb import auth_pb2, raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
@@ -74,7 +73,7 @@ def may_ask(applier: Applier, path: str, data: bytes, call: Call) -> bool:
 
 
 class Unheard(Waiter):
-    """Waits for an answer that nobody looks at."""
+    """Waits for an unread answer."""
 
     def __init__(self, request: Any) -> None:
         self.request = request

@@ -51,7 +51,7 @@ class Watcher:
         self._no_put, self._no_delete = rng.choice(((False, False),) * 4 + ((True, False), (False, True)))
         self._progress = rng.random() < 0.5
         self._next = 0
-        """The first revision that it does not have yet; 0: whatever comes after it is created."""
+        """The first revision that it does not have yet; 0: every event after it is created."""
         self._position = 0
         self._stream: Stream | None = None
         self._streams = 0

@@ -1,7 +1,7 @@
 """Calls of clients and other members without sockets: what services see of a call, and where their handlers register.
 
 An answer leaves when the turn that made it ends (``Outbox``), as on a corked connection; what a member had not sent
-when it died reaches nobody.
+when it died reaches no other member.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from raftkv.apply.auth.caller import MEMBER, Caller
+from raftkv.apply.request import MEMBER, Caller
 from raftkv.errors import StatusError
 from raftkv.loop.cork import Cork
 from raftkv.rpc.framing import MessageAssembler

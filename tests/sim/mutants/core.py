@@ -11,8 +11,7 @@ from raftkv.raft.core import Raft
 from raftkv.raft.log import RaftLog
 from raftkv.raft.memory_log import MemoryLog
 from raftkv.raft.progress import PROBE, SNAPSHOT, Progress
-from raftkv.raft.quorum import committed_of
-from raftkv.raft.tracker import Tracker
+from raftkv.raft.tracker import Tracker, committed_of
 from raftkv.raft.types import NONE, Message, MessageType, Ready, StateRole
 from raftkv.server.node.disk import Batch, Restore
 from raftkv.server.node.node import Node
@@ -100,7 +99,7 @@ def _pre_vote_raises(patches: Patches) -> None:
     original = patches.set(Raft, "become_pre_candidate", become_pre_candidate)
 
 
-@mutant("deaf leader stays", "CheckQuorum deposes a leader that hears nobody (R8)")
+@mutant("deaf leader stays", "CheckQuorum deposes a leader that hears no follower (R8)")
 def _deaf_leader(patches: Patches) -> None:
     patches.set(Raft, "_check_quorum", lambda raft: None)
 
@@ -117,7 +116,7 @@ def _matching_skipped(patches: Patches) -> None:
     original = patches.set(RaftLog, "maybe_append", maybe_append)
 
 
-@mutant("old append truncates", "entries that match stay, whatever an old message holds (R6)")
+@mutant("old append truncates", "entries that match stay, in spite of old messages (R6)")
 def _old_append_truncates(patches: Patches) -> None:
     def append_new(log: RaftLog, index: int, entries: list[Any]) -> None:
         fresh = [entry for entry in entries if entry.index > log.committed]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from raftkv.server.lease import keep_alives
-from raftkv.server.lease.graces import ConnectionLost
+from raftkv.server.lease.keep_alives import ConnectionLost
 from raftkv.server.lease.lessor import Lessor
 from raftkv.server.lease.on_leader import OnLeader
 from raftkv.server.lease.renewals import Renewals

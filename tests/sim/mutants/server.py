@@ -254,7 +254,7 @@ def _keys_go_singly(patches: Patches) -> None:
     original = patches.set(Leases, "_delete_keys", delete_keys)
 
 
-@mutant("deletes left out where nobody waits", "only what is read is left out (R4)")
+@mutant("deletes left out where no caller waits", "only what is read is left out (R4)")
 def _deletes_left_out(patches: Patches) -> None:
     def delete_range(applier: Applier, request: Any) -> Any:
         if not applier._is_answered and request.range_end:

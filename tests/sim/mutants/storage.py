@@ -7,9 +7,9 @@ from typing import Any
 from raftkv.apply.leases import Leases
 from raftkv.raft.types import HardState
 from raftkv.storage import key_index, schema
-from raftkv.storage.attachments import Attachments
 from raftkv.storage.compaction import Compactor
 from raftkv.storage.mvcc import Store
+from raftkv.storage.mvcc_txn import Attachments
 from raftkv.storage.overlay import Overlay
 from raftkv.storage.wal import wal as wal_module
 from raftkv.storage.wal.wal import WAL

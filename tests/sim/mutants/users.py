@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from raftkv.apply.auth.caller import Caller
 from raftkv.apply.auth.directory import Directory
 from raftkv.apply.auth.records import User
 from raftkv.apply.auth.rights import Rights
 from raftkv.apply.auth.store import AuthStore
+from raftkv.apply.request import Caller
 from tests.sim.corners import users_corner
 from tests.sim.mutants.registry import Patches, mutant, nothing
 

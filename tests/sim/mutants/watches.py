@@ -6,10 +6,9 @@ from typing import Any
 
 from raftkv.server.watch import hub as hub_module
 from raftkv.server.watch.catch_up import CatchUp
-from raftkv.server.watch.hub import WatchHub
+from raftkv.server.watch.hub import Events, WatchHub
 from raftkv.server.watch.index import Watcher
 from raftkv.server.watch.stream import WatchStream
-from raftkv.server.watch.turn import Events
 from tests.sim.corners import (
     watch_corner,
 )

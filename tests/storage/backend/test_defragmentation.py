@@ -311,7 +311,7 @@ def test_a_file_with_the_inode_of_one_that_is_being_closed_can_be_opened(
 
     class Late(threading.Thread):
         def start(self) -> None:
-            """Run when somebody waits for the end."""
+            """Run when a caller waits for the end."""
 
         def join(self, timeout: float | None = None) -> None:
             self.run()

@@ -13,8 +13,8 @@ import pytest
 from raftkv.errors import CorruptionError, SpaceError
 from raftkv.storage import schema
 from raftkv.storage.backend.base import WriteBatch
+from raftkv.storage.backend.environment import SEAL, SEALED_BUCKETS, total
 from raftkv.storage.backend.lmdb import LMDBBackend
-from raftkv.storage.backend.seal import SEAL, SEALED_BUCKETS, total
 from tests.storage.conftest import MAP_SIZE_BYTES
 
 NEEDLE = b"needle-%b-0123456789"

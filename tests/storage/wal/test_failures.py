@@ -122,7 +122,7 @@ def test_a_full_disk_at_create_leaves_nothing_behind(disk: SimDisk, operation: s
 def test_a_full_disk_keeps_no_torn_log_from_being_opened(
     disk: SimDisk, monkeypatch: pytest.MonkeyPatch, operation: str
 ) -> None:
-    """The copy of what is cut off takes as much room as a segment; nobody was told that these bytes were durable."""
+    """The copy of what is cut off takes as much room as a segment; these bytes were never reported as durable."""
     wal = create(disk)
     append_synced(wal, 1, 3)
     wal.append(None, entries(4, 4, data=b"y" * 1000))

@@ -302,7 +302,7 @@ def test_segments_that_wait_for_an_archive_alone_are_not_read(disk: SimDisk) -> 
     assert recovered.hard_state == HardState(1, 1, 299)
     assert again.segments == wal.segments, "they are there still"
     again.release(10**6)
-    assert again.segments == wal.segments[needed:], "nobody keeps them any more"
+    assert again.segments == wal.segments[needed:], "the others are no longer kept"
     again.close()
     assert indexes(recover(disk).entries) == list(range(200, 301))
 

@@ -1,30 +1,83 @@
-"""Lists of revoked certificates, as ``--client-crl-file`` and ``--peer-crl-file`` name them.
+"""Certificates, keys and lists of revoked certificates as files: whether they can be read, and when they end.
 
-One PEM file with any number of lists, or one list in DER. A certificate is revoked when a list of its issuer has its
-serial number; every certificate of a chain is looked at. A list is checked against its authority when it is read.
-One that should have been renewed still holds for what it names, as in etcd, and ``expiry`` warns of it.
+Revocation lists are those of ``--client-crl-file`` and ``--peer-crl-file``: one PEM file with any number of lists, or
+one list in DER. A certificate is revoked when a list of its issuer has its serial number; every certificate of a chain
+is looked at. A list is checked against its authority when it is read. An overdue list still holds for what it names, as
+in etcd, and ``warn`` says that it is overdue.
+
+Certificates and lists that end soon are logged at each start, reload and day, and exported as metrics.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import ssl
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from raftkv.config import TLSFiles
 from raftkv.errors import ConfigError
-from raftkv.server.tls.decoding import decoding
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from cryptography import x509
 
+
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def decoding() -> Iterator[None]:
+    """Turn every refusal of cryptography to decode something in the block into ValueError.
+
+    It decodes a field when it is read, and some of its refusals are plain ``Exception`` (``InvalidVersion``).
+
+    Raises:
+        ValueError: with what cryptography says.
+    """
+    from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
+
+    refusals = (x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, UnsupportedAlgorithm)
+    try:
+        yield
+    except (*refusals, TypeError) as error:
+        raise ValueError(str(error)) from error
+
+
+_OTHERS_READ: Final = stat.S_IRGRP | stat.S_IROTH
+
+
+def is_open_to_others(path: str) -> bool:
+    """Tell whether others than its owner may read a private key, by the mode of its file.
+
+    A group may read root's, as where the system keeps keys for its services; a file without a readable mode counts as
+    closed. A key that others may read is used, with a line in the log: etcd takes it, and volumes of secrets have mode
+    0644 unless configured otherwise. ``--secure`` does not start with one.
+
+    Arguments:
+        path: of the key.
+    """
+    try:
+        found = os.stat(path)
+    except OSError:
+        return False
+    allowed = stat.S_IRGRP if found.st_uid == 0 != os.geteuid() else 0
+    return bool(found.st_mode & _OTHERS_READ & ~allowed)
+
+
 _BEGIN = b"-----BEGIN X509 CRL-----"
 
 
 class Revocations:
-    """What is revoked.
+    """Revoked certificates, by issuer and serial number.
 
     Arguments:
         path: of the file with the lists.
@@ -146,3 +199,67 @@ def _check(found: _List, known: list[x509.Certificate], path: str) -> None:
             continue
     if known:
         raise ConfigError(f"cannot use the revoked certificates of {path}: {known[0].subject} has not signed them")
+
+
+WARNING_S: Final = 30 * 86_400.0
+"""Certificates are warned of so long before their end."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end of a certificate, an authority or a list of revoked certificates.
+
+    Attributes:
+        what: in words.
+        path: of the file.
+        time_s: Unix time.
+    """
+
+    what: str
+    path: str
+    time_s: float
+
+
+def ends_of(files: TLSFiles, revocations: Revocations | None) -> dict[str, End]:
+    """Return what ends when, by use; of several certificates of a file the first to end.
+
+    Arguments:
+        files: that have been loaded already.
+        revocations: of ``files.crl_file``.
+    """
+    named = {
+        "server": ("certificate", files.cert_file),
+        "client": ("certificate", files.client_cert_file),
+        "ca": ("certificate authority", files.trusted_ca_file),
+    }
+    ends = {use: End(what, path, _end_of(path)) for use, (what, path) in named.items() if path}
+    if revocations is not None and revocations.next_update_s is not None:
+        ends["crl"] = End("list of revoked certificates", files.crl_file, revocations.next_update_s)
+    return ends
+
+
+def _end_of(path: str) -> float:
+    from cryptography import x509
+
+    try:
+        with decoding():
+            found = x509.load_pem_x509_certificates(Path(path).read_bytes())
+            return min(certificate.not_valid_after_utc.timestamp() for certificate in found)
+    except ValueError as error:
+        raise ConfigError(f"cannot read when the certificates of {path} end: {error}") from None
+
+
+def warn(ends: Mapping[str, End]) -> None:
+    """Log what ends within ``WARNING_S``.
+
+    Arguments:
+        ends: by use.
+    """
+    now_s = time.time()
+    for end in dict.fromkeys(ends.values()):
+        left_s = end.time_s - now_s
+        date = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(end.time_s))
+        if left_s <= 0:
+            _log.error("%s %s has expired on %s: put a new one in its place", end.what, end.path, date)
+        elif left_s < WARNING_S:
+            _log.warning("%s %s expires in %d days, on %s", end.what, end.path, left_s // 86_400, date)
