@@ -251,7 +251,7 @@ class ServerConfig:
     insecure_peers: bool = False
     """Take peers off this machine that prove nothing. Danger: who reaches the port can rewrite all data."""
     secure: bool = False
-    """Start only if nothing is left open to strangers (``server.exposure``), and with the audit log on."""
+    """Start only if nothing is left open to strangers (``server.insecure_settings``), and with the audit log on."""
     cors: tuple[str, ...] = ()
     """Origins whose web pages may call; empty: none; ``*``: all. Danger: whoever a browser here visits may call."""
     host_whitelist: tuple[str, ...] = ()

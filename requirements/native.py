@@ -59,11 +59,12 @@ _OF_MEMBERS = {
     "raftkv/storage/wal": "frame record segment wal",
 }
 _OF_CALLS = {
-    "raftkv/rpc": "cork deadlines framing h2 inbox limits metadata packed policing protocol stall",
+    "raftkv/loop": "cork timers",
+    "raftkv/rpc": "framing h2 inbox limits liveness metadata packed policing protocol",
     "raftkv/rpc/http2": (
         "client connection control fields frames hpack huffman listener sending server streams tables"
     ),
-    "raftkv/rpc/server": "budget calls carrier core http2 known_heads listened router stream",
+    "raftkv/rpc/server": "budget calls carrier core http2 known_heads router stream",
     "raftkv/rpc/sockets": "poller transport",
 }
 

@@ -7,16 +7,16 @@ Owns bytes, calls, deadlines and every limit on what a peer can make grow; it kn
 
 Read in this order: ``status`` and ``metadata`` (gRPC's vocabulary), ``framing`` (messages in a byte stream), ``h2``
 (what gRPC makes of HTTP/2) on ``http2`` (the engine), ``server.core`` and ``client.core`` (sans-IO: bytes in, calls
-out), ``server`` and ``client`` (the asyncio shells), ``sockets`` (those of a server). ``cork`` flushes what a turn has
-touched; ``limits`` has all numbers.
+out), ``server`` and ``client`` (the asyncio shells), ``sockets`` (those of a server). ``loop.cork``
+writes the output of a turn at its end; ``limits`` has all numbers.
 
 Laws:
 
 1. The core modules do no I/O and read no clock of their own: bytes, times and wake-ups are given to them.
-2. What one turn of the loop produces for one connection leaves in one write.
-3. Everything a peer can make grow has a named limit in ``limits``.
+2. The output of one turn of the loop for one connection leaves in one write.
+3. All that a peer can make grow has a named limit in ``limits``.
 4. A failed call says whether the request certainly never reached a handler (``RpcError.definite``).
-5. A connection that is gone is freed by its reference count: the collector hardly ever runs in a member (``gone``).
+5. A lost connection is freed by its reference count: the collector hardly ever runs in a member (``loop.cycle_free``).
 
 Example::
 

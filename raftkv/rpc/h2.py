@@ -1,4 +1,4 @@
-"""What gRPC makes of HTTP/2: whole answers, messages behind their prefixes, and the engines of both ends.
+"""HTTP/2 as gRPC uses it: whole answers, messages behind their prefixes, and the engines of both ends.
 
 The engine itself is ``http2``; here are the few operations that calls use beside its own.
 """
@@ -95,7 +95,7 @@ class ClientEngine(ClientConnection):
         self.send_data(stream_id, message)
 
 
-class _Nobody:
+class _NoListener:
     """Hears nothing: the listener of an engine that has no connection."""
 
     def __getattr__(self, name: str) -> Any:
@@ -106,24 +106,24 @@ class _ClosedEngine(ServerEngine):
     """Takes the place of the engine of a connection that has gone: holds nothing, and sends nothing."""
 
     def __init__(self) -> None:
-        super().__init__(_Nobody(), ServerLimits())
+        super().__init__(_NoListener(), ServerLimits())
         self.has_failed = True
         self._out = []
 
     def acknowledge(self, amount: int, stream_id: int) -> None:
-        """Nobody waits for it."""
+        """Ignore it: the connection is closed."""
 
     def reset(self, stream_id: int, code: int) -> None:
         """All streams are closed."""
 
     def ping(self, opaque: bytes) -> None:
-        """Nobody answers."""
+        """Ignore it: no peer answers."""
 
     def send_goaway(self, code: int, debug_data: bytes = b"") -> None:
-        """Nobody reads it."""
+        """Ignore it: no peer reads it."""
 
     def send_shutdown_notice(self) -> None:
-        """Nobody reads it."""
+        """Ignore it: no peer reads it."""
 
     def send_request(self, fields: Headers) -> int:
         """Refuse a call of a client whose connection has gone."""

@@ -15,7 +15,7 @@ from copy import copy
 from raftkv.rpc.framing import PREFIX_BYTES, MessageAssembler
 
 MESSAGE_OVERHEAD_BYTES = 56
-"""What a message costs beside its bytes: a stream of empty ones would else be free."""
+"""Cost of a message beside its bytes: a stream of empty ones would else be free."""
 
 
 class Inbox:
@@ -117,8 +117,8 @@ class Inbox:
     def held_bytes(self) -> int:
         """Memory that is not held back by the window.
 
-        That is the unfinished message, what messages cost as objects, and of those that nobody has read the part that
-        was given back before they were whole, or came out of less.
+        That is the unfinished message, the cost of messages as objects, and of unread messages the part that was given
+        back before they were whole, or that decompression added.
         """
         held, count = self.assembler.held_bytes, len(self._messages)
         if count:

@@ -14,7 +14,7 @@ MIB = 1024 * KIB
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """What a server accepts from one connection, and from all of them.
+    """Limits of a server for one connection, and for all of them.
 
     Attributes:
         max_receive_message_bytes: largest request message; etcd's 1.5 MiB request limit plus 512 KiB.
@@ -45,8 +45,8 @@ class ServerLimits:
             a watch-heavy client cancels in bursts.
         reset_per_s: the same each second after the burst.
         reset_free_after_s: the reset of a call that was open for so long is not counted: its time was up.
-        glitch_burst: frames taken at once that are allowed and of no use: of kinds that nobody knows, for closed
-            streams, priorities, requests above the limit of streams.
+        glitch_burst: useless but allowed frames that are accepted at once: of unknown kinds, for closed streams,
+            priorities, requests above the limit of streams.
         glitch_per_s: the same each second after the burst.
         control_burst: SETTINGS, PRIORITY_UPDATE, empty DATA frames and small ones of answered calls taken at once, and
             WINDOW_UPDATE frames beyond one for each 32 bytes that the client was sent and four for each call it began.
@@ -70,7 +70,7 @@ class ServerLimits:
         http1_half_closed_s: a client that has ended its own half of a connection, as BusyBox's nc does behind its
             request, gets what it has asked for if that takes no longer, or while it is being sent.
         http1_probe_s: silence after which the kernel asks an HTTP/1.1 client's machine whether it is there, and between
-            its questions: a stream that nobody reads any more has nothing else to end it.
+            its questions: no other limit ends a stream whose client has left.
         http1_header_bytes: request line and header of an HTTP/1.1 request, with the empty line at its end.
         http_body_bytes: body of a plain HTTP request, either version.
         goaway_notice_timeout_s: how long a graceful close waits for the client to have seen the first GOAWAY; 0: who

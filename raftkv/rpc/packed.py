@@ -1,8 +1,8 @@
 """Compressed messages of a call: gzip, a piece at a time.
 
 A few octets may be millions when they are unpacked, or take long to unpack to nothing. So no step takes more than
-``PIECE_BYTES`` of what came, or makes more than ``ROOM_BYTES`` of it; whoever feeds the assembler asks between two of
-them whether there is time for another. What is unpacked is counted as an unfinished message until it is whole, and none
+``PIECE_BYTES`` of what came, or makes more than ``ROOM_BYTES`` of it; the caller asks between two of them whether
+there is time for another. Unpacked bytes count as an unfinished message until it is whole, and none
 grows above the limit on messages.
 
 Codes and texts are those of grpc-go, which trusts the size at the end of the data before it unpacks anything. Of
@@ -24,7 +24,7 @@ ROOM_BYTES: Final = 128 * 1024
 
 GZIP: Final = b"gzip"
 ENCODINGS: Final = frozenset((b"identity", b"", GZIP))
-"""What a request may be encoded with; nothing is as good as identity."""
+"""Encodings of a request; an absent one means identity."""
 
 _HEAD: Final = b"\x1f\x8b\x08"
 _HEAD_BYTES: Final = 10
@@ -63,7 +63,7 @@ class Unpacking:
 
     @property
     def held_bytes(self) -> int:
-        """What it takes, packed and unpacked."""
+        """Memory that it takes, packed and unpacked."""
         return len(self._packed) + len(self._made)
 
     def _member(self) -> zlib._Decompress:
@@ -124,8 +124,8 @@ def _broken(text: str) -> RpcError:
 class PackedAssembler(MessageAssembler):
     """Messages of a call that said ``grpc-encoding: gzip``: each may be compressed or plain.
 
-    While ``is_busy``, ``feed(b"")`` goes on with what has come, and nothing else may be fed. What waits is counted with
-    its prefix, so that ``held_bytes`` is more than nothing then.
+    While ``is_busy``, ``feed(b"")`` goes on with what has come, and nothing else may be fed. Waiting bytes count with
+    their prefix, so that ``held_bytes`` is more than nothing then.
     """
 
     __slots__ = ("_kept_bytes", "_refused", "_unpacking", "_waiting", "_waiting_bytes")

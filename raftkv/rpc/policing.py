@@ -1,4 +1,4 @@
-"""What a server holds against a client's control frames: token buckets, resets of young calls, grpc-go's ping strikes.
+"""Limits of a server on a client's control frames: token buckets, resets of young calls, grpc-go's ping strikes.
 
 Pure: times come in as arguments. Source of the ping rules: grpc-go, ``keepalive.EnforcementPolicy``.
 """
@@ -145,7 +145,7 @@ class PingPolicy:
     """Counts early pings of one connection.
 
     A ping is early when it follows the last one by less than ``interval_min_s`` (with open calls) or
-    ``interval_idle_min_s`` (without). Whatever we send as an answer wipes the slate: the client may then ping once
+    ``interval_idle_min_s`` (without). Any answer that we send resets the count: the client may then ping once
     for its bandwidth estimate.
     """
 

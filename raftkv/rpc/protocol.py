@@ -6,7 +6,7 @@ Invariants:
 2. While the peer does not read (the transport's buffer is above its high-water mark) nothing is pulled from the core,
    so what waits is bounded by the core's own limits; and a peer that keeps sending control frames meanwhile is not
    read either.
-3. A peer that reads nothing for ``write_stall_timeout_s`` is disconnected; one that reads slowly is not (``stall``).
+3. A peer that reads nothing for ``write_stall_timeout_s`` is disconnected; one that reads slowly is not (``liveness``).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Generic, Protocol, TypeVar
 
 from mypy_extensions import mypyc_attr
 
-from raftkv.rpc.gone import GONE, release
-from raftkv.rpc.stall import StallGuard
+from raftkv.loop.cycle_free import GONE, release
+from raftkv.rpc.liveness import StallGuard
 
 READ_BYTES = 256 * 1024
 """Most bytes taken from one socket in one go."""
@@ -42,7 +42,7 @@ def read_buffer() -> memoryview:
 
 
 class Core(Protocol):
-    """What a connection core offers its transport."""
+    """A sans-IO connection, as its transport uses it."""
 
     closing: bool
     drop_unsent: bool

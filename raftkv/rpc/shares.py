@@ -11,7 +11,7 @@ An *identity* is the user of a call, else the name in the client's certificate, 
 Two rules, by whether a thing can be taken back:
 
     taken back       one identity may hold all of it. When it is full, what the greediest holds gives way to an identity
-                     that would hold less than it does (``make_room``): who has less than an equal share gets it
+                     that would hold less (``make_room``), so all get an equal share
     not taken back   one identity alone may hold ``limit``. A seventh of that comes on top, and is for the others:
                      each may hold seven times what is then left (``has_room``), so something is left for a newcomer,
                      and as things end, all that ask come to hold the same
@@ -32,9 +32,9 @@ Every budget of a member, and how it is shared:
 
 Not shared, since only root or members ask for it: changes of members that wait, snapshot streams, messages between
 members. Not shared either, and full for all when one fills it: connections that are not idle, and handshakes under way
-(``rpc/server/crowd``, ``handshakes``); tokens (one user has a tenth at most); audit lines and log lines.
+(``rpc/server/accept``); tokens (one user has a tenth at most); audit lines and log lines.
 Limits of one connection or stream are no budgets of all: ``rpc/limits``. An identity is one word for all of them, so
-that whoever divides the time of the loop can go by it too.
+that a later scheduler of the loop's time can use it too.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _IPV6_NETWORK_BITS: Final = 64
 
 
 def identity_of_peer(address: str, certificate: Mapping[str, Any] | None = None) -> str:
-    """Return the identity of a connection, whoever calls on it.
+    """Return the identity of a connection, apart from the users of its calls.
 
     Arguments:
         address: ``host:port``, or ``unix:``.
@@ -102,18 +102,18 @@ def refusal(identity: Identity, limit: str) -> str:
     """Return the text of a refusal, which names the limit.
 
     Arguments:
-        identity: who is refused.
+        identity: that is refused.
         limit: what all may have together, as "1024 watchers of this member".
     """
     return f"raftkv: {name_of(identity)} has its share of the {limit}: each user, certificate or address has one"
 
 
 def greedier(held: Mapping[Identity, int], identity: Identity, amount: int) -> Identity | None:
-    """Return who holds most, if that is more than an identity would hold with so much more; None: nobody does.
+    """Return the identity that holds most, if that is more than another would hold with so much more; None: none does.
 
     Arguments:
         held: by identity.
-        identity, amount: who asks, and for how much.
+        identity, amount: which asks, and for how much.
     """
     greediest: Identity | None = None
     most = held.get(identity, 0) + amount
@@ -136,7 +136,7 @@ def totals(parts: Iterable[tuple[Identity, int]]) -> dict[Identity, int]:
 
 
 class Shares:
-    """What each identity holds of one budget.
+    """The share of each identity in one budget.
 
     To find the greediest takes a moment for each identity that holds something, and is done while the budget is full.
 
@@ -144,7 +144,7 @@ class Shares:
         limit: of what can be taken back: what all may hold; of other things: what one may hold.
 
     Attributes:
-        held: by identity; who holds nothing is not in it.
+        held: by identity, if it holds any.
         used: what all hold.
     """
 
@@ -170,10 +170,10 @@ class Shares:
             del self.held[identity]
 
     def make_room(self, identity: Identity, amount: int, give_way: Callable[[Identity], bool]) -> bool:
-        """Make room for what can be taken back; False: who asks has its share, and is to be refused.
+        """Make room for what can be taken back; False: refuse the identity, which has its share.
 
         Arguments:
-            identity, amount: who asks, and for how much.
+            identity, amount: which asks, and for how much.
             give_way: has an identity give back something; False: it has nothing that can be.
         """
         while self.used + amount > self.limit:
@@ -186,7 +186,7 @@ class Shares:
         """Return whether an identity may hold so much more of what cannot be taken back.
 
         Arguments:
-            identity, amount: who asks, and for how much.
+            identity, amount: which asks, and for how much.
             others: what is held besides, and not counted here.
         """
         left = self.limit - self.used - others - amount

@@ -19,7 +19,7 @@ Read ``node`` first, then the way of one request: ``services/kv`` (a Put), ``lea
 Laws:
 
 - One loop, no locks: threads write the log and the database and read large files; results come back to the loop.
-- No turn of the loop is longer than 50 ms, whatever one client asks (``turns`` measures it, ``node/slices`` cuts work).
+- No turn of the loop is longer than 50 ms, whatever one client asks (``loop.turns``, ``loop.scheduler``).
 - Nothing is acknowledged before the fsync that it depends on.
 - An exception in the loop stops the member; one in serving a read is that read's alone, unless it found damage.
 - Parts know each other through their constructors; every subscription among them is made in ``wiring``.

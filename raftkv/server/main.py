@@ -23,11 +23,12 @@ from raftkv.errors import (
     UnknownEntryError,
     explain,
 )
+from raftkv.loop.cycle_free import collect_in_small_passes, look_at_young_objects
+from raftkv.loop.turns import LoopTurns, TurnSelector
 from raftkv.native import is_compiled
 from raftkv.server import descriptors
-from raftkv.server.audit.destination import open_destination
+from raftkv.server.audit.trail import open_destination
 from raftkv.server.auth.jwt_tokens import JWTTokens, parse_options
-from raftkv.server.collector import collect_in_small_passes, look_at_young_objects
 from raftkv.server.listening import check_free
 from raftkv.server.logs import outputs as logs
 from raftkv.server.member import ExtendHttp, Member, OnReady
@@ -35,7 +36,6 @@ from raftkv.server.membership.joining import origin_of
 from raftkv.server.node.bootstrap import is_new
 from raftkv.server.supervisor import Supervisor
 from raftkv.server.tls.ports import Ports
-from raftkv.server.turns import LoopTurns, TurnSelector
 from raftkv.storage.datadir import ensure_private_directory
 
 _log = logging.getLogger(__name__)

@@ -21,10 +21,12 @@ from raftkv.apply.membership import Membership
 from raftkv.apply.response import HeaderEncoder
 from raftkv.config import ServerConfig
 from raftkv.errors import CorruptionError, MemberRemovedError, StorageError, UnknownEntryError, explain
+from raftkv.histograms import DISK_S, Buckets, doubling
+from raftkv.loop.cork import Cork
+from raftkv.loop.turns import LoopTurns
 from raftkv.raft.raw_node import RawNode
 from raftkv.raft.types import Message, RaftConfig, StateRole
 from raftkv.rpc.client.channel import Channel
-from raftkv.rpc.cork import Cork
 from raftkv.rpc.server.budget import AnswerBudget
 from raftkv.rpc.server.http import HttpHandler, Origins
 from raftkv.rpc.server.router import Around
@@ -32,12 +34,11 @@ from raftkv.rpc.server.server import Server
 from raftkv.server.archiver import make_archiver
 from raftkv.server.audit.calls import make_audit
 from raftkv.server.auth.users import Users
-from raftkv.server.exposure import exposures
 from raftkv.server.gateway.handler import Gateway
-from raftkv.server.histograms import DISK_S, Buckets, doubling
 from raftkv.server.http.access import HostCheck, HttpAccess, own_names
 from raftkv.server.http.debug import DebugService
 from raftkv.server.http.routes import HttpService
+from raftkv.server.insecure_settings import list_insecure_settings
 from raftkv.server.lease.lessor import Lessor
 from raftkv.server.lease.service import LeaseService
 from raftkv.server.listening import METRICS_LIMITS, RECEIVE_OVERHEAD_BYTES, client_limits, listen, peer_limits
@@ -81,9 +82,8 @@ from raftkv.server.services.range_stream import RangeStreamService
 from raftkv.server.services.responder import Responder
 from raftkv.server.snapshots import Installer, SnapshotReceiver, SnapshotSender
 from raftkv.server.tls.ports import Ports, peer_hosts
-from raftkv.server.turns import LoopTurns
+from raftkv.server.ui.cluster import ClusterFigures, Identity
 from raftkv.server.ui.figures import Figures, FigureSources
-from raftkv.server.ui.others import Everybody, Identity
 from raftkv.server.ui.service import Dashboard
 from raftkv.server.watch.hub import WatchHub
 from raftkv.server.watch.service import WatchRunner, WatchService
@@ -110,7 +110,7 @@ class Member:
 
     Arguments:
         config: its settings.
-        turns: of the loop, for ``/metrics``; None: nobody measures them.
+        turns: of the loop, for ``/metrics``; None: not measured.
         extend_http: makes what the HTTP requests of clients go through; None: the member's own routes are all.
         origin: what a member without data that joins a running cluster begins as (``membership.joining``).
 
@@ -407,7 +407,7 @@ class Member:
             connections=lambda: len(self._client_server.connections),
         )
         identity = Identity(durable.cluster_id, durable.member_id, self.config.name)
-        self._everybody = Everybody(Figures(sources), self._applier, identity, self._channel, self._introduction)
+        self._everybody = ClusterFigures(Figures(sources), self._applier, identity, self._channel, self._introduction)
         return Dashboard(identity, self._everybody, self._applier, self._users, self._watch_hub)
 
     def _times(self) -> CallTimes:
@@ -582,8 +582,8 @@ class Member:
             durable.store.applied_index,
             durable.store.revision,
         )
-        for exposure in exposures(self.config):
-            _log.warning("open to strangers: %s", exposure)
+        for setting in list_insecure_settings(self.config):
+            _log.warning("open to strangers: %s", setting)
         if not self._applier.auth.is_enabled:
             _log.warning("open to clients: users are off, so who is let in may do everything; raftkvctl auth enable")
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from raftkv.rpc import Channel, Code, RpcError, Server
 from raftkv.rpc.framing import frame
-from raftkv.rpc.server.listened import ListenedCall
 from raftkv.rpc.server.router import Kind
+from raftkv.rpc.server.stream import ListenedCall
 from tests.rpc import raw
 from tests.rpc.loop import failure, on_loop, until
 

@@ -24,12 +24,12 @@ from raftkv.cli.program import described
 from raftkv.client.rpc import methods
 from raftkv.config import ServerConfig
 from raftkv.errors import UNKNOWN, ConfigError, RaftKVError, StatusError, StorageError, explain
+from raftkv.loop.turns import LoopTurns
 from raftkv.pb import rpc_pb2
 from raftkv.server import main
 from raftkv.server.member import Member
 from raftkv.server.membership.joining import origin_of
 from raftkv.server.tls.ports import Ports
-from raftkv.server.turns import LoopTurns
 from tests.procs import free_port
 from tests.rpc.loop import until
 from tests.system_faults import Call, Calls

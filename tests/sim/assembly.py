@@ -21,10 +21,10 @@ from raftkv.apply.membership import Membership
 from raftkv.apply.request import Kind
 from raftkv.apply.response import HeaderEncoder
 from raftkv.errors import StatusError
+from raftkv.loop.cork import Cork
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft import MemoryLog, RaftConfig, RawNode
 from raftkv.raft.types import ConfChange, ConfState, Ready, SnapshotMeta
-from raftkv.rpc.cork import Cork
 from raftkv.server.lease.lessor import Lessor
 from raftkv.server.lease.service import LeaseService
 from raftkv.server.maintenance.defragmentation import Defragmenter

@@ -16,10 +16,11 @@ from types import SimpleNamespace
 
 from raftkv import asleep
 from raftkv.apply.membership import Membership
+from raftkv.loop import scheduler
 from raftkv.pb import rpc_pb2
 from raftkv.raft.types import ConfState
 from raftkv.server.membership import service as membership_service
-from raftkv.server.node import applying, slices
+from raftkv.server.node import applying
 from raftkv.server.watch import service as watch_service
 from raftkv.storage import failpoints
 from raftkv.storage.failpoints import FailpointPanic
@@ -115,7 +116,7 @@ class Cluster:
         clock, chance = applying.perf_counter, watch_service.random
         asleep_s, asleep.asleep_s = asleep.asleep_s, _never_asleep
         now, membership_service.time = membership_service.time, SimpleNamespace(time=lambda: self.scheduler.now)
-        applying.perf_counter = slices.perf_counter = self._processor_time
+        applying.perf_counter = scheduler.perf_counter = self._processor_time
         watch_service.random = self._jitter_rng
         logged = logging.root.manager.disable
         logging.disable()
@@ -124,7 +125,7 @@ class Cluster:
         try:
             yield
         finally:
-            applying.perf_counter = slices.perf_counter = clock
+            applying.perf_counter = scheduler.perf_counter = clock
             asleep.asleep_s = asleep_s
             membership_service.time = now
             watch_service.random = chance

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from raftkv.apply.membership import Membership
 from raftkv.apply.request import Caller, Kind, versioned
 from raftkv.errors import MemberRemovedError, StatusError, StorageError
+from raftkv.loop.cork import Cork
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft import ProposalDropped, Raft
 from raftkv.raft.types import ConfChange, ConfState, Message, MessageType, SnapshotMeta, StateRole
-from raftkv.rpc.cork import Cork
 from raftkv.server.node.node import Node
 from raftkv.server.peer.transport import LEAVING_S
 from raftkv.storage.failpoints import FailpointPanic

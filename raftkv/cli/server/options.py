@@ -27,7 +27,7 @@ from raftkv.cli.program import BAD_FLAGS, ERROR, CommandError
 from raftkv.cli.server.flags import BOOLEANS, FLAGS, GATE_FIELDS, IDLE, REFUSED, boolean, duration
 from raftkv.config import LogRotation, ServerConfig, TLSFiles, Tracing
 from raftkv.errors import ConfigError
-from raftkv.server.exposure import exposures, hardened, refusal
+from raftkv.server.insecure_settings import hardened, list_insecure_settings, refusal
 
 _ROTATION_FIELDS: Final = {field.name: type(field.default) for field in dataclasses.fields(LogRotation)}
 _GO_NAMES: Final = {bool: "bool", int: "number", float: "number", str: "string", list: "array", dict: "object"}
@@ -171,7 +171,7 @@ def read_options(
         config = _make_config(values, from_file=bool(path))
         if config.secure:
             config = hardened(config)
-            if open_to_strangers := exposures(config):
+            if open_to_strangers := list_insecure_settings(config):
                 raise ConfigError(refusal(open_to_strangers))
     except ConfigError as error:
         raise CommandError(str(error), ERROR) from None

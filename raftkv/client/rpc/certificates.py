@@ -149,9 +149,9 @@ class _Renewed:
 
     def opened(self, tls: ssl.SSLObject, address: str, cut: Callable[[], None]) -> Callable[[], None]:
         """Nobody tells a client of revoked certificates."""
-        from raftkv.rpc.tls import forget_nothing
+        from raftkv.loop.cycle_free import nothing
 
-        return forget_nothing
+        return nothing
 
     def failed(self, address: str, reason: str) -> None:
         """The call that wanted the connection fails with the reason."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from raftkv.rpc.deadlines import Expiring, forget
+from raftkv.loop.timers import Expiring, forget
 from raftkv.rpc.framing import MessageAssembler, frame
 from raftkv.rpc.status import Code, Headers, RpcError
 

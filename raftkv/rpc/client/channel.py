@@ -20,6 +20,7 @@ import random
 import ssl as ssl_module
 from collections.abc import Callable, Sequence
 
+from raftkv.loop.timers import WheelTimer
 from raftkv.rpc.client.calls import UnaryFuture
 from raftkv.rpc.client.connect import ClientConnection, ConnectError, connect
 from raftkv.rpc.client.core import TIMED_PING, ClientCore
@@ -28,12 +29,11 @@ from raftkv.rpc.framing import MessageAssembler
 from raftkv.rpc.limits import ChannelOptions
 from raftkv.rpc.metadata import Metadata, encode_metadata, encode_timeout
 from raftkv.rpc.status import Code, Headers, RpcError
-from raftkv.rpc.timers import WheelTimer
 from raftkv.rpc.tls import CLIENT_PROTOCOLS, Security, fixed
 
 
 class ChannelState(enum.Enum):
-    """What a channel's connection is doing."""
+    """The state of a channel's connection."""
 
     IDLE = "idle"
     CONNECTING = "connecting"

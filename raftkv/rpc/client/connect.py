@@ -12,15 +12,14 @@ import ssl as ssl_module
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
+from raftkv.loop.cycle_free import forget_frames, release
 from raftkv.rpc.client.core import ClientCore
 from raftkv.rpc.client.lookup import addresses
-from raftkv.rpc.encrypted import EncryptedTransport
-from raftkv.rpc.gone import forget_frames, release
-from raftkv.rpc.keepalive import KEEPALIVE_PING, Keepalive
 from raftkv.rpc.limits import ChannelOptions
+from raftkv.rpc.liveness import KEEPALIVE_PING, Keepalive
 from raftkv.rpc.protocol import H2Protocol
 from raftkv.rpc.status import Code
-from raftkv.rpc.tls import RefusedPeerError, Security, reason_of
+from raftkv.rpc.tls import EncryptedTransport, RefusedPeerError, Security, reason_of
 
 if TYPE_CHECKING:
     from raftkv.rpc.client.channel import Channel
@@ -83,7 +82,7 @@ class ClientConnection(asyncio.Protocol):
         settled: set once the server's SETTINGS have come, or never will.
         below_tls: the socket's own transport, under TLS.
         end_reason: why TLS ended, where the other end has said so.
-        forget: called when the connection has ended; None: nobody wants to know.
+        forget: called when the connection has ended; or None.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -339,7 +338,7 @@ def _opening(ssl: Security | None, connection: ClientConnection) -> asyncio.Base
 async def _start_tls(
     transport: asyncio.Transport, ssl: Security, target: str, name: str, connection: ClientConnection
 ) -> None:
-    """Shake hands, and see who is there."""
+    """Complete the handshake, and check the peer."""
     connection.below_tls = transport
     tls = EncryptedTransport(transport, ssl.context(), server_side=False, server_hostname=name)
     try:

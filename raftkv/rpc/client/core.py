@@ -31,7 +31,7 @@ LAST_ID: Final = 2**31 - 1
 """Highest stream id on one connection: enough for a thousand million calls."""
 
 TIMED_PING: Final = b"timeping"
-"""What a ping carries whose answer somebody waits for."""
+"""Payload of a ping whose answer is waited for."""
 
 
 class SendRoom(DrainWatcher, Protocol):
@@ -43,7 +43,7 @@ class SendRoom(DrainWatcher, Protocol):
 
 
 class ClientCall(Protocol):
-    """What the core needs of a call."""
+    """A call, as the core uses it."""
 
     stream_id: int
     assembler: MessageAssembler | None
@@ -75,7 +75,7 @@ class ClientCall(Protocol):
 
 
 class ClientEvents(Protocol):
-    """What the core calls of its channel."""
+    """The channel, as the core uses it."""
 
     def wake(self) -> None:
         """Have bytes pulled at the end of the turn."""
@@ -311,10 +311,10 @@ class ClientCore:
         self.closing = True
 
     def on_ping(self) -> None:
-        """Any byte is a sign of life: see ``keepalive``."""
+        """Any byte is a sign of life: see ``liveness``."""
 
     def on_pong(self, opaque: bytes) -> None:
-        """Tell whoever has asked for the time of a ping."""
+        """Call back for a timed ping."""
         if opaque == TIMED_PING and self.on_timed_ping is not None:
             on_timed_ping, self.on_timed_ping = self.on_timed_ping, None
             on_timed_ping()

@@ -3,9 +3,9 @@
     for address in await addresses("h1.example", 2379): ...
 
 asyncio looks names up on a pool of threads that both the end of the loop and the end of the interpreter join, and
-nothing ends a lookup under way: with a dead server it takes ten seconds and more, whatever time limit its caller had.
-Here a thread that nobody waits for any more ends by itself, or with the process. Lookups of one name at once share a
-thread, so that connections which are tried again and again while DNS is dead do not add up.
+nothing ends a lookup under way: with a dead server it takes ten seconds and more, even if its caller had a shorter
+time limit. Here a thread that is not waited for any more ends by itself, or with the process. Concurrent lookups of one
+name share a thread, so that connections which are tried again and again while DNS is dead do not add up.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ async def addresses(host: str, port: int) -> list[str]:
         port: for names that stand for another address with another port.
 
     Raises:
-        OSError: it has none, or nobody can tell.
+        OSError: it has none, or no DNS server answers.
     """
     if _is_number(host):
         return [host]
@@ -48,7 +48,7 @@ async def addresses(host: str, port: int) -> list[str]:
 
 
 async def beside(work: Callable[[], T]) -> T:
-    """Do blocking work that may hang, as whatever asks DNS, on a daemon thread of its own; returns its result.
+    """Do blocking work that may hang, such as a DNS lookup, on a daemon thread of its own; returns its result.
 
     Raises:
         OSError: the process may have no more threads.
@@ -75,7 +75,7 @@ def _begin(work: Callable[[], T]) -> Future[T]:
 
 
 async def _answer(future: Future[T]) -> T:
-    """Wait for a thread; whoever gives up takes the answer from nobody else."""
+    """Wait for a thread; a caller that is cancelled leaves the answer to the others."""
     loop = asyncio.get_running_loop()
     told = asyncio.Event()
 

@@ -8,7 +8,7 @@
     async for message in stream:
         …
 
-The iteration ends when the server answers OK and raises RpcError otherwise. Responses that nobody reads keep the
+The iteration ends when the server answers OK and raises RpcError otherwise. Unread responses keep the
 stream's window closed: a slow reader holds at most its window and one message. A stream that is dropped half-way must
 be cancelled: use ``async with``, or call ``cancel``.
 """
@@ -21,8 +21,8 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from raftkv.loop.timers import Expiring, forget
 from raftkv.rpc.client.calls import DEADLINE_TEXT
-from raftkv.rpc.deadlines import Expiring, forget
 from raftkv.rpc.framing import MessageAssembler, frame
 from raftkv.rpc.h2 import H2Error
 from raftkv.rpc.inbox import Inbox
@@ -96,7 +96,7 @@ class ClientStream:
         self.send_nowait(message)
 
     def send_nowait(self, message: bytes) -> None:
-        """Queue a request message whatever is queued already. RpcError as ``send``."""
+        """Queue a request message without waiting for room. RpcError as ``send``."""
         if self.done:
             raise self.error or RpcError(Code.CANCELLED, "the call has ended")
         if self._half_closed:

@@ -105,7 +105,7 @@ class ClientConnection(Connection):
         super()._on_goaway(last_stream_id, code, debug_data)
         for stream in [one for one in self._streams.values() if one.stream_id > last_stream_id]:
             if stream.stream_id in self._streams:  # the end of one call may end another
-                self._remove(stream, ErrorCode.REFUSED_STREAM)  # section 6.8: nobody has looked at them
+                self._remove(stream, ErrorCode.REFUSED_STREAM)  # section 6.8: the server has not processed them
 
     # ---- what is sent
 

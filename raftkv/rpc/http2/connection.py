@@ -12,9 +12,9 @@ Invariants:
 
 - A rule that is broken ends the stream or the connection with the code of the section that states it (section 5.4);
   nothing that a peer sends raises out of ``receive``.
-- Received octets are given back by hand (``acknowledge``), also those of streams that have closed meanwhile, and those
-  that are nobody's at once: the connection's window never shrinks for good (section 6.9).
-- A header block goes through the decoder whatever becomes of its stream (section 4.3).
+- Received octets are given back by hand (``acknowledge``), also those of streams that have closed meanwhile; those
+  without a stream at once: the connection's window never shrinks for good (section 6.9).
+- A header block goes through the decoder even if its stream is refused or closed (section 4.3).
 - What a peer makes us keep: a frame, a block of twice the limit of header lists, ``BLOCKS_MAX`` short blocks, a table.
 """
 
@@ -233,7 +233,7 @@ class Connection(Controlled):
             self._ended(stream)
 
     def _stray_data(self, stream_id: int, stream: Stream | None, size: int, end_stream: bool) -> None:
-        """DATA that is nobody's: its octets are given back at once."""
+        """DATA without an open stream: its octets are given back at once."""
         if not stream_id or self._is_idle(stream_id):
             raise ConnectionFailedError(ErrorCode.PROTOCOL_ERROR, "DATA of a stream that is not open")  # 6.1, 5.1
         self.acknowledge(size, 0)

@@ -51,7 +51,7 @@ class Controlled(Sender):
             raise ConnectionFailedError(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")  # section 3.4
         take = _FRAMES.get(kind)
         if take is None:
-            self._listener.on_oddity()  # section 5.5: a kind that nobody knows is left alone
+            self._listener.on_oddity()  # section 5.5: an unknown kind is ignored
         else:
             take(self, flags, stream_id, payload)
 
@@ -99,7 +99,7 @@ class Controlled(Sender):
         if payload:
             raise ConnectionFailedError(ErrorCode.FRAME_SIZE_ERROR, "an acknowledgement of SETTINGS with settings")
         if not self._settings_sent:
-            raise ConnectionFailedError(ErrorCode.PROTOCOL_ERROR, "an acknowledgement of SETTINGS that nobody sent")
+            raise ConnectionFailedError(ErrorCode.PROTOCOL_ERROR, "an acknowledgement of SETTINGS that were not sent")
         self._settings_sent -= 1
 
     def _setting(self, key: int, value: int) -> None:

@@ -191,7 +191,7 @@ def _integer(block: bytes, position: int, mask: int) -> tuple[int, int]:
 
 
 NEVER_INDEXED: Final = frozenset((b"authorization", b"cookie", b"proxy-authorization", b"set-cookie", b"token"))
-"""Secrets: nobody on the way may put them into a table either (section 7.1.3)."""
+"""Secrets: no proxy may put them into a table either (section 7.1.3)."""
 
 _STATIC_FIELDS: Final = {field: index for index, field in reversed(list(enumerate(STATIC, start=1)))}
 _STATIC_NAMES: Final = {name: index for index, (name, _) in reversed(list(enumerate(STATIC, start=1)))}

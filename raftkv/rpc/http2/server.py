@@ -69,7 +69,7 @@ class ServerListener(Listener, Protocol):
     """Whom a server's connection calls."""
 
     def prepare(self, fields: Headers) -> Any:
-        """Return what ``on_request`` needs of the header of a request, whatever its ``VARYING`` field says.
+        """Return what ``on_request`` needs of the header of a request, apart from its ``VARYING`` field.
 
         Asked once for headers that repeat, with or without another timeout.
         """

@@ -9,11 +9,11 @@ Owns connections from accept to close, calls from their first HEADERS to their s
 Laws:
 
 - ``ServerCore`` is sans-IO: it has no socket and no clock (``Environment`` gives it both).
-- A call has exactly one end: an answer or a cancellation. To answer a cancelled call does nothing.
+- A call has exactly one end: an answer or a cancellation. Answering a cancelled call has no effect.
 - An answer is paid for when it is made, not when the client reads it (``budget``).
-- What must look at every call (who may, who did what) wraps each handler once, at its registration (``router.Around``).
-- A unary call whose handler is a callback costs no task, nor does a stream that has a listener (``listened``).
-- Who sends pings, resets, empty frames or updates beyond reason is ended with a GOAWAY (``rpc.policing``).
+- A guard or a log of all calls wraps each handler once, at its registration (``router.Around``).
+- A unary call whose handler is a callback costs no task, nor does a stream that has a listener (``stream``).
+- A client that sends pings, resets, empty frames or updates beyond reason gets a GOAWAY (``rpc.policing``).
 
 Example::
 
@@ -24,8 +24,7 @@ Example::
     await server.close(grace_s=5)
 
 Modules: ``server`` (listeners, registration), ``accept`` (connections), ``http2`` (their timers), ``core``, ``router``,
-``calls``, ``stream`` and ``listened`` (the handler's side), ``budget``, ``crowd`` (too many connections), ``http``,
-``http1``, ``http2_plain``.
+``calls`` and ``stream`` (the handler's side), ``budget``, ``http``, ``http1``, ``http2_plain``.
 
 Leaves out: what methods mean; the engine (``rpc.h2``).
 """

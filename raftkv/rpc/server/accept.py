@@ -1,34 +1,46 @@
 """A connection from accept on: TLS handshake, which protocol it speaks, and then the right protocol object.
 
 The first bytes decide: HTTP/2's preface or anything else (HTTP/1.1). Under TLS the ALPN choice decides, and a client
-without ALPN is sniffed like a plain one. Both steps are timed: a connection that says nothing is closed. A handshake
-begins when its first bytes have come and it is its turn (``handshakes``): until then it costs a socket and no more.
+without ALPN is sniffed like a plain one. Both steps are timed: a silent connection is closed.
+
+A step of a handshake costs up to some milliseconds of the processor, and an unfinished one costs memory. So a handshake
+begins when its first bytes have come, its steps are done in the order of their bytes, ``STEPS_A_TURN`` at a time, and
+beyond ``unfinished_handshakes`` the oldest ends: honest ones take milliseconds (``Handshakes``).
+
+At the limit of connections, those that were idle for ``ServerLimits.crowded_idle_s`` are closed, the longest idle first
+(``ConnectionLimit``): an honest client that is idle opens another when it needs one, and a client that only holds
+connections loses them. A connection that can be closed at once gives its place to the new one. One that speaks HTTP/2
+is closed gracefully, and the new one is refused with a GOAWAY: clients then try again a little later.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl as ssl_module
-from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final, cast
 
-from raftkv.rpc.encrypted import EncryptedTransport
-from raftkv.rpc.gone import forget_frames, release
+from raftkv.loop.cycle_free import forget_frames, release
+from raftkv.loop.limiter import Paced
 from raftkv.rpc.h2 import EMPTY_SETTINGS, PREFACE, ErrorCode, goaway_frame
+from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server.carrier import Peer
 from raftkv.rpc.server.core import ServerCore
 from raftkv.rpc.server.http1 import Http1Protocol
 from raftkv.rpc.server.http2 import ServerH2Protocol
 from raftkv.rpc.shares import identity_of_peer
-from raftkv.rpc.tls import RefusedPeerError, Security, reason_of
+from raftkv.rpc.tls import EncryptedTransport, RefusedPeerError, Security, reason_of
 
 if TYPE_CHECKING:
     from raftkv.rpc.server.server import Server
 
+_log = logging.getLogger(__name__)
+
 _SNIFF_BYTES = 4
 
 TOO_MANY = EMPTY_SETTINGS + goaway_frame(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_connections", last_stream_id=0)
-"""What a connection gets that is one too many: no call of it was served."""
+"""Sent on a connection above the limit: no call of it was served."""
 
 
 class Connection(asyncio.Protocol):
@@ -87,7 +99,7 @@ class Connection(asyncio.Protocol):
             self._fail(below, self._cause or ConnectionAbortedError("the server is stopping"))
 
     def give_up(self, error: Exception) -> None:
-        """End the handshake, whatever it waits for.
+        """End the handshake at any stage.
 
         Arguments:
             error: why.
@@ -101,7 +113,7 @@ class Connection(asyncio.Protocol):
     def _fail(self, transport: asyncio.Transport, error: BaseException) -> None:
         if self._security is not None:
             self._security.failed(_address_of(transport), reason_of(error))
-        # A handshake that OpenSSL ended has an alert to send; everybody else is cut off.
+        # A handshake that OpenSSL ended has an alert to send; any other connection is cut off.
         if not isinstance(error, ssl_module.SSLError):
             transport.abort()
         self.released()
@@ -176,11 +188,7 @@ class Connection(asyncio.Protocol):
         core.wake()  # our SETTINGS
 
     def _become_http1(self, transport: asyncio.Transport) -> None:
-        peer = _peer_of(transport)
-        server = self._server
-        self._http1 = Http1Protocol(
-            server.http_handler, server.limits, server.answers, transport, peer, server, self.released, self._since_s
-        )
+        self._http1 = Http1Protocol(self._server, transport, _peer_of(transport), self.released, self._since_s)
         buffered = self._hand_over(transport, self._http1)
         if buffered:
             self._http1.data_received(buffered)
@@ -193,7 +201,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def peer(self) -> Peer | None:
-        """Who is at the other end, as its calls have it; None: it speaks no HTTP/2 (yet)."""
+        """The peer, as its calls have it; None: it speaks no HTTP/2 (yet)."""
         return self._h2.core.peer if self._h2 is not None else None
 
     @property
@@ -254,7 +262,7 @@ class Connection(asyncio.Protocol):
         self.released()
 
     def released(self) -> None:
-        """Whatever spoke for this connection is done."""
+        """The protocol of this connection has ended."""
         self._stop_timer()
         self._server.handshakes.done(self)
         self._server.discard(self)
@@ -284,7 +292,7 @@ def _peer_of(transport: asyncio.Transport) -> Peer:
     ssl_object = transport.get_extra_info("ssl_object")
     if ssl_object is None:
         return Peer(address, loopback=loopback, identity=identity_of_peer(address))
-    # Only what an authority has vouched for says who somebody is.
+    # Only a certificate of a trusted authority identifies the peer.
     is_verified = ssl_object.context.verify_mode == ssl_module.CERT_REQUIRED
     certificate = (ssl_object.getpeercert() or None) if is_verified else None
     return Peer(address, certificate, True, loopback, identity_of_peer(address, certificate))
@@ -295,3 +303,102 @@ def _is_loopback(name: object) -> bool:
         return False
     host = str(name[0]).removeprefix("::ffff:")
     return host == "::1" or host.startswith("127.")
+
+
+STEPS_A_TURN: Final = 8
+"""A signature with an RSA key of 4096 bits takes 4 ms, all else far less."""
+
+
+class Handshakes:
+    """The unfinished handshakes of one server.
+
+    Arguments:
+        unfinished_max: connections that may be between accept and the end of their handshake.
+    """
+
+    def __init__(self, unfinished_max: int) -> None:
+        self._max = unfinished_max
+        self._unfinished: dict[Connection, None] = {}
+        self._steps = Paced(STEPS_A_TURN)
+
+    def __len__(self) -> int:
+        return len(self._unfinished)
+
+    def add(self, handshake: Connection) -> None:
+        """Count a new connection; the oldest goes if there are too many."""
+        self._unfinished[handshake] = None
+        if len(self._unfinished) > self._max:
+            oldest = next(iter(self._unfinished))
+            del self._unfinished[oldest]
+            oldest.give_up(RefusedPeerError(f"more than {self._max} handshakes are unfinished, and this is the oldest"))
+
+    def take_turn(self, step: Callable[[], None]) -> None:
+        """Do a step of a handshake when it is its turn.
+
+        Arguments:
+            step: does nothing if its handshake is over by then.
+        """
+        self._steps.add(step)
+
+    def done(self, handshake: Connection) -> bool:
+        """Forget it: it is finished, or has failed; False if it was forgotten already."""
+        return self._unfinished.pop(handshake, self) is None
+
+
+LOG_INTERVAL_S: Final = 10.0
+LOOK_S_PER_CONNECTION: Final = 1e-5
+"""Rest between two looks at all connections, for each of them. A look takes 1 us for each, so all looks together take a
+tenth of the time at most.
+"""
+LET_GO_MAX: Final = 32
+"""Connections that one look asks to go at most, and never more than one of a hundred: each makes room for one only."""
+
+
+class ConnectionLimit:
+    """Makes room for connections of one server that has as many as it may have.
+
+    Attributes:
+        refused_total: connections that were refused.
+        let_go_total: idle connections that were closed for others.
+    """
+
+    def __init__(self, limits: ServerLimits) -> None:
+        self.refused_total = 0
+        self.let_go_total = 0
+        self._idle_s = limits.crowded_idle_s
+        self._look_interval_s = LOOK_S_PER_CONNECTION * limits.connections
+        self._let_go_max = max(1, min(LET_GO_MAX, limits.connections // 100))
+        self._look_at_s = self._log_at_s = float("-inf")
+        self._refused_unsaid = 0
+
+    def make_room(self, connections: Iterable[Connection]) -> bool:
+        """Close an idle connection for a new one; False: refuse the new one.
+
+        Arguments:
+            connections: all that are open.
+        """
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._look_at_s:
+            self._look_at_s = now_s + self._look_interval_s
+            if self._let_go(connections, now_s):
+                return True
+        self.refused_total += 1
+        self._refused_unsaid += 1
+        if now_s >= self._log_at_s:
+            self._log_at_s = now_s + LOG_INTERVAL_S
+            _log.warning(
+                "refused %d connections: as many are open as may be; %d idle ones were closed so far",
+                self._refused_unsaid,
+                self.let_go_total,
+            )
+            self._refused_unsaid = 0
+        return False
+
+    def _let_go(self, connections: Iterable[Connection], now_s: float) -> bool:
+        """Close some that are idle, and return whether one of them has gone at once."""
+        since = [(one.idle_since_s, one) for one in connections]
+        idle = [(since_s, one) for since_s, one in since if since_s is not None and now_s - since_s >= self._idle_s]
+        idle.sort(key=lambda pair: pair[0])
+        have_gone = [connection.make_way() for _, connection in idle[: self._let_go_max]]
+        self.let_go_total += len(have_gone)
+        return any(have_gone)

@@ -3,13 +3,13 @@
 An answer is paid for when it is made, not when the client sends its next bytes. Each connection has an account
 (``AnswerAccount``), and all connections of a process share one ``AnswerBudget``.
 
-What an answer costs:
+The cost of an answer:
 
 - a unary answer: all of it, until its stream is closed: the engine keeps a message whole until its last byte has left;
 - messages of streams: what is left of them, and up to ``SLICE_BYTES`` more for a stream of which something is left;
 - bytes that the transport holds.
 
-Who must go when too much waits:
+Which connections end when too much waits:
 
 - over the limit of its connection, a call fails (CONNECTION_FULL), and a stream's ``send`` waits;
 - above ``RELIEF_SHARE`` of the process's limit, connections that do not read are ended, those of the identities that
@@ -32,7 +32,7 @@ from raftkv.rpc.shares import Identity, greedier, refusal, totals
 from raftkv.rpc.status import Code, RpcError
 
 GRANT_BYTES: Final = 64 * 1024
-"""What a connection may queue before the process is asked."""
+"""Bytes that a connection may queue without asking the process."""
 
 RELIEF_SHARE: Final = 0.75
 RELIEF_INTERVAL_S: Final = 0.02
@@ -63,7 +63,7 @@ NOT_FINISHED: Final = b"unfinished_requests"
 
 
 class AnswerBudget:
-    """What all connections of a process may have waiting.
+    """The answers that wait on all connections of a process, and their limit.
 
     Arguments:
         limits: for ``process_send_buffer_bytes``, ``send_buffer_floor_bytes`` and ``reading_grace_s``.
@@ -168,7 +168,7 @@ def _nothing() -> int:
 
 
 class AccountedConnection(Protocol):
-    """What an account needs of its connection."""
+    """The connection of an account."""
 
     def held_size(self) -> int:
         """Bytes of unfinished requests that the connection holds."""
@@ -187,7 +187,7 @@ class AccountedConnection(Protocol):
 
 
 class AnswerAccount:
-    """What waits for one connection.
+    """The answers that wait on one connection.
 
     Attributes:
         room: bytes that may be queued without asking. May be negative: streams are asked to wait, never cut.
@@ -307,7 +307,7 @@ class AnswerAccount:
         self._report(total + size)
 
     def queue(self, size: int) -> None:
-        """Count bytes of a stream, whatever waits already."""
+        """Count bytes of a stream without looking at the limit."""
         self._loose += size
         self.room -= size
         if self.room < 0 and self._connection is not None:

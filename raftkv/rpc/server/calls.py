@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mypy_extensions import mypyc_attr
 
-from raftkv.rpc.deadlines import Expiring, forget
+from raftkv.loop.timers import Expiring, forget
 from raftkv.rpc.framing import MessageAssembler
 from raftkv.rpc.h2 import H2Error
 from raftkv.rpc.metadata import user_metadata
@@ -40,12 +40,12 @@ class CallStateError(Exception):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ServerCall:
-    """What every kind of call has.
+    """The common part of all kinds of calls.
 
     Attributes:
-        caller: who makes the call, as whoever guards the handler found; this layer leaves it alone.
+        caller: who makes the call, set by the guard of the handler; not used by this layer.
         deadline: loop time after which the client does not care any more, or None.
-        is_cut: the connection has gone, and whoever waits for a cancellation does not know yet.
+        is_cut: the connection is lost, and the callbacks of a cancellation were not called yet.
         observer: told of the end; CANCELLED and DEADLINE_EXCEEDED mean that the client did not hear what was done.
         sent_bytes: queued for a call whose answer comes in pieces, ever.
     """
@@ -105,16 +105,16 @@ class ServerCall:
 
     @property
     def peer(self) -> Peer:
-        """Who is at the other end."""
+        """The client."""
         return self._carrier.peer
 
     def identify(self, user: bytes) -> None:
-        """Have what waits for this connection fall in the share of a user, who has just called."""
+        """Count the waiting answers of this connection in the share of a user, who has just called."""
         self._carrier.account.identity = user
 
     @property
     def cancelled(self) -> bool:
-        """True once nobody waits for the answer: reset by the client, past its deadline, or disconnected."""
+        """True once the client does not wait for the answer: reset, disconnected, or past its deadline."""
         return self._state == CANCELLED
 
     @property
@@ -260,7 +260,7 @@ class ServerCall:
 
 
 PIECE_BYTES: Final = 64
-"""What each piece of an answer costs beside its bytes."""
+"""Cost of each piece of an answer beside its bytes."""
 
 LARGE_BYTES: Final = 64 * 1024
 """Messages above this are handed to the HTTP/2 engine as they are, without the copy behind a prefix."""
@@ -303,8 +303,8 @@ class UnaryCall(ServerCall):
             self._reply_later(message, trailers)
             return
         self._state = ANSWERED
-        # Whoever waits for a cancellation usually holds the call: without this, every call would be a cycle, and
-        # the garbage collector would cost more than the answers.
+        # Callbacks of a cancellation usually hold the call: without this, every call would be a cycle, and the
+        # garbage collector would cost more than the answers.
         self._callbacks = None
         self.route.counts.answered += 1
         carrier.finished(self)

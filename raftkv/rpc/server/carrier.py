@@ -1,4 +1,4 @@
-"""What carries a call: the part of a connection that calls see, whatever the protocol below is.
+"""The part of a connection that calls see, the same for every protocol below.
 
     class ServerCore(Carrier)      # an HTTP/2 connection with many calls (``core``)
     class Exchange(Carrier)        # one request of the JSON gateway with its one call (``server/gateway/exchange``)
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from mypy_extensions import mypyc_attr
 
-from raftkv.rpc.deadlines import DeadlineWheel
+from raftkv.loop.timers import DeadlineWheel
 from raftkv.rpc.framing import MessageAssembler
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.protocol import DrainWatcher
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who is at the other end of a connection.
+    """The peer of a connection.
 
     Attributes:
         address: ``host:port``, or ``unix:``.
@@ -63,7 +63,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What a carrier needs from outside.
+    """Services that a carrier needs.
 
     Attributes:
         clock: the loop's time, seconds.
@@ -86,7 +86,7 @@ class Environment:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Carrier:
-    """What calls see of their connection. A carrier that never has calls of a kind leaves out what only those ask for.
+    """The connection as calls see it. A carrier that never has calls of a kind leaves out what only those ask for.
 
     Arguments:
         limits: of messages and answers.
@@ -116,7 +116,7 @@ class Carrier:
         self._environment.report(path, error)
 
     def translate(self, path: str, error: BaseException) -> RpcError:
-        """Return the status for an exception of a handler; report it if nobody knows it.
+        """Return the status for an exception of a handler; report it if it is unexpected.
 
         Arguments:
             path: of the method, for the report.
@@ -244,5 +244,5 @@ class Carrier:
         raise NotImplementedError
 
     def wake(self) -> None:
-        """Ask whoever sends to do so this turn."""
+        """Have the output sent in this turn."""
         raise NotImplementedError

@@ -19,11 +19,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
-from raftkv.rpc.deadlines import forget
+from raftkv.loop.cycle_free import FREE_BYTES_PER_STEP, free_in_steps, nothing
+from raftkv.loop.timers import forget
 from raftkv.rpc.framing import PIECE_BYTES_MIN, PREFIX, PREFIX_BYTES, MessageAssembler
-from raftkv.rpc.gone import FREE_BYTES_PER_STEP, free_in_steps, free_left_behind, nothing
 from raftkv.rpc.h2 import (
     CLOSED,
     RESPONSE_HEADERS,
@@ -55,7 +56,7 @@ OPEN_CALLS_FREE: Final = 16
 RECEIVE_S: Final = 0.005
 """How long the requests of one read may take; what is left of it waits (``backlog``)."""
 CALL_BYTES: Final = 8 * 1024
-"""What an open call takes, roughly: engine, headers, call, task, and what of its answer is neither sent nor counted
+"""Memory of an open call, roughly: engine, headers, call, task, and what of its answer is neither sent nor counted
 otherwise. The first few of a connection are not counted."""
 
 
@@ -202,17 +203,12 @@ class ServerCore(Carrier):
         left_behind = self.h2.left_behind
         if left_behind:
             self.h2.left_behind = []
-            self._free_left_behind(left_behind)
+            if not self._freeing:
+                self.spawn(free_in_steps(partial(drop_outboxes, self._freeing)))
+            self._freeing += left_behind
         call = self._calls.pop(stream_id, None)
         if call is not None:
             call.closed()
-
-    def _free_left_behind(self, left_behind: list[Outbox]) -> None:
-        if not self._freeing:
-            self._freeing = left_behind
-            self.spawn(free_left_behind(left_behind))
-        else:
-            self._freeing += left_behind
 
     def _set_deadline(self, call: ServerCall, timeout: bytes) -> None:
         try:
@@ -429,7 +425,7 @@ class ServerCore(Carrier):
             self._wake()
 
     def lost(self) -> None:
-        """The transport has gone: every open call is over, and nothing is kept. ``close_calls`` cancels them."""
+        """The transport is lost: every open call is over, and nothing is kept. ``close_calls`` cancels them."""
         self.closing = True
         calls = list(self._calls.values())
         self._calls.clear()
@@ -438,7 +434,7 @@ class ServerCore(Carrier):
         self._lost_calls += calls
         self._busy_call = None
         if self.h2.queued_body_size() > FREE_BYTES_PER_STEP:
-            self.spawn(free_in_steps(self.h2))
+            self.spawn(free_in_steps(self.h2.drop))
         self._drain_watch.clear()
         self.h2.stop()
         self.hold(-self.held_bytes)
@@ -492,7 +488,7 @@ class ServerCore(Carrier):
     def _progress(self) -> dict[int, int]:
         """For each stream that has bytes waiting for a window: a number that grows when some of them leave.
 
-        What waits for the socket alone is as slow as all of the connection, which ``stall`` watches.
+        What waits for the socket alone is as slow as all of the connection, which ``liveness`` watches.
         """
         queued, is_held_up = self.h2.queued_body_size, self.h2.is_held_up
         made = [(call.stream_id, call.sent_bytes) for call in self._calls.values() if call.sent_bytes]
@@ -511,7 +507,7 @@ class ServerCore(Carrier):
 
     @property
     def stall_interval_s(self) -> float:
-        """How often to look for streams that nobody reads."""
+        """How often to look for streams whose client does not read."""
         return self._stalls.interval_s
 
     @property
@@ -634,3 +630,17 @@ class ServerCore(Carrier):
     def unwatch_drain(self, call: DrainWatcher) -> None:
         """Stop calling ``drained``."""
         self._drain_watch.discard(call)
+
+
+def drop_outboxes(outboxes: list[Outbox], size_bytes: int) -> bool:
+    """Drop about so many bytes of closed streams; whether more is left.
+
+    Arguments:
+        outboxes: emptied from its end.
+        size_bytes: of one step.
+    """
+    while outboxes and size_bytes > 0:
+        size_bytes -= outboxes[-1].drop_some(size_bytes)
+        if not outboxes[-1].size_bytes:
+            outboxes.pop()
+    return bool(outboxes)

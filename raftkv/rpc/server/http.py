@@ -80,7 +80,7 @@ class HttpResponse:
     """One response. A body that is an async iterator is sent piece by piece as it comes. Its date is added.
 
     Attributes:
-        user: on whose behalf it was made, for who notes that; not sent. Empty: nobody's.
+        user: on whose behalf it was made, for the audit log; not sent. Empty: no user.
         is_call: whether a method's handler was asked: what looks at calls (``router.Around``) has seen it.
     """
 

@@ -1,12 +1,12 @@
 """HTTP/1.1 on the gRPC port: one request at a time, handed whole to the injected handler. Built on h11.
 
-What the connection waits for is timed, each by its own limit (``limits``), one timer at a time:
+Every wait of the connection has its own limit (``limits``), with one timer at a time:
 
     header (from connection, or from the first byte of a next request) -> body -> (the handler) -> idle -> header ...
 
 Requests that come while one is answered wait unread by h11, at most one body of them; then the socket is not read, and
 who is written nothing either for as long as it may idle is cut.
-A peer that reads no answers is cut by ``stall``, whatever the other timers say; one that reads slowly is not. What
+A peer that reads no answers is cut by ``liveness`` even if no other timer ends it; one that reads slowly is not. What
 waits for it counts with the answers of all connections (``budget``): a whole one is paid for, pieces wait for room.
 Requests whose head came before on the connection, and plain answers, do without h11 (``known_heads``).
 A connection that misbehaves gets its 4xx and is closed; one that is merely idle is closed without a word.
@@ -20,18 +20,16 @@ import asyncio
 import contextlib
 import http
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 import h11
 
-from raftkv.rpc.gone import forget_frames
-from raftkv.rpc.limits import ServerLimits
-from raftkv.rpc.server.backlog import Backlog
-from raftkv.rpc.server.budget import NOT_FINISHED, RELIEF_INTERVAL_S, AnswerAccount, AnswerBudget
+from raftkv.loop.cycle_free import forget_frames
+from raftkv.rpc.liveness import StallGuard
+from raftkv.rpc.server.budget import NOT_FINISHED, RELIEF_INTERVAL_S, AnswerAccount
 from raftkv.rpc.server.carrier import Peer
 from raftkv.rpc.server.http import (
-    HttpHandler,
     HttpHeaders,
     HttpRequest,
     HttpResponse,
@@ -41,7 +39,9 @@ from raftkv.rpc.server.http import (
     text_response,
 )
 from raftkv.rpc.server.known_heads import KnownHeads, head_bytes, response_head
-from raftkv.rpc.stall import StallGuard
+
+if TYPE_CHECKING:
+    from raftkv.rpc.server.server import Server
 
 _PIECE_BYTES = 64 * 1024
 """Most bytes handed to h11 at once."""
@@ -58,20 +58,7 @@ _HEADER_TOO_LARGE = 431
 _HEADER_TEXT = "request header too large"
 
 _FRAMINGS = frozenset((b"content-length", b"transfer-encoding"))
-"""Who has both may be understood otherwise by a proxy in between (RFC 9112 section 6.3): refused."""
-
-
-class Spawner(Protocol):
-    """Runs tasks and takes reports; the server is one."""
-
-    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a coroutine as a task that the server waits for."""
-
-    def report(self, path: str, error: BaseException) -> None:
-        """Pass on an exception that a handler let escape."""
-
-    def backlog(self) -> Backlog:
-        """Return where connections wait that have brought much work."""
+"""A request with both is refused: a proxy in between may read it differently (RFC 9112 section 6.3)."""
 
 
 class Http1Protocol(asyncio.Protocol):
@@ -79,38 +66,35 @@ class Http1Protocol(asyncio.Protocol):
 
     def __init__(
         self,
-        handler: HttpHandler | None,
-        limits: ServerLimits,
-        budget: AnswerBudget,
+        server: Server,
         transport: asyncio.Transport,
         peer: Peer,
-        spawner: Spawner,
         released: Callable[[], None],
         since_s: float,
     ) -> None:
-        self._handler = handler
-        self._limits = limits
-        self._budget = budget
+        self._server = server
+        self._handler = server.http_handler
+        self._limits = limits = server.limits
+        self._budget = budget = server.answers
         self._account = AnswerAccount(budget, limits, asyncio.get_running_loop().time, self, peer.identity)
         self._account.buffered_size = transport.get_write_buffer_size
         self._held_bytes = 0
-        """What the budget knows of."""
+        """Bytes that the budget counts."""
         self._served_bytes = 0
         """The body of the request under way."""
         self._transport = transport
         self._peer = peer
-        self._spawner = spawner
         self._released = released
         self._loop = asyncio.get_running_loop()
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.http1_header_bytes)
         self._inbox = bytearray()
-        """What came and is not handed to h11 yet."""
+        """Received bytes not handed to h11 yet."""
         self._is_behind = False
-        """What has come took its time: the rest of it is read in a later turn, and nothing more meanwhile."""
+        """The received bytes used up their time: the rest is read in a later turn, and the socket not meanwhile."""
         self._is_full = False
         """Says that nothing more is read: so much has come behind the request under way."""
         self._fed_bytes = 0
-        """What h11 was handed since the end of the last request."""
+        """Bytes handed to h11 since the end of the last request."""
         self._request: h11.Request | None = None
         self._body = bytearray()
         self._task: asyncio.Task[None] | None = None
@@ -130,7 +114,7 @@ class Http1Protocol(asyncio.Protocol):
         """Set when the client has ended its half."""
         self._heads = KnownHeads()
         self._raw_head = b""
-        """What the request that h11 reads begins with, if it may become known."""
+        """The first bytes of the request that h11 reads, if its head may become known."""
         _probe(transport, limits.http1_probe_s)
         self._timer = self._loop.call_at(since_s + limits.http1_header_timeout_s, self._header_late)
 
@@ -176,7 +160,7 @@ class Http1Protocol(asyncio.Protocol):
         return []
 
     def give_up(self, reason: bytes) -> None:
-        """Go: others need the memory. An answer says so to who is not read, unless another is under way."""
+        """End the connection: others need the memory. An answer says so, unless another is under way."""
         if self._task is None and reason == NOT_FINISHED:
             self._refuse(503, "too many bytes of unfinished requests")
         else:
@@ -205,7 +189,7 @@ class Http1Protocol(asyncio.Protocol):
         self._idle = False
         self._served_bytes = head.body_bytes
         request = self._make_request(head.method, head.target, head.headers, raw[head.size_bytes :])
-        self._task = self._spawner.spawn(self._serve_known(request, raw))
+        self._task = self._server.spawn(self._serve_known(request, raw))
         return True
 
     def _read_events(self) -> None:
@@ -222,7 +206,7 @@ class Http1Protocol(asyncio.Protocol):
                 if self._loop.time() > until_s and self._task is None and not self._finished:
                     self._is_behind = True
                     self._transport.pause_reading()
-                    self._spawner.backlog().add(self)
+                    self._server.backlog().add(self.go_on)
                     return
         except h11.RemoteProtocolError as error:
             forget_frames(error)
@@ -257,7 +241,7 @@ class Http1Protocol(asyncio.Protocol):
         return True
 
     def _unread_bytes(self) -> int:
-        """What h11 has and has not looked at; at most a piece and a header, so the copy that it makes is small."""
+        """Bytes that h11 has not parsed; at most a piece and a header, so its copy of them is small."""
         return len(self._h11.trailing_data[0])
 
     def _on_event(self, event: object) -> None:
@@ -271,7 +255,7 @@ class Http1Protocol(asyncio.Protocol):
                 if not _FRAMINGS.difference(name for name, _ in event.headers):
                     self._refuse(400, "both Content-Length and Transfer-Encoding")
                     return
-                if _expects_what_nobody_does(event.headers):
+                if _has_unknown_expectation(event.headers):
                     self._refuse(417, "only 100-continue can be expected")
                     return
                 self._request = event
@@ -291,7 +275,7 @@ class Http1Protocol(asyncio.Protocol):
 
     def _start(self) -> None:
         self._timer.cancel()
-        self._task = self._spawner.spawn(self._serve(self._take_request()))
+        self._task = self._server.spawn(self._serve(self._take_request()))
 
     def _take_request(self) -> HttpRequest:
         head, self._request = self._request, None
@@ -332,7 +316,7 @@ class Http1Protocol(asyncio.Protocol):
             if not self._transport.is_closing():
                 self._put(_plain_answer(response, body))
         except h11.LocalProtocolError as error:
-            self._spawner.report(request.path, error)
+            self._server.report(request.path, error)
             self._transport.abort()
         if not self._writable.is_set():
             await self._writable.wait()
@@ -354,7 +338,7 @@ class Http1Protocol(asyncio.Protocol):
             self._transport.abort()
             raise
         except Exception as error:
-            self._spawner.report(request.path, error)
+            self._server.report(request.path, error)
             self._transport.abort()
         # Answers must not pile up for a client that sends requests and reads nothing; nor is it idle while it reads.
         await self._writable.wait()
@@ -366,7 +350,7 @@ class Http1Protocol(asyncio.Protocol):
         try:
             response = await self._handler(request)
         except Exception as error:
-            self._spawner.report(request.path, error)
+            self._server.report(request.path, error)
             return text_response(500, "internal error")
         body = response.body
         if isinstance(body, bytes) and len(body) > self._account.room:
@@ -497,7 +481,7 @@ class Http1Protocol(asyncio.Protocol):
             self._refuse(408, "request body stopped coming")
 
     def _check_full(self) -> None:
-        """Cut who is not read, and was written nothing for long: nobody would find out that it has left."""
+        """Cut a client whose requests are not read and that was sent no bytes for long: it may have left unnoticed."""
         if self._task is None or not self._is_full or self._finished:
             return
         limit_s = self._limits.http1_idle_timeout_s
@@ -562,7 +546,7 @@ class Http1Protocol(asyncio.Protocol):
             return
         if self._writable.is_set():
             self._cut()
-        else:  # it reads, or ``stall`` will see that it does not
+        else:  # it reads, or ``liveness`` will see that it does not
             self._end_timer = self._loop.call_later(self._limits.http1_half_closed_s, self._half_closed_for_long)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -587,7 +571,7 @@ class Http1Protocol(asyncio.Protocol):
         self._released()
 
 
-def _expects_what_nobody_does(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+def _has_unknown_expectation(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     """Whether a client wants to be told that something is done which is not (RFC 9110, 10.1.1)."""
     expected = b",".join(value for name, value in headers if name == b"expect")
     return expected.strip() != b"" and b"100-continue" not in map(bytes.strip, expected.lower().split(b","))

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from raftkv.rpc.cork import Cork
-from raftkv.rpc.gone import nothing
-from raftkv.rpc.keepalive import KEEPALIVE_PING, Keepalive
+from raftkv.loop.cork import Cork
+from raftkv.loop.cycle_free import nothing
+from raftkv.loop.limiter import Backlog
+from raftkv.rpc.liveness import KEEPALIVE_PING, Keepalive
 from raftkv.rpc.protocol import H2Protocol
-from raftkv.rpc.server.backlog import Backlog
 from raftkv.rpc.server.core import ServerCore
 
 
@@ -20,7 +20,7 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
     """One connection.
 
     Arguments:
-        core: of the connection; nobody else has it yet.
+        core: of the connection; this becomes its only owner.
         transport: of its socket, or of TLS.
         cork: flushes it at the end of a turn in which it has something to send.
         released: called when the connection is lost.
@@ -77,7 +77,7 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
     def _wait(self) -> None:
         if not self._waits:
             self._waits = True
-            self._backlog.add(self)
+            self._backlog.add(self.go_on)
 
     def go_on(self) -> None:
         """Have the core take on what it has left."""
@@ -99,7 +99,7 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
         self._cork.mark(self)
 
     def flush(self) -> None:
-        """Send what the core has. What fails here ends this connection alone: turns of the member's node flush, too."""
+        """Send the output of the core. An error ends this connection only: turns of the member's node flush, too."""
         try:
             self._flush()
         except Exception as error:

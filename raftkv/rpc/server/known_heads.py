@@ -6,7 +6,7 @@
     response_head(200, headers)         # what h11 has written for these headers
 
 Nothing is parsed here: equal bytes mean what h11 found them to mean, and only for heads after which nothing but a body
-of known length follows. What is not known goes to h11 (``http1``), which costs ten times as much.
+of known length follows. An unknown head goes to h11 (``http1``), which costs ten times as much.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CHANGING: Final = frozenset((b"connection", b"expect", b"te", b"trailer", b"tra
 
 
 class Head(NamedTuple):
-    """What a head says.
+    """The meaning of a head.
 
     Attributes:
         method, target, headers: of the request.

@@ -16,7 +16,7 @@ from raftkv.rpc.server.http import Origins
 from raftkv.rpc.status import Code, Headers, RpcError, status_headers
 
 SHOWN_BYTES = 200
-"""What a refusal repeats of a field of its request at most: a client may name 4 KB with an octet, and need not read."""
+"""Bytes of a field that a refusal repeats at most: a client may name 4 KB with an octet, and need not read."""
 
 _GRPC = b"application/grpc"
 _GRPC_AND_MORE = (b"application/grpc+", b"application/grpc;")
@@ -32,7 +32,7 @@ def is_grpc(content_type: bytes) -> bool:
 
 
 ACCEPTED: Headers = ((b"grpc-accept-encoding", b"identity,gzip"),)
-"""Told to who asks for another encoding, as gRPC's protocol has it; grpc-go leaves it out."""
+"""Sent to a client that asks for another encoding, as gRPC's protocol has it; grpc-go leaves it out."""
 
 
 class Kind(Enum):

@@ -20,27 +20,22 @@ import ssl as ssl_module
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
-from raftkv.rpc.cork import Cork
-from raftkv.rpc.deadlines import DeadlineWheel
+from raftkv.loop.cork import Cork
+from raftkv.loop.limiter import Backlog, Turnstile
+from raftkv.loop.timers import DeadlineWheel, WheelTimer
 from raftkv.rpc.limits import ServerLimits
-from raftkv.rpc.server.accept import Connection
-from raftkv.rpc.server.backlog import Backlog
+from raftkv.rpc.server.accept import Connection, ConnectionLimit, Handshakes
 from raftkv.rpc.server.budget import AnswerBudget
 from raftkv.rpc.server.calls import UnaryCall, UnaryHandler
 from raftkv.rpc.server.carrier import Environment, Traffic
-from raftkv.rpc.server.crowd import Crowd
-from raftkv.rpc.server.handshakes import Handshakes
 from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse, Origins
 from raftkv.rpc.server.http2_plain import http_route
-from raftkv.rpc.server.listened import ListenedCall, ListenedHandler
 from raftkv.rpc.server.router import Around, Kind, Route, Router
-from raftkv.rpc.server.stream import StreamCall, StreamHandler, TaskCall
-from raftkv.rpc.sockets.acceptor import Acceptor
+from raftkv.rpc.server.stream import ListenedCall, ListenedHandler, StreamCall, StreamHandler, TaskCall
 from raftkv.rpc.sockets.poller import Poller, open_poller
+from raftkv.rpc.sockets.transport import Acceptor
 from raftkv.rpc.status import RpcError
-from raftkv.rpc.timers import WheelTimer
 from raftkv.rpc.tls import SERVER_PROTOCOLS, Security, fixed
-from raftkv.rpc.turnstile import Turnstile
 
 _log = logging.getLogger(__name__)
 
@@ -98,9 +93,9 @@ class Server:
         self.http_handler = None if http_handler is None else self._paced(http_handler)
         self.connections: set[Connection] = set()
         self.traffic = Traffic()
-        self._crowd = Crowd(self.limits)
+        self._connection_limit = ConnectionLimit(self.limits)
         self._around = tuple(around)
-        # However few connections there may be: who cannot finish a handshake must not keep out who can.
+        # Even with few connections: clients that cannot finish a handshake must not keep out those that can.
         self.handshakes = Handshakes(min(self.limits.unfinished_handshakes, max(1, self.limits.connections // 2)))
         self.router = Router()
         if origins is not None:
@@ -168,7 +163,7 @@ class Server:
 
         Arguments:
             path: ``/package.Service/Method``.
-            handler: ``handler(call)`` names the listener of a call (``listened``) and must not block.
+            handler: ``handler(call)`` names the listener of a call (``stream``) and must not block.
         """
         self.router.add(Route(path, ListenedCall, self._wrapped(path, Kind.LISTENED, handler)))
 
@@ -338,8 +333,7 @@ class Server:
     def backlog(self) -> Backlog:
         """Return where connections wait that have brought much work, made at first use, on the running loop."""
         if self._backlog is None:
-            loop = asyncio.get_running_loop()
-            self._backlog = Backlog(self.cork, loop.time, loop.call_soon)
+            self._backlog = Backlog(self.cork, asyncio.get_running_loop())
         return self._backlog
 
     def beginnings(self) -> Turnstile:
@@ -376,7 +370,7 @@ class Server:
 
     def add(self, connection: Connection) -> bool:
         """Count a new connection; False if there are too many, and none has gone for it."""
-        if len(self.connections) >= self.limits.connections and not self._crowd.make_room(self.connections):
+        if len(self.connections) >= self.limits.connections and not self._connection_limit.make_room(self.connections):
             return False
         self.connections.add(connection)
         return True

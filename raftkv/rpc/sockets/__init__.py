@@ -1,4 +1,4 @@
-"""Sockets of a server: who is watched, how bytes are moved, how connections are taken.
+"""Sockets of a server: which are watched, how bytes are moved, how connections are accepted.
 
     poller      one epoll for all connections of a server, asked by one callback of the loop
     transport   one connection: what asyncio's transport does, for the same protocols
@@ -8,5 +8,5 @@ asyncio has the same. These exist for two reasons. A request and its answer cost
 instead of one for each client, so it makes no handle and enters no context for each that has something to say. And no
 turn of the loop serves them all, however many have something to say at once, and however much.
 
-Leaves out: binding of addresses (asyncio does it), connections to other servers, TLS (``encrypted``).
+Leaves out: binding of addresses (asyncio does it), connections to other servers, TLS (``tls``).
 """

@@ -9,14 +9,14 @@ Invariants:
 
 1. A pass over them ends after ``PASS_S``: hundreds of connections may each bring hundreds of requests at once, and
    heartbeats and timers wait meanwhile. The next pass begins with those left.
-2. What they have for clients leaves when the pass ends: the cork is held meanwhile. A turn of the node that they made
+2. Their output leaves when the pass ends: the cork is held meanwhile. A turn of the node that they made
    due runs before that, or, if the pass has taken its time, in the next turn of the loop.
-3. A pass that brought work for the node goes on while callers come who were answered a moment ago: ``GATHER_S`` at
+3. A pass that brought work for the node goes on while callers return that were answered a moment ago: ``GATHER_S`` at
    most, and not when none comes for ``QUIET_S``. They ask again at once, and share an append, a sync and a message to
    each member. Else the first to come back would have all that for itself, and the others wait for it. It makes 1.2
    times the puts of 10 clients of h2load and 1.1 times those of 100, each for 0.8 and 0.9 of the processor time.
-4. A socket that is watched for nothing is not watched: the kernel tells of broken connections whatever one asks for,
-   and nobody would listen.
+4. A socket without events to wait for is not registered: the kernel would report its broken connection in every pass,
+   and no code would handle it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final, Protocol
 
-from raftkv.rpc.cork import Cork
+from raftkv.loop.cork import Cork
 
 READ: Final = 1
 """EPOLLIN."""
@@ -114,7 +114,7 @@ class EpollPoller:
             self._cork.end_pass(is_late=self._clock() > until)
 
     def _gather(self) -> None:
-        """Go on with the pass while callers come who are expected."""
+        """Continue the pass while expected callers come."""
         cork, clock = self._cork, self._clock
         last = clock()
         until = last + GATHER_S
@@ -125,7 +125,7 @@ class EpollPoller:
                 self._pass(named, until)
                 last = clock()
             elif now > last + QUIET_S:
-                cork.expect_nobody()
+                cork.expect_none()
 
     def _pass(self, named: list[tuple[int, int]], until: float) -> None:
         owners, clock = self._owners, self._clock

@@ -1,21 +1,24 @@
-"""One connection of a server: bytes between a socket and a protocol of asyncio.
+"""The sockets of a server: one connection as a transport of asyncio, and the listening socket that accepts them.
 
     transport = SocketTransport(loop, poller, connected, peer_name)
     transport.open(protocol)
+    Acceptor(loop, poller, listening, factory).start()
 
-Does what the transport of asyncio does, in the same order: a protocol hears ``connection_made`` first, and
-``connection_lost`` once, last, and from the loop, never from within a call of its own. What is written leaves at once,
-as far as the kernel takes it.
+``SocketTransport`` does what asyncio's transport does, in the same order: a protocol hears ``connection_made`` first,
+and ``connection_lost`` once, last, and from the loop, never from within a call of its own. Written bytes leave at once,
+as far as the kernel takes them. It is no subclass of ``asyncio.Transport``: compiled, that would make it an object with
+a dictionary. ``open`` hands it on as one. A protocol that brings a buffer has room for ``READ_BYTES`` in it. Left out,
+because no protocol here calls them: ``writelines``, ``write_eof``.
 
-No subclass of ``asyncio.Transport``: that would make it, compiled, an object with a dictionary. ``open`` hands it on as
-one. A protocol that brings a buffer has room for ``READ_BYTES`` in it. Left out, because nobody asks for it:
-``writelines``, ``write_eof``.
+``Acceptor`` takes a few connections a turn, and waits while the system is out of descriptors.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
+from collections.abc import Callable
 from time import monotonic
 from typing import Any, Final, cast
 
@@ -29,7 +32,7 @@ READ_BYTES: Final = 32 * 1024
 
 READING_S: Final = 0.001
 READS_MAX: Final = 8
-"""What fills a read and is handed over in so short a time is large; then more is read at once."""
+"""A full read that the protocol handles in less than this is part of a large body: then more is read at once."""
 
 _BUSY: Final = (BlockingIOError, InterruptedError)
 
@@ -55,7 +58,7 @@ class SocketTransport:
         self._protocol: Any = None
         self._is_buffered = False
         self._waiting = bytearray()
-        """What the kernel has not taken yet."""
+        """Bytes that the kernel has not taken yet."""
         self._high_bytes = HIGH_BYTES
         self._low_bytes = HIGH_BYTES // 4
         self._is_paused = False
@@ -206,7 +209,7 @@ class SocketTransport:
             self._socket.close()
 
     def _report(self, error: Exception, call: str) -> None:
-        """A protocol has failed: nobody knows what of the connection still holds."""
+        """A protocol has raised: the state of its connection is unknown."""
         context = {"message": f"a connection's protocol failed: {call}", "exception": error}
         self._loop.call_exception_handler(context)
         self._end(error)
@@ -265,3 +268,71 @@ class SocketTransport:
     def get_write_buffer_limits(self) -> tuple[int, int]:
         """Return what was set."""
         return self._low_bytes, self._high_bytes
+
+
+ACCEPTS_A_TURN: Final = 16
+"""Connections accepted in one turn of the loop: each takes a descriptor before it can be refused."""
+
+RETRY_S: Final = 1.0
+"""Pause after the system was out of descriptors or memory for a connection."""
+
+_NOTHING_LEFT: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Acceptor:
+    """Takes the connections of one listening socket.
+
+    Arguments:
+        loop: of the protocols.
+        poller: watches the socket and its connections.
+        listening: does not block; closed with this.
+        factory: makes the protocol of a connection.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        poller: Poller,
+        listening: socket.socket,
+        factory: Callable[[], asyncio.BaseProtocol],
+    ) -> None:
+        self._loop = loop
+        self._poller = poller
+        self._socket = listening
+        self._factory = factory
+        self._retry: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Accept connections from now on, first those that wait."""
+        self._retry = None
+        self._poller.watch(self._socket.fileno(), self, READ)
+
+    def on_readable(self) -> None:
+        """Accept some connections."""
+        for _ in range(ACCEPTS_A_TURN):
+            try:
+                connected, peer_name = self._socket.accept()
+            except OSError as error:
+                if error.errno in _NOTHING_LEFT:
+                    self._wait(error)
+                return  # no client waits, or the one that waited has left
+            connected.setblocking(False)
+            if connected.family != socket.AF_UNIX:
+                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            SocketTransport(self._loop, self._poller, connected, peer_name).open(self._factory())
+
+    def _wait(self, error: OSError) -> None:
+        self._poller.watch(self._socket.fileno(), self, 0)
+        self._retry = self._loop.call_later(RETRY_S, self.start)
+        context = {"message": "socket.accept() out of system resource", "exception": error, "socket": self._socket}
+        self._loop.call_exception_handler(context)
+
+    def on_writable(self) -> None:
+        """Never called: the socket is not watched for writing."""
+
+    def close(self) -> None:
+        """Accept no more connections."""
+        if self._retry is not None:
+            self._retry.cancel()
+        self._poller.watch(self._socket.fileno(), self, 0)
+        self._socket.close()

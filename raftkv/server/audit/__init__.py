@@ -4,7 +4,7 @@ Owns the way of a line from a call that ends to a file. Nothing here takes part 
 
     handler -> ``calls`` (around all handlers, outside of the guard of rights)     on the loop, when the call ends
             -> ``trail`` (a queue, bounded in bytes; full: new lines are dropped, and counted)
-            -> a thread: ``lines`` (what a line says) -> ``destination`` (file, standard output or error)
+            -> a thread: ``lines`` (what a line says) -> a file, standard output or error
 
 ::
 

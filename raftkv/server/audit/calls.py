@@ -1,6 +1,6 @@
-"""Around every handler: notes who called, with what, and how it ended.
+"""Around every handler: notes the caller, the request and the outcome.
 
-Outside of the guard of rights, so that what it refuses is noted too; who called is known only when the call ends,
+Outside of the guard of rights, so that its refusals are noted too; the caller is known only when the call ends,
 because the guard finds it out (``call.caller``).
 
 Small requests are kept as they came and looked into by the thread of the trail. Large ones, and those that may have a
@@ -26,20 +26,19 @@ from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse
 from raftkv.rpc.server.router import Kind
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import Code
-from raftkv.server.audit.destination import open_destination
 from raftkv.server.audit.lines import TEXT_BYTES_MAX, Record, certificate_text, shown_of, subject, text_of
-from raftkv.server.audit.trail import AuditTrail
+from raftkv.server.audit.trail import AuditTrail, open_destination
 from raftkv.server.tls.ports import Ports
 
 
 class Level(IntEnum):
-    """What is noted: a higher level has what the lower ones have.
+    """Which calls are noted: a higher level includes the lower ones.
 
     Refusals for want of a right or a login are noted at every level.
     """
 
     AUTH = 1
-    """Logins; changes of users, roles, members; everything an operator does. Whatever is in no other level."""
+    """Logins; changes of users, roles, members; everything an operator does. All calls that no other level has."""
     WRITES = 2
     """All of ``AUTH``, and what changes keys, leases, locks, elections."""
     ALL = 3
@@ -84,7 +83,7 @@ _READS: Final = frozenset(
 
 
 def level_of(path: str) -> Level:
-    """Return from which level on the calls of a method are noted; one that nobody has thought of: always.
+    """Return from which level on the calls of a method are noted; of an unlisted method: always.
 
     Arguments:
         path: ``/package.Service/Method``.
@@ -126,7 +125,7 @@ class AuditCalls:
         """Note a call that no handler saw, if it may not be made (``router.Router.on_refused``): of a web page.
 
         Arguments:
-            peer: who asked.
+            peer: the client.
             path: of the method.
             code: of the refusal.
         """
@@ -207,7 +206,7 @@ class AuditCalls:
 
 
 def make_audit(config: ServerConfig, registry: CollectorRegistry, tls: Ports) -> AuditCalls | None:
-    """Return what notes the calls of a member, and who is refused before a call; None: nothing is to be noted.
+    """Return the audit of a member's calls, and of refusals before a call; None: the audit log is off.
 
     Arguments:
         config: of the member.

@@ -1,7 +1,7 @@
-"""What a line says: which fields of a request are shown, and how.
+"""The lines of the audit log: which fields of a request are shown, and how.
 
-Bytes of clients are escaped as in Python (``\\x00``; a backslash is doubled), so a line is ASCII whatever the key, and
-two keys never look alike. Long ones are cut, and their size is beside them. An interval is shown as ``prefix`` where it
+Bytes of clients are escaped as in Python (``\\x00``; a backslash is doubled), so a line is always ASCII, and two keys
+never look alike. Long ones are cut, and their size is beside them. An interval is shown as ``prefix`` where it
 is one, else by ``key`` and ``range_end``.
 
 >>> subject(rpc_pb2.DeleteRangeRequest(key=b"a/", range_end=b"a0"))
@@ -35,7 +35,7 @@ SHOWN: Final = frozenset(
         *("bytes_max", "keys_max", "no_password"),
     }
 )
-"""Names of the fields that a line may show. All others are left out: values, passwords, and whatever is yet to come."""
+"""Names of the fields that a line may show. Others are left out: values, passwords, and fields of later versions."""
 
 TEXT_BYTES_MAX: Final = 256
 """A longer key or name is cut; ``..._bytes`` beside it is its size."""
@@ -52,13 +52,13 @@ METHODS: Final[dict[str, Method]] = {
 
 
 class Record(NamedTuple):
-    """What the loop hands over: one line to be.
+    """One future line, as the loop hands it over.
 
     Attributes:
         time_s: of the end, by the wall clock.
         event: what the line is about: call, open, request, refused, end, http, handshake, dropped.
         remote: address of the client.
-        user: name; empty: nobody.
+        user: name; empty: none.
         method: path of the method, or what stands for it.
         request: serialized, or what is shown of it as text; None: nothing is said of it.
         code: of gRPC; None: not ended. Of HTTP for ``http``.

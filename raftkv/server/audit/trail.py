@@ -1,27 +1,87 @@
-"""The queue between the loop and the thread that writes lines.
+"""The queue between the loop and the thread that writes the lines, and the file that they go to.
 
 The loop appends records and counts their bytes; the thread takes them out, makes lines and writes them, a batch every
 0.05 s while there are any. Each counter has one writer, so there is no lock.
 
 When more than ``WAITING_BYTES_MAX`` wait, because the disk is full or slow, new records are dropped: the member goes
 on, the metric counts them, and a line in their place says how many are missing.
+
+Lines go to standard output or error, or to a file that is rotated by its size. A file that was moved or deleted is
+opened anew before the next lines (so ``logrotate`` needs no signal). Only their owner may read these files.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from raftkv.server.audit.destination import Destination
 from raftkv.server.audit.lines import Record, line, text_of
+from raftkv.server.logs.files import LineFile, LineStream, Output
+
+FILE_MODE: Final = 0o600
+
+
+class AuditFile(LineFile):
+    """A file of lines, and those that it was before: ``FILE.1`` is the youngest.
+
+    Arguments:
+        path: of the file.
+        max_bytes: size above which it is rotated; 0: never.
+        keep: rotated files that stay.
+
+    Raises:
+        ConfigError: it cannot be opened; one line for the user.
+    """
+
+    def __init__(self, path: str, max_bytes: int = 0, keep: int = 10) -> None:
+        self._max_bytes = max_bytes
+        self._keep = keep
+        super().__init__(path, "the audit log", FILE_MODE)
+
+    def make_room(self, size_bytes: int) -> None:
+        """Rotate the file if it gets too large."""
+        if self._max_bytes and self.size_bytes and self.size_bytes + size_bytes > self._max_bytes:
+            self._rotate()
+
+    def _rotate(self) -> None:
+        for number in range(self._keep - 1, 0, -1):
+            older, younger = self._rotated(number + 1), self._rotated(number)
+            if younger.exists():
+                os.replace(younger, older)
+        if self._keep:
+            os.replace(self.path, self._rotated(1))
+        else:
+            os.unlink(self.path)
+        self.reopen()
+
+    def _rotated(self, number: int) -> Path:
+        return self.path.with_name(f"{self.path.name}.{number}")
+
+
+def open_destination(name: str, max_bytes: int, keep: int) -> Output:
+    """Return where a flag says that lines go.
+
+    Arguments:
+        name: ``-`` for standard output, ``stderr``, or a file.
+        max_bytes, keep: see ``AuditFile``.
+
+    Raises:
+        ConfigError: the file cannot be opened.
+    """
+    if name in ("-", "stderr"):
+        return LineStream(1 if name == "-" else 2)
+    return AuditFile(name, max_bytes, keep)
+
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +89,7 @@ WAITING_BYTES_MAX: Final = 16 * 1024 * 1024
 """Memory that records may take before new ones are dropped."""
 
 RECORD_BYTES: Final = 400
-"""What a record takes beside its request and its certificate."""
+"""Memory of a record beside its request and its certificate."""
 
 GATHER_S: Final = 0.05
 """How long lines are gathered for one write: what a killed member loses."""
@@ -57,7 +117,7 @@ class AuditTrail(Collector):
         written: lines that were written.
     """
 
-    def __init__(self, destination: Destination, member: str, waiting_bytes_max: int = WAITING_BYTES_MAX) -> None:
+    def __init__(self, destination: Output, member: str, waiting_bytes_max: int = WAITING_BYTES_MAX) -> None:
         self.dropped = 0
         self.written = 0
         self._destination = destination
@@ -70,7 +130,7 @@ class AuditTrail(Collector):
         """Records dropped since one found room."""
         self._begun_bytes = 0
         self._begun_lines = 0
-        """What the destination has taken and not yet written."""
+        """Lines and bytes that the output has taken and not yet written."""
         self._failing = False
         self._wake = threading.Event()
         self._closing = threading.Event()
@@ -81,7 +141,7 @@ class AuditTrail(Collector):
 
     @property
     def waiting_bytes(self) -> int:
-        """What waits to be written."""
+        """Bytes that wait to be written."""
         return self._put_bytes - self._taken_bytes
 
     def add(self, record: Record) -> None:

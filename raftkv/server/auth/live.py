@@ -29,10 +29,10 @@ from raftkv import errors
 from raftkv.apply.auth.rights import Left, Rights
 from raftkv.apply.auth.store import AuthStore
 from raftkv.apply.request import Caller
+from raftkv.loop.scheduler import Slices, Work
 from raftkv.rpc.server.calls import ServerCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.auth.callers import Callers, Credential
-from raftkv.server.node.slices import Slices, Work
 
 _log = logging.getLogger(__name__)
 

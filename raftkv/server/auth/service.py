@@ -20,6 +20,7 @@ from raftkv.apply.auth.records import ROOT_USER
 from raftkv.apply.auth.store import AuthStore
 from raftkv.apply.request import FIRST_KNOWN_IN, MEMBER, USER_NAME_BYTES_MAX, Caller, Kind, versioned
 from raftkv.apply.response import field
+from raftkv.loop.scheduler import Work, encoded, in_order
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES, Method
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
@@ -27,7 +28,6 @@ from raftkv.rpc.server.server import AsyncUnaryHandler, Server
 from raftkv.server.auth.jwt_tokens import JWTTokens
 from raftkv.server.auth.passwords import Passwords, costs_of, decoy_cost, is_hash
 from raftkv.server.auth.simple_tokens import digest_of, new_secret
-from raftkv.server.node.slices import Work, encoded, in_order
 from raftkv.server.services.responder import Responder, parse_or_raise, refusals
 
 T = TypeVar("T")

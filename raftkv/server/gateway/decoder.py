@@ -2,10 +2,13 @@
 
     reader = Reader(body)
     yield from reader.next(rpc_pb2.PutRequest)      # the message, or None at the end of the body
+    requests = Requests(body, slices)               # the same, serialized for the handlers of gRPC
+    await requests.next(method)
 
-Both spellings of a name are known (``range_end``, ``rangeEnd``), numbers may be strings, enums names or numbers; names
-that nobody knows and nulls are left out. Usual bodies are read by Python's own parser and a plan of each message type.
-What does not fit there (``_OddError``) is read again, step by step, with Go's rules and texts.
+Both spellings of a name are known (``range_end``, ``rangeEnd``), numbers may be strings, enums names or numbers;
+unknown names and nulls are left out. Usual bodies are read by Python's own parser and a plan of each message type. A
+body that does not fit there (``_OddError``) is read again, step by step, with Go's rules and texts
+(``json_to_message``).
 """
 
 from __future__ import annotations
@@ -19,7 +22,9 @@ from typing import Any, Final, NoReturn
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from raftkv.server.gateway.odd import MESSAGES_DEEP_MAX, read_message
+from raftkv.loop.scheduler import Slices
+from raftkv.pb.services import Method
+from raftkv.server.gateway.json_to_message import MESSAGES_DEEP_MAX, read_message
 from raftkv.server.gateway.syntax import scan, skip_space
 
 SIMPLE_BYTES: Final = 16 * 1024
@@ -255,3 +260,62 @@ def _enum_taker(field: FieldDescriptor) -> Callable[[Any], int]:
         return number
 
     return take
+
+
+SMALL_BYTES = 256
+"""Bodies up to this size are read at once, however many have come in one turn of the loop."""
+
+BYTES_A_KEY = 64
+"""Bytes of a body that count as one key for the slices."""
+
+
+class Requests:
+    """Reads a body; a large or odd one in the time that the member gives to long work.
+
+    Arguments:
+        body: whole.
+        slices: the long work of the member.
+    """
+
+    def __init__(self, body: bytes, slices: Slices) -> None:
+        self._body = body
+        self._reader = Reader(body)
+        self._slices = slices
+
+    async def only(self, method: Method) -> bytes:
+        """Return the one request; empty if there is none. The rest of the body is ignored.
+
+        Arguments:
+            method: takes it.
+
+        Raises:
+            JsonError: it is none.
+        """
+        message = await self._read(method, is_last=True)
+        return b"" if message is None else message.SerializeToString()
+
+    async def next(self, method: Method) -> bytes | None:
+        """Return the next request; None at the end.
+
+        Arguments:
+            method: takes it.
+
+        Raises:
+            JsonError: it is none.
+        """
+        message = await self._read(method, is_last=False)
+        return None if message is None else message.SerializeToString()
+
+    @property
+    def are_over(self) -> bool:
+        """Whether nothing is left."""
+        return self._reader.is_at_end
+
+    async def _read(self, method: Method, is_last: bool) -> Any:
+        work = self._reader.next(method.request, is_last=is_last)
+        if len(self._body) <= SMALL_BYTES:
+            try:
+                next(work)  # usual bodies are read here, without a pause
+            except StopIteration as done:
+                return done.value
+        return await self._slices.result(lambda: work, len(self._body) // BYTES_A_KEY)

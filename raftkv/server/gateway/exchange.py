@@ -1,26 +1,31 @@
-"""One HTTP request as the carrier of one call.
+"""One HTTP request as the carrier of one call, and the body of its answer.
 
-The handlers, the guard and the audit are those of gRPC, and so are the call objects that they get. Only what stands
-below the call is another: here answers are kept for the writer of the HTTP response, instead of queued as frames.
+The handlers, the guard and the audit are those of gRPC, and so are their call objects. Only the layer below the call
+differs: answers are kept for the writer of the HTTP response, instead of queued as frames.
 
     call = exchange.open(route)            # UnaryCall
-    route.handler(call, message)           # the very handler, in what guards it
+    route.handler(call, message)           # the handler of gRPC, with its guard
     pieces = await exchange.outcome()      # of the answer; raises RpcError for any other status than OK
 
-What is kept counts with the answers that wait for clients (``rpc.server.budget``) until ``close``.
+A kept answer counts with the answers that wait for clients (``rpc.server.budget``) until ``close``.
+
+A large answer is written while the client reads it (``LargeBody``), by the slices of the member, so no body holds the
+loop up. The end of the body, or a client that leaves, closes the exchange, its call and its share of the budget.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
-from raftkv.rpc.deadlines import forget
+from raftkv.loop.cycle_free import FREE_BYTES_PER_STEP, free_in_steps
+from raftkv.loop.scheduler import Slices, Work
+from raftkv.loop.timers import forget
 from raftkv.rpc.framing import MessageAssembler
-from raftkv.rpc.gone import FREE_BYTES_PER_STEP, free_pieces
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.carrier import Carrier, Environment, Peer
@@ -35,7 +40,7 @@ LEFT: Final = RpcError(Code.CANCELLED, "context canceled")
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What exchanges need of the server whose methods they call.
+    """The server whose methods exchanges call, as they use it.
 
     Attributes:
         environment: clock, deadlines, tasks and reports.
@@ -47,7 +52,7 @@ class Surroundings:
 
 
 class Exchange(Carrier):
-    """The one call of an HTTP request. It is never severed: who leaves in the middle has lost no connection of leases.
+    """The one call of an HTTP request. It is never severed: a client that leaves amid it loses no connection of leases.
 
     Attributes:
         on_given_up: called when the answer is dropped because others need the memory.
@@ -109,7 +114,7 @@ class Exchange(Carrier):
         pieces, self._pieces, self.on_given_up = self._pieces, None, None
         # The text was made of it, but all of it was kept.
         if isinstance(pieces, list) and sum(map(len, pieces)) > FREE_BYTES_PER_STEP:
-            self.spawn(free_pieces(pieces))
+            self.spawn(free_in_steps(partial(_drop_pieces, pieces)))
         self.account.close()
 
     # ---- what calls ask of their carrier
@@ -120,7 +125,7 @@ class Exchange(Carrier):
             forget(call)
         call.released()
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)  # whoever waits goes on in another turn: the outcome is there by then
+            self._waiter.set_result(None)  # the waiting task runs in a later turn: the outcome is there by then
 
     def send_status(self, call: ServerCall, error: RpcError) -> None:
         """The call has ended with a status other than OK."""
@@ -182,7 +187,7 @@ class Exchange(Carrier):
             on_given_up()
 
     def given_up(self) -> None:
-        """Whoever waits for the answer, or writes it, is to look at the error."""
+        """Wake the task that waits for the answer or writes it: ``error`` is set."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -193,3 +198,79 @@ class Exchange(Carrier):
 
     def wake(self) -> None:
         """Nothing to send: the writer of the response asks by itself."""
+
+
+def _drop_pieces(pieces: list[bytes], size_bytes: int) -> bool:
+    """Drop about so many bytes of an answer; whether more is left."""
+    while pieces and size_bytes > 0:
+        size_bytes -= len(pieces.pop())
+    return bool(pieces)
+
+
+CHUNK_BYTES: Final = 64 * 1024
+"""About how much text is made at once, and how much waits for the socket beside its own buffer."""
+
+KEYS_A_CHUNK: Final = 256
+"""Size of a chunk for the slices: short work, in turn with all other short work."""
+
+
+class Chunks:
+    """Text that a generator makes, in chunks.
+
+    Arguments:
+        text: makes it.
+        slices: the long work of the member.
+    """
+
+    def __init__(self, text: Generator[str, None, None], slices: Slices) -> None:
+        self._text = text
+        self._slices = slices
+
+    async def next(self) -> bytes:
+        """Return the next chunk; empty at the end."""
+        return await self._slices.result(self._chunk, KEYS_A_CHUNK)
+
+    def _chunk(self) -> Work[bytes]:
+        parts: list[str] = []
+        size = 0
+        for part in self._text:
+            parts.append(part)
+            size += len(part)
+            if size >= CHUNK_BYTES:
+                break
+            if len(parts) % 16 == 0:
+                yield
+        return "".join(parts).encode()
+
+    def close(self) -> None:
+        """Write no more."""
+        self._text.close()
+
+
+class LargeBody(AsyncIterator[bytes]):
+    """The body of one large answer.
+
+    Arguments:
+        exchange: whose answer it is; closed with the body.
+        chunks: of the body.
+    """
+
+    def __init__(self, exchange: Exchange, chunks: Chunks) -> None:
+        self._exchange = exchange
+        self._chunks = chunks
+        exchange.on_given_up = chunks.close
+
+    async def __anext__(self) -> bytes:
+        chunk = await self._chunks.next()
+        if self._exchange.error is not None:
+            raise copy(self._exchange.error)  # what is raised holds the frames that hold this
+        if not chunk:
+            await self.aclose()
+            raise StopAsyncIteration
+        self._exchange.account.left_bytes += len(chunk)
+        return chunk
+
+    async def aclose(self) -> None:
+        """The client has it all, or has left."""
+        self._chunks.close()
+        self._exchange.close()

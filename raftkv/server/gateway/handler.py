@@ -3,7 +3,7 @@
     POST /v3/kv/put {"key":"Zm9v"}  ->  binding -> decoder -> exchange: guard, audit, handler -> encoder -> 200 {...}
 
 One handler for all paths, which ``proto/`` names (``raftkv.pb.bindings``). Answers are those of etcd 3.5, whose gateway
-is grpc-gateway 1.16: statuses, bodies, headers. What is no path of the gateway goes to the handler behind it.
+is grpc-gateway 1.16: statuses, bodies, headers. Other paths go to the handler behind it.
 
 A call that comes through here is never its certificate's (CVE-2018-16886): it is marked as passed on.
 """
@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import quote, unquote
 
+from raftkv.loop.scheduler import Slices
 from raftkv.pb.bindings import BINDINGS
 from raftkv.pb.services import Method
 from raftkv.rpc.server.carrier import Peer
@@ -25,16 +26,12 @@ from raftkv.rpc.shares import identity_of_peer
 from raftkv.rpc.status import Code, Headers, RpcError
 from raftkv.server.auth.callers import AUTHORIZATION, GATEWAY
 from raftkv.server.gateway import openapi
-from raftkv.server.gateway.bodies import Chunks, LargeBody
-from raftkv.server.gateway.encoder import encoder_of
-from raftkv.server.gateway.errors import error_body, http_status
-from raftkv.server.gateway.exchange import Exchange, Surroundings
-from raftkv.server.gateway.large import SMALL_BYTES, encode_large
-from raftkv.server.gateway.odd import decode_base64
-from raftkv.server.gateway.requests import Requests
+from raftkv.server.gateway.decoder import Requests
+from raftkv.server.gateway.encoder import SMALL_BYTES, encode_large, encoder_of, error_body, http_status
+from raftkv.server.gateway.exchange import Chunks, Exchange, LargeBody, Surroundings
+from raftkv.server.gateway.json_to_message import decode_base64
 from raftkv.server.gateway.streams import StreamBody, StreamExchange
 from raftkv.server.gateway.syntax import JsonError
-from raftkv.server.node.slices import Slices
 
 PREFIX: Final = "/v3/"
 _BETA: Final = "/v3beta/"

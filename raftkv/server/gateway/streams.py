@@ -1,12 +1,12 @@
-"""Streaming calls: requests from a body, answers as lines, in the time of whoever reads them.
+"""Streaming calls: requests from a body, answers as lines, at the pace of their reader.
 
     exchange = StreamExchange(...)
     call = exchange.open(route, timeout_s)      # a StreamCall, whose handler runs as a task
     await exchange.begun()                      # the handler has sent something, or ended
     async for line in StreamBody(exchange, ...)
 
-What a handler sends waits here, counted as what waits on an HTTP/2 stream is: it sees ``send_buffer_size``, waits in
-``send`` and is called back when there is room. So a client that reads slowly stops its handler and nobody else's.
+Messages of a handler wait here, counted as those of an HTTP/2 stream are: it sees ``send_buffer_size``, waits in
+``send`` and is called back when there is room. So a client that reads slowly stops its own handler and no other.
 """
 
 from __future__ import annotations
@@ -20,21 +20,18 @@ from typing import Any, Final
 
 from google.protobuf.descriptor import Descriptor
 
+from raftkv.loop.scheduler import Slices, Work
+from raftkv.loop.timers import forget
 from raftkv.pb.services import Method
-from raftkv.rpc.deadlines import forget
 from raftkv.rpc.framing import PREFIX, PREFIX_BYTES, frame
 from raftkv.rpc.protocol import DrainWatcher
 from raftkv.rpc.server.calls import ServerCall
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import Headers, RpcError
-from raftkv.server.gateway.bodies import Chunks
-from raftkv.server.gateway.encoder import encoder_of
-from raftkv.server.gateway.errors import stream_error
-from raftkv.server.gateway.exchange import Exchange
-from raftkv.server.gateway.large import SMALL_BYTES, encode_large
-from raftkv.server.gateway.requests import Requests
+from raftkv.server.gateway.decoder import Requests
+from raftkv.server.gateway.encoder import SMALL_BYTES, encode_large, encoder_of, stream_error
+from raftkv.server.gateway.exchange import Chunks, Exchange
 from raftkv.server.gateway.syntax import JsonError
-from raftkv.server.node.slices import Slices, Work
 
 UNREAD_MAX_BYTES: Final = 64 * 1024
 """Requests that a handler has not taken; above this no more of the body is read."""
@@ -110,7 +107,7 @@ class StreamExchange(Exchange):
 
     @property
     def early_error(self) -> RpcError | None:
-        """What ended the call before it sent a message."""
+        """The error that ended the call before its first message."""
         return None if self.has_sent else self._error
 
     async def take(self) -> bytes | None:
@@ -155,7 +152,7 @@ class StreamExchange(Exchange):
         self._watchers.clear()
 
     def given_up(self) -> None:
-        """Whoever waits for a message is to look at the error."""
+        """Wake the task that waits for a message: ``error`` is set."""
         self._is_over = True
         self._said.set()
         self._taken.set()
@@ -192,7 +189,7 @@ class StreamExchange(Exchange):
             call.drained()
 
     def queued_size_of(self, stream_id: int) -> int:
-        """Bytes of messages that nobody has taken."""
+        """Bytes of messages that the reader has not taken."""
         del stream_id
         return self._queued_bytes
 

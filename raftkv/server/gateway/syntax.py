@@ -1,6 +1,6 @@
 """JSON as Go's ``encoding/json`` scans it: where a value ends, and the text of what is wrong with it.
 
-    work = scan(b'{"key": tru}', 0)        # a generator: it pauses, so that a large body holds nobody up
+    work = scan(b'{"key": tru}', 0)        # a generator: it pauses, so a large body does not hold the loop up
     -> JsonError: invalid character '}' in literal true (expecting 'e')
 
 Only faults, and bodies that are large or odd, come here; usual ones are read by Python's own parser (``decoder``).

@@ -1,4 +1,4 @@
-"""Who may use plain HTTP: the Host header against DNS rebinding, and what pages in browsers may do.
+"""Access to plain HTTP: the Host header against DNS rebinding, and what pages in browsers may do.
 
 A page that a browser loaded from elsewhere can point its own name at this machine and then read what answers here
 (CVE-2018-5702). So the name that a plain-text request asks for is looked at: those that the flag names pass, or, where
@@ -132,7 +132,7 @@ class HttpAccess:
         self._origins = origins
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
-        """Refuse, or pass on and add the headers by which browsers decide who may read the answer."""
+        """Refuse, or pass on and add the headers that tell browsers which pages may read the answer."""
         host = host_name(request.header("host"))
         if not self._hosts.allows(request, host):
             body = _MISDIRECTED.format(host=json.dumps(host, ensure_ascii=False)).encode()

@@ -1,4 +1,4 @@
-"""What an operator asks a running member about itself: ``/debug/vars``, and with ``--enable-pprof`` ``/debug/pprof/``.
+"""Questions of an operator to a running member: ``/debug/vars``, and with ``--enable-pprof`` ``/debug/pprof/``.
 
     GET /debug/vars                        command line, memory, state of Raft, limit of open files: JSON, as etcd's
     GET /debug/pprof/                      what there is
@@ -11,7 +11,7 @@ The paths are Go's, so that scripts find them; what they answer is what a proces
 
 Laws:
 
-- Where users are asked for, root alone may ask. etcd answers everybody; so does this member while users are off.
+- With users on, only root may ask. etcd answers everyone; so does this member while users are off.
 - One profile is taken at a time, for ``SECONDS_MAX`` at most. It ends with the connection that asked for it.
 """
 
@@ -26,7 +26,7 @@ import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs
 
 from raftkv import errors
@@ -35,6 +35,9 @@ from raftkv.raft.progress import ProgressState
 from raftkv.raft.types import StateRole
 from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse
 from raftkv.server.http import profiles
+
+if TYPE_CHECKING:
+    from raftkv.server.auth.users import Users
 
 SECONDS_DEFAULT: Final = 30.0
 SECONDS_MAX: Final = 60.0
@@ -62,24 +65,17 @@ _STATES: Final = {
 }
 
 
-class Refuses(Protocol):
-    """Says who asks."""
-
-    def check_root(self, request: HttpRequest) -> bytes:
-        """Return the name of the user who asks, empty where nobody is asked for. Raises StatusError: it is not root."""
-
-
 class DebugService:
     """Answers what begins with ``/debug/`` and hands on all else.
 
     Arguments:
         handler: answers all else.
-        users: refuses whoever is not root.
+        users: refuses users other than root.
         status: of Raft, now.
         pprof: whether profiles are given out (``--enable-pprof``).
     """
 
-    def __init__(self, handler: HttpHandler, users: Refuses, status: Callable[[], Status], *, pprof: bool) -> None:
+    def __init__(self, handler: HttpHandler, users: Users, status: Callable[[], Status], *, pprof: bool) -> None:
         self._handler = handler
         self._users = users
         self._status = status
@@ -151,7 +147,7 @@ def _seconds(request: HttpRequest) -> float | None:
 
 
 def _memory() -> dict[str, int | list[int]]:
-    """What is known of memory without walking it: bytes resident, now and at most, and the collector's counts."""
+    """Memory figures that need no walk: bytes resident, now and at most, and the collector's counts."""
     virtual, resident = (int(pages) * resource.getpagesize() for pages in _STATM.read_text("ascii").split()[:2])
     return {
         "Sys": virtual,

@@ -1,14 +1,14 @@
-"""What a process in Python can tell of itself while it runs: where its loop spends time, what waits, what takes memory.
+"""Profiles of a running process: where its loop spends time, what waits, what takes memory.
 
     folded(await sample(5.0))        # root;...;leaf count: flamegraph.pl, speedscope, inferno
     stacks(tasks, tasks_max=1000)    # threads and tasks, equal stacks together
     heap()                           # the largest places of allocation, by tracemalloc
 
 The profile is of processor time: a timer of the process raises a signal for each 10 ms used, and the loop notes its own
-stack, in 10 us. What a function of C does counts for the line that calls it. A thread that looks at the loop from
+stack, in 10 us. Time in a function of C counts for the line that calls it. A thread that looks at the loop from
 outside would see little but ``select``: a busy loop gives the interpreter lock away only for moments, always there.
 
-Leaves out: who may ask, and how often (``debug``).
+Leaves out: access, and how often (``debug``).
 """
 
 from __future__ import annotations

@@ -22,10 +22,10 @@ from raftkv.apply.auth.store import AuthStore
 from raftkv.apply.leases import TTL_MAX_S
 from raftkv.apply.request import Caller
 from raftkv.apply.response import integer
-from raftkv.rpc.cork import Cork
+from raftkv.loop.cork import Cork
 from raftkv.rpc.framing import PREFIX
 from raftkv.rpc.server.calls import ServerCall
-from raftkv.rpc.server.listened import ListenedCall
+from raftkv.rpc.server.stream import ListenedCall
 from raftkv.rpc.shares import Identity, Shares, identity_of, refusal
 from raftkv.rpc.status import RpcError
 from raftkv.server.lease.renewals import PendingKeepAlive

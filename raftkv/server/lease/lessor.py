@@ -32,11 +32,11 @@ from raftkv import errors
 from raftkv.apply.applier import Applier, Outcome
 from raftkv.apply.leases import TTL_MAX_S
 from raftkv.apply.request import Caller, Kind
+from raftkv.loop.cork import Cork
+from raftkv.loop.limiter import Paced
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.types import NO_LIMIT, Entry, StateRole
 from raftkv.rpc.client.channel import Channel
-from raftkv.rpc.cork import Cork
-from raftkv.rpc.paced import Paced
 from raftkv.rpc.shares import Identity, Shares, refusal
 from raftkv.server.lease.keep_alives import ConnectionLost
 from raftkv.server.lease.on_leader import RENEW, SHORTEN, TIME_TO_LIVE, OnLeader, Question

@@ -27,11 +27,11 @@ from google.protobuf.message import DecodeError
 
 from raftkv import errors
 from raftkv.asleep import Sleep
+from raftkv.loop.limiter import Paced
 from raftkv.pb.services import SERVICES, Method
 from raftkv.raft.types import NONE
 from raftkv.rpc.client.calls import UnaryFuture
 from raftkv.rpc.client.channel import Channel
-from raftkv.rpc.paced import Paced
 from raftkv.rpc.status import RpcError
 from raftkv.server.node.node import Node
 

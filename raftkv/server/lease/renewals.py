@@ -25,9 +25,9 @@ from mypy_extensions import mypyc_attr
 from raftkv import errors
 from raftkv.apply import request as requests
 from raftkv.apply.request import Caller, Kind
+from raftkv.loop.cork import Cork
 from raftkv.pb import rpc_pb2
 from raftkv.raft.types import Entry, EntryType
-from raftkv.rpc.cork import Cork
 from raftkv.server.lease import times as lease_times
 from raftkv.server.lease.times import LeaseClock, LeaseTimes
 

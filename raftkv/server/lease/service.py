@@ -23,19 +23,19 @@ from raftkv import errors
 from raftkv.apply.auth.rights import Left, Rights
 from raftkv.apply.request import Caller, Kind
 from raftkv.apply.response import field, integer
+from raftkv.loop.cork import Cork
+from raftkv.loop.scheduler import Work, encoded, in_order
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES, Method
-from raftkv.rpc.cork import Cork
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
-from raftkv.rpc.server.listened import ListenedCall
 from raftkv.rpc.server.server import AsyncUnaryHandler, Server
+from raftkv.rpc.server.stream import ListenedCall
 from raftkv.rpc.shares import Shares, identity_of
 from raftkv.rpc.status import RpcError
 from raftkv.server.auth.live import LiveCalls
 from raftkv.server.lease.keep_alives import WAITING_MAX, ConnectionLost, Graces, KeepAliveStream, MemberBatch
 from raftkv.server.lease.lessor import Lessor
 from raftkv.server.lease.on_leader import RENEW, SHORTEN, TIME_TO_LIVE
-from raftkv.server.node.slices import Work, encoded, in_order
 from raftkv.server.services.leader_guard import LeaderGuard
 from raftkv.server.services.responder import PendingWrite, Responder, fail, parse, parse_or_raise, refusals
 

@@ -33,7 +33,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Final
 
 from raftkv.apply.request import Caller
-from raftkv.server.histograms import Buckets, doubling
+from raftkv.histograms import Buckets, doubling
 
 LOGGED_S: Final = 0.5
 """A renewal in the log lets the leader answer keep-alives from memory for so long."""

@@ -11,13 +11,13 @@ Owns where lines go (``outputs``), the queue (``handler``), files and their rota
 
 Laws:
 
-- A line waits in memory for its writing, and who logs it waits too: all together never longer than ``handler.WAIT_S``
+- A line waits in memory for its writing, and its caller waits too: all together never longer than ``handler.WAIT_S``
   in a second, and not at all while an output is behind. So a disk or a reader that stands still or is slow does not
   hold the loop, and otherwise every line is written before the member goes on: one that is killed has lost none.
 - A full disk does not stop the member: lines wait, ``handler.WAITING_BYTES_MAX`` at most; then they are dropped, and a
   line in their place says how many.
-- One place in the sources writes ``repeats.BURST`` lines at once, and one a second after that, whatever clients and
-  other members do: the next line says how many were left out.
+- One place in the sources writes ``outputs.BURST`` lines at once, and one a second after that: the next line says how
+  many were left out. So other machines cannot fill the log.
 - Lines are written whole and in order. A file that was moved or deleted is opened anew, so ``logrotate`` needs no
   signal; one that was truncated (``copytruncate``) goes on at its new end.
 

@@ -1,4 +1,4 @@
-"""The queue between those who log and the thread that writes.
+"""The queue between the callers of a logger and the thread that writes.
 
     emit -> queue -> thread -> output
       waits until the line is written, ``WAIT_S`` a second at most, unless the output is behind already
@@ -52,12 +52,12 @@ class ThreadedHandler(logging.Handler):
         self._put_bytes = self._taken_bytes = 0
         self._put = self._written = 0
         self._begun = self._begun_bytes = 0
-        """What the output has taken and not yet written."""
+        """Lines and bytes that the output has taken and not yet written."""
         self._gap = 0
         """Lines dropped since one found room."""
         self._is_behind = False
         self._waited_s = self._window_at = 0.0
-        """What was waited since a moment of the loop's clock."""
+        """Seconds waited since the window began, and its begin."""
         self._is_closing = False
         self._wake = threading.Event()
         self._progress = threading.Condition()
@@ -100,14 +100,14 @@ class ThreadedHandler(logging.Handler):
         self._wake.set()
 
     def _allowed_s(self) -> float:
-        """Return how long may still be waited: an output that is slow without standing still holds nobody up either."""
+        """Return how long callers may still wait in this window: a slow output must not hold the loop either."""
         now = monotonic()
         if now - self._window_at > WINDOW_S:
             self._window_at, self._waited_s = now, 0.0
         return max(WAIT_S - self._waited_s, 0.0)
 
     def _wait(self, timeout_s: float) -> None:
-        """Wait until all that was put is written; after one wait in vain nobody waits until it is."""
+        """Wait until all queued lines are written; after a timeout no caller waits until they are."""
         if timeout_s <= 0:
             return
         put, began = self._put, monotonic()

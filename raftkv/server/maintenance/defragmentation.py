@@ -24,8 +24,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from raftkv.errors import RESOURCE_EXHAUSTED, UNKNOWN, CorruptionError, InvariantError, SpaceError, StorageError
+from raftkv.loop.limiter import Paced
 from raftkv.pb import rpc_pb2
-from raftkv.rpc.paced import Paced
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.services.responder import Responder, refusals

@@ -22,12 +22,12 @@ from functools import partial
 from typing import Final, TypeVar
 
 from raftkv import errors
+from raftkv.histograms import Buckets, doubling
 from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.server import AsyncUnaryHandler
 from raftkv.server.durable import when_durable
-from raftkv.server.histograms import Buckets, doubling
 from raftkv.server.services.responder import parse_or_raise, refusals
 from raftkv.server.snapshots.files import on_thread
 from raftkv.storage.hash import KVHash

@@ -1,10 +1,9 @@
 """The metrics of a member for Prometheus, under etcd's names, so that etcd's dashboards and alerts work.
 
 Owns which families /metrics has. The parts of a member count for themselves, in plain integers and ``Buckets``
-(``server.histograms``); a collector here reads them when it is scraped and gives them their names.
+(``raftkv.histograms``); a collector here reads them when it is scraped and gives them their names.
 
-    exposition     families -> text, in slices between which the loop does other work
-    families       short ways to make families, counters without etcd's ``_total`` among them
+    exposition     families, and their text, in slices between which the loop does other work
     member         the node, the store, versions, the process
     durations      histograms: disk, commits, applying, ranges, hashes, compactions
     calls          grpc_server_*, requests by client version, durations of calls (--metrics=extensive)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry
 
 from raftkv.apply.applier import Applier
+from raftkv.histograms import DISK_S, Buckets
 from raftkv.rpc.server.budget import AnswerBudget
 from raftkv.rpc.server.server import Server
 from raftkv.server.auth.users import Users
-from raftkv.server.histograms import DISK_S, Buckets
 from raftkv.server.http.routes import HttpService
 from raftkv.server.lease.times import LeaseTimes
 from raftkv.server.maintenance.hashes import Hashes

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from raftkv.rpc.server.budget import AnswerBudget
 from raftkv.rpc.server.server import Server
-from raftkv.server.metrics.families import counters, gauge, gauges
+from raftkv.server.metrics.exposition import counters, gauge, gauges
 from raftkv.server.node.admission import DISK_RESERVE_BYTES, Admission
 from raftkv.server.node.node import Node
 from raftkv.server.peer.transport import SEND_BUFFER_MAX_BYTES, Transport

@@ -16,14 +16,14 @@ from typing import Any, Final
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from raftkv.histograms import Buckets, histogram_family
 from raftkv.pb.services import SERVICES
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.router import CallCounts, Kind, Router
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import Code
-from raftkv.server.histograms import Buckets, histogram_family
-from raftkv.server.metrics.families import counter, counters
+from raftkv.server.metrics.exposition import counter, counters
 from raftkv.server.node.admission import Admission
 
 _LABELS: Final = ("grpc_method", "grpc_service", "grpc_type")

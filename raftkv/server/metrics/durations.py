@@ -15,8 +15,8 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from raftkv.apply.request import Kind
-from raftkv.server.histograms import Buckets, histogram_family
-from raftkv.server.metrics.families import gauges
+from raftkv.histograms import Buckets, histogram_family
+from raftkv.server.metrics.exposition import gauges
 from raftkv.server.node.applying import ApplyTimes
 from raftkv.server.node.housekeeping import CompactionTimes
 

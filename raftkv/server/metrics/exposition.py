@@ -1,23 +1,68 @@
-"""The text of /metrics, made in slices: 2,000 samples at once would hold the loop for 10 ms.
+"""The text of /metrics, made in slices (2,000 samples at once would hold the loop for 10 ms), and short ways to make
+families.
 
-Prometheus's text format, as in its library's ``generate_latest``, but for two things that are as etcd has them. A
-counter's name without ``_total`` is written as it is, which ``etcd_server_health_success`` needs, and a number that is
-whole has no fraction: 1, not 1.0.
+    yield from gauges(("etcd_server_has_leader", "Whether or not a leader exists.", 1.0))    # (name, text, value)
+
+The format is Prometheus's, as in its library's ``generate_latest``, with two differences that etcd has. A counter's
+name is written as it is given: the library adds ``_total``, which ``etcd_server_health_success`` must not have, so
+families of counters are made by hand. And a whole number has no fraction: 1, not 1.0.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from time import perf_counter
-from typing import Final
+from typing import Final, TypeVar
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 
-from raftkv.server.histograms import go_float
-from raftkv.server.metrics.families import counter, gauge
-from raftkv.server.shared_text import SharedText
+from raftkv.histograms import go_float
+from raftkv.loop.limiter import SharedText
+
+Values = TypeVar("Values", bound=tuple[str, ...])
+"""Values of labels, in their order."""
+
+Row = tuple[str, str, float]
+"""Name, text, value."""
+
+
+def gauges(*rows: Row) -> Iterator[Metric]:
+    """Make a gauge of each row."""
+    for name, text, value in rows:
+        yield GaugeMetricFamily(name, text, float(value))
+
+
+def counters(*rows: Row) -> Iterator[Metric]:
+    """Make a counter of each row."""
+    for name, text, value in rows:
+        yield counter(name, text, {(): value})
+
+
+def counter(name: str, text: str, found: Mapping[Values, float], labels: Sequence[str] = ()) -> Metric:
+    """Make a counter.
+
+    Arguments:
+        name: as it stands in /metrics.
+        text: what it counts.
+        found: the value for each tuple of label values.
+        labels: names of the labels.
+    """
+    family = Metric(name.removesuffix("_total"), text, "counter")
+    for values, value in found.items():
+        family.add_sample(name, dict(zip(labels, values, strict=True)), float(value))
+    return family
+
+
+def gauge(name: str, text: str, found: Mapping[Values, float], labels: Sequence[str] = ()) -> Metric:
+    """Make a gauge with labels; the arguments are those of ``counter``."""
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for values, value in found.items():
+        family.add_metric(values, float(value))
+    return family
+
 
 SLICE_S: Final = 0.002
 """How long a turn of the loop works on a scrape; a family is never cut."""

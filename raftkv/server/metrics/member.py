@@ -1,4 +1,4 @@
-"""What is known of a member as a whole: its part in the cluster, its store, the versions, the process.
+"""Metrics of a member as a whole: its part in the cluster, its store, the versions, the process.
 
 Texts are etcd's where the families are.
 """
@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from raftkv.pb.enums import alarm_name
 from raftkv.server import ETCD_CLUSTER_VERSION, ETCD_VERSION
 from raftkv.server.membership.changes import Changes
-from raftkv.server.metrics.families import counters, gauge, gauges
+from raftkv.server.metrics.exposition import counters, gauge, gauges
 from raftkv.server.node.node import Node
 from raftkv.server.snapshots import Installer
 from raftkv.storage.mvcc import Store
@@ -27,7 +27,7 @@ _DESCRIPTORS: Final = Path("/proc/self/fd")
 
 
 def new_registry() -> CollectorRegistry:
-    """Make a registry with what is known of the process."""
+    """Make a registry with the metrics of the process."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)

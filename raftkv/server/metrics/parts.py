@@ -9,11 +9,11 @@ from prometheus_client.registry import Collector
 
 from raftkv.apply.auth.store import AuthStore
 from raftkv.apply.quotas import Quotas
+from raftkv.histograms import histogram_family
 from raftkv.server.auth.users import Users
-from raftkv.server.histograms import histogram_family
 from raftkv.server.http.routes import HttpService
 from raftkv.server.lease.times import LeaseTimes
-from raftkv.server.metrics.families import counter, counters, gauge, gauges
+from raftkv.server.metrics.exposition import counter, counters, gauge, gauges
 from raftkv.server.watch.hub import WatchHub
 
 
@@ -46,7 +46,7 @@ class WatchMetrics(Collector):
 
 
 class LeaseMetrics(Collector):
-    """What happened to leases. Every member counts what it applied, only the leader renewals.
+    """Counts of leases. Every member counts what it applied, only the leader renewals.
 
     Arguments:
         times: of the member.
@@ -74,7 +74,7 @@ class LeaseMetrics(Collector):
 
 
 class AuthMetrics(Collector):
-    """Users of the cluster, and who has logged in at this member.
+    """Users of the cluster, and logins at this member.
 
     Arguments:
         auth: users and roles, as applied.
@@ -124,7 +124,7 @@ class QuotaMetrics(Collector):
 
 
 class HealthMetrics(Collector):
-    """What probes were answered.
+    """Answers to health probes.
 
     Arguments:
         http: of the member.

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from raftkv.server.histograms import histogram_family
-from raftkv.server.metrics.families import counter, gauge
+from raftkv.histograms import histogram_family
+from raftkv.server.metrics.exposition import counter, gauge
 from raftkv.server.peer.service import PeerService
 from raftkv.server.peer.transport import Transport
 from raftkv.server.snapshots.files import Transfers

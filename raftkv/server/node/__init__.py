@@ -19,7 +19,7 @@ Laws:
 - No acknowledgement, to a client or a peer, before the fsync it depends on; with one member too.
 - Entries are applied in index order, each once, and stored in one transaction with their index.
 - A reader joins only a round that starts after it arrived; a round is asked again only under a fresh id.
-- All answers of a turn leave at its end (``rpc.cork``).
+- All answers of a turn leave at its end (``loop.cork``).
 - Any exception in a turn stops the member.
 
 Example::
@@ -28,7 +28,7 @@ Example::
     outcome.check()                             # raises what it was refused for
 
 Modules: ``node`` (the turn), ``proposals``, ``reads``, ``waits`` (both, for coroutines), ``disk``, ``applying``,
-``slices`` (long reads), ``admission`` (what is refused), ``bootstrap`` and ``readiness`` (start), ``housekeeping``,
+``admission`` (what is refused), ``bootstrap`` and ``readiness`` (start), ``housekeeping``,
 ``log_cut``, ``auto_compaction``, ``conf_changes`` (one at a time), ``lost_leader`` and ``leader_log``, ``survivor``
 (``--force-new-cluster``), ``surroundings`` (what a node is given).
 

@@ -30,8 +30,8 @@ from raftkv import errors
 from raftkv.apply import request as requests
 from raftkv.apply.applier import Applier, Outcome, Work
 from raftkv.apply.request import INNER_KIND_AT, Kind
+from raftkv.histograms import Buckets, doubling
 from raftkv.raft.types import Entry, EntryType
-from raftkv.server.histograms import Buckets, doubling
 from raftkv.server.node.proposals import Proposals, Waiter
 from raftkv.server.node.surroundings import NodeSettings
 from raftkv.storage.failpoints import failpoint

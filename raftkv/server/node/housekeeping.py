@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from raftkv.errors import MapFullError
-from raftkv.server.histograms import Buckets, doubling
+from raftkv.histograms import Buckets, doubling
 from raftkv.server.node.admission import Admission
 from raftkv.server.node.auto_compaction import AutoCompaction
 from raftkv.server.node.log_cut import LogCut

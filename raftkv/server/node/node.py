@@ -39,6 +39,7 @@ from raftkv.apply import request as requests
 from raftkv.apply.applier import Applier, Outcome
 from raftkv.apply.membership import Decision, conf_change_of
 from raftkv.apply.request import Caller, Kind
+from raftkv.loop.cork import Cork
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.errors import ConfChangeError, InvalidMessage, ProposalDropped, StepLocalMessage, StepPeerNotFound
 from raftkv.raft.memory_log import MemoryLog
@@ -56,7 +57,6 @@ from raftkv.raft.types import (
     SoftState,
     StateRole,
 )
-from raftkv.rpc.cork import Cork
 from raftkv.server.node.applying import Applying
 from raftkv.server.node.backlog import Backlog
 from raftkv.server.node.conf_changes import ConfChanges, has_change, hide_beginning

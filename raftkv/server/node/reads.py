@@ -28,7 +28,7 @@ from mypy_extensions import mypyc_attr
 
 from raftkv import errors
 from raftkv.asleep import Sleep
-from raftkv.server.histograms import Buckets, doubling
+from raftkv.histograms import Buckets, doubling
 
 RETRY_S: Final = 0.5
 """A round without an answer is asked again after this time (etcd: readIndexRetryTime)."""

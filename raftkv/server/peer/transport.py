@@ -26,6 +26,7 @@ from typing import Final
 
 from raftkv.cluster_id import parse_urls, split_url
 from raftkv.errors import ConfigError
+from raftkv.histograms import Buckets, doubling
 from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.raft.types import Message, MessageType
@@ -34,7 +35,6 @@ from raftkv.rpc.client.stream import ClientStream
 from raftkv.rpc.limits import ChannelOptions
 from raftkv.rpc.status import RpcError
 from raftkv.rpc.tls import Security
-from raftkv.server.histograms import Buckets, doubling
 from raftkv.server.peer.codec import BatchEncoder
 from raftkv.server.peer.versions import introduction
 

@@ -28,17 +28,16 @@ from raftkv import errors
 from raftkv.apply import check, ranges
 from raftkv.apply.applier import Outcome
 from raftkv.apply.request import MEMBER, Caller, Kind
+from raftkv.loop.limiter import Paced, Turnstile
+from raftkv.loop.scheduler import Work, hold
 from raftkv.pb import kv_pb2, rpc_pb2
 from raftkv.pb.services import Method
 from raftkv.rpc.framing import MessageAssembler
-from raftkv.rpc.paced import Paced
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.shares import Identity, identity_of
 from raftkv.rpc.status import RpcError
-from raftkv.rpc.turnstile import Turnstile
 from raftkv.server.lease.lessor import Lessor
-from raftkv.server.node.slices import Work, hold
 from raftkv.server.services.responder import Responder, parse_or_raise, refusals
 from raftkv.server.watch.hub import WatchHub
 from raftkv.server.watch.stream import WatchStream

@@ -19,11 +19,11 @@ from raftkv.apply import check, compares, plain, ranges, txn
 from raftkv.apply.applier import Outcome
 from raftkv.apply.auth.rights import Rights
 from raftkv.apply.request import Caller, Kind
+from raftkv.loop.scheduler import Work
 from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.server import Server
-from raftkv.server.node.slices import Work
 from raftkv.server.services.responder import Growth, PendingRead, PendingWrite, Responder, fail, parse
 from raftkv.storage.mvcc_range import PinnedView
 

@@ -15,8 +15,8 @@ from functools import partial
 from typing import Final
 
 from raftkv import errors
+from raftkv.loop.limiter import Paced
 from raftkv.raft.types import NONE
-from raftkv.rpc.paced import Paced
 from raftkv.rpc.server.calls import ServerCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.node.node import Node

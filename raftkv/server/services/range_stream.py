@@ -11,11 +11,11 @@ from typing import Final
 
 from raftkv import errors
 from raftkv.apply import check, response
+from raftkv.loop.scheduler import Work, hold
 from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
-from raftkv.server.node.slices import Work, hold
 from raftkv.server.services.responder import Responder, parse_or_raise, refusals
 from raftkv.storage.key_value import key_of
 from raftkv.storage.mvcc_range import PinnedView

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from raftkv.errors import SpaceError, StorageError
-from raftkv.server.histograms import Buckets, doubling
+from raftkv.histograms import Buckets, doubling
 from raftkv.storage.backend.environment import lock_path
 from raftkv.storage.datadir import remove_unneeded
 

@@ -23,13 +23,13 @@ from google.protobuf.message import DecodeError
 
 from raftkv import errors
 from raftkv.errors import CorruptionError, StorageError
+from raftkv.histograms import DISK_S, Buckets, doubling
 from raftkv.pb import raft_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.raft.types import INDEX_MAX, Message, MessageType, SnapshotMeta
 from raftkv.rpc.server.server import AsyncUnaryHandler
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import RpcError
-from raftkv.server.histograms import DISK_S, Buckets, doubling
 from raftkv.server.peer.codec import decode_snapshot_meta
 from raftkv.server.snapshots.files import (
     PARTIAL_SUFFIX,

@@ -16,8 +16,9 @@ import ssl
 from collections.abc import Callable
 from typing import Final
 
-from raftkv.rpc.paced import Paced
-from raftkv.rpc.tls import RefusedPeerError, forget_nothing
+from raftkv.loop.cycle_free import nothing
+from raftkv.loop.limiter import Paced
+from raftkv.rpc.tls import RefusedPeerError
 from raftkv.server.tls.certificates import chain_of, decoding
 
 _log = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class OpenConnections:
             Forgets it: to be called when it has ended, for any reason.
         """
         if tls.context.verify_mode != ssl.CERT_REQUIRED:
-            return forget_nothing
+            return nothing
         opened = _Open(self, tls, address, cut)
         self._open[opened] = None
         self._first_end = min(self._first_end, opened.ends_at)

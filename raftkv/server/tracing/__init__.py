@@ -12,8 +12,9 @@
       raftkv.apply                      until it is applied here
       raftkv.respond                    until the answer is handed over
 
-Owns which calls are traced (``calls``), the moments of their way (``stages``), what travels between members (``peers``)
-and the thread that sends spans to the collector (``exporter``). ``recording`` is what one traced request has gathered.
+Owns which calls are traced (``assembly``), the moments of their way (``stages``), what travels between members
+(``peers``) and the thread that sends spans to the collector (``exporter``). ``recording`` is what one traced request
+has gathered.
 
 Laws:
 

@@ -130,7 +130,7 @@ class SpanThread(Collector):
             spans = [span for recording in batch for span in self._spans(recording)]
             has_sent = self._exporter.export(spans) is SpanExportResult.SUCCESS
         except Exception as error:
-            # Whatever the exporter of another project raises: the member goes on without these spans.
+            # Any error of the exporter, which is another project's: the member goes on without these spans.
             _log.debug("spans cannot be sent", exc_info=error)
             has_sent = False
         if has_sent:

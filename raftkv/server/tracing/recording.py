@@ -1,4 +1,4 @@
-"""What one traced request gathers on one member: times, until a thread makes spans of them.
+"""The recording of one traced request on one member: times, until a thread makes spans of them.
 
     context = parse(call.headers)                    # of the client; None: it traces nothing
     recording = Recording("etcdserverpb.KV/Put", context, SERVER, time_ns())
@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable
 from contextvars import ContextVar
 from random import getrandbits
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 INTERNAL, SERVER, CLIENT = range(3)
 """Kinds of spans: within a process; the answering end; the asking end."""
@@ -30,12 +30,12 @@ _SAMPLED: Final = 1
 
 
 class Context(NamedTuple):
-    """The span that a request belongs to, wherever it is.
+    """The span that a request belongs to, in this process or another.
 
     Attributes:
         trace_id, span_id: 128 and 64 bits.
         state: text of ``tracestate``, passed on as it is.
-        is_sampled: whether whoever made it records it.
+        is_sampled: whether its maker records it.
     """
 
     trace_id: int
@@ -98,7 +98,7 @@ class Recording:
         asked_ns: when it last asked for something to be proposed or confirmed, or began.
         done_ns: when what it asked for was there; 0: not yet.
         code: of gRPC, once it has ended; -1 for a part that has none.
-        address: of who asked.
+        address: of the client.
         is_over: whether it has ended; nothing more is added then.
     """
 
@@ -156,3 +156,10 @@ class Recording:
 
 current: ContextVar[Recording | None] = ContextVar("raftkv_recording", default=None)
 """The traced call whose handler runs, in its own code and in its tasks."""
+
+
+class Exporter(Protocol):
+    """Takes recordings that have ended."""
+
+    def add(self, recording: Recording) -> None:
+        """Have it sent, or drop it."""

@@ -1,10 +1,10 @@
-"""What a member knows of itself, as one flat record: counters since its start, sizes, its place in the log, latencies.
+"""The figures of a member as one flat record: counters since its start, sizes, its place in the log, latencies.
 
     figures = Figures(sources)
     figures.take()          # a dict of plain values, ready for JSON
 
-Counters and gauges are those that the member keeps anyway. Latencies are measured only while somebody asks: ``take``
-turns that on, and ``MEASURED_S`` after the last call it is turned off again, so that nobody who does not look pays.
+Counters and gauges are those that the member keeps anyway. Latencies are measured on demand: ``take`` turns
+that on, and ``MEASURED_S`` after the last call it is turned off again, so a member without viewers does no such work.
 
     fsync    each sync of the log
     write    from the arrival of a write here until it is applied here
@@ -191,7 +191,7 @@ class Figures:
             self.read.observe(self._clock() - began)
 
     def _rest(self) -> None:
-        """Stop to measure, unless somebody has asked meanwhile."""
+        """Stop measuring, unless ``take`` was called meanwhile."""
         left_s = self._asked_at + MEASURED_S - self._clock()
         if left_s > 0:
             self._timer = self._loop.call_later(left_s, self._rest)

@@ -1,4 +1,4 @@
-"""Live figures: one record a second to all who look, encoded once.
+"""Live figures: one record a second to all viewers, encoded once.
 
     GET /ui/live      text/event-stream: "data: {...}\\n\\n" each second
 
@@ -6,10 +6,10 @@
 
 Invariants
 - Without viewers there is no task, no timer and no question to another member.
-- A viewer holds one record, the newest: who reads slowly misses some, and costs no memory.
-- At most ``VIEWERS_MAX`` look at a time, and share that (``rpc/shares``): the oldest page of who has most ends.
-- Each is asked for its right again with every record: who signs out, loses the token or the user is cut off within a
-  second.
+- A viewer holds one record, the newest: a slow reader misses some, and costs no memory.
+- At most ``VIEWERS_MAX`` viewers at a time, in shares (``rpc/shares``): the oldest page of the greediest identity ends.
+- The right of each is checked again with every record: a viewer that signs out, or loses its token or user, is cut off
+  within a second.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ VIEWERS_MAX: Final = 64
 
 
 class TooManyViewersError(Exception):
-    """There are as many viewers as may be, and who asks has as many as anybody; the text says so."""
+    """The limit of viewers is reached, and this identity has its share; the text says so."""
 
 
 class Viewer:
@@ -74,7 +74,7 @@ class Live:
     """Sends records to viewers.
 
     Arguments:
-        collect: makes a record; called each second while somebody looks.
+        collect: makes a record; called each second while there are viewers.
     """
 
     def __init__(self, collect: Callable[[], Awaitable[dict[str, Any]]]) -> None:
@@ -115,7 +115,7 @@ class Live:
             self._shares.give_back(viewer.identity, 1)
 
     async def _serve(self, viewer: Viewer) -> AsyncIterator[bytes]:
-        # Here and not in ``look``: whoever has left before the first byte was never a viewer.
+        # Here and not in ``look``: a page that left before the first byte was never a viewer.
         if self._is_closed or not self._shares.make_room(viewer.identity, 1, self._end_oldest):
             return
         self._viewers[viewer] = None

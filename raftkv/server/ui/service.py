@@ -1,13 +1,13 @@
 """The paths of the dashboard on the client port, and who may use them.
 
     GET /             -> /ui/, for browsers
-    GET /ui/          the page; /ui/frame/..., /ui/views/...: its modules    anybody
-    GET /ui/about     which member this is, whether users are on             anybody; where others are: not with users
+    GET /ui/          the page; /ui/frame/..., /ui/views/...: its modules    everyone
+    GET /ui/about     which member this is, whether users are on             everyone; where others are: not with users
     GET /ui/live      figures, a record a second (``live``)                  with users on: any user, as for Status
     GET /ui/watchers  who watches which keys (``watchers``)                  with users on: root
 
-Who asks is in ``Authorization`` alone, as for ``/v3``: a certificate may be that of a proxy, which says nothing of who
-looks through it (CVE-2018-16886). Everything else that a page shows it asks for on ``/v3``, in its own user's name.
+Only ``Authorization`` names the user, as for ``/v3``: a certificate may be that of a proxy, which says nothing about
+its users (CVE-2018-16886). A page asks for all other data on ``/v3``, in its own user's name.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from raftkv.rpc.server.http import HttpHandler, HttpHeaders, HttpRequest, HttpRe
 from raftkv.rpc.shares import identity_of_peer
 from raftkv.server.auth.callers import AUTHORIZATION, GATEWAY
 from raftkv.server.auth.users import Users
+from raftkv.server.ui.cluster import ClusterFigures, Identity
 from raftkv.server.ui.files import SAFE_HEADERS, Bundle, answer
 from raftkv.server.ui.live import Live, TooManyViewersError
-from raftkv.server.ui.others import Everybody, Identity
 from raftkv.server.ui.watchers import Watching
 from raftkv.server.watch.hub import WatchHub
 
@@ -44,7 +44,7 @@ _READING: Final = ("GET", "HEAD")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Who asks, in the form in which callers are found."""
+    """The credentials of a request, in the form of a call's."""
 
     headers: tuple[tuple[bytes, bytes], ...]
     peer: HttpRequest
@@ -57,10 +57,10 @@ class Asked:
 
 
 class Gate:
-    """Who may see more than the files.
+    """Access to more than the files.
 
     Arguments:
-        users: finds out who asks.
+        users: authenticates requests.
         applier: whether users are asked for, and what they may.
     """
 
@@ -71,15 +71,15 @@ class Gate:
 
     @property
     def is_open(self) -> bool:
-        """Whether nobody is asked who they are."""
+        """Whether users are off: no login is needed."""
         return not self._auth.is_enabled
 
     def check_user(self, request: HttpRequest) -> bytes:
-        """Return the name of who asks, empty where nobody is asked. Raises StatusError: nobody, or not known."""
+        """Return the name of the user, empty while users are off. Raises StatusError: no user, or an unknown one."""
         return self._check(request, self._rights.check_user)
 
     def check_root(self, request: HttpRequest) -> bytes:
-        """Return the name of who asks, who must have the role root. Raises StatusError: who asks has not."""
+        """Return the name of the user. Raises StatusError: it does not have the role root."""
         return self._check(request, self._rights.check_root)
 
     def _check(self, request: HttpRequest, check: Callable[[Caller | None], None]) -> bytes:
@@ -96,20 +96,22 @@ class Dashboard:
 
     Arguments:
         identity: of this member.
-        everybody: figures of all members.
+        cluster: figures of all members.
         applier: members, users and rights, as applied.
-        users: finds out who asks.
-        hub: knows who watches.
+        users: authenticates requests.
+        hub: of the watches.
     """
 
-    def __init__(self, identity: Identity, everybody: Everybody, applier: Applier, users: Users, hub: WatchHub) -> None:
+    def __init__(
+        self, identity: Identity, cluster: ClusterFigures, applier: Applier, users: Users, hub: WatchHub
+    ) -> None:
         self._bundle = Bundle()
         self._identity = identity
         self._membership = applier.membership
         self._gate = Gate(users, applier)
-        self._everybody = everybody
+        self._cluster = cluster
         self._watching = Watching(hub)
-        self.live = Live(everybody.collect)
+        self.live = Live(cluster.collect)
 
     def around(self, otherwise: HttpHandler) -> HttpHandler:
         """Return the handler that serves the dashboard, and all else by another.
@@ -168,7 +170,7 @@ class Dashboard:
         return True
 
     def _members(self) -> list[rpc_pb2.Member]:
-        """Return the members, for anybody."""
+        """Return the members while users are off."""
         return self._membership.list() if self._gate.is_open else []
 
     def _about(self) -> dict[str, Any]:
@@ -188,7 +190,7 @@ class Dashboard:
     def close(self) -> None:
         """End the streams: the member stops."""
         self.live.close()
-        self._everybody.close()
+        self._cluster.close()
 
 
 def _json(body: dict[str, Any]) -> HttpResponse:
@@ -196,7 +198,7 @@ def _json(body: dict[str, Any]) -> HttpResponse:
 
 
 def _refused(error: errors.StatusError) -> HttpResponse:
-    """Refuse as the gateway does: 401 for nobody, 403 for who may not."""
+    """Refuse as the gateway does: 401 without a user, 403 without the right."""
     status = 403 if isinstance(error, errors.PermissionDeniedError) else 401
     code = errors.PERMISSION_DENIED if status == 403 else errors.UNAUTHENTICATED
     body = {"error": str(error), "message": str(error), "code": int(code)}

@@ -1,10 +1,10 @@
-"""Who watches at this member, for those who may see it: streams, where they come from, which keys, how far behind.
+"""The watchers of this member, for root: streams, where they come from, which keys, how far behind.
 
     GET /ui/watchers      with users on: root alone, since keys that others watch are theirs
 
 A question looks at ``STREAMS_MAX`` streams, those with the most watchers first, and ``WATCHERS_MAX`` watchers in all,
 and shows ``SHOWN_BYTES_MAX`` of a key: its cost is bounded, however many there are, and however long their keys. That
-is still 30 ms, so it is done in steps, and for all who ask meanwhile together.
+is still 30 ms, so the list is built in slices and shared by concurrent requests.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from itertools import islice
 from time import perf_counter
 from typing import Any, Final
 
-from raftkv.server.shared_text import SharedText
+from raftkv.loop.limiter import SharedText
 from raftkv.server.watch.hub import WatchHub
 from raftkv.server.watch.stream import WatchStream
 
@@ -35,7 +35,7 @@ _encoded: Final = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Watching:
-    """Tells who watches.
+    """Lists the watchers.
 
     Arguments:
         hub: of the member.
@@ -44,7 +44,7 @@ class Watching:
     def __init__(self, hub: WatchHub) -> None:
         self._hub = hub
         self.text = SharedText(self._make)
-        """Asked for, it is who watches now, as JSON."""
+        """The list as JSON, made on demand."""
 
     async def _make(self) -> bytes:
         hub = self._hub

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
 from raftkv import errors
-from raftkv.rpc.cork import Cork
+from raftkv.loop.cork import Cork
 from raftkv.rpc.shares import Identity, Shares, name_of, refusal
 from raftkv.server.watch import messages
 from raftkv.server.watch.catch_up import CatchUp

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from typing import Final
 
 from raftkv import errors
+from raftkv.loop.limiter import Turnstile
 from raftkv.pb.services import SERVICES
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.shares import identity_of
 from raftkv.rpc.status import RpcError
-from raftkv.rpc.turnstile import Turnstile
 from raftkv.server.auth.live import LiveCalls
 from raftkv.server.node.admission import Admission
 from raftkv.server.services.leader_guard import LeaderGuard

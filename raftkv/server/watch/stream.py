@@ -16,8 +16,8 @@ from typing import Any, Final, Protocol
 from sortedcontainers import SortedList
 
 from raftkv import errors
+from raftkv.loop.cork import Cork
 from raftkv.pb import rpc_pb2
-from raftkv.rpc.cork import Cork
 from raftkv.rpc.framing import PREFIX
 from raftkv.rpc.shares import Identity
 from raftkv.server.services.responder import parse_or_raise

@@ -8,7 +8,7 @@ from typing import Any, Final
 from raftkv.pb import rpc_pb2
 from raftkv.server.gateway import decoder, syntax
 from raftkv.server.gateway.encoder import encode
-from raftkv.server.gateway.odd import read_message
+from raftkv.server.gateway.json_to_message import read_message
 from raftkv.server.gateway.syntax import JsonError
 from tests.fuzz.target import Target
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from raftkv.loop.cycle_free import FREE_BYTES_PER_STEP, free_in_steps
 from raftkv.rpc import Channel, Code, RpcError, ServerLimits, UnaryCall
-from raftkv.rpc.gone import FREE_BYTES_PER_STEP, free_in_steps, free_left_behind
 from raftkv.rpc.h2 import RESPONSE_HEADERS, ServerEngine
-from raftkv.rpc.http2.streams import Outbox
 from raftkv.rpc.server import core as server_core
 from raftkv.rpc.server.budget import CONNECTION_FULL, GREEDIEST, NOT_FINISHED, NOT_READ, AnswerAccount, AnswerBudget
 from tests.rpc import raw
@@ -296,10 +297,10 @@ async def test_what_a_lost_connection_had_queued_is_freed_in_steps(monkeypatch: 
     """Giving 300 MB back to the system at once takes 60 ms."""
     left: list[int] = []
 
-    async def watched(h2: ServerEngine) -> None:
-        steps = free_in_steps(h2).__await__()
+    async def watched(drop: Callable[[int], bool]) -> None:
+        h2 = drop.__self__
         left.append(h2.queued_body_size())
-        for _ in steps:
+        for _ in free_in_steps(drop).__await__():
             left.append(h2.queued_body_size())
             await asyncio.sleep(0)
         left.append(h2.queued_body_size())
@@ -321,15 +322,16 @@ async def test_what_streams_that_are_reset_had_queued_is_freed_in_steps(monkeypa
     """A client that asked for 512 MiB and reset its streams cost a turn of 116 to 231 ms, as often as it liked."""
     freed: list[int] = []
 
-    async def watched(outboxes: list[Outbox]) -> None:
+    async def watched(drop: partial[bool]) -> None:
+        (outboxes,) = drop.args
         left = [sum(outbox.size_bytes for outbox in outboxes)]
-        left += [sum(outbox.size_bytes for outbox in outboxes) for _ in free_left_behind(outboxes).__await__()]
+        left += [sum(outbox.size_bytes for outbox in outboxes) for _ in free_in_steps(drop).__await__()]
         left.append(sum(outbox.size_bytes for outbox in outboxes))
         assert max(before - after for before, after in pairwise(left)) <= FREE_BYTES_PER_STEP + MIB + 5
         freed.append(left[0] - left[-1])
         await asyncio.sleep(0)
 
-    monkeypatch.setattr(server_core, "free_left_behind", watched)
+    monkeypatch.setattr(server_core, "free_in_steps", watched)
     async with s.echo_server() as echo:
         calls = serve_big(echo)
         client = await raw.RawClient.connect(echo.target, CLOSED_WINDOWS)
@@ -356,7 +358,7 @@ def test_what_streams_have_queued_is_freed_in_steps(streams: int, size_bytes: in
         h2.send_headers(stream_id, RESPONSE_HEADERS)
         h2.send_in_slices(stream_id, bytes(size_bytes))
     left = [h2.queued_body_size()]
-    left += [h2.queued_body_size() for _ in free_in_steps(h2).__await__()]
+    left += [h2.queued_body_size() for _ in free_in_steps(h2.drop).__await__()]
     left.append(h2.queued_body_size())
     assert left[0] >= streams * size_bytes
     assert left[-1] == 0

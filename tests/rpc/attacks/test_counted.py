@@ -10,16 +10,15 @@ import random
 
 import pytest
 
-from raftkv.rpc.deadlines import DeadlineWheel
+from raftkv.loop.timers import DeadlineWheel
 from raftkv.rpc.framing import PREFIX, frame
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server.budget import AnswerBudget
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.carrier import Environment, Peer
 from raftkv.rpc.server.core import ServerCore
-from raftkv.rpc.server.listened import ListenedCall
 from raftkv.rpc.server.router import Route, Router
-from raftkv.rpc.server.stream import TaskCall
+from raftkv.rpc.server.stream import ListenedCall, TaskCall
 from raftkv.rpc.status import RpcError
 from tests.rpc import raw
 from tests.rpc.loop import on_loop

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
+from raftkv.loop.cycle_free import forget_frames
 from raftkv.rpc import Channel, ChannelOptions, ServerLimits
-from raftkv.rpc.gone import forget_frames
 from raftkv.rpc.protocol import read_buffer
 from raftkv.rpc.server.http import HttpRequest, HttpResponse
 from tests.long import long_except

@@ -10,17 +10,16 @@ import gzip
 
 import pytest
 
+from raftkv.loop.timers import DeadlineWheel
 from raftkv.rpc import Channel, StreamCall
-from raftkv.rpc.deadlines import DeadlineWheel
 from raftkv.rpc.framing import PREFIX, frame
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server.budget import AnswerBudget
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.carrier import Environment, Peer
 from raftkv.rpc.server.core import RECEIVE_S, ServerCore
-from raftkv.rpc.server.listened import ListenedCall
 from raftkv.rpc.server.router import Route, Router
-from raftkv.rpc.server.stream import KEPT_TIMES, TaskCall
+from raftkv.rpc.server.stream import KEPT_TIMES, ListenedCall, TaskCall
 from tests.rpc import raw
 from tests.rpc import services as s
 from tests.rpc.loop import failure, on_loop, until

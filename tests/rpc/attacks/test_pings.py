@@ -14,8 +14,8 @@ from typing import Any
 import ngh2
 import pytest
 
+from raftkv.loop.timers import DeadlineWheel
 from raftkv.rpc import Server, StreamCall
-from raftkv.rpc.deadlines import DeadlineWheel
 from raftkv.rpc.framing import frame
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server.carrier import Environment, Peer

@@ -11,9 +11,9 @@ from collections import Counter
 import h11
 import pytest
 
+from raftkv.loop.limiter import TURN_S
 from raftkv.rpc import HttpRequest, HttpResponse, Server, UnaryCall
 from raftkv.rpc.framing import frame as message_of
-from raftkv.rpc.server.backlog import TURN_S
 from raftkv.rpc.server.server import BEGUN_IN_A_TURN, BYTES_AS_A_CALL
 from raftkv.rpc.server.stream import StreamCall
 from tests.rpc import raw

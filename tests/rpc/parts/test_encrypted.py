@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from raftkv.rpc import Channel
-from raftkv.rpc.encrypted import ANSWERS_MAX_BYTES, READ_MAX_BYTES, EncryptedTransport
+from raftkv.rpc.tls import ANSWERS_MAX_BYTES, READ_MAX_BYTES, EncryptedTransport
 from tests.rpc import services as s
 from tests.rpc.conftest import Certificates
 from tests.rpc.loop import failure, on_loop, until

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from raftkv.rpc.deadlines import DeadlineWheel
+from raftkv.loop.timers import DeadlineWheel
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server.budget import AnswerBudget
 from raftkv.rpc.server.calls import UnaryCall

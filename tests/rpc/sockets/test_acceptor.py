@@ -9,10 +9,10 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
-from raftkv.rpc.cork import Cork
-from raftkv.rpc.sockets import acceptor as module
-from raftkv.rpc.sockets.acceptor import ACCEPTS_A_TURN, Acceptor
+from raftkv.loop.cork import Cork
+from raftkv.rpc.sockets import transport as module
 from raftkv.rpc.sockets.poller import EpollPoller
+from raftkv.rpc.sockets.transport import ACCEPTS_A_TURN, Acceptor
 from tests.rpc.loop import on_loop, until
 
 

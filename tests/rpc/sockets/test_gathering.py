@@ -6,7 +6,7 @@ import asyncio
 import socket
 from contextlib import ExitStack
 
-from raftkv.rpc.cork import Cork
+from raftkv.loop.cork import Cork
 from raftkv.rpc.sockets.poller import GATHER_S, PASS_S, QUIET_S, READ, EpollPoller
 from tests.rpc.loop import on_loop, until
 

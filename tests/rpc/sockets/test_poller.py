@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from raftkv.rpc.cork import Cork
+from raftkv.loop.cork import Cork
 from raftkv.rpc.sockets.poller import EVENTS_A_PASS, PASS_S, READ, WRITE, EpollPoller, LoopPoller, open_poller
 from tests.rpc.loop import on_loop, until
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from raftkv.rpc.cork import Cork
+from raftkv.loop.cork import Cork
 from raftkv.rpc.sockets.poller import EpollPoller, LoopPoller, Poller
 from raftkv.rpc.sockets.transport import READ_BYTES, READING_S, READS_MAX, SocketTransport
 from tests.rpc.loop import on_loop, until

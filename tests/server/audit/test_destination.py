@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from raftkv.errors import ConfigError
-from raftkv.server.audit import destination
-from raftkv.server.audit.destination import AuditFile, open_destination
-from raftkv.server.line_file import LineStream
+from raftkv.server.audit import trail
+from raftkv.server.audit.trail import AuditFile, open_destination
+from raftkv.server.logs.files import LineStream
 
 
 def mode(path: Path) -> int:
@@ -101,7 +101,7 @@ def test_what_a_full_disk_cuts_off_is_gone_on_with(tmp_path: Path, monkeypatch: 
         return os_write(descriptor, data[:size])
 
     os_write = os.write
-    monkeypatch.setattr(destination.os, "write", write)
+    monkeypatch.setattr(trail.os, "write", write)
     with pytest.raises(OSError, match="No space"):
         file.write(b"first line\n")
     with pytest.raises(OSError, match="No space"):

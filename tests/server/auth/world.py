@@ -21,13 +21,13 @@ from raftkv.apply import request as requests
 from raftkv.apply.request import MEMBER, Caller, Kind
 from raftkv.apply.response import HeaderEncoder
 from raftkv.config import ServerConfig
+from raftkv.loop.cork import Cork
 from raftkv.pb import auth_pb2, raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES, Method
-from raftkv.rpc.cork import Cork
 from raftkv.rpc.framing import MessageAssembler
 from raftkv.rpc.server.calls import ServerCall
-from raftkv.rpc.server.listened import Listener
 from raftkv.rpc.server.router import Kind as CallKind
+from raftkv.rpc.server.stream import Listener
 from raftkv.rpc.status import RpcError
 from raftkv.server.auth.simple_tokens import SECRET_LETTERS, digest_of
 from raftkv.server.auth.users import Users

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from raftkv.pb import rpc_pb2
-from raftkv.server.gateway import decoder, odd
+from raftkv.server.gateway import decoder, json_to_message
 from raftkv.server.gateway.decoder import Reader
 from raftkv.server.gateway.encoder import encode, encode_string
 from raftkv.server.gateway.syntax import JsonError
@@ -142,7 +142,7 @@ def test_arrays_of_bytes_are_read_in_steps() -> None:
 
 
 def test_lists_of_too_many_elements_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(odd, "PARTS_MAX", 1000)
+    monkeypatch.setattr(json_to_message, "PARTS_MAX", 1000)
     with pytest.raises(JsonError, match="more than 1000 elements"):
         read(b'{"compare":[' + b"{}," * 5000 + b"{}]}", rpc_pb2.TxnRequest, usual=False)
 

@@ -10,17 +10,16 @@ from typing import Any
 
 import pytest
 
+from raftkv.loop.scheduler import Slices
 from raftkv.pb import kv_pb2, rpc_pb2
 from raftkv.rpc.framing import frame
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server.http import HttpRequest, HttpResponse, close_body
-from raftkv.rpc.server.listened import ListenedCall
 from raftkv.rpc.server.server import Server
-from raftkv.rpc.server.stream import StreamCall
+from raftkv.rpc.server.stream import ListenedCall, StreamCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.gateway.encoder import encode
 from raftkv.server.gateway.handler import Gateway
-from raftkv.server.node.slices import Slices
 from tests.rpc.loop import on_loop, until
 
 WATCH = "/etcdserverpb.Watch/Watch"

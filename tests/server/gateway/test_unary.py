@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from raftkv.loop.scheduler import Slices
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.http import HttpRequest, HttpResponse
@@ -16,7 +17,6 @@ from raftkv.rpc.server.router import Kind
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.status import RpcError
 from raftkv.server.gateway.handler import Gateway
-from raftkv.server.node.slices import Slices
 from tests.rpc.loop import on_loop, until
 
 RANGE = "/etcdserverpb.KV/Range"

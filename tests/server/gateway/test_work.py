@@ -12,12 +12,11 @@ from types import FrameType
 import pytest
 from google.protobuf.message import Message
 
+from raftkv.loop.scheduler import Slices
 from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES
-from raftkv.server.gateway.decoder import Reader
-from raftkv.server.gateway.requests import Requests
+from raftkv.server.gateway.decoder import Reader, Requests
 from raftkv.server.gateway.syntax import LARGE_BYTES, JsonError
-from raftkv.server.node.slices import Slices
 from tests.rpc.loop import on_loop
 
 BODY_BYTES = 2 * 1024 * 1024

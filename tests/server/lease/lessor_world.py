@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from raftkv import errors
 from raftkv.apply import request as requests
 from raftkv.apply.request import Caller, Kind
+from raftkv.loop.cork import Cork
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.types import Entry
-from raftkv.rpc.cork import Cork
 from raftkv.server.lease.renewals import Done, Expiry, PendingKeepAlive, Renewals
 from raftkv.server.lease.times import BEAT_S, LeaseClock, LeaseTimes
 from tests.apply.machine import Machine

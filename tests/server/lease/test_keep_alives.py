@@ -11,10 +11,10 @@ import pytest
 
 from raftkv import errors
 from raftkv.apply.auth.store import AuthStore
+from raftkv.loop.cork import Cork
 from raftkv.pb import rpc_pb2
-from raftkv.rpc.cork import Cork
 from raftkv.rpc.framing import MessageAssembler
-from raftkv.rpc.server.listened import ListenedCall
+from raftkv.rpc.server.stream import ListenedCall
 from raftkv.rpc.shares import Shares
 from raftkv.rpc.status import RpcError
 from raftkv.server.lease import keep_alives

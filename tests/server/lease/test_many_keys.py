@@ -6,11 +6,11 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
+from raftkv.loop.cork import Cork
+from raftkv.loop.scheduler import LONG_ACTIVE_MAX, Slices
 from raftkv.pb import rpc_pb2
-from raftkv.rpc.cork import Cork
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.server.lease.service import LeaseService
-from raftkv.server.node.slices import LONG_ACTIVE_MAX, Slices
 from tests.rpc.loop import on_loop
 
 CALLS = 100

@@ -14,9 +14,9 @@ import pytest
 from raftkv import asleep, errors
 from raftkv.apply.applier import Outcome
 from raftkv.apply.request import Caller, Kind
+from raftkv.loop.cork import Cork
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.types import NONE, StateRole
-from raftkv.rpc.cork import Cork
 from raftkv.rpc.status import Code, RpcError
 from raftkv.server.lease import lessor as lessor_module
 from raftkv.server.lease.keep_alives import GRACE_MAX_MS, ConnectionLost, Graces

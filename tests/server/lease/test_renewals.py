@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from raftkv import errors
-from raftkv.rpc.cork import Cork
+from raftkv.loop.cork import Cork
 from raftkv.server.lease.renewals import RENEW_MAX, Done, PendingKeepAlive, Renewals
 from raftkv.server.lease.times import LeaseClock, LeaseTimes
 

@@ -14,9 +14,8 @@ import pytest
 
 from raftkv.config import LogRotation, ServerConfig
 from raftkv.errors import ConfigError
-from raftkv.server.line_file import LineFile, LineStream
 from raftkv.server.logs import files, outputs
-from raftkv.server.logs.files import RotatedFile, open_output
+from raftkv.server.logs.files import LineFile, LineStream, RotatedFile, open_output
 
 LINE = b"x" * 99 + b"\n"
 

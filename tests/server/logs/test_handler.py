@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from raftkv.server.line_file import LineStream
 from raftkv.server.logs import handler as handler_module
+from raftkv.server.logs.files import LineStream
 from raftkv.server.logs.handler import ThreadedHandler
 
 PATIENCE_S = 60.0

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from raftkv.config import ServerConfig
-from raftkv.server.logs import outputs, repeats
-from raftkv.server.logs.repeats import BURST, INTERVAL_S, Repeats
+from raftkv.server.logs import outputs
+from raftkv.server.logs.outputs import BURST, INTERVAL_S, Repeats
 
 
 class Kept(logging.Handler):
@@ -66,7 +66,7 @@ def test_places_that_look_like_one_are_told_apart_by_their_texts(name: str, valu
 
 
 def test_texts_with_their_values_in_them_make_no_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeats, "PLACES_MAX", 3)
+    monkeypatch.setattr(outputs, "PLACES_MAX", 3)
     kept = Kept(Repeats(lambda: 0.0))
     for name, few in (("other", 0), ("raftkv.server", 2)):
         logger = logging.Logger(name)

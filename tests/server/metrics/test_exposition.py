@@ -12,10 +12,9 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from raftkv.server import histograms
-from raftkv.server.histograms import Buckets, doubling, go_float, histogram_family
-from raftkv.server.metrics.exposition import Exposition, text_of
-from raftkv.server.metrics.families import counter, gauge
+from raftkv import histograms
+from raftkv.histograms import Buckets, doubling, go_float, histogram_family
+from raftkv.server.metrics.exposition import Exposition, counter, gauge, text_of
 from tests.rpc.loop import until
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raftkv.apply.request import Kind
-from raftkv.server.histograms import Buckets
+from raftkv.histograms import Buckets
 from raftkv.server.metrics.durations import OPERATIONS, WorkMetrics
 from raftkv.server.node.applying import SLOW_S, ApplyTimes
 from raftkv.server.node.housekeeping import CompactionTimes

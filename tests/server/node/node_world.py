@@ -16,10 +16,10 @@ from typing import Any
 
 from raftkv import errors
 from raftkv.apply.applier import Outcome
+from raftkv.loop.cork import Cork
 from raftkv.raft.memory_log import MemoryLog
 from raftkv.raft.raw_node import RawNode
 from raftkv.raft.types import ConfState, Message, MessageType, RaftConfig, SnapshotMeta
-from raftkv.rpc.cork import Cork
 from raftkv.server.node.disk import Batch
 from raftkv.server.node.node import Node
 from raftkv.server.node.proposals import Waiter

@@ -14,11 +14,11 @@ from raftkv.apply import compares, ranges, response
 from raftkv.apply.applier import Applier, Outcome
 from raftkv.apply.response import HeaderEncoder
 from raftkv.apply.txn import Room
+from raftkv.loop import scheduler as slices_module
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.server.budget import CONNECTION_FULL
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.status import RpcError
-from raftkv.server.node import slices as slices_module
 from raftkv.server.node.admission import Admission
 from raftkv.server.node.node import Node
 from raftkv.server.services.kv import KVService

@@ -16,8 +16,8 @@ from raftkv import errors
 from raftkv.apply.applier import Applier
 from raftkv.apply.request import Kind
 from raftkv.apply.response import HeaderEncoder
+from raftkv.loop.cork import Cork
 from raftkv.pb import election_pb2, lock_pb2, rpc_pb2
-from raftkv.rpc.cork import Cork
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import RpcError

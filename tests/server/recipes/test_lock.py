@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from raftkv import errors
+from raftkv.loop import scheduler
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.status import Code
-from raftkv.server.node import slices
 from raftkv.server.recipes.local_client import BEGUN_AT_ONCE, BYTES_AS_A_TXN, CALLED_AT_ONCE, KEYS_AT_ONCE, refusal
 from raftkv.server.recipes.lock import NAMES_IN_A_TXN
 from tests.server.recipes.recipes import SIZE_MAX_BYTES, RecipeMember, quiet
@@ -88,7 +88,7 @@ def test_a_release_wakes_the_next_alone() -> None:
 def test_a_very_long_queue_is_looked_through_in_slices(meanwhile: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # 200,000 keys below the name of a lock: each look for the one before held the loop for half a second.
     for name in ("TURN_S", "SLICE_S", "INLINE_S"):
-        monkeypatch.setattr(slices, name, 1e-9)
+        monkeypatch.setattr(scheduler, name, 1e-9)
 
     async def scenario(member: RecipeMember) -> None:
         keys = [b"n/old%04d" % number for number in range(10 * KEYS_AT_ONCE)]

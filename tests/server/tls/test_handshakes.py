@@ -9,8 +9,8 @@ import ssl
 import pytest
 
 from raftkv.rpc import Channel, ServerLimits
-from raftkv.rpc.server import handshakes
-from raftkv.rpc.server.handshakes import Handshakes
+from raftkv.rpc.server import accept
+from raftkv.rpc.server.accept import Handshakes
 from raftkv.rpc.tls import RefusedPeerError
 from tests.rpc.loop import failure, on_loop, until
 from tests.server.tls.room import Room, Serving, asked, serving
@@ -104,7 +104,7 @@ async def test_few_steps_of_handshakes_are_done_in_one_turn() -> None:
     while len(begun) < 50:
         turn[0] += 1
         await asyncio.sleep(0)
-    assert max(map(begun.count, begun)) <= handshakes.STEPS_A_TURN
+    assert max(map(begun.count, begun)) <= accept.STEPS_A_TURN
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from raftkv.rpc.server.router import Kind as Way
 from raftkv.server.peer import codec
 from raftkv.server.peer.codec import BatchEncoder
 from raftkv.server.tracing import stages as stages_module
-from raftkv.server.tracing.calls import TracedCalls
+from raftkv.server.tracing.assembly import TracedCalls
 from raftkv.server.tracing.peers import CONTEXTS_MAX, TracedEncoder, decoder
 from raftkv.server.tracing.recording import SERVER, Context, Recording, current, parse
 from raftkv.server.tracing.stages import TracedStages

@@ -17,7 +17,7 @@ from raftkv.pb import rpc_pb2
 from raftkv.rpc.server.http import HttpRequest, HttpResponse, text_response
 from raftkv.server.auth.callers import Callers
 from raftkv.server.ui import files
-from raftkv.server.ui.others import Identity
+from raftkv.server.ui.cluster import Identity
 from raftkv.server.ui.service import Asked, Dashboard
 
 STATIC = Path(__file__).parents[3] / "raftkv" / "ui" / "static"
@@ -29,7 +29,7 @@ async def _otherwise(request: HttpRequest) -> HttpResponse:
     return text_response(404, "404 page not found")
 
 
-class Everybody:
+class ClusterFigures:
     """Figures of no member."""
 
     async def collect(self) -> dict[str, Any]:
@@ -49,8 +49,8 @@ def dashboard(users: Any) -> Dashboard:
     members = [rpc_pb2.Member(ID=0xA, name="a", clientURLs=["http://a.example:2379"]), rpc_pb2.Member(ID=0xB)]
     applier: Any = SimpleNamespace(membership=SimpleNamespace(list=lambda: members), auth=users, rights=None)
     unused: Any = None
-    everybody: Any = Everybody()
-    return Dashboard(Identity(0xC0, 0xA, "a"), everybody, applier, unused, unused)
+    figures: Any = ClusterFigures()
+    return Dashboard(Identity(0xC0, 0xA, "a"), figures, applier, unused, unused)
 
 
 async def _ask(dashboard: Dashboard, request: HttpRequest) -> HttpResponse:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from raftkv.server.ui import live as module
+from raftkv.server.ui.cluster import rates
 from raftkv.server.ui.figures import Latencies, quantile
 from raftkv.server.ui.live import Live, TooManyViewersError
-from raftkv.server.ui.others import rates
 from tests.virtual_loop import NodeLoop, Scheduler
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from raftkv.apply.response import HeaderEncoder
 from raftkv.errors import CorruptionError, DamagedError, StoppedError
+from raftkv.loop.cork import Cork
 from raftkv.pb import rpc_pb2
-from raftkv.rpc.cork import Cork
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.server.auth.live import LiveCalls
 from raftkv.server.node.admission import Admission

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from raftkv.apply.response import HeaderEncoder
+from raftkv.loop.cork import Cork
 from raftkv.pb import rpc_pb2
-from raftkv.rpc.cork import Cork
 from raftkv.server.watch import catch_up, hub, piece, stream
 from raftkv.server.watch.hub import WatchHub
 from raftkv.server.watch.stream import WatchStream

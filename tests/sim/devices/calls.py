@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from raftkv.apply.request import MEMBER, Caller
 from raftkv.errors import StatusError
-from raftkv.rpc.cork import Cork
+from raftkv.loop.cork import Cork
 from raftkv.rpc.framing import MessageAssembler
-from raftkv.rpc.server.listened import Listener
+from raftkv.rpc.server.stream import Listener
 from raftkv.rpc.status import RpcError
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ Each thing is one line in the log at start; with ``--secure`` the member does no
 only the modes of private keys are looked at: a data directory that others may write to is always refused
 (``storage.datadir``), and whether users are asked for is in the store.
 
->>> [one.what for one in exposures(ServerConfig())][0]
+>>> [one.what for one in list_insecure_settings(ServerConfig())][0]
 'peers on http://localhost:2380 are not encrypted, nor asked who they are: on the way all is read and changed'
 """
 
@@ -31,7 +31,7 @@ DEFAULT_BCRYPT_COST: Final = ServerConfig.bcrypt_cost
 
 
 @dataclass(frozen=True, slots=True)
-class Exposure:
+class InsecureSetting:
     """One thing that is left open.
 
     Attributes:
@@ -46,7 +46,7 @@ class Exposure:
         return f"{self.what}; {self.remedy}"
 
 
-def exposures(config: ServerConfig) -> list[Exposure]:
+def list_insecure_settings(config: ServerConfig) -> list[InsecureSetting]:
     """Return what a member's settings leave open, the worst first.
 
     Arguments:
@@ -68,7 +68,7 @@ def hardened(config: ServerConfig) -> ServerConfig:
     )
 
 
-def refusal(found: Sequence[Exposure]) -> str:
+def refusal(found: Sequence[InsecureSetting]) -> str:
     """Return what ``--secure`` says when it does not start: a list, one thing a line.
 
     Arguments:
@@ -78,10 +78,10 @@ def refusal(found: Sequence[Exposure]) -> str:
     return f"--secure does not start while these are open (`raftkv certs` makes certificates):{''.join(lines)}"
 
 
-def _peers(config: ServerConfig) -> Iterator[Exposure]:
+def _peers(config: ServerConfig) -> Iterator[InsecureSetting]:
     files = config.peer_tls
     if config.insecure_peers:
-        yield Exposure("--insecure-peers: who reaches the peer port can rewrite all data", "leave it out")
+        yield InsecureSetting("--insecure-peers: who reaches the peer port can rewrite all data", "leave it out")
     yield from _port(
         "peers",
         (*config.listen_peer_urls, *config.initial_advertise_peer_urls),
@@ -91,10 +91,10 @@ def _peers(config: ServerConfig) -> Iterator[Exposure]:
     )
     if files.skip_san_verification:
         flag = "--peer-skip-client-san-verification"
-        yield Exposure(f"{flag}: every certificate of the authority is a member's", "leave it out")
+        yield InsecureSetting(f"{flag}: every certificate of the authority is a member's", "leave it out")
 
 
-def _clients(config: ServerConfig) -> Iterator[Exposure]:
+def _clients(config: ServerConfig) -> Iterator[InsecureSetting]:
     yield from _port(
         "clients",
         (*config.listen_client_urls, *config.advertise_client_urls),
@@ -104,53 +104,56 @@ def _clients(config: ServerConfig) -> Iterator[Exposure]:
     )
 
 
-def _users(config: ServerConfig) -> Iterator[Exposure]:
+def _users(config: ServerConfig) -> Iterator[InsecureSetting]:
     if config.bcrypt_cost < DEFAULT_BCRYPT_COST:
         what = f"--bcrypt-cost {config.bcrypt_cost}: who gets hold of the database finds passwords quickly"
-        yield Exposure(what, f"{DEFAULT_BCRYPT_COST}, the default, or more")
+        yield InsecureSetting(what, f"{DEFAULT_BCRYPT_COST}, the default, or more")
     if 0 < config.auth_min_password_length < PASSWORD_LENGTH_MIN:
         what = f"--auth-min-password-length {config.auth_min_password_length}: passwords can be guessed"
-        yield Exposure(what, f"{PASSWORD_LENGTH_MIN} or more")
+        yield InsecureSetting(what, f"{PASSWORD_LENGTH_MIN} or more")
 
 
-def _keys(config: ServerConfig) -> Iterator[Exposure]:
+def _keys(config: ServerConfig) -> Iterator[InsecureSetting]:
     paths = [path for files in (config.client_tls, config.peer_tls) for path in (files.key_file, files.client_key_file)]
     tokens = parse_options(config.auth_token)
     if tokens is not None:
         paths.append(tokens.private_file)
     for path in dict.fromkeys(filter(None, paths)):
         if is_open_to_others(path):
-            yield Exposure(f"other users of this machine may read the private key {path}", f"chmod 0600 {path}")
+            yield InsecureSetting(f"other users of this machine may read the private key {path}", f"chmod 0600 {path}")
 
 
-def _port(who: str, urls: Sequence[str], files: TLSFiles, remedy: str, prefix: str) -> Iterator[Exposure]:
+def _port(who: str, urls: Sequence[str], files: TLSFiles, remedy: str, prefix: str) -> Iterator[InsecureSetting]:
     plain = sorted({url for url in urls if cluster_id.split_url(url)[0] == "http"})
     if plain:
         what = (
             f"{who} on {', '.join(plain)} are not encrypted, nor asked who they are: on the way all is read and changed"
         )
-        yield Exposure(what, f"{remedy}, {prefix}trusted-ca-file")
+        yield InsecureSetting(what, f"{remedy}, {prefix}trusted-ca-file")
     elif files.self_signed:
-        yield Exposure(
-            f"{prefix}auto-tls proves nothing: anybody can stand between, and who reaches the port is let in",
+        yield InsecureSetting(
+            f"{prefix}auto-tls proves nothing: an attacker on the way can read and change all,"
+            " and every host that reaches the port is let in",
             f"{prefix}cert-file, {prefix}key-file, {prefix}trusted-ca-file",
         )
     elif not files.verifies:
         what = f"{who} need no certificate: who reaches the port may ask"
-        yield Exposure(what, f"{prefix}trusted-ca-file FILE, whose certificates are let in")
+        yield InsecureSetting(what, f"{prefix}trusted-ca-file FILE, whose certificates are let in")
 
 
-def _http(config: ServerConfig) -> Iterator[Exposure]:
+def _http(config: ServerConfig) -> Iterator[InsecureSetting]:
     for url in config.listen_metrics_urls:
         scheme, host, _ = cluster_id.split_url(url)
         if scheme == "http" and not is_loopback(host):
-            what = f"metrics on {url} are not encrypted: anybody may read them"
-            yield Exposure(what, "--listen-metrics-urls with https, or at a loopback address")
+            what = f"metrics on {url} are not encrypted: every host that reaches the port may read them"
+            yield InsecureSetting(what, "--listen-metrics-urls with https, or at a loopback address")
     if config.cors:
-        what = f"--cors: web pages of {', '.join(config.cors)} may call, by the browser of whoever visits them"
-        yield Exposure(what, "leave it out")
+        what = f"--cors: web pages of {', '.join(config.cors)} may call, by the browsers of their visitors"
+        yield InsecureSetting(what, "leave it out")
     if "*" in config.host_whitelist:
         what = "--host-whitelist '*': a web page may ask in plain HTTP by a name of its own (DNS rebinding)"
-        yield Exposure(what, "leave it out, or name hosts")
+        yield InsecureSetting(what, "leave it out, or name hosts")
     if config.unsafe_no_fsync:
-        yield Exposure("--unsafe-no-fsync: acknowledged writes are lost with the machine's power", "leave it out")
+        yield InsecureSetting(
+            "--unsafe-no-fsync: acknowledged writes are lost with the machine's power", "leave it out"
+        )

@@ -25,11 +25,11 @@ PARTS_A_STEP: Final = 128
 """Members or elements between two pauses."""
 
 PARTS_MAX: Final = 100_000
-"""Elements of one list. A Txn has 128 operations, so nobody needs as many; each takes a microsecond of every parser."""
+"""Elements of one list. A Txn has 128 operations, so no request needs as many; each costs a microsecond."""
 
 EXACT_CHARACTERS_MAX: Final = 64 * 1024
 INNER_BYTES_MAX: Final = 4096
-"""Longer texts are no numbers, whatever is wrong with them; and no text about a fault shows more of a value."""
+"""Longer texts are never numbers; and an error message shows no more of a value."""
 
 Steps = Generator[None, None, None]
 
@@ -176,7 +176,7 @@ def _mismatch(first: int, go_type: str, number: str = "") -> JsonError:
 
 
 _EMPTY: Final = {FieldDescriptor.TYPE_BOOL: False, FieldDescriptor.TYPE_STRING: "", FieldDescriptor.TYPE_BYTES: b""}
-"""What null stands for; the default of a repeated field would be a list."""
+"""The value of null; the default of a repeated field would be a list."""
 
 
 def convert(field: FieldDescriptor, raw: bytes) -> Any:

@@ -1,16 +1,21 @@
-"""Deadlines of many calls behind one timer.
+"""Deadlines of many calls behind one timer of the event loop.
 
-A wheel of buckets: adding and removing cost O(1) and leave nothing behind, so a million finished calls with long
-deadlines hold no memory. Near deadlines share a bucket of one tick; far ones share coarser buckets (rounded *down*,
-and sorted in again when that time comes), so there are at most 64 buckets for each power of two of ticks.
+    timer = WheelTimer(loop)                        # one for a server or a channel
+    timer.wheel.add(call, deadline, loop.time())    # call.expire() when the deadline has passed
+    forget(call)                                    # unless it is forgotten before
 
-No clock and no timer inside: the owner calls ``expire(now)`` at the time given through ``on_earlier``.
-A deadline never fires early, and at most one tick late (plus the owner's own delay). Of very many that pass at once,
-``FIRED_MAX`` are fired at a time: each may end a call, and thousands of calls may have the same deadline.
+``DeadlineWheel`` is a wheel of buckets: adding and removing cost O(1) and leave nothing behind, so a million finished
+calls with long deadlines hold no memory. Near deadlines share a bucket of one tick; far ones share coarser buckets
+(rounded *down*, and sorted in again at that time), so there are at most 64 buckets for each power of two of ticks.
+
+The wheel has no clock and no timer: its owner calls ``expire(now)`` at the time given through ``on_earlier``.
+``WheelTimer`` does so on a loop. A deadline never fires early, and at most one tick late (plus the owner's delay). Of
+many that pass at once, ``FIRED_MAX`` are fired at a time: each may end a call, and thousands may share a deadline.
 """
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 from collections import deque
 from collections.abc import Callable
@@ -24,7 +29,7 @@ _EXACT_TICKS = 64
 
 
 class Expiring(Protocol):
-    """What can sit in a wheel; both attributes belong to the wheel while it does."""
+    """An entry of a wheel, which owns both attributes meanwhile."""
 
     bucket: dict[Expiring, None] | None
     deadline: float | None
@@ -46,14 +51,14 @@ class DeadlineWheel:
         self._buckets: dict[int, dict[Expiring, None]] = {}
         self._ticks: list[int] = []
         self._due: deque[Expiring] = deque()
-        """Out of buckets whose time has come, and not looked at yet."""
+        """Entries of buckets whose time has come, not looked at yet."""
         self._expired_at = 0.0
 
     def add(self, entry: Expiring, deadline: float, now: float) -> None:
         """Watch an entry until its deadline.
 
         Arguments:
-            entry: expires then, unless it is forgotten before.
+            entry: expires then, unless ``forget`` is called before.
             deadline, now: times of the owner's clock, in seconds.
         """
         entry.deadline = deadline
@@ -83,7 +88,7 @@ class DeadlineWheel:
         return self._ticks[0] * TICK_S if self._ticks else None
 
     def expire(self, now: float) -> None:
-        """Fire what has passed its deadline, or the first of it: then ``next_expiry`` is at once."""
+        """Fire the entries whose deadline has passed, ``FIRED_MAX`` at most: then ``next_expiry`` is at once."""
         due, self._expired_at = self._due, now
         while self._ticks and self._ticks[0] * TICK_S <= now:
             due.extend(self._buckets.pop(heapq.heappop(self._ticks)))
@@ -101,14 +106,14 @@ class DeadlineWheel:
             entry.expire()
 
     def close(self) -> None:
-        """Fire nothing more, and let go of the owner."""
-        self._on_earlier = _nobody
+        """Fire no more entries, and drop the reference to the owner."""
+        self._on_earlier = _ignore
         self._buckets.clear()
         self._ticks.clear()
         self._due.clear()
 
 
-def _nobody(when: float) -> None:
+def _ignore(when: float) -> None:
     del when
 
 
@@ -118,3 +123,31 @@ def forget(entry: Expiring) -> None:
     if bucket is not None:
         bucket.pop(entry, None)
         entry.bucket = None
+
+
+class WheelTimer:
+    """Runs ``wheel.expire`` when it is due."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._handle: asyncio.TimerHandle | None = None
+        self.wheel = DeadlineWheel(self._arm)
+
+    def _arm(self, when: float) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+        self._handle = self._loop.call_at(when, self._fire)
+
+    def _fire(self) -> None:
+        self._handle = None
+        self.wheel.expire(self._loop.time())
+        due = self.wheel.next_expiry()
+        if due is not None:
+            self._arm(due)
+
+    def close(self) -> None:
+        """Stop; deadlines that are left never fire."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+        self.wheel.close()

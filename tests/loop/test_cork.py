@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from raftkv.loop.cork import Cork
 from raftkv.rpc import Channel, Server, StreamCall, UnaryCall
-from raftkv.rpc.cork import Cork
 
 
 async def _with_channel(server: Server, use: Callable[[Channel], Any]) -> None:

@@ -1,4 +1,4 @@
-"""The privates of asyncio that ``raftkv.rpc.gone`` reaches into: each is held here, for the Python that runs the tests.
+"""The privates of asyncio that ``raftkv.loop.cycle_free`` reaches into: held here for the Python that runs the tests.
 
 A failure says that this version of Python has changed: connections that are gone would stay in memory, and nothing else
 would tell.
@@ -12,7 +12,7 @@ import socket
 import sys
 import weakref
 
-from raftkv.rpc.gone import release
+from raftkv.loop.cycle_free import release
 
 PYTHON = f"Python {sys.version_info.major}.{sys.version_info.minor}"
 
@@ -33,7 +33,7 @@ def test_a_released_transport_is_freed_by_its_reference_count() -> None:
         gone = asyncio.run(scenario())
         assert gone() is None, (
             f"{PYTHON}: a socket transport still refers to itself after its end; find the attribute that holds it"
-            " (it was _SelectorSocketTransport._read_ready_cb) and have raftkv.rpc.gone.release clear it"
+            " (it was _SelectorSocketTransport._read_ready_cb) and have raftkv.loop.cycle_free.release clear it"
         )
     finally:
         gc.enable()

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 
 import pytest
 
-from raftkv.server.node import slices as module
-from raftkv.server.node.slices import LONG_ACTIVE_MAX, RUN_ITEMS, SHORT_KEYS, Slices, Work, hold, in_order
+from raftkv.loop import scheduler as module
+from raftkv.loop.scheduler import LONG_ACTIVE_MAX, RUN_ITEMS, SHORT_KEYS, Slices, Work, hold, in_order
 
 LONG = SHORT_KEYS + 1
 

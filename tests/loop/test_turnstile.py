@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 
+from raftkv.loop.limiter import Turnstile
 from raftkv.rpc.server.http import HttpRequest, HttpResponse
 from raftkv.rpc.server.server import HTTP_IN_A_TURN
-from raftkv.rpc.turnstile import Turnstile
 from tests.rpc import raw
 from tests.rpc import services as s
 from tests.rpc.loop import on_loop, until

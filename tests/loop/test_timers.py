@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv.rpc.deadlines import FIRED_MAX, TICK_S, DeadlineWheel, Expiring, forget
+from raftkv.loop.timers import FIRED_MAX, TICK_S, DeadlineWheel, Expiring, forget
 
 
 class Entry:

@@ -1,18 +1,19 @@
 """Long work on the loop, done in slices between everything else: reads of many keys above all.
 
     job = slices.run(begin, failed, size)       # begin() -> a generator that pauses after each small piece of work
-    job.cancel()                                # the client is gone: it stops where it is
+    job.cancel()                                # the client has left: stop the job where it is
+    await slices.result(begin, size)            # the same for a coroutine
 
-Every pass of the loop gives at most ``TURN_S`` to all jobs together, and at most ``INLINE_S`` more to jobs that are
-begun in it (and ``SLICE_S`` to one that goes ahead of all others, ``run_ahead``), so whatever clients ask for, puts and
-heartbeats wait a few milliseconds. A job that is done within what is left of ``INLINE_S`` is done at once, without a
-pass between. Otherwise jobs take turns of ``SLICE_S``.
+Every pass of the loop gives at most ``TURN_S`` to all jobs together, and at most ``INLINE_S`` more to jobs that begin
+in it (and ``SLICE_S`` to one that goes ahead of all others, ``run_ahead``). So puts and heartbeats never wait longer
+than a few milliseconds. A job that fits into the rest of ``INLINE_S`` is done at once, without a pass between. Other
+jobs take turns of ``SLICE_S``.
 
-Two lanes share the time equally, by what a job says it has to do: short ones wait for no long one. Each lane works on
-few jobs at a time and begins the next when one ends, in order of arrival: a job that waits holds no results, and many
-at once do not keep each other from ever ending.
+Two lanes share the time equally, so short jobs never wait for long ones; ``size`` decides. Each lane works on few jobs
+at a time and begins the next when one ends, in order of arrival: a waiting job holds no results, and the jobs under way
+all come to their end.
 
-Leaves out: what jobs do and whom they answer; how long they may take, except that ``hold`` bounds how long they may
+Leaves out: the work of jobs and their answers; how long they may take, except that ``hold`` bounds how long they may
 keep history from being compacted.
 """
 
@@ -33,7 +34,7 @@ TURN_S: Final = 0.002
 SLICE_S: Final = 0.001
 INLINE_S: Final = 0.003
 SHORT_KEYS: Final = 10_000
-"""Jobs of more belong in the lane of the long."""
+"""Jobs above this size belong in the lane for long jobs."""
 SHORT_ACTIVE_MAX: Final = 64
 LONG_ACTIVE_MAX: Final = 4
 RUN_ITEMS: Final = 1000
@@ -78,7 +79,7 @@ class Job:
         return self.is_over
 
     def cancel(self) -> None:
-        """Stop, if it is not over: nobody wants the result."""
+        """Stop the job, unless it is over: its result is not needed."""
         if not self.is_over:
             self.is_over = True
             self.lane.remove(self)
@@ -156,7 +157,7 @@ class Slices:
         return job
 
     def run_ahead(self, begin: Callable[[], Work[None]], failed: Callable[[Exception], None], *, at_once: bool) -> None:
-        """Do some work that no other may hold up, however much waits. It is for few: who takes a right away, say.
+        """Do some work ahead of all waiting jobs. It is for rare work: to revoke a right, for example.
 
         Arguments:
             begin, failed: as of ``run``.
@@ -189,7 +190,7 @@ class Slices:
             size: about how many keys or items it looks at.
 
         Raises:
-            Exception: whatever the work raises.
+            Exception: raised by the work.
         """
         done: asyncio.Future[T] = self._loop.create_future()
 
@@ -214,7 +215,7 @@ class Slices:
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        """What a pass of the loop does of all this."""
+        """Work on jobs for one pass of the loop."""
         self._scheduled = False
         self._inline_left_s, self.is_late = INLINE_S, False
         first, second = self._short, self._long
@@ -245,7 +246,7 @@ def encoded(items: Iterable[T], encode: Callable[[T], bytes]) -> Work[list[bytes
     """Encode items, with pauses: the pieces of an answer, in their order.
 
     Arguments:
-        items: what no write changes meanwhile.
+        items: must not change meanwhile.
         encode: makes the bytes of one.
     """
     pieces: list[bytes] = []

@@ -1,6 +1,6 @@
-"""The figures of all members together: this one's, and those that the others answer when they are asked.
+"""The figures of all members together: this member's, and the answers of the others.
 
-    record = await everybody.collect()
+    record = await ClusterFigures(...).collect()
 
     {"at": 1763869000000, "me": "8e9e05c52164694d", "cluster_id": "...", "alarms": [...],
      "members": [{"id": "8e9e05c52164694d", "name": "a", "client_urls": [...], "learner": false, "reachable": true,
@@ -51,7 +51,7 @@ class Identity:
     name: str
 
 
-class Everybody:
+class ClusterFigures:
     """Makes records of the whole cluster.
 
     Arguments:
@@ -148,7 +148,7 @@ class Everybody:
 
 
 def _lag(figures: dict[str, Any] | None, seen: dict[str, Any], leader: dict[str, Any] | None) -> int | None:
-    """Entries of the leader's log that a member does not have yet; None: nobody knows."""
+    """Entries of the leader's log that a member does not have yet; None: unknown."""
     if leader is None:
         return None
     if figures is leader:

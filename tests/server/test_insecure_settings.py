@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from raftkv.config import ServerConfig, TLSFiles
-from raftkv.server import exposure
-from raftkv.server.exposure import Exposure, exposures, hardened, refusal
+from raftkv.server import insecure_settings
+from raftkv.server.insecure_settings import InsecureSetting, hardened, list_insecure_settings, refusal
 
 FILES = TLSFiles(cert_file="c.crt", key_file="c.key", trusted_ca_file="ca.crt")
 CLOSED = ServerConfig(
@@ -31,7 +31,7 @@ LOCAL = "http://127.0.0.1:1"
 
 
 def test_a_closed_member_has_no_line() -> None:
-    assert exposures(CLOSED) == []
+    assert list_insecure_settings(CLOSED) == []
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_closed_member_has_no_line() -> None:
     ],
 )
 def test_each_choice_that_opens_a_member_has_a_line(change: dict[str, object], beginning: str) -> None:
-    (found,) = exposures(replace(CLOSED, **change))
+    (found,) = list_insecure_settings(replace(CLOSED, **change))
     assert found.what.startswith(beginning)
     assert found.remedy
     assert "\n" not in str(found)
@@ -69,7 +69,9 @@ def test_each_choice_that_opens_a_member_has_a_line(change: dict[str, object], b
 def test_every_insecure_flag_is_looked_at() -> None:
     """A setting whose name says that it is dangerous for strangers' sake is not forgotten."""
     looked_at = {
-        node.attr for node in ast.walk(ast.parse(inspect.getsource(exposure))) if isinstance(node, ast.Attribute)
+        node.attr
+        for node in ast.walk(ast.parse(inspect.getsource(insecure_settings)))
+        if isinstance(node, ast.Attribute)
     }
     names = {*ServerConfig.__dataclass_fields__, *TLSFiles.__dataclass_fields__}
     named = {
@@ -89,10 +91,10 @@ def test_private_keys_that_others_may_read_have_a_line_each(tmp_path: Path) -> N
         peer_tls=replace(FILES, key_file=names[2]),
         auth_token=f"jwt,priv-key={names[3]},sign-method=HS256",
     )
-    assert exposures(config) == []
+    assert list_insecure_settings(config) == []
     for name in names:
         Path(name).chmod(0o644)
-    assert [one.remedy for one in exposures(config)] == [f"chmod 0600 {name}" for name in names]
+    assert [one.remedy for one in list_insecure_settings(config)] == [f"chmod 0600 {name}" for name in names]
 
 
 def test_what_is_not_given_is_made_safe() -> None:
@@ -106,7 +108,7 @@ def test_the_audit_log_is_in_the_data_directory_unless_it_is_elsewhere() -> None
 
 
 def test_a_refusal_is_one_list() -> None:
-    assert refusal([Exposure("this is open", "--flag"), Exposure("that too", "leave it out")]) == (
+    assert refusal([InsecureSetting("this is open", "--flag"), InsecureSetting("that too", "leave it out")]) == (
         "--secure does not start while these are open (`raftkv certs` makes certificates):\n"
         "  - this is open\n"
         "      --flag\n"

@@ -1,26 +1,26 @@
-"""What a turn of the loop has touched, flushed at its end: the one registry of everything that gathers bytes.
+"""The streams and connections that have output, flushed together at the end of a turn of the loop.
 
-    cork.touch(stream)        # it has messages: put them together and hand them to the connection, later
-    cork.mark(connection)     # it has bytes: write them to the socket, later
+    cork.touch(stream)        # has messages: the end of the turn hands them to its connection
+    cork.mark(connection)     # has bytes: the end of the turn writes them to its socket
 
-    with cork:                # a turn that makes many answers: nothing is flushed before it ends
+    with cork:                # a turn that makes many answers: no flush before its end
         ...
 
-    cork.begin_pass()         # the same for a pass over all sockets that have something to say
-    cork.end_pass(False)      # what it has left to do is done first: cork.defer(turn)
+    cork.begin_pass()         # the same for a pass over all sockets that are ready
+    cork.end_pass(False)      # runs the callbacks of cork.defer(turn) first, then flushes
 
     cork.expect(8)            # eight callers are answered in this turn: most of them ask again at once
-    cork.arrived()            # one has
+    cork.arrived()            # one of them has
 
-Touched outside of both, everything is flushed at the start of the loop's next turn, by one callback. Inside, at the
-end. Streams come first, so what a turn has for a connection leaves in one system call.
+Output touched outside of both is flushed at the start of the loop's next turn, by one callback. Streams come first, so
+the output of a turn for one connection leaves in one system call.
 
     request read -> handler -> stream.answer -> touch ...... end of the turn: stream.flush -> mark -> connection.flush
 
-What is deferred to the end of a pass costs as much for one request as for many: a write to the log, a sync, a message
-to each member. So whoever makes the pass may wait a moment while callers are expected (``awaits_more``).
+Deferred work costs as much for one request as for many: a write to the log, a sync, a message to each member. So a
+pass may wait a moment while callers are expected (``awaits_more``).
 
-Leaves out: what is gathered, and limits on it (``budget``, streams).
+Leaves out: the output itself, and limits on it (``rpc.server.budget``, streams).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from typing import Protocol
 
 
 class Flushable(Protocol):
-    """Something that gathers bytes, or messages, while a turn lasts."""
+    """Gathers bytes or messages during a turn."""
 
     def flush(self) -> None:
-        """Hand on what was gathered."""
+        """Hand them on."""
 
 
 def _next_turn(callback: Callable[[], None]) -> None:
@@ -42,10 +42,10 @@ def _next_turn(callback: Callable[[], None]) -> None:
 
 
 class Cork:
-    """Flushes what a turn has touched, at its end.
+    """Flushes streams and connections at the end of a turn.
 
     Arguments:
-        schedule: has a function called at the start of the loop's next turn.
+        schedule: calls a function at the start of the loop's next turn.
     """
 
     __slots__ = ("_deferred", "_expected", "_has_arrived", "_is_held", "_marked", "_schedule", "_touched")
@@ -60,24 +60,24 @@ class Cork:
         self._has_arrived = False
 
     def touch(self, stream: Flushable) -> None:
-        """Flush a stream at the end of the turn. It calls this once until then."""
+        """Flush a stream at the end of the turn. A stream calls this once a turn."""
         if not self._is_held and not self._touched and not self._marked:
             self._schedule(self.flush)
         self._touched.append(stream)
 
     def mark(self, connection: Flushable) -> None:
-        """Flush a connection at the end of the turn, after all streams. It calls this once until then."""
+        """Flush a connection at the end of the turn, after all streams. A connection calls this once a turn."""
         if not self._is_held and not self._marked and not self._touched:
             self._schedule(self.flush)
         self._marked.append(connection)
 
     def flush(self) -> None:
-        """Flush what was touched so far, now; within ``with`` too.
+        """Flush now, within ``with`` too.
 
         Raises:
-            Exception: the first that a flush raised, after everything else was flushed.
+            Exception: the first that a flush raised, after all other flushes.
         """
-        was_held, self._is_held = self._is_held, True  # what a flush touches is flushed here as well
+        was_held, self._is_held = self._is_held, True  # streams touched by a flush are flushed here as well
         failure: Exception | None = None
         while self._touched or self._marked:
             if self._touched:
@@ -94,19 +94,19 @@ class Cork:
             raise failure
 
     def begin_pass(self) -> None:
-        """Flush nothing until the pass ends."""
+        """Do not flush until the pass ends."""
         self._is_held = True
         self._deferred = []
         self._has_arrived = False
 
     def end_pass(self, is_late: bool) -> None:
-        """Do what was deferred, and flush.
+        """Run the deferred callbacks, and flush.
 
         Arguments:
-            is_late: the pass has taken its time: what was deferred waits for the next turn of the loop.
+            is_late: the pass has used its time: deferred callbacks wait for the next turn of the loop.
 
         Raises:
-            Exception: the first that something deferred or flushed has raised, after all else was done.
+            Exception: the first that a callback or a flush raised, after all others.
         """
         deferred, self._deferred = self._deferred, None
         failure: Exception | None = None
@@ -124,10 +124,10 @@ class Cork:
             raise failure
 
     def defer(self, callback: Callable[[], None]) -> bool:
-        """Call back when the pass under way ends, and save a turn of the loop; False if there is none.
+        """Call back at the end of the pass under way, and save a turn of the loop; False if no pass is under way.
 
         Arguments:
-            callback: what many of the pass have work for.
+            callback: does the work that requests of the pass share.
         """
         if self._deferred is None:
             return False
@@ -135,7 +135,7 @@ class Cork:
         return True
 
     def expect(self, callers: int) -> None:
-        """Note that so many callers are answered, who may ask again as soon as they have read that.
+        """Note that so many callers are answered: they may ask again as soon as they have read it.
 
         Arguments:
             callers: how many.
@@ -143,18 +143,18 @@ class Cork:
         self._expected += callers
 
     def arrived(self) -> None:
-        """Note that a caller has asked for what the end of the pass has work with: one who was expected, if any was."""
+        """Note a request with deferred work; it counts as one of the expected callers."""
         self._has_arrived = True
         if self._expected > 0:
             self._expected -= 1
 
-    def expect_nobody(self) -> None:
-        """Forget who was expected: they take their time."""
+    def expect_none(self) -> None:
+        """Stop expecting callers: they take too long."""
         self._expected = 0
 
     @property
     def awaits_more(self) -> bool:
-        """Whether a caller has arrived in the pass under way, and more are expected who could share that work."""
+        """Whether the pass under way has a request with deferred work, and expects more that could share it."""
         return self._has_arrived and self._expected > 0
 
     def __enter__(self) -> None:

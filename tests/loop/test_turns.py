@@ -10,7 +10,7 @@ import threading
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from raftkv.server.turns import TURN_LIMIT_S, LoopTurns, TurnSelector, name_work
+from raftkv.loop.turns import TURN_LIMIT_S, LoopTurns, TurnSelector, name_work
 from tests.procs import RAFTKV, Cluster, http_get
 
 
@@ -38,7 +38,7 @@ def test_a_long_turn_is_counted_and_named_and_its_own(
     turns = LoopTurns()
     with caplog.at_level(logging.WARNING):
         _run(turns, block_s=0.12)
-    (record,) = [record for record in caplog.records if record.name == "raftkv.server.turns"]
+    (record,) = [record for record in caplog.records if record.name == "raftkv.loop.turns"]
     took_ms, own_ms = (float(part.split(" ms")[0].split()[-1]) for part in record.getMessage().split(", ")[:2])
     # It slept, which is no wait for a processor; before that it may have waited for one.
     assert 0 < own_ms <= took_ms

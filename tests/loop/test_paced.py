@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from raftkv.rpc.paced import Paced
+from raftkv.loop.limiter import Paced
 from tests.rpc.loop import on_loop
 
 IN_A_TURN = 10

@@ -1,4 +1,4 @@
-"""How long the turns of the event loop are: while one lasts, the member hears nobody, heartbeats included.
+"""How long the turns of the event loop are: during a turn the member answers no request and no heartbeat.
 
 Owns the selector that the loop is made with. A turn is the time between a return of ``select`` and the next call to it,
 so waiting for events is not part of it, and everything else is: callbacks, tasks, an inline sync, a pause of the
@@ -15,11 +15,12 @@ machine costs more than a turn.) On Linux the loop also knows how long it waited
 ``own`` is the turn without that wait: what the member did itself, including syncs and waits for the interpreter lock.
 The wait may have begun up to 20 ms before the turn, and ``own`` may be too short by as much.
 
-Leaves out: what a turn above the limit should lead to; that is up to whoever cuts the work into slices.
+Leaves out: cutting long work into slices (``scheduler``).
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import selectors
@@ -34,11 +35,10 @@ from typing import Final
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from raftkv.server.histograms import Buckets, histogram_family
-from raftkv.storage.datadir import give_back
+from raftkv.histograms import Buckets, histogram_family
 
 TURN_LIMIT_S: Final = 0.05
-"""No turn may be longer, whatever one client asks for."""
+"""Longest turn that a request of a client may cause."""
 WARNING_INTERVAL_S: Final = 1.0
 LOOK_INTERVAL_S: Final = 0.1
 SEEN_AFTER_S: Final = 0.01
@@ -157,7 +157,7 @@ class TurnSelector(selectors.DefaultSelector):
         self.turns.notable(seconds, max(0.0, seconds - waited_s), work if number == self.turn else "", now)
 
     def disregard(self) -> None:
-        """Do not count the turn under way: nobody waits for a member that opens its data."""
+        """Do not count the turn under way: no client waits for a member that opens its data."""
         self.began = 0.0
         if self._waits is not None:
             self._waits.since_sample_s(monotonic())
@@ -198,7 +198,8 @@ class _Waits:
     def close(self) -> None:
         """Close the file."""
         if self._file >= 0:
-            give_back(self._file)
+            with contextlib.suppress(OSError):
+                os.close(self._file)
 
 
 class _Onlooker:

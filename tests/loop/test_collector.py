@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from raftkv.server.collector import GC_THRESHOLDS, PUTS_A_PASS, collect_in_small_passes, look_at_young_objects
+from raftkv.loop.cycle_free import GC_THRESHOLDS, PUTS_A_PASS, collect_in_small_passes, look_at_young_objects
 from tests.rpc.loop import on_loop, until
 
 KEPT = 400_000
