@@ -157,7 +157,7 @@ def backlog_corner(seed: int) -> RunParameters:
 
 
 def election_corner(seed: int) -> RunParameters:
-    """ClusterFigures campaigns at once and crashes in between."""
+    """All members campaign at once and crash in between."""
     """All members campaign at once and crash in between."""
     base = draw(seed)
     member = replace(base.cluster.member, pre_vote=False, check_quorum=False, election_ticks=5)
@@ -200,7 +200,7 @@ def watch_corner(seed: int) -> RunParameters:
 
 
 def crash_corner(seed: int) -> RunParameters:
-    """ClusterFigures dies all the time, at failpoints above all."""
+    """All members die all the time, at failpoints above all."""
     """All members die all the time, at failpoints above all."""
     base = draw(seed)
     member = replace(base.cluster.member, commit_interval_s=0.1, snapshot_entries=5, catch_up_entries=0)

@@ -12,8 +12,9 @@ from raftkv.storage.backend.base import RUN_BYTES_MAX, WriteBatch
 from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.key_index import KeyIndex
 from raftkv.storage.key_value import KeyValueView, encode
-from raftkv.storage.restore import Restored, scan
+from raftkv.storage.restore import Restored, scan_steps
 from raftkv.storage.revision import pack, seal, to_key, to_tombstone_key
+from raftkv.storage.selection import finish
 
 WIDTHS = (1, 126, 127, 128, 129, 16_382, 16_383, 16_384, 2_097_150, 2_097_151, 2_097_152, 1 << 40)
 """Revisions around which a number takes one byte more."""
@@ -99,7 +100,7 @@ def check(batch: WriteBatch) -> None:
     backend = MemoryBackend()
     backend.commit(batch)
     with closing(backend.begin_read()) as read:
-        found, wanted = scan(read), expected(backend)
+        found, wanted = finish(scan_steps(read)), expected(backend)
     assert plain(found.entries) == plain(wanted.entries)
     assert found.leases == wanted.leases
     assert found.last_revision == wanted.last_revision
@@ -140,4 +141,4 @@ def test_large_records_are_read_few_at_a_time() -> None:
         runs = list(read.runs(schema.KEY, 1000))
         assert sum(map(len, runs)) == 100
         assert max(len(run) * size_bytes for run in runs) <= 3 * RUN_BYTES_MAX
-        assert len(scan(read).entries) == 100
+        assert len(finish(scan_steps(read)).entries) == 100
