@@ -171,7 +171,10 @@ def _classes(root: type[StatusError]) -> Iterator[type[StatusError]]:
         yield from _classes(child)
 
 
-_BY_TEXT = {kind.text: kind for kind in _classes(StatusError) if kind.text and kind.__module__ == errors.__name__}
+# A class that inherits its text (``ShareError``) does not stand for it.
+_BY_TEXT = {
+    kind.text: kind for kind in _classes(StatusError) if vars(kind).get("text") and kind.__module__ == errors.__name__
+}
 
 
 def from_status(code: int, text: str, *, definite: bool = False) -> StatusError:
@@ -191,6 +194,8 @@ def from_status(code: int, text: str, *, definite: bool = False) -> StatusError:
         return error
     if text.startswith(errors.NoSpaceError.text + " (raftkv: quota "):
         return errors.QuotaExceededError(text)
+    if code == errors.RESOURCE_EXHAUSTED and " has its share of the " in text:
+        return errors.ShareError(text)
     if text in _OTHER_TEXTS:
         return WireStatus(code, text)
     return UnknownStatus(code, text, definite)

@@ -11,6 +11,7 @@ from raftkv.client.errors import UnknownStatus, from_status
 from raftkv.client.keys import prefix_end
 from raftkv.client.rpc.endpoints import Endpoint, parse_endpoint, parse_endpoints
 from raftkv.errors import ConfigError
+from raftkv.rpc.shares import refusal
 
 
 @pytest.mark.parametrize(
@@ -50,13 +51,21 @@ def test_every_text_of_the_table_finds_its_class():
             yield child
             yield from leaves(child)
 
-    table = [kind for kind in leaves(errors.StatusError) if kind.text and kind.__module__ == "raftkv.errors"]
+    table = [
+        kind for kind in leaves(errors.StatusError) if vars(kind).get("text") and kind.__module__ == "raftkv.errors"
+    ]
     assert len(table) > 30
     for kind in table:
         found = from_status(kind.code, kind.text)
         # One is not in the table of etcd's clients, which print the frame of what they do not know.
         frame = "rpc error: code = Unknown desc = " if kind is errors.NoPasswordUserError else ""
         assert (type(found), found.code, str(found)) == (kind, kind.code, frame + kind.text)
+
+
+def test_refusal_of_a_share_is_typed_and_keeps_its_text():
+    text = refusal(b"alice", "64 passwords that may wait at one member")
+    found = from_status(errors.RESOURCE_EXHAUSTED, text)
+    assert (type(found), found.code, str(found)) == (errors.ShareError, errors.RESOURCE_EXHAUSTED, text)
 
 
 def test_statuses_outside_the_table():

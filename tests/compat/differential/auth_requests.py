@@ -20,7 +20,7 @@ from random import Random
 from typing import Any, Final
 
 from raftkv.apply.check import check_txn
-from raftkv.errors import StatusError
+from raftkv.errors import AuthFailedError, StatusError
 from raftkv.pb import auth_pb2, rpc_pb2
 from tests.compat.differential.auth_model import Model
 from tests.compat.differential.compare import difference
@@ -65,6 +65,7 @@ HOLES: Final = {
     "reads without user": "3.5.1 shows status and members to nobody (CVE-2026-33413)",
     "keys of leases": "3.5.1 shows leases and their keys to whoever may not read them (CVE-2023-32082)",
     "user without name": "etcd, 3.6 too, takes nobody for the user without a name, whom it may ask for",
+    "no password": "etcd says which users have no password",
     "maintenance": "3.5.1 refuses maintenance as UNKNOWN 'auth: permission denied'",
 }
 """Where raftkv answers as 3.6 does and not as the oracle."""
@@ -258,6 +259,8 @@ class AuthPlayer:
         name = None
         if call.method in ROOT_ONLY and oracle.text == "auth: permission denied" and said == DENIED and not root:
             name = "maintenance"
+        elif "no password user" in oracle.text and ours.text == AuthFailedError.text:
+            name = "no password"
         elif call.method in ROOT_ONLY | OPEN_IN_3_5 and said in (EMPTY_USER, BAD_TOKEN_ANSWER):
             name = "reads without user" if call.who not in self._valid else None
         elif call.method == AUTH + "UserGet" and call.who == NOBODY and said == EMPTY_USER:

@@ -137,6 +137,10 @@ def _is_nobody(request: Request, oracle: Answer, ours: Answer) -> bool:
     return not request.user and (asks_nothing or is_unnamed) and "user name is empty" in _error(ours)
 
 
+def _is_without_password(request: Request, oracle: Answer, ours: Answer) -> bool:
+    return "no password user" in _error(oracle) and "invalid user ID or password" in _error(ours)
+
+
 def _is_header_of_error(request: Request, oracle: Answer, ours: Answer) -> bool:
     kept = {**oracle.seen_headers}
     kept.pop("grpc-metadata-content-type", "")
@@ -156,6 +160,7 @@ ALLOWED: dict[str, tuple[str, Allowed]] = {
         "etcd lets nobody's txn pass that touches no key, and nobody ask for the user without a name",
         _is_nobody,
     ),
+    "no password": ("etcd says which users have no password", _is_without_password),
     "tls": ("under TLS etcd's other gRPC server sends Grpc-Metadata-Content-Type with errors too", _is_header_of_error),
     "urls": ("a member's URLs are looked at before the member is", _is_update_of_nobody),
 }

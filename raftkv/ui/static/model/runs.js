@@ -173,7 +173,7 @@ function headline(history, state) {
     text += ` after generation ${state.generation}`;
   }
   const present = history.present.length;
-  if (state.phase !== "closed" && !present) return `${text}; nobody is there any more`;
+  if (state.phase !== "closed" && !present) return `${text}; no node is there any more`;
   return `${text}; ${count(present, "node")} there, limits ${state.min_nodes}:${state.max_nodes}`;
 }
 
