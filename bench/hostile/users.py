@@ -8,7 +8,7 @@ from raftkv.pb import auth_pb2, rpc_pb2
 from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.limits import ChannelOptions
 from raftkv.rpc.metadata import Metadata
-from raftkv.rpc.status import Headers
+from raftkv.rpc.status import Headers, RpcError
 
 if TYPE_CHECKING:
     from bench.hostile.attacker import Attacker
@@ -35,9 +35,13 @@ def permission(key: bytes, range_end: bytes = b"") -> auth_pb2.Permission:
 
 
 async def user_of(attacker: Attacker, name: str, *permissions: auth_pb2.Permission) -> str:
-    """Make a user with so many permissions, and return a token of it."""
-    await attacker.must(AUTH + "UserAdd", rpc_pb2.AuthUserAddRequest(name=name, password=ROOT_PASSWORD))
-    await attacker.must(AUTH + "RoleAdd", rpc_pb2.AuthRoleAddRequest(name=name))
+    """Make a user with so many permissions, unless an earlier row has, and return a token of it."""
+    try:
+        await attacker.must(AUTH + "UserAdd", rpc_pb2.AuthUserAddRequest(name=name, password=ROOT_PASSWORD))
+        await attacker.must(AUTH + "RoleAdd", rpc_pb2.AuthRoleAddRequest(name=name))
+    except RpcError as error:
+        if "already exists" not in str(error):
+            raise
     for one in permissions:
         await attacker.must(AUTH + "RoleGrantPermission", rpc_pb2.AuthRoleGrantPermissionRequest(name=name, perm=one))
     await attacker.must(AUTH + "UserGrantRole", rpc_pb2.AuthUserGrantRoleRequest(user=name, role=name))

@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from raftkv.errors import CorruptionError
+from raftkv.errors import CorruptionError, explain
 from raftkv.pb import raft_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.raft.types import Message, SnapshotMeta
@@ -177,7 +177,7 @@ class SnapshotSender:
             await self._deliver(message)
         except Exception as error:
             # The core must hear of every failure, or it never sends this member anything again.
-            _log.warning("sending a snapshot to %x failed, it is tried again later: %s", message.to, error)
+            _log.warning("sending a snapshot to %x failed, it is tried again later: %s", message.to, explain(error))
             return False
         return True
 
