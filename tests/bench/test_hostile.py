@@ -52,6 +52,9 @@ def test_small_attacks_of_every_row_leave_members_alive_equal_and_the_leader_whe
     asyncio.run(_attack_with_every_row())
 
 
+EXPECTED_REFUSALS = ("authentication failed", "has its share of the", "user name already exists", "invalid auth token")
+
+
 async def _attack_with_rows_of_users() -> None:
     with members("raftkv") as cluster:
         attacker = Attacker(cluster.endpoints, await leader_number(cluster), SCALE, SCALE)
@@ -64,7 +67,7 @@ async def _attack_with_rows_of_users() -> None:
         finally:
             await attacker.close()
         assert (await agreement(cluster, attacker.token)).problem == ""
-        refused = [text for text in attacker.refusals if "authentication failed" not in text]
+        refused = [text for text in attacker.refusals if not any(word in text for word in EXPECTED_REFUSALS)]
         assert refused == [], attacker.refusals
 
 
