@@ -206,7 +206,7 @@ class Saver:
         if self._last is not None and self._last.step == step:
             found = self.chosen(step, given)
             if found.items() - self._last.metrics.items():
-                with suppress(CheckpointNotFound):  # somebody has deleted it
+                with suppress(CheckpointNotFound):  # it was deleted meanwhile
                     self._last = self.registry.set_metrics(step, self._last.kind, found)
 
     def _collect(self) -> None:

@@ -157,7 +157,7 @@ def lease_of(key: Text, end: Text | None = None, *, prefix: bool = False) -> Pro
 # What a write may rely on: a lease that it is attached to, a lock or term that must still be held.
 #
 # Both are checked twice: here, before the call, against this client's own clock; and by the cluster, within the
-# write. So a process that slept through its lease writes nothing, whatever it believes.
+# write. So a process that slept through its lease writes nothing.
 
 
 @runtime_checkable

@@ -228,7 +228,7 @@ class LeaseKeeper:
 
 # -- renewals -------------------------------------------------------------------------------------------------------
 #
-# Keep-alives of a lease that somebody else was granted, with the answers as members sent them.
+# Keep-alives of a lease of another client, with the answers as members sent them.
 #
 #     async with aclosing(renewals(scope, lease_id, first_answer_s=5.0)) as answers:
 #         async for answer in answers: print(answer.TTL)         # ends when the cluster does not know the lease
