@@ -33,7 +33,7 @@ def cluster() -> Iterator[raftkv.LocalCluster]:
 @pytest.fixture
 def ranks(cluster: raftkv.LocalCluster, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[list[Run]]:
     """Two ranks in this process, by rank."""
-    options: dict[str, Any] = {"min_nodes": 2, "disconnect_grace_s": 0.05, "checkpoints": str(tmp_path)}
+    options: dict[str, Any] = {"min_nodes": 2, "lease_ttl_s": 60, "checkpoints": str(tmp_path)}
     runs = in_all(range(2), lambda _: raftkv.training.join(request.node.name, endpoints=cluster.endpoints, **options))
     runs.sort(key=lambda run: run.rank)
     yield runs

@@ -140,7 +140,9 @@ def test_a_pin_and_a_deletion_never_both_succeed(seed: int, tmp_path: Path) -> N
                 assert Place(each.uri).exists("sub/a.bin")
         assert len(world.directories()) == len(world.steps())
         gone = sorted(each.step for result in collected for each in result.deleted)
-        assert sorted({*gone, *world.steps()}) == [1, 2, 3, 4, 5]
+        # Seed 10: the answer of a deletion was lost, and the other collector finished that deletion: it tells of it.
+        finished = [each.step for each in saved for result in collected if each.uri in result.given_up]
+        assert sorted({*gone, *finished, *world.steps()}) == [1, 2, 3, 4, 5]
         assert len(gone) == len(set(gone))  # each was deleted by one of them
         assert (world.latest().count, world.latest().step) == (len(world.steps()), 5)
 
