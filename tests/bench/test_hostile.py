@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from time import monotonic
 
 import pytest
@@ -12,7 +11,6 @@ from bench.hostile.attacker import Attacker
 from bench.hostile.measure import Outcome
 from bench.hostile.report import live_misses, misses, together
 from bench.hostile.rows import ROWS
-from bench.hostile.soak import GROWTH_BYTES, Verdict, duration_s, is_growth, quarters
 from bench.hostile.stage import HonestProcess, agreement, leader_number, members, metrics_of
 from bench.hostile.users import secure
 
@@ -115,22 +113,3 @@ def test_of_several_rounds_the_median_latency_and_the_worst_of_the_rest_count() 
 def test_a_smoke_test_has_no_bars_of_time() -> None:
     assert live_misses(_outcome("raftkv", 99.0, turns_own_ms=[900.0])) == []
     assert live_misses(_outcome("raftkv", 1.0, leader_changes=1)) == ["1 changes of leader"]
-
-
-def test_growth_is_what_is_more_than_noise() -> None:
-    flat = [100 << 20, 300 << 20, *[101 << 20] * 30]
-    growing = [(100 + number) << 20 for number in range(100)]
-    assert not is_growth(*quarters(flat), GROWTH_BYTES)
-    assert is_growth(*quarters(growing), GROWTH_BYTES)
-
-
-def test_a_verdict_is_told_as_json() -> None:
-    verdict = Verdict(1, 2.0)
-    verdict.rounds["hash"] += 1
-    verdict.refusals["too many"] += 3
-    summary = json.loads(json.dumps(verdict.as_json()))
-    assert (summary["rounds"], summary["refusals"]) == ({"hash": 1}, {"too many": 3})
-
-
-def test_durations() -> None:
-    assert [duration_s(text) for text in ("90s", "30m", "0.5h")] == [90, 1800, 1800]
