@@ -39,11 +39,11 @@ from raftkv.client.lease.session import Session
 from raftkv.client.rpc.retry import until_answered
 from raftkv.client.scope import Scope
 from raftkv.client.values import DELETE
-from raftkv.client.watch.watch import Watches
+from raftkv.client.watch import Watches
 from raftkv.errors import CompactedError
 
 if TYPE_CHECKING:
-    from raftkv.client.kv.compares import LeaseLike
+    from raftkv.client.kv.operations import LeaseLike
     from raftkv.client.values import KeyValue
 
 _log = logging.getLogger(__name__)

@@ -12,28 +12,23 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from raftkv.client.admin import Admin
+from raftkv.client.admin import Admin, Roles, Users
 from raftkv.client.arguments import path, seconds
 from raftkv.client.credentials import Given, Secret, client_settings, file_settings, password_of
 from raftkv.client.endpoints import Endpoints
-from raftkv.client.keys import Space, Text, to_bytes
-from raftkv.client.kv import compares
-from raftkv.client.kv.bulk import Bulk
-from raftkv.client.kv.kv import KV
-from raftkv.client.kv.stm import Txns
+from raftkv.client.kv import operations
+from raftkv.client.kv.kv import KV, Bulk
+from raftkv.client.kv.txn import Txns
 from raftkv.client.lease.keeper import LeaseKeeper
 from raftkv.client.lease.lease import Leases
 from raftkv.client.lease.session import Sessions
-from raftkv.client.lock.election import Elections
-from raftkv.client.lock.lock import Locks
-from raftkv.client.rpc.certificates import tls_context
+from raftkv.client.lock import Elections, Locks
 from raftkv.client.rpc.core import Client as Core
 from raftkv.client.rpc.core import ClientOptions
 from raftkv.client.rpc.endpoints import require_ports
-from raftkv.client.scope import Scope
-from raftkv.client.users import Roles, Users
-from raftkv.client.watch.hub import WatchHub
-from raftkv.client.watch.watch import Watches
+from raftkv.client.rpc.transport import tls_context
+from raftkv.client.scope import Scope, Space, Text, to_bytes
+from raftkv.client.watch import Watches, WatchHub
 from raftkv.errors import ConfigError
 
 P = ParamSpec("P")
@@ -103,11 +98,11 @@ class Client:
     scan = _Method("bulk", Bulk.scan)
     txn = _Method("txns", Txns.txn)
     stm = _Method("txns", Txns.stm)
-    version = staticmethod(compares.version)
-    value = staticmethod(compares.value)
-    create_revision = staticmethod(compares.create_revision)
-    mod_revision = staticmethod(compares.mod_revision)
-    lease_of = staticmethod(compares.lease_of)
+    version = staticmethod(operations.version)
+    value = staticmethod(operations.value)
+    create_revision = staticmethod(operations.create_revision)
+    mod_revision = staticmethod(operations.mod_revision)
+    lease_of = staticmethod(operations.lease_of)
     watch = _Method("watches", Watches.watch)
     lease = _Method("lessor", Leases.lease)
     lease_info = _Method("lessor", Leases.lease_info)

@@ -17,16 +17,16 @@ from raftkv.aio import ConfigError, EndpointsFailed, connect, create_revision, l
 from raftkv.client import Client as Core
 from raftkv.client import ClientOptions
 from raftkv.client.errors import from_status
-from raftkv.client.interrupts import Interrupt
-from raftkv.client.keys import Space
+from raftkv.client.lease.lease import Interrupt
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.retry import Backoff, is_transient, until_answered
+from raftkv.client.scope import Space
 from raftkv.pb import kv_pb2, rpc_pb2
 from raftkv.rpc.status import RpcError
 from tests.client.fakes import FakeCluster
 
 
-@pytest.mark.parametrize("name", ["endpoints", "rpc.endpoints", "reasons", "keys", "values"])
+@pytest.mark.parametrize("name", ["arguments", "endpoints", "errors", "scope", "values"])
 def test_examples(name):
     tried = doctest.testmod(importlib.import_module(f"raftkv.client.{name}"))
     assert (tried.failed, tried.attempted > 0) == (0, True)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from raftkv import errors
 from raftkv.client.errors import UnknownStatus, from_status
-from raftkv.client.keys import prefix_end
 from raftkv.client.rpc.endpoints import Endpoint, parse_endpoint, parse_endpoints
+from raftkv.client.scope import prefix_end
 from raftkv.errors import ConfigError
 from raftkv.rpc.shares import refusal
 

@@ -12,7 +12,7 @@ from raftkv import asleep, errors
 from raftkv.client.errors import LeaseLost
 from raftkv.client.lease.keeper import LeaseKeeper, renewals
 from raftkv.client.lease.lease import Lease
-from raftkv.client.rpc.streams import Stream
+from raftkv.client.rpc.core import Stream
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.status import RpcError
 from tests.client.waiting import until

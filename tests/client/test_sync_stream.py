@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from raftkv.client.sync.blocking import Stream
 from raftkv.client.sync.loop import LoopThread
-from raftkv.client.sync.watch import Stream
 
 PATIENCE_S = 30.0
 

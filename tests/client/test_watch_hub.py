@@ -10,10 +10,8 @@ import pytest
 
 from raftkv import errors
 from raftkv.client.errors import EndpointsFailed, HistoryReplaced, WatchCanceled
-from raftkv.client.keys import Space
-from raftkv.client.watch.hub import WatchHub
-from raftkv.client.watch.watch import Watch, responses
-from raftkv.client.watch.watcher import Request, Watcher
+from raftkv.client.scope import Space
+from raftkv.client.watch import Request, Watch, Watcher, WatchHub, responses
 from tests.client.fake_watches import FakeCore
 from tests.client.waiting import until
 

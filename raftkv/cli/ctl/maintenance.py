@@ -17,7 +17,7 @@ from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.output.table import progress_bar
 from raftkv.cli.program import BAD_ARGUMENTS, ERROR, INTERRUPTED, CommandError
 from raftkv.client import Client
-from raftkv.client.reasons import plain_failures
+from raftkv.client.errors import plain_failures
 from raftkv.client.rpc import methods
 from raftkv.client.snapshot import SavedSnapshot, save
 from raftkv.errors import ConfigError, ContextDeadlineExceededError, RaftKVError, StatusError, StorageError

@@ -24,11 +24,9 @@ from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.goflags.values import quote, text_bytes
 from raftkv.cli.program import BAD_ARGUMENTS, ERROR, INTERRUPTED, INVALID_INPUT, CommandError
 from raftkv.client import Client
-from raftkv.client.keys import prefix_end
-from raftkv.client.reasons import plain_failures
-from raftkv.client.watch.hub import WatchHub
-from raftkv.client.watch.watch import responses
-from raftkv.client.watch.watcher import Request, Watcher
+from raftkv.client.errors import plain_failures
+from raftkv.client.scope import prefix_end
+from raftkv.client.watch import Request, Watcher, WatchHub, responses
 from raftkv.errors import CompactedError, ConfigError, FutureRevisionError, StatusError
 from raftkv.pb import rpc_pb2
 

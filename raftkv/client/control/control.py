@@ -10,10 +10,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
-from raftkv.client.keys import Text
-from raftkv.client.kv.compares import Compare
-from raftkv.client.kv.operations import Operation
+from raftkv.client.kv.operations import Compare, Operation
 from raftkv.client.rpc import methods, retry
+from raftkv.client.scope import Text
 from raftkv.client.values import Event, TxnResult
 from raftkv.errors import ConfigError, StatusError
 from raftkv.pb import rpc_pb2
@@ -21,7 +20,7 @@ from raftkv.pb import rpc_pb2
 if TYPE_CHECKING:
     from raftkv.client.lease.lease import Lease
     from raftkv.client.library import Client
-    from raftkv.client.watch.watch import Watch
+    from raftkv.client.watch import Watch
 
 OnEvents = Callable[[int, Sequence[Event]], None]
 OnLost = Callable[[Exception], None]

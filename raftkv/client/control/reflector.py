@@ -38,9 +38,9 @@ from typing import Final
 
 from raftkv.client.control.control import Control, until_answered
 from raftkv.client.errors import HistoryReplaced, is_client_closed
-from raftkv.client.keys import Text, prefix_end, to_bytes
 from raftkv.client.kv.operations import GetRange
 from raftkv.client.rpc.retry import Backoff
+from raftkv.client.scope import Text, prefix_end, to_bytes
 from raftkv.client.values import DELETE, PUT, Event, KeyValue
 from raftkv.errors import CANCELED, CompactedError, StatusError
 

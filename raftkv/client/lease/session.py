@@ -20,12 +20,10 @@ from typing import Any
 
 from raftkv.client.arguments import limit
 from raftkv.client.errors import LeaseLost
-from raftkv.client.interrupts import farewell_s, seen_through, tell
-from raftkv.client.keys import Text, to_bytes
 from raftkv.client.kv.kv import KV
-from raftkv.client.lease.lease import Lease, checked_ttl
+from raftkv.client.lease.lease import Lease, checked_ttl, farewell_s, seen_through, tell
 from raftkv.client.rpc.retry import Backoff
-from raftkv.client.scope import Part, Scope
+from raftkv.client.scope import Part, Scope, Text, to_bytes
 from raftkv.errors import RaftKVError
 
 OnSession = Callable[["Session"], Any]

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import inspect
 import itertools
 import os
 import threading
@@ -29,33 +30,178 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
+from raftkv.client import admin, library
 from raftkv.client import endpoints as aio_endpoints
-from raftkv.client import library, users
 from raftkv.client.admin import Admin
 from raftkv.client.credentials import Secret
 from raftkv.client.endpoints import Endpoint
-from raftkv.client.kv import compares
-from raftkv.client.kv.bulk import Bulk
-from raftkv.client.kv.kv import KV
-from raftkv.client.kv.stm import RETRIES
+from raftkv.client.errors import TxnConflict
+from raftkv.client.kv import operations
+from raftkv.client.kv import txn as aio_stm
+from raftkv.client.kv import txn as aio_txn
+from raftkv.client.kv.kv import KV, Bulk
+from raftkv.client.kv.txn import RETRIES
 from raftkv.client.lease.lease import Leases
-from raftkv.client.lock.election import Elections
-from raftkv.client.sync.blocking import Blocking, blocking, chunked, iterates_like, iterating, taskless
-from raftkv.client.sync.lease import Lease, Session
-from raftkv.client.sync.lock import Lock, Term, plain_lease
+from raftkv.client.lock import Elections
+from raftkv.client.rpc.retry import Backoff
+from raftkv.client.sync.blocking import (
+    Blocking,
+    Drawn,
+    Stream,
+    Watch,
+    blocking,
+    chunked,
+    iterates_like,
+    iterating,
+    taskless,
+)
+from raftkv.client.sync.lease import Lease, Lock, Session, Term, plain_lease
 from raftkv.client.sync.loop import Closed, LoopThread, begin_the_end, wait_for_the_end
-from raftkv.client.sync.txn import Transaction, Txn, run_stm
-from raftkv.client.sync.watch import Drawn, Stream, Watch
 from raftkv.client.values import KeyValue
-from raftkv.client.watch.watcher import QUEUE_BYTES
+from raftkv.client.watch import QUEUE_BYTES
+from raftkv.errors import CompactedError
 
 if TYPE_CHECKING:
-    from raftkv.client.keys import Text
-    from raftkv.client.kv.compares import FenceLike
+    from raftkv.client.kv.operations import Compare, FenceLike, LeaseLike, Operation
+    from raftkv.client.scope import Scope, Space, Text
+    from raftkv.client.values import TxnResult
+    from raftkv.pb import rpc_pb2
+
+# -- txn ------------------------------------------------------------------------------------------------------------
+#
+# Transactions for programs without an event loop; see ``kv.txn`` for what they mean.
+
+
+class Txn(Blocking[aio_txn.Txn]):
+    """A transaction to be filled and committed; each method returns it again. Made by ``Client.txn``."""
+
+    def when(self, *conditions: Compare) -> Txn:
+        """Add conditions; all must hold. Without any, ``then`` is what happens.
+
+        Raises:
+            TypeError: something that is no condition, as ``kv.version("a")`` without a relation.
+        """
+        self._inner.when(*conditions)
+        return self
+
+    def then(self, *operations: Operation) -> Txn:
+        """Add operations for the case that the conditions hold; a txn can be one."""
+        self._inner.then(*map(_plain, operations))
+        return self
+
+    def otherwise(self, *operations: Operation) -> Txn:
+        """Add operations for the other case."""
+        self._inner.otherwise(*map(_plain, operations))
+        return self
+
+    commit = taskless(aio_txn.Txn.commit)
+
+    # ---- as an operation of another one, as which it is taken out of its blocking twin
+
+    @property
+    def writes(self) -> bool:
+        """Whether it may change the store."""
+        return self._inner.writes
+
+    def leases(self) -> tuple[LeaseLike | None, ...]:
+        """Leases that its operations rely on."""
+        return self._inner.leases()
+
+    def to_message(self, space: Space) -> rpc_pb2.RequestOp:
+        """Return its message in another txn."""
+        return self._inner.to_message(space)
+
+    def from_message(self, response: rpc_pb2.ResponseOp, space: Space, revision: int) -> TxnResult:
+        """Return its result from the response of another txn.
+
+        Arguments:
+            response: of the member.
+            space: keys as the client sees them.
+            revision: of the store after the txn.
+        """
+        return self._inner.from_message(response, space, revision)
+
+
+def _plain(operation: Operation) -> Operation:
+    return operation.target()[1] if isinstance(operation, Txn) else operation
+
+
+# -- stm ------------------------------------------------------------------------------------------------------------
+#
+# Transactions written as plain code, for programs without an event loop; see ``stm`` for what they guarantee.
+#
+# ::
+#
+#     def move(tx):
+#         a, b = int(tx.get("a") or 0), int(tx.get("b") or 0)
+#         tx.put("a", str(a - 1))
+#         tx.put("b", str(b + 1))
+#
+#     kv.stm(move)
+
+
+class Transaction(Blocking[aio_stm.Transaction]):
+    """One attempt: what it has read, and what it will write."""
+
+    get = blocking(aio_stm.Transaction.get)
+    range = blocking(aio_stm.Transaction.range)
+
+    def put(self, key: Text, value: Text, *, lease: LeaseLike | None = None) -> None:
+        """Write a key, if and when the transaction is committed.
+
+        Arguments:
+            key, value: text is written as UTF-8.
+            lease: the key ends with it.
+        """
+        self._inner.put(key, value, lease=lease)
+
+    def delete(self, key: Text) -> None:
+        """Delete a key, if and when the transaction is committed."""
+        self._inner.delete(key)
+
+
+def run_stm(
+    owner: object,
+    loop: LoopThread,
+    scope: Scope,
+    function: Callable[[Transaction], T],
+    retries: int,
+    fence: FenceLike | None,
+    timeout_s: float | None,
+) -> T:
+    """``Client.stm``: the function runs on the caller's thread, so the attempts are counted here.
+
+    Arguments:
+        owner: the client.
+        loop, scope: where the transaction runs.
+        function, retries, fence, timeout_s: as for ``Client.stm``.
+
+    Raises:
+        TypeError: the function is a coroutine function, nothing of which would be run.
+    """
+    backoff = Backoff(base_s=0.001, max_s=0.1)
+    for _ in range(retries):
+        attempt = aio_stm.Transaction(scope)
+        try:
+            result = _awaited_result(function(Transaction(owner, loop, attempt)))
+            if loop.run(attempt.commit(fence, timeout_s)):
+                return result
+        except CompactedError:
+            pass  # it took longer to read than the cluster keeps history: from the start, then
+        loop.run(backoff.wait())
+    raise TxnConflict(f"others changed what the transaction had read, {retries} times in a row; nothing was written")
+
+
+def _awaited_result(result: T) -> T:
+    if inspect.iscoroutine(result):
+        result.close()
+        raise TypeError("stm() takes a plain function here; one with async is for the stm() of raftkv.aio")
+    return result
+
 
 # -- users ----------------------------------------------------------------------------------------------------------
 #
-# Users and roles of the blocking client: ``kv.users`` and ``kv.roles``, as in ``raftkv.client.users``.
+# Users and roles of the blocking client: ``kv.users`` and ``kv.roles``, as in ``raftkv.client.admin``.
 
 
 class _Of:
@@ -77,27 +223,27 @@ class _Of:
 class Users(_Of):
     """Users, and whether they are asked for."""
 
-    enable_auth = blocking(users.Users.enable_auth, "users")
-    disable_auth = blocking(users.Users.disable_auth, "users")
-    auth_status = blocking(users.Users.auth_status, "users")
-    add = blocking(users.Users.add, "users")
-    delete = blocking(users.Users.delete, "users")
-    get = blocking(users.Users.get, "users")
-    list = blocking(users.Users.list, "users")
-    change_password = blocking(users.Users.change_password, "users")
-    grant_role = blocking(users.Users.grant_role, "users")
-    revoke_role = blocking(users.Users.revoke_role, "users")
+    enable_auth = blocking(admin.Users.enable_auth, "users")
+    disable_auth = blocking(admin.Users.disable_auth, "users")
+    auth_status = blocking(admin.Users.auth_status, "users")
+    add = blocking(admin.Users.add, "users")
+    delete = blocking(admin.Users.delete, "users")
+    get = blocking(admin.Users.get, "users")
+    list = blocking(admin.Users.list, "users")
+    change_password = blocking(admin.Users.change_password, "users")
+    grant_role = blocking(admin.Users.grant_role, "users")
+    revoke_role = blocking(admin.Users.revoke_role, "users")
 
 
 class Roles(_Of):
     """Roles and their permissions."""
 
-    add = blocking(users.Roles.add, "roles")
-    delete = blocking(users.Roles.delete, "roles")
-    get = blocking(users.Roles.get, "roles")
-    list = blocking(users.Roles.list, "roles")
-    grant = blocking(users.Roles.grant, "roles")
-    revoke = blocking(users.Roles.revoke, "roles")
+    add = blocking(admin.Roles.add, "roles")
+    delete = blocking(admin.Roles.delete, "roles")
+    get = blocking(admin.Roles.get, "roles")
+    list = blocking(admin.Roles.list, "roles")
+    grant = blocking(admin.Roles.grant, "roles")
+    revoke = blocking(admin.Roles.revoke, "roles")
 
 
 # -- endpoints ------------------------------------------------------------------------------------------------------
@@ -207,11 +353,11 @@ class Client:
 
     # ---- transactions
 
-    version = staticmethod(compares.version)
-    value = staticmethod(compares.value)
-    create_revision = staticmethod(compares.create_revision)
-    mod_revision = staticmethod(compares.mod_revision)
-    lease_of = staticmethod(compares.lease_of)
+    version = staticmethod(operations.version)
+    value = staticmethod(operations.value)
+    create_revision = staticmethod(operations.create_revision)
+    mod_revision = staticmethod(operations.mod_revision)
+    lease_of = staticmethod(operations.lease_of)
 
     def txn(self, *, fence: FenceLike | None = None) -> Txn:
         """Begin a transaction; ``fence`` makes it depend on a lock or term that must still be held."""
@@ -389,7 +535,7 @@ class Client:
 
     @property
     def users(self) -> Users:
-        """Users, and whether they are asked for: see ``raftkv.client.users``."""
+        """Users, and whether they are asked for: see ``raftkv.client.admin``."""
         return Users(self)
 
     @property

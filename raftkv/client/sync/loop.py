@@ -38,7 +38,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
 from typing import Any, Final, TypeVar
 
-from raftkv.client.rpc import tracing
+from raftkv.client.rpc import core
 from raftkv.errors import RaftKVError
 from raftkv.rpc import limits
 from raftkv.rpc.client import channel
@@ -75,7 +75,7 @@ class _Call:
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         # Where somebody traces, the caller's span has to be found on the loop's thread.
-        self.context = copy_context() if tracing.API in tracing.loaded else None
+        self.context = copy_context() if core.TRACING_API in core.loaded_modules else None
         self.coroutine = coroutine
         self.done = threading.Lock()
         self.error: BaseException | None = None

@@ -9,7 +9,7 @@ import pytest
 
 from raftkv import errors
 from raftkv.aio import LeaseLost, connect, put
-from raftkv.client import interrupts
+from raftkv.client.lease import lease
 from tests.client.waiting import until
 
 
@@ -269,7 +269,7 @@ def test_without_a_cluster_a_lease_is_lost_in_time(member):
     ids=["lease", "session", "lock", "campaign"],
 )
 def test_ctrl_c_in_a_block_is_not_held_up_by_a_cluster_that_is_away(member, monkeypatch, make):
-    monkeypatch.setattr(interrupts, "FAREWELL_S", 0.05)
+    monkeypatch.setattr(lease, "FAREWELL_S", 0.05)
     server = member.members[0].process
 
     async def scenario():

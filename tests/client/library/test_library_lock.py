@@ -8,7 +8,7 @@ import pytest
 
 from raftkv import errors
 from raftkv.aio import FenceLost, LeaseLost, LockLost, LockNotFree, StatusError, TermLost, TxnConflict, connect, put
-from raftkv.client.lock.contender import Contender
+from raftkv.client.lock import Contender
 from raftkv.client.rpc import methods
 from raftkv.pb import lock_pb2
 from tests.client.waiting import until

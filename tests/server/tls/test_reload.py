@@ -9,9 +9,8 @@ from typing import NoReturn
 import pytest
 
 from raftkv.client import ClientOptions
-from raftkv.client.rpc.certificates import tls_context
 from raftkv.client.rpc.endpoints import parse_endpoint
-from raftkv.client.rpc.transport import channel_arguments
+from raftkv.client.rpc.transport import channel_arguments, tls_context
 from raftkv.config import TLSFiles
 from raftkv.errors import ConfigError
 from raftkv.rpc import Channel, Code
