@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from raftkv import cluster_id
 from raftkv.errors import ConfigError
+from raftkv.urls import split_address
 
 DEFAULT_NAME = "default"
 DEFAULT_PEER_URL = "http://localhost:2380"
@@ -325,6 +326,12 @@ class ServerConfig:
         if self.tracing.enabled and not 0 <= rate <= SAMPLING_WHOLE:
             # etcd's words, with its letters.
             raise ConfigError(f"distributed tracing configurition is not valid: (tracing sampling rate {fault})")
+        if self.tracing.enabled:
+            try:
+                split_address(self.tracing.address.removeprefix("http://").removesuffix("/"))
+            except ValueError:
+                address = self.tracing.address
+                raise ConfigError(f"--distributed-tracing-address must be HOST:PORT (set to {address!r})") from None
 
     def _check_log_rotation(self) -> None:
         files = len(set(self.log_outputs) - {"default", "stderr", "stdout"})

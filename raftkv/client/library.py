@@ -25,11 +25,11 @@ from raftkv.client.lease.session import Sessions
 from raftkv.client.lock import Elections, Locks
 from raftkv.client.rpc.core import Client as Core
 from raftkv.client.rpc.core import ClientOptions
-from raftkv.client.rpc.endpoints import require_ports
 from raftkv.client.rpc.transport import tls_context
 from raftkv.client.scope import Scope, Space, Text, to_bytes
 from raftkv.client.watch import Watches, WatchHub
 from raftkv.errors import ConfigError
+from raftkv.urls import require_ports
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)

@@ -10,11 +10,11 @@ import pytest
 from raftkv.client import Client, ClientOptions
 from raftkv.client.rpc import methods
 from raftkv.client.rpc import transport as racing
-from raftkv.client.rpc.endpoints import parse_endpoints
 from raftkv.client.rpc.transport import race
 from raftkv.errors import ContextDeadlineExceededError, StatusError
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.status import RpcError
+from raftkv.urls import parse_endpoints
 from tests.client.waiting import until
 
 READ = rpc_pb2.RangeRequest(key=b"k")

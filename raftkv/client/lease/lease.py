@@ -25,7 +25,6 @@ from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
-from raftkv.asleep import Sleep
 from raftkv.client.arguments import function, seconds, whole
 from raftkv.client.errors import LeaseLost
 from raftkv.client.rpc import methods
@@ -34,6 +33,7 @@ from raftkv.client.scope import Part, Scope
 from raftkv.client.values import LeaseInfo
 from raftkv.errors import LeaseNotFoundError, StatusError
 from raftkv.pb import rpc_pb2
+from raftkv.suspend_clock import SuspendClock
 
 # -- interrupts -----------------------------------------------------------------------------------------------------
 #
@@ -147,7 +147,7 @@ def tell(callback: Callable[[T], Any], news: T) -> None:
         asyncio.get_running_loop().call_exception_handler(context)
 
 
-_sleep: Final = Sleep()
+_sleep: Final = SuspendClock()
 
 
 def lease_now() -> float:
@@ -155,7 +155,7 @@ def lease_now() -> float:
 
     The cluster goes on while the machine sleeps, so a lease may be over when the machine wakes up.
     """
-    _sleep.has_been()
+    _sleep.has_slept()
     return _sleep.total_s + asyncio.get_running_loop().time()
 
 

@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from raftkv.client.credentials import NO_SECRET, Secret
 from raftkv.client.errors import ANOTHER_LOOP, CLIENT_CLOSED, from_status
 from raftkv.client.rpc import methods
-from raftkv.client.rpc.endpoints import Endpoint, parse_endpoints
 from raftkv.client.rpc.login import Login, LoginRequest
 from raftkv.client.rpc.methods import Method, StreamMethod, parse_answer
 from raftkv.client.rpc.retry import Attempts, is_of_learner
@@ -46,6 +45,7 @@ from raftkv.errors import (
     StatusError,
 )
 from raftkv.rpc.status import RpcError
+from raftkv.urls import Endpoint, parse_endpoints
 
 if TYPE_CHECKING:
     import ssl

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     import ssl as ssl_module
 
     from raftkv.client.rpc.core import ClientOptions
-    from raftkv.client.rpc.endpoints import Endpoint
     from raftkv.rpc.client.stream import ClientStream
     from raftkv.rpc.limits import ChannelOptions
     from raftkv.rpc.metadata import Metadata
     from raftkv.rpc.tls import Security
+    from raftkv.urls import Endpoint
 
 
 # -- certificates ---------------------------------------------------------------------------------------------------
