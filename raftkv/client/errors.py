@@ -38,24 +38,24 @@ _ADVICE: Final = {
 """Words in a reason, and what to do; the first row that fits counts."""
 
 
-def plain_failures(failures: Mapping[str, str]) -> dict[str, str]:
+def explain_failures(failures: Mapping[str, str]) -> dict[str, str]:
     """Reword why each endpoint did not answer, in plain words instead of those of Go's clients.
 
     Arguments:
         failures: endpoint to the text of its last failure.
     """
-    return {endpoint: plain(text) for endpoint, text in failures.items()}
+    return {endpoint: explain_failure(text) for endpoint, text in failures.items()}
 
 
-def plain(text: str) -> str:
+def explain_failure(text: str) -> str:
     """Return a reason in plain words, with what to do in brackets.
 
     Arguments:
         text: of a failure to connect or to call.
 
-    >>> plain('connection error: desc = "transport: Error while dialing: dial tcp 127.0.0.1:1: connect: refused"')
+    >>> explain_failure('connection error: desc = "transport: Error while dialing: dial tcp a:1: connect: refused"')
     'connect: refused'
-    >>> plain("the other end does not speak TLS")
+    >>> explain_failure("the other end does not speak TLS")
     'the other end does not speak TLS (write http:// before it to reach it without TLS)'
     """
     text = _unframed(text)
@@ -68,6 +68,8 @@ def _unframed(text: str) -> str:
     text = re.sub(r"^rpc error: code = \w+ desc = ", "", text)
     if text == ContextDeadlineExceededError.text:
         return "connected, but did not answer"
+    if text == _EOF:
+        return "it closed the connection before it answered"
     if not text.startswith('connection error: desc = "'):
         return text
     text = re.sub(r"^.*dial (?:tcp|unix) \S+: ", "", text[26:].removesuffix('"'))
@@ -89,6 +91,32 @@ class UnknownStatus(WireStatus):
     def __init__(self, code: int, desc: str, definite: bool = False) -> None:
         super().__init__(code, f"rpc error: code = {CODE_NAMES.get(code, f'Code({code})')} desc = {desc}", definite)
         self.desc = desc
+
+
+class MessageTooLarge(errors.RequestTooLargeError):
+    """A message is larger than the client sends, or the member receives; it was not executed."""
+
+    code = errors.RESOURCE_EXHAUSTED
+
+    def __init__(self, text: str) -> None:
+        own = "of this client and " if text.startswith("trying to send") else ""
+        super().__init__(f"{text}: split the request, or raise --max-request-bytes {own}of the members")
+
+
+class WrongPort(errors.UnimplementedError):
+    """The endpoint speaks gRPC and has no service of etcd: it is a peer port, or no member."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f"{text}: this is a peer port, or no member; clients use the URLs of --listen-client-urls")
+
+
+class ConnectionLost(WireStatus, ConnectionError):
+    """The connection broke while a call waited for its answer; see ``definite``."""
+
+    def __init__(self, definite: bool) -> None:
+        outcome = "did not happen" if definite else "may have happened"
+        text = f"the member closed the connection before it answered; the request {outcome}"
+        super().__init__(errors.UNAVAILABLE, text, definite)
 
 
 class AuthenticationFailed(StatusError):
@@ -114,7 +142,7 @@ class EndpointsFailed(errors.ContextDeadlineExceededError, ConnectionError):
     """
 
     def __init__(self, failures: dict[str, str], timeout_s: float, *, definite: bool, explain: bool = True) -> None:
-        self.failures = plain_failures(failures)
+        self.failures = explain_failures(failures)
         reasons = "; ".join(f"{endpoint}: {reason}" for endpoint, reason in self.failures.items())
         waited = f"{round(timeout_s, 3):g} s"
         super().__init__(f"no answer within {waited} from {reasons or 'any endpoint'}" if explain else None)
@@ -218,6 +246,9 @@ class StreamLost(errors.StatusError):
     definite = False
 
 
+_EOF: Final = "error reading from server: EOF"
+"""Go's words, which ``raftkv.rpc`` has too."""
+
 # Rows of etcd's table that no part of raftkv raises yet. Go's clients print them without the "rpc error" frame.
 _OTHER_TEXTS = frozenset(
     f"etcdserver: {text}"
@@ -237,6 +268,24 @@ _BY_TEXT = {
 }
 
 
+# Texts that name a cause, or a limit, and so differ from one answer to the next.
+_BY_PATTERN: Final[tuple[tuple[re.Pattern[str], type[StatusError]], ...]] = tuple(
+    (re.compile(pattern, re.DOTALL), kind)
+    for pattern, kind in (
+        (re.escape(f"{errors.NoSpaceError.text} (raftkv: quota "), errors.QuotaExceededError),
+        (".* has its share of the ", errors.ShareError),
+        (".*message larger than max ", MessageTooLarge),
+        (re.escape(errors.AuthLimitError.text), errors.AuthLimitError),
+        (re.escape(errors.ConfChangeRefusedError.text), errors.ConfChangeRefusedError),
+        (re.escape(errors.SnapshotGivenUpError.text), errors.SnapshotGivenUpError),
+        (errors.InvalidAlarmError.text.split(" or ")[0], errors.InvalidAlarmError),
+        ("raftkv: (a password must have|hashedPassword must be) ", errors.InvalidPasswordError),
+        (r"unknown service (etcdserverpb|v3lockpb|v3electionpb)\.", WrongPort),
+        ("RangeStream does not support ", errors.UnimplementedError),
+    )
+)
+
+
 def from_status(code: int, text: str, *, definite: bool = False) -> StatusError:
     """Return the error for a status.
 
@@ -252,10 +301,9 @@ def from_status(code: int, text: str, *, definite: bool = False) -> StatusError:
         error = kind()
         error.__dict__["code"] = code
         return error
-    if text.startswith(errors.NoSpaceError.text + " (raftkv: quota "):
-        return errors.QuotaExceededError(text)
-    if code == errors.RESOURCE_EXHAUSTED and " has its share of the " in text:
-        return errors.ShareError(text)
-    if text in _OTHER_TEXTS:
-        return WireStatus(code, text)
-    return UnknownStatus(code, text, definite)
+    if code == errors.UNAVAILABLE and text == _EOF:
+        return ConnectionLost(definite)
+    for pattern, named in _BY_PATTERN:
+        if named.code == code and pattern.match(text):
+            return named(text)
+    return WireStatus(code, text) if text in _OTHER_TEXTS else UnknownStatus(code, text, definite)

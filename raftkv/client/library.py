@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from raftkv.client.admin import Admin, Roles, Users
-from raftkv.client.arguments import path, seconds
+from raftkv.client.arguments import path, seconds, whole
 from raftkv.client.credentials import Given, Secret, client_settings, file_settings, password_of
 from raftkv.client.endpoints import Endpoints
 from raftkv.client.kv import operations
@@ -193,6 +193,7 @@ def connect(
     dial_timeout_s: float = 2.0,
     keepalive_time_s: float | None = 10.0,
     keepalive_timeout_s: float = 5.0,
+    max_request_bytes: int = ClientOptions.max_request_bytes,
     tracing: bool | None = None,
 ) -> Client:
     """Make a client of a cluster; nothing is sent before its first call.
@@ -212,6 +213,7 @@ def connect(
         dial_timeout_s: for one connection.
         keepalive_time_s: silence after which the connection is probed, at least 10; None: never.
         keepalive_timeout_s: for the answer to a probe.
+        max_request_bytes: size of the largest request that is sent; members have a limit of their own.
         tracing: whether calls are spans of OpenTelemetry, whose context the members get; None: if the program has
             imported ``opentelemetry.trace`` by then.
 
@@ -233,6 +235,7 @@ def connect(
         dial_timeout_s=dial_timeout_s,
         keepalive_time_s=keepalive_time_s,
         keepalive_timeout_s=keepalive_timeout_s,
+        max_request_bytes=whole(max_request_bytes, "max_request_bytes"),
         tracing=tracing,
         explain=True,
     )

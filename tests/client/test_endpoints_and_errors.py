@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv import errors
-from raftkv.client.errors import UnknownStatus, from_status
+from raftkv import aio, errors
+from raftkv.client.errors import (
+    ConnectionLost,
+    EndpointsFailed,
+    MessageTooLarge,
+    UnknownStatus,
+    WireStatus,
+    WrongPort,
+    from_status,
+)
+from raftkv.client.rpc.retry import is_transient
 from raftkv.client.scope import prefix_end
 from raftkv.errors import ConfigError
 from raftkv.rpc.shares import refusal
@@ -113,21 +124,90 @@ def test_every_text_of_the_table_finds_its_class():
         assert (type(found), found.code, str(found)) == (kind, kind.code, frame + kind.text)
 
 
-def test_refusal_of_a_share_is_typed_and_keeps_its_text():
-    text = refusal(b"alice", "64 passwords that may wait at one member")
-    found = from_status(errors.RESOURCE_EXHAUSTED, text)
-    assert (type(found), found.code, str(found)) == (errors.ShareError, errors.RESOURCE_EXHAUSTED, text)
+_FRAME = "rpc error: code = {} desc = {}"
+_SERVICE = "unknown service etcdserverpb.KV"
+STATUSES = [
+    (errors.CANCELED, "etcdserver: request canceled", WireStatus),
+    (errors.CANCELED, "context canceled", UnknownStatus),
+    (errors.UNKNOWN, "auth: something", UnknownStatus),
+    (errors.INVALID_ARGUMENT, "raftkv: unknown alarm action 7", errors.InvalidAlarmError),
+    (errors.INVALID_ARGUMENT, "raftkv: a password must have at least 8 characters", errors.InvalidPasswordError),
+    (errors.INVALID_ARGUMENT, "raftkv: hashedPassword must be a bcrypt hash", errors.InvalidPasswordError),
+    (errors.INVALID_ARGUMENT, "invalid grpc-timeout: x", UnknownStatus),
+    (errors.DEADLINE_EXCEEDED, "upstream timed out", UnknownStatus),
+    (errors.NOT_FOUND, "unknown service", UnknownStatus),
+    (errors.ALREADY_EXISTS, "nothing of raftkv or etcd sends it", UnknownStatus),
+    (errors.PERMISSION_DENIED, "RBAC: access denied", UnknownStatus),
+    (errors.RESOURCE_EXHAUSTED, "trying to send message larger than max (3000015 vs. 2097152)", MessageTooLarge),
+    (errors.RESOURCE_EXHAUSTED, "grpc: received message larger than max (11 vs. 10)", MessageTooLarge),
+    (errors.RESOURCE_EXHAUSTED, refusal(b"alice", "64 passwords that may wait at one member"), errors.ShareError),
+    (errors.RESOURCE_EXHAUSTED, f"{errors.NoSpaceError.text} (raftkv: quota of 'a/')", errors.QuotaExceededError),
+    (errors.RESOURCE_EXHAUSTED, f"{errors.AuthLimitError.text} (10 users)", errors.AuthLimitError),
+    (errors.RESOURCE_EXHAUSTED, "too many calls are waiting for a connection", UnknownStatus),
+    (errors.FAILED_PRECONDITION, f"{errors.ConfChangeRefusedError.text}: why", errors.ConfChangeRefusedError),
+    (errors.FAILED_PRECONDITION, "another server's words", UnknownStatus),
+    (errors.ABORTED, "nothing of raftkv or etcd sends it", UnknownStatus),
+    (errors.OUT_OF_RANGE, "another server's words", UnknownStatus),
+    (errors.UNIMPLEMENTED, _SERVICE, WrongPort),
+    (errors.UNIMPLEMENTED, "RangeStream does not support custom sort orders", errors.UnimplementedError),
+    (errors.INTERNAL, "internal error", UnknownStatus),
+    (errors.UNAVAILABLE, "error reading from server: EOF", ConnectionLost),
+    (errors.UNAVAILABLE, f"{errors.SnapshotGivenUpError.text}: no room", errors.SnapshotGivenUpError),
+    (errors.UNAVAILABLE, "the server is stopping", UnknownStatus),
+    (errors.DATA_LOSS, "another server's words", UnknownStatus),
+    (errors.UNAUTHENTICATED, "a proxy's words", UnknownStatus),
+    (99, "x", UnknownStatus),
+]
+"""Statuses whose whole text is no row of the tree: each has a type by its beginning, or the fall-back."""
 
 
-def test_statuses_outside_the_table():
+@pytest.mark.parametrize(("code", "text", "kind"), STATUSES)
+def test_status_outside_the_table_has_a_type_and_keeps_code_and_text(code, text, kind):
+    found = from_status(code, text)
+    assert (type(found), found.code) == (kind, code)
+    assert str(found) == _FRAME.format(errors.CODE_NAMES.get(code, "Code(99)"), text) or kind is not UnknownStatus
+    assert pickle.loads(pickle.dumps(found)).code == code
+
+
+def test_every_code_of_grpc_has_a_row():
+    assert {row[0] for row in STATUSES} >= set(errors.CODE_NAMES) - {errors.OK}
+
+
+def test_fall_back_keeps_definiteness_and_the_text_without_its_frame():
     error = from_status(errors.UNKNOWN, "auth: something", definite=True)
     assert isinstance(error, UnknownStatus)
-    assert (str(error), error.desc) == ("rpc error: code = Unknown desc = auth: something", "auth: something")
-    assert (error.code, error.definite) == (errors.UNKNOWN, True)
-    assert str(from_status(99, "x")) == "rpc error: code = Code(99) desc = x"
-    assert str(from_status(errors.FAILED_PRECONDITION, "etcdserver: user name not found")) == (
-        "etcdserver: user name not found"
-    )
+    assert (error.desc, error.definite) == ("auth: something", True)
+
+
+def test_request_that_is_too_large_names_the_limit_and_never_passes_by_itself():
+    error = from_status(errors.RESOURCE_EXHAUSTED, "trying to send message larger than max (3000015 vs. 2097152)")
+    assert isinstance(error, errors.RequestTooLargeError)
+    assert "(3000015 vs. 2097152)" in str(error)
+    assert "--max-request-bytes" in str(error)
+    assert not is_transient(error, wait_for_room=True)
+
+
+async def test_put_above_the_limit_is_refused_before_anything_is_sent():
+    async with aio.connect("127.0.0.1:1") as kv:
+        with pytest.raises(MessageTooLarge):
+            await kv.put("k", bytes(3_000_000))
+    async with aio.connect("127.0.0.1:1", max_request_bytes=4_000_000, timeout_s=0.01) as kv:
+        with pytest.raises(EndpointsFailed):
+            await kv.put("k", bytes(3_000_000))
+
+
+def test_client_of_a_peer_port_learns_which_port_to_use():
+    text = str(from_status(errors.UNIMPLEMENTED, _SERVICE))
+    assert text == f"{_SERVICE}: this is a peer port, or no member; clients use the URLs of --listen-client-urls"
+
+
+def test_broken_connection_is_told_in_a_sentence():
+    failed = EndpointsFailed({"a:1": "error reading from server: EOF"}, 5.0, definite=False)
+    assert str(failed) == "no answer within 5 s from a:1: it closed the connection before it answered"
+    for definite, outcome in ((True, "did not happen"), (False, "may have happened")):
+        error = from_status(errors.UNAVAILABLE, "error reading from server: EOF", definite=definite)
+        assert str(error) == f"the member closed the connection before it answered; the request {outcome}"
+        assert isinstance(error, ConnectionError)
 
 
 @given(st.binary(max_size=6), st.binary(max_size=4), st.binary(max_size=6))

@@ -24,7 +24,7 @@ from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.goflags.values import quote, text_bytes
 from raftkv.cli.program import BAD_ARGUMENTS, ERROR, INTERRUPTED, INVALID_INPUT, CommandError
 from raftkv.client import Client
-from raftkv.client.errors import plain_failures
+from raftkv.client.errors import explain_failures
 from raftkv.client.scope import prefix_end
 from raftkv.client.watch import Request, Watcher, WatchHub, responses
 from raftkv.errors import CompactedError, ConfigError, FutureRevisionError, StatusError
@@ -239,7 +239,7 @@ def tell_outages(hub: WatchHub) -> None:
         if noted_since == since or asyncio.get_running_loop().time() - since < OUTAGE_NOTED_S:
             return
         noted_since = since
-        for line in (*unanswered(plain_failures(hub.failures)), "the watch goes on when a member answers"):
+        for line in (*unanswered(explain_failures(hub.failures)), "the watch goes on when a member answers"):
             remark(line)
 
     hub.on_failure = note

@@ -25,6 +25,7 @@ from raftkv.errors import (
     UNKNOWN,
     ContextDeadlineExceededError,
     NotSupportedForLearnerError,
+    RequestTooLargeError,
     ResponseTooLargeError,
     StatusError,
 )
@@ -51,7 +52,7 @@ def is_transient(error: StatusError, *, wait_for_room: bool = False) -> bool:
         wait_for_room: count a cluster without room too, for work that must outlast even that; else it is a refusal.
     """
     if error.code == RESOURCE_EXHAUSTED:
-        return wait_for_room and not isinstance(error, ResponseTooLargeError)
+        return wait_for_room and not isinstance(error, RequestTooLargeError | ResponseTooLargeError)
     if error.code == CANCELED:
         return not error.definite  # a member has canceled the call; else this client is closed
     return error.code in _TRANSIENT or isinstance(error, NotSupportedForLearnerError)
