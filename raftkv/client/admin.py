@@ -311,15 +311,15 @@ class Users(Part):
     """The part of a client that knows users, and whether they are asked for."""
 
     async def enable_auth(self, *, timeout_s: float | None = None) -> None:
-        """Ask for users from now on; whoever is nobody is refused.
+        """Ask for users from now on; calls without one are refused.
 
         Raises:
-            RootUserNotExistError, RootRoleNotExistError: nobody could change anything any more.
+            RootUserNotExistError, RootRoleNotExistError: no user would be left who may change users.
         """
         await self.scope.call(methods.AUTH_ENABLE, rpc_pb2.AuthEnableRequest(), timeout_s)
 
     async def disable_auth(self, *, timeout_s: float | None = None) -> None:
-        """Ask for users no longer: everybody may do everything."""
+        """Ask for users no longer: all clients may do everything."""
         await self.scope.call(methods.AUTH_DISABLE, rpc_pb2.AuthDisableRequest(), timeout_s)
 
     async def auth_status(self, *, timeout_s: float | None = None) -> AuthStatus:

@@ -166,7 +166,7 @@ class LeaseLost(errors.RaftKVError):
 
 
 class FenceLost(errors.RaftKVError):
-    """Nothing was written: the lock or term that guards the write is over (its key is gone or somebody else's).
+    """Nothing was written: the lock or term that guards the write is over (its key is gone, or another client's).
 
     Attributes:
         key: of the lock or term, as the store knows it.
@@ -177,7 +177,7 @@ class FenceLost(errors.RaftKVError):
     definite = True
 
     def __init__(self, key: bytes, fence: int, reason: str = "") -> None:
-        cause = reason or "its key has gone or belongs to somebody else"
+        cause = reason or "its key is gone, or belongs to another client"
         which = f" {key!r} at revision {fence}" if key else ""
         super().__init__(f"the lock or term{which} is lost: {cause}")
         self.key = key
@@ -193,14 +193,14 @@ class TermLost(FenceLost):
 
 
 class LockNotFree(errors.RaftKVError, TimeoutError):
-    """A lock or a term was not to be had in the time given; nothing is held and nobody is in line."""
+    """Another holder kept the lock or term for all the time given; this client holds nothing and left the queue."""
 
     definite = True
 
-    def __init__(self, name: str | bytes, timeout_s: float | None, by_whom: str = "by others") -> None:
+    def __init__(self, name: str | bytes, timeout_s: float | None, holder: str = "by others") -> None:
         shown = name if isinstance(name, str) else name.decode("utf-8", "backslashreplace")
         within = "" if timeout_s is None else f" for all of {timeout_s:g} s"
-        super().__init__(f"{shown!r} is held or waited for {by_whom}{within}")
+        super().__init__(f"{shown!r} is held or waited for {holder}{within}")
         self.name = name
 
 
@@ -219,7 +219,7 @@ ANOTHER_LOOP: Final = (
 
 
 def is_client_closed(error: Exception) -> bool:
-    """Tell if a call or a watch ended because this client was closed: there is nobody left who could ask."""
+    """Tell if a call or a watch ended because this client was closed."""
     is_end = isinstance(error, errors.StatusError) and error.code == errors.CANCELED and error.definite
     return is_end and str(error).endswith(CLIENT_CLOSED)
 
@@ -231,7 +231,7 @@ class WatchCanceled(errors.StatusError):
 
 
 class HistoryReplaced(errors.CompactedError):
-    """What a watch should go on from is the history of another cluster, as of before a restore.
+    """The history that a watch would go on from is that of another cluster, as of before a restore.
 
     The revisions that were seen come again with other contents, or never. It is a ``Compacted``: begin with a read.
     """

@@ -59,9 +59,9 @@ if TYPE_CHECKING:
 # all. These are the keys of etcd's own recipes: members' Lock and Election services and Go's programs wait in the
 # same queue.
 #
-# What makes it safe:
+# Laws:
 #
-# 1. After every wait, and before anybody is first, one txn reads the own key (still there, with the same
+# 1. After every wait, and before a contender is first, one txn reads the own key (still there, with the same
 #    create revision) *and* the keys before it.
 # 2. A step that may or may not have happened is done again: a key says by its value or lease whose it is.
 # 3. The create revision is a fencing token. Losing the lease, or the key, is an error where it is relied upon.
@@ -110,7 +110,7 @@ class Contender:
         return await until_answered(step)
 
     async def predecessor(self) -> tuple[KeyValue | None, int]:
-        """Return who is right before this place, and as of which revision; None: nobody, it is its turn.
+        """Return the key right before this one, and as of which revision; None: there is none, it is first.
 
         Raises:
             FenceLost: the place itself is gone.
@@ -134,7 +134,7 @@ class Contender:
         return await until_answered(step)
 
     async def wait_turn(self) -> int:
-        """Wait until nobody is before this place; returns the revision as of which that is so.
+        """Wait until no key is before this one; returns the revision as of which that is so.
 
         Raises:
             FenceLost: the place is gone.
@@ -154,7 +154,7 @@ class Contender:
         try:
             await hub.next_response(watcher)
         except CompactedError:
-            return  # whatever it was: who is before us is looked up again
+            return  # its caller reads the key before this one again
         finally:
             hub.remove(watcher)
 
@@ -198,7 +198,7 @@ async def within(timeout_s: float | None, waiting: Awaitable[Result]) -> Result:
 
 # -- holder ---------------------------------------------------------------------------------------------------------
 #
-# What a lock and a term have in common: an entry of a queue, the lease it depends on, the block that it lasts.
+# The part that locks and terms share: an entry of a queue, its lease, and the block that it lasts.
 #
 # Subclasses say how they enter the queue (``_join``) and give the steps their names.
 
@@ -328,7 +328,7 @@ class Holder:
             timeout_s: None: the client's.
 
         Raises:
-            FenceLost: it was not held any more: somebody may have had it meanwhile.
+            FenceLost: it was not held any more: another client may have had it meanwhile.
             StatusError: the cluster could not be told; it ends with its lease.
         """
         place, was_first = self._place, self._first
@@ -340,7 +340,7 @@ class Holder:
         try:
             left = await place.leave(timeout_s)
         except StatusError as error:
-            if is_transient(error):  # nobody would answer now either
+            if is_transient(error):  # the cluster would not answer now either
                 self._stop_lease()
             raise
         finally:
@@ -361,7 +361,7 @@ class Holder:
             try:
                 await self._lease.revoke(timeout_s)
             except StatusError:
-                return  # nobody keeps it alive: it ends with its TTL
+                return  # no keep-alive is sent any more: it ends with its TTL
 
     async def _leave_quietly(self, timeout_s: float | None = None) -> None:
         self._first = False
@@ -415,21 +415,21 @@ class Lock(Holder):
         Raises:
             LockNotFree: others had it all that time.
             LeaseLost: the lease ended while waiting.
-            LockLost: somebody took its key away while it waited.
+            LockLost: another client deleted its key while it waited.
             StatusError: the cluster refused, or could not be reached to begin with.
         """
         await self._enter(timeout_s)
         return self
 
     async def try_acquire(self) -> bool:
-        """Take it if nobody has it; False: somebody has."""
+        """Take it if it is free; False: another holder has it."""
         return await self._try_to_enter(wait=False)
 
     async def release(self) -> None:
         """Give it back; does nothing if it is not held.
 
         Raises:
-            LockLost: it was not held any more: somebody may have had it meanwhile.
+            LockLost: it was not held any more: another client may have had it meanwhile.
             StatusError: the cluster could not be told; it ends with its lease.
         """
         await self._leave()
@@ -462,7 +462,7 @@ class Locks(Part):
 
 # -- election -------------------------------------------------------------------------------------------------------
 #
-# Elections: one leader among those who campaign, and everybody who wants to know who it is.
+# Elections: one leader among the candidates, and observers who follow it.
 #
 # ::
 #
@@ -472,7 +472,7 @@ class Locks(Part):
 #
 #     async for leader in kv.observe("leader"): print(leader.value)
 #
-# A term ends by ``resign``, with its lease, or when somebody deletes its key. As with locks, a block is interrupted
+# A term ends by ``resign``, with its lease, or when a client deletes its key. As with locks, a block is interrupted
 # when the lease is lost, and only ``fence=term`` keeps a leader that was stopped from writing.
 
 
@@ -509,14 +509,14 @@ class Term(Holder):
         Raises:
             LockNotFree: others led all that time.
             LeaseLost: the lease ended while waiting.
-            TermLost: somebody took its key away while it waited.
+            TermLost: another client deleted its key while it waited.
             StatusError: the cluster refused, or could not be reached to begin with.
         """
         await self._enter(timeout_s)
         return self
 
     async def proclaim(self, value: Text) -> None:
-        """Change the value that everybody sees.
+        """Change the value that observers see.
 
         Raises:
             TermLost: it does not lead any more.
@@ -531,7 +531,7 @@ class Term(Holder):
         """End it; does nothing if it is over.
 
         Raises:
-            TermLost: it did not lead any more: somebody may have led meanwhile.
+            TermLost: it did not lead any more: another candidate may have led meanwhile.
             StatusError: the cluster could not be told; it ends with its lease.
         """
         await self._leave()
@@ -565,13 +565,13 @@ class Elections(Part):
 
         Arguments:
             name: of the election.
-            value: what everybody sees of the leader, e.g. its address.
+            value: shown to observers while it leads, e.g. its address.
             ttl, lease, interrupt: as for ``lock``.
         """
         return Term(self.scope, name, value, ttl, lease, interrupt=interrupt)
 
     async def leader(self, name: Text) -> KeyValue | None:
-        """Return who leads at present; None: nobody."""
+        """Return the key of the present leader; None: there is no leader."""
         found = await KV(self.scope).range(to_bytes(name) + b"/", prefix=True, limit=1, sort_by="create_revision")
         return found[0] if found else None
 

@@ -1,4 +1,4 @@
-"""What every part of a client works with: a way to the cluster, a key space, a default timeout, watches, keep-alives.
+"""The common ground of a client: a way to the cluster, a key space, a default timeout, watches, keep-alives.
 
 A view of a client is the same with another space, on the same connection.
 

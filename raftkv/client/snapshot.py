@@ -69,7 +69,7 @@ async def save(messages: Messages, to: str | os.PathLike[str], on_progress: Prog
     part = target.with_name(target.name + ".part")
     with _alone(part) as file:
         try:
-            # The mode of a file that was there is somebody else's choice.
+            # A file that was there may have a wider mode.
             os.fchmod(file.fileno(), 0o600)
             saved = await _receive(messages, file, target, on_progress)
             file.flush()
@@ -105,7 +105,7 @@ def _alone(part: Path) -> Iterator[BinaryIO]:
 
 
 def _locked(part: Path) -> BinaryIO:
-    # Nobody may have laid a link there that leads the snapshot, and its mode, elsewhere.
+    # A link there could lead the snapshot, and its mode, elsewhere.
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     while True:
         try:
@@ -119,7 +119,7 @@ def _locked(part: Path) -> BinaryIO:
             raise StorageError(f"could not open {part} (another snapshot is being saved there)") from None
         except OSError:
             pass  # a file system without locks
-        # Whoever held the lock until now may have given the file its name: then it is no longer this one.
+        # The last holder of the lock may have renamed the file: then it is no longer this one.
         if _has_name(file, part):
             file.truncate(0)
             return file

@@ -85,7 +85,7 @@ QUEUE_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is watched: an interval as the store knows it, and which of its events.
+    """The interval to watch, as the store knows it, and which of its events.
 
     ``progress`` queues responses without events too, which say how far the watch has come.
     """
@@ -103,7 +103,7 @@ class Watcher:
     """The state of one watcher.
 
     Attributes:
-        next_revision: where it goes on; 0: at whatever is new when the cluster creates it.
+        next_revision: where it goes on; 0: at the next revision when the cluster creates it.
         cluster_id: of the cluster that has confirmed it; 0: none has, or it has not said.
         created: the cluster has confirmed it once.
         doubted: it was refused since it was last created, and is tried again with a new token.
@@ -270,13 +270,13 @@ class Watcher:
 #
 # All watchers of a client on one stream, at one endpoint, for as long as it lasts; then on the next.
 #
-# Owns the stream and the truth of "no event lost or twice": whatever ends a stream, every watcher is created again on
+# Owns the stream and the truth of "no event lost or twice": when a stream ends, every watcher is created again on
 # the next one from its own ``next_revision``. A member that knows no leader ends the stream by itself
 # (``hasleader``), one that does not answer is noticed by the connection's pings; in both cases the next endpoint is
 # asked.
 #
 # Answers to creates come in the order of the creates, and one that is refused has no id: ``_asked`` is that order. An
-# id is used once, so what was under way for a watcher that has been cancelled meets nobody.
+# id is used once, so responses that were under way for a cancelled watcher are dropped.
 #
 # A watcher that would go on at a cluster of another id, as one that was restored from a backup, is ended: the
 # revisions that it has seen come again there with other contents.
@@ -292,7 +292,7 @@ _REASON: Final = re.compile(r"rpc error: code = (\w+) desc = (.*)", re.DOTALL)
 _CODES: Final = {name: code for code, name in CODE_NAMES.items()}
 _HAS_LEADER: Final = (("hasleader", "true"),)
 _ALL_WATCHERS: Final = -1
-_NOBODY: Final = 0
+_NO_WATCHER: Final = 0
 _SAFE_PROGRESS: Final = (3, 6)
 
 
@@ -378,7 +378,7 @@ class WatchHub:
 
         Resume points stay where they are: members before etcd 3.6 may answer before they have sent all events.
         """
-        self._progress_asked.append(_NOBODY)
+        self._progress_asked.append(_NO_WATCHER)
         self._send(rpc_pb2.WatchRequest(progress_request=rpc_pb2.WatchProgressRequest()))
 
     def unreachable(self, timeout_s: float) -> EndpointsFailed:
@@ -458,7 +458,7 @@ class WatchHub:
             self.on_failure()
 
     def _on_run_end(self, task: asyncio.Task[None]) -> None:
-        # What nobody foresaw, as bytes that are no message, must not leave readers waiting for ever.
+        # An unforeseen error, as of bytes that are no message, must not leave readers waiting for ever.
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._end_all(WatchCanceled(f"watch canceled: {type(error).__name__}: {error}"))

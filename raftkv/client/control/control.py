@@ -1,7 +1,7 @@
-"""What a run, or a registry, needs of the store, and no more: so that the simulator can stand in for it.
+"""The part of the store that runs and registries use, and no more: so that the simulator can stand in for it.
 
 ``ClientControl`` is the real one, over ``raftkv.aio``; it works on raftkv and on etcd alike. A txn that fails
-indefinitely may have been applied: whoever sends one makes it safe to repeat.
+indefinitely may have been applied: so each is safe to repeat.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Control(Protocol):
         ...
 
     async def grant_fixed(self, ttl_s: int) -> int:
-        """Grant a lease that nobody keeps alive, so that it ends after ``ttl_s``; return its id."""
+        """Grant a lease without keep-alives, which ends after ``ttl_s``; return its id."""
         ...
 
     async def end(self, grant: Grant, *, revoke: bool) -> None:
@@ -92,7 +92,7 @@ class Control(Protocol):
             otherwise: operations if a condition does not hold.
 
         Raises:
-            StatusError: refused, or nobody answered; see ``definite``.
+            StatusError: refused, or no member answered; see ``definite``.
         """
         ...
 

@@ -30,7 +30,7 @@ from raftkv.client.kv.operations import (
     lost_lease,
 )
 from raftkv.client.rpc import methods
-from raftkv.client.scope import Part, Scope, Text, to_bytes
+from raftkv.client.scope import Part, Text, to_bytes
 from raftkv.client.values import DeleteResult, KeyValue, PutResult, RangeResult
 from raftkv.errors import LeaseNotFoundError
 from raftkv.pb import rpc_pb2
@@ -262,12 +262,8 @@ PAGE_SIZE = 1000
 """Keys a page: some 100 kB of short values."""
 
 
-class Bulk(Part):
+class Bulk(KV):
     """Calls for many keys."""
-
-    def __init__(self, scope: Scope) -> None:
-        super().__init__(scope)
-        self._kv = KV(scope)
 
     async def put_many(
         self,
@@ -293,7 +289,7 @@ class Bulk(Part):
         async def write(pair: tuple[Text, Text]) -> PutResult:
             if isinstance(pair, str | bytes) or len(pair) != 2:
                 raise TypeError(f"put_many() takes a mapping, or pairs of a key and a value, not {pair!r}")
-            return await self._kv.put(pair[0], pair[1], lease=lease, timeout_s=timeout_s)
+            return await self.put(pair[0], pair[1], lease=lease, timeout_s=timeout_s)
 
         return await pipelined(write, pairs, window)
 
@@ -316,7 +312,7 @@ class Bulk(Part):
         """
 
         async def read(key: Text) -> KeyValue | None:
-            return await self._kv.get(
+            return await self.get(
                 key,
                 revision=revision,
                 serializable=serializable,

@@ -4,14 +4,14 @@
 
     await kv.txn().when(kv.version("a") == 0).then(put("a", b"1"), get_range("b/", prefix=True)).commit()
 
-An operation is a value; it is translated to a request only when it is sent, in the key space of whoever sends it.
+An operation is a value; it is translated to a request only when it is sent, in the key space of its sender.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Final, Literal, Protocol, runtime_checkable
 
 from raftkv.client.errors import LeaseLost
 from raftkv.client.scope import Space, Text, to_bytes
@@ -166,7 +166,7 @@ def lease_of(key: Text, end: Text | None = None, *, prefix: bool = False) -> Pro
 
 # -- guards ---------------------------------------------------------------------------------------------------------
 #
-# What a write may rely on: a lease that it is attached to, a lock or term that must still be held.
+# Guards of a write: a lease that it is attached to, a lock or term that must still be held.
 #
 # Both are checked twice: here, before the call, against this client's own clock; and by the cluster, within the
 # write. So a process that slept through its lease writes nothing.
@@ -298,21 +298,42 @@ def _sort_target(sort_by: str) -> rpc_pb2.RangeRequest.SortTarget:
         raise ValueError(f"sort_by is one of {', '.join(_SORT_TARGETS)}, not {sort_by!r}") from None
 
 
-class Operation(Protocol):
-    """What a txn can hold."""
+class Operation:
+    """What a txn can hold: a request of its own kind, and what its response becomes.
+
+    Attributes:
+        FIELD: names the request and the response in the messages of a txn.
+    """
+
+    __slots__ = ()
+    FIELD: ClassVar[str]
 
     @property
     def writes(self) -> bool:
         """Whether it may change the store."""
-        ...
+        return False
 
     def leases(self) -> tuple[LeaseLike | None, ...]:
-        """Leases that it relies on."""
-        ...
+        """Return the leases that it relies on."""
+        return ()
+
+    def request(self, space: Space) -> Any:
+        """Return the request message, with keys of the store."""
+        raise NotImplementedError
+
+    def result(self, answer: Any, space: Space, revision: int) -> Any:
+        """Return the result of the answer.
+
+        Arguments:
+            answer: of the member.
+            space: keys as the client sees them.
+            revision: of the store, where the answer does not say it.
+        """
+        raise NotImplementedError
 
     def to_message(self, space: Space) -> rpc_pb2.RequestOp:
         """Return its message in a txn."""
-        ...
+        return rpc_pb2.RequestOp(**{f"request_{self.FIELD}": self.request(space)})
 
     def from_message(self, response: rpc_pb2.ResponseOp, space: Space, revision: int) -> Any:
         """Return its result from the response of a txn.
@@ -322,12 +343,14 @@ class Operation(Protocol):
             space: keys as the client sees them.
             revision: of the store after the txn.
         """
-        ...
+        return self.result(getattr(response, f"response_{self.FIELD}"), space, revision)
 
 
 @dataclass(frozen=True, slots=True)
-class Put:
+class Put(Operation):
     """A put, made by ``put``."""
+
+    FIELD: ClassVar[str] = "put"
 
     key: Text
     value: Text = b""
@@ -346,7 +369,7 @@ class Put:
         return (self.lease,)
 
     def request(self, space: Space) -> rpc_pb2.PutRequest:
-        """Return the request message."""
+        """Implement ``Operation.request``."""
         return rpc_pb2.PutRequest(
             key=space.key(self.key),
             value=to_bytes(self.value),
@@ -356,34 +379,17 @@ class Put:
             ignore_lease=self.ignore_lease,
         )
 
-    def result(self, answer: rpc_pb2.PutResponse, space: Space) -> PutResult:
-        """Return the result of the answer.
-
-        Arguments:
-            answer: of the member.
-            space: keys as the client sees them.
-        """
+    def result(self, answer: rpc_pb2.PutResponse, space: Space, revision: int = 0) -> PutResult:
+        """Implement ``Operation.result``."""
         previous = space.key_value(answer.prev_kv) if answer.HasField("prev_kv") else None
         return PutResult(answer.header.revision, previous)
 
-    def to_message(self, space: Space) -> rpc_pb2.RequestOp:
-        """Return its message in a txn."""
-        return rpc_pb2.RequestOp(request_put=self.request(space))
-
-    def from_message(self, response: rpc_pb2.ResponseOp, space: Space, revision: int) -> PutResult:
-        """Return its result from the response of a txn.
-
-        Arguments:
-            response: of the member.
-            space: keys as the client sees them.
-            revision: of the store after the txn.
-        """
-        return self.result(response.response_put, space)
-
 
 @dataclass(frozen=True, slots=True)
-class GetRange:
+class GetRange(Operation):
     """A read of an interval, made by ``get_range``."""
+
+    FIELD: ClassVar[str] = "range"
 
     key: Text
     end: Text | None = None
@@ -400,17 +406,8 @@ class GetRange:
     min_create_revision: int = 0
     max_create_revision: int = 0
 
-    @property
-    def writes(self) -> bool:
-        """Never."""
-        return False
-
-    def leases(self) -> tuple[LeaseLike | None, ...]:
-        """None."""
-        return ()
-
     def request(self, space: Space) -> rpc_pb2.RangeRequest:
-        """Return the request message."""
+        """Implement ``Operation.request``."""
         key, end = space.interval(self.key, self.end, prefix=self.prefix)
         request = rpc_pb2.RangeRequest(
             key=key,
@@ -432,70 +429,34 @@ class GetRange:
         return request
 
     def result(self, answer: rpc_pb2.RangeResponse, space: Space, revision: int) -> RangeResult:
-        """Return the result of the answer.
-
-        Arguments:
-            answer: of the member.
-            space: keys as the client sees them.
-            revision: of the store, where the answer does not say it.
-        """
+        """Implement ``Operation.result``."""
         return RangeResult(space.key_values(answer.kvs), answer.count, answer.more, revision)
-
-    def to_message(self, space: Space) -> rpc_pb2.RequestOp:
-        """Return its message in a txn."""
-        return rpc_pb2.RequestOp(request_range=self.request(space))
-
-    def from_message(self, response: rpc_pb2.ResponseOp, space: Space, revision: int) -> RangeResult:
-        """Return its result from the response of a txn.
-
-        Arguments:
-            response: of the member.
-            space: keys as the client sees them.
-            revision: of the store after the txn.
-        """
-        return self.result(response.response_range, space, revision)
 
 
 @dataclass(frozen=True, slots=True)
-class Get:
+class Get(Operation):
     """A read of one key, made by ``get``."""
+
+    FIELD: ClassVar[str] = "range"
 
     key: Text
     revision: int = 0
     serializable: bool = False
 
-    @property
-    def writes(self) -> bool:
-        """Never."""
-        return False
-
-    def leases(self) -> tuple[LeaseLike | None, ...]:
-        """None."""
-        return ()
-
     def request(self, space: Space) -> rpc_pb2.RangeRequest:
-        """Return the request message."""
+        """Implement ``Operation.request``."""
         return rpc_pb2.RangeRequest(key=space.key(self.key), revision=self.revision, serializable=self.serializable)
 
-    def to_message(self, space: Space) -> rpc_pb2.RequestOp:
-        """Return its message in a txn."""
-        return rpc_pb2.RequestOp(request_range=self.request(space))
-
-    def from_message(self, response: rpc_pb2.ResponseOp, space: Space, revision: int) -> KeyValue | None:
-        """Return its result from the response of a txn.
-
-        Arguments:
-            response: of the member.
-            space: keys as the client sees them.
-            revision: of the store after the txn.
-        """
-        kvs = response.response_range.kvs
-        return space.key_value(kvs[0]) if kvs else None
+    def result(self, answer: rpc_pb2.RangeResponse, space: Space, revision: int) -> KeyValue | None:
+        """Implement ``Operation.result``."""
+        return space.key_value(answer.kvs[0]) if answer.kvs else None
 
 
 @dataclass(frozen=True, slots=True)
-class Delete:
+class Delete(Operation):
     """A deletion, made by ``delete``."""
+
+    FIELD: ClassVar[str] = "delete_range"
 
     key: Text
     end: Text | None = None
@@ -504,40 +465,17 @@ class Delete:
 
     @property
     def writes(self) -> bool:
-        """Always: even if nothing is there to delete, it has to be agreed on."""
+        """Always: even if there is no key to delete, the members have to agree on it."""
         return True
 
-    def leases(self) -> tuple[LeaseLike | None, ...]:
-        """None."""
-        return ()
-
     def request(self, space: Space) -> rpc_pb2.DeleteRangeRequest:
-        """Return the request message."""
+        """Implement ``Operation.request``."""
         key, end = space.interval(self.key, self.end, prefix=self.prefix)
         return rpc_pb2.DeleteRangeRequest(key=key, range_end=end, prev_kv=self.prev_kv)
 
-    def result(self, answer: rpc_pb2.DeleteRangeResponse, space: Space) -> DeleteResult:
-        """Return the result of the answer.
-
-        Arguments:
-            answer: of the member.
-            space: keys as the client sees them.
-        """
+    def result(self, answer: rpc_pb2.DeleteRangeResponse, space: Space, revision: int = 0) -> DeleteResult:
+        """Implement ``Operation.result``."""
         return DeleteResult(answer.header.revision, answer.deleted, space.key_values(answer.prev_kvs))
-
-    def to_message(self, space: Space) -> rpc_pb2.RequestOp:
-        """Return its message in a txn."""
-        return rpc_pb2.RequestOp(request_delete_range=self.request(space))
-
-    def from_message(self, response: rpc_pb2.ResponseOp, space: Space, revision: int) -> DeleteResult:
-        """Return its result from the response of a txn.
-
-        Arguments:
-            response: of the member.
-            space: keys as the client sees them.
-            revision: of the store after the txn.
-        """
-        return self.result(response.response_delete_range, space)
 
 
 put = Put

@@ -41,13 +41,15 @@ from raftkv.errors import CompactedError, LeaseNotFoundError
 from raftkv.pb import rpc_pb2
 
 
-class Txn:
+class Txn(Operation):
     """A transaction to be filled and committed; each method returns it again.
 
     Arguments:
         scope: the client or view that commits it; None for one that is only put inside another.
         fence: commit only while this lock or term is held; None: the scope's.
     """
+
+    FIELD = "txn"
 
     def __init__(self, scope: Scope | None = None, fence: FenceLike | None = None) -> None:
         self._scope = scope
@@ -148,35 +150,15 @@ class Txn:
         )
 
     def result(self, answer: rpc_pb2.TxnResponse, space: Space, revision: int) -> TxnResult:
-        """Return the result of the answer.
-
-        Arguments:
-            answer: of the member.
-            space: keys as the client sees them.
-            revision: of the store after the txn.
-        """
+        """Implement ``Operation.result``."""
         operations = self._then if answer.succeeded else self._otherwise
         pairs = zip(operations, answer.responses, strict=True)
         results = tuple([operation.from_message(response, space, revision) for operation, response in pairs])
         return TxnResult(answer.succeeded, results, revision)
 
-    def to_message(self, space: Space) -> rpc_pb2.RequestOp:
-        """Return its message in another txn."""
-        return rpc_pb2.RequestOp(request_txn=self.request(space))
-
-    def from_message(self, response: rpc_pb2.ResponseOp, space: Space, revision: int) -> TxnResult:
-        """Return its result from the response of another txn.
-
-        Arguments:
-            response: of the member.
-            space: keys as the client sees them.
-            revision: of the store after the txn.
-        """
-        return self.result(response.response_txn, space, revision)
-
 
 def _checked(operation: Operation) -> Operation:
-    if not hasattr(operation, "to_message"):
+    if not isinstance(operation, Operation):
         raise TypeError(f"then() and otherwise() take operations as put(key, value), not {operation!r}")
     return operation
 
@@ -188,7 +170,7 @@ def txn() -> Txn:
 
 # -- stm ------------------------------------------------------------------------------------------------------------
 #
-# Transactions written as plain code, tried again until nobody interfered.
+# Transactions written as plain code, tried again until no other writer interfered.
 #
 # ::
 #

@@ -229,7 +229,7 @@ class LeaseKeeper:
 #     async with aclosing(renewals(scope, lease_id, first_answer_s=5.0)) as answers:
 #         async for answer in answers: print(answer.TTL)         # ends when the cluster does not know the lease
 #
-# For programs that pass the answers on; whoever owns a lease uses ``lease``.
+# For programs that pass the answers on; the owner of a lease uses ``lease``.
 
 
 class _Adopted(Lease):

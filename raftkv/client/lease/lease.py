@@ -11,8 +11,8 @@
     await lease.lost.wait()
 
 A lease is *lost* when the cluster does not know it any more, or is another one, restored from a backup; or when its TTL
-has passed on this machine's clock since the last keep-alive that was confirmed was *sent*: then somebody else may have
-what it protected, whatever the cluster still believes (a lease with ``patient=True`` leaves this last way out). A
+has passed on this machine's clock since the last keep-alive that was confirmed was *sent*: then another owner may have
+what it protected, even if the cluster still knows the lease (one with ``patient=True`` leaves this last way out). A
 process that was stopped for longer than that, or whose machine slept, learns it at its next ``check`` (every call with
 ``lease=`` makes one), not only when the loop has come round.
 """
@@ -50,7 +50,7 @@ from raftkv.suspend_clock import SuspendClock
 T = TypeVar("T")
 
 FAREWELL_S: Final = 0.5
-"""How long the end of a block that was interrupted tells the cluster of it: whoever pressed Ctrl-C waits for the
+"""How long the end of a block that was interrupted tells the cluster of it: a user who pressed Ctrl-C waits for the
 prompt, and what could not be given back ends with its lease."""
 
 
@@ -70,7 +70,7 @@ _farewells: Final[set[asyncio.Task[Any]]] = set()
 async def seen_through(step: Coroutine[Any, Any, T]) -> T:
     """Take a last step that goes on in the background when its caller is cancelled meanwhile, and then leaves at once.
 
-    What a caller gives back as it is cancelled once more would stay else, held by nobody.
+    Otherwise a second cancellation would leave the lease or key in the cluster, without an owner.
 
     Arguments:
         step: what gives it back.
@@ -82,7 +82,7 @@ async def seen_through(step: Coroutine[Any, Any, T]) -> T:
 
 
 def _look_at(task: asyncio.Task[Any]) -> None:
-    """Take its failure: whoever waited for it may have left."""
+    """Take its failure: its caller may have left."""
     _farewells.discard(task)
     if not task.cancelled():
         task.exception()
@@ -166,7 +166,7 @@ GRACE_MAX_S = 9_000_000_000
 SHORTEST_S = 0.001
 """Time limit of a grant that has waited for another one of the same lease until its own time was up."""
 _GRANT_ANY = Method(methods.LEASE_GRANT.path, methods.LEASE_GRANT.response, True)
-"""A grant of any id: one that was granted to nobody's knowledge ends by itself, so the call may be repeated."""
+"""A grant of any id: if the answer is lost, that lease ends by itself, so the call may be repeated."""
 
 
 def checked_ttl(ttl: float) -> float:
@@ -296,7 +296,7 @@ class Lease:
 
     @property
     def remaining_s(self) -> float:
-        """Seconds for which it certainly still lives, if nobody revokes it; 0: none."""
+        """Seconds for which it certainly still lives, unless it is revoked; 0: none."""
         if not self._granted or self._over:
             return 0.0
         return max(self._deadline - lease_now(), 0.0)
@@ -413,7 +413,7 @@ class Lease:
         try:
             await self.revoke(farewell_s(error))
         except StatusError:
-            return  # nobody keeps it alive: it ends with its TTL
+            return  # no keep-alive is sent any more: it ends with its TTL
 
 
 _REVOKE = Method(methods.LEASE_REVOKE.path, methods.LEASE_REVOKE.response, True, cancellable=False)

@@ -8,7 +8,7 @@
 
 When its lease is lost (the process was paused, the cluster was away for longer than the TTL) a session tells its owner,
 gets a new lease as soon as the cluster answers, puts its keys again and tells its owner that too. Between the two,
-whoever relies on it gets ``LeaseLost``. ``generation`` counts leases: locks and terms do not survive a change of it.
+calls that rely on it raise ``LeaseLost``. ``generation`` counts leases: locks and terms do not survive a change of it.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class Session:
             try:
                 await self._lease.revoke(timeout_s)
             except RaftKVError:
-                return  # nobody keeps it alive: it ends with its TTL
+                return  # no keep-alive is sent any more: it ends with its TTL
 
     async def _stay(self) -> None:
         while True:
@@ -194,10 +194,10 @@ class Session:
                 try:
                     await self._put_kept(lease)
                 except asyncio.CancelledError:
-                    self._lease = lease  # whoever closes the session ends it
+                    self._lease = lease  # ``close`` of the session ends it
                     raise
                 except BaseException:
-                    lease.stop()  # nobody else would: each attempt has one of its own
+                    lease.stop()  # each attempt has a lease of its own
                     raise
             except RaftKVError as error:
                 self.error = error
@@ -218,11 +218,11 @@ class Session:
                     await self._kv.put(name, value, lease=lease)
                     there[name] = value
 
-    def _tell(self, whom: OnSession | None) -> None:
+    def _tell(self, callback: OnSession | None) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
-        if whom is not None:
-            tell(whom, self)
+        if callback is not None:
+            tell(callback, self)
 
     async def _wait_change(self) -> None:
         await self._changed.wait()

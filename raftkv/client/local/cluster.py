@@ -7,7 +7,7 @@
         cluster.members[0].kill()
 
 Owns a temporary directory, free loopback ports, the member processes and their end. It is a real cluster: the same
-server, the same log on disk, the same fsync, only that nobody keeps it.
+server, the same log on disk, the same fsync; only its data is not kept.
 
 Invariants:
 
@@ -78,7 +78,7 @@ class LocalMember(ServerProcess):
             process.wait()
 
     def pause(self) -> None:
-        """Freeze it (SIGSTOP): its connections stay open and nobody answers.
+        """Freeze it (SIGSTOP): its connections stay open, and it does not answer.
 
         Raises:
             LocalClusterError: it does not run.

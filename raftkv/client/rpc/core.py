@@ -7,11 +7,11 @@ Owns the answer to "which member, and what if it does not answer":
 2. A call is repeated if it certainly never reached a member, if the member said UNAVAILABLE and the method is
    repeatable, or elsewhere if the member is a learner. Everything else is raised at once.
 3. The deadline bounds all of it together; when it passes the error is ``context deadline exceeded``.
-4. An endpoint that failed, did not answer or is a learner is left by all later calls too, whoever makes them.
+4. An endpoint that failed, did not answer or is a learner is left by all later calls, too.
 5. With a user, calls carry a token (``login``). A call that a member refuses for it, or because rights changed while it
    was under way, did not happen: it is made again, with a new token once, until its deadline if only rights changed.
 
-Streams are opened at one endpoint and never repeated: whoever opened one knows where it stood (see ``stream``).
+Streams are opened at one endpoint and never repeated: its reader knows where it stood (see ``stream``).
 
 One event loop, no threads, no tasks of its own but that race.
 """
@@ -73,11 +73,11 @@ class ClientOptions:
     server_name: str = ""
     """Name that the certificates of members must have; empty: each the host of its endpoint."""
     user: str = ""
-    """Name to authenticate as; empty: nobody, or whom the certificate names."""
+    """Name to authenticate as; empty: the name in the certificate, or none."""
     password: Secret | str = field(default=NO_SECRET, repr=False)
-    """What the user shows to log in; see ``credentials``."""
+    """The password of the user; see ``credentials``."""
     token: Secret | str = field(default=NO_SECRET, repr=False)
-    """A token that somebody else got. A text is used as it is, never renewed unless there is a user too."""
+    """A token from elsewhere. A text is used as it is, never renewed unless there is a user too."""
     dial_timeout_s: float = 2.0
     """Time for one connection."""
     keepalive_time_s: float | None = None
@@ -133,7 +133,7 @@ class Client:
         return f"<{self.describe()}>"
 
     def describe(self) -> str:
-        """Return where it goes and as whom; never a password."""
+        """Return its endpoints and its user; never a password."""
         user = f" as {self.options.user}" if self.options.user else ""
         closed = ", closed" if self._closed else ""
         return f"Client of {','.join(endpoint.text for endpoint in self.endpoints)}{user}{closed}"
@@ -284,7 +284,7 @@ class Client:
         return self._login.token
 
     def renew_token(self) -> bool:
-        """Let the next call or stream ask for a new token, whatever becomes of this one; False: there is no way."""
+        """Let the next call or stream ask for a new token; False: there is no way."""
         return self._login.void(self._login.token)
 
     async def _call(
@@ -342,7 +342,7 @@ class Client:
         method: Method[Any],
         body: bytes,
     ) -> bytes:
-        """After a first failure: go on elsewhere, or as somebody whom the members know, or tell the caller."""
+        """After a first failure: go on elsewhere, or with a new token, or tell the caller."""
         first: RpcError | None = error
         while True:
             try:
@@ -436,7 +436,7 @@ def _parse(method: Method[T], answer: bytes) -> T:
 
 
 def _take_note(call: asyncio.Future[Any]) -> None:
-    """Look at the outcome of a call: if its caller is gone, asyncio would tell of a failure that nobody looked at."""
+    """Look at the outcome of a call: if its caller is gone, asyncio would log a failure that no task has taken."""
     if not call.cancelled():
         call.exception()
 
@@ -453,7 +453,7 @@ def _take_note(call: asyncio.Future[Any]) -> None:
 #             ...
 #
 # The iteration ends when the member ends the call well, and raises ``StatusError`` otherwise. Nothing is repeated
-# here. One task reads a stream. Answers that nobody reads stay in the connection's window: they close it for this
+# here. One task reads a stream. Unread answers stay in the connection's window: they close it for this
 # stream alone.
 
 
@@ -486,7 +486,7 @@ class Stream(Generic[T]):
             raise from_status(error.code, error.text, definite=error.definite) from None
 
     def send_nowait(self, request: Any) -> None:
-        """Send a request message without waiting for room, whatever is queued already."""
+        """Send a request message without waiting for room in the send buffer."""
         try:
             self.call.send_nowait(request.SerializeToString())
         except RpcError as error:
@@ -548,7 +548,7 @@ class Stream(Generic[T]):
 #
 #     metadata: traceparent: 00-<trace>-<span>-01, and tracestate if there is one (W3C Trace Context)
 #
-# Owns the test whether anybody traces: ``opentelemetry.trace`` is loaded, because the program (or ``tracing=True``)
+# Owns the test whether the program traces: ``opentelemetry.trace`` is loaded, because the program (or ``tracing=True``)
 # has imported it. This module imports nothing of it, so a program without it pays one look into a dict for a call.
 #
 # A call is a span of kind client, below the span that is current where the call is made; it is current nowhere

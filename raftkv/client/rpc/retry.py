@@ -1,7 +1,7 @@
 """The retry policy: which failures pass by themselves, how long to wait, and the loop that repeats a step.
 
-``is_transient`` is the only list of codes: whoever repeats anything (a stream, a step of a lock, a write of a run)
-asks it. The one rule beside it is that of single calls (``Attempts``), which is about calls that must not be repeated.
+``is_transient`` is the only list of codes: all code that repeats something (a stream, a step of a lock, a write of a
+run) asks it. The one rule beside it is ``Attempts``, for single calls, which must not all be repeated.
 
     lock = await until_answered(lambda: kv.get("a"), 30.0)     # the step must do no harm when it is done twice
 """
@@ -151,7 +151,7 @@ def is_of_learner(error: RpcError) -> bool:
 
 
 class Attempts:
-    """What one call has tried so far.
+    """The attempts of one call so far.
 
     Arguments:
         deadline: of all attempts, by ``time.monotonic``.
@@ -233,7 +233,7 @@ class Attempts:
             await asyncio.sleep(min(self._backoff.next_s(), self.remaining_s()))
 
     async def pause_for_rights(self) -> bool:
-        """Wait while somebody changes users and roles; False: there is no time left for another attempt."""
+        """Wait while users and roles change; False: there is no time left for another attempt."""
         pause_s = self._rights.next_s()
         if monotonic() + pause_s >= self.deadline:
             return False

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # -- certificates ---------------------------------------------------------------------------------------------------
 #
-# What a client trusts and shows under TLS, from files, and from what they are replaced by while it runs.
+# The certificates that a client trusts and shows, from files that may be replaced while it runs.
 
 _Stamp = tuple[tuple[int, int, int] | None, ...]
 
@@ -56,7 +56,7 @@ def tls_context(ca_file: str = "", cert_file: str = "", key_file: str = "", *, v
     Arguments:
         ca_file: authorities; empty: this machine's.
         cert_file, key_file: certificate to show, and its key; empty: none.
-        verify: False: whoever answers is believed.
+        verify: False: any certificate is taken.
 
     Raises:
         OSError: a file cannot be read or used; its text says which and why.
@@ -131,7 +131,7 @@ def renewed(context: ssl.SSLContext) -> ssl.SSLContext | Security:
     """Return what gives each handshake the files of its moment: certificates end before the programs that show them.
 
     Arguments:
-        context: one of ``tls_context``; of somebody else's making, it is returned as it is.
+        context: one of ``tls_context``; another one is returned as it is.
     """
     origin = _origins.get(context)
     return context if origin is None or not origin.files else _Renewed(context, origin)
@@ -161,10 +161,10 @@ class _Renewed:
         return self._context
 
     async def admit(self, tls: ssl.SSLObject, address: str) -> None:
-        """Whoever the context let in."""
+        """Take every server that the context accepted."""
 
     def opened(self, tls: ssl.SSLObject, address: str, cut: Callable[[], None]) -> Callable[[], None]:
-        """Nobody tells a client of revoked certificates."""
+        """Register nothing: a client has no lists of revoked certificates."""
         from raftkv.loop.cycle_free import nothing
 
         return nothing
@@ -177,7 +177,7 @@ def for_http(context: ssl.SSLContext) -> ssl.SSLContext:
     """Return a context like one of ``tls_context``, for HTTP/1.1 beside it: a channel has that one speak HTTP/2 alone.
 
     Arguments:
-        context: that a channel may have; one of somebody else's making is returned as it is.
+        context: that a channel may have; one that ``tls_context`` did not make is returned as it is.
 
     Raises:
         OSError: a file cannot be read or used any more.

@@ -6,8 +6,6 @@
 ``blocking`` keeps name, arguments, types and documentation of the method, so the twins cannot drift apart. A
 ``Blocking`` belongs to the loop, and so to the process, that it was made in: in a forked child its methods raise
 ``Forked``, and leaving its ``with`` block does nothing, since what it stands for is the parent's.
-
-A client finds the object of a method in one of its parts: ``put = blocking(KV.put, "kv")``.
 """
 
 from __future__ import annotations
@@ -181,7 +179,7 @@ class Stream(Generic[T]):
     def _fetch(self, timeout_s: float | None) -> bool:
         """Get a batch, which another thread may take first; False: there will be none."""
         timeout_s = limit(timeout_s, "timeout_s")
-        # ``acquire`` takes -1 for no limit: whoever is a second late would wait for as long as another thread reads.
+        # ``acquire`` takes -1 for no limit: a negative rest would wait for as long as another thread reads.
         if not self._fetching.acquire(
             timeout=-1 if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)
         ):
@@ -364,42 +362,28 @@ class Held(Blocking[Inner]):
             self._loop.run(inner.__aexit__(kind, error, trace))
 
 
-def _target(self: Any, part: str) -> tuple[LoopThread, Any]:
-    loop, inner = self.target()
-    return loop, getattr(inner, part) if part else inner
-
-
 def blocking(
-    method: Callable[Concatenate[Inner, P], Coroutine[Any, Any, Result]], part: str = ""
+    method: Callable[Concatenate[Inner, P], Coroutine[Any, Any, Result]],
 ) -> Callable[Concatenate[Any, P], Result]:
-    """Make the blocking twin of a coroutine method.
-
-    Arguments:
-        method: of the async object.
-        part: name of the part of the client that has it; empty: the object itself.
-    """
+    """Make the blocking twin of a coroutine method."""
 
     @functools.wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Result:
-        loop, inner = _target(self, part)
-        return loop.run(method(inner, *args, **kwargs))
+        target: tuple[LoopThread, Any] = self.target()
+        return target[0].run(method(target[1], *args, **kwargs))
 
     return call
 
 
 def taskless(
-    method: Callable[Concatenate[Inner, P], Coroutine[Any, Any, Result]], part: str = ""
+    method: Callable[Concatenate[Inner, P], Coroutine[Any, Any, Result]],
 ) -> Callable[Concatenate[Any, P], Result]:
-    """Make the blocking twin of a method that awaits nothing but futures (see ``LoopThread.run_taskless``).
-
-    Arguments:
-        method, part: as for ``blocking``.
-    """
+    """Make the blocking twin of a method that awaits nothing but futures (see ``LoopThread.run_taskless``)."""
 
     @functools.wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Result:
-        loop, inner = _target(self, part)
-        return loop.run_taskless(method(inner, *args, **kwargs))
+        target: tuple[LoopThread, Any] = self.target()
+        return target[0].run_taskless(method(target[1], *args, **kwargs))
 
     return call
 
@@ -420,35 +404,27 @@ def iterates_like(
 
 
 def iterating(
-    method: Callable[Concatenate[Inner, P], AsyncGenerator[Result, None]], part: str
+    method: Callable[Concatenate[Inner, P], AsyncGenerator[Result, None]],
 ) -> Callable[Concatenate[Any, P], Iterator[Result]]:
-    """Make the blocking twin of an async generator.
-
-    Arguments:
-        method, part: as for ``blocking``.
-    """
+    """Make the blocking twin of an async generator."""
 
     @iterates_like(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[Result]:
-        loop, inner = _target(self, part)
+        loop, inner = self.target()
         return iterate(loop, method(inner, *args, **kwargs))
 
     return call
 
 
 def chunked(
-    method: Callable[Concatenate[Inner, P], Coroutine[Any, Any, list[Result]]], part: str
+    method: Callable[Concatenate[Inner, P], Coroutine[Any, Any, list[Result]]],
 ) -> Callable[Concatenate[Any, P], list[Result]]:
-    """Make the blocking twin of a method for many items: its first argument is drawn from on the caller's thread.
-
-    Arguments:
-        method, part: as for ``blocking``.
-    """
+    """Make the blocking twin of a method for many items: its first argument is drawn from on the caller's thread."""
     signature = inspect.signature(method)
 
     @functools.wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> list[Result]:
-        loop, inner = _target(self, part)
+        loop, inner = self.target()
         given = signature.bind(inner, *args, **kwargs)
         first = list(given.arguments)[1]
         done: list[Result] = []

@@ -53,7 +53,7 @@ class Lease(Held[aio_lease.Lease]):
 
     @property
     def remaining_s(self) -> float:
-        """Seconds for which it certainly still lives, if nobody revokes it; 0: none."""
+        """Seconds for which it certainly still lives, unless it is revoked; 0: none."""
         return self._ask(lambda lease: lease.remaining_s)
 
     @property

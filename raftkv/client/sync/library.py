@@ -63,9 +63,7 @@ from raftkv.errors import CompactedError
 
 if TYPE_CHECKING:
     from raftkv.client.kv.operations import Compare, FenceLike, LeaseLike, Operation
-    from raftkv.client.scope import Scope, Space, Text
-    from raftkv.client.values import TxnResult
-    from raftkv.pb import rpc_pb2
+    from raftkv.client.scope import Scope, Text
 
 # -- txn ------------------------------------------------------------------------------------------------------------
 #
@@ -84,45 +82,20 @@ class Txn(Blocking[aio_txn.Txn]):
         self._inner.when(*conditions)
         return self
 
-    def then(self, *operations: Operation) -> Txn:
+    def then(self, *operations: Operation | Txn) -> Txn:
         """Add operations for the case that the conditions hold; a txn can be one."""
         self._inner.then(*map(_plain, operations))
         return self
 
-    def otherwise(self, *operations: Operation) -> Txn:
+    def otherwise(self, *operations: Operation | Txn) -> Txn:
         """Add operations for the other case."""
         self._inner.otherwise(*map(_plain, operations))
         return self
 
     commit = taskless(aio_txn.Txn.commit)
 
-    # ---- as an operation of another one, as which it is taken out of its blocking twin
 
-    @property
-    def writes(self) -> bool:
-        """Whether it may change the store."""
-        return self._inner.writes
-
-    def leases(self) -> tuple[LeaseLike | None, ...]:
-        """Leases that its operations rely on."""
-        return self._inner.leases()
-
-    def to_message(self, space: Space) -> rpc_pb2.RequestOp:
-        """Return its message in another txn."""
-        return self._inner.to_message(space)
-
-    def from_message(self, response: rpc_pb2.ResponseOp, space: Space, revision: int) -> TxnResult:
-        """Return its result from the response of another txn.
-
-        Arguments:
-            response: of the member.
-            space: keys as the client sees them.
-            revision: of the store after the txn.
-        """
-        return self._inner.from_message(response, space, revision)
-
-
-def _plain(operation: Operation) -> Operation:
+def _plain(operation: Operation | Txn) -> Operation:
     return operation.target()[1] if isinstance(operation, Txn) else operation
 
 
@@ -211,39 +184,40 @@ class _Of:
         client: whose they are.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, part: str) -> None:
         self._client = client
+        self._part = part
 
     def target(self) -> tuple[LoopThread, Any]:
-        """Return the loop and the client, for a call."""
+        """Return the loop and the part, for a call."""
         loop, kv = self._client.target()
-        return loop, kv
+        return loop, getattr(kv, self._part)
 
 
 class Users(_Of):
     """Users, and whether they are asked for."""
 
-    enable_auth = blocking(admin.Users.enable_auth, "users")
-    disable_auth = blocking(admin.Users.disable_auth, "users")
-    auth_status = blocking(admin.Users.auth_status, "users")
-    add = blocking(admin.Users.add, "users")
-    delete = blocking(admin.Users.delete, "users")
-    get = blocking(admin.Users.get, "users")
-    list = blocking(admin.Users.list, "users")
-    change_password = blocking(admin.Users.change_password, "users")
-    grant_role = blocking(admin.Users.grant_role, "users")
-    revoke_role = blocking(admin.Users.revoke_role, "users")
+    enable_auth = blocking(admin.Users.enable_auth)
+    disable_auth = blocking(admin.Users.disable_auth)
+    auth_status = blocking(admin.Users.auth_status)
+    add = blocking(admin.Users.add)
+    delete = blocking(admin.Users.delete)
+    get = blocking(admin.Users.get)
+    list = blocking(admin.Users.list)
+    change_password = blocking(admin.Users.change_password)
+    grant_role = blocking(admin.Users.grant_role)
+    revoke_role = blocking(admin.Users.revoke_role)
 
 
 class Roles(_Of):
     """Roles and their permissions."""
 
-    add = blocking(admin.Roles.add, "roles")
-    delete = blocking(admin.Roles.delete, "roles")
-    get = blocking(admin.Roles.get, "roles")
-    list = blocking(admin.Roles.list, "roles")
-    grant = blocking(admin.Roles.grant, "roles")
-    revoke = blocking(admin.Roles.revoke, "roles")
+    add = blocking(admin.Roles.add)
+    delete = blocking(admin.Roles.delete)
+    get = blocking(admin.Roles.get)
+    list = blocking(admin.Roles.list)
+    grant = blocking(admin.Roles.grant)
+    revoke = blocking(admin.Roles.revoke)
 
 
 # -- endpoints ------------------------------------------------------------------------------------------------------
@@ -337,14 +311,14 @@ class Client:
 
     # ---- keys and values
 
-    put = taskless(KV.put, "kv")
-    get = taskless(KV.get, "kv")
-    range = taskless(KV.range, "kv")
-    count = taskless(KV.count, "kv")
-    delete = taskless(KV.delete, "kv")
-    put_many = chunked(Bulk.put_many, "bulk")
-    get_many = chunked(Bulk.get_many, "bulk")
-    pages = iterating(Bulk.pages, "bulk")
+    put = taskless(KV.put)
+    get = taskless(KV.get)
+    range = taskless(KV.range)
+    count = taskless(KV.count)
+    delete = taskless(KV.delete)
+    put_many = chunked(Bulk.put_many)
+    get_many = chunked(Bulk.get_many)
+    pages = iterating(Bulk.pages)
 
     @iterates_like(Bulk.scan)
     def scan(self, *args: Any, **kwargs: Any) -> Iterator[KeyValue]:
@@ -467,9 +441,9 @@ class Client:
             lease.on_lost(on_lost)
         return lease
 
-    lease_info = blocking(Leases.lease_info, "lessor")
-    leases = blocking(Leases.leases, "lessor")
-    revoke = blocking(Leases.revoke, "lessor")
+    lease_info = blocking(Leases.lease_info)
+    leases = blocking(Leases.leases)
+    revoke = blocking(Leases.revoke)
 
     def session(
         self,
@@ -486,7 +460,7 @@ class Client:
             on_established: called after that, in order, when it has a new one and its keys are there again.
         """
         loop, kv = self.target()
-        return Session.make(self, loop, kv.sessions, ttl, on_lost, on_established)
+        return Session.make(self, loop, kv, ttl, on_lost, on_established)
 
     def lock(self, name: Text, *, ttl: float = 10, lease: Lease | Session | None = None) -> Lock:
         """Make a lock, to be taken by ``with`` or ``acquire()``.
@@ -504,13 +478,13 @@ class Client:
 
         Arguments:
             name: of the election.
-            value: what everybody sees of the leader, e.g. its address.
+            value: shown to observers while it leads, e.g. its address.
             ttl, lease: as for ``lock``.
         """
         loop, kv = self.target()
         return Term(self, loop, kv.campaign(name, value, ttl=ttl, lease=plain_lease(lease), interrupt=False))
 
-    leader = blocking(Elections.leader, "elections")
+    leader = blocking(Elections.leader)
 
     def observe(self, name: Text) -> Stream[KeyValue]:
         """Follow who leads: the leader, every proclamation, every next leader; a ``Stream`` that never ends."""
@@ -519,29 +493,29 @@ class Client:
 
     # ---- the cluster
 
-    status = blocking(Admin.status, "admin")
-    members = blocking(Admin.members, "admin")
-    member_add = blocking(Admin.member_add, "admin")
-    member_remove = blocking(Admin.member_remove, "admin")
-    member_update = blocking(Admin.member_update, "admin")
-    member_promote = blocking(Admin.member_promote, "admin")
-    compact = blocking(Admin.compact, "admin")
-    snapshot = blocking(Admin.snapshot, "admin")
-    alarms = blocking(Admin.alarms, "admin")
-    disarm = blocking(Admin.disarm, "admin")
-    set_quota = blocking(Admin.set_quota, "admin")
-    remove_quota = blocking(Admin.remove_quota, "admin")
-    quotas = blocking(Admin.quotas, "admin")
+    status = blocking(Admin.status)
+    members = blocking(Admin.members)
+    member_add = blocking(Admin.member_add)
+    member_remove = blocking(Admin.member_remove)
+    member_update = blocking(Admin.member_update)
+    member_promote = blocking(Admin.member_promote)
+    compact = blocking(Admin.compact)
+    snapshot = blocking(Admin.snapshot)
+    alarms = blocking(Admin.alarms)
+    disarm = blocking(Admin.disarm)
+    set_quota = blocking(Admin.set_quota)
+    remove_quota = blocking(Admin.remove_quota)
+    quotas = blocking(Admin.quotas)
 
     @property
     def users(self) -> Users:
         """Users, and whether they are asked for: see ``raftkv.client.admin``."""
-        return Users(self)
+        return Users(self, "users")
 
     @property
     def roles(self) -> Roles:
         """Roles and what they may do."""
-        return Roles(self)
+        return Roles(self, "roles")
 
     # ---- the client itself
 
