@@ -259,7 +259,7 @@ class ServerConfig:
     """Host names accepted in plain HTTP requests; ``*``: all; empty: all but, at loopback addresses, names that a
     stranger's page may have (DNS rebinding)."""
     audit_log: str = ""
-    """Where a line of JSON notes each call and its caller: a file, ``-`` (standard output) or ``stderr``; empty: nowhere."""
+    """Where calls are noted, a line of JSON each: a file, ``-`` (standard output) or ``stderr``; empty: nowhere."""
     audit_level: str = "writes"
     """Which calls are noted: ``auth`` (logins, administration, refusals), ``writes``, or ``all`` (reads, too)."""
     audit_log_max_size_bytes: int = 100 * 1024**2

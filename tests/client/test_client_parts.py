@@ -220,7 +220,7 @@ def test_the_numbers_of_the_programs_own_generator_are_not_used_up():
         (errors.CompactedError(), False),
     ],
 )
-def test_what_passes_by_itself(error, passes):
+def test_transient_failures_are_told_from_refusals(error, passes):
     assert is_transient(error) is passes
     assert is_transient(error, wait_for_room=True) is (passes or isinstance(error, errors.NoSpaceError))
 
@@ -301,7 +301,7 @@ def test_a_cancellation_from_elsewhere_stays_one():
     asyncio.run(run())
 
 
-def test_who_finds_the_loss_by_itself_is_not_cancelled():
+def test_task_that_finds_the_loss_by_itself_is_not_cancelled():
     async def run():
         loss = Loss()
         with loss.block() as block:

@@ -208,7 +208,7 @@ def test_a_machine_that_slept_has_lost_its_leases_when_it_wakes_up(monkeypatch):
     play(scenario)
 
 
-def test_an_answer_to_what_was_asked_before_the_machine_slept_is_worth_what_it_was_then(monkeypatch):
+def test_answer_to_a_keep_alive_before_the_machine_slept_counts_from_its_sending(monkeypatch):
     async def scenario(core, scope):
         lease = await Lease(scope, 60)
         monkeypatch.setattr("raftkv.client.lease.lease._sleep", suspend_clock.SuspendClock())

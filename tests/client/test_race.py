@@ -81,7 +81,7 @@ def test_the_first_wins_alone_if_it_is_well():
     run(scenario)
 
 
-def test_who_is_refused_gives_no_head_start_away(monkeypatch):
+def test_refused_endpoint_costs_no_head_start(monkeypatch):
     monkeypatch.setattr(racing, "HEAD_START_S", 3600.0)
 
     async def scenario():
@@ -135,7 +135,7 @@ def test_if_none_can_be_reached_their_transports_know_why():
     run(scenario)
 
 
-def test_calls_at_the_same_time_share_one_race_and_a_call_to_one_endpoint_takes_no_part(monkeypatch):
+def test_concurrent_calls_share_one_race_and_calls_to_one_endpoint_take_no_part(monkeypatch):
     monkeypatch.setattr(racing, "HEAD_START_S", 0.0)
 
     async def scenario():

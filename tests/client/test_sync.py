@@ -563,7 +563,7 @@ def test_a_client_that_is_dropped_ends_its_thread(member):
     assert not thread.is_alive()
 
 
-def test_what_is_held_keeps_a_dropped_client_alive(member):
+def test_held_objects_keep_a_dropped_client_alive(member):
     lease = raftkv.connect(member.endpoints).lease(10).grant()
     gc.collect()
     assert lease.info().ttl > 0
@@ -639,7 +639,7 @@ for thread in threads:
 
 
 @pytest.mark.parametrize("make", [lambda kv: kv.lease(5), lambda kv: kv.lock("n"), lambda kv: kv.txn()], ids=range(3))
-def test_what_belongs_to_a_process_says_so_when_it_is_to_be_sent(kv, make):
+def test_objects_of_a_process_refuse_to_be_pickled(kv, make):
     with pytest.raises(TypeError, match=r"^a (Lease|Lock|Txn) belongs to its process .* send the client"):
         copy.copy(make(kv))  # asks what pickle asks
 

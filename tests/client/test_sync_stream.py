@@ -58,9 +58,7 @@ def loop() -> Iterator[LoopThread]:
     made.close()
 
 
-def test_what_came_just_before_ctrl_c_is_there_for_the_next_reader(
-    loop: LoopThread, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_events_just_before_ctrl_c_reach_the_next_reader(loop: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupt a loop over a watch, and run it again, as a notebook does."""
     stream = Stream(None, loop, Numbers())
     assert [next(stream), next(stream)] == [0, 1]

@@ -142,7 +142,7 @@ def test_a_list_that_the_caller_has_read_is_not_reported_and_not_read_again() ->
     play(story())
 
 
-def test_what_was_put_and_deleted_before_anybody_asked_is_seen_from_an_old_revision() -> None:
+def test_keys_put_and_deleted_before_the_watch_are_seen_from_an_old_revision() -> None:
     async def story() -> None:
         world = StoreWorld()
         began = world.store.revision
@@ -213,7 +213,7 @@ def test_a_client_that_is_closed_ends_it() -> None:
     play(story())
 
 
-def test_who_waits_for_a_revision_is_told_of_the_end_of_the_client_and_of_its_own() -> None:
+def test_waiter_for_a_revision_learns_of_the_end_of_client_and_reflector() -> None:
     async def story() -> None:
         world = StoreWorld()
         control = world.control()

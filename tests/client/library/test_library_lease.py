@@ -39,7 +39,7 @@ def test_a_lease_and_its_keys(play):
 
 
 @pytest.mark.parametrize("what", ["session", "lease", "endpoint"])
-def test_what_ends_as_its_task_is_cancelled_ends(play, what):
+def test_lease_or_session_ends_while_its_task_is_cancelled(play, what):
     """End it all the same: a session lived on, with its keys, as long as its client; a lease until its TTL."""
 
     async def scenario(kv):
@@ -329,7 +329,7 @@ def hold_puts_of(session):
     return begun, go_on
 
 
-def test_what_is_kept_and_dropped_while_a_session_comes_back_counts(play):
+def test_keys_kept_and_dropped_while_a_session_comes_back_count(play):
     async def scenario(kv):
         async with kv.session(ttl=2) as session:
             for name in ("changed", "dropped", "last"):

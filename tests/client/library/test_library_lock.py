@@ -37,7 +37,7 @@ def test_a_lock_excludes_and_fences(play):
 
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("what", ["release", "block", "waiting"])
-def test_what_is_given_back_as_its_task_is_cancelled_is_given_back(play, monkeypatch, what, times):
+def test_lock_or_term_is_given_back_while_its_task_is_cancelled(play, monkeypatch, what, times):
     """Let the next one have it: with a lease of its owner's the key stayed, for as long as that lived."""
 
     async def scenario(kv):
@@ -303,7 +303,7 @@ async def put_surely(kv, key, value, fence):
                 raise
 
 
-def test_what_could_not_leave_the_queue_asks_for_nothing_more(play, monkeypatch):
+def test_contender_that_could_not_leave_the_queue_sends_no_more_keep_alives(play, monkeypatch):
     async def away(self, timeout_s=None):
         raise errors.NoLeaderError
 
