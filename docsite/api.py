@@ -15,7 +15,7 @@ from typing import Any
 import griffe
 
 ASYNC_MAKERS = {"staticmethod"}
-BLOCKING_MAKERS = {"_connector", "blocking", "taskless", "chunked", "iterating"}
+BLOCKING_MAKERS = {"_connector", "blocking", "taskless", "chunked", "iterating", "taking"}
 
 
 SHARED = re.compile(r"^(?P<indent> {4,})(?P<names>\w+(?:, \w+)+): (?P<text>.*)$", re.MULTILINE)

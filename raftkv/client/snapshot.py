@@ -15,10 +15,10 @@ import fcntl
 import hashlib
 import os
 import stat
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final, Protocol
+from typing import BinaryIO, Final
 
 from raftkv.errors import StorageError
 from raftkv.pb import rpc_pb2
@@ -46,14 +46,9 @@ class SavedSnapshot:
     version: str
 
 
-class Messages(Protocol):
-    """What a member sends."""
-
-    def __aiter__(self) -> AsyncIterator[rpc_pb2.SnapshotResponse]:
-        """Iterate over the messages."""
-
-
-async def save(messages: Messages, to: str | os.PathLike[str], on_progress: Progress | None = None) -> SavedSnapshot:
+async def save(
+    messages: AsyncIterable[rpc_pb2.SnapshotResponse], to: str | os.PathLike[str], on_progress: Progress | None = None
+) -> SavedSnapshot:
     """Write what a member sends to a file.
 
     Arguments:
@@ -146,7 +141,9 @@ def _target(to: str | os.PathLike[str]) -> Path:
     return target
 
 
-async def _receive(messages: Messages, file: BinaryIO, target: Path, on_progress: Progress | None) -> SavedSnapshot:
+async def _receive(
+    messages: AsyncIterable[rpc_pb2.SnapshotResponse], file: BinaryIO, target: Path, on_progress: Progress | None
+) -> SavedSnapshot:
     """Write all pieces; the last of them is the hash of all others."""
     digest, waiting, received_bytes, version = hashlib.sha256(), b"", 0, ""
     async for message in messages:

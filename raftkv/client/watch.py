@@ -114,21 +114,9 @@ class Watcher:
     """
 
     __slots__ = (
-        "_queued_bytes",
-        "_responses",
-        "_waiters",
-        "cluster_id",
-        "created",
-        "doubted",
-        "ended",
-        "error",
-        "id",
-        "next_revision",
-        "parked",
-        "queue_bytes",
-        "refusal",
-        "request",
-    )
+        "_queued_bytes", "_responses", "_waiters", "cluster_id", "created", "doubted", "ended",
+        "error", "id", "next_revision", "parked", "queue_bytes", "refusal", "request",
+    )  # fmt: skip
 
     def __init__(self, request: Request, queue_bytes: int = QUEUE_BYTES) -> None:
         self.request = request

@@ -325,7 +325,7 @@ class Client:
         if method.cancellable:
             return call
         shielded = asyncio.ensure_future(call)
-        shielded.add_done_callback(_take_note)
+        shielded.add_done_callback(take_outcome)
         return asyncio.shield(shielded)
 
     def _too_large(self, size_bytes: int) -> StatusError:
@@ -406,7 +406,7 @@ class Client:
         """Let the endpoints race, until one is connected, none can be, or the time is up."""
         if self._race is None and not self._closed:
             self._race = asyncio.create_task(self._run_race())
-            self._race.add_done_callback(_take_note)
+            self._race.add_done_callback(take_outcome)
         if self._race is not None:
             await asyncio.wait([self._race], timeout=timeout_s)
 
@@ -435,7 +435,7 @@ def _parse(method: Method[T], answer: bytes) -> T:
     return methods.parse_answer(method.response, answer)
 
 
-def _take_note(call: asyncio.Future[Any]) -> None:
+def take_outcome(call: asyncio.Future[Any]) -> None:
     """Look at the outcome of a call: if its caller is gone, asyncio would log a failure that no task has taken."""
     if not call.cancelled():
         call.exception()

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, NoReturn, Pa
 
 from raftkv.client.arguments import limit, many, seconds
 from raftkv.client.kv.kv import WINDOW
+from raftkv.client.rpc.core import take_outcome
 from raftkv.client.sync.loop import LoopThread
 from raftkv.client.values import Event
 
@@ -72,7 +73,7 @@ class Drawn(Generic[T]):
             return []
         if self._drawing is None:
             self._drawing = asyncio.get_running_loop().create_task(self._draw())
-            self._drawing.add_done_callback(_look_at_failure)
+            self._drawing.add_done_callback(take_outcome)
         drawing = self._drawing
         await asyncio.wait([drawing])
         self._drawing = None
@@ -92,12 +93,6 @@ class Drawn(Generic[T]):
 
 
 _NOTHING: Final[Any] = object()
-
-
-def _look_at_failure(drawing: asyncio.Task[Any]) -> None:
-    """Take the failure: who waited may have given up by Ctrl-C, and it is not worth a traceback on its own."""
-    if not drawing.cancelled():
-        drawing.exception()
 
 
 class Stream(Generic[T]):
@@ -360,6 +355,28 @@ class Held(Blocking[Inner]):
         if not self._loop.is_disowned:
             inner: Any = self._inner
             self._loop.run(inner.__aexit__(kind, error, trace))
+
+
+Twin = TypeVar("Twin", bound=Held[Any])
+
+
+def taking(
+    take: Callable[Concatenate[Any, P], Coroutine[Any, Any, object]],
+    give_back: Callable[[Any], Coroutine[Any, Any, object]],
+) -> Callable[Concatenate[Twin, P], Twin]:
+    """Make the blocking twin of a method that takes something; the twin returns its own object.
+
+    Arguments:
+        take: of the async object.
+        give_back: of the async object, for a call that Ctrl-C ends between taking and returning.
+    """
+
+    @functools.wraps(take)
+    def call(self: Twin, /, *args: P.args, **kwargs: P.kwargs) -> Twin:
+        self._enter(lambda: take(self._inner, *args, **kwargs), lambda: give_back(self._inner))
+        return self
+
+    return call
 
 
 def blocking(

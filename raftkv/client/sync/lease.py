@@ -19,13 +19,12 @@ import threading
 from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
-from raftkv.client import lock as aio_election
 from raftkv.client import lock as aio_lock
 from raftkv.client.arguments import function
 from raftkv.client.errors import LeaseLost
 from raftkv.client.lease import lease as aio_lease
 from raftkv.client.lease import session as aio_session
-from raftkv.client.sync.blocking import Blocking, Held, blocking
+from raftkv.client.sync.blocking import Blocking, Held, blocking, taking
 from raftkv.client.sync.loop import CallbackQueue, LoopThread
 
 
@@ -61,15 +60,7 @@ class Lease(Held[aio_lease.Lease]):
         """Whether it can be relied on."""
         return self._ask(lambda lease: lease.alive)
 
-    def grant(self, timeout_s: float | None = None) -> Lease:
-        """Have it granted and keep it alive, without a ``with`` block; ends by ``revoke()`` or with the client.
-
-        Raises:
-            LeaseExistsError: the id is in use.
-            StatusError: it could not be granted.
-        """
-        self._enter(lambda: self._inner.grant(timeout_s), self._inner.revoke)
-        return self
+    grant = taking(aio_lease.Lease.grant, aio_lease.Lease.revoke)
 
     revoke = blocking(aio_lease.Lease.revoke)
     info = blocking(aio_lease.Lease.info)
@@ -101,8 +92,7 @@ class Lease(Held[aio_lease.Lease]):
         return lambda: self._ask(lambda _: take_back())
 
     def __enter__(self) -> Self:
-        self.grant()
-        return self
+        return self.grant()
 
 
 # -- session --------------------------------------------------------------------------------------------------------
@@ -180,14 +170,7 @@ class Session(Held[aio_session.Session]):
         """Note that the cluster does not know its present lease any more, as a call has found that relied on it."""
         self._inner.lose(reason)
 
-    def establish(self) -> Session:
-        """Get the first lease, without a ``with`` block; ends by ``close()`` or with the client.
-
-        Raises:
-            StatusError: the cluster did not grant one.
-        """
-        self._enter(self._inner.establish, self._inner.close)
-        return self
+    establish = taking(aio_session.Session.establish, aio_session.Session.close)
 
     established = blocking(aio_session.Session.established)
     keep = blocking(aio_session.Session.keep)
@@ -195,8 +178,7 @@ class Session(Held[aio_session.Session]):
     close = blocking(aio_session.Session.close)
 
     def __enter__(self) -> Self:
-        self.establish()
-        return self
+        return self.establish()
 
 
 # -- lock -----------------------------------------------------------------------------------------------------------
@@ -261,26 +243,13 @@ class Lock(Holder[aio_lock.Lock]):
         """Whether it can be relied on, as far as this client knows."""
         return self._ask(lambda lock: lock.held)
 
-    def acquire(self, timeout_s: float | None = None) -> Lock:
-        """Wait for it, without a ``with`` block; give it back by ``release()``.
-
-        Arguments:
-            timeout_s: None: as long as it takes.
-
-        Raises:
-            LockNotFree: others had it all that time.
-            LeaseLost: the lease ended while waiting.
-            StatusError: the cluster refused, or could not be reached to begin with.
-        """
-        self._enter(lambda: self._inner.acquire(timeout_s), self._inner.release)
-        return self
+    acquire = taking(aio_lock.Lock.acquire, aio_lock.Lock.release)
 
     try_acquire = blocking(aio_lock.Lock.try_acquire)
     release = blocking(aio_lock.Lock.release)
 
     def __enter__(self) -> Self:
-        self.acquire()
-        return self
+        return self.acquire()
 
 
 def plain_lease(lease: Any) -> Any:
@@ -301,7 +270,7 @@ def plain_lease(lease: Any) -> Any:
 # A block is not interrupted when its lease is lost.
 
 
-class Term(Holder[aio_election.Term]):
+class Term(Holder[aio_lock.Term]):
     """One candidacy, and the term that it leads to; made by ``Client.campaign``."""
 
     @property
@@ -309,23 +278,10 @@ class Term(Holder[aio_election.Term]):
         """Whether it leads, as far as this client knows."""
         return self._ask(lambda term: term.leads)
 
-    def campaign(self, timeout_s: float | None = None) -> Term:
-        """Wait until it leads, without a ``with`` block; end it by ``resign()``.
+    campaign = taking(aio_lock.Term.campaign, aio_lock.Term.resign)
 
-        Arguments:
-            timeout_s: None: as long as it takes.
-
-        Raises:
-            LockNotFree: others led all that time.
-            LeaseLost: the lease ended while waiting.
-            StatusError: the cluster refused, or could not be reached to begin with.
-        """
-        self._enter(lambda: self._inner.campaign(timeout_s), self._inner.resign)
-        return self
-
-    proclaim = blocking(aio_election.Term.proclaim)
-    resign = blocking(aio_election.Term.resign)
+    proclaim = blocking(aio_lock.Term.proclaim)
+    resign = blocking(aio_lock.Term.resign)
 
     def __enter__(self) -> Self:
-        self.campaign()
-        return self
+        return self.campaign()
