@@ -212,7 +212,7 @@ def test_a_signal_handler_may_call_while_the_loop_is_woken(loop, monkeypatch):
 
 
 def test_exception_of_a_signal_handler_gives_back_a_lease_just_taken(monkeypatch):
-    """Leave nothing held that nobody knows of, whatever is raised; and nothing of others if the taking fails."""
+    """Leave nothing held after any exception; and give back nothing of others if the taking fails."""
     loop, given_back = LoopThread("under-test"), threading.Event()
 
     async def leave():

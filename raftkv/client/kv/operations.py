@@ -361,7 +361,7 @@ class Put(Operation):
 
     @property
     def writes(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def leases(self) -> tuple[LeaseLike | None, ...]:

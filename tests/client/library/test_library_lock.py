@@ -91,7 +91,7 @@ def test_the_fence_of_a_lost_lock_stops_writes(play):
                 await kv.delete(lock.key)
                 await kv.put("x", "2", fence=lock)
 
-        with pytest.raises(LockLost, match="its key has gone or belongs to somebody else") as raised:
+        with pytest.raises(LockLost, match="its key is gone, or belongs to another client") as raised:
             await write()
         assert raised.value.definite
         assert isinstance(raised.value, FenceLost)
