@@ -164,7 +164,7 @@ def _building(data_dir: Path) -> Iterator[Path]:
     """Hold an empty directory beside or in the one wanted, for one process at a time; gone at the end."""
     temporary = _beside(data_dir)
     if data_dir.exists():
-        # With the owner's rights alone, as its maker would set them; a directory of another user is refused in one line.
+        # Rights of the owner alone, as its maker would set them; another user's directory is refused in one line.
         with suppress(PermissionError):
             data_dir.chmod(DIRECTORY_MODE)
         ensure_private_directory(data_dir)
