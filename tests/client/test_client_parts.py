@@ -116,7 +116,7 @@ def test_a_time_limit_is_told_without_the_noise_of_floats():
 
 
 def test_the_time_that_is_told_is_what_was_asked_for(monkeypatch):
-    """Whatever the first connection took of it."""
+    """The calls that the first connection took."""
     ticks = itertools.count(100.0)
     monkeypatch.setattr("raftkv.client.rpc.core.monotonic", lambda: next(ticks))
     late = RpcError(errors.DEADLINE_EXCEEDED, "context deadline exceeded")

@@ -333,7 +333,7 @@ def test_renewals_of_a_foreign_lease_give_out_every_answer():
         await until(lambda: len(core.calls[0].asked) == 2)  # the TTL of the answer counts from here on
         core.calls[0].answer(7, 5)
         assert await taking == [1, 5]
-        taking = asyncio.create_task(take(scope, 3))  # of a lease that is nobody's here, in whichever cluster
+        taking = asyncio.create_task(take(scope, 3))  # of a lease without an owner here, in either cluster
         for number, cluster_id in enumerate((7, 8, 8), 1):
             await until(lambda number=number: not core.calls[-1].done and len(core.calls[-1].asked) == number)
             core.calls[-1].answer(7, 1, cluster_id)

@@ -184,7 +184,7 @@ def test_a_client_that_is_closed_while_its_endpoints_race_ends_all():
 
 @pytest.fixture
 def frozen():
-    """Endpoints of members that stand still: the kernel takes connections for them, and nobody reads them."""
+    """Endpoints of members that stand still: the kernel takes connections for them, and no process reads them."""
     listeners = [socket.create_server(("127.0.0.1", 0), backlog=8) for _ in range(3)]
     yield [f"127.0.0.1:{listener.getsockname()[1]}" for listener in listeners]
     for listener in listeners:

@@ -645,7 +645,7 @@ def test_objects_of_a_process_refuse_to_be_pickled(kv, make):
 
 
 def insist(write):
-    """Write what may be written twice: when a leader dies, nobody knows if its last writes were done."""
+    """Write what may be written twice: when a leader dies, its last writes may or may not be done."""
 
     def attempt():
         try:

@@ -1,4 +1,4 @@
-"""Blocking iteration over a source on the loop's thread: what has come is taken once, whatever interrupts a reader."""
+"""Blocking iteration over a source on the loop's thread: each item is taken once, even if a reader is interrupted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Silence:
     """A source of nothing.
 
     Attributes:
-        asked: set when somebody waits.
+        asked: set when a reader waits.
     """
 
     def __init__(self) -> None:

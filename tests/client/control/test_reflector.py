@@ -1,4 +1,4 @@
-"""The reflector beside a model: it ends where the store is and reports each change once, whatever gets lost."""
+"""The reflector beside a model: it ends where the store is and reports each change once, also when messages are lost."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ def test_a_revision_can_be_waited_for() -> None:
 
 
 def test_that_the_client_was_closed_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
-    """A watch, a list, and what lies between both end with it, and nobody wants to read that in a log."""
+    """A watch, a list, and what lies between both end with it, and the log stays silent."""
 
     def closed(*_: object, **__: object) -> Any:
         raise WatchCanceled(CLIENT_CLOSED)

@@ -137,7 +137,7 @@ def test_a_loss_reaches_everybody_who_relied_on_it(play):
     async def scenario(kv):
         told = []
         lease = await kv.lease(ttl=2, on_lost=told.append)
-        await kv.revoke(lease.id)  # by somebody else, as far as the lease can know
+        await kv.revoke(lease.id)  # by another client, as far as the lease can know
         async with asyncio.timeout(30):
             await lease.lost.wait()
         assert told == [lease]
@@ -240,7 +240,7 @@ async def renewed(lease, before_s):
 
 
 def test_without_a_cluster_a_lease_is_lost_in_time(member):
-    """Nobody answers any more: the lease is over when its TTL has passed on its own clock."""
+    """No member answers any more: the lease is over when its TTL has passed on its own clock."""
 
     async def scenario():
         async with connect(member.endpoints) as kv:
