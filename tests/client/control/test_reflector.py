@@ -1,4 +1,4 @@
-"""The reflector beside a model: it ends where the store is and reports each change once, also when messages are lost."""
+"""The reflector beside a model: it ends where the store is and reports each change once, even if messages are lost."""
 
 from __future__ import annotations
 
