@@ -26,7 +26,7 @@ from typing import Any
 from unittest import mock
 
 import raftkv
-from raftkv.client.rpc import core, streams
+from raftkv.client.rpc import core
 from raftkv.errors import RaftKVError
 from raftkv.training.config import RunConfig
 from raftkv.training.records import Fault
@@ -39,7 +39,7 @@ CALLS: Counter[str] = Counter()
 def count_calls() -> None:
     """Count what goes to the cluster: calls, streams that are opened, messages on them."""
     call, stream = core.Client._call, core.Client.stream
-    send, send_nowait = streams.Stream.send, streams.Stream.send_nowait
+    send, send_nowait = core.Stream.send, core.Stream.send_nowait
 
     def counted_call(self: Any, endpoints: Any, method: Any, *more: Any) -> Any:
         CALLS[method.path.rpartition("/")[2]] += 1
@@ -58,7 +58,7 @@ def count_calls() -> None:
         send_nowait(self, request)
 
     mock.patch.multiple(core.Client, _call=counted_call, stream=counted_stream).start()
-    mock.patch.multiple(streams.Stream, send=counted_send, send_nowait=counted_send_nowait).start()
+    mock.patch.multiple(core.Stream, send=counted_send, send_nowait=counted_send_nowait).start()
 
 
 def _name(request: Any) -> str:

@@ -1,8 +1,8 @@
-"""An extension of griffe, which reads the sources for mkdocstrings: methods that clients take over from their parts.
+"""An extension of griffe, which reads the sources for mkdocstrings: methods that the blocking client is made of.
 
-``put = _Method("kv", KV.put)`` in ``Client`` is a method of the client with the signature and the docstring of
-``KV.put``, which griffe sees as an attribute without either. Here it becomes what it is; the blocking twins
-(``blocking(KV.put)``) lose their ``async``. And a line ``key, end: what they are`` of a docstring becomes one for each.
+``put = taskless(KV.put)`` in ``Client`` is a method of the client with the signature and the docstring of ``KV.put``,
+which griffe sees as an attribute without either. Here it becomes a method, without ``async``. And a line ``key, end:
+what they are`` of a docstring becomes one for each.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 import griffe
 
-ASYNC_MAKERS = {"_Method", "staticmethod"}
-BLOCKING_MAKERS = {"_connector", "blocking", "taskless", "chunked", "iterating"}
+ASYNC_MAKERS = {"staticmethod"}
+BLOCKING_MAKERS = {"_connector", "blocking", "taskless", "chunked", "iterating", "taking"}
 
 
 SHARED = re.compile(r"^(?P<indent> {4,})(?P<names>\w+(?:, \w+)+): (?P<text>.*)$", re.MULTILINE)

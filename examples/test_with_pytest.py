@@ -11,7 +11,7 @@ def test_a_client_of_an_empty_cluster(raftkv_client: raftkv.Client) -> None:
     raftkv_client.put("greeting", "hello")
 
 
-def test_what_another_test_wrote_is_gone(raftkv_client: raftkv.Client) -> None:
+def test_keys_of_another_test_are_gone(raftkv_client: raftkv.Client) -> None:
     """Whatever it did."""
     assert raftkv_client.get("greeting") is None
 

@@ -36,32 +36,32 @@ if TYPE_CHECKING:
     from raftkv.client.errors import TermLost as TermLost
     from raftkv.client.errors import TxnConflict as TxnConflict
     from raftkv.client.errors import WatchCanceled as WatchCanceled
-    from raftkv.client.kv.compares import create_revision as create_revision
-    from raftkv.client.kv.compares import lease_of as lease_of
-    from raftkv.client.kv.compares import mod_revision as mod_revision
-    from raftkv.client.kv.compares import value as value
-    from raftkv.client.kv.compares import version as version
+    from raftkv.client.kv.operations import create_revision as create_revision
     from raftkv.client.kv.operations import delete as delete
     from raftkv.client.kv.operations import get as get
     from raftkv.client.kv.operations import get_range as get_range
+    from raftkv.client.kv.operations import lease_of as lease_of
+    from raftkv.client.kv.operations import mod_revision as mod_revision
     from raftkv.client.kv.operations import put as put
+    from raftkv.client.kv.operations import value as value
+    from raftkv.client.kv.operations import version as version
     from raftkv.client.kv.txn import txn as txn
     from raftkv.client.local.cluster import LocalCluster as LocalCluster
     from raftkv.client.local.cluster import local as local
-    from raftkv.client.local.member import LocalClusterError as LocalClusterError
+    from raftkv.client.local.process import LocalClusterError as LocalClusterError
+    from raftkv.client.sync.blocking import Watch as Watch
     from raftkv.client.sync.lease import Lease as Lease
+    from raftkv.client.sync.lease import Lock as Lock
     from raftkv.client.sync.lease import Session as Session
+    from raftkv.client.sync.lease import Term as Term
     from raftkv.client.sync.library import Client as Client
     from raftkv.client.sync.library import Endpoints as Endpoints
+    from raftkv.client.sync.library import Transaction as Transaction
+    from raftkv.client.sync.library import Txn as Txn
     from raftkv.client.sync.library import connect as connect
-    from raftkv.client.sync.lock import Lock as Lock
-    from raftkv.client.sync.lock import Term as Term
     from raftkv.client.sync.loop import Closed as Closed
     from raftkv.client.sync.loop import Forked as Forked
     from raftkv.client.sync.loop import WrongThread as WrongThread
-    from raftkv.client.sync.txn import Transaction as Transaction
-    from raftkv.client.sync.txn import Txn as Txn
-    from raftkv.client.sync.watch import Watch as Watch
     from raftkv.client.values import Event as Event
     from raftkv.client.values import KeyValue as KeyValue
     from raftkv.errors import CompactedError as Compacted
@@ -72,22 +72,21 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _PLACES: Final = {
-    "client.kv.compares": ("create_revision", "lease_of", "mod_revision", "value", "version"),
     "client.endpoints": ("Endpoint",),
     "client.errors": (
         "AuthenticationFailed", "EndpointsFailed", "FenceLost", "LeaseLost", "LockLost", "LockNotFree", "TermLost",
         "TxnConflict", "WatchCanceled",
     ),
-    "client.local.cluster": ("LocalCluster", "local"),
-    "client.local.member": ("LocalClusterError",),
-    "client.kv.operations": ("delete", "get", "get_range", "put"),
-    "client.sync.library": ("Client", "Endpoints", "connect"),
-    "client.sync.lease": ("Lease", "Session"),
-    "client.sync.lock": ("Lock", "Term"),
-    "client.sync.loop": ("Closed", "Forked", "WrongThread"),
-    "client.sync.txn": ("Transaction", "Txn"),
-    "client.sync.watch": ("Watch",),
+    "client.kv.operations": (
+        "create_revision", "delete", "get", "get_range", "lease_of", "mod_revision", "put", "value", "version",
+    ),
     "client.kv.txn": ("txn",),
+    "client.local.cluster": ("LocalCluster", "local"),
+    "client.local.process": ("LocalClusterError",),
+    "client.sync.blocking": ("Watch",),
+    "client.sync.lease": ("Lease", "Lock", "Session", "Term"),
+    "client.sync.library": ("Client", "Endpoints", "Transaction", "Txn", "connect"),
+    "client.sync.loop": ("Closed", "Forked", "WrongThread"),
     "client.values": ("Event", "KeyValue"),
     "errors": ("ConfigError", "RaftKVError", "StatusError"),
 }  # fmt: skip

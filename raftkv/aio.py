@@ -42,15 +42,22 @@ from raftkv.client.errors import (
     TxnConflict,
     WatchCanceled,
 )
-from raftkv.client.kv.compares import create_revision, lease_of, mod_revision, value, version
-from raftkv.client.kv.operations import delete, get, get_range, put
-from raftkv.client.kv.stm import Transaction
-from raftkv.client.kv.txn import Txn, txn
+from raftkv.client.kv.operations import (
+    create_revision,
+    delete,
+    get,
+    get_range,
+    lease_of,
+    mod_revision,
+    put,
+    value,
+    version,
+)
+from raftkv.client.kv.txn import Transaction, Txn, txn
 from raftkv.client.lease.lease import Lease
 from raftkv.client.lease.session import Session
 from raftkv.client.library import Client, connect
-from raftkv.client.lock.election import Term
-from raftkv.client.lock.lock import Lock
+from raftkv.client.lock import Lock, Term
 from raftkv.client.values import (
     Alarm,
     DeleteResult,
@@ -64,7 +71,7 @@ from raftkv.client.values import (
     RangeResult,
     TxnResult,
 )
-from raftkv.client.watch.watch import Watch
+from raftkv.client.watch import Watch
 from raftkv.errors import CompactedError as Compacted
 from raftkv.errors import ConfigError, RaftKVError, StatusError
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from raftkv import cluster_id
 from raftkv.errors import ConfigError
+from raftkv.urls import split_address
 
 DEFAULT_NAME = "default"
 DEFAULT_PEER_URL = "http://localhost:2380"
@@ -41,7 +42,7 @@ class TLSFiles:
     cert_file: str = ""
     """PEM certificate (chain) that this member shows."""
     key_file: str = ""
-    """PEM key of ``cert_file``; must be readable by nobody else."""
+    """PEM key of ``cert_file``; must be readable by its owner alone."""
     client_cert_file: str = ""
     """Certificate for outgoing connections; empty: ``cert_file``."""
     client_key_file: str = ""
@@ -59,7 +60,7 @@ class TLSFiles:
     skip_san_verification: bool = False
     """Let in peers whose certificate names neither their address nor a member's. Danger: any certificate will do."""
     self_signed: bool = False
-    """Make a certificate if none is given. Danger: nobody can tell with whom he speaks."""
+    """Make a certificate if none is given. Danger: callers cannot verify this member."""
 
     @property
     def is_empty(self) -> bool:
@@ -68,7 +69,7 @@ class TLSFiles:
 
     @property
     def verifies(self) -> bool:
-        """Whether callers must show a certificate: an authority implies it. Off, who reaches the port may call."""
+        """Whether callers must show a certificate: an authority implies it. Off, all who reach the port may call."""
         return bool(self.trusted_ca_file) or self.client_cert_auth
 
     @property
@@ -171,7 +172,7 @@ class ServerConfig:
     listen_peer_urls: tuple[str, ...] = (DEFAULT_PEER_URL,)
     """Where members connect: IP addresses or localhost."""
     listen_client_urls: tuple[str, ...] = (DEFAULT_CLIENT_URL,)
-    """Where clients connect: IP addresses or localhost. Danger: with 0.0.0.0 and no TLS anyone may read and write."""
+    """Where clients connect: IP addresses or localhost. Danger: 0.0.0.0 without TLS lets all hosts read and write."""
     extensive_metrics: bool = False
     """Whether every call is timed, for histograms of each RPC."""
     listen_metrics_urls: tuple[str, ...] = ()
@@ -229,7 +230,7 @@ class ServerConfig:
     auth_token: str = "simple"
     """Tokens for passwords: ``simple``, or ``jwt,pub-key=FILE,priv-key=FILE,sign-method=METHOD,ttl=5m``."""
     auth_token_ttl_s: int = 300
-    """How long a simple token lives that nobody uses."""
+    """How long an unused simple token lives."""
     bcrypt_cost: int = 10
     """Cost of new hashes of passwords, 4 to 31: each step doubles the time. 10: about 60 ms of a core."""
     auth_min_password_length: int = 0
@@ -253,24 +254,23 @@ class ServerConfig:
     secure: bool = False
     """Start only if nothing is left open to strangers (``server.insecure_settings``), and with the audit log on."""
     cors: tuple[str, ...] = ()
-    """Origins whose web pages may call; empty: none; ``*``: all. Danger: whoever a browser here visits may call."""
+    """Origins whose web pages may call; empty: none; ``*``: all. Danger: any page that a browser visits may call."""
     host_whitelist: tuple[str, ...] = ()
     """Host names accepted in plain HTTP requests; ``*``: all; empty: all but, at loopback addresses, names that a
     stranger's page may have (DNS rebinding)."""
     audit_log: str = ""
-    """Where who asked for what is noted, a line of JSON each: a file, ``-`` (standard output) or ``stderr``; empty:
-    nowhere."""
+    """Where calls are noted, a line of JSON each: a file, ``-`` (standard output) or ``stderr``; empty: nowhere."""
     audit_level: str = "writes"
-    """What is noted: ``auth`` (logins, administration, refusals), ``writes``, or ``all`` (what reads, too)."""
+    """Which calls are noted: ``auth`` (logins, administration, refusals), ``writes``, or ``all`` (reads, too)."""
     audit_log_max_size_bytes: int = 100 * 1024**2
-    """Size above which the file is rotated; 0: never, or by somebody else."""
+    """Size above which the file is rotated; 0: never, or by another program."""
     audit_log_keep: int = 10
     """Rotated files that stay. Danger: lines older than they are deleted."""
     enable_ui: bool = True
     """Serve the dashboard on the client ports, below ``/ui/``."""
     horovod_run: str = ""
-    """Training run whose workers may use Horovod's HTTP rendezvous on the client ports; empty: nobody. Danger: who
-    reaches a port may then write below /raftkv/horovod/ over plain HTTP. The same on all members."""
+    """Training run whose workers may use Horovod's HTTP rendezvous on the client ports; empty: none. Danger: all who
+    reach a port may then write below /raftkv/horovod/ over plain HTTP. The same on all members."""
 
     # --- logging
     log_level: str = "info"
@@ -280,9 +280,9 @@ class ServerConfig:
     log_outputs: tuple[str, ...] = ("default",)
     """``default`` and ``stderr``: standard error; ``stdout``; or files."""
     log_rotation: LogRotation | None = None
-    """Rotation of the one file among ``log_outputs``; None: it grows, or somebody else rotates it."""
+    """Rotation of the one file among ``log_outputs``; None: it grows, or another program rotates it."""
     enable_pprof: bool = False
-    """Answer /debug/pprof/ on the client ports. Danger: while users are off, whoever reaches a port may slow it."""
+    """Answer /debug/pprof/ on the client ports. Danger: while users are off, any caller may slow the member."""
 
     tracing: Tracing = Tracing()
     """Spans for a collector."""
@@ -325,6 +325,12 @@ class ServerConfig:
         if self.tracing.enabled and not 0 <= rate <= SAMPLING_WHOLE:
             # etcd's words, with its letters.
             raise ConfigError(f"distributed tracing configurition is not valid: (tracing sampling rate {fault})")
+        if self.tracing.enabled:
+            try:
+                split_address(self.tracing.address.removeprefix("http://").removesuffix("/"))
+            except ValueError:
+                address = self.tracing.address
+                raise ConfigError(f"--distributed-tracing-address must be HOST:PORT (set to {address!r})") from None
 
     def _check_log_rotation(self) -> None:
         files = len(set(self.log_outputs) - {"default", "stderr", "stdout"})
@@ -549,7 +555,7 @@ class ServerConfig:
                 raise ConfigError(f"{flag} needs --{prefix}trusted-ca-file: it is about certificates that are verified")
 
     def _check_peer_ports(self) -> None:
-        """Who reaches a peer port that asks for no certificate can vote, append, and so rewrite everything."""
+        """Refuse peer ports without certificates: a stranger there can vote and append, and so rewrite all data."""
         for url in self.listen_peer_urls:
             scheme, host, _ = cluster_id.split_url(cluster_id.parse_urls(url)[0])
             if self.insecure_peers or scheme.startswith("unix") or is_loopback(host):

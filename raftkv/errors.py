@@ -110,7 +110,7 @@ class SpaceError(StorageError):
 
 
 class MapFullError(SpaceError):
-    """The map of the database is used up, whatever room the disk has: it can be grown, and the write tried again."""
+    """The map of the database is used up, though the disk may have room: grow it, and try the write again."""
 
 
 class StatusError(RaftKVError):
@@ -255,7 +255,7 @@ class NoSpaceError(StatusError):
 
 
 class UnwrittenError(StatusError):
-    """What was asked for reads the database itself, which has no room for what was written before."""
+    """The request reads the database itself, which has no room for the writes before it."""
 
     code = RESOURCE_EXHAUSTED
     text = "raftkv: the disk has no room for what was written before: free some space, and ask again"
@@ -301,7 +301,7 @@ class TooManyRequestsError(StatusError):
 
 
 class ShareError(TooManyRequestsError):
-    """Who asks holds its share of what all share (``rpc/shares``); the text names the limit."""
+    """The caller holds its share of a budget for all (``rpc/shares``); the text names the limit."""
 
     code = RESOURCE_EXHAUSTED
 
@@ -452,7 +452,7 @@ class RoleEmptyError(_InvalidArgument):
 
 
 class AuthFailedError(_InvalidArgument):
-    """A user that does not exist, or a wrong password: which of the two is nobody's business."""
+    """A user that does not exist, or a wrong password: the answer does not tell which."""
 
     text = "etcdserver: authentication failed, invalid user ID or password"
 
@@ -464,7 +464,7 @@ class PermissionNotGivenError(_InvalidArgument):
 
 
 class InvalidAuthManagementError(_InvalidArgument):
-    """A change that would leave nobody who may change users, or an interval that holds no key."""
+    """A change that would leave no user who may change users, or an interval that holds no key."""
 
     text = "etcdserver: invalid auth management"
 
@@ -671,7 +671,7 @@ class ElectionNotLeaderError(StatusError):
 
 
 class ElectionNoLeaderError(StatusError):
-    """Nobody leads an election."""
+    """The election has no leader."""
 
     text = "election: no leader"
 

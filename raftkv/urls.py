@@ -1,17 +1,27 @@
-"""URLs of members as Go's ``net/url`` reads them, and as etcd's flags and calls take them.
+"""URLs and addresses as Go's ``net/url`` reads them, and as etcd's flags, calls and clients take them.
 
 >>> parse_url("http://[fe80::1%25eth0]:2380").host
 '[fe80::1%eth0]:2380'
 >>> split_url("unix://MySock:007")
 ('unix', 'MySock:007', 0)
+>>> split_address("[::1]:2379"), join_address("::1", 2379)
+(('::1', 2379), '[::1]:2379')
+>>> parse_endpoint("127.0.0.1:2379")
+Endpoint(text='127.0.0.1:2379', host='127.0.0.1', port=2379, secure=None, path='')
+>>> parse_endpoint("https://[::1]").secure
+True
+>>> parse_endpoint("unix:///run/raftkv.sock:1").target
+'unix:/run/raftkv.sock:1'
 
-A text that Go refuses must not become a peer URL: a voter that nobody can reach may cost a cluster its quorum. Words of
-refusals are Go's. One rule is not etcd's: a port is at most 65535.
+A text that Go refuses must not become a peer URL: a voter that no member can reach may cost a cluster its quorum.
+Refusals of members' URLs are in Go's words. Two rules are not etcd's: a port is at most 65535, and an endpoint has no
+user info, which etcd's client drops.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote_to_bytes
@@ -20,6 +30,7 @@ from raftkv.errors import ConfigError
 
 SCHEMES: Final = ("http", "https", "unix", "unixs")
 PORT_MAX: Final = 65535
+DEFAULT_CLIENT_PORT: Final = 2379
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
@@ -141,6 +152,29 @@ def split_host_port(text: str) -> tuple[str, str]:
     return inner, port
 
 
+def _is_port(text: str) -> bool:
+    """Return whether a text is a port: ``int`` takes other digits than Go, and refuses thousands of them."""
+    digits = text.lstrip("0") or "0"
+    return bool(text) and text.isascii() and text.isdigit() and len(digits) <= 5 and int(digits) <= PORT_MAX
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Return host, without brackets, and port of ``host:port``; the host may be empty.
+
+    Raises:
+        ValueError: the text has another form.
+    """
+    host, port = split_host_port(text)
+    if not _is_port(port):
+        raise ValueError('not "host:port"')
+    return host, int(port)
+
+
+def join_address(host: str, port: int | str) -> str:
+    """Return ``host:port``, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def check_url(text: str) -> str:
     """Return the URL of a member, checked in etcd's order.
 
@@ -160,7 +194,7 @@ def check_url(text: str) -> str:
         raise ConfigError(f'URL address does not have the form "host:port": {text}') from None
     if url.path:
         raise ConfigError(f"URL must not contain a path: {text}")
-    if not url.scheme.startswith("unix") and int(port or 0) > PORT_MAX:
+    if not url.scheme.startswith("unix") and not _is_port(port or "0"):
         raise ConfigError(f"the port of a URL is at most {PORT_MAX}: {text}")
     return text
 
@@ -207,3 +241,104 @@ def comparable(url: str) -> tuple[str, str, int]:
     """Return a checked URL for comparing, in which the two names of this machine are one."""
     scheme, host, port = split_url(url)
     return scheme, "127.0.0.1" if host == "localhost" else host, port
+
+
+# -- endpoints ------------------------------------------------------------------------------------------------------
+#
+# Where clients find members, as etcd's client reads them.
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One address of a member.
+
+    Attributes:
+        text: as it was written.
+        host, port: where it is; ``localhost`` and 2379 for a socket file.
+        secure: None when the text does not say: then the client's TLS settings decide.
+        path: of the socket file; empty: it is none.
+    """
+
+    text: str
+    host: str
+    port: int
+    secure: bool | None
+    path: str = ""
+
+    @property
+    def target(self) -> str:
+        """``host:port``, or ``unix:`` and the path of a socket file."""
+        return f"unix:{self.path}" if self.path else join_address(self.host, self.port)
+
+
+def parse_endpoint(text: str) -> Endpoint:
+    """Read ``host:port``, ``host``, or an ``http://`` or ``https://`` URL of these; the port is 2379 if none is named.
+
+    As etcd's client, it also reads ``unix:`` and ``unixs:`` with the path of a socket file, ``unix://`` too, and drops
+    what follows the host and port of a URL.
+
+    Raises:
+        ConfigError: there is no host, a bad port, another scheme, or user info, which the text of the error leaves out.
+    """
+    stripped = text.strip()
+    scheme, separator, rest = stripped.partition(":")
+    if separator and scheme in ("unix", "unixs"):
+        path = rest.removeprefix("//")
+        if not path or "\0" in path:
+            raise ConfigError(f"endpoint {text!r} names no socket file")
+        return Endpoint(text, "localhost", DEFAULT_CLIENT_PORT, True if scheme == "unixs" else None, path)
+    _, at, host_port = re.split(r"[/?#]", stripped.partition("://")[2] or stripped, maxsplit=1)[0].rpartition("@")
+    if at:
+        raise ConfigError(f"endpoint {host_port}: user name and password are not part of an endpoint")
+    scheme = ""
+    if "://" in stripped:
+        try:
+            url = parse_url(stripped)
+        except ConfigError as error:
+            raise ConfigError(f"endpoint {text!r} has no valid host and port: {error}") from None
+        scheme, host_port = url.scheme, url.host
+        if scheme not in ("http", "https"):
+            raise ConfigError(f"endpoint {text!r} is not host:port, http://, https:// or unix://")
+    return Endpoint(text, *_host_and_port(text, host_port), scheme == "https" if scheme else None)
+
+
+def _host_and_port(text: str, host_port: str) -> tuple[str, int]:
+    has_port = bool(re.search(r":[^:\]]+$", host_port)) and (host_port.startswith("[") or host_port.count(":") == 1)
+    try:
+        host, port = split_address(host_port if has_port else f"{host_port.rstrip(':')}:{DEFAULT_CLIENT_PORT}")
+    except ValueError:
+        raise ConfigError(f"endpoint {text!r} has no valid host and port") from None
+    if not host or _CONTROL.search(host) or " " in host:
+        raise ConfigError(f"endpoint {text!r} has no host")
+    return host.lower(), port
+
+
+def require_ports(endpoints: Iterable[Endpoint]) -> None:
+    """Refuse a bare word, which is more often a mistake than the name of a machine.
+
+    Raises:
+        ConfigError: one is neither host:port nor a URL.
+    """
+    for endpoint in endpoints:
+        if endpoint.secure is None and not endpoint.path and not endpoint.text.strip().endswith(f":{endpoint.port}"):
+            example = f"HOST:PORT, as in {join_address(endpoint.host, DEFAULT_CLIENT_PORT)}"
+            raise ConfigError(f"endpoint {endpoint.text!r} has no port: write {example}, or a URL")
+
+
+def parse_endpoints(given: str | Iterable[str]) -> list[Endpoint]:
+    """Read endpoints from a comma-separated text or a list; equal ones once.
+
+    Raises:
+        ConfigError: there is none, or one is malformed.
+        TypeError: one is no text.
+    """
+    if not isinstance(given, Iterable):
+        raise TypeError(f"endpoints are a text, or several in a list, not {given!r}")
+    texts = given.split(",") if isinstance(given, str) else list(given)
+    for text in texts:
+        if not isinstance(text, str):
+            raise TypeError(f"an endpoint is a text as HOST:PORT, not {text!r}")
+    endpoints = {text.strip(): parse_endpoint(text) for text in texts if text.strip()}
+    if not endpoints:
+        raise ConfigError("at least one endpoint must be given")
+    return list(endpoints.values())

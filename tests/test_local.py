@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from raftkv.client.local.cluster import local
-from raftkv.client.local.member import LocalClusterError
+from raftkv.client.local.cluster import LocalClusterError, local
 from raftkv.errors import ConfigError
 from tests.procs import PATIENCE_S, http_get, wait_for
 

@@ -15,8 +15,8 @@ from bench.compare import machine
 from bench.latency.stages import Span, Stamps, medians_us
 from raftkv.cli.bench.load import connections
 from raftkv.client.rpc import methods
-from raftkv.client.rpc.endpoints import parse_endpoints
 from raftkv.pb import rpc_pb2
+from raftkv.urls import parse_endpoints
 from tests.compat.wire import Wire
 from tests.procs import Cluster, Program
 from tests.server.process.process import leader_of

@@ -24,9 +24,8 @@ from raftkv.checkpoint.find.lookup import MIN
 from raftkv.checkpoint.records import Checkpoint
 from raftkv.checkpoint.retention import holds
 from raftkv.checkpoint.retention.holds import PIN_TTL_S
-from raftkv.client.sync.blocking import Blocking, Held, blocking
+from raftkv.client.sync.blocking import Blocking, Held, Stream, blocking
 from raftkv.client.sync.library import client_of
-from raftkv.client.sync.watch import Stream
 
 if TYPE_CHECKING:
     from raftkv.checkpoint.commit.claim import Claim

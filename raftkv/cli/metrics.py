@@ -9,8 +9,8 @@ from __future__ import annotations
 import http.client
 from typing import TYPE_CHECKING
 
-from raftkv.client.rpc.certificates import for_http
-from raftkv.client.rpc.endpoints import parse_endpoints
+from raftkv.client.rpc.transport import for_http
+from raftkv.urls import parse_endpoints
 
 if TYPE_CHECKING:
     import ssl

@@ -1,4 +1,4 @@
-"""Who a client is: user, password and token as programs, files and the environment give them.
+"""The identity of a client: user, password and token as programs, files and the environment give them.
 
 Owns what keeps them from being shown: a ``Secret`` prints as ``***``, in ``repr``, in a log, in a debugger's locals.
 
@@ -186,7 +186,7 @@ def password_of(user: str, environment: Mapping[str, str]) -> Secret:
 def user_settings(flag: str) -> dict[str, Any]:
     """Return the arguments of ``connect`` for a flag ``--user NAME[:PASSWORD]``; nothing, if it is not given.
 
-    A command line can be read by everybody on the machine: better the name alone, and ``RAFTKV_PASSWORD_FILE``.
+    All users of the machine can read a command line: give the name alone, and ``RAFTKV_PASSWORD_FILE``.
 
     Arguments:
         flag: its text.
@@ -205,7 +205,7 @@ def _either(environment: Mapping[str, str], name: str) -> Secret:
 def announce_settings(settings: Mapping[str, Any], environment: MutableMapping[str, str]) -> None:
     """Write settings into the environment of processes that shall connect in the same way; see ``client_settings``.
 
-    The environment of a process can be read by its user alone, its command line by everybody: so never there. A secret
+    Only its user can read the environment of a process, but all users read its command line: so never there. A secret
     that a function returns stays with the function.
 
     Arguments:

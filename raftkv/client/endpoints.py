@@ -1,4 +1,4 @@
-r"""Where the servers of a service are, as keys that end with them, in the format of etcd's ``naming/endpoints``.
+r"""Addresses of the servers of a service, as keys that end with them, in the format of etcd's ``naming/endpoints``.
 
 ::
 
@@ -39,11 +39,11 @@ from raftkv.client.lease.session import Session
 from raftkv.client.rpc.retry import until_answered
 from raftkv.client.scope import Scope
 from raftkv.client.values import DELETE
-from raftkv.client.watch.watch import Watches
+from raftkv.client.watch import Watches
 from raftkv.errors import CompactedError
 
 if TYPE_CHECKING:
-    from raftkv.client.kv.compares import LeaseLike
+    from raftkv.client.kv.operations import LeaseLike
     from raftkv.client.values import KeyValue
 
 _log = logging.getLogger(__name__)
@@ -188,7 +188,7 @@ class Endpoints:
         lease: LeaseLike | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Add and delete several in one step: nobody sees a part of it.
+        """Add and delete several in one step: no reader sees a part of it.
 
         Arguments:
             add: endpoints by the names of their keys below the service's.

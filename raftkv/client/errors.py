@@ -7,12 +7,74 @@ catches ``CompactedError`` whether the answer came over the wire or not. A statu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from raftkv import errors
-from raftkv.client.reasons import plain_failures
-from raftkv.errors import CODE_NAMES, StatusError
+from raftkv.errors import CODE_NAMES, ContextDeadlineExceededError, StatusError
+
+# -- reasons --------------------------------------------------------------------------------------------------------
+#
+# Why an endpoint did not answer, in plain words, and what to do about it where the words alone do not say.
+
+_OURS: Final = "--cert and --key, cert_file and key_file"
+_AUTHORITY: Final = "name the file of the authority that signed it: --cacert, ca_file"
+_ADVICE: Final = {
+    "none was shown": f"show a client's: {_OURS}",
+    "does not know the authority of our certificate": f"show one that its authority signed: {_OURS}",
+    "our certificate has expired": f"renew it, or show another: {_OURS}",
+    "our certificate is revoked": f"show another: {_OURS}",
+    "refused our certificate": f"its log says why; to show another: {_OURS}",
+    "unable to get local issuer certificate": _AUTHORITY,
+    "self-signed certificate": _AUTHORITY,
+    "certificate has expired": "renew it on that member; a clock that is ahead says so, too",
+    "certificate is not yet valid": "set the clock, here or where it was made",
+    "IP address mismatch": "use a name that the certificate has, or make it anew with this address",
+    "Hostname mismatch": "use a name that the certificate has, or make it anew with this one",
+    "does not speak TLS": "write http:// before it to reach it without TLS",
+    "closed the connection before its HTTP/2 settings came": "if it speaks TLS, write https:// before it",
+}
+"""Words in a reason, and what to do; the first row that fits counts."""
+
+
+def explain_failures(failures: Mapping[str, str]) -> dict[str, str]:
+    """Reword why each endpoint did not answer, in plain words instead of those of Go's clients.
+
+    Arguments:
+        failures: endpoint to the text of its last failure.
+    """
+    return {endpoint: explain_failure(text) for endpoint, text in failures.items()}
+
+
+def explain_failure(text: str) -> str:
+    """Return a reason in plain words, with what to do in brackets.
+
+    Arguments:
+        text: of a failure to connect or to call.
+
+    >>> explain_failure('connection error: desc = "transport: Error while dialing: dial tcp a:1: connect: refused"')
+    'connect: refused'
+    >>> explain_failure("the other end does not speak TLS")
+    'the other end does not speak TLS (write http:// before it to reach it without TLS)'
+    """
+    text = _unframed(text)
+    advice = next((advice for words, advice in _ADVICE.items() if words in text), "")
+    return f"{text} ({advice})" if advice else text
+
+
+def _unframed(text: str) -> str:
+    """Strip a failure to connect of the frame that Go's clients print round it."""
+    text = re.sub(r"^rpc error: code = \w+ desc = ", "", text)
+    if text == ContextDeadlineExceededError.text:
+        return "connected, but did not answer"
+    if text == _EOF:
+        return "it closed the connection before it answered"
+    if not text.startswith('connection error: desc = "'):
+        return text
+    text = re.sub(r"^.*dial (?:tcp|unix) \S+: ", "", text[26:].removesuffix('"'))
+    # Under TLS 1.3 a client learns only then what the other end thinks of its certificate.
+    return re.sub(r"^transport: \S+ (?=closed)(closed the connection before its HTTP/2 settings came: )?", "", text)
 
 
 class WireStatus(StatusError):
@@ -29,6 +91,32 @@ class UnknownStatus(WireStatus):
     def __init__(self, code: int, desc: str, definite: bool = False) -> None:
         super().__init__(code, f"rpc error: code = {CODE_NAMES.get(code, f'Code({code})')} desc = {desc}", definite)
         self.desc = desc
+
+
+class MessageTooLarge(errors.RequestTooLargeError):
+    """A message is larger than the client sends, or the member receives; it was not executed."""
+
+    code = errors.RESOURCE_EXHAUSTED
+
+    def __init__(self, text: str) -> None:
+        own = "of this client and " if text.startswith("trying to send") else ""
+        super().__init__(f"{text}: split the request, or raise --max-request-bytes {own}of the members")
+
+
+class WrongPort(errors.UnimplementedError):
+    """The endpoint speaks gRPC and has no service of etcd: it is a peer port, or no member."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f"{text}: this is a peer port, or no member; clients use the URLs of --listen-client-urls")
+
+
+class ConnectionLost(WireStatus, ConnectionError):
+    """The connection broke while a call waited for its answer; see ``definite``."""
+
+    def __init__(self, definite: bool) -> None:
+        outcome = "did not happen" if definite else "may have happened"
+        text = f"the member closed the connection before it answered; the request {outcome}"
+        super().__init__(errors.UNAVAILABLE, text, definite)
 
 
 class AuthenticationFailed(StatusError):
@@ -54,7 +142,7 @@ class EndpointsFailed(errors.ContextDeadlineExceededError, ConnectionError):
     """
 
     def __init__(self, failures: dict[str, str], timeout_s: float, *, definite: bool, explain: bool = True) -> None:
-        self.failures = plain_failures(failures)
+        self.failures = explain_failures(failures)
         reasons = "; ".join(f"{endpoint}: {reason}" for endpoint, reason in self.failures.items())
         waited = f"{round(timeout_s, 3):g} s"
         super().__init__(f"no answer within {waited} from {reasons or 'any endpoint'}" if explain else None)
@@ -78,7 +166,7 @@ class LeaseLost(errors.RaftKVError):
 
 
 class FenceLost(errors.RaftKVError):
-    """Nothing was written: the lock or term that guards the write is over (its key is gone or somebody else's).
+    """Nothing was written: the lock or term that guards the write is over (its key is gone, or another client's).
 
     Attributes:
         key: of the lock or term, as the store knows it.
@@ -89,7 +177,7 @@ class FenceLost(errors.RaftKVError):
     definite = True
 
     def __init__(self, key: bytes, fence: int, reason: str = "") -> None:
-        cause = reason or "its key has gone or belongs to somebody else"
+        cause = reason or "its key is gone, or belongs to another client"
         which = f" {key!r} at revision {fence}" if key else ""
         super().__init__(f"the lock or term{which} is lost: {cause}")
         self.key = key
@@ -105,14 +193,14 @@ class TermLost(FenceLost):
 
 
 class LockNotFree(errors.RaftKVError, TimeoutError):
-    """A lock or a term was not to be had in the time given; nothing is held and nobody is in line."""
+    """Another holder kept the lock or term for all the time given; this client holds nothing and left the queue."""
 
     definite = True
 
-    def __init__(self, name: str | bytes, timeout_s: float | None, by_whom: str = "by others") -> None:
+    def __init__(self, name: str | bytes, timeout_s: float | None, holder: str = "by others") -> None:
         shown = name if isinstance(name, str) else name.decode("utf-8", "backslashreplace")
         within = "" if timeout_s is None else f" for all of {timeout_s:g} s"
-        super().__init__(f"{shown!r} is held or waited for {by_whom}{within}")
+        super().__init__(f"{shown!r} is held or waited for {holder}{within}")
         self.name = name
 
 
@@ -131,7 +219,7 @@ ANOTHER_LOOP: Final = (
 
 
 def is_client_closed(error: Exception) -> bool:
-    """Tell if a call or a watch ended because this client was closed: there is nobody left who could ask."""
+    """Tell if a call or a watch ended because this client was closed."""
     is_end = isinstance(error, errors.StatusError) and error.code == errors.CANCELED and error.definite
     return is_end and str(error).endswith(CLIENT_CLOSED)
 
@@ -143,7 +231,7 @@ class WatchCanceled(errors.StatusError):
 
 
 class HistoryReplaced(errors.CompactedError):
-    """What a watch should go on from is the history of another cluster, as of before a restore.
+    """The history that a watch would go on from is that of another cluster, as of before a restore.
 
     The revisions that were seen come again with other contents, or never. It is a ``Compacted``: begin with a read.
     """
@@ -157,6 +245,9 @@ class StreamLost(errors.StatusError):
     code = errors.UNAVAILABLE
     definite = False
 
+
+_EOF: Final = "error reading from server: EOF"
+"""Go's words, which ``raftkv.rpc`` has too."""
 
 # Rows of etcd's table that no part of raftkv raises yet. Go's clients print them without the "rpc error" frame.
 _OTHER_TEXTS = frozenset(
@@ -177,6 +268,24 @@ _BY_TEXT = {
 }
 
 
+# Texts that name a cause, or a limit, and so differ from one answer to the next.
+_BY_PATTERN: Final[tuple[tuple[re.Pattern[str], type[StatusError]], ...]] = tuple(
+    (re.compile(pattern, re.DOTALL), kind)
+    for pattern, kind in (
+        (re.escape(f"{errors.NoSpaceError.text} (raftkv: quota "), errors.QuotaExceededError),
+        (".* has its share of the ", errors.ShareError),
+        (".*message larger than max ", MessageTooLarge),
+        (re.escape(errors.AuthLimitError.text), errors.AuthLimitError),
+        (re.escape(errors.ConfChangeRefusedError.text), errors.ConfChangeRefusedError),
+        (re.escape(errors.SnapshotGivenUpError.text), errors.SnapshotGivenUpError),
+        (errors.InvalidAlarmError.text.split(" or ")[0], errors.InvalidAlarmError),
+        ("raftkv: (a password must have|hashedPassword must be) ", errors.InvalidPasswordError),
+        (r"unknown service (etcdserverpb|v3lockpb|v3electionpb)\.", WrongPort),
+        ("RangeStream does not support ", errors.UnimplementedError),
+    )
+)
+
+
 def from_status(code: int, text: str, *, definite: bool = False) -> StatusError:
     """Return the error for a status.
 
@@ -192,10 +301,9 @@ def from_status(code: int, text: str, *, definite: bool = False) -> StatusError:
         error = kind()
         error.__dict__["code"] = code
         return error
-    if text.startswith(errors.NoSpaceError.text + " (raftkv: quota "):
-        return errors.QuotaExceededError(text)
-    if code == errors.RESOURCE_EXHAUSTED and " has its share of the " in text:
-        return errors.ShareError(text)
-    if text in _OTHER_TEXTS:
-        return WireStatus(code, text)
-    return UnknownStatus(code, text, definite)
+    if code == errors.UNAVAILABLE and text == _EOF:
+        return ConnectionLost(definite)
+    for pattern, named in _BY_PATTERN:
+        if named.code == code and pattern.match(text):
+            return named(text)
+    return WireStatus(code, text) if text in _OTHER_TEXTS else UnknownStatus(code, text, definite)

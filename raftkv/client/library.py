@@ -7,130 +7,44 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from raftkv.client.admin import Admin
-from raftkv.client.arguments import path, seconds
+from raftkv.client.admin import Admin, Roles, Users
+from raftkv.client.arguments import path, seconds, whole
 from raftkv.client.credentials import Given, Secret, client_settings, file_settings, password_of
 from raftkv.client.endpoints import Endpoints
-from raftkv.client.keys import Space, Text, to_bytes
-from raftkv.client.kv import compares
-from raftkv.client.kv.bulk import Bulk
-from raftkv.client.kv.kv import KV
-from raftkv.client.kv.stm import Txns
+from raftkv.client.kv.kv import Bulk
+from raftkv.client.kv.txn import Txns
 from raftkv.client.lease.keeper import LeaseKeeper
 from raftkv.client.lease.lease import Leases
 from raftkv.client.lease.session import Sessions
-from raftkv.client.lock.election import Elections
-from raftkv.client.lock.lock import Locks
-from raftkv.client.rpc.certificates import tls_context
+from raftkv.client.lock import Elections, Locks
 from raftkv.client.rpc.core import Client as Core
 from raftkv.client.rpc.core import ClientOptions
-from raftkv.client.rpc.endpoints import require_ports
-from raftkv.client.scope import Scope
-from raftkv.client.users import Roles, Users
-from raftkv.client.watch.hub import WatchHub
-from raftkv.client.watch.watch import Watches
+from raftkv.client.rpc.transport import tls_context
+from raftkv.client.scope import Scope, Space, Text, to_bytes
+from raftkv.client.watch import Watches, WatchHub
 from raftkv.errors import ConfigError
-
-P = ParamSpec("P")
-R = TypeVar("R", covariant=True)
+from raftkv.urls import require_ports
 
 
-class _Method(Generic[P, R]):
-    """A method of a part, as a method of the client: with its own name, signature and documentation.
-
-    The first use binds it to the client's part and leaves it in the client, so later ones cost nothing.
-    """
-
-    def __init__(self, part: str, method: Callable[Concatenate[Any, P], R]) -> None:
-        self._part = part
-        self._method = method
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    @overload
-    def __get__(self, client: None, owner: type) -> Callable[Concatenate[Any, P], R]: ...
-    @overload
-    def __get__(self, client: object, owner: type) -> Callable[P, R]: ...
-
-    def __get__(self, client: object | None, owner: type) -> Callable[..., R]:
-        if client is None:
-            return self._method
-        bound: Callable[P, R] = getattr(getattr(client, self._part), self._name)
-        client.__dict__[self._name] = bound
-        return bound
-
-
-class Client:
+class Client(Bulk, Txns, Watches, Leases, Sessions, Locks, Elections, Admin):
     """A cluster, as programs see it; made by ``connect`` and, for a part of its keys, by ``view``.
 
     Belongs to the event loop that it is first used on. Its connection is opened by the first call.
 
     Attributes:
-        scope: what all parts work with.
-        kv, bulk, txns, watches, lessor, sessions, locks, elections, admin: the parts, whose methods are the client's.
-        users, roles: parts with methods of their own.
+        scope: what its methods work with.
+        users, roles: have methods of their own.
     """
 
     def __init__(self, scope: Scope, *, is_view: bool = False) -> None:
-        self.scope = scope
-        self.kv = KV(scope)
-        self.bulk = Bulk(scope)
-        self.txns = Txns(scope)
-        self.watches = Watches(scope)
-        self.lessor = Leases(scope)
-        self.sessions = Sessions(scope)
-        self.locks = Locks(scope)
-        self.elections = Elections(scope)
-        self.admin = Admin(scope)
+        super().__init__(scope)
         self.users = Users(scope)
         self.roles = Roles(scope)
         self._is_view = is_view
-
-    put = _Method("kv", KV.put)
-    get = _Method("kv", KV.get)
-    range = _Method("kv", KV.range)
-    count = _Method("kv", KV.count)
-    delete = _Method("kv", KV.delete)
-    put_many = _Method("bulk", Bulk.put_many)
-    get_many = _Method("bulk", Bulk.get_many)
-    pages = _Method("bulk", Bulk.pages)
-    scan = _Method("bulk", Bulk.scan)
-    txn = _Method("txns", Txns.txn)
-    stm = _Method("txns", Txns.stm)
-    version = staticmethod(compares.version)
-    value = staticmethod(compares.value)
-    create_revision = staticmethod(compares.create_revision)
-    mod_revision = staticmethod(compares.mod_revision)
-    lease_of = staticmethod(compares.lease_of)
-    watch = _Method("watches", Watches.watch)
-    lease = _Method("lessor", Leases.lease)
-    lease_info = _Method("lessor", Leases.lease_info)
-    leases = _Method("lessor", Leases.leases)
-    revoke = _Method("lessor", Leases.revoke)
-    session = _Method("sessions", Sessions.session)
-    lock = _Method("locks", Locks.lock)
-    campaign = _Method("elections", Elections.campaign)
-    leader = _Method("elections", Elections.leader)
-    observe = _Method("elections", Elections.observe)
-    status = _Method("admin", Admin.status)
-    members = _Method("admin", Admin.members)
-    member_add = _Method("admin", Admin.member_add)
-    member_remove = _Method("admin", Admin.member_remove)
-    member_update = _Method("admin", Admin.member_update)
-    member_promote = _Method("admin", Admin.member_promote)
-    compact = _Method("admin", Admin.compact)
-    snapshot = _Method("admin", Admin.snapshot)
-    alarms = _Method("admin", Admin.alarms)
-    disarm = _Method("admin", Admin.disarm)
-    set_quota = _Method("admin", Admin.set_quota)
-    remove_quota = _Method("admin", Admin.remove_quota)
-    quotas = _Method("admin", Admin.quotas)
 
     def __repr__(self) -> str:
         prefix = self.scope.space.prefix
@@ -198,18 +112,19 @@ def connect(
     dial_timeout_s: float = 2.0,
     keepalive_time_s: float | None = 10.0,
     keepalive_timeout_s: float = 5.0,
+    max_request_bytes: int = ClientOptions.max_request_bytes,
     tracing: bool | None = None,
 ) -> Client:
     """Make a client of a cluster; nothing is sent before its first call.
 
     Arguments:
         endpoints: addresses of members, as a list or separated by commas: ``host:port``, or a URL.
-        user: log in as; None, and no token: as ``RAFTKV_USER`` and the like say; empty: nobody, or whom the certificate
-            names.
+        user: log in as; None, and no token: as ``RAFTKV_USER`` and the like say; empty: the name in the
+            certificate, or none.
         password: of the user: a text; a ``Path`` to a file, or a function, which each login asks anew.
-        token: a JWT that somebody else makes, in the same ways, instead of user and password.
-        tls: a context; True: this machine's authorities; False: plain TCP; None: whatever the endpoints or files below
-            say, and without files ``RAFTKV_CACERT``, ``RAFTKV_CERT`` and ``RAFTKV_KEY``.
+        token: a JWT from elsewhere, in the same ways, instead of user and password.
+        tls: a context; True: this machine's authorities; False: plain TCP; None: as the endpoints or files below say,
+            and without files ``RAFTKV_CACERT``, ``RAFTKV_CERT`` and ``RAFTKV_KEY``.
         ca_file: authorities to trust, PEM.
         cert_file, key_file: this client's certificate, PEM.
         timeout_s: deadline of a call that is given none, all attempts together.
@@ -217,6 +132,7 @@ def connect(
         dial_timeout_s: for one connection.
         keepalive_time_s: silence after which the connection is probed, at least 10; None: never.
         keepalive_timeout_s: for the answer to a probe.
+        max_request_bytes: size of the largest request that is sent; members have a limit of their own.
         tracing: whether calls are spans of OpenTelemetry, whose context the members get; None: if the program has
             imported ``opentelemetry.trace`` by then.
 
@@ -238,6 +154,7 @@ def connect(
         dial_timeout_s=dial_timeout_s,
         keepalive_time_s=keepalive_time_s,
         keepalive_timeout_s=keepalive_timeout_s,
+        max_request_bytes=whole(max_request_bytes, "max_request_bytes"),
         tracing=tracing,
         explain=True,
     )

@@ -1,4 +1,4 @@
-"""What every part of a client works with: a way to the cluster, a key space, a default timeout, watches, keep-alives.
+"""The common ground of a client: a way to the cluster, a key space, a default timeout, watches, keep-alives.
 
 A view of a client is the same with another space, on the same connection.
 
@@ -9,21 +9,135 @@ A view of a client is the same with another space, on the same connection.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from raftkv.client.arguments import seconds
-from raftkv.client.keys import Space, Text
 from raftkv.client.rpc.core import Client as Core
 from raftkv.client.rpc.methods import Method, staleness_metadata
+from raftkv.client.values import DELETE, PUT, Event, KeyValue
+from raftkv.errors import EmptyKeyError
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
-    from raftkv.client.kv.compares import FenceLike
+    from raftkv.client.kv.operations import FenceLike
     from raftkv.client.lease.keeper import LeaseKeeper
-    from raftkv.client.watch.hub import WatchHub
+    from raftkv.client.watch import WatchHub
+    from raftkv.pb import kv_pb2
+
+# -- keys -----------------------------------------------------------------------------------------------------------
+#
+# Keys as text or bytes, the intervals that etcd makes of them, and key spaces with a prefix.
+
+
+def prefix_end(prefix: bytes) -> bytes:
+    r"""Return the range end that makes ``[prefix, end)`` all keys beginning with a prefix.
+
+    >>> prefix_end(b"a"), prefix_end(b"a\xff"), prefix_end(b"\xff")
+    (b'b', b'b', b'\x00')
+    """
+    stem = prefix.rstrip(b"\xff")
+    return stem[:-1] + bytes([stem[-1] + 1]) if stem else b"\0"
+
+
+Text = str | bytes
+"""A key or a value as people write it; text becomes UTF-8."""
+
+FROM_KEY = b"\0"
+"""The end of an interval that has none."""
+
+
+def to_bytes(text: str | bytes | bytearray | memoryview) -> bytes:
+    """Return the bytes of a key or value.
+
+    Raises:
+        TypeError: it is neither text nor bytes; numbers in particular are not guessed at.
+    """
+    if isinstance(text, bytes):
+        return text
+    if isinstance(text, str):
+        return text.encode()
+    if isinstance(text, bytearray | memoryview):
+        return bytes(text)
+    raise TypeError(f"keys and values are str or bytes, not {type(text).__name__}")
+
+
+class Space:
+    r"""All keys with a prefix, which is added on the way out and taken off on the way in.
+
+    >>> jobs = Space(b"jobs/")
+    >>> jobs.key("a")
+    b'jobs/a'
+    >>> jobs.interval("", None, prefix=True), Space().interval("", None, prefix=True)
+    ((b'jobs/', b'jobs0'), (b'\x00', b'\x00'))
+
+    Intervals are etcd's: no end is one key; ``b"\0"`` is everything from the key on, in a view to its end.
+
+    Attributes:
+        prefix: before every key; empty: all keys.
+    """
+
+    __slots__ = ("_length", "prefix")
+
+    def __init__(self, prefix: bytes = b"") -> None:
+        self.prefix = prefix
+        self._length = len(prefix)
+
+    def inside(self, prefix: Text) -> Space:
+        """Return the space of a prefix within this one."""
+        return Space(self.prefix + to_bytes(prefix))
+
+    def key(self, key: Text) -> bytes:
+        """Return the key as the store knows it.
+
+        Raises:
+            EmptyKeyError: it is empty.
+        """
+        if not key:
+            raise EmptyKeyError
+        return self.prefix + (key if isinstance(key, bytes) else to_bytes(key))
+
+    def interval(self, key: Text, end: Text | None, *, prefix: bool) -> tuple[bytes, bytes]:
+        """Return first key and range end as the store knows them.
+
+        Arguments:
+            key: the first, or the prefix.
+            end: the first key that does not belong; None, or empty: ``key`` alone.
+            prefix: all keys that begin with ``key``; there is no ``end`` then.
+
+        Raises:
+            ValueError: an end and a prefix.
+            EmptyKeyError: an empty key that is no prefix.
+        """
+        if prefix:
+            if end is not None:
+                raise ValueError("give an end or prefix=True, not both")
+            first = self.prefix + to_bytes(key)
+            return first or FROM_KEY, prefix_end(first)
+        last = b"" if end is None else to_bytes(end)
+        if not last:
+            return self.key(key), b""
+        if last == FROM_KEY:
+            return self.prefix + to_bytes(key) or FROM_KEY, prefix_end(self.prefix)
+        return self.key(key), self.prefix + last
+
+    def key_value(self, kv: kv_pb2.KeyValue) -> KeyValue:
+        """Convert a key to what its reader sees."""
+        key = kv.key[self._length :] if self._length else kv.key
+        return KeyValue(key, kv.value, kv.version, kv.create_revision, kv.mod_revision, kv.lease)
+
+    def key_values(self, kvs: Iterable[kv_pb2.KeyValue]) -> tuple[KeyValue, ...]:
+        """Convert many keys to what their reader sees."""
+        convert = self.key_value
+        return tuple([convert(kv) for kv in kvs])
+
+    def event(self, event: kv_pb2.Event) -> Event:
+        """Convert a change to what its watcher sees."""
+        previous = self.key_value(event.prev_kv) if event.HasField("prev_kv") else None
+        return Event(DELETE if event.type else PUT, self.key_value(event.kv), previous)
+
 
 T = TypeVar("T", bound="Message")
 

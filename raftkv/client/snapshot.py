@@ -15,10 +15,10 @@ import fcntl
 import hashlib
 import os
 import stat
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final, Protocol
+from typing import BinaryIO, Final
 
 from raftkv.errors import StorageError
 from raftkv.pb import rpc_pb2
@@ -46,14 +46,9 @@ class SavedSnapshot:
     version: str
 
 
-class Messages(Protocol):
-    """What a member sends."""
-
-    def __aiter__(self) -> AsyncIterator[rpc_pb2.SnapshotResponse]:
-        """Iterate over the messages."""
-
-
-async def save(messages: Messages, to: str | os.PathLike[str], on_progress: Progress | None = None) -> SavedSnapshot:
+async def save(
+    messages: AsyncIterable[rpc_pb2.SnapshotResponse], to: str | os.PathLike[str], on_progress: Progress | None = None
+) -> SavedSnapshot:
     """Write what a member sends to a file.
 
     Arguments:
@@ -69,7 +64,7 @@ async def save(messages: Messages, to: str | os.PathLike[str], on_progress: Prog
     part = target.with_name(target.name + ".part")
     with _alone(part) as file:
         try:
-            # The mode of a file that was there is somebody else's choice.
+            # A file that was there may have a wider mode.
             os.fchmod(file.fileno(), 0o600)
             saved = await _receive(messages, file, target, on_progress)
             file.flush()
@@ -105,7 +100,7 @@ def _alone(part: Path) -> Iterator[BinaryIO]:
 
 
 def _locked(part: Path) -> BinaryIO:
-    # Nobody may have laid a link there that leads the snapshot, and its mode, elsewhere.
+    # A link there could lead the snapshot, and its mode, elsewhere.
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     while True:
         try:
@@ -119,7 +114,7 @@ def _locked(part: Path) -> BinaryIO:
             raise StorageError(f"could not open {part} (another snapshot is being saved there)") from None
         except OSError:
             pass  # a file system without locks
-        # Whoever held the lock until now may have given the file its name: then it is no longer this one.
+        # The last holder of the lock may have renamed the file: then it is no longer this one.
         if _has_name(file, part):
             file.truncate(0)
             return file
@@ -146,7 +141,9 @@ def _target(to: str | os.PathLike[str]) -> Path:
     return target
 
 
-async def _receive(messages: Messages, file: BinaryIO, target: Path, on_progress: Progress | None) -> SavedSnapshot:
+async def _receive(
+    messages: AsyncIterable[rpc_pb2.SnapshotResponse], file: BinaryIO, target: Path, on_progress: Progress | None
+) -> SavedSnapshot:
     """Write all pieces; the last of them is the hash of all others."""
     digest, waiting, received_bytes, version = hashlib.sha256(), b"", 0, ""
     async for message in messages:

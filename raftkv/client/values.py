@@ -1,4 +1,4 @@
-"""What the library gives back: keys and values, results, events. Immutable, and free of messages.
+"""Results of the library: keys and values, events, members. Immutable, and free of messages.
 
 >>> item = KeyValue(b"jobs/a", b"1", version=1, create_revision=7, mod_revision=7, lease=0)
 >>> item.key, item.value.decode(), item.text
@@ -64,7 +64,7 @@ class RangeResult:
 
     Attributes:
         items: the keys that were asked for, in order.
-        count: keys in the whole interval, whatever the limit.
+        count: keys in the whole interval, regardless of the limit.
         more: the limit left some out.
         revision: of the store when it was read, to read or to watch on from there.
     """
@@ -151,7 +151,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class EndpointStatus:
-    """What a member says of itself, or why it says nothing.
+    """The status of a member, or why it gave none.
 
     Attributes:
         endpoint: as the client was given it.
@@ -219,7 +219,7 @@ class PrefixQuota:
 
 @dataclass(frozen=True, slots=True)
 class LeaseInfo:
-    """What the cluster knows of a lease: seconds that are left (-1: no such lease), seconds granted, its keys."""
+    """A lease as the cluster knows it: seconds that are left (-1: no such lease), seconds granted, its keys."""
 
     id: int
     ttl: int

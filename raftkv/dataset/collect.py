@@ -16,8 +16,7 @@ from typing import Final
 
 from raftkv.client.control.control import Control
 from raftkv.client.control.records import read
-from raftkv.client.kv.compares import Compare, create_revision, mod_revision
-from raftkv.client.kv.operations import Operation, delete, get, get_range
+from raftkv.client.kv.operations import Compare, Operation, create_revision, delete, get, get_range, mod_revision
 from raftkv.client.rpc.retry import until_answered
 from raftkv.dataset.codec import blob, node
 from raftkv.dataset.keys import DatasetKeys, Head

@@ -23,11 +23,10 @@ from typing import Final
 
 from raftkv.client.control.control import Control, Grant, txn_until_answered
 from raftkv.client.control.records import read
-from raftkv.client.keys import prefix_end
-from raftkv.client.kv.bulk import pipelined
-from raftkv.client.kv.compares import mod_revision, version
-from raftkv.client.kv.operations import Operation, delete, get, get_range, put
+from raftkv.client.kv.kv import pipelined
+from raftkv.client.kv.operations import Operation, delete, get, get_range, mod_revision, put, version
 from raftkv.client.rpc.retry import until_answered
+from raftkv.client.scope import prefix_end
 from raftkv.client.values import KeyValue
 from raftkv.dataset.errors import PublishConflict
 from raftkv.dataset.keys import DatasetKeys, Head, Note

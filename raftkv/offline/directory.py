@@ -76,7 +76,7 @@ def held(data_dir: str) -> Iterator[Path]:
     """
     database = database_of(data_dir)
     lock = os.path.join(data_dir, "member", "wal", LOCK_NAME)
-    if not os.path.exists(lock):  # the log lies elsewhere: who starts on it waits for the database
+    if not os.path.exists(lock):  # the log lies elsewhere: a member that starts on it waits for the database
         with _closed(database):
             yield database
         return

@@ -131,7 +131,7 @@ class Decoded:
         request_id: by which the member that proposed it found its waiter; 0: none.
         message: the request; None: there is none, or it is of a kind that this version does not know.
         text: of a change of the members; empty otherwise.
-        caller: who caused it, where users are asked for.
+        caller: the user that caused it, where users are asked for.
     """
 
     kind: str
@@ -216,7 +216,7 @@ def line(found: Found) -> str:
 
 
 def describe(caller: Caller) -> str:
-    """Return who caused an entry, and under which revision of users and roles."""
+    """Return the user that caused an entry, and under which revision of users and roles."""
     if not caller.user:
         return "by=member"
     name = caller.user.decode("utf-8", "backslashreplace")

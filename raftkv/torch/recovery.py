@@ -70,6 +70,7 @@ from raftkv.torch.progress import NO_STEP, Agreed, Progress, Told, agree
 from raftkv.torch.states import Load, Save, States
 from raftkv.torch.waits import Waits
 from raftkv.training.errors import GenerationOver, StateLost, TrainingError
+from raftkv.urls import join_address, split_address
 
 if TYPE_CHECKING:
     import torch
@@ -395,7 +396,7 @@ class ElasticGroup:
     def _open(self) -> bool:
         """Build the group of this generation; returns whether no rank has state."""
         rank, size, member = self.rank, self.world_size, self.run.world.member
-        own = _join(member.address or member.host, self._server.port)
+        own = join_address(member.address or member.host, self._server.port)
         self._meeting = _resolved(own if rank == 0 else self._find_store())
         if rank == 0:
             self.run.publish_nowait(own)  # for newcomers: nobody here waits for it
@@ -508,13 +509,7 @@ class ElasticGroup:
             cut_connections(*self._meeting)
 
 
-def _join(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def _resolved(address: str) -> tuple[str, int]:
     """Resolve an address to numbers: it is compared with those of connections by a thread that must not ask DNS."""
-    host, _, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
-    return str(found[0][4][0]), int(port)
+    host, port = split_address(address)
+    return str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]), port

@@ -34,14 +34,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from torch.distributed import DistStoreError
 from torch.distributed.distributed_c10d import Store as TorchStore
 
-from raftkv.client.keys import to_bytes
+from raftkv.client.scope import to_bytes
 from raftkv.client.sync.library import Client, connect
 from raftkv.errors import ConfigError, RaftKVError
 from raftkv.training.keys import STORE_ROOT
 from raftkv.training.tcpstore.store import ReplicatedStore
 
 if TYPE_CHECKING:
-    from raftkv.client.kv.compares import Fence
+    from raftkv.client.kv.operations import Fence
 
 T = TypeVar("T")
 

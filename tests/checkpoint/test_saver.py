@@ -26,7 +26,7 @@ from raftkv.checkpoint.saver import Saver, Termination
 from raftkv.checkpoint.storage import local
 from raftkv.checkpoint.storage.local import local_directory
 from raftkv.checkpoint.storage.verify import verify
-from raftkv.client import interrupts
+from raftkv.client.lease import lease
 from raftkv.errors import ConfigError
 from tests.checkpoint.importers import fabricated as made
 
@@ -403,7 +403,7 @@ def test_files_that_go_between_their_digests_and_the_commit_are_not_committed(re
 
 @pytest.mark.parametrize(
     ("error", "module", "limit"),
-    [(KeyError("boom"), attempt, "GIVE_UP_S"), (KeyboardInterrupt("boom"), interrupts, "FAREWELL_S")],
+    [(KeyError("boom"), attempt, "GIVE_UP_S"), (KeyboardInterrupt("boom"), lease, "FAREWELL_S")],
 )
 def test_an_error_in_a_block_is_not_held_up_by_a_cluster_that_is_away(registry, monkeypatch, error, module, limit):
     async def away(self, reason):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from raftkv.cli import metrics
-from raftkv.client.rpc.certificates import tls_context
+from raftkv.client.rpc.transport import tls_context
 from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.server.http import HttpRequest, HttpResponse
 from raftkv.rpc.server.server import Server

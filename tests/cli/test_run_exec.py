@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import raftkv
-from raftkv.client.rpc.endpoints import parse_endpoints
 from raftkv.training.rendezvous.address import guess_address
+from raftkv.urls import parse_endpoints
 from tests.cli.programs import Running, raftkvctl
 from tests.cli.runner import run_ctl
 from tests.procs import wait_for

@@ -227,6 +227,11 @@ def test_tracing_by_both_spellings():
     assert refused(on, "--distributed-tracing-sampling-rate=-1") == (1, f"{beginning} positive)")
     assert refused(on, "--distributed-tracing-sampling-rate=1000001") == (1, f"{beginning} less than 1000000)")
     assert read("--distributed-tracing-sampling-rate=-1").config.tracing.sampling_rate == -1
+    for address in ("collector", "c:port", "c:65536", "https://c:1"):
+        told = f"--distributed-tracing-address must be HOST:PORT (set to {address!r})"
+        assert refused(on, f"--distributed-tracing-address={address}") == (1, told)
+    for address in ("[::1]:4317", "http://c:4317/"):
+        assert read(on, f"--distributed-tracing-address={address}").config.tracing.address == address
 
 
 def test_log_rotation_in_lumberjacks_words():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from raftkv.client.rpc.streams import Stream
+from raftkv.client.rpc.core import Stream
 from raftkv.errors import UNAVAILABLE, StatusError
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.status import RpcError

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 from raftkv.client.rpc.core import ClientOptions
-from raftkv.client.rpc.endpoints import Endpoint
 from raftkv.rpc.status import RpcError
+from raftkv.urls import Endpoint
 
 Answer = bytes | RpcError | Callable[[str, bytes, tuple], bytes]
 

@@ -17,16 +17,16 @@ from raftkv.aio import ConfigError, EndpointsFailed, connect, create_revision, l
 from raftkv.client import Client as Core
 from raftkv.client import ClientOptions
 from raftkv.client.errors import from_status
-from raftkv.client.interrupts import Interrupt
-from raftkv.client.keys import Space
+from raftkv.client.lease.lease import Interrupt
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.retry import Backoff, is_transient, until_answered
+from raftkv.client.scope import Space
 from raftkv.pb import kv_pb2, rpc_pb2
 from raftkv.rpc.status import RpcError
 from tests.client.fakes import FakeCluster
 
 
-@pytest.mark.parametrize("name", ["endpoints", "rpc.endpoints", "reasons", "keys", "values"])
+@pytest.mark.parametrize("name", ["arguments", "endpoints", "errors", "scope", "values"])
 def test_examples(name):
     tried = doctest.testmod(importlib.import_module(f"raftkv.client.{name}"))
     assert (tried.failed, tried.attempted > 0) == (0, True)
@@ -116,7 +116,7 @@ def test_a_time_limit_is_told_without_the_noise_of_floats():
 
 
 def test_the_time_that_is_told_is_what_was_asked_for(monkeypatch):
-    """Whatever the first connection took of it."""
+    """The calls that the first connection took."""
     ticks = itertools.count(100.0)
     monkeypatch.setattr("raftkv.client.rpc.core.monotonic", lambda: next(ticks))
     late = RpcError(errors.DEADLINE_EXCEEDED, "context deadline exceeded")
@@ -220,7 +220,7 @@ def test_the_numbers_of_the_programs_own_generator_are_not_used_up():
         (errors.CompactedError(), False),
     ],
 )
-def test_what_passes_by_itself(error, passes):
+def test_transient_failures_are_told_from_refusals(error, passes):
     assert is_transient(error) is passes
     assert is_transient(error, wait_for_room=True) is (passes or isinstance(error, errors.NoSpaceError))
 
@@ -301,7 +301,7 @@ def test_a_cancellation_from_elsewhere_stays_one():
     asyncio.run(run())
 
 
-def test_who_finds_the_loss_by_itself_is_not_cancelled():
+def test_task_that_finds_the_loss_by_itself_is_not_cancelled():
     async def run():
         loss = Loss()
         with loss.block() as block:

@@ -217,7 +217,7 @@ def test_a_caller_that_is_cancelled_leaves_at_once_but_a_txn_that_only_reads_run
                 await waiting
             assert call.cancelled() is is_cancelled
             if not is_cancelled:
-                call.set_exception(RpcError(errors.UNAVAILABLE, "nobody waits for this"))
+                call.set_exception(RpcError(errors.UNAVAILABLE, "no caller waits for this"))
 
     asyncio.run(run())
 

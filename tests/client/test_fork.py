@@ -123,7 +123,7 @@ def test_a_child_that_closes_or_exits_leaves_the_parents_client_alone(member):
     assert run(member, program) == "0\n0\nb'2'\n"
 
 
-def test_what_the_parent_holds_cannot_be_used_in_the_child_and_is_not_given_back_there(member):
+def test_objects_held_by_the_parent_are_unusable_in_the_child_and_stay_held(member):
     program = """
         told = []
         with kv.lease(10) as lease, kv.lock('l') as lock, kv.campaign('e', 'me') as term, kv.session(10) as session:

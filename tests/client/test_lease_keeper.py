@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from raftkv import asleep, errors
+from raftkv import errors, suspend_clock
 from raftkv.client.errors import LeaseLost
 from raftkv.client.lease.keeper import LeaseKeeper, renewals
 from raftkv.client.lease.lease import Lease
-from raftkv.client.rpc.streams import Stream
+from raftkv.client.rpc.core import Stream
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.status import RpcError
 from tests.client.waiting import until
@@ -195,11 +195,11 @@ def test_a_machine_that_slept_has_lost_its_leases_when_it_wakes_up(monkeypatch):
     async def scenario(core, scope):
         lease = await Lease(scope, 60)
         await until(lambda: core.calls)
-        monkeypatch.setattr("raftkv.client.lease.lease._sleep", asleep.Sleep())
-        at_least, at_most = asleep.asleep_s()
-        monkeypatch.setattr(asleep, "asleep_s", lambda: (at_least + 0.0005, at_most + 0.0005))
+        monkeypatch.setattr("raftkv.client.lease.lease._sleep", suspend_clock.SuspendClock())
+        at_least, at_most = suspend_clock.suspended_s()
+        monkeypatch.setattr(suspend_clock, "suspended_s", lambda: (at_least + 0.0005, at_most + 0.0005))
         assert lease.remaining_s > 59
-        monkeypatch.setattr(asleep, "asleep_s", lambda: (at_least + 61, at_most + 61))
+        monkeypatch.setattr(suspend_clock, "suspended_s", lambda: (at_least + 61, at_most + 61))
         assert not lease.alive
         with pytest.raises(LeaseLost, match=r"no keep-alive was confirmed within 60 s"):
             lease.check()
@@ -208,13 +208,13 @@ def test_a_machine_that_slept_has_lost_its_leases_when_it_wakes_up(monkeypatch):
     play(scenario)
 
 
-def test_an_answer_to_what_was_asked_before_the_machine_slept_is_worth_what_it_was_then(monkeypatch):
+def test_answer_to_a_keep_alive_before_the_machine_slept_counts_from_its_sending(monkeypatch):
     async def scenario(core, scope):
         lease = await Lease(scope, 60)
-        monkeypatch.setattr("raftkv.client.lease.lease._sleep", asleep.Sleep())
+        monkeypatch.setattr("raftkv.client.lease.lease._sleep", suspend_clock.SuspendClock())
         await until(lambda: core.calls and core.calls[0].asked)
-        at_least, at_most = asleep.asleep_s()
-        monkeypatch.setattr(asleep, "asleep_s", lambda: (at_least + 61, at_most + 61))
+        at_least, at_most = suspend_clock.suspended_s()
+        monkeypatch.setattr(suspend_clock, "suspended_s", lambda: (at_least + 61, at_most + 61))
         core.calls[0].answer(lease.id, 60)
         await until(core.calls[0].inbox.empty)
         assert not lease.alive
@@ -333,7 +333,7 @@ def test_renewals_of_a_foreign_lease_give_out_every_answer():
         await until(lambda: len(core.calls[0].asked) == 2)  # the TTL of the answer counts from here on
         core.calls[0].answer(7, 5)
         assert await taking == [1, 5]
-        taking = asyncio.create_task(take(scope, 3))  # of a lease that is nobody's here, in whichever cluster
+        taking = asyncio.create_task(take(scope, 3))  # of a lease without an owner here, in either cluster
         for number, cluster_id in enumerate((7, 8, 8), 1):
             await until(lambda number=number: not core.calls[-1].done and len(core.calls[-1].asked) == number)
             core.calls[-1].answer(7, 1, cluster_id)

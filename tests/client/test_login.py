@@ -143,7 +143,7 @@ def test_rights_that_never_settle_end_the_call_at_its_deadline():
     members.run(scenario)
 
 
-def test_who_is_known_by_a_certificate_is_tried_again_when_rights_change_and_never_logs_in():
+def test_client_with_a_certificate_tries_again_when_rights_change_without_login():
     members = Members()
     members.refusals = [RpcError(OLD.code, OLD.text)]
     members.run(get, ClientOptions())
@@ -195,7 +195,7 @@ def test_a_password_in_a_file_is_read_for_each_login(tmp_path: Path):
     assert members.logins == ["one", "two"]
 
 
-def test_who_waits_for_anothers_login_waits_no_longer_than_its_own_deadline():
+def test_wait_for_the_login_of_another_call_ends_with_the_own_deadline():
     release = asyncio.Event()
 
     class Slow:

@@ -10,11 +10,11 @@ import pytest
 from raftkv.client import Client, ClientOptions
 from raftkv.client.rpc import methods
 from raftkv.client.rpc import transport as racing
-from raftkv.client.rpc.endpoints import parse_endpoints
 from raftkv.client.rpc.transport import race
 from raftkv.errors import ContextDeadlineExceededError, StatusError
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.status import RpcError
+from raftkv.urls import parse_endpoints
 from tests.client.waiting import until
 
 READ = rpc_pb2.RangeRequest(key=b"k")
@@ -81,7 +81,7 @@ def test_the_first_wins_alone_if_it_is_well():
     run(scenario)
 
 
-def test_who_is_refused_gives_no_head_start_away(monkeypatch):
+def test_refused_endpoint_costs_no_head_start(monkeypatch):
     monkeypatch.setattr(racing, "HEAD_START_S", 3600.0)
 
     async def scenario():
@@ -135,7 +135,7 @@ def test_if_none_can_be_reached_their_transports_know_why():
     run(scenario)
 
 
-def test_calls_at_the_same_time_share_one_race_and_a_call_to_one_endpoint_takes_no_part(monkeypatch):
+def test_concurrent_calls_share_one_race_and_calls_to_one_endpoint_take_no_part(monkeypatch):
     monkeypatch.setattr(racing, "HEAD_START_S", 0.0)
 
     async def scenario():
@@ -184,7 +184,7 @@ def test_a_client_that_is_closed_while_its_endpoints_race_ends_all():
 
 @pytest.fixture
 def frozen():
-    """Endpoints of members that stand still: the kernel takes connections for them, and nobody reads them."""
+    """Endpoints of members that stand still: the kernel takes connections for them, and no process reads them."""
     listeners = [socket.create_server(("127.0.0.1", 0), backlog=8) for _ in range(3)]
     yield [f"127.0.0.1:{listener.getsockname()[1]}" for listener in listeners]
     for listener in listeners:

@@ -28,7 +28,7 @@ def test_a_client_shows_where_it_goes_and_no_password() -> None:
     assert asyncio.run(aio()) == "<raftkv Client of h1:1 as alice>"
 
 
-def test_what_is_held_shows_its_state(raftkv_client: raftkv.Client, raftkv_cluster: raftkv.LocalCluster) -> None:
+def test_held_objects_show_their_state(raftkv_client: raftkv.Client, raftkv_cluster: raftkv.LocalCluster) -> None:
     kv = raftkv_client
     assert repr(raftkv_cluster) == f"<LocalCluster of 1: {raftkv_cluster.endpoints[0]}>"
     lock = kv.lock("x")
@@ -68,7 +68,7 @@ def test_a_cluster_that_does_not_answer_is_a_connection_error() -> None:
 
 
 @pytest.mark.parametrize("connect", [raftkv.connect, raftkv.aio.connect])
-def test_what_is_no_endpoint_is_refused_with_what_one_looks_like(connect) -> None:
+def test_refusal_of_an_endpoint_shows_the_form_of_one(connect) -> None:
     text = "endpoint 'foo' has no port: write HOST:PORT, as in foo:2379, or a URL"
     with pytest.raises(raftkv.ConfigError) as caught:
         connect("foo")

@@ -6,6 +6,7 @@ import copy
 import gc
 import inspect
 import multiprocessing
+import re
 import subprocess
 import sys
 import threading
@@ -17,7 +18,7 @@ import raftkv
 import raftkv.aio
 from raftkv import get, put
 from raftkv.errors import KeyNotFoundError
-from tests.procs import RAFTKV, Cluster, free_port, wait_for
+from tests.procs import RAFTKV, ROOT, Cluster, free_port, wait_for
 
 
 @pytest.fixture
@@ -91,19 +92,40 @@ def test_both_faces_have_the_same_methods_with_the_same_arguments():
 @pytest.mark.parametrize("name", ["Endpoints", "Lease", "Session", "Lock", "Term", "Watch", "Txn", "Transaction"])
 def test_both_clients_of_what_is_held_have_the_same_methods(name):
     ours, theirs = _methods(getattr(raftkv, name)), _methods(getattr(raftkv.aio, name))
-    of_the_loop = {
-        "answered",
-        "refused",
-        "renewed",
-        "interrupting",
-        "next_batch",
-        "ready",
-        "conditions",
-        "commit",
-        "request",
-        "result",
-    }
-    assert set(theirs) - set(ours) - of_the_loop == set()
+    of_the_loop = {"answered", "commit", "conditions", "interrupting", "next_batch", "ready", "refused", "renewed"}
+    of_an_operation = {"from_message", "leases", "request", "result", "to_message"}
+    assert set(theirs) - set(ours) - of_the_loop - of_an_operation == set()
+
+
+TYPED = """
+from collections.abc import Iterator
+import raftkv
+from raftkv import Endpoint, Event, KeyValue, get, put
+
+with raftkv.connect("h:1", timeout_s=1.0) as kv:
+    revision: int = kv.put("a", b"1", fence=kv.lock("name")).revision
+    item: KeyValue | None = kv.get("a")
+    items: list[KeyValue | None] = kv.get_many(["a"])
+    rows: Iterator[KeyValue] = kv.scan("a", prefix=True)
+    ok: bool = kv.txn().when(kv.version("a") == 0).then(put("a", "1"), get("a"), kv.txn()).commit().succeeded
+    event: Event | None = kv.watch("a").get(timeout_s=1.0)
+    ttl: int = kv.lease(10).ttl
+    names: list[str] = kv.users.list()
+    places: dict[str, Endpoint] = kv.endpoints("greeter").list()
+    leader: bool = kv.status()[0].is_leader
+    kv.put("a", 1)
+    kv.get("a", timeout=1.0)
+    kv.range("a", limit="b").count
+"""
+
+
+@pytest.mark.long
+def test_type_checker_knows_every_method_of_the_blocking_client(tmp_path):
+    (tmp_path / "program.py").write_text(TYPED)
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--cache-dir", str(tmp_path)]
+    command.append(str(tmp_path / "program.py"))
+    found = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
+    assert re.findall(r"program\.py:(\d+): error:", found.stdout) == ["17", "18", "19"], found.stdout
 
 
 # ---- threads
@@ -541,7 +563,7 @@ def test_a_client_that_is_dropped_ends_its_thread(member):
     assert not thread.is_alive()
 
 
-def test_what_is_held_keeps_a_dropped_client_alive(member):
+def test_held_objects_keep_a_dropped_client_alive(member):
     lease = raftkv.connect(member.endpoints).lease(10).grant()
     gc.collect()
     assert lease.info().ttl > 0
@@ -617,13 +639,13 @@ for thread in threads:
 
 
 @pytest.mark.parametrize("make", [lambda kv: kv.lease(5), lambda kv: kv.lock("n"), lambda kv: kv.txn()], ids=range(3))
-def test_what_belongs_to_a_process_says_so_when_it_is_to_be_sent(kv, make):
+def test_objects_of_a_process_refuse_to_be_pickled(kv, make):
     with pytest.raises(TypeError, match=r"^a (Lease|Lock|Txn) belongs to its process .* send the client"):
         copy.copy(make(kv))  # asks what pickle asks
 
 
 def insist(write):
-    """Write what may be written twice: when a leader dies, nobody knows if its last writes were done."""
+    """Write what may be written twice: when a leader dies, its last writes may or may not be done."""
 
     def attempt():
         try:

@@ -211,8 +211,8 @@ def test_a_signal_handler_may_call_while_the_loop_is_woken(loop, monkeypatch):
     assert answers == ["of the handler", "of the program"]
 
 
-def test_what_a_signal_handler_raises_gives_back_what_was_taken_just_then(monkeypatch):
-    """Leave nothing held that nobody knows of, whatever is raised; and nothing of others if the taking fails."""
+def test_exception_of_a_signal_handler_gives_back_a_lease_just_taken(monkeypatch):
+    """Leave nothing held after any exception; and give back nothing of others if the taking fails."""
     loop, given_back = LoopThread("under-test"), threading.Event()
 
     async def leave():
@@ -235,7 +235,7 @@ def test_what_a_signal_handler_raises_gives_back_what_was_taken_just_then(monkey
     loop.close()
 
 
-def test_a_disowned_loop_points_its_descriptors_at_nothing_and_the_parent_does_not_notice(loop):
+def test_disowned_loop_closes_its_descriptors_unseen_by_the_parent(loop):
     """In the child every descriptor of the loop is /dev/null; in the parent calls go on, also by the same epoll."""
     here, there = os.pipe()
     child = os.fork()

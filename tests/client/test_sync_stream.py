@@ -1,4 +1,4 @@
-"""Blocking iteration over a source on the loop's thread: what has come is taken once, whatever interrupts a reader."""
+"""Blocking iteration over a source on the loop's thread: each item is taken once, even if a reader is interrupted."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from raftkv.client.sync.blocking import Stream
 from raftkv.client.sync.loop import LoopThread
-from raftkv.client.sync.watch import Stream
 
 PATIENCE_S = 30.0
 
@@ -35,7 +35,7 @@ class Silence:
     """A source of nothing.
 
     Attributes:
-        asked: set when somebody waits.
+        asked: set when a reader waits.
     """
 
     def __init__(self) -> None:
@@ -58,9 +58,7 @@ def loop() -> Iterator[LoopThread]:
     made.close()
 
 
-def test_what_came_just_before_ctrl_c_is_there_for_the_next_reader(
-    loop: LoopThread, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_events_just_before_ctrl_c_reach_the_next_reader(loop: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupt a loop over a watch, and run it again, as a notebook does."""
     stream = Stream(None, loop, Numbers())
     assert [next(stream), next(stream)] == [0, 1]

@@ -140,7 +140,7 @@ def test_without_opentelemetry_nothing_is_loaded():
     program = """
 import sys, asyncio
 from raftkv.client.rpc.core import Client, ClientOptions
-from raftkv.client.rpc import methods, tracing
+from raftkv.client.rpc import core, methods
 from raftkv.errors import ConfigError
 from raftkv.pb import rpc_pb2
 from tests.client.fakes import FakeCluster
@@ -151,6 +151,6 @@ asyncio.run(main())
 assert cluster.members["a"].calls[0][2] == ()
 assert not [name for name in sys.modules if name.startswith("opentelemetry")]
 Client("a:1", ClientOptions(tracing=True))
-assert tracing.API in sys.modules
+assert core.TRACING_API in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -10,10 +10,8 @@ import pytest
 
 from raftkv import errors
 from raftkv.client.errors import EndpointsFailed, HistoryReplaced, WatchCanceled
-from raftkv.client.keys import Space
-from raftkv.client.watch.hub import WatchHub
-from raftkv.client.watch.watch import Watch, responses
-from raftkv.client.watch.watcher import Request, Watcher
+from raftkv.client.scope import Space
+from raftkv.client.watch import Request, Watch, Watcher, WatchHub, responses
 from tests.client.fake_watches import FakeCore
 from tests.client.waiting import until
 
@@ -96,7 +94,7 @@ def test_a_cluster_that_was_restored_has_no_next_event_for_a_watch_of_before():
     play(scenario)
 
 
-def test_what_comes_again_is_dropped():
+def test_repeated_events_are_dropped():
     async def scenario(core, hub):
         watch = watching(hub, start_revision=1)
         await watch.ready()
@@ -240,7 +238,7 @@ def test_a_token_that_has_expired_costs_a_stream():
     play(scenario)
 
 
-def test_what_would_fail_everywhere_ends_all_watches():
+def test_error_that_every_member_would_give_ends_all_watches():
     async def scenario(core, hub):
         core.refuse = errors.PermissionDeniedError()
         watches = [watching(hub) for _ in range(2)]

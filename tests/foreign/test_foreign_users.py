@@ -15,7 +15,7 @@ import pytest
 import raftkv
 from raftkv import errors
 from raftkv.client.library import connect
-from raftkv.client.rpc.certificates import tls_context
+from raftkv.client.rpc.transport import tls_context
 from tests.cli.runner import run_ctl
 from tests.foreign.sessions import Script, play
 from tests.foreign.test_foreign import TESTDATA, USERS, write_down

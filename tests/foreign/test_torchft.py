@@ -7,8 +7,7 @@ import subprocess
 import pytest
 
 import raftkv
-from raftkv.client.local.cluster import LocalCluster
-from raftkv.client.local.member import LocalMember
+from raftkv.client.local.cluster import LocalCluster, LocalMember
 from tests.foreign.environments import interpreter
 from tests.foreign.torchft_job import TorchftJob
 

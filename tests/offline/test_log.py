@@ -78,7 +78,7 @@ def test_an_entry_shows_no_hash_and_no_token(change: dict[str, Any]) -> None:
         assert "Y2FuYXJ5" not in json.dumps(fields), "base64"
 
 
-def test_what_cannot_be_read_is_said_so() -> None:
+def test_malformed_entry_is_shown_by_its_kind() -> None:
     for kind, body, expected in (
         (Kind.IDENTIFIED, b"", "MALFORMED_IDENTIFIED"),
         (Kind.IDENTIFIED, identified(ALICE, Kind.PUT, b"\xff"), "MALFORMED_PUT"),

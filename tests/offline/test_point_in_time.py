@@ -87,7 +87,7 @@ def hash_of(history: History):
     return jobs[0]()
 
 
-def test_what_cannot_be_reached_makes_nothing(history: History, base: Path, tmp_path: Path) -> None:
+def test_unreachable_point_in_time_makes_nothing(history: History, base: Path, tmp_path: Path) -> None:
     beyond = to(history, Target(revision=history.store.revision + 1))
     with pytest.raises(StorageError, match="the archive ends at revision"):
         restore(base, config(tmp_path / "m"), skip_hash_check=True, forward=beyond)

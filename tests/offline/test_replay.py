@@ -232,7 +232,7 @@ def test_a_base_of_another_history(history: History, tmp_path: Path) -> None:
     assert done.index == len(history.entries), "the archive of the database's own cluster is found"
 
 
-def test_what_is_no_archive(history: History, tmp_path: Path) -> None:
+def test_folder_that_is_no_archive_is_refused(history: History, tmp_path: Path) -> None:
     base = history.bases[min(history.bases)]
     (tmp_path / "empty").mkdir()
     for path, line in [("nothing", "no such directory"), ("empty", "there are no archived segments")]:

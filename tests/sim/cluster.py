@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-from raftkv import asleep
+from raftkv import suspend_clock
 from raftkv.apply.membership import Membership
 from raftkv.loop import scheduler
 from raftkv.pb import rpc_pb2
@@ -114,7 +114,7 @@ class Cluster:
     def _process(self) -> Iterator[None]:
         """While it lasts, production modules have this simulation's clock, chance and failpoints, and log nothing."""
         clock, chance = applying.perf_counter, watch_service.random
-        asleep_s, asleep.asleep_s = asleep.asleep_s, _never_asleep
+        asleep_s, suspend_clock.suspended_s = suspend_clock.suspended_s, _never_asleep
         now, membership_service.time = membership_service.time, SimpleNamespace(time=lambda: self.scheduler.now)
         applying.perf_counter = scheduler.perf_counter = self._processor_time
         watch_service.random = self._jitter_rng
@@ -126,7 +126,7 @@ class Cluster:
             yield
         finally:
             applying.perf_counter = scheduler.perf_counter = clock
-            asleep.asleep_s = asleep_s
+            suspend_clock.suspended_s = asleep_s
             membership_service.time = now
             watch_service.random = chance
             failpoints.disarm_all()

@@ -15,7 +15,6 @@ import pytest
 import raftkv.training
 from raftkv.aio import connect
 from raftkv.client.control.control import ClientControl
-from raftkv.client.rpc.endpoints import parse_endpoints
 from raftkv.errors import ConfigError, NoLeaderError, StatusError
 from raftkv.training import BarrierTimeout, GenerationOver, JoinTimeout, RunClosed
 from raftkv.training.aio import Run, join
@@ -29,6 +28,7 @@ from raftkv.training.config import RunConfig
 from raftkv.training.keys import RunKeys
 from raftkv.training.rendezvous.address import guess_address, is_loopback
 from raftkv.training.rendezvous.participant import Participant
+from raftkv.urls import parse_endpoints
 from tests.client.waiting import until
 from tests.procs import ETCD_FAST, RAFTKV, Cluster
 

@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from raftkv.client.control.control import Grant, OnEvents, OnLost
-from raftkv.client.keys import Text
-from raftkv.client.kv.compares import Compare
-from raftkv.client.kv.operations import Operation
+from raftkv.client.kv.operations import Compare, Operation
+from raftkv.client.scope import Text
 from raftkv.client.values import PUT, Event, TxnResult
 from raftkv.errors import CompactedError, ContextDeadlineExceededError
 

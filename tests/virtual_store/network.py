@@ -20,9 +20,8 @@ from typing import Any
 
 from raftkv.client.control.control import Grant
 from raftkv.client.errors import UnknownStatus
-from raftkv.client.keys import Text, to_bytes
-from raftkv.client.kv.compares import Compare
-from raftkv.client.kv.operations import Operation
+from raftkv.client.kv.operations import Compare, Operation
+from raftkv.client.scope import Text, to_bytes
 from raftkv.client.values import Event, TxnResult
 from raftkv.errors import UNAVAILABLE, CompactedError, StatusError
 from tests.virtual_loop import NodeLoop

@@ -20,10 +20,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from raftkv.client.keys import Space, Text, to_bytes
-from raftkv.client.kv.compares import Compare
-from raftkv.client.kv.operations import Delete, Get, GetRange, Operation, Put
+from raftkv.client.kv.operations import Compare, Delete, Get, GetRange, Operation, Put
 from raftkv.client.kv.txn import Txn
+from raftkv.client.scope import Space, Text, to_bytes
 from raftkv.client.values import DELETE, PUT, DeleteResult, Event, KeyValue, PutResult, RangeResult, TxnResult
 from raftkv.errors import CompactedError, DuplicateKeyError, LeaseNotFoundError
 

@@ -20,10 +20,9 @@ from bench.checkpoint.registry.figures import Figure
 from raftkv.checkpoint.aio import Attempt, Claim, Registry
 from raftkv.checkpoint.records import FileRecord
 from raftkv.client.control.control import ClientControl
-from raftkv.client.keys import Space
-from raftkv.client.kv.compares import Compare
-from raftkv.client.kv.operations import Operation
+from raftkv.client.kv.operations import Compare, Operation
 from raftkv.client.kv.txn import txn
+from raftkv.client.scope import Space
 from raftkv.client.values import TxnResult
 
 PROCESSES = 8

@@ -52,9 +52,8 @@ from raftkv.client.arguments import instance, whole
 from raftkv.client.control.control import Control, until_answered
 from raftkv.client.control.records import RecordError, read
 from raftkv.client.control.reflector import below
-from raftkv.client.interrupts import farewell_s
-from raftkv.client.kv.compares import mod_revision, version
-from raftkv.client.kv.operations import Operation, delete, get, put
+from raftkv.client.kv.operations import Operation, delete, get, mod_revision, put, version
+from raftkv.client.lease.lease import farewell_s
 from raftkv.client.values import KeyValue
 from raftkv.errors import ConfigError, RaftKVError, StatusError
 

@@ -27,10 +27,9 @@ from raftkv.checkpoint.records import FenceRecord
 from raftkv.client.control.control import Control, until_answered
 from raftkv.client.control.records import read
 from raftkv.client.control.reflector import Interval
-from raftkv.client.keys import Space
-from raftkv.client.kv.compares import Compare, mod_revision
-from raftkv.client.kv.operations import Operation, get, put
+from raftkv.client.kv.operations import Compare, Operation, get, mod_revision, put
 from raftkv.client.kv.txn import txn
+from raftkv.client.scope import Space
 from raftkv.client.values import KeyValue, TxnResult
 from raftkv.errors import ConfigError
 from raftkv.pb import rpc_pb2
@@ -92,7 +91,7 @@ class Claim:
         return (own,) if self.world is None else (own, *self.world.conditions)
 
     def compares(self) -> list[rpc_pb2.Compare]:
-        """Implement ``client.kv.compares.Conditions.compares``."""
+        """Implement ``client.kv.operations.Conditions.compares``."""
         return [condition.to_message(Space()) for condition in self.conditions]
 
     def broken(self, reason: str = "") -> Exception:

@@ -18,8 +18,7 @@ from raftkv.checkpoint.keys import RegistryKeys, check_step
 from raftkv.checkpoint.records import Checkpoint, Latest
 from raftkv.client.control.control import Control, txn_until_answered, until_answered
 from raftkv.client.control.records import read
-from raftkv.client.kv.compares import mod_revision
-from raftkv.client.kv.operations import get, put
+from raftkv.client.kv.operations import get, mod_revision, put
 from raftkv.errors import ConfigError
 
 

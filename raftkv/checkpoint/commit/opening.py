@@ -26,9 +26,8 @@ from raftkv.client.arguments import instance
 from raftkv.client.control.control import Control, until_answered
 from raftkv.client.control.records import RecordError, read, readable
 from raftkv.client.control.reflector import below
-from raftkv.client.keys import prefix_end
-from raftkv.client.kv.compares import mod_revision
-from raftkv.client.kv.operations import get, get_range, put
+from raftkv.client.kv.operations import get, get_range, mod_revision, put
+from raftkv.client.scope import prefix_end
 from raftkv.client.values import KeyValue, RangeResult
 from raftkv.errors import ConfigError
 

@@ -23,8 +23,8 @@ from raftkv.checkpoint.keys import LATEST, RegistryKeys, check_step, is_comparab
 from raftkv.checkpoint.records import Checkpoint, Latest, Reference
 from raftkv.client.control.control import Control, until_answered
 from raftkv.client.control.records import RecordError, read, readable
-from raftkv.client.keys import prefix_end
 from raftkv.client.kv.operations import Operation, get, get_range
+from raftkv.client.scope import prefix_end
 from raftkv.client.values import KeyValue, RangeResult
 from raftkv.errors import ConfigError
 

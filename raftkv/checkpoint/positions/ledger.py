@@ -34,8 +34,7 @@ from raftkv.checkpoint.positions.intervals import Interval, Intervals, overlaps,
 from raftkv.client.arguments import instance, whole
 from raftkv.client.control.control import Control, until_answered
 from raftkv.client.control.records import Record, RecordError
-from raftkv.client.kv.compares import create_revision, mod_revision, version
-from raftkv.client.kv.operations import delete, get, get_range, put
+from raftkv.client.kv.operations import create_revision, delete, get, get_range, mod_revision, put, version
 from raftkv.client.values import KeyValue
 from raftkv.errors import ConfigError
 

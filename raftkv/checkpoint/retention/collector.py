@@ -38,8 +38,17 @@ from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.verify import Progress
 from raftkv.client.control.control import Control, txn_until_answered
 from raftkv.client.control.records import RecordError, read, readable
-from raftkv.client.kv.compares import Compare, create_revision, mod_revision, version
-from raftkv.client.kv.operations import Operation, delete, get, get_range, put
+from raftkv.client.kv.operations import (
+    Compare,
+    Operation,
+    create_revision,
+    delete,
+    get,
+    get_range,
+    mod_revision,
+    put,
+    version,
+)
 from raftkv.client.values import KeyValue, TxnResult
 from raftkv.errors import ConfigError, StatusError
 

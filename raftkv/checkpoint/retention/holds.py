@@ -32,8 +32,7 @@ from raftkv.checkpoint.records import Checkpoint, Hold, Reference
 from raftkv.client.arguments import instance, seconds
 from raftkv.client.control.control import Control, Grant, txn_until_answered, until_answered
 from raftkv.client.control.records import read, readable
-from raftkv.client.kv.compares import mod_revision, version
-from raftkv.client.kv.operations import Operation, delete, get, get_range, put
+from raftkv.client.kv.operations import Operation, delete, get, get_range, mod_revision, put, version
 from raftkv.client.values import KeyValue
 from raftkv.errors import ConfigError, LeaseNotFoundError, StatusError
 

@@ -20,8 +20,7 @@ from typing import Final
 from raftkv.checkpoint.keys import RegistryKeys
 from raftkv.checkpoint.storage.place import Place
 from raftkv.client.control.control import Control, until_answered
-from raftkv.client.kv.compares import version
-from raftkv.client.kv.operations import get, put
+from raftkv.client.kv.operations import get, put, version
 
 Leave = Callable[[str, str, bytes], Awaitable[None]]
 

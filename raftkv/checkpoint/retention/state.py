@@ -16,8 +16,8 @@ from raftkv.checkpoint.records import Checkpoint, Extremes, Latest, Reference
 from raftkv.checkpoint.retention.holds import holds
 from raftkv.client.control.control import Control, txn_until_answered, until_answered
 from raftkv.client.control.records import readable
-from raftkv.client.keys import prefix_end
 from raftkv.client.kv.operations import get_range
+from raftkv.client.scope import prefix_end
 
 
 @dataclass(slots=True)

@@ -28,7 +28,6 @@ from typing import Any, Final, Protocol
 
 from raftkv.client import ClientOptions
 from raftkv.client.rpc import methods
-from raftkv.client.rpc.endpoints import Endpoint, parse_endpoints
 from raftkv.client.rpc.transport import channel_arguments
 from raftkv.errors import RaftKVError
 from raftkv.pb import rpc_pb2
@@ -37,6 +36,7 @@ from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.client.stream import ClientStream
 from raftkv.rpc.metadata import Metadata
 from raftkv.rpc.status import RpcError
+from raftkv.urls import Endpoint, parse_endpoints
 
 
 class CallerChannel(Channel):

@@ -19,7 +19,7 @@ from raftkv.cli.output.table import progress_bar
 from raftkv.cli.program import CTRL_C
 from raftkv.client import Client, ClientOptions
 from raftkv.client.rpc import methods
-from raftkv.client.rpc.certificates import tls_context
+from raftkv.client.rpc.transport import tls_context
 from raftkv.errors import RaftKVError
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.status import RpcError

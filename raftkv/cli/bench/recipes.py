@@ -13,11 +13,11 @@ import click
 from raftkv.cli.bench.load import LoadError, Request, Result, Run, connections
 from raftkv.cli.bench.options import Measurement, Share, client_options, example, number, run_load, shared_flags
 from raftkv.client.rpc import methods
-from raftkv.client.rpc.endpoints import parse_endpoints
 from raftkv.client.rpc.transport import Transport
 from raftkv.pb import lock_pb2, rpc_pb2
 from raftkv.rpc.client.stream import ClientStream
 from raftkv.rpc.status import RpcError
+from raftkv.urls import parse_endpoints
 
 SETUP_TIMEOUT_S = 60.0
 TTL_S = 3600

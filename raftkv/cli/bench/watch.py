@@ -25,11 +25,11 @@ from raftkv.cli.bench.load import LoadError, connections
 from raftkv.cli.bench.processes import hear_parent, leave_terminal, signals_held_back
 from raftkv.client import ClientOptions
 from raftkv.client.rpc import methods
-from raftkv.client.rpc.endpoints import parse_endpoints
 from raftkv.errors import RaftKVError
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.client.stream import ClientStream
 from raftkv.rpc.status import RpcError
+from raftkv.urls import parse_endpoints
 
 STALL_TIMEOUT_S: Final = 30.0
 """Without an event for so long the missing ones count as lost."""

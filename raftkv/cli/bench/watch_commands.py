@@ -26,9 +26,9 @@ from raftkv.cli.bench.options import (
 )
 from raftkv.cli.bench.watch import WatchCount, WatcherProcess, WatchShare
 from raftkv.client.rpc import methods
-from raftkv.client.rpc.endpoints import parse_endpoints
 from raftkv.client.rpc.transport import Transport
 from raftkv.pb import rpc_pb2
+from raftkv.urls import parse_endpoints
 
 EVENT_TIMEOUT_S = 30.0
 VALUE_FLAG = number("--val-size", 256, 0, "size of a value in bytes")

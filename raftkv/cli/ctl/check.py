@@ -21,8 +21,8 @@ from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.goflags.values import quote, text_bytes
 from raftkv.cli.program import BAD_FEATURE, CTRL_C, ERROR, INVALID_INPUT, CommandError
 from raftkv.client import Client
-from raftkv.client.keys import prefix_end
 from raftkv.client.rpc import methods
+from raftkv.client.scope import prefix_end
 from raftkv.errors import RaftKVError, StatusError
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.status import RpcError

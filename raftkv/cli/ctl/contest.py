@@ -2,7 +2,7 @@
 
 Owns the holder's duties: its key stands under a lease that is kept alive; the key is deleted on every way out; a
 command does not outlive the lock (etcdctl lets it run on). The recipe itself is the library's
-(``client.lock.contender``), so that all clients of etcd may meet on one name.
+(``client.lock``), so that all clients of etcd may meet on one name.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from raftkv.client import Client
 from raftkv.client.errors import EndpointsFailed, FenceLost, LeaseLost, WatchCanceled
 from raftkv.client.lease.lease import Lease
 from raftkv.client.library import open_scope
-from raftkv.client.lock.contender import Contender
-from raftkv.client.lock.election import observations
+from raftkv.client.lock import Contender, observations
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.retry import until_answered
 from raftkv.errors import StatusError

@@ -15,8 +15,8 @@ from raftkv.cli.goflags import values as govalues
 from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.goflags.values import quote, text_bytes
 from raftkv.cli.program import BAD_ARGUMENTS, BAD_FEATURE, ERROR, CommandError
-from raftkv.client.keys import prefix_end
 from raftkv.client.rpc import methods
+from raftkv.client.scope import prefix_end
 from raftkv.pb import rpc_pb2
 
 T = TypeVar("T")

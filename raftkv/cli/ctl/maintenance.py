@@ -17,7 +17,7 @@ from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.output.table import progress_bar
 from raftkv.cli.program import BAD_ARGUMENTS, ERROR, INTERRUPTED, CommandError
 from raftkv.client import Client
-from raftkv.client.reasons import plain_failures
+from raftkv.client.errors import explain_failures
 from raftkv.client.rpc import methods
 from raftkv.client.snapshot import SavedSnapshot, save
 from raftkv.errors import ConfigError, ContextDeadlineExceededError, RaftKVError, StatusError, StorageError
@@ -171,7 +171,7 @@ def _failed(error: StatusError, endpoint: str) -> CommandError:
     """Make the error of a stream that has failed: where there was no connection, etcdctl's line and before it why."""
     if "desc = connection error: " not in str(error):
         return failed(error, INTERRUPTED)
-    reasons = unanswered(plain_failures({endpoint: str(error)}))
+    reasons = unanswered(explain_failures({endpoint: str(error)}))
     return CommandError(ContextDeadlineExceededError.text, INTERRUPTED, reasons)
 
 

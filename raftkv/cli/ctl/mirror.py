@@ -21,10 +21,9 @@ from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.goflags.values import text_bytes
 from raftkv.cli.program import BAD_ARGUMENTS, BAD_CONNECTION, CommandError
 from raftkv.client import Client, ClientOptions, Method
-from raftkv.client.keys import prefix_end
 from raftkv.client.rpc import methods
-from raftkv.client.watch.watch import responses
-from raftkv.client.watch.watcher import Request, Watcher
+from raftkv.client.scope import prefix_end
+from raftkv.client.watch import Request, Watcher, responses
 from raftkv.errors import ConfigError, RequestTooLargeError, StatusError, TooManyOperationsError
 from raftkv.pb import kv_pb2, rpc_pb2
 

@@ -26,7 +26,7 @@ from raftkv.cli.program import BAD_ARGUMENTS, BAD_CONNECTION, ERROR, CommandErro
 from raftkv.client import Client, ClientOptions, Method
 from raftkv.client.credentials import NO_SECRET, Secret, client_settings, file_settings, password_of
 from raftkv.client.errors import AuthenticationFailed, EndpointsFailed
-from raftkv.client.rpc.certificates import tls_context
+from raftkv.client.rpc.transport import tls_context
 from raftkv.errors import ConfigError, ContextDeadlineExceededError, StatusError
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from raftkv.cli.goflags.values import text_bytes
 from raftkv.cli.output.printer import write_line
 from raftkv.cli.program import BAD_ARGUMENTS, CommandError
 from raftkv.client import Client
+from raftkv.client.admin import KINDS, interval
 from raftkv.client.rpc import methods
-from raftkv.client.users import KINDS, interval
 from raftkv.errors import RootRoleNotExistError
 from raftkv.pb import auth_pb2, rpc_pb2
 

@@ -24,11 +24,9 @@ from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.goflags.values import quote, text_bytes
 from raftkv.cli.program import BAD_ARGUMENTS, ERROR, INTERRUPTED, INVALID_INPUT, CommandError
 from raftkv.client import Client
-from raftkv.client.keys import prefix_end
-from raftkv.client.reasons import plain_failures
-from raftkv.client.watch.hub import WatchHub
-from raftkv.client.watch.watch import responses
-from raftkv.client.watch.watcher import Request, Watcher
+from raftkv.client.errors import explain_failures
+from raftkv.client.scope import prefix_end
+from raftkv.client.watch import Request, Watcher, WatchHub, responses
 from raftkv.errors import CompactedError, ConfigError, FutureRevisionError, StatusError
 from raftkv.pb import rpc_pb2
 
@@ -241,7 +239,7 @@ def tell_outages(hub: WatchHub) -> None:
         if noted_since == since or asyncio.get_running_loop().time() - since < OUTAGE_NOTED_S:
             return
         noted_since = since
-        for line in (*unanswered(plain_failures(hub.failures)), "the watch goes on when a member answers"):
+        for line in (*unanswered(explain_failures(hub.failures)), "the watch goes on when a member answers"):
             remark(line)
 
     hub.on_failure = note

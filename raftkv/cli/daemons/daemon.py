@@ -19,6 +19,7 @@ from raftkv.cli.goflags import pflag
 from raftkv.cli.goflags.pflag import Flag, Parsed
 from raftkv.cli.program import BAD_FLAGS, CommandError
 from raftkv.errors import ConfigError, StatusError
+from raftkv.urls import split_address
 
 if TYPE_CHECKING:
     from raftkv.client.library import Client
@@ -97,10 +98,10 @@ def listen_address(text: str) -> tuple[str, int]:
     Raises:
         ConfigError: it is not HOST:PORT.
     """
-    host, colon, port = text.rpartition(":")
-    if not colon or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
-        raise ConfigError(f"--listen must be HOST:PORT (set to {text!r})")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    try:
+        return split_address(text)
+    except ValueError:
+        raise ConfigError(f"--listen must be HOST:PORT (set to {text!r})") from None
 
 
 async def wait_cluster(kv: Client, stop: asyncio.Event, command: str) -> bool:

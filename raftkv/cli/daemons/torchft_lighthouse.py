@@ -20,6 +20,7 @@ from raftkv.cli.daemons import daemon
 from raftkv.cli.goflags.pflag import BOOL, INT, LIST, Flag
 from raftkv.cli.program import ERROR, SUCCESS, CommandError
 from raftkv.errors import ConfigError, RaftKVError
+from raftkv.urls import join_address
 
 if TYPE_CHECKING:
     from raftkv.training.torchft.lighthouse import Lighthouse, LighthouseConfig
@@ -103,11 +104,7 @@ async def _listen(lighthouse: Lighthouse, text: str, default_job: str) -> str:
         addresses = await lighthouse.listen(host, port, name)
     except OSError as error:
         raise ConfigError(f"--listen {text}: {error.strerror or error}") from None
-    return f"raftkv: torchft lighthouse of job {name} on {_url(*addresses[0])}"
-
-
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"raftkv: torchft lighthouse of job {name} on http://{join_address(*addresses[0])}"
 
 
 def _config(values: dict[str, Any]) -> LighthouseConfig:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from raftkv.cli.goflags.values import quote
 from raftkv.cli.output import printer
 from raftkv.cli.output.printer import EndpointAnswer, EndpointHealth, Printer, lower, write, write_line
-from raftkv.client.keys import prefix_end
+from raftkv.client.scope import prefix_end
 from raftkv.pb import auth_pb2
 from raftkv.pb.enums import alarm_name
 

@@ -25,8 +25,8 @@ from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.library import open_library, use_library
 from raftkv.cli.output.table import Rows, out
 from raftkv.cli.program import BAD_ARGUMENTS, CommandError
+from raftkv.client.admin import Permission, interval
 from raftkv.client.library import Client
-from raftkv.client.users import Permission, interval
 from raftkv.dataset import keys as dataset_keys
 from raftkv.errors import (
     ConfigError,

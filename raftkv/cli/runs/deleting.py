@@ -21,9 +21,8 @@ from raftkv.cli.library import open_library, use_library
 from raftkv.cli.output.table import count, out, progress_bar
 from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError
 from raftkv.cli.runs import view as run_view
-from raftkv.client.kv.bulk import pipelined
-from raftkv.client.kv.compares import Compare, mod_revision, version
-from raftkv.client.kv.operations import Delete
+from raftkv.client.kv.kv import pipelined
+from raftkv.client.kv.operations import Compare, Delete, mod_revision, version
 from raftkv.client.library import Client
 from raftkv.errors import PermissionDeniedError
 from raftkv.training.history.reader import RunSummary, UnknownRun, list_runs

@@ -17,7 +17,6 @@ from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.library import use_library
 from raftkv.cli.program import BAD_ARGUMENTS, CommandError
 from raftkv.client.credentials import announce_settings
-from raftkv.client.rpc.endpoints import parse_endpoints
 from raftkv.errors import ConfigError
 from raftkv.training.config import RunConfig, parse_options
 from raftkv.training.process.environment import parse_styles
@@ -28,6 +27,7 @@ from raftkv.training.process.workers import WorkerStartError
 from raftkv.training.records import GATHERING, RUNNING
 from raftkv.training.rendezvous.address import guess_address
 from raftkv.training.rendezvous.participant import Participant, Progress, waiting
+from raftkv.urls import parse_endpoints
 
 if TYPE_CHECKING:
     from raftkv.client.library import Client

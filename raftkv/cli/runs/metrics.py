@@ -21,6 +21,7 @@ from raftkv.client.library import Client
 from raftkv.rpc.server.http import HttpRequest, HttpResponse, text_response
 from raftkv.rpc.server.server import Server
 from raftkv.training.metrics.exporter import Exporter
+from raftkv.urls import split_address
 
 _METRICS: Final = (("content-type", CONTENT_TYPE_LATEST),)
 
@@ -73,7 +74,7 @@ async def answer(exporter: Exporter, request: HttpRequest) -> HttpResponse:
 
 
 def _address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not port.isdigit() or int(port) > 65535:
-        raise CommandError(f"--listen {text}: want HOST:PORT, as 127.0.0.1:9379", BAD_ARGUMENTS)
-    return host.strip("[]"), int(port)
+    try:
+        return split_address(text)
+    except ValueError:
+        raise CommandError(f"--listen {text}: want HOST:PORT, as 127.0.0.1:9379", BAD_ARGUMENTS) from None

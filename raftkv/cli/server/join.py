@@ -32,7 +32,6 @@ from raftkv.client import Client, ClientOptions
 from raftkv.client.credentials import file_settings
 from raftkv.client.errors import EndpointsFailed
 from raftkv.client.rpc import methods
-from raftkv.client.rpc.endpoints import Endpoint, parse_endpoint
 from raftkv.client.rpc.retry import until_answered
 from raftkv.config import ServerConfig
 from raftkv.errors import (
@@ -49,6 +48,7 @@ from raftkv.pb import rpc_pb2
 from raftkv.server.listening import check_free
 from raftkv.server.tls.context import client_context
 from raftkv.server.tls.ports import rules_of
+from raftkv.urls import Endpoint, parse_endpoint
 
 if TYPE_CHECKING:
     from raftkv.server.member import Member

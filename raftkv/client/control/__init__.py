@@ -1,4 +1,4 @@
-"""What programs that keep state in the store stand on: training runs, checkpoints, datasets.
+"""The ground of programs that keep state in the store: training runs, checkpoints, datasets.
 
     control     the part of a client that such a program uses, so that a simulator can stand in for the store
     reflector   a local copy of keys: lists them, watches on, survives compaction and outages

@@ -1,7 +1,7 @@
-"""What a run, or a registry, needs of the store, and no more: so that the simulator can stand in for it.
+"""The part of the store that runs and registries use, and no more: so that the simulator can stand in for it.
 
 ``ClientControl`` is the real one, over ``raftkv.aio``; it works on raftkv and on etcd alike. A txn that fails
-indefinitely may have been applied: whoever sends one makes it safe to repeat.
+indefinitely may have been applied: so each is safe to repeat.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
-from raftkv.client.keys import Text
-from raftkv.client.kv.compares import Compare
-from raftkv.client.kv.operations import Operation
+from raftkv.client.kv.operations import Compare, Operation
 from raftkv.client.rpc import methods, retry
+from raftkv.client.scope import Text
 from raftkv.client.values import Event, TxnResult
 from raftkv.errors import ConfigError, StatusError
 from raftkv.pb import rpc_pb2
@@ -21,7 +20,7 @@ from raftkv.pb import rpc_pb2
 if TYPE_CHECKING:
     from raftkv.client.lease.lease import Lease
     from raftkv.client.library import Client
-    from raftkv.client.watch.watch import Watch
+    from raftkv.client.watch import Watch
 
 OnEvents = Callable[[int, Sequence[Event]], None]
 OnLost = Callable[[Exception], None]
@@ -70,7 +69,7 @@ class Control(Protocol):
         ...
 
     async def grant_fixed(self, ttl_s: int) -> int:
-        """Grant a lease that nobody keeps alive, so that it ends after ``ttl_s``; return its id."""
+        """Grant a lease without keep-alives, which ends after ``ttl_s``; return its id."""
         ...
 
     async def end(self, grant: Grant, *, revoke: bool) -> None:
@@ -93,7 +92,7 @@ class Control(Protocol):
             otherwise: operations if a condition does not hold.
 
         Raises:
-            StatusError: refused, or nobody answered; see ``definite``.
+            StatusError: refused, or no member answered; see ``definite``.
         """
         ...
 

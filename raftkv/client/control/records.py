@@ -13,10 +13,10 @@
 
     read(Greeting, item)                             # of a key: it must also be the key of this record
 
-A record is input: anyone who may write its key chose its bytes. Each field is checked for its type and size, each
+A record is input: any client that may write its key chose its bytes. Each field is checked for its type and size, each
 record for its values (``check``), and ``read`` for its owner (``belongs_to``): a record speaks for its own key alone.
-What is wrong is a ``RecordError`` of one line, never code. An older raftkv reads what a newer one wrote, as long as the
-fields that it needs are there.
+A wrong record raises a ``RecordError`` of one line; nothing in it is executed. An older raftkv reads the records of a
+newer one, as long as the fields that it needs are there.
 
 Leaves out which records there are: each part that keeps some says so (``training.records``, ``checkpoint.records``).
 """
@@ -45,7 +45,7 @@ _KINDS: Final[dict[str, tuple[type, ...]]] = {
     "Mapping[str, float]": (dict,),
     "Mapping[str, Any]": (dict,),
 }
-"""What an annotation of a field admits in JSON."""
+"""Types in JSON that an annotation of a field admits."""
 _NOT_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """JSON has no words for these numbers; as texts every program can read them."""
 _ITEMS: Final[dict[str, tuple[type, ...]]] = {"Mapping[str, str]": (str,), "Mapping[str, float]": (int, float)}

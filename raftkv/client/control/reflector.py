@@ -38,9 +38,9 @@ from typing import Final
 
 from raftkv.client.control.control import Control, until_answered
 from raftkv.client.errors import HistoryReplaced, is_client_closed
-from raftkv.client.keys import Text, prefix_end, to_bytes
 from raftkv.client.kv.operations import GetRange
 from raftkv.client.rpc.retry import Backoff
+from raftkv.client.scope import Text, prefix_end, to_bytes
 from raftkv.client.values import DELETE, PUT, Event, KeyValue
 from raftkv.errors import CANCELED, CompactedError, StatusError
 
@@ -147,7 +147,7 @@ class Reflector:
             return
         known, found = self.items, {item.key: item for item in items}
         gone = [Event(DELETE, KeyValue(key, b"", 0, 0, revision, 0)) for key in known if key not in found]
-        # What was written at or before the known revision was reported already: no memory of keys is needed for that.
+        # Keys written at or before the known revision were reported already: that takes no memory of keys.
         # After a restore nothing is known by its revision, but what is as it was is no change.
         new = (item for item in found.values() if item.mod_revision > self.revision and item != known.get(item.key))
         fresh = sorted(new, key=_mod_revision)
@@ -201,7 +201,7 @@ class Reflector:
             raise self._end
 
     def _finish(self, error: Exception) -> None:
-        """Tell all who wait that the client was closed: there is nobody left to ask."""
+        """Tell all waiters that the client was closed."""
         self._end = error
         self._following.set()
         for _, future in self._waiting:
@@ -270,7 +270,7 @@ class Reflector:
             self._forget_revisions()
             self._on_restored()
         if not isinstance(error, CompactedError):
-            # Whatever passes by itself the client has waited for: it would be the same on the next watch.
+            # The client has waited for all that passes by itself: this error would be the same on the next watch.
             self._on_refused(error)
             pause_s = self._backoff.next_s()
         if not self._is_closed:
@@ -279,7 +279,7 @@ class Reflector:
     # -- what is known
 
     def _forget_revisions(self) -> None:
-        """Begin with the next list, whatever its revision: the store is another one, as after a restore."""
+        """Begin with the next list, at any revision: the store is another one, as after a restore."""
         self.revision = 0
         waiting, self._waiting = self._waiting, []
         for _, future in waiting:

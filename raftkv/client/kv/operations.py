@@ -4,18 +4,281 @@
 
     await kv.txn().when(kv.version("a") == 0).then(put("a", b"1"), get_range("b/", prefix=True)).commit()
 
-An operation is a value; it is translated to a request only when it is sent, in the key space of whoever sends it.
+An operation is a value; it is translated to a request only when it is sent, in the key space of its sender.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import Any, ClassVar, Final, Literal, Protocol, runtime_checkable
 
-from raftkv.client.keys import Space, Text, to_bytes
-from raftkv.client.kv.compares import LeaseLike, lease_id
+from raftkv.client.errors import LeaseLost
+from raftkv.client.scope import Space, Text, to_bytes
 from raftkv.client.values import DeleteResult, KeyValue, PutResult, RangeResult
 from raftkv.pb import rpc_pb2
+
+# -- compares -------------------------------------------------------------------------------------------------------
+#
+# Conditions of a txn, written as comparisons.
+#
+# ::
+#
+#     version("a") == 0                    # the key does not exist
+#     value("a") != b"x"                   # it exists and has another value
+#     mod_revision("a") < 100
+#     create_revision("jobs/", prefix=True) > 7      # all keys of the interval
+#     lease_of("a") == lease.id
+#
+# A key that does not exist has version, revisions and lease 0; a condition on its *value* never holds, not even
+# ``!=``.
+
+Target = Literal["version", "create_revision", "mod_revision", "value", "lease"]
+
+_TARGETS: Final = {
+    "version": rpc_pb2.Compare.VERSION,
+    "create_revision": rpc_pb2.Compare.CREATE,
+    "mod_revision": rpc_pb2.Compare.MOD,
+    "value": rpc_pb2.Compare.VALUE,
+    "lease": rpc_pb2.Compare.LEASE,
+}
+_RELATIONS: Final = {
+    "==": rpc_pb2.Compare.EQUAL,
+    "!=": rpc_pb2.Compare.NOT_EQUAL,
+    ">": rpc_pb2.Compare.GREATER,
+    "<": rpc_pb2.Compare.LESS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """A condition: a property of a key (or of all keys of an interval), a relation, a constant."""
+
+    target: Target
+    key: Text
+    end: Text | None
+    prefix: bool
+    relation: str
+    constant: Text | int
+
+    def to_message(self, space: Space) -> rpc_pb2.Compare:
+        """Return the request message."""
+        key, end = space.interval(self.key, self.end, prefix=self.prefix)
+        message = rpc_pb2.Compare(
+            result=_RELATIONS[self.relation], target=_TARGETS[self.target], key=key, range_end=end
+        )
+        # Set explicitly, zero too: the field says which of the union it is.
+        constant = self.constant if isinstance(self.constant, int) else to_bytes(self.constant)
+        setattr(message, self.target, constant)
+        return message
+
+    def __bool__(self) -> bool:
+        # ``when(version("a") == 0 and ...)`` would silently drop the first condition.
+        raise TypeError("a condition is known only to the cluster: pass several to when(), without and/or/not")
+
+
+class Property:
+    """A property of a key, to be compared.
+
+    Arguments:
+        target: which.
+        key, end, prefix: of what key, or of which interval; see ``Space.interval``.
+    """
+
+    __slots__ = ("_end", "_key", "_prefix", "_target")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, target: Target, key: Text, end: Text | None = None, prefix: bool = False) -> None:
+        self._target: Target = target
+        self._key = key
+        self._end = end
+        self._prefix = prefix
+
+    def __eq__(self, constant: object) -> Compare:  # type: ignore[override]
+        return self._compare("==", constant)
+
+    def __ne__(self, constant: object) -> Compare:  # type: ignore[override]
+        return self._compare("!=", constant)
+
+    def __gt__(self, constant: Text | int) -> Compare:
+        return self._compare(">", constant)
+
+    def __lt__(self, constant: Text | int) -> Compare:
+        return self._compare("<", constant)
+
+    def _compare(self, relation: str, constant: object) -> Compare:
+        wanted = (str, bytes) if self._target == "value" else (int,)
+        if not isinstance(constant, wanted):
+            names = " or ".join(kind.__name__ for kind in wanted)
+            raise TypeError(f"{self._target} is compared with {names}, not {type(constant).__name__}")
+        return Compare(self._target, self._key, self._end, self._prefix, relation, constant)
+
+
+def version(key: Text, end: Text | None = None, *, prefix: bool = False) -> Property:
+    """Compare the number of writes since the key was created; 0: it does not exist.
+
+    Arguments:
+        key: which; the first of an interval.
+        end, prefix: as for ``range``: the condition must hold for all keys there.
+    """
+    return Property("version", key, end, prefix)
+
+
+def value(key: Text, end: Text | None = None, *, prefix: bool = False) -> Property:
+    """Compare the value; no condition on it holds for a key that does not exist.
+
+    Arguments:
+        key: which; the first of an interval.
+        end, prefix: as for ``range``: the condition must hold for all keys there.
+    """
+    return Property("value", key, end, prefix)
+
+
+def create_revision(key: Text, end: Text | None = None, *, prefix: bool = False) -> Property:
+    """Compare the revision of the write that created the key; 0: it does not exist.
+
+    Arguments:
+        key: which; the first of an interval.
+        end, prefix: as for ``range``: the condition must hold for all keys there.
+    """
+    return Property("create_revision", key, end, prefix)
+
+
+def mod_revision(key: Text, end: Text | None = None, *, prefix: bool = False) -> Property:
+    """Compare the revision of the last write; 0: it does not exist.
+
+    Arguments:
+        key: which; the first of an interval.
+        end, prefix: as for ``range``: the condition must hold for all keys there.
+    """
+    return Property("mod_revision", key, end, prefix)
+
+
+def lease_of(key: Text, end: Text | None = None, *, prefix: bool = False) -> Property:
+    """Compare the id of the lease that the key ends with; 0: none.
+
+    Arguments:
+        key: which; the first of an interval.
+        end, prefix: as for ``range``: the condition must hold for all keys there.
+    """
+    return Property("lease", key, end, prefix)
+
+
+# -- guards ---------------------------------------------------------------------------------------------------------
+#
+# Guards of a write: a lease that it is attached to, a lock or term that must still be held.
+#
+# Both are checked twice: here, before the call, against this client's own clock; and by the cluster, within the
+# write. So a process that slept through its lease writes nothing.
+
+
+@runtime_checkable
+class LeaseGuard(Protocol):
+    """A lease that knows if it can be relied on."""
+
+    @property
+    def id(self) -> int:
+        """Its id in the cluster."""
+        ...
+
+    def check(self) -> None:
+        """Raise ``LeaseLost`` if it cannot be relied on."""
+        ...
+
+    def lose(self, reason: str) -> None:
+        """Note that the cluster does not know it any more."""
+        ...
+
+
+class Fence(Protocol):
+    """A lock or a term: a key whose create revision is the holder's fencing token."""
+
+    @property
+    def guard_key(self) -> bytes:
+        """The key, as the store knows it."""
+        ...
+
+    @property
+    def fence(self) -> int:
+        """Its create revision."""
+        ...
+
+    def check(self) -> None:
+        """Raise ``LeaseLost`` or ``FenceLost`` if it cannot be relied on."""
+        ...
+
+    def broken(self) -> Exception:
+        """Make the error of a write that the cluster refused because the key has changed hands."""
+        ...
+
+
+@runtime_checkable
+class Conditions(Protocol):
+    """Anything else that ends and must not be outlived, as a generation of a training run: conditions on the store."""
+
+    def compares(self) -> list[rpc_pb2.Compare]:
+        """Return conditions that must all hold; keys as the store knows them."""
+        ...
+
+    def broken(self) -> Exception:
+        """Make the error of a write that the cluster refused because a condition does not hold."""
+        ...
+
+
+FenceLike = Fence | Conditions
+"""What ``fence=`` takes."""
+
+LeaseLike = int | LeaseGuard
+"""An id, or a lease of this library, which is then checked."""
+
+
+def lease_id(lease: LeaseLike | None) -> int:
+    """Return the id of a lease that can be relied on; 0 of none.
+
+    Raises:
+        LeaseLost: it cannot.
+        TypeError: it is neither.
+    """
+    if lease is None:
+        return 0
+    if isinstance(lease, int):
+        return lease
+    if not hasattr(lease, "check"):
+        raise TypeError(f"lease= takes a lease of this client, or its id, not {lease!r}")
+    lease.check()
+    return lease.id
+
+
+def lost_lease(leases: Iterable[LeaseLike | None]) -> LeaseLost | None:
+    """Return the error after the cluster did not find a lease; None if only ids were given, so that it can be any."""
+    guards = [lease for lease in leases if lease is not None and not isinstance(lease, int)]
+    if len(guards) != 1:
+        return None
+    reason = "the cluster does not know it any more"
+    guards[0].lose(reason)
+    return LeaseLost(guards[0].id, reason)
+
+
+def fence_compares(fence: FenceLike) -> list[rpc_pb2.Compare]:
+    """Return the conditions that hold only while the lock or term is held, or the generation lasts.
+
+    Raises:
+        LeaseLost: this client knows already that it is not.
+        TypeError: it is no fence.
+    """
+    if isinstance(fence, Conditions):
+        return fence.compares()
+    if not hasattr(fence, "guard_key"):
+        raise TypeError(f"fence= takes a lock, a term or the fence of a run, not {fence!r}")
+    fence.check()
+    held = rpc_pb2.Compare(
+        result=rpc_pb2.Compare.EQUAL,
+        target=rpc_pb2.Compare.CREATE,
+        key=fence.guard_key,
+        create_revision=fence.fence,
+    )
+    return [held]
+
 
 SortBy = Literal["key", "version", "create_revision", "mod_revision", "value"]
 
@@ -35,21 +298,42 @@ def _sort_target(sort_by: str) -> rpc_pb2.RangeRequest.SortTarget:
         raise ValueError(f"sort_by is one of {', '.join(_SORT_TARGETS)}, not {sort_by!r}") from None
 
 
-class Operation(Protocol):
-    """What a txn can hold."""
+class Operation:
+    """What a txn can hold: a request of its own kind, and what its response becomes.
+
+    Attributes:
+        FIELD: names the request and the response in the messages of a txn.
+    """
+
+    __slots__ = ()
+    FIELD: ClassVar[str]
 
     @property
     def writes(self) -> bool:
         """Whether it may change the store."""
-        ...
+        return False
 
     def leases(self) -> tuple[LeaseLike | None, ...]:
-        """Leases that it relies on."""
-        ...
+        """Return the leases that it relies on."""
+        return ()
+
+    def request(self, space: Space) -> Any:
+        """Return the request message, with keys of the store."""
+        raise NotImplementedError
+
+    def result(self, answer: Any, space: Space, revision: int) -> Any:
+        """Return the result of the answer.
+
+        Arguments:
+            answer: of the member.
+            space: keys as the client sees them.
+            revision: of the store, where the answer does not say it.
+        """
+        raise NotImplementedError
 
     def to_message(self, space: Space) -> rpc_pb2.RequestOp:
         """Return its message in a txn."""
-        ...
+        return rpc_pb2.RequestOp(**{f"request_{self.FIELD}": self.request(space)})
 
     def from_message(self, response: rpc_pb2.ResponseOp, space: Space, revision: int) -> Any:
         """Return its result from the response of a txn.
@@ -59,12 +343,14 @@ class Operation(Protocol):
             space: keys as the client sees them.
             revision: of the store after the txn.
         """
-        ...
+        return self.result(getattr(response, f"response_{self.FIELD}"), space, revision)
 
 
 @dataclass(frozen=True, slots=True)
-class Put:
+class Put(Operation):
     """A put, made by ``put``."""
+
+    FIELD: ClassVar[str] = "put"
 
     key: Text
     value: Text = b""
@@ -75,7 +361,7 @@ class Put:
 
     @property
     def writes(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def leases(self) -> tuple[LeaseLike | None, ...]:
@@ -83,7 +369,7 @@ class Put:
         return (self.lease,)
 
     def request(self, space: Space) -> rpc_pb2.PutRequest:
-        """Return the request message."""
+        """Implement ``Operation.request``."""
         return rpc_pb2.PutRequest(
             key=space.key(self.key),
             value=to_bytes(self.value),
@@ -93,34 +379,17 @@ class Put:
             ignore_lease=self.ignore_lease,
         )
 
-    def result(self, answer: rpc_pb2.PutResponse, space: Space) -> PutResult:
-        """Return the result of the answer.
-
-        Arguments:
-            answer: of the member.
-            space: keys as the client sees them.
-        """
+    def result(self, answer: rpc_pb2.PutResponse, space: Space, revision: int = 0) -> PutResult:
+        """Implement ``Operation.result``."""
         previous = space.key_value(answer.prev_kv) if answer.HasField("prev_kv") else None
         return PutResult(answer.header.revision, previous)
 
-    def to_message(self, space: Space) -> rpc_pb2.RequestOp:
-        """Return its message in a txn."""
-        return rpc_pb2.RequestOp(request_put=self.request(space))
-
-    def from_message(self, response: rpc_pb2.ResponseOp, space: Space, revision: int) -> PutResult:
-        """Return its result from the response of a txn.
-
-        Arguments:
-            response: of the member.
-            space: keys as the client sees them.
-            revision: of the store after the txn.
-        """
-        return self.result(response.response_put, space)
-
 
 @dataclass(frozen=True, slots=True)
-class GetRange:
+class GetRange(Operation):
     """A read of an interval, made by ``get_range``."""
+
+    FIELD: ClassVar[str] = "range"
 
     key: Text
     end: Text | None = None
@@ -137,17 +406,8 @@ class GetRange:
     min_create_revision: int = 0
     max_create_revision: int = 0
 
-    @property
-    def writes(self) -> bool:
-        """Never."""
-        return False
-
-    def leases(self) -> tuple[LeaseLike | None, ...]:
-        """None."""
-        return ()
-
     def request(self, space: Space) -> rpc_pb2.RangeRequest:
-        """Return the request message."""
+        """Implement ``Operation.request``."""
         key, end = space.interval(self.key, self.end, prefix=self.prefix)
         request = rpc_pb2.RangeRequest(
             key=key,
@@ -169,70 +429,34 @@ class GetRange:
         return request
 
     def result(self, answer: rpc_pb2.RangeResponse, space: Space, revision: int) -> RangeResult:
-        """Return the result of the answer.
-
-        Arguments:
-            answer: of the member.
-            space: keys as the client sees them.
-            revision: of the store, where the answer does not say it.
-        """
+        """Implement ``Operation.result``."""
         return RangeResult(space.key_values(answer.kvs), answer.count, answer.more, revision)
-
-    def to_message(self, space: Space) -> rpc_pb2.RequestOp:
-        """Return its message in a txn."""
-        return rpc_pb2.RequestOp(request_range=self.request(space))
-
-    def from_message(self, response: rpc_pb2.ResponseOp, space: Space, revision: int) -> RangeResult:
-        """Return its result from the response of a txn.
-
-        Arguments:
-            response: of the member.
-            space: keys as the client sees them.
-            revision: of the store after the txn.
-        """
-        return self.result(response.response_range, space, revision)
 
 
 @dataclass(frozen=True, slots=True)
-class Get:
+class Get(Operation):
     """A read of one key, made by ``get``."""
+
+    FIELD: ClassVar[str] = "range"
 
     key: Text
     revision: int = 0
     serializable: bool = False
 
-    @property
-    def writes(self) -> bool:
-        """Never."""
-        return False
-
-    def leases(self) -> tuple[LeaseLike | None, ...]:
-        """None."""
-        return ()
-
     def request(self, space: Space) -> rpc_pb2.RangeRequest:
-        """Return the request message."""
+        """Implement ``Operation.request``."""
         return rpc_pb2.RangeRequest(key=space.key(self.key), revision=self.revision, serializable=self.serializable)
 
-    def to_message(self, space: Space) -> rpc_pb2.RequestOp:
-        """Return its message in a txn."""
-        return rpc_pb2.RequestOp(request_range=self.request(space))
-
-    def from_message(self, response: rpc_pb2.ResponseOp, space: Space, revision: int) -> KeyValue | None:
-        """Return its result from the response of a txn.
-
-        Arguments:
-            response: of the member.
-            space: keys as the client sees them.
-            revision: of the store after the txn.
-        """
-        kvs = response.response_range.kvs
-        return space.key_value(kvs[0]) if kvs else None
+    def result(self, answer: rpc_pb2.RangeResponse, space: Space, revision: int) -> KeyValue | None:
+        """Implement ``Operation.result``."""
+        return space.key_value(answer.kvs[0]) if answer.kvs else None
 
 
 @dataclass(frozen=True, slots=True)
-class Delete:
+class Delete(Operation):
     """A deletion, made by ``delete``."""
+
+    FIELD: ClassVar[str] = "delete_range"
 
     key: Text
     end: Text | None = None
@@ -241,40 +465,17 @@ class Delete:
 
     @property
     def writes(self) -> bool:
-        """Always: even if nothing is there to delete, it has to be agreed on."""
+        """Always: even if there is no key to delete, the members have to agree on it."""
         return True
 
-    def leases(self) -> tuple[LeaseLike | None, ...]:
-        """None."""
-        return ()
-
     def request(self, space: Space) -> rpc_pb2.DeleteRangeRequest:
-        """Return the request message."""
+        """Implement ``Operation.request``."""
         key, end = space.interval(self.key, self.end, prefix=self.prefix)
         return rpc_pb2.DeleteRangeRequest(key=key, range_end=end, prev_kv=self.prev_kv)
 
-    def result(self, answer: rpc_pb2.DeleteRangeResponse, space: Space) -> DeleteResult:
-        """Return the result of the answer.
-
-        Arguments:
-            answer: of the member.
-            space: keys as the client sees them.
-        """
+    def result(self, answer: rpc_pb2.DeleteRangeResponse, space: Space, revision: int = 0) -> DeleteResult:
+        """Implement ``Operation.result``."""
         return DeleteResult(answer.header.revision, answer.deleted, space.key_values(answer.prev_kvs))
-
-    def to_message(self, space: Space) -> rpc_pb2.RequestOp:
-        """Return its message in a txn."""
-        return rpc_pb2.RequestOp(request_delete_range=self.request(space))
-
-    def from_message(self, response: rpc_pb2.ResponseOp, space: Space, revision: int) -> DeleteResult:
-        """Return its result from the response of a txn.
-
-        Arguments:
-            response: of the member.
-            space: keys as the client sees them.
-            revision: of the store after the txn.
-        """
-        return self.result(response.response_delete_range, space)
 
 
 put = Put

@@ -30,12 +30,8 @@ from raftkv.errors import PERMISSION_DENIED, StatusError
 from raftkv.pb import rpc_pb2
 
 if TYPE_CHECKING:
-    from raftkv.client.lease.lease import Lease, lease_now
-    from raftkv.client.rpc.core import Client
-    from raftkv.client.rpc.streams import Stream
+    from raftkv.client.rpc.core import Client, Stream
     from raftkv.client.scope import Scope
-    from raftkv.errors import StatusError
-    from raftkv.pb import rpc_pb2
 
 SENDS_PER_TTL: Final = 3
 """Keep-alives in the time of one TTL: two may be lost."""
@@ -233,7 +229,7 @@ class LeaseKeeper:
 #     async with aclosing(renewals(scope, lease_id, first_answer_s=5.0)) as answers:
 #         async for answer in answers: print(answer.TTL)         # ends when the cluster does not know the lease
 #
-# For programs that pass the answers on; whoever owns a lease uses ``lease``.
+# For programs that pass the answers on; the owner of a lease uses ``lease``.
 
 
 class _Adopted(Lease):

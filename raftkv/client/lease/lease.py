@@ -11,8 +11,8 @@
     await lease.lost.wait()
 
 A lease is *lost* when the cluster does not know it any more, or is another one, restored from a backup; or when its TTL
-has passed on this machine's clock since the last keep-alive that was confirmed was *sent*: then somebody else may have
-what it protected, whatever the cluster still believes (a lease with ``patient=True`` leaves this last way out). A
+has passed on this machine's clock since the last keep-alive that was confirmed was *sent*: then another owner may have
+what it protected, even if the cluster still knows the lease (one with ``patient=True`` leaves this last way out). A
 process that was stopped for longer than that, or whose machine slept, learns it at its next ``check`` (every call with
 ``lease=`` makes one), not only when the loop has come round.
 """
@@ -21,22 +21,133 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from raftkv.asleep import Sleep
 from raftkv.client.arguments import function, seconds, whole
 from raftkv.client.errors import LeaseLost
-from raftkv.client.interrupts import Interrupt, farewell_s, tell
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.methods import Method
 from raftkv.client.scope import Part, Scope
 from raftkv.client.values import LeaseInfo
 from raftkv.errors import LeaseNotFoundError, StatusError
 from raftkv.pb import rpc_pb2
+from raftkv.suspend_clock import SuspendClock
 
-_sleep: Final = Sleep()
+# -- interrupts -----------------------------------------------------------------------------------------------------
+#
+# Stopping a block of code when what it relies on is lost.
+#
+# Works as ``asyncio.timeout`` does: the task in the block is cancelled, and at the end of the block that cancellation
+# becomes an error of our own. Cancellations from elsewhere pass through.
+#
+# ::
+#
+#     with interrupting(lease) :          # CancelledError inside becomes LeaseLost outside
+#         await something_long()
+
+T = TypeVar("T")
+
+FAREWELL_S: Final = 0.5
+"""How long the end of a block that was interrupted tells the cluster of it: a user who pressed Ctrl-C waits for the
+prompt, and what could not be given back ends with its lease."""
+
+
+def farewell_s(error: BaseException | None) -> float | None:
+    """Return how long the end of a block may take to give back what it held; None: as long as any call.
+
+    Arguments:
+        error: that the block ended with.
+    """
+    return FAREWELL_S if isinstance(error, KeyboardInterrupt | asyncio.CancelledError) else None
+
+
+_farewells: Final[set[asyncio.Task[Any]]] = set()
+"""Steps under way; the loop itself would forget them."""
+
+
+async def seen_through(step: Coroutine[Any, Any, T]) -> T:
+    """Take a last step that goes on in the background when its caller is cancelled meanwhile, and then leaves at once.
+
+    Otherwise a second cancellation would leave the lease or key in the cluster, without an owner.
+
+    Arguments:
+        step: what gives it back.
+    """
+    task = asyncio.get_running_loop().create_task(step)
+    _farewells.add(task)
+    task.add_done_callback(_look_at)
+    return await asyncio.shield(task)
+
+
+def _look_at(task: asyncio.Task[Any]) -> None:
+    """Take its failure: its caller may have left."""
+    _farewells.discard(task)
+    if not task.cancelled():
+        task.exception()
+
+
+class Interrupt:
+    """One block of one task.
+
+    Arguments:
+        subscribe: is given ``fire`` to call on the loss, and returns how to take that back.
+        error: makes the error that the block ends with.
+    """
+
+    __slots__ = ("_cancelling", "_error", "_subscribe", "_task", "_unsubscribe", "fired")
+
+    def __init__(
+        self, subscribe: Callable[[Callable[[Any], None]], Callable[[], None]], error: Callable[[], Exception]
+    ) -> None:
+        self.fired = False
+        self._subscribe = subscribe
+        self._error = error
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelling = 0
+        self._unsubscribe: Callable[[], None] | None = None
+
+    def fire(self, lost: Any = None) -> None:
+        """Interrupt the block after the loss, unless its task has found it out by itself and is about to raise."""
+        if self.fired or self._task is None or self._task is asyncio.current_task():
+            return
+        self.fired = True
+        self._task.cancel()
+
+    def __enter__(self) -> Interrupt:
+        self._task = asyncio.current_task()
+        self._cancelling = self._task.cancelling() if self._task is not None else 0
+        self._unsubscribe = self._subscribe(self.fire)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+        task, self._task = self._task, None
+        if not self.fired or task is None or task is not asyncio.current_task():
+            return
+        if task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise self._error() from None
+
+
+def tell(callback: Callable[[T], Any], news: T) -> None:
+    """Call back, on the loop, from the middle of work for others: what it raises goes to the loop's exception handler.
+
+    Arguments:
+        callback: of a user.
+        news: what it is called with.
+    """
+    try:
+        callback(news)
+    except Exception as error:
+        context = {"message": f"raftkv: a callback failed: {callback!r}", "exception": error}
+        asyncio.get_running_loop().call_exception_handler(context)
+
+
+_sleep: Final = SuspendClock()
 
 
 def lease_now() -> float:
@@ -44,7 +155,7 @@ def lease_now() -> float:
 
     The cluster goes on while the machine sleeps, so a lease may be over when the machine wakes up.
     """
-    _sleep.has_been()
+    _sleep.has_slept()
     return _sleep.total_s + asyncio.get_running_loop().time()
 
 
@@ -55,7 +166,7 @@ GRACE_MAX_S = 9_000_000_000
 SHORTEST_S = 0.001
 """Time limit of a grant that has waited for another one of the same lease until its own time was up."""
 _GRANT_ANY = Method(methods.LEASE_GRANT.path, methods.LEASE_GRANT.response, True)
-"""A grant of any id: one that was granted to nobody's knowledge ends by itself, so the call may be repeated."""
+"""A grant of any id: if the answer is lost, that lease ends by itself, so the call may be repeated."""
 
 
 def checked_ttl(ttl: float) -> float:
@@ -185,7 +296,7 @@ class Lease:
 
     @property
     def remaining_s(self) -> float:
-        """Seconds for which it certainly still lives, if nobody revokes it; 0: none."""
+        """Seconds for which it certainly still lives, unless it is revoked; 0: none."""
         if not self._granted or self._over:
             return 0.0
         return max(self._deadline - lease_now(), 0.0)
@@ -302,7 +413,7 @@ class Lease:
         try:
             await self.revoke(farewell_s(error))
         except StatusError:
-            return  # nobody keeps it alive: it ends with its TTL
+            return  # no keep-alive is sent any more: it ends with its TTL
 
 
 _REVOKE = Method(methods.LEASE_REVOKE.path, methods.LEASE_REVOKE.response, True, cancellable=False)

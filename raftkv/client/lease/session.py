@@ -8,7 +8,7 @@
 
 When its lease is lost (the process was paused, the cluster was away for longer than the TTL) a session tells its owner,
 gets a new lease as soon as the cluster answers, puts its keys again and tells its owner that too. Between the two,
-whoever relies on it gets ``LeaseLost``. ``generation`` counts leases: locks and terms do not survive a change of it.
+calls that rely on it raise ``LeaseLost``. ``generation`` counts leases: locks and terms do not survive a change of it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,10 @@ from typing import Any
 
 from raftkv.client.arguments import limit
 from raftkv.client.errors import LeaseLost
-from raftkv.client.interrupts import farewell_s, seen_through, tell
-from raftkv.client.keys import Text, to_bytes
 from raftkv.client.kv.kv import KV
-from raftkv.client.lease.lease import Lease, checked_ttl
+from raftkv.client.lease.lease import Lease, checked_ttl, farewell_s, seen_through, tell
 from raftkv.client.rpc.retry import Backoff
-from raftkv.client.scope import Part, Scope
+from raftkv.client.scope import Part, Scope, Text, to_bytes
 from raftkv.errors import RaftKVError
 
 OnSession = Callable[["Session"], Any]
@@ -174,7 +172,7 @@ class Session:
             try:
                 await self._lease.revoke(timeout_s)
             except RaftKVError:
-                return  # nobody keeps it alive: it ends with its TTL
+                return  # no keep-alive is sent any more: it ends with its TTL
 
     async def _stay(self) -> None:
         while True:
@@ -196,10 +194,10 @@ class Session:
                 try:
                     await self._put_kept(lease)
                 except asyncio.CancelledError:
-                    self._lease = lease  # whoever closes the session ends it
+                    self._lease = lease  # ``close`` of the session ends it
                     raise
                 except BaseException:
-                    lease.stop()  # nobody else would: each attempt has one of its own
+                    lease.stop()  # each attempt has a lease of its own
                     raise
             except RaftKVError as error:
                 self.error = error
@@ -220,11 +218,11 @@ class Session:
                     await self._kv.put(name, value, lease=lease)
                     there[name] = value
 
-    def _tell(self, whom: OnSession | None) -> None:
+    def _tell(self, callback: OnSession | None) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
-        if whom is not None:
-            tell(whom, self)
+        if callback is not None:
+            tell(callback, self)
 
     async def _wait_change(self) -> None:
         await self._changed.wait()

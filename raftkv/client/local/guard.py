@@ -7,7 +7,7 @@ imports nothing of raftkv, so it is up in milliseconds:
 2. when that ends, however the program went, it kills its own process group, in which all members are;
 3. a copy of itself outside the group waits until the group is empty and removes the directory.
 
-Members are found by their group, not by their numbers: a number may have been given to somebody else by then.
+Members are found by their group, not by their numbers: another process may have its number by then.
 """
 
 from __future__ import annotations

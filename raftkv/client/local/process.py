@@ -8,7 +8,7 @@ A subclass says what differs: the program, the token, the environment, the proce
     member.wait_ready()
     member.kill()
 
-Nobody sleeps: readiness is polled, and the poll waits on the process itself, so its death ends the wait at once.
+Nothing sleeps: readiness is polled, and the poll waits on the process itself, so its death ends the wait at once.
 
 Leaves out: who is started when, and what is removed in the end; those who own clusters know. The storms of ``jepsen``
 have a launcher of their own, because they may import nothing of the system under test.
@@ -220,7 +220,7 @@ def is_healthy(endpoint: str) -> bool:
 
 @contextlib.contextmanager
 def free_ports(count: int) -> Iterator[list[int]]:
-    """Choose ports on which nobody listens, held until the block ends so that no two are equal."""
+    """Choose free ports, held until the block ends so that no two are equal."""
     chooser = random.SystemRandom()
     with contextlib.ExitStack() as stack:
         ports: list[int] = []

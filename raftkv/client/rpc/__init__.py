@@ -17,5 +17,6 @@ Example::
     async with Client(["127.0.0.1:2379"]) as core:
         answer = await core.call(methods.RANGE, rpc_pb2.RangeRequest(key=b"k"), timeout_s=5.0)
 
-Read ``core``, then ``retry``. Leaves out: keys, watches and leases, which the packages beside this one know.
+Read ``core`` (calls, streams, spans), then ``retry``; ``transport`` has TLS and the first connection. Leaves out: keys,
+watches and leases, which the packages beside this one know.
 """

@@ -7,11 +7,11 @@ Owns the answer to "which member, and what if it does not answer":
 2. A call is repeated if it certainly never reached a member, if the member said UNAVAILABLE and the method is
    repeatable, or elsewhere if the member is a learner. Everything else is raised at once.
 3. The deadline bounds all of it together; when it passes the error is ``context deadline exceeded``.
-4. An endpoint that failed, did not answer or is a learner is left by all later calls too, whoever makes them.
+4. An endpoint that failed, did not answer or is a learner is left by all later calls, too.
 5. With a user, calls carry a token (``login``). A call that a member refuses for it, or because rights changed while it
    was under way, did not happen: it is made again, with a new token once, until its deadline if only rights changed.
 
-Streams are opened at one endpoint and never repeated: whoever opened one knows where it stood (see ``stream``).
+Streams are opened at one endpoint and never repeated: its reader knows where it stood (see ``stream``).
 
 One event loop, no threads, no tasks of its own but that race.
 """
@@ -20,21 +20,19 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from raftkv.client.credentials import NO_SECRET, Secret
 from raftkv.client.errors import ANOTHER_LOOP, CLIENT_CLOSED, from_status
-from raftkv.client.rpc import methods, tracing
-from raftkv.client.rpc.endpoints import Endpoint, parse_endpoints
+from raftkv.client.rpc import methods
 from raftkv.client.rpc.login import Login, LoginRequest
-from raftkv.client.rpc.methods import Method, StreamMethod
+from raftkv.client.rpc.methods import Method, StreamMethod, parse_answer
 from raftkv.client.rpc.retry import Attempts, is_of_learner
-from raftkv.client.rpc.streams import Stream
-from raftkv.client.rpc.tracing import Pairs
 from raftkv.client.rpc.transport import Transport, open_transport, race
 from raftkv.errors import (
     CANCELED,
@@ -42,17 +40,24 @@ from raftkv.errors import (
     RESOURCE_EXHAUSTED,
     UNAVAILABLE,
     AuthOldRevisionError,
+    ConfigError,
     ContextDeadlineExceededError,
     StatusError,
 )
 from raftkv.rpc.status import RpcError
+from raftkv.urls import Endpoint, parse_endpoints
 
 if TYPE_CHECKING:
     import ssl
 
     from google.protobuf.message import Message
 
+    from raftkv.rpc.client.stream import ClientStream
+
 T = TypeVar("T", bound="Message")
+
+Pairs = tuple[tuple[str, str], ...]
+"""Metadata: names and values."""
 
 _SHORTEST_S: Final = 0.001
 LOGIN_TIMEOUT_S: Final = 10.0
@@ -68,11 +73,11 @@ class ClientOptions:
     server_name: str = ""
     """Name that the certificates of members must have; empty: each the host of its endpoint."""
     user: str = ""
-    """Name to authenticate as; empty: nobody, or whom the certificate names."""
+    """Name to authenticate as; empty: the name in the certificate, or none."""
     password: Secret | str = field(default=NO_SECRET, repr=False)
-    """What the user shows to log in; see ``credentials``."""
+    """The password of the user; see ``credentials``."""
     token: Secret | str = field(default=NO_SECRET, repr=False)
-    """A token that somebody else got. A text is used as it is, never renewed unless there is a user too."""
+    """A token from elsewhere. A text is used as it is, never renewed unless there is a user too."""
     dial_timeout_s: float = 2.0
     """Time for one connection."""
     keepalive_time_s: float | None = None
@@ -114,7 +119,7 @@ class Client:
         self.endpoints = parse_endpoints(endpoints)
         self.options = options or ClientOptions()
         if self.options.tracing:
-            tracing.require()
+            require_tracing()
         self._open = open_transport
         self._transports: dict[str, Transport] = {}
         self._current = 0
@@ -128,7 +133,7 @@ class Client:
         return f"<{self.describe()}>"
 
     def describe(self) -> str:
-        """Return where it goes and as whom; never a password."""
+        """Return its endpoints and its user; never a password."""
         user = f" as {self.options.user}" if self.options.user else ""
         closed = ", closed" if self._closed else ""
         return f"Client of {','.join(endpoint.text for endpoint in self.endpoints)}{user}{closed}"
@@ -169,8 +174,8 @@ class Client:
         Raises:
             StatusError: the cluster refused, or could not be reached in time.
         """
-        if tracing.API in tracing.loaded and self.options.tracing is not False:
-            return tracing.traced(
+        if TRACING_API in loaded_modules and self.options.tracing is not False:
+            return traced(
                 method.path, metadata, lambda pairs: self._call(self.endpoints, method, request, timeout_s, pairs)
             )
         return self._call(self.endpoints, method, request, timeout_s, metadata)
@@ -279,7 +284,7 @@ class Client:
         return self._login.token
 
     def renew_token(self) -> bool:
-        """Let the next call or stream ask for a new token, whatever becomes of this one; False: there is no way."""
+        """Let the next call or stream ask for a new token; False: there is no way."""
         return self._login.void(self._login.token)
 
     async def _call(
@@ -320,7 +325,7 @@ class Client:
         if method.cancellable:
             return call
         shielded = asyncio.ensure_future(call)
-        shielded.add_done_callback(_take_note)
+        shielded.add_done_callback(take_outcome)
         return asyncio.shield(shielded)
 
     def _too_large(self, size_bytes: int) -> StatusError:
@@ -337,7 +342,7 @@ class Client:
         method: Method[Any],
         body: bytes,
     ) -> bytes:
-        """After a first failure: go on elsewhere, or as somebody whom the members know, or tell the caller."""
+        """After a first failure: go on elsewhere, or with a new token, or tell the caller."""
         first: RpcError | None = error
         while True:
             try:
@@ -401,7 +406,7 @@ class Client:
         """Let the endpoints race, until one is connected, none can be, or the time is up."""
         if self._race is None and not self._closed:
             self._race = asyncio.create_task(self._run_race())
-            self._race.add_done_callback(_take_note)
+            self._race.add_done_callback(take_outcome)
         if self._race is not None:
             await asyncio.wait([self._race], timeout=timeout_s)
 
@@ -430,7 +435,199 @@ def _parse(method: Method[T], answer: bytes) -> T:
     return methods.parse_answer(method.response, answer)
 
 
-def _take_note(call: asyncio.Future[Any]) -> None:
-    """Look at the outcome of a call: if its caller is gone, asyncio would tell of a failure that nobody looked at."""
+def take_outcome(call: asyncio.Future[Any]) -> None:
+    """Look at the outcome of a call: if its caller is gone, asyncio would log a failure that no task has taken."""
     if not call.cancelled():
         call.exception()
+
+
+# -- streams --------------------------------------------------------------------------------------------------------
+#
+# A streaming call of the client: request messages out, parsed messages in, errors by name.
+#
+# ::
+#
+#     async with await client.stream(methods.WATCH) as stream:
+#         await stream.send(rpc_pb2.WatchRequest(create_request=...))
+#         async for answer in stream:
+#             ...
+#
+# The iteration ends when the member ends the call well, and raises ``StatusError`` otherwise. Nothing is repeated
+# here. One task reads a stream. Unread answers stay in the connection's window: they close it for this
+# stream alone.
+
+
+class Stream(Generic[T]):
+    """One streaming call, as ``Client.stream`` returns it.
+
+    Attributes:
+        endpoint: where it goes, as the client's ``endpoints`` write it.
+        call: the call below, which deals in bytes.
+        token: that it was opened with; empty: none.
+    """
+
+    __slots__ = ("_response", "call", "endpoint", "token")
+
+    def __init__(self, call: ClientStream, response: type[T], endpoint: str, token: str = "") -> None:
+        self.call = call
+        self.endpoint = endpoint
+        self.token = token
+        self._response = response
+
+    async def send(self, request: Any) -> None:
+        """Send a request message, after waiting for room in the send buffer.
+
+        Raises:
+            StatusError: the call has ended.
+        """
+        try:
+            await self.call.send(request.SerializeToString())
+        except RpcError as error:
+            raise from_status(error.code, error.text, definite=error.definite) from None
+
+    def send_nowait(self, request: Any) -> None:
+        """Send a request message without waiting for room in the send buffer."""
+        try:
+            self.call.send_nowait(request.SerializeToString())
+        except RpcError as error:
+            raise from_status(error.code, error.text, definite=error.definite) from None
+
+    async def receive(self) -> T | None:
+        """Return the next message; None after the last.
+
+        Raises:
+            StatusError: the call has failed; with UNAVAILABLE another endpoint may do better.
+        """
+        try:
+            message = await self.call.receive()
+        except RpcError as error:
+            raise from_status(error.code, error.text, definite=error.definite) from None
+        if message is None:
+            return None
+        return parse_answer(self._response, message)
+
+    def half_close(self) -> None:
+        """Send no more; the member sees the end of the requests."""
+        self.call.half_close()
+
+    def cancel(self) -> None:
+        """Give up the call: cancel it at the member, drop what was not read."""
+        self.call.cancel()
+
+    @property
+    def connected(self) -> bool:
+        """Whether it has found a connection; until then nothing of it has been sent."""
+        return self.call.under_way
+
+    @property
+    def done(self) -> bool:
+        """Whether the call has ended."""
+        return self.call.done
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        message = await self.receive()
+        if message is None:
+            raise StopAsyncIteration
+        return message
+
+    async def __aenter__(self) -> Stream[T]:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+
+# -- tracing --------------------------------------------------------------------------------------------------------
+#
+# Spans of the client's calls, for programs that use OpenTelemetry; their context goes to the members.
+#
+#     metadata: traceparent: 00-<trace>-<span>-01, and tracestate if there is one (W3C Trace Context)
+#
+# Owns the test whether the program traces: ``opentelemetry.trace`` is loaded, because the program (or ``tracing=True``)
+# has imported it. This module imports nothing of it, so a program without it pays one look into a dict for a call.
+#
+# A call is a span of kind client, below the span that is current where the call is made; it is current nowhere
+# itself. Streams carry no context: those of watches and keep-alives are shared by all that the client does.
+
+Answer = TypeVar("Answer")
+
+TRACING_API: Final = "opentelemetry.trace"
+loaded_modules = sys.modules
+"""Has ``TRACING_API`` as soon as the program uses OpenTelemetry."""
+
+_tracer: Any = None
+_provider: Any = None
+
+
+def require_tracing() -> None:
+    """Load OpenTelemetry's API, for a program that asks for spans and has not imported it.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        import opentelemetry.trace  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(f"tracing needs OpenTelemetry: pip install opentelemetry-api ({error})") from None
+
+
+def traced(
+    path: str, metadata: Pairs, call: Callable[[Pairs], Coroutine[Any, Any, Answer]]
+) -> Coroutine[Any, Any, Answer]:
+    """Make a call that is a span, below the current one.
+
+    Arguments:
+        path: of the method.
+        metadata: of the call.
+        call: makes it, with the metadata that it is given.
+    """
+    api = loaded_modules[TRACING_API]
+    tracer = _find_tracer(api)
+    if tracer is None:
+        return call(metadata)
+    service, _, method = path[1:].partition("/")
+    span = tracer.start_span(
+        path[1:],
+        kind=api.SpanKind.CLIENT,
+        attributes={"rpc.system": "grpc", "rpc.service": service, "rpc.method": method},
+    )
+    context = span.get_span_context()
+    if context.is_valid:
+        metadata += _headers(context)
+    made = call(metadata)
+    return _until_end(api, span, made) if span.is_recording() else made
+
+
+def _find_tracer(api: Any) -> Any:
+    """Return the tracer of the present provider; None while another thread is still importing the API."""
+    global _tracer, _provider
+    find = getattr(api, "get_tracer_provider", None)
+    provider = None if find is None else find()
+    if provider is not _provider:
+        _provider, _tracer = provider, None if provider is None else provider.get_tracer("raftkv")
+    return _tracer
+
+
+def _headers(context: Any) -> Pairs:
+    parent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags & 0xFF:02x}"
+    state = context.trace_state.to_header() if context.trace_state else ""
+    return (("traceparent", parent), ("tracestate", state)) if state else (("traceparent", parent),)
+
+
+async def _until_end(api: Any, span: Any, made: Coroutine[Any, Any, Answer]) -> Answer:
+    try:
+        answer = await made
+    except StatusError as error:
+        span.set_attribute("rpc.grpc.status_code", int(error.code))
+        span.set_status(api.Status(api.StatusCode.ERROR, str(error)))
+        raise
+    else:
+        span.set_attribute("rpc.grpc.status_code", 0)
+        return answer
+    finally:
+        span.end()

@@ -2,9 +2,9 @@
 
 Owns the rules of logging in:
 
-1. At first need, not before; never for a user who is known by a certificate alone, or for nobody.
-2. One at a time for all calls and streams of a client: members pay a tenth of a second of a processor for each. Who
-   comes meanwhile waits for the same answer, as long as its own deadline lets it.
+1. At first need, not before; never for a user who is known by a certificate alone, or without a user.
+2. One at a time for all calls and streams of a client: members pay a tenth of a second of a processor for each. A call
+   that comes meanwhile waits for the same answer, until its own deadline.
 3. A token that says when it ends (a JWT) is renewed before; others when a member refuses them.
 4. A cluster that asks for no users is used without a token, until it says that it does.
 
@@ -63,17 +63,17 @@ Ask = Callable[[LoginRequest, float], Awaitable[str]]
 EARLY_S: Final = 30.0
 """A token is renewed that long before its end, or a tenth of its time before if that is less."""
 RETRY_S: Final = 1.0
-"""Pause after a renewal that nobody answered, while the token is good yet."""
+"""Pause after a renewal that no member answered, while the token is good yet."""
 
 _NEVER: Final = math.inf
 _NOW: Final = -math.inf
 
 
 class Login:
-    """Who a client is, towards the members.
+    """The identity of a client, towards the members.
 
     Arguments:
-        user: to log in as; empty: nobody.
+        user: to log in as; empty: no user.
         password: of the user.
         token: instead of logging in; with a user too, until it is refused.
 
@@ -176,7 +176,7 @@ class Login:
                 raise AuthenticationFailed(failure) from None
         finally:
             self._flight = None
-            # Who waits with a later deadline tries again itself if the trouble may have passed.
+            # A waiter with a later deadline tries again itself if the trouble may have passed.
             flight.set_result(failure if failure is not None and not is_transient(failure) else None)
 
     async def _new_token(self, ask: Ask, deadline: float) -> str:

@@ -3,7 +3,7 @@
 A method is *repeatable* if doing it twice is as good as once: a call whose outcome is unknown is then tried again at
 another endpoint. A write is not: it is tried again only if it certainly never reached a member.
 
-``Method`` is for ``Client.call``, ``StreamMethod`` for ``Client.stream``; nobody repeats a stream but its caller.
+``Method`` is for ``Client.call``, ``StreamMethod`` for ``Client.stream``; only its caller repeats a stream.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def parse_answer(kind: type[T], data: bytes) -> T:
     """Return the message that a member has answered.
 
     Raises:
-        StatusError: INTERNAL, as from other clients: the bytes are none. Who knows what has answered.
+        StatusError: INTERNAL, as from other clients: the bytes are no such message.
     """
     try:
         return kind.FromString(data)
@@ -40,7 +40,7 @@ def parse_answer(kind: type[T], data: bytes) -> T:
 class Method(Generic[T]):
     """One unary call: its path, what it returns, whether it may be repeated, whether it may be cancelled on its way.
 
-    A caller that is cancelled leaves at once in any case; a call that is not cancellable is answered to nobody then.
+    A caller that is cancelled leaves at once in any case; the answer to a call that is not cancellable is dropped then.
     """
 
     path: str

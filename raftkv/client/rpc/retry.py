@@ -1,7 +1,7 @@
 """The retry policy: which failures pass by themselves, how long to wait, and the loop that repeats a step.
 
-``is_transient`` is the only list of codes: whoever repeats anything (a stream, a step of a lock, a write of a run)
-asks it. The one rule beside it is that of single calls (``Attempts``), which is about calls that must not be repeated.
+``is_transient`` is the only list of codes: all code that repeats something (a stream, a step of a lock, a write of a
+run) asks it. The one rule beside it is ``Attempts``, for single calls, which must not all be repeated.
 
     lock = await until_answered(lambda: kv.get("a"), 30.0)     # the step must do no harm when it is done twice
 """
@@ -25,6 +25,7 @@ from raftkv.errors import (
     UNKNOWN,
     ContextDeadlineExceededError,
     NotSupportedForLearnerError,
+    RequestTooLargeError,
     ResponseTooLargeError,
     StatusError,
 )
@@ -51,7 +52,7 @@ def is_transient(error: StatusError, *, wait_for_room: bool = False) -> bool:
         wait_for_room: count a cluster without room too, for work that must outlast even that; else it is a refusal.
     """
     if error.code == RESOURCE_EXHAUSTED:
-        return wait_for_room and not isinstance(error, ResponseTooLargeError)
+        return wait_for_room and not isinstance(error, RequestTooLargeError | ResponseTooLargeError)
     if error.code == CANCELED:
         return not error.definite  # a member has canceled the call; else this client is closed
     return error.code in _TRANSIENT or isinstance(error, NotSupportedForLearnerError)
@@ -150,7 +151,7 @@ def is_of_learner(error: RpcError) -> bool:
 
 
 class Attempts:
-    """What one call has tried so far.
+    """The attempts of one call so far.
 
     Arguments:
         deadline: of all attempts, by ``time.monotonic``.
@@ -232,7 +233,7 @@ class Attempts:
             await asyncio.sleep(min(self._backoff.next_s(), self.remaining_s()))
 
     async def pause_for_rights(self) -> bool:
-        """Wait while somebody changes users and roles; False: there is no time left for another attempt."""
+        """Wait while users and roles change; False: there is no time left for another attempt."""
         pause_s = self._rights.next_s()
         if monotonic() + pause_s >= self.deadline:
             return False

@@ -10,7 +10,8 @@ Laws:
 - After fork the child opens a thread and connections of its own; what is *held* stays the parent's: using it raises
   ``Forked``.
 
-Files have the names of the async ones; ``lease`` has sessions too, ``lock`` elections, ``txn`` the stm.
+``lease`` has leases, sessions, locks and elections; ``library`` the client with its transactions and users;
+``blocking`` makes the methods and has the watches.
 
 Example::
 

@@ -6,23 +6,270 @@
 ``blocking`` keeps name, arguments, types and documentation of the method, so the twins cannot drift apart. A
 ``Blocking`` belongs to the loop, and so to the process, that it was made in: in a forked child its methods raise
 ``Forked``, and leaving its ``with`` block does nothing, since what it stands for is the parent's.
-
-A client finds the object of a method in one of its parts: ``put = blocking(KV.put, "kv")``.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import itertools
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, NoReturn, ParamSpec, Protocol, Self, TypeVar
 
-from raftkv.client.arguments import many
-from raftkv.client.kv.bulk import WINDOW
+from raftkv.client.arguments import limit, many, seconds
+from raftkv.client.kv.kv import WINDOW
+from raftkv.client.rpc.core import take_outcome
 from raftkv.client.sync.loop import LoopThread
-from raftkv.client.sync.watch import iterate
+from raftkv.client.values import Event
+
+if TYPE_CHECKING:
+    from raftkv.client import watch as aio_watch
+
+# -- watch ----------------------------------------------------------------------------------------------------------
+#
+# A for-loop over what a watch, or another endless source on the loop's thread, gives out.
+#
+# Owns the batch that was fetched and not yet taken. What waits beyond that waits in the source, which bounds it: a
+# slow loop here is a slow reader there.
+#
+#     for event in stream: ...                       # until it is cancelled, or fails with its error
+#     event = stream.get(timeout_s=1.0)              # one; TimeoutError; None: cancelled
+#     for event in stream.events(timeout_s=5.0): ... # those that come within five seconds
+#     stream.cancel()                                # from any thread: loops over it end
+#
+# Any number of threads may take from one stream: each item reaches one of them, the end reaches all.
+
+T = TypeVar("T")
+
+
+class Source(Protocol[T]):
+    """What lives on the loop's thread."""
+
+    async def next_batch(self) -> list[T]:
+        """Return the next items, at least one; none: it has ended."""
+        ...
+
+    def cancel(self) -> None:
+        """End it: who waits for a batch gets an empty one."""
+        ...
+
+
+class Drawn(Generic[T]):
+    """A source that draws from an async generator, item by item. A wait that is given up does not end the generator."""
+
+    def __init__(self, items: AsyncIterator[T]) -> None:
+        self._items = items
+        self._drawing: asyncio.Task[T] | None = None
+        self._is_cancelled = False
+
+    async def next_batch(self) -> list[T]:
+        """Return the next item, in a list; an empty one at the end."""
+        if self._is_cancelled:
+            return []
+        if self._drawing is None:
+            self._drawing = asyncio.get_running_loop().create_task(self._draw())
+            self._drawing.add_done_callback(take_outcome)
+        drawing = self._drawing
+        await asyncio.wait([drawing])
+        self._drawing = None
+        if drawing.cancelled():
+            return []
+        item = drawing.result()
+        return [] if item is _NOTHING else [item]
+
+    def cancel(self) -> None:
+        """Stop drawing."""
+        self._is_cancelled = True
+        if self._drawing is not None:
+            self._drawing.cancel()
+
+    async def _draw(self) -> T:
+        return await anext(self._items, _NOTHING)
+
+
+_NOTHING: Final[Any] = object()
+
+
+class Stream(Generic[T]):
+    """A blocking iterator; a ``with`` block cancels it at its end.
+
+    Arguments:
+        owner: the client; it lives as long as this does.
+        loop: where the source lives.
+        source: gives out the items.
+    """
+
+    def __init__(self, owner: object, loop: LoopThread, source: Source[T]) -> None:
+        self._owner = owner
+        self._loop = loop
+        self._source = source
+        self._batch: deque[T] = deque()
+        self._fetching = threading.Lock()
+        self._is_cancelled = False
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        while (item := self._take()) is _NOTHING:
+            if not self._fetch(None):
+                raise StopIteration
+        return item
+
+    def get(self, *, timeout_s: float | None = None) -> T | None:
+        """Take the next item; None: it was cancelled.
+
+        Arguments:
+            timeout_s: how long to wait for one; None: for ever.
+
+        Raises:
+            TimeoutError: nothing came.
+        """
+        timeout_s = limit(timeout_s, "timeout_s")
+        while (item := self._take()) is _NOTHING:
+            if not self._fetch(timeout_s):
+                return None
+        return item
+
+    def events(self, *, timeout_s: float) -> Iterator[T]:
+        """Iterate over what is there and what comes within ``timeout_s`` from now; later calls go on from there."""
+        deadline = time.monotonic() + seconds(timeout_s, "timeout_s")
+        while True:
+            try:
+                item = self.get(timeout_s=max(deadline - time.monotonic(), 0.0))
+            except TimeoutError:
+                return
+            if item is None:
+                return
+            yield item
+
+    def cancel(self) -> None:
+        """End it, from any thread; loops over it end, and what was not taken is dropped. Harmless when repeated."""
+        self._is_cancelled = True
+        self._batch.clear()
+        self._loop.call_soon(self._source.cancel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    def _take(self) -> T:
+        """Return the next item that is here; ``_NOTHING``: none is."""
+        self._loop.check_usable()
+        try:
+            return self._batch.popleft()
+        except IndexError:
+            nothing: T = _NOTHING
+            return nothing
+
+    def _fetch(self, timeout_s: float | None) -> bool:
+        """Get a batch, which another thread may take first; False: there will be none."""
+        timeout_s = limit(timeout_s, "timeout_s")
+        # ``acquire`` takes -1 for no limit: a negative rest would wait for as long as another thread reads.
+        if not self._fetching.acquire(
+            timeout=-1 if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)
+        ):
+            raise _nothing_came(timeout_s)
+        try:
+            if self._is_cancelled or self._batch:  # by another thread, meanwhile
+                return not self._is_cancelled
+            return self._loop.run(self._next_batch(timeout_s)) and not self._drop_if_cancelled()
+        finally:
+            self._fetching.release()
+
+    def _drop_if_cancelled(self) -> bool:
+        if self._is_cancelled:
+            self._batch.clear()
+        return self._is_cancelled
+
+    async def _next_batch(self, timeout_s: float | None) -> bool:
+        """Put the next batch where it is taken from: there it stays if Ctrl-C comes before this returns."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                batch = await self._source.next_batch()
+        except TimeoutError:
+            if timeout_s is None:
+                raise
+            raise _nothing_came(timeout_s) from None
+        if not self._is_cancelled:
+            self._batch.extend(batch)
+        return bool(batch)
+
+
+def _nothing_came(timeout_s: float | None) -> TimeoutError:
+    return TimeoutError(f"nothing came within {timeout_s or 0:g} s")
+
+
+def iterate(loop: LoopThread, source: AsyncIterator[T]) -> Iterator[T]:
+    """Draw from an async generator, one call an item; it is closed with this one.
+
+    Arguments:
+        loop: where the generator lives.
+        source: the generator.
+    """
+
+    async def draw() -> T:
+        return await anext(source, _NOTHING)
+
+    try:
+        while (item := loop.run(draw())) is not _NOTHING:
+            yield item
+    finally:
+        close = getattr(source, "aclose", None)
+        if close is not None and not loop.is_disowned:
+            loop.post(close())
+
+
+# -- watch ----------------------------------------------------------------------------------------------------------
+#
+# Watches for programs without an event loop.
+#
+# ::
+#
+#     for event in kv.watch("jobs/", prefix=True):
+#         print(event.type, event.key, event.value, event.revision)
+#
+#     with kv.watch("jobs/a") as watch:
+#         event = watch.get(timeout_s=5.0)                # TimeoutError if nothing came
+#         for event in watch.events(timeout_s=5.0): ...   # those that come within five seconds
+#
+# ``watch.cancel()`` from another thread ends the loop. What it guarantees is said in ``watch``: events come in order,
+# each once, none left out, whichever members die meanwhile; ``Compacted`` is raised if that is impossible.
+
+
+class Watch(Stream[Event]):
+    """One watch; made by ``Client.watch``."""
+
+    def __init__(self, owner: object, loop: LoopThread, inner: aio_watch.Watch) -> None:
+        super().__init__(owner, loop, inner)
+        self._inner = inner
+        self._taken = 0
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+    @property
+    def revision(self) -> int:
+        """Everything up to this revision has been handed out: the place to go on from, plus one. 0: not known yet."""
+        return max(self._taken, self._inner.revision if not self._batch else 0)
+
+    def _take(self) -> Event:
+        event = super()._take()
+        # A revision is handed out with its last event: the next one, if it is here, tells whether this was it.
+        following = self._batch
+        if event is not _NOTHING and (not following or following[0].revision > event.revision):
+            self._taken = event.revision
+        return event
+
 
 Inner = TypeVar("Inner")
 Result = TypeVar("Result")
@@ -110,42 +357,50 @@ class Held(Blocking[Inner]):
             self._loop.run(inner.__aexit__(kind, error, trace))
 
 
-def _target(self: Any, part: str) -> tuple[LoopThread, Any]:
-    loop, inner = self.target()
-    return loop, getattr(inner, part) if part else inner
+Twin = TypeVar("Twin", bound=Held[Any])
+
+
+def taking(
+    take: Callable[Concatenate[Any, P], Coroutine[Any, Any, object]],
+    give_back: Callable[[Any], Coroutine[Any, Any, object]],
+) -> Callable[Concatenate[Twin, P], Twin]:
+    """Make the blocking twin of a method that takes something; the twin returns its own object.
+
+    Arguments:
+        take: of the async object.
+        give_back: of the async object, for a call that Ctrl-C ends between taking and returning.
+    """
+
+    @functools.wraps(take)
+    def call(self: Twin, /, *args: P.args, **kwargs: P.kwargs) -> Twin:
+        self._enter(lambda: take(self._inner, *args, **kwargs), lambda: give_back(self._inner))
+        return self
+
+    return call
 
 
 def blocking(
-    method: Callable[Concatenate[Inner, P], Coroutine[Any, Any, Result]], part: str = ""
+    method: Callable[Concatenate[Inner, P], Coroutine[Any, Any, Result]],
 ) -> Callable[Concatenate[Any, P], Result]:
-    """Make the blocking twin of a coroutine method.
-
-    Arguments:
-        method: of the async object.
-        part: name of the part of the client that has it; empty: the object itself.
-    """
+    """Make the blocking twin of a coroutine method."""
 
     @functools.wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Result:
-        loop, inner = _target(self, part)
-        return loop.run(method(inner, *args, **kwargs))
+        target: tuple[LoopThread, Any] = self.target()
+        return target[0].run(method(target[1], *args, **kwargs))
 
     return call
 
 
 def taskless(
-    method: Callable[Concatenate[Inner, P], Coroutine[Any, Any, Result]], part: str = ""
+    method: Callable[Concatenate[Inner, P], Coroutine[Any, Any, Result]],
 ) -> Callable[Concatenate[Any, P], Result]:
-    """Make the blocking twin of a method that awaits nothing but futures (see ``LoopThread.run_taskless``).
-
-    Arguments:
-        method, part: as for ``blocking``.
-    """
+    """Make the blocking twin of a method that awaits nothing but futures (see ``LoopThread.run_taskless``)."""
 
     @functools.wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Result:
-        loop, inner = _target(self, part)
-        return loop.run_taskless(method(inner, *args, **kwargs))
+        target: tuple[LoopThread, Any] = self.target()
+        return target[0].run_taskless(method(target[1], *args, **kwargs))
 
     return call
 
@@ -166,35 +421,27 @@ def iterates_like(
 
 
 def iterating(
-    method: Callable[Concatenate[Inner, P], AsyncGenerator[Result, None]], part: str
+    method: Callable[Concatenate[Inner, P], AsyncGenerator[Result, None]],
 ) -> Callable[Concatenate[Any, P], Iterator[Result]]:
-    """Make the blocking twin of an async generator.
-
-    Arguments:
-        method, part: as for ``blocking``.
-    """
+    """Make the blocking twin of an async generator."""
 
     @iterates_like(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[Result]:
-        loop, inner = _target(self, part)
+        loop, inner = self.target()
         return iterate(loop, method(inner, *args, **kwargs))
 
     return call
 
 
 def chunked(
-    method: Callable[Concatenate[Inner, P], Coroutine[Any, Any, list[Result]]], part: str
+    method: Callable[Concatenate[Inner, P], Coroutine[Any, Any, list[Result]]],
 ) -> Callable[Concatenate[Any, P], list[Result]]:
-    """Make the blocking twin of a method for many items: its first argument is drawn from on the caller's thread.
-
-    Arguments:
-        method, part: as for ``blocking``.
-    """
+    """Make the blocking twin of a method for many items: its first argument is drawn from on the caller's thread."""
     signature = inspect.signature(method)
 
     @functools.wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> list[Result]:
-        loop, inner = _target(self, part)
+        loop, inner = self.target()
         given = signature.bind(inner, *args, **kwargs)
         first = list(given.arguments)[1]
         done: list[Result] = []

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
+from raftkv.client import lock as aio_lock
 from raftkv.client.arguments import function
 from raftkv.client.errors import LeaseLost
 from raftkv.client.lease import lease as aio_lease
 from raftkv.client.lease import session as aio_session
-from raftkv.client.sync.blocking import Held, blocking
+from raftkv.client.sync.blocking import Blocking, Held, blocking, taking
 from raftkv.client.sync.loop import CallbackQueue, LoopThread
 
 
@@ -51,7 +52,7 @@ class Lease(Held[aio_lease.Lease]):
 
     @property
     def remaining_s(self) -> float:
-        """Seconds for which it certainly still lives, if nobody revokes it; 0: none."""
+        """Seconds for which it certainly still lives, unless it is revoked; 0: none."""
         return self._ask(lambda lease: lease.remaining_s)
 
     @property
@@ -59,15 +60,7 @@ class Lease(Held[aio_lease.Lease]):
         """Whether it can be relied on."""
         return self._ask(lambda lease: lease.alive)
 
-    def grant(self, timeout_s: float | None = None) -> Lease:
-        """Have it granted and keep it alive, without a ``with`` block; ends by ``revoke()`` or with the client.
-
-        Raises:
-            LeaseExistsError: the id is in use.
-            StatusError: it could not be granted.
-        """
-        self._enter(lambda: self._inner.grant(timeout_s), self._inner.revoke)
-        return self
+    grant = taking(aio_lease.Lease.grant, aio_lease.Lease.revoke)
 
     revoke = blocking(aio_lease.Lease.revoke)
     info = blocking(aio_lease.Lease.info)
@@ -99,8 +92,7 @@ class Lease(Held[aio_lease.Lease]):
         return lambda: self._ask(lambda _: take_back())
 
     def __enter__(self) -> Self:
-        self.grant()
-        return self
+        return self.grant()
 
 
 # -- session --------------------------------------------------------------------------------------------------------
@@ -178,14 +170,7 @@ class Session(Held[aio_session.Session]):
         """Note that the cluster does not know its present lease any more, as a call has found that relied on it."""
         self._inner.lose(reason)
 
-    def establish(self) -> Session:
-        """Get the first lease, without a ``with`` block; ends by ``close()`` or with the client.
-
-        Raises:
-            StatusError: the cluster did not grant one.
-        """
-        self._enter(self._inner.establish, self._inner.close)
-        return self
+    establish = taking(aio_session.Session.establish, aio_session.Session.close)
 
     established = blocking(aio_session.Session.established)
     keep = blocking(aio_session.Session.keep)
@@ -193,5 +178,110 @@ class Session(Held[aio_session.Session]):
     close = blocking(aio_session.Session.close)
 
     def __enter__(self) -> Self:
-        self.establish()
-        return self
+        return self.establish()
+
+
+# -- lock -----------------------------------------------------------------------------------------------------------
+#
+# Locks for programs without an event loop.
+#
+# ::
+#
+#     with kv.lock("name", ttl=10) as lock:
+#         kv.put("x", b"y", fence=lock)               # written only while the lock is held
+#
+# A block is not interrupted when its lease is lost (as above): every call with ``fence=`` tells it,
+# ``check()`` does, ``lease.on_lost`` does, and the end of the block.
+
+HeldInner = TypeVar("HeldInner", bound=aio_lock.Holder)
+
+
+class Holder(Held[HeldInner]):
+    """What a lock and a term have in common: a key in line that others wait behind."""
+
+    def __init__(self, owner: object, loop: LoopThread, inner: HeldInner) -> None:
+        super().__init__(owner, loop, inner)
+        self._lease: Lease | None = None
+
+    @property
+    def key(self) -> bytes:
+        """Its key, as the client sees it; empty while it is not held."""
+        return self._inner.key
+
+    @property
+    def guard_key(self) -> bytes:
+        """Its key, as the store knows it; empty while it is not held."""
+        return self._inner.guard_key
+
+    @property
+    def fence(self) -> int:
+        """The fencing token: the create revision of its key; 0 while it is not held."""
+        return self._inner.fence
+
+    @property
+    def lease(self) -> Lease:
+        """The lease that it lives by.
+
+        Raises:
+            FenceLost: it is not held.
+        """
+        inner = self._inner.lease
+        if self._lease is None or self._lease.target()[1] is not inner:
+            self._lease = Lease(self._owner, self._loop, inner)
+        return self._lease
+
+    def broken(self) -> Exception:
+        """Note that its key is gone or changed, as a write has found that relied on it; returns the error to raise."""
+        return self._inner.broken()
+
+
+class Lock(Holder[aio_lock.Lock]):
+    """One lock of one holder; made by ``Client.lock``. Not reentrant; threads that compete take one object each."""
+
+    @property
+    def held(self) -> bool:
+        """Whether it can be relied on, as far as this client knows."""
+        return self._ask(lambda lock: lock.held)
+
+    acquire = taking(aio_lock.Lock.acquire, aio_lock.Lock.release)
+
+    try_acquire = blocking(aio_lock.Lock.try_acquire)
+    release = blocking(aio_lock.Lock.release)
+
+    def __enter__(self) -> Self:
+        return self.acquire()
+
+
+def plain_lease(lease: Any) -> Any:
+    """Return what the async part takes as ``lease``: the async object itself."""
+    return lease.target()[1] if isinstance(lease, Blocking) else lease
+
+
+# -- election -------------------------------------------------------------------------------------------------------
+#
+# Elections for programs without an event loop.
+#
+# ::
+#
+#     with kv.campaign("leader", b"me") as term:      # waits until it leads
+#         while work_is_left():
+#             kv.put("progress", step(), fence=term)  # raises TermLost or LeaseLost when it does not lead any more
+#
+# A block is not interrupted when its lease is lost.
+
+
+class Term(Holder[aio_lock.Term]):
+    """One candidacy, and the term that it leads to; made by ``Client.campaign``."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether it leads, as far as this client knows."""
+        return self._ask(lambda term: term.leads)
+
+    campaign = taking(aio_lock.Term.campaign, aio_lock.Term.resign)
+
+    proclaim = blocking(aio_lock.Term.proclaim)
+    resign = blocking(aio_lock.Term.resign)
+
+    def __enter__(self) -> Self:
+        return self.campaign()

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import inspect
 import itertools
 import os
 import threading
@@ -29,33 +30,151 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
+from raftkv.client import admin, library
 from raftkv.client import endpoints as aio_endpoints
-from raftkv.client import library, users
 from raftkv.client.admin import Admin
 from raftkv.client.credentials import Secret
 from raftkv.client.endpoints import Endpoint
-from raftkv.client.kv import compares
-from raftkv.client.kv.bulk import Bulk
-from raftkv.client.kv.kv import KV
-from raftkv.client.kv.stm import RETRIES
+from raftkv.client.errors import TxnConflict
+from raftkv.client.kv import operations
+from raftkv.client.kv import txn as aio_stm
+from raftkv.client.kv import txn as aio_txn
+from raftkv.client.kv.kv import KV, Bulk
+from raftkv.client.kv.txn import RETRIES
 from raftkv.client.lease.lease import Leases
-from raftkv.client.lock.election import Elections
-from raftkv.client.sync.blocking import Blocking, blocking, chunked, iterates_like, iterating, taskless
-from raftkv.client.sync.lease import Lease, Session
-from raftkv.client.sync.lock import Lock, Term, plain_lease
+from raftkv.client.lock import Elections
+from raftkv.client.rpc.retry import Backoff
+from raftkv.client.sync.blocking import (
+    Blocking,
+    Drawn,
+    Stream,
+    Watch,
+    blocking,
+    chunked,
+    iterates_like,
+    iterating,
+    taskless,
+)
+from raftkv.client.sync.lease import Lease, Lock, Session, Term, plain_lease
 from raftkv.client.sync.loop import Closed, LoopThread, begin_the_end, wait_for_the_end
-from raftkv.client.sync.txn import Transaction, Txn, run_stm
-from raftkv.client.sync.watch import Drawn, Stream, Watch
 from raftkv.client.values import KeyValue
-from raftkv.client.watch.watcher import QUEUE_BYTES
+from raftkv.client.watch import QUEUE_BYTES
+from raftkv.errors import CompactedError
 
 if TYPE_CHECKING:
-    from raftkv.client.keys import Text
-    from raftkv.client.kv.compares import FenceLike
+    from raftkv.client.kv.operations import Compare, FenceLike, LeaseLike, Operation
+    from raftkv.client.scope import Scope, Text
+
+# -- txn ------------------------------------------------------------------------------------------------------------
+#
+# Transactions for programs without an event loop; see ``kv.txn`` for what they mean.
+
+
+class Txn(Blocking[aio_txn.Txn]):
+    """A transaction to be filled and committed; each method returns it again. Made by ``Client.txn``."""
+
+    def when(self, *conditions: Compare) -> Txn:
+        """Add conditions; all must hold. Without any, ``then`` is what happens.
+
+        Raises:
+            TypeError: something that is no condition, as ``kv.version("a")`` without a relation.
+        """
+        self._inner.when(*conditions)
+        return self
+
+    def then(self, *operations: Operation | Txn) -> Txn:
+        """Add operations for the case that the conditions hold; a txn can be one."""
+        self._inner.then(*map(_plain, operations))
+        return self
+
+    def otherwise(self, *operations: Operation | Txn) -> Txn:
+        """Add operations for the other case."""
+        self._inner.otherwise(*map(_plain, operations))
+        return self
+
+    commit = taskless(aio_txn.Txn.commit)
+
+
+def _plain(operation: Operation | Txn) -> Operation:
+    return operation.target()[1] if isinstance(operation, Txn) else operation
+
+
+# -- stm ------------------------------------------------------------------------------------------------------------
+#
+# Transactions written as plain code, for programs without an event loop; see ``stm`` for what they guarantee.
+#
+# ::
+#
+#     def move(tx):
+#         a, b = int(tx.get("a") or 0), int(tx.get("b") or 0)
+#         tx.put("a", str(a - 1))
+#         tx.put("b", str(b + 1))
+#
+#     kv.stm(move)
+
+
+class Transaction(Blocking[aio_stm.Transaction]):
+    """One attempt: what it has read, and what it will write."""
+
+    get = blocking(aio_stm.Transaction.get)
+    range = blocking(aio_stm.Transaction.range)
+
+    def put(self, key: Text, value: Text, *, lease: LeaseLike | None = None) -> None:
+        """Write a key, if and when the transaction is committed.
+
+        Arguments:
+            key, value: text is written as UTF-8.
+            lease: the key ends with it.
+        """
+        self._inner.put(key, value, lease=lease)
+
+    def delete(self, key: Text) -> None:
+        """Delete a key, if and when the transaction is committed."""
+        self._inner.delete(key)
+
+
+def run_stm(
+    owner: object,
+    loop: LoopThread,
+    scope: Scope,
+    function: Callable[[Transaction], T],
+    retries: int,
+    fence: FenceLike | None,
+    timeout_s: float | None,
+) -> T:
+    """``Client.stm``: the function runs on the caller's thread, so the attempts are counted here.
+
+    Arguments:
+        owner: the client.
+        loop, scope: where the transaction runs.
+        function, retries, fence, timeout_s: as for ``Client.stm``.
+
+    Raises:
+        TypeError: the function is a coroutine function, nothing of which would be run.
+    """
+    backoff = Backoff(base_s=0.001, max_s=0.1)
+    for _ in range(retries):
+        attempt = aio_stm.Transaction(scope)
+        try:
+            result = _awaited_result(function(Transaction(owner, loop, attempt)))
+            if loop.run(attempt.commit(fence, timeout_s)):
+                return result
+        except CompactedError:
+            pass  # it took longer to read than the cluster keeps history: from the start, then
+        loop.run(backoff.wait())
+    raise TxnConflict(f"others changed what the transaction had read, {retries} times in a row; nothing was written")
+
+
+def _awaited_result(result: T) -> T:
+    if inspect.iscoroutine(result):
+        result.close()
+        raise TypeError("stm() takes a plain function here; one with async is for the stm() of raftkv.aio")
+    return result
+
 
 # -- users ----------------------------------------------------------------------------------------------------------
 #
-# Users and roles of the blocking client: ``kv.users`` and ``kv.roles``, as in ``raftkv.client.users``.
+# Users and roles of the blocking client: ``kv.users`` and ``kv.roles``, as in ``raftkv.client.admin``.
 
 
 class _Of:
@@ -65,39 +184,40 @@ class _Of:
         client: whose they are.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, part: str) -> None:
         self._client = client
+        self._part = part
 
     def target(self) -> tuple[LoopThread, Any]:
-        """Return the loop and the client, for a call."""
+        """Return the loop and the part, for a call."""
         loop, kv = self._client.target()
-        return loop, kv
+        return loop, getattr(kv, self._part)
 
 
 class Users(_Of):
     """Users, and whether they are asked for."""
 
-    enable_auth = blocking(users.Users.enable_auth, "users")
-    disable_auth = blocking(users.Users.disable_auth, "users")
-    auth_status = blocking(users.Users.auth_status, "users")
-    add = blocking(users.Users.add, "users")
-    delete = blocking(users.Users.delete, "users")
-    get = blocking(users.Users.get, "users")
-    list = blocking(users.Users.list, "users")
-    change_password = blocking(users.Users.change_password, "users")
-    grant_role = blocking(users.Users.grant_role, "users")
-    revoke_role = blocking(users.Users.revoke_role, "users")
+    enable_auth = blocking(admin.Users.enable_auth)
+    disable_auth = blocking(admin.Users.disable_auth)
+    auth_status = blocking(admin.Users.auth_status)
+    add = blocking(admin.Users.add)
+    delete = blocking(admin.Users.delete)
+    get = blocking(admin.Users.get)
+    list = blocking(admin.Users.list)
+    change_password = blocking(admin.Users.change_password)
+    grant_role = blocking(admin.Users.grant_role)
+    revoke_role = blocking(admin.Users.revoke_role)
 
 
 class Roles(_Of):
     """Roles and their permissions."""
 
-    add = blocking(users.Roles.add, "roles")
-    delete = blocking(users.Roles.delete, "roles")
-    get = blocking(users.Roles.get, "roles")
-    list = blocking(users.Roles.list, "roles")
-    grant = blocking(users.Roles.grant, "roles")
-    revoke = blocking(users.Roles.revoke, "roles")
+    add = blocking(admin.Roles.add)
+    delete = blocking(admin.Roles.delete)
+    get = blocking(admin.Roles.get)
+    list = blocking(admin.Roles.list)
+    grant = blocking(admin.Roles.grant)
+    revoke = blocking(admin.Roles.revoke)
 
 
 # -- endpoints ------------------------------------------------------------------------------------------------------
@@ -191,14 +311,14 @@ class Client:
 
     # ---- keys and values
 
-    put = taskless(KV.put, "kv")
-    get = taskless(KV.get, "kv")
-    range = taskless(KV.range, "kv")
-    count = taskless(KV.count, "kv")
-    delete = taskless(KV.delete, "kv")
-    put_many = chunked(Bulk.put_many, "bulk")
-    get_many = chunked(Bulk.get_many, "bulk")
-    pages = iterating(Bulk.pages, "bulk")
+    put = taskless(KV.put)
+    get = taskless(KV.get)
+    range = taskless(KV.range)
+    count = taskless(KV.count)
+    delete = taskless(KV.delete)
+    put_many = chunked(Bulk.put_many)
+    get_many = chunked(Bulk.get_many)
+    pages = iterating(Bulk.pages)
 
     @iterates_like(Bulk.scan)
     def scan(self, *args: Any, **kwargs: Any) -> Iterator[KeyValue]:
@@ -207,11 +327,11 @@ class Client:
 
     # ---- transactions
 
-    version = staticmethod(compares.version)
-    value = staticmethod(compares.value)
-    create_revision = staticmethod(compares.create_revision)
-    mod_revision = staticmethod(compares.mod_revision)
-    lease_of = staticmethod(compares.lease_of)
+    version = staticmethod(operations.version)
+    value = staticmethod(operations.value)
+    create_revision = staticmethod(operations.create_revision)
+    mod_revision = staticmethod(operations.mod_revision)
+    lease_of = staticmethod(operations.lease_of)
 
     def txn(self, *, fence: FenceLike | None = None) -> Txn:
         """Begin a transaction; ``fence`` makes it depend on a lock or term that must still be held."""
@@ -321,9 +441,9 @@ class Client:
             lease.on_lost(on_lost)
         return lease
 
-    lease_info = blocking(Leases.lease_info, "lessor")
-    leases = blocking(Leases.leases, "lessor")
-    revoke = blocking(Leases.revoke, "lessor")
+    lease_info = blocking(Leases.lease_info)
+    leases = blocking(Leases.leases)
+    revoke = blocking(Leases.revoke)
 
     def session(
         self,
@@ -340,7 +460,7 @@ class Client:
             on_established: called after that, in order, when it has a new one and its keys are there again.
         """
         loop, kv = self.target()
-        return Session.make(self, loop, kv.sessions, ttl, on_lost, on_established)
+        return Session.make(self, loop, kv, ttl, on_lost, on_established)
 
     def lock(self, name: Text, *, ttl: float = 10, lease: Lease | Session | None = None) -> Lock:
         """Make a lock, to be taken by ``with`` or ``acquire()``.
@@ -358,13 +478,13 @@ class Client:
 
         Arguments:
             name: of the election.
-            value: what everybody sees of the leader, e.g. its address.
+            value: shown to observers while it leads, e.g. its address.
             ttl, lease: as for ``lock``.
         """
         loop, kv = self.target()
         return Term(self, loop, kv.campaign(name, value, ttl=ttl, lease=plain_lease(lease), interrupt=False))
 
-    leader = blocking(Elections.leader, "elections")
+    leader = blocking(Elections.leader)
 
     def observe(self, name: Text) -> Stream[KeyValue]:
         """Follow who leads: the leader, every proclamation, every next leader; a ``Stream`` that never ends."""
@@ -373,29 +493,29 @@ class Client:
 
     # ---- the cluster
 
-    status = blocking(Admin.status, "admin")
-    members = blocking(Admin.members, "admin")
-    member_add = blocking(Admin.member_add, "admin")
-    member_remove = blocking(Admin.member_remove, "admin")
-    member_update = blocking(Admin.member_update, "admin")
-    member_promote = blocking(Admin.member_promote, "admin")
-    compact = blocking(Admin.compact, "admin")
-    snapshot = blocking(Admin.snapshot, "admin")
-    alarms = blocking(Admin.alarms, "admin")
-    disarm = blocking(Admin.disarm, "admin")
-    set_quota = blocking(Admin.set_quota, "admin")
-    remove_quota = blocking(Admin.remove_quota, "admin")
-    quotas = blocking(Admin.quotas, "admin")
+    status = blocking(Admin.status)
+    members = blocking(Admin.members)
+    member_add = blocking(Admin.member_add)
+    member_remove = blocking(Admin.member_remove)
+    member_update = blocking(Admin.member_update)
+    member_promote = blocking(Admin.member_promote)
+    compact = blocking(Admin.compact)
+    snapshot = blocking(Admin.snapshot)
+    alarms = blocking(Admin.alarms)
+    disarm = blocking(Admin.disarm)
+    set_quota = blocking(Admin.set_quota)
+    remove_quota = blocking(Admin.remove_quota)
+    quotas = blocking(Admin.quotas)
 
     @property
     def users(self) -> Users:
-        """Users, and whether they are asked for: see ``raftkv.client.users``."""
-        return Users(self)
+        """Users, and whether they are asked for: see ``raftkv.client.admin``."""
+        return Users(self, "users")
 
     @property
     def roles(self) -> Roles:
         """Roles and what they may do."""
-        return Roles(self)
+        return Roles(self, "roles")
 
     # ---- the client itself
 

@@ -15,7 +15,7 @@ Invariants:
 
 1. A caller never waits for ever: when the thread ends, every call that is queued or under way fails with ``Closed``.
 2. Ctrl-C in a waiting caller cancels its call and leaves, at the latest half a second after the signal. A signal
-   handler may make calls itself, whatever it has interrupted.
+   handler may make calls itself, wherever it interrupts the program.
 3. A forked child uses nothing of the parent (``LoopThread.disown``): its descriptors are replaced by ``/dev/null``
    without a byte or a shutdown on the way. The kernel closes our copies; the parent's connections do not notice. Their
    numbers stay taken, since Python objects that hold them will close them some day. The epoll instance is shared with
@@ -38,7 +38,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
 from typing import Any, Final, TypeVar
 
-from raftkv.client.rpc import tracing
+from raftkv.client.rpc import core
 from raftkv.errors import RaftKVError
 from raftkv.rpc import limits
 from raftkv.rpc.client import channel
@@ -74,8 +74,8 @@ class _Call:
     __slots__ = ("context", "coroutine", "done", "error", "result", "task")
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        # Where somebody traces, the caller's span has to be found on the loop's thread.
-        self.context = copy_context() if tracing.API in tracing.loaded else None
+        # If the program traces, the caller's span has to be found on the loop's thread.
+        self.context = copy_context() if core.TRACING_API in core.loaded_modules else None
         self.coroutine = coroutine
         self.done = threading.Lock()
         self.error: BaseException | None = None
@@ -87,7 +87,7 @@ class _Call:
         """Run it and let the caller go on."""
         try:
             self.result = await self.coroutine
-        except BaseException as error:  # told to the caller, whatever it is
+        except BaseException as error:  # of any kind: told to the caller
             self.error = error
         finally:
             self.done.release()
@@ -127,7 +127,7 @@ class _TasklessCall(_Call):
             awaited = self.coroutine.send(None) if context is None else context.run(self.coroutine.send, None)
         except StopIteration as stop:
             self.result = stop.value
-        except BaseException as error:  # told to the caller, whatever it is
+        except BaseException as error:  # of any kind: told to the caller
             self.error = error
         else:
             self.awaited = awaited
@@ -306,9 +306,9 @@ class LoopThread:
     # ---- on the loop's thread
 
     def _take_queued(self) -> None:
-        # First forget that we were told, then look: who comes between tells again, nobody is overlooked.
+        # First clear the flag, then look: a caller between the two wakes the loop again, so none is overlooked.
         self._is_woken = False
-        if self._has_stopped:  # nobody would wait for what begins now
+        if self._has_stopped:  # no caller would wait for a call that begins now
             self._refuse_queued()
             return
         queue, create_task = self._queue, self._loop.create_task

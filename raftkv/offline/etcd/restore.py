@@ -71,7 +71,7 @@ class Restored:
         cluster_id, member_id: of the new member.
         revision: of the store.
         records: in the history.
-        needs_users: who uses the cluster is asked for a user and password.
+        needs_users: the cluster asks its clients for a user and password.
     """
 
     cluster_id: int
@@ -164,7 +164,7 @@ def _building(data_dir: Path) -> Iterator[Path]:
     """Hold an empty directory beside or in the one wanted, for one process at a time; gone at the end."""
     temporary = _beside(data_dir)
     if data_dir.exists():
-        # As who makes it would give it to its owner alone; another user's is refused in one line.
+        # Rights of the owner alone, as its maker would set them; another user's directory is refused in one line.
         with suppress(PermissionError):
             data_dir.chmod(DIRECTORY_MODE)
         ensure_private_directory(data_dir)

@@ -26,7 +26,6 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 
 from raftkv import errors
-from raftkv.asleep import Sleep
 from raftkv.loop.limiter import Paced
 from raftkv.pb.services import SERVICES, Method
 from raftkv.raft.types import NONE
@@ -34,6 +33,7 @@ from raftkv.rpc.client.calls import UnaryFuture
 from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.status import RpcError
 from raftkv.server.node.node import Node
+from raftkv.suspend_clock import SuspendClock
 
 _PEER: Final = SERVICES["raftkvpb.Peer"]
 RENEW: Final = _PEER["LeaseRenew"]
@@ -98,7 +98,7 @@ class OnLeader:
         self._loop = asyncio.get_running_loop()
         self._recent_s = min(CONFIRMED_MAX_S, CONFIRMED_ELECTIONS * node.settings.election_s)
         self._recent_until = 0.0
-        self._sleep = Sleep()
+        self._sleep = SuspendClock()
         self._changes = 0
         # In order of their begin, not of their addresses: what a change of the leader wakes is the same in each replay.
         self._calls: dict[UnaryFuture, None] = {}
@@ -120,7 +120,7 @@ class OnLeader:
         node = self._node
         if now >= self._recent_until:
             return False
-        if self._sleep.has_been():
+        if self._sleep.has_slept():
             self._recent_until = 0.0
             return False
         return node.applied == node.committed and self._is_primary() and not node.is_transferring
@@ -165,7 +165,7 @@ class OnLeader:
         # A TTL that is read must be that of the leader; to renew or shorten a lease does no harm for a moment longer.
         if question.method is not TIME_TO_LIVE and self.is_recent(asked_at):
             return True
-        self._sleep.has_been()  # from here on it is of interest
+        self._sleep.has_slept()  # from here on it is of interest
         try:
             await self._node.confirm_read()
         except errors.StoppedError:

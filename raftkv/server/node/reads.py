@@ -27,8 +27,8 @@ from typing import Final, Protocol
 from mypy_extensions import mypyc_attr
 
 from raftkv import errors
-from raftkv.asleep import Sleep
 from raftkv.histograms import Buckets, doubling
+from raftkv.suspend_clock import SuspendClock
 
 RETRY_S: Final = 0.5
 """A round without an answer is asked again after this time (etcd: readIndexRetryTime)."""
@@ -97,7 +97,7 @@ class ReadQueue:
         # The state has all that was committed before this moment; rounds from before a sleep do not count.
         self._fresh_at = -math.inf
         self._awake_since = -math.inf
-        self._sleep = Sleep()
+        self._sleep = SuspendClock()
         self.durations = Buckets(doubling(0.0001, 20))
         """Durations of serving readers once their round is confirmed, in seconds."""
         self.rounds_retried = 0
@@ -139,7 +139,7 @@ class ReadQueue:
         self.add(reader, now)
 
     def _notice_sleep(self, now: float) -> None:
-        if self._sleep.has_been():
+        if self._sleep.has_slept():
             self._awake_since = now
             self._fresh_at = -math.inf
 

@@ -27,5 +27,5 @@ Laws:
 - A span holds no key, no value, no name of a user.
 - The node's turns run in a context of their own, so that nothing one request causes counts as another's.
 
-Leaves out: spans of clients (``raftkv.client.rpc.tracing``), metrics.
+Leaves out: spans of clients (``raftkv.client.rpc.core``), metrics.
 """

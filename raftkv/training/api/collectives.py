@@ -24,8 +24,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from raftkv.client.arguments import limit
-from raftkv.client.kv.compares import version
-from raftkv.client.kv.operations import Delete, Get, Put
+from raftkv.client.kv.operations import Delete, Get, Put, version
 from raftkv.client.kv.txn import txn
 from raftkv.errors import ConfigError, StatusError
 from raftkv.training.api.generation import BarrierTimeout, checked_value, quoted

@@ -18,8 +18,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from raftkv.client.arguments import whole
-from raftkv.client.kv.compares import mod_revision
-from raftkv.client.kv.operations import GetRange, Put
+from raftkv.client.kv.operations import GetRange, Put, mod_revision
 from raftkv.client.rpc.retry import until_answered
 from raftkv.training.api.generation import RESTORED, quoted
 

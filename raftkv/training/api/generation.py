@@ -17,8 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import quote
 
-from raftkv.client.kv.compares import mod_revision
-from raftkv.client.kv.operations import Put
+from raftkv.client.kv.operations import Put, mod_revision
 from raftkv.client.rpc.retry import until_answered
 from raftkv.errors import ConfigError
 from raftkv.training.errors import GenerationOver, TrainingError

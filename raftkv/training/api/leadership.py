@@ -3,7 +3,7 @@
     leadership = await run.elect("writer")                 # waits until this rank leads
     await run.kv.put("progress", b"7", fence=leadership)   # while it leads *and* the generation lasts
 
-The candidates' keys are the client library's own (``client.lock.contender``), below
+The candidates' keys are the client library's own (``client.lock``), below
 ``sync/<generation>/elect/<name>/``, each with a lease of the candidate: one that dies makes room for the next without
 a new generation. Every write of the campaign and every write with ``fence=leadership`` carries both conditions.
 """
@@ -13,14 +13,14 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from raftkv.client.keys import to_bytes
-from raftkv.client.kv.compares import fence_compares
-from raftkv.client.lock.election import Term
+from raftkv.client.kv.operations import fence_compares
+from raftkv.client.lock import Term
+from raftkv.client.scope import to_bytes
 from raftkv.training.api.generation import quoted
 from raftkv.training.errors import GenerationOver
 
 if TYPE_CHECKING:
-    from raftkv.client.keys import Text
+    from raftkv.client.scope import Text
     from raftkv.client.values import KeyValue
     from raftkv.pb import rpc_pb2
     from raftkv.training.api.generation import Generation

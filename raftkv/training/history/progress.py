@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from raftkv.checkpoint.keys import AttemptId, RegistryKeys
 from raftkv.checkpoint.records import Checkpoint
 from raftkv.client.control.records import RecordError, read
-from raftkv.client.keys import prefix_end
+from raftkv.client.scope import prefix_end
 from raftkv.client.values import PUT
 from raftkv.training.history.reader import Past, read_past
 from raftkv.training.history.timeline import (

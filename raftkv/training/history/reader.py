@@ -35,7 +35,7 @@ from raftkv.training.records import State
 if TYPE_CHECKING:
     from raftkv.client.library import Client
     from raftkv.client.values import RangeResult
-    from raftkv.client.watch.watch import Watch
+    from raftkv.client.watch import Watch
 
 _RUN_KEY: Final = re.compile(r"(?P<run>.+?)/(?:state|round|node/[^/]+)")
 _INNER: Final = re.compile(r"/(?:boot|deny|fault|node|store|strike|sync)/")

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from raftkv.client.control.records import RecordError
-from raftkv.client.keys import prefix_end
+from raftkv.client.scope import prefix_end
 from raftkv.pb import kv_pb2, rpc_pb2
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import CLOSED, RUNNING, GenerationRecord, State

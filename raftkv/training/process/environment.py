@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from raftkv.errors import ConfigError
+from raftkv.urls import join_address, split_address
 
 if TYPE_CHECKING:
     from raftkv.training.rendezvous.world import World
@@ -43,7 +44,7 @@ class Meeting:
     port: int
 
     def __str__(self) -> str:
-        return join_host_port(self.address, self.port)
+        return join_address(self.address, self.port)
 
     @classmethod
     def parse(cls, text: str) -> Meeting:
@@ -52,10 +53,13 @@ class Meeting:
         Raises:
             ConfigError: it is something else.
         """
-        address, separator, port = text.rpartition(":")
-        if not separator or not address or not port.isdecimal():
+        try:
+            address, port = split_address(text)
+        except ValueError:
+            address, port = "", 0
+        if not address:
             raise ConfigError(f"not an address and a port: {text!r}")
-        return cls(address.removeprefix("[").removesuffix("]"), int(port))
+        return cls(address, port)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +76,6 @@ class Extras:
     ports: Mapping[str, Sequence[int]] = field(default_factory=dict)
     restarts: int = 0
     max_restarts: int = 0
-
-
-def join_host_port(host: str, port: int) -> str:
-    """Join to ``host:port``, with an IPv6 address in brackets.
-
-    Arguments:
-        host: a name or an address.
-        port: a number.
-    """
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def parse_styles(names: Iterable[str]) -> tuple[str, ...]:
@@ -190,7 +184,7 @@ def _tf(place: _Place) -> dict[str, str]:
         ports = place.extras.ports.get(member.id, ())
         for slot in range(member.slots):
             port = ports[slot] if slot < len(ports) else TF_PORT + slot
-            workers.append(join_host_port(member.address or member.host, port))
+            workers.append(join_address(member.address or member.host, port))
     config = {
         "cluster": {"worker": workers},
         "task": {"type": "worker", "index": place.rank},

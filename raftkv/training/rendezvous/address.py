@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterable
 from typing import Final
 
-from raftkv.client.rpc.endpoints import Endpoint
+from raftkv.urls import Endpoint
 
 LOOPBACK: Final = "127.0.0.1"
 

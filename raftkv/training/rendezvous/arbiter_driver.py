@@ -28,8 +28,7 @@ from typing import Final
 from raftkv.client.control.control import Control
 from raftkv.client.control.records import RecordError, read
 from raftkv.client.control.reflector import Reflector, below
-from raftkv.client.kv.compares import Compare, mod_revision
-from raftkv.client.kv.operations import Delete, GetRange, Operation, Put
+from raftkv.client.kv.operations import Compare, Delete, GetRange, Operation, Put, mod_revision
 from raftkv.client.rpc.retry import Backoff, is_transient
 from raftkv.client.values import DELETE, Event, KeyValue
 from raftkv.errors import StatusError

@@ -22,8 +22,7 @@ import math
 from typing import Final
 
 from raftkv.client.control.control import RETRY_MAX_S, RETRY_MIN_S, Control
-from raftkv.client.kv.compares import version
-from raftkv.client.kv.operations import Put
+from raftkv.client.kv.operations import Put, version
 from raftkv.client.values import KeyValue
 from raftkv.errors import LeaseNotFoundError, StatusError
 from raftkv.training.config import RunConfig

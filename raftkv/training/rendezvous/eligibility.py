@@ -28,7 +28,7 @@ from raftkv.training.scheduling.ledger import ClusterAdmission
 from raftkv.training.scheduling.record import ClusterKeys
 
 if TYPE_CHECKING:
-    from raftkv.client.kv.compares import Compare
+    from raftkv.client.kv.operations import Compare
 
 LOOK_AT_DAMAGE_S: Final = 1.0
 

@@ -38,8 +38,16 @@ from raftkv.client.arguments import limit
 from raftkv.client.control.control import ClientControl, Control, OnTrouble, check_whole, until_answered
 from raftkv.client.control.records import RecordError, read
 from raftkv.client.control.reflector import Reflector
-from raftkv.client.kv.compares import Compare, create_revision, mod_revision, version
-from raftkv.client.kv.operations import Delete, GetRange, Operation, Put
+from raftkv.client.kv.operations import (
+    Compare,
+    Delete,
+    GetRange,
+    Operation,
+    Put,
+    create_revision,
+    mod_revision,
+    version,
+)
 from raftkv.client.rpc.retry import is_transient
 from raftkv.client.values import Event, KeyValue, TxnResult
 from raftkv.errors import StatusError

@@ -22,8 +22,7 @@ from typing import Final
 
 from raftkv.client.control.control import Control, Grant, OnTrouble, until_answered
 from raftkv.client.errors import is_client_closed
-from raftkv.client.kv.compares import mod_revision, version
-from raftkv.client.kv.operations import Get, GetRange, Operation, Put
+from raftkv.client.kv.operations import Get, GetRange, Operation, Put, mod_revision, version
 from raftkv.client.kv.txn import Txn
 from raftkv.client.values import TxnResult
 from raftkv.errors import LeaseNotFoundError, StatusError

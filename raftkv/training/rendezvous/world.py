@@ -18,8 +18,8 @@ from functools import cached_property
 
 from raftkv.client.control.records import RecordError
 from raftkv.client.control.reflector import Interval
-from raftkv.client.keys import Space
-from raftkv.client.kv.compares import Compare, mod_revision, version
+from raftkv.client.kv.operations import Compare, mod_revision, version
+from raftkv.client.scope import Space
 from raftkv.client.values import KeyValue
 from raftkv.pb import rpc_pb2
 from raftkv.training.errors import GenerationOver

@@ -39,8 +39,7 @@ from typing import ClassVar, Final
 from raftkv.client.control.control import Control
 from raftkv.client.control.records import RecordError
 from raftkv.client.control.reflector import Reflector, below
-from raftkv.client.kv.compares import Compare, mod_revision, version
-from raftkv.client.kv.operations import Get, GetRange, Operation, Put
+from raftkv.client.kv.operations import Compare, Get, GetRange, Operation, Put, mod_revision, version
 from raftkv.client.values import PUT, Event
 from raftkv.training import records
 from raftkv.training.callbacks import Callbacks

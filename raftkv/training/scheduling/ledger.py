@@ -36,8 +36,7 @@ from typing import Final, Protocol
 from raftkv.client.control.control import Control, until_answered
 from raftkv.client.control.records import RecordError
 from raftkv.client.control.reflector import Reflector, below
-from raftkv.client.kv.compares import Compare, create_revision, mod_revision
-from raftkv.client.kv.operations import Delete, Get, GetRange, Operation, Put
+from raftkv.client.kv.operations import Compare, Delete, Get, GetRange, Operation, Put, create_revision, mod_revision
 from raftkv.client.values import PUT, Event, KeyValue, RangeResult
 from raftkv.errors import StatusError
 from raftkv.training.callbacks import Callbacks

@@ -26,8 +26,7 @@ from typing import Any, Final
 
 from raftkv import aio
 from raftkv.client.control.control import ClientControl
-from raftkv.client.kv.compares import Fence
-from raftkv.client.kv.operations import Operation
+from raftkv.client.kv.operations import Fence, Operation
 from raftkv.client.rpc.retry import Backoff
 from raftkv.errors import RaftKVError
 from raftkv.training.tcpstore.key_queue import ABSENT, KeyQueues, Seen

@@ -23,8 +23,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from raftkv import aio
-from raftkv.client.kv.compares import Compare, Fence
-from raftkv.client.kv.operations import Operation
+from raftkv.client.kv.operations import Compare, Fence, Operation
 from raftkv.client.rpc.retry import until_answered
 from raftkv.errors import StatusError
 

@@ -36,8 +36,7 @@ from raftkv.client.control.control import ClientControl
 from raftkv.client.control.records import RecordError, read
 from raftkv.client.control.reflector import Reflector, below
 from raftkv.client.errors import is_client_closed
-from raftkv.client.kv.compares import create_revision, mod_revision, version
-from raftkv.client.kv.operations import Operation, delete, get, put
+from raftkv.client.kv.operations import Operation, create_revision, delete, get, mod_revision, put, version
 from raftkv.client.library import Client
 from raftkv.client.rpc.retry import Backoff, is_transient
 from raftkv.client.values import Event, KeyValue

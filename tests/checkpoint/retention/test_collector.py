@@ -21,8 +21,7 @@ from raftkv.checkpoint.retention.collector import Collected
 from raftkv.checkpoint.retention.policy import Best, Policy
 from raftkv.checkpoint.retention.state import KindState
 from raftkv.checkpoint.storage.place import Place
-from raftkv.client.kv.compares import Compare
-from raftkv.client.kv.operations import Operation
+from raftkv.client.kv.operations import Compare, Operation
 from raftkv.client.values import TxnResult
 from tests.checkpoint.retention.kept import FILE_BYTES, Kept
 from tests.checkpoint.world import KEYS, play

@@ -22,8 +22,7 @@ from raftkv.checkpoint.retention import marks
 from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.verify import check_there
 from raftkv.client.control.reflector import Interval
-from raftkv.client.kv.compares import Compare, mod_revision
-from raftkv.client.kv.operations import Operation
+from raftkv.client.kv.operations import Compare, Operation, mod_revision
 from raftkv.client.values import KeyValue, TxnResult
 from raftkv.errors import StatusError
 from tests.virtual_loop import WALL_AT_START_S, NodeLoop

@@ -59,7 +59,7 @@ def test_a_whole_snapshot_is_saved_with_its_hash(tmp_path: Path) -> None:
         (WHOLE[1:], "is wrong: the snapshot was damaged"),
     ],
 )
-def test_what_is_not_whole_leaves_the_old_file(
+def test_incomplete_snapshot_leaves_the_old_file(
     tmp_path: Path, parts: Sequence[rpc_pb2.SnapshotResponse], reason: str
 ) -> None:
     path = tmp_path / "file"

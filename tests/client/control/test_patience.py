@@ -74,7 +74,7 @@ def test_answers_make_it_impatient_again() -> None:
     assert patience.timeout_s == 1.5
 
 
-def test_a_control_that_is_not_patient_asks_again_as_soon_as_an_election_may_have_lost_it() -> None:
+def test_impatient_control_asks_again_as_soon_as_an_election_may_have_lost_a_txn() -> None:
     patience = control.Patience(control.TXN_TIMEOUT_S)
     patience.late(1.5)
     assert patience.timeout_s == 1.5

@@ -1,4 +1,4 @@
-"""The reflector beside a model: it ends where the store is and reports each change once, whatever gets lost."""
+"""The reflector beside a model: it ends where the store is and reports each change once, even if messages are lost."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_list_that_the_caller_has_read_is_not_reported_and_not_read_again() ->
     play(story())
 
 
-def test_what_was_put_and_deleted_before_anybody_asked_is_seen_from_an_old_revision() -> None:
+def test_keys_put_and_deleted_before_the_watch_are_seen_from_an_old_revision() -> None:
     async def story() -> None:
         world = StoreWorld()
         began = world.store.revision
@@ -213,7 +213,7 @@ def test_a_client_that_is_closed_ends_it() -> None:
     play(story())
 
 
-def test_who_waits_for_a_revision_is_told_of_the_end_of_the_client_and_of_its_own() -> None:
+def test_waiter_for_a_revision_learns_of_the_end_of_client_and_reflector() -> None:
     async def story() -> None:
         world = StoreWorld()
         control = world.control()
@@ -272,7 +272,7 @@ def test_a_revision_can_be_waited_for() -> None:
 
 
 def test_that_the_client_was_closed_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
-    """A watch, a list, and what lies between both end with it, and nobody wants to read that in a log."""
+    """A watch, a list, and what lies between both end with it, and the log stays silent."""
 
     def closed(*_: object, **__: object) -> Any:
         raise WatchCanceled(CLIENT_CLOSED)

@@ -59,7 +59,7 @@ def test_users_and_tokens_that_end():
 
 
 async def with_new_tokens(root, endpoints):
-    """All tokens of the user end: calls and new watches go on with a new one, and nobody notices."""
+    """All tokens of the user end: calls and new watches go on with a new one, unnoticed."""
     own = connect(endpoints, user="worker", password="pw", namespace="own/")
     async with own as kv, kv.watch("k") as watch, kv.lock("name") as lock:
         await kv.put("k", "1", fence=lock)

@@ -34,7 +34,7 @@ def test_maps_are_sorted_as_go_sorts_them():
 
 
 @pytest.mark.parametrize("metadata", [float("nan"), {1, 2}, "\ud800", object()])
-def test_what_json_cannot_hold_is_refused(metadata):
+def test_metadata_that_json_cannot_hold_is_refused(metadata):
     with pytest.raises(ValueError, match="the endpoint h:1 cannot be written as JSON"):
         encode(Endpoint("h:1", metadata))
 
@@ -66,7 +66,7 @@ def test_endpoints_are_listed_changed_in_one_step_and_deleted(play):
     play(scenario)
 
 
-def test_what_is_no_endpoint_is_named_and_hides_no_other(play, caplog):
+def test_value_that_is_no_endpoint_is_named_and_hides_no_other(play, caplog):
     async def scenario(kv):
         greeter = kv.endpoints("greeter")
         for name, value in {"1": "no json", "2": "[]", "3": '{"Addr":5}', "4": "[" * 100_000}.items():

@@ -14,7 +14,7 @@ from tests.client.waiting import until
 
 @pytest.fixture
 def frozen():
-    """The endpoint of a member that stands still: the kernel takes connections for it, and nobody reads them."""
+    """The endpoint of a member that stands still: the kernel takes connections for it, and no process reads them."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(8)

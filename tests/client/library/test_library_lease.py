@@ -9,7 +9,7 @@ import pytest
 
 from raftkv import errors
 from raftkv.aio import LeaseLost, connect, put
-from raftkv.client import interrupts
+from raftkv.client.lease import lease
 from tests.client.waiting import until
 
 
@@ -39,7 +39,7 @@ def test_a_lease_and_its_keys(play):
 
 
 @pytest.mark.parametrize("what", ["session", "lease", "endpoint"])
-def test_what_ends_as_its_task_is_cancelled_ends(play, what):
+def test_lease_or_session_ends_while_its_task_is_cancelled(play, what):
     """End it all the same: a session lived on, with its keys, as long as its client; a lease until its TTL."""
 
     async def scenario(kv):
@@ -137,7 +137,7 @@ def test_a_loss_reaches_everybody_who_relied_on_it(play):
     async def scenario(kv):
         told = []
         lease = await kv.lease(ttl=2, on_lost=told.append)
-        await kv.revoke(lease.id)  # by somebody else, as far as the lease can know
+        await kv.revoke(lease.id)  # by another client, as far as the lease can know
         async with asyncio.timeout(30):
             await lease.lost.wait()
         assert told == [lease]
@@ -240,7 +240,7 @@ async def renewed(lease, before_s):
 
 
 def test_without_a_cluster_a_lease_is_lost_in_time(member):
-    """Nobody answers any more: the lease is over when its TTL has passed on its own clock."""
+    """No member answers any more: the lease is over when its TTL has passed on its own clock."""
 
     async def scenario():
         async with connect(member.endpoints) as kv:
@@ -269,7 +269,7 @@ def test_without_a_cluster_a_lease_is_lost_in_time(member):
     ids=["lease", "session", "lock", "campaign"],
 )
 def test_ctrl_c_in_a_block_is_not_held_up_by_a_cluster_that_is_away(member, monkeypatch, make):
-    monkeypatch.setattr(interrupts, "FAREWELL_S", 0.05)
+    monkeypatch.setattr(lease, "FAREWELL_S", 0.05)
     server = member.members[0].process
 
     async def scenario():
@@ -329,7 +329,7 @@ def hold_puts_of(session):
     return begun, go_on
 
 
-def test_what_is_kept_and_dropped_while_a_session_comes_back_counts(play):
+def test_keys_kept_and_dropped_while_a_session_comes_back_count(play):
     async def scenario(kv):
         async with kv.session(ttl=2) as session:
             for name in ("changed", "dropped", "last"):

@@ -8,7 +8,7 @@ import pytest
 
 from raftkv import errors
 from raftkv.aio import FenceLost, LeaseLost, LockLost, LockNotFree, StatusError, TermLost, TxnConflict, connect, put
-from raftkv.client.lock.contender import Contender
+from raftkv.client.lock import Contender
 from raftkv.client.rpc import methods
 from raftkv.pb import lock_pb2
 from tests.client.waiting import until
@@ -37,7 +37,7 @@ def test_a_lock_excludes_and_fences(play):
 
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("what", ["release", "block", "waiting"])
-def test_what_is_given_back_as_its_task_is_cancelled_is_given_back(play, monkeypatch, what, times):
+def test_lock_or_term_is_given_back_while_its_task_is_cancelled(play, monkeypatch, what, times):
     """Let the next one have it: with a lease of its owner's the key stayed, for as long as that lived."""
 
     async def scenario(kv):
@@ -91,7 +91,7 @@ def test_the_fence_of_a_lost_lock_stops_writes(play):
                 await kv.delete(lock.key)
                 await kv.put("x", "2", fence=lock)
 
-        with pytest.raises(LockLost, match="its key has gone or belongs to somebody else") as raised:
+        with pytest.raises(LockLost, match="its key is gone, or belongs to another client") as raised:
             await write()
         assert raised.value.definite
         assert isinstance(raised.value, FenceLost)
@@ -303,7 +303,7 @@ async def put_surely(kv, key, value, fence):
                 raise
 
 
-def test_what_could_not_leave_the_queue_asks_for_nothing_more(play, monkeypatch):
+def test_contender_that_could_not_leave_the_queue_sends_no_more_keep_alives(play, monkeypatch):
     async def away(self, timeout_s=None):
         raise errors.NoLeaderError
 

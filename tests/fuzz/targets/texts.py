@@ -14,9 +14,9 @@ from raftkv.cli.ctl.txn import read_txn
 from raftkv.cli.goflags import pflag, values
 from raftkv.cli.program import CommandError
 from raftkv.client.control.records import RecordError
-from raftkv.client.rpc.endpoints import parse_endpoint
 from raftkv.errors import ConfigError
 from raftkv.training.tcpstore.wire import STRING_OVERHEAD_BYTES, FrameError, Op, Reader
+from raftkv.urls import parse_endpoint
 from tests.fuzz.target import Target
 
 

@@ -185,12 +185,12 @@ def test_small_records_there_and_back() -> None:
         b"\x08\x01\x10" + b"\xff" * 9 + b"\x01",
     ],
 )
-def test_what_is_no_lease(lease: bytes) -> None:
+def test_value_that_is_no_lease_is_refused(lease: bytes) -> None:
     with pytest.raises(StorageError, match="not a lease"):
         records.lease_from_etcd(bytes(7) + b"\x01", lease)
 
 
-def test_what_is_no_alarm_and_no_revision() -> None:
+def test_value_that_is_no_alarm_and_no_revision_is_refused() -> None:
     with pytest.raises(StorageError, match="not an alarm"):
         records.alarm_from_etcd(b"\xff")
     with pytest.raises(StorageError, match="not a compacted revision"):

@@ -157,7 +157,7 @@ def test_an_empty_directory_gives_way_and_another_does_not(tmp_path: Path, file:
         ({b"auth": {b"authRevision": b"1"}}, "revision of users and roles has 1 bytes"),
     ],
 )
-def test_what_is_refused_leaves_nothing(tmp_path: Path, contents: dict[bytes, dict[bytes, bytes]], reason: str) -> None:
+def test_refused_restore_leaves_nothing(tmp_path: Path, contents: dict[bytes, dict[bytes, bytes]], reason: str) -> None:
     path = tmp_path / "file"
     path.write_bytes(file_of(contents))
     with pytest.raises(StorageError, match=reason) as refusal:
@@ -186,7 +186,7 @@ def test_flags_that_describe_no_cluster(tmp_path: Path, file: Path) -> None:
 
 @pytest.mark.parametrize("point", ["restoreBeforeRename", "restoreBeforeRenameLog", "beforeCommit", "walBeforeSync"])
 @pytest.mark.parametrize("action", ["raise", "error(ENOSPC)"])
-def test_what_fails_leaves_no_half_of_a_member(tmp_path: Path, file: Path, point: str, action: str) -> None:
+def test_failed_restore_leaves_no_half_of_a_member(tmp_path: Path, file: Path, point: str, action: str) -> None:
     arm(point, action)
     with pytest.raises((FailpointPanic, StorageError, OSError)):
         restore(file, config(tmp_path / "data", tmp_path / "log"))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from raftkv import asleep, errors
+from raftkv import errors, suspend_clock
 from raftkv.apply.applier import Outcome
 from raftkv.apply.request import Caller, Kind
 from raftkv.loop.cork import Cork
@@ -387,7 +387,7 @@ def test_a_leader_confirmed_a_moment_ago_is_asked_again_only_if_something_may_ha
 def test_a_leader_whose_machine_has_slept_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another may have been elected meanwhile, and have ended the lease."""
     asleep_s = 5.0
-    monkeypatch.setattr(asleep, "asleep_s", lambda: (asleep_s, asleep_s))
+    monkeypatch.setattr(suspend_clock, "suspended_s", lambda: (asleep_s, asleep_s))
 
     async def scenario(member: Follower) -> None:
         nonlocal asleep_s

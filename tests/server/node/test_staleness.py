@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv import asleep, errors
+from raftkv import errors, suspend_clock
 from raftkv.server.node.reads import RETRY_S, ReadQueue
 
 TIMEOUT_S = 7.0
@@ -30,7 +30,7 @@ class Reader:
 def awake(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How long the machine has slept; tests on virtual time must not look at the real one."""
     slept = [0.0]
-    monkeypatch.setattr(asleep, "asleep_s", lambda: (slept[0], slept[0]))
+    monkeypatch.setattr(suspend_clock, "suspended_s", lambda: (slept[0], slept[0]))
     return slept
 
 
@@ -154,7 +154,7 @@ _STEPS = st.lists(
 @given(_STEPS)
 def test_no_reader_is_served_from_an_older_state_than_it_asked_for(steps: list[tuple[str, float]]) -> None:
     world = _World()
-    before, asleep.asleep_s = asleep.asleep_s, lambda: (0.0, 0.0)
+    before, suspend_clock.suspended_s = suspend_clock.suspended_s, lambda: (0.0, 0.0)
     try:
         queue = ReadQueue(world.ask, count(1), TIMEOUT_S, lambda: None)
 
@@ -187,4 +187,4 @@ def test_no_reader_is_served_from_an_older_state_than_it_asked_for(steps: list[t
             elif step == "leader":
                 queue.leader_changed(world.now)
     finally:
-        asleep.asleep_s = before
+        suspend_clock.suspended_s = before

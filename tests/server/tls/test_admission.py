@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from raftkv.client.rpc.certificates import tls_context
+from raftkv.client.rpc.transport import tls_context
 from raftkv.rpc import Channel
 from raftkv.rpc.status import Code
 from raftkv.rpc.tls import CLIENT_PROTOCOLS, common_name_of, fixed

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from raftkv.client.library import connect
-from raftkv.client.rpc.certificates import tls_context
+from raftkv.client.rpc.transport import tls_context
 from tests.cli.programs import etcdctl
 from tests.cli.runner import run_ctl
 from tests.procs import ETCD_FAST, RAFTKV, Cluster, Member, wait_for

@@ -9,15 +9,14 @@ from typing import NoReturn
 import pytest
 
 from raftkv.client import ClientOptions
-from raftkv.client.rpc.certificates import tls_context
-from raftkv.client.rpc.endpoints import parse_endpoint
-from raftkv.client.rpc.transport import channel_arguments
+from raftkv.client.rpc.transport import channel_arguments, tls_context
 from raftkv.config import TLSFiles
 from raftkv.errors import ConfigError
 from raftkv.rpc import Channel, Code
 from raftkv.server.tls import ports as module
 from raftkv.server.tls.context import Rules
 from raftkv.server.tls.ports import RETRY_S, PortSecurity
+from raftkv.urls import parse_endpoint
 from tests.rpc.loop import failure, on_loop
 from tests.server.tls.room import QUICK, WHO, Room, asked, serving
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from raftkv.client.control.records import RecordError
-from raftkv.client.kv.compares import version
-from raftkv.client.kv.operations import Put
+from raftkv.client.kv.operations import Put, version
 from raftkv.errors import StatusError
 from raftkv.training.keys import RunKeys
 from raftkv.training.scheduling.ledger import ClusterAdmission, SlotGrant

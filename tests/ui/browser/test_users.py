@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import raftkv
-from raftkv.client.users import interval
+from raftkv.client.admin import interval
 from tests.procs import RAFTKV, Cluster
 from tests.secure import Files, secured
 from tests.ui.browser.chromium import Chromium, Page

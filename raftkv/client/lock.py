@@ -1,0 +1,643 @@
+"""Locks and elections: a queue of keys below a name; the oldest key holds the lock, or leads.
+
+    NAME/LEASE1  created at 5   holds the lock             release deletes its key
+    NAME/LEASE2  created at 8   waits for the key before   that deletion alone wakes it; then it reads its own key and
+    NAME/LEASE3  created at 9   waits for LEASE2's             its predecessors in one txn, and only then holds the lock
+
+::
+
+    async with kv.lock("name", ttl=10) as lock:
+        await kv.put("x", b"y", fence=lock)        # written only while the lock is still held
+        lock.fence                                 # a number that grows with every holder: hand it to other systems
+
+    lock = kv.lock("name")
+    if await lock.try_acquire(): ...
+
+A process that was stopped may still believe that it holds a lock, and the lock cannot prevent that; only the store that
+it writes to can. So writes that matter carry ``fence=lock``: the cluster checks within the write that the lock's key
+still has the create revision of this holder, and refuses the write otherwise (``LockLost``). Other stores can compare
+``lock.fence``.
+
+The block is interrupted with ``LeaseLost`` when the lease is lost, and raises ``LockLost`` at its end if another
+client deleted the key. Each lock has a lease of its own, unless it is given one: a lease can be in the line for a
+name only once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from types import TracebackType
+from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
+
+from raftkv.client.arguments import limit
+from raftkv.client.errors import FenceLost, LockLost, LockNotFree, TermLost, WatchCanceled
+from raftkv.client.kv.kv import KV
+from raftkv.client.kv.operations import Delete, Get, GetRange, Put, create_revision
+from raftkv.client.kv.operations import value as value_of
+from raftkv.client.kv.txn import Txn
+from raftkv.client.lease.lease import Interrupt, Lease, checked_ttl, farewell_s, seen_through
+from raftkv.client.rpc import methods
+from raftkv.client.rpc.retry import is_transient, until_answered
+from raftkv.client.scope import Part, Scope, Text, to_bytes
+from raftkv.client.values import KeyValue
+from raftkv.client.watch import Request, Watcher, responses
+from raftkv.errors import CompactedError, StatusError
+from raftkv.pb import kv_pb2, rpc_pb2
+
+if TYPE_CHECKING:
+    from raftkv.client.lease.session import Session
+
+# -- contender ------------------------------------------------------------------------------------------------------
+#
+# Waiting in a queue: the recipe under locks and elections.
+#
+# Every contender has a key ``NAME/LEASEHEX``, attached to its lease; the one with the lowest create revision has what
+# they contend for. Others wait for the deletion of the key right before theirs, so that a release wakes one and not
+# all. These are the keys of etcd's own recipes: members' Lock and Election services and Go's programs wait in the
+# same queue.
+#
+# Laws:
+#
+# 1. After every wait, and before a contender is first, one txn reads the own key (still there, with the same
+#    create revision) *and* the keys before it.
+# 2. A step that may or may not have happened is done again: a key says by its value or lease whose it is.
+# 3. The create revision is a fencing token. Losing the lease, or the key, is an error where it is relied upon.
+
+Result = TypeVar("Result")
+
+
+class Contender:
+    """One entry of a queue.
+
+    Attributes:
+        key: of this contender, as the client sees it.
+        fence: its create revision; 0: not in the queue.
+    """
+
+    def __init__(self, scope: Scope, name: Text, lease: Lease, error: type[FenceLost]) -> None:
+        self.prefix = to_bytes(name) + b"/"
+        self.key = self.prefix + b"%x" % lease.id
+        self.fence = 0
+        self._scope = scope
+        self._lease = lease
+        self._error = error
+        self._value: Text = b""
+        self._asked = False
+
+    @property
+    def guard_key(self) -> bytes:
+        """The key as the store knows it."""
+        return self._scope.space.key(self.key)
+
+    def lost(self, reason: str = "") -> FenceLost:
+        """Make the error of a place that is lost."""
+        return self._error(self.guard_key, self.fence, reason)
+
+    async def enqueue(self, value: Text) -> KeyValue | None:
+        """Enter the queue; returns the key as it was, if it was in the queue already."""
+        self._value, self._asked = value, True
+
+        async def step() -> KeyValue | None:
+            txn = Txn(self._scope).when(create_revision(self.key) == 0)
+            ok, results = await txn.then(Put(self.key, value, self._lease)).otherwise(Get(self.key)).commit()
+            found: KeyValue | None = None if ok else results[0]
+            self.fence = results[0].revision if ok else results[0].create_revision
+            return found
+
+        return await until_answered(step)
+
+    async def predecessor(self) -> tuple[KeyValue | None, int]:
+        """Return the key right before this one, and as of which revision; None: there is none, it is first.
+
+        Raises:
+            FenceLost: the place itself is gone.
+        """
+
+        async def step() -> tuple[KeyValue | None, int]:
+            before = GetRange(
+                self.prefix,
+                prefix=True,
+                limit=1,
+                sort_by="create_revision",
+                descending=True,
+                keys_only=True,
+                max_create_revision=self.fence - 1,
+            )
+            done = await Txn(self._scope).when(create_revision(self.key) == self.fence).then(before).commit()
+            if not done.succeeded:
+                raise self.lost()
+            return (done.results[0][0] if done.results[0] else None), done.revision
+
+        return await until_answered(step)
+
+    async def wait_turn(self) -> int:
+        """Wait until no key is before this one; returns the revision as of which that is so.
+
+        Raises:
+            FenceLost: the place is gone.
+            LeaseLost: the lease is.
+        """
+        while True:
+            before, revision = await self.predecessor()
+            if before is None:
+                self._lease.check()
+                return revision
+            await self._wait_deleted(before.key, revision + 1)
+
+    async def _wait_deleted(self, key: bytes, start_revision: int) -> None:
+        hub = self._scope.hub
+        watcher = Watcher(Request(self._scope.space.key(key), start_revision=start_revision, no_put=True))
+        hub.add(watcher)
+        try:
+            await hub.next_response(watcher)
+        except CompactedError:
+            return  # its caller reads the key before this one again
+        finally:
+            hub.remove(watcher)
+
+    async def leave(self, timeout_s: float | None = None) -> bool:
+        """Leave the queue, if need be without knowing if it was ever in it; False: it was not.
+
+        Arguments:
+            timeout_s: None: the client's.
+
+        Raises:
+            StatusError: the cluster could not be told.
+        """
+        if not self._asked:
+            return False
+        attempts = 0
+
+        async def step() -> bool:
+            nonlocal attempts
+            attempts += 1
+            if self.fence:
+                ours = create_revision(self.key) == self.fence
+            else:
+                ours = value_of(self.key) == to_bytes(self._value)
+            return (await Txn(self._scope).when(ours).then(Delete(self.key)).commit(timeout_s=timeout_s)).succeeded
+
+        left = await until_answered(step, self._scope.timeout_s if timeout_s is None else timeout_s)
+        # If the key was gone at a second attempt, the first had done it for all that can be known.
+        return left or attempts > 1
+
+
+async def within(timeout_s: float | None, waiting: Awaitable[Result]) -> Result:
+    """Wait no longer than that; ``TimeoutError`` else.
+
+    Arguments:
+        timeout_s: None: for ever.
+        waiting: what to wait for.
+    """
+    async with asyncio.timeout(timeout_s):
+        return await waiting
+
+
+# -- holder ---------------------------------------------------------------------------------------------------------
+#
+# The part that locks and terms share: an entry of a queue, its lease, and the block that it lasts.
+#
+# Subclasses say how they enter the queue (``_join``) and give the steps their names.
+
+
+class Holder:
+    """A lock or a term, held or not."""
+
+    _error: ClassVar[type[FenceLost]] = FenceLost
+    _not_first = "it is not held"
+
+    def __init__(
+        self, scope: Scope, name: Text, ttl: float, lease: Lease | Session | None, *, interrupt: bool = True
+    ) -> None:
+        self.name = name
+        self._scope = scope
+        self._ttl = checked_ttl(ttl)
+        self._given = lease
+        if lease is not None and not hasattr(lease, "check"):
+            raise TypeError(f"lease= takes a lease or a session of this client, not {lease!r}")
+        self._interrupts = interrupt
+        self._lease: Lease | None = None
+        self._place: Contender | None = None
+        self._first = False
+        self._is_entering = False
+        self._block: Interrupt | None = None
+
+    def __repr__(self) -> str:
+        state = f"held, fence {self.fence}" if self._first else "waiting" if self.fence else "not held"
+        return f"<{type(self).__name__} {self.name!r}: {state}>"
+
+    # ---- what its owner sees
+
+    @property
+    def lease(self) -> Lease:
+        """The lease that it lives by, or did.
+
+        Raises:
+            FenceLost: it never had one.
+        """
+        if self._lease is None:
+            raise self._error(b"", 0, self._not_first)
+        return self._lease
+
+    @property
+    def key(self) -> bytes:
+        """Its key, as the client sees it; empty while it is not in the queue."""
+        return self._place.key if self._place is not None else b""
+
+    @property
+    def guard_key(self) -> bytes:
+        """Its key, as the store knows it; empty while it is not in the queue."""
+        return self._place.guard_key if self._place is not None else b""
+
+    @property
+    def fence(self) -> int:
+        """The fencing token: the create revision of its key; 0 while it is not in the queue."""
+        return self._place.fence if self._place is not None else 0
+
+    def check(self) -> None:
+        """Raise ``LeaseLost`` or ``FenceLost`` if it cannot be relied on."""
+        if not self._first:
+            raise self._error(self.guard_key, self.fence, self._not_first)
+        self.lease.check()
+
+    def broken(self) -> FenceLost:
+        """Note that the cluster has found its key gone or changed; returns the error to raise."""
+        self._first = False
+        return self._error(self.guard_key, self.fence)
+
+    @property
+    def _reliable(self) -> bool:
+        return self._first and self._lease is not None and self._lease.alive
+
+    # ---- into the queue and out of it
+
+    async def _join(self, place: Contender) -> None:
+        """Enter the queue."""
+        raise NotImplementedError
+
+    async def _enter(self, timeout_s: float | None) -> None:
+        timeout_s = limit(timeout_s, "timeout_s")
+        try:
+            await within(timeout_s, self._try_to_enter(wait=True))
+        except LockNotFree:
+            raise
+        except TimeoutError:
+            raise LockNotFree(self.name, timeout_s) from None
+
+    async def _try_to_enter(self, *, wait: bool) -> bool:
+        if self._place is not None or self._is_entering:
+            raise LockNotFree(self.name, None, "by this very object; make one for each thread or task that wants it")
+        self._is_entering = True
+        try:
+            return await self._stand_in_line(wait)
+        except BaseException as error:
+            self._first = False
+            await self._leave_quietly(self._farewell_s(error))
+            raise
+        finally:
+            self._is_entering = False
+
+    async def _stand_in_line(self, wait: bool) -> bool:
+        self._lease = lease = await self._get_lease()
+        self._place = place = Contender(self._scope, self.name, lease, self._error)
+        with lease.interrupting():
+            await self._join(place)
+            if wait:
+                await place.wait_turn()
+            elif (await place.predecessor())[0] is not None:
+                await self._leave_quietly()
+                return False
+        lease.check()
+        self._first = True
+        return True
+
+    async def _get_lease(self) -> Lease:
+        if self._given is None:
+            return await Lease(self._scope, self._ttl)
+        lease = self._given if isinstance(self._given, Lease) else self._given.lease
+        lease.check()
+        return lease
+
+    async def _leave(self, timeout_s: float | None = None) -> None:
+        """Give it back.
+
+        Arguments:
+            timeout_s: None: the client's.
+
+        Raises:
+            FenceLost: it was not held any more: another client may have had it meanwhile.
+            StatusError: the cluster could not be told; it ends with its lease.
+        """
+        place, was_first = self._place, self._first
+        self._place, self._first = None, False
+        if place is not None:
+            await seen_through(self._give_back(place, timeout_s, was_first=was_first))
+
+    async def _give_back(self, place: Contender, timeout_s: float | None, *, was_first: bool) -> None:
+        try:
+            left = await place.leave(timeout_s)
+        except StatusError as error:
+            if is_transient(error):  # the cluster would not answer now either
+                self._stop_lease()
+            raise
+        finally:
+            await self._end_lease(timeout_s)
+        if was_first and not left:
+            raise place.lost()
+
+    def _farewell_s(self, error: BaseException | None) -> float | None:
+        """How long to try: with a lease of its owner's, which may live on, a key that stays would block the others."""
+        return farewell_s(error) if self._given is None else None
+
+    def _stop_lease(self) -> None:
+        if self._given is None and self._lease is not None:
+            self._lease.stop()
+
+    async def _end_lease(self, timeout_s: float | None) -> None:
+        if self._given is None and self._lease is not None:
+            try:
+                await self._lease.revoke(timeout_s)
+            except StatusError:
+                return  # no keep-alive is sent any more: it ends with its TTL
+
+    async def _leave_quietly(self, timeout_s: float | None = None) -> None:
+        self._first = False
+        try:
+            await self._leave(timeout_s)
+        except StatusError:
+            return  # its lease is not kept alive any more, or it is its owner's to end
+
+    # ---- as a block
+
+    async def __aenter__(self) -> Self:
+        await self._enter(None)
+        if self._interrupts:
+            self._block = self.lease.interrupting()
+            self._block.__enter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        block, self._block = self._block, None
+        is_lost = self._lease is not None and self._lease.lost.is_set()
+        try:
+            if block is not None:
+                block.__exit__(kind, error, trace)
+        finally:
+            if kind is not None or is_lost:
+                await self._leave_quietly(self._farewell_s(error))
+            else:
+                await self._leave()
+        if is_lost and kind is None:
+            self.lease.check()
+
+
+class Lock(Holder):
+    """One lock of one holder; made by ``Client.lock``. Not reentrant, and used by one task at a time."""
+
+    _error = LockLost
+
+    @property
+    def held(self) -> bool:
+        """Whether it can be relied on, as far as this client knows."""
+        return self._reliable
+
+    async def acquire(self, timeout_s: float | None = None) -> Lock:
+        """Wait for it.
+
+        Arguments:
+            timeout_s: None: as long as it takes.
+
+        Raises:
+            LockNotFree: others had it all that time.
+            LeaseLost: the lease ended while waiting.
+            LockLost: another client deleted its key while it waited.
+            StatusError: the cluster refused, or could not be reached to begin with.
+        """
+        await self._enter(timeout_s)
+        return self
+
+    async def try_acquire(self) -> bool:
+        """Take it if it is free; False: another holder has it."""
+        return await self._try_to_enter(wait=False)
+
+    async def release(self) -> None:
+        """Give it back; does nothing if it is not held.
+
+        Raises:
+            LockLost: it was not held any more: another client may have had it meanwhile.
+            StatusError: the cluster could not be told; it ends with its lease.
+        """
+        await self._leave()
+
+    async def _join(self, place: Contender) -> None:
+        # The mark tells a key of this very attempt, put by a call whose answer was lost, from another's.
+        mark = secrets.token_hex(8)
+        found = await place.enqueue(mark)
+        if found is not None and found.value != mark.encode():
+            place.fence = 0
+            raise LockNotFree(self.name, None, "with the same lease")
+
+
+class Locks(Part):
+    """Locks."""
+
+    def lock(
+        self, name: Text, *, ttl: float = 10, lease: Lease | Session | None = None, interrupt: bool = True
+    ) -> Lock:
+        """Make a lock, to be taken by ``async with`` or ``acquire``.
+
+        Arguments:
+            name: those who use the same name exclude each other, also through other clients of etcd.
+            ttl: seconds after which a holder that has died, or is cut off, loses it.
+            lease: use this one instead of one of its own.
+            interrupt: its block is interrupted when the lease is lost; else ``LeaseLost`` comes at the end.
+        """
+        return Lock(self.scope, name, ttl, lease, interrupt=interrupt)
+
+
+# -- election -------------------------------------------------------------------------------------------------------
+#
+# Elections: one leader among the candidates, and observers who follow it.
+#
+# ::
+#
+#     async with kv.campaign("leader", b"10.0.0.1:80", ttl=10) as term:      # waits until it leads
+#         await term.proclaim(b"10.0.0.1:81")
+#         await kv.put("x", b"y", fence=term)                                # only while it leads
+#
+#     async for leader in kv.observe("leader"): print(leader.value)
+#
+# A term ends by ``resign``, with its lease, or when a client deletes its key. As with locks, a block is interrupted
+# when the lease is lost, and only ``fence=term`` keeps a leader that was stopped from writing.
+
+
+class Term(Holder):
+    """One candidacy, and the term that it leads to; made by ``Client.campaign``."""
+
+    _error = TermLost
+    _not_first = "it does not lead"
+
+    def __init__(
+        self,
+        scope: Scope,
+        name: Text,
+        value: Text,
+        ttl: float,
+        lease: Lease | Session | None,
+        *,
+        interrupt: bool = True,
+    ) -> None:
+        super().__init__(scope, name, ttl, lease, interrupt=interrupt)
+        self._value = value
+
+    @property
+    def leads(self) -> bool:
+        """Whether it leads, as far as this client knows."""
+        return self._reliable
+
+    async def campaign(self, timeout_s: float | None = None) -> Term:
+        """Wait until it leads.
+
+        Arguments:
+            timeout_s: None: as long as it takes.
+
+        Raises:
+            LockNotFree: others led all that time.
+            LeaseLost: the lease ended while waiting.
+            TermLost: another client deleted its key while it waited.
+            StatusError: the cluster refused, or could not be reached to begin with.
+        """
+        await self._enter(timeout_s)
+        return self
+
+    async def proclaim(self, value: Text) -> None:
+        """Change the value that observers see.
+
+        Raises:
+            TermLost: it does not lead any more.
+            LeaseLost: its lease is lost.
+            StatusError: it is unknown whether it was changed; may be done again.
+        """
+        self.check()
+        if not await self._write(value):
+            raise self.broken()
+
+    async def resign(self) -> None:
+        """End it; does nothing if it is over.
+
+        Raises:
+            TermLost: it did not lead any more: another candidate may have led meanwhile.
+            StatusError: the cluster could not be told; it ends with its lease.
+        """
+        await self._leave()
+
+    async def _join(self, place: Contender) -> None:
+        found = await place.enqueue(self._value)
+        if found is not None and found.value != to_bytes(self._value) and not await self._write(self._value):
+            raise place.lost()
+
+    async def _write(self, value: Text) -> bool:
+        ours = create_revision(self.key) == self.fence
+        done = await Txn(self._scope).when(ours).then(Put(self.key, value, self.lease)).commit()
+        if done.succeeded:
+            self._value = value
+        return done.succeeded
+
+
+class Elections(Part):
+    """Elections: to campaign in, to look at, to follow."""
+
+    def campaign(
+        self,
+        name: Text,
+        value: Text = b"",
+        *,
+        ttl: float = 10,
+        lease: Lease | Session | None = None,
+        interrupt: bool = True,
+    ) -> Term:
+        """Make a candidacy, to be run by ``async with`` or ``Term.campaign``.
+
+        Arguments:
+            name: of the election.
+            value: shown to observers while it leads, e.g. its address.
+            ttl, lease, interrupt: as for ``lock``.
+        """
+        return Term(self.scope, name, value, ttl, lease, interrupt=interrupt)
+
+    async def leader(self, name: Text) -> KeyValue | None:
+        """Return the key of the present leader; None: there is no leader."""
+        found = await KV(self.scope).range(to_bytes(name) + b"/", prefix=True, limit=1, sort_by="create_revision")
+        return found[0] if found else None
+
+    async def observe(self, name: Text) -> AsyncGenerator[KeyValue, None]:
+        """Follow who leads: the leader, every proclamation, every next leader; resumes as a watch does, never ends.
+
+        Raises:
+            StatusError: the cluster refuses.
+        """
+        async with aclosing(observations(self.scope, name)) as answers:
+            async for answer in answers:
+                yield self.scope.space.key_value(answer.kvs[0])
+
+
+async def observations(
+    scope: Scope, name: Text, *, on_trouble: Callable[[StatusError | None], None] | None = None
+) -> AsyncGenerator[rpc_pb2.RangeResponse, None]:
+    """Follow an election in the messages of members, as etcd's clients form them; for programs that pass them on.
+
+    Each has the header of the message it came with and one key, that of the leader. A proclamation has ``count`` and
+    ``more`` of the read that found the leader.
+
+    Arguments:
+        scope: of the client.
+        name: of the election.
+        on_trouble: see ``until_answered``.
+
+    Raises:
+        StatusError: the cluster refuses.
+    """
+    line = to_bytes(name) + b"/"
+    oldest = GetRange(line, prefix=True, limit=1, sort_by="create_revision").request(scope.space)
+    shown: kv_pb2.KeyValue | None = None
+    while True:
+        answer = await until_answered(lambda: scope.call(methods.RANGE, oldest), on_trouble=on_trouble)
+        try:
+            if not answer.kvs:
+                later = Request(oldest.key, oldest.range_end, answer.header.revision + 1, no_delete=True)
+                found = await _first_candidate(scope, later)
+            else:
+                found = rpc_pb2.RangeResponse(header=answer.header, kvs=answer.kvs)
+            leader = found.kvs[0]
+            if leader != shown:
+                shown = leader
+                yield found
+            proclaimed = Request(leader.key, start_revision=found.header.revision + 1)
+            async with aclosing(_events(scope, proclaimed)) as changes:
+                async for header, event in changes:
+                    if event.type == kv_pb2.Event.DELETE:
+                        break
+                    shown = event.kv
+                    yield rpc_pb2.RangeResponse(header=header, kvs=[shown], count=answer.count, more=answer.more)
+        except CompactedError:
+            continue
+
+
+async def _first_candidate(scope: Scope, request: Request) -> rpc_pb2.RangeResponse:
+    async with aclosing(_events(scope, request)) as changes:
+        async for header, event in changes:
+            header.revision = event.kv.mod_revision
+            return rpc_pb2.RangeResponse(header=header, kvs=[event.kv])
+    raise WatchCanceled("the client is closed")
+
+
+async def _events(scope: Scope, request: Request) -> AsyncGenerator[tuple[rpc_pb2.ResponseHeader, kv_pb2.Event], None]:
+    async with aclosing(responses(scope.hub, Watcher(request))) as messages:
+        async for message in messages:
+            for event in message.events:
+                yield message.header, event

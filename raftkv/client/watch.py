@@ -1,0 +1,752 @@
+"""Watches that outlive members: events in the order of their revisions, each once, none left out.
+
+    member 1 ==stream==> hub: every watcher of the client ---> Watcher: next_revision, queue ---> Watch: events
+        x                 |                                                               or ---> responses, as sent
+    member 2 ==stream==>  |  created again, each from its own next_revision
+
+::
+
+    async for event in kv.watch("jobs/", prefix=True):
+        print(event.type, event.key, event.value, event.revision)
+
+    async with kv.watch("jobs/a") as watch:        # the cluster has confirmed it: what is written now is seen
+        await kv.put("jobs/a", b"1")
+        event = await anext(watch)
+
+    page = await kv.range("jobs/", prefix=True)    # a copy, kept up to date
+    async for event in kv.watch("jobs/", prefix=True, start_revision=page.revision + 1): ...
+
+Laws:
+
+- A watcher is created again from the revision behind the last one that it has queued, or knows to hold nothing for it.
+- ``next_batch`` never splits a revision.
+- A slow reader costs only itself: up to ``queue_bytes`` wait here. Then the client cancels the watcher at the member
+  (``parked``) and asks for the rest later, from where the reader stands.
+- If the cluster compacts events before the client has them, the watch raises ``Compacted`` with the revision from
+  which history still exists.
+
+A watch ends when its reader breaks off and drops it, by ``cancel``, or at the end of ``async with``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Final
+
+from raftkv.client.arguments import seconds, whole
+from raftkv.client.errors import (
+    ANOTHER_LOOP,
+    CLIENT_CLOSED,
+    EndpointsFailed,
+    HistoryReplaced,
+    StreamLost,
+    WatchCanceled,
+    from_status,
+)
+from raftkv.client.rpc import methods
+from raftkv.client.rpc.retry import Backoff, is_transient
+from raftkv.client.scope import Part, Space, Text
+from raftkv.client.values import Event
+from raftkv.errors import (
+    CODE_NAMES,
+    PERMISSION_DENIED,
+    UNAVAILABLE,
+    UNKNOWN,
+    CompactedError,
+    StatusError,
+)
+from raftkv.pb import rpc_pb2
+from raftkv.rpc.status import RpcError
+
+if TYPE_CHECKING:
+    from raftkv.client.rpc.core import Client, Stream
+
+# -- watcher --------------------------------------------------------------------------------------------------------
+#
+# One watcher: what it asked for, how far it has come, what its reader has not taken yet. No I/O.
+#
+# Invariants:
+#
+# 1. ``next_revision`` is right behind the last revision that was queued or known to hold nothing for it: a watcher
+#    that is created again from there misses nothing. It never goes back, and older events are not queued again.
+# 2. A batch holds whole revisions, so a reader never sees a part of one.
+# 3. The queue is bounded: once it holds ``queue_bytes`` the hub gives the watcher up at the cluster (``parked``), and
+#    asks for the rest from ``next_revision`` when half of it is read. Other watchers go on, and memory does not grow.
+#    A reader that is slower than the compactions of the cluster gets ``Compacted``.
+
+QUEUE_BYTES = 4 * 1024 * 1024
+"""Events that may wait for the reader of one watcher, as they came over the wire."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The interval to watch, as the store knows it, and which of its events.
+
+    ``progress`` queues responses without events too, which say how far the watch has come.
+    """
+
+    key: bytes
+    range_end: bytes = b""
+    start_revision: int = 0
+    prev_kv: bool = False
+    no_put: bool = False
+    no_delete: bool = False
+    progress: bool = False
+
+
+class Watcher:
+    """The state of one watcher.
+
+    Attributes:
+        next_revision: where it goes on; 0: at the next revision when the cluster creates it.
+        cluster_id: of the cluster that has confirmed it; 0: none has, or it has not said.
+        created: the cluster has confirmed it once.
+        doubted: it was refused since it was last created, and is tried again with a new token.
+        parked: its queue is full, nothing is asked for.
+        ended: it gets nothing more; ``error`` says why, if it was not its reader's wish.
+        refusal: the response by which a member canceled it for good; None: there was none.
+        id: on the present stream; 0: it is not there.
+    """
+
+    __slots__ = (
+        "_queued_bytes", "_responses", "_waiters", "cluster_id", "created", "doubted", "ended",
+        "error", "id", "next_revision", "parked", "queue_bytes", "refusal", "request",
+    )  # fmt: skip
+
+    def __init__(self, request: Request, queue_bytes: int = QUEUE_BYTES) -> None:
+        self.request = request
+        self.queue_bytes = whole(queue_bytes, "queue_bytes")
+        self.next_revision = request.start_revision
+        self.id = 0
+        self.cluster_id = 0
+        self.created = False
+        self.doubted = False
+        self.parked = False
+        self.ended = False
+        self.error: Exception | None = None
+        self.refusal: rpc_pb2.WatchResponse | None = None
+        self._responses: deque[tuple[rpc_pb2.WatchResponse, int]] = deque()
+        self._queued_bytes = 0
+        self._waiters: list[asyncio.Future[None]] = []
+
+    # ---- for the hub
+
+    def to_message(self) -> rpc_pb2.WatchRequest:
+        """Return the message that creates it, from where it has come to."""
+        request = self.request
+        create = rpc_pb2.WatchCreateRequest(
+            key=request.key,
+            range_end=request.range_end,
+            start_revision=self.next_revision,
+            # Keeps the resume point of an idle watcher ahead of compaction.
+            progress_notify=True,
+            prev_kv=request.prev_kv,
+            watch_id=self.id,
+        )
+        if request.no_put:
+            create.filters.append(rpc_pb2.WatchCreateRequest.NOPUT)
+        if request.no_delete:
+            create.filters.append(rpc_pb2.WatchCreateRequest.NODELETE)
+        return rpc_pb2.WatchRequest(create_request=create)
+
+    def confirm(self, revision: int, cluster_id: int = 0) -> None:
+        """Note that a cluster has created it while its store was at ``revision``."""
+        if not self.next_revision:
+            self.next_revision = revision + 1
+        self.cluster_id = cluster_id or self.cluster_id
+        self.created = True
+        self.doubted = False
+        self._wake()
+
+    def is_of_another(self, cluster_id: int) -> bool:
+        """Tell if its revisions are those of another cluster than this one."""
+        return 0 != self.cluster_id != cluster_id != 0
+
+    def accept(self, response: rpc_pb2.WatchResponse, size_bytes: int) -> None:
+        """Queue a response with events; one without says that there are none up to its revision.
+
+        Arguments:
+            response: of the member.
+            size_bytes: as it came over the wire.
+        """
+        events = response.events
+        if not events:
+            self.advance(response.header.revision)
+            self.show_progress(response, size_bytes)
+            return
+        if events[0].kv.mod_revision < self.next_revision:
+            del events[: sum(event.kv.mod_revision < self.next_revision for event in events)]
+            if not events:
+                return
+        self.next_revision = events[-1].kv.mod_revision + 1
+        self._queue(response, size_bytes)
+
+    def show_progress(self, response: rpc_pb2.WatchResponse, size_bytes: int) -> None:
+        """Queue a response without events, if the reader wants these.
+
+        Arguments:
+            response: of the member.
+            size_bytes: as it came over the wire.
+        """
+        if self.request.progress:
+            self._queue(response, size_bytes)
+
+    def advance(self, revision: int) -> None:
+        """Note that everything up to ``revision`` has been sent."""
+        self.next_revision = max(self.next_revision, revision + 1)
+
+    def _queue(self, response: rpc_pb2.WatchResponse, size_bytes: int) -> None:
+        self._responses.append((response, size_bytes))
+        self._queued_bytes += size_bytes
+        self._wake()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether its reader is so far behind that it must be parked."""
+        return self._queued_bytes >= self.queue_bytes
+
+    @property
+    def has_room(self) -> bool:
+        """Whether its reader has caught up so far that it may go on after it was parked."""
+        return self._queued_bytes <= self.queue_bytes // 2
+
+    def end(self, error: Exception | None = None, refusal: rpc_pb2.WatchResponse | None = None) -> None:
+        """Accept nothing more; what is queued can still be read.
+
+        Arguments:
+            error: why, if it was not its reader's wish.
+            refusal: the response by which the member canceled it.
+        """
+        if not self.ended:
+            self.ended = True
+            self.error = error
+            self.refusal = refusal
+            self._wake()
+
+    # ---- for the reader
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is queued."""
+        return not self._responses
+
+    def take(self) -> rpc_pb2.WatchResponse:
+        """Take the oldest response; only if there is one."""
+        response, size_bytes = self._responses.popleft()
+        self._queued_bytes -= size_bytes
+        return response
+
+    async def changed(self) -> None:
+        """Wait until something happens to it."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+# -- hub ------------------------------------------------------------------------------------------------------------
+#
+# All watchers of a client on one stream, at one endpoint, for as long as it lasts; then on the next.
+#
+# Owns the stream and the truth of "no event lost or twice": when a stream ends, every watcher is created again on
+# the next one from its own ``next_revision``. A member that knows no leader ends the stream by itself
+# (``hasleader``), one that does not answer is noticed by the connection's pings; in both cases the next endpoint is
+# asked.
+#
+# Answers to creates come in the order of the creates, and one that is refused has no id: ``_asked`` is that order. An
+# id is used once, so responses that were under way for a cancelled watcher are dropped.
+#
+# A watcher that would go on at a cluster of another id, as one that was restored from a backup, is ended: the
+# revisions that it has seen come again there with other contents.
+#
+# Idle watchers: their resume point must move, or compaction overtakes it. Each is created with ``progress_notify``,
+# and the hub asks members for the progress of the whole stream from time to time. An answer counts for those watchers
+# only that were confirmed before the question; and members before etcd 3.6 are not asked, for they may answer before
+# they have sent the events that the answer speaks of.
+
+PROGRESS_INTERVAL_S: Final = 30.0
+"""How often idle watchers are moved on."""
+_REASON: Final = re.compile(r"rpc error: code = (\w+) desc = (.*)", re.DOTALL)
+_CODES: Final = {name: code for code, name in CODE_NAMES.items()}
+_HAS_LEADER: Final = (("hasleader", "true"),)
+_ALL_WATCHERS: Final = -1
+_NO_WATCHER: Final = 0
+_SAFE_PROGRESS: Final = (3, 6)
+
+
+class WatchHub:
+    """The watchers of one client.
+
+    Arguments:
+        core: the way to the cluster.
+        progress_interval_s: how often members are asked for progress.
+    """
+
+    def __init__(self, core: Client, progress_interval_s: float = PROGRESS_INTERVAL_S) -> None:
+        self.failures: dict[str, str] = {}
+        """For each endpoint, why no stream could be opened there; empty while a stream works."""
+        self.failing_since = 0.0
+        """Loop time when the first of ``failures`` came."""
+        self.on_failure: Callable[[], None] | None = None
+        """Called after each stream that failed."""
+        self.progress_interval_s = progress_interval_s
+        self._core = core
+        self.watchers: dict[Watcher, None] = {}
+        """All that have not ended."""
+        self._by_id: dict[int, Watcher] = {}
+        self._asked: deque[tuple[int, Watcher]] = deque()
+        self._confirmations = 0
+        self._confirmed_at: dict[int, int] = {}
+        self._progress_asked: deque[int] = deque()
+        self._last_id = 0
+        self._stream: Stream[rpc_pb2.WatchResponse] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    # ---- for watches
+
+    def add(self, watcher: Watcher) -> None:
+        """Let a watcher receive; call on the loop.
+
+        Raises:
+            StatusError: the client is closed.
+            RuntimeError: this is another loop than that of the client.
+            TypeError, ValueError: no message can be made of what it asks for.
+        """
+        if self._closed:
+            raise WatchCanceled(CLIENT_CLOSED)
+        if self._task is not None and self._task.get_loop() is not asyncio.get_running_loop():
+            raise RuntimeError(ANOTHER_LOOP)  # it would be served there, or, if that is closed, never
+        watcher.to_message()  # what cannot be sent must not be found out where it would end all others
+        self.watchers[watcher] = None
+        if self._stream is not None:
+            self._create(watcher)
+        elif self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run())
+            self._task.add_done_callback(self._on_run_end)
+
+    def remove(self, watcher: Watcher) -> None:
+        """Let it receive nothing more."""
+        self.watchers.pop(watcher, None)
+        self._withdraw(watcher)
+        watcher.end()
+
+    async def next_response(self, watcher: Watcher) -> rpc_pb2.WatchResponse | None:
+        """Take a watcher's next response, after waiting for one; None: its reader has ended it.
+
+        Raises:
+            CompactedError: what should come next is gone; ``HistoryReplaced``: with the cluster that it was in.
+            WatchCanceled: a member refused to go on, or the client was closed.
+        """
+        while watcher.is_empty:
+            if watcher.error is not None:
+                raise watcher.error
+            if watcher.ended:
+                return None
+            await watcher.changed()
+        response = watcher.take()
+        if watcher.parked and watcher.has_room and not watcher.ended:
+            watcher.parked = False
+            if self._stream is not None:
+                self._create(watcher)
+        return response
+
+    def request_progress(self) -> None:
+        """Have every watcher that shows progress shown how far the stream has come.
+
+        Resume points stay where they are: members before etcd 3.6 may answer before they have sent all events.
+        """
+        self._progress_asked.append(_NO_WATCHER)
+        self._send(rpc_pb2.WatchRequest(progress_request=rpc_pb2.WatchProgressRequest()))
+
+    def unreachable(self, timeout_s: float) -> EndpointsFailed:
+        """Make the error for those who waited in vain for a watcher to be created."""
+        return EndpointsFailed(self.failures, timeout_s, definite=True)
+
+    async def close(self) -> None:
+        """End every watcher."""
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._end_all(WatchCanceled(CLIENT_CLOSED))
+
+    # ---- requests
+
+    def _create(self, watcher: Watcher) -> None:
+        self._last_id += 1
+        watcher.id = self._last_id
+        self._by_id[watcher.id] = watcher
+        self._asked.append((watcher.id, watcher))
+        self._send(watcher.to_message())
+
+    def _withdraw(self, watcher: Watcher) -> None:
+        watch_id = watcher.id
+        if self._forget_id(watcher):
+            cancel = rpc_pb2.WatchCancelRequest(watch_id=watch_id)
+            self._send(rpc_pb2.WatchRequest(cancel_request=cancel))
+
+    def _forget_id(self, watcher: Watcher) -> bool:
+        watch_id, watcher.id = watcher.id, 0
+        self._confirmed_at.pop(watch_id, None)
+        return self._by_id.pop(watch_id, None) is not None
+
+    def _send(self, request: rpc_pb2.WatchRequest) -> None:
+        if self._stream is None:
+            return
+        try:
+            self._stream.send_nowait(request)
+        except StatusError:
+            return  # the stream has ended: the task that reads it is about to find out
+
+    # ---- the stream
+
+    async def _run(self) -> None:
+        backoff = Backoff()
+        while self.watchers:
+            endpoint, token = self._core.endpoint, ""
+            try:
+                stream = await self._core.stream(methods.WATCH, endpoint, metadata=_HAS_LEADER)
+                token = stream.token
+                async with stream:
+                    await self._serve(stream, backoff)
+                error: StatusError = StreamLost("the member has ended the stream")
+            except StatusError as failed:
+                error = failed
+            finally:
+                self._stream = None
+            renews = self._core.forget_token(error, token)
+            if not (renews or is_transient(error, wait_for_room=True) or self._is_for_some(error)):
+                self._end_all(error)
+                return
+            self._note_failure(endpoint, str(error))
+            if not renews:
+                self._core.next_endpoint(endpoint)
+            await backoff.wait()
+
+    def _is_for_some(self, error: StatusError) -> bool:
+        """Tell if a stream of several watchers may have ended for one of them: asked again, each has its own answer."""
+        return error.code == PERMISSION_DENIED and bool(self._confirmed_at)
+
+    def _note_failure(self, endpoint: str, reason: str) -> None:
+        if not self.failures:
+            self.failing_since = asyncio.get_running_loop().time()
+        self.failures[endpoint] = reason
+        if self.on_failure is not None:
+            self.on_failure()
+
+    def _on_run_end(self, task: asyncio.Task[None]) -> None:
+        # An unforeseen error, as of bytes that are no message, must not leave readers waiting for ever.
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._end_all(WatchCanceled(f"watch canceled: {type(error).__name__}: {error}"))
+
+    async def _serve(self, stream: Stream[rpc_pb2.WatchResponse], backoff: Backoff) -> None:
+        """Create every watcher on a new stream and hand out what comes, until it ends."""
+        self._stream = stream
+        self._by_id.clear()
+        self._asked.clear()
+        self._confirmed_at.clear()
+        self._progress_asked.clear()
+        for watcher in list(self.watchers):
+            if not watcher.parked:
+                self._create(watcher)
+        asking = asyncio.get_running_loop().create_task(self._ask_for_progress(stream))
+        try:
+            while (message := await _receive(stream)) is not None:
+                self._dispatch(rpc_pb2.WatchResponse.FromString(message), len(message))
+                if backoff.failures:
+                    backoff.reset()
+                    self.failures.clear()
+        finally:
+            asking.cancel()
+
+    def _dispatch(self, response: rpc_pb2.WatchResponse, size_bytes: int) -> None:
+        if response.created:
+            self._on_created(response)
+        elif response.canceled:
+            self._on_canceled(response)
+        elif response.watch_id == _ALL_WATCHERS:
+            self._on_progress(response, size_bytes)
+        elif (watcher := self._by_id.get(response.watch_id)) is not None:
+            watcher.accept(response, size_bytes)
+            if watcher.is_full:
+                watcher.parked = True
+                self._withdraw(watcher)
+
+    def _on_created(self, response: rpc_pb2.WatchResponse) -> None:
+        if not self._asked:
+            return
+        asked_id, watcher = self._asked.popleft()
+        if self._by_id.get(asked_id) is not watcher:
+            return  # cancelled before it was confirmed
+        header = response.header
+        if watcher.is_of_another(header.cluster_id):
+            self._withdraw(watcher)
+            self.watchers.pop(watcher, None)
+            watcher.end(HistoryReplaced())
+        elif response.canceled:
+            self._give_up(watcher, response)
+        else:
+            self._confirmations += 1
+            self._confirmed_at[asked_id] = self._confirmations
+            watcher.confirm(header.revision, header.cluster_id)
+
+    def _on_canceled(self, response: rpc_pb2.WatchResponse) -> None:
+        watcher = self._by_id.get(response.watch_id)
+        if watcher is not None:
+            self._give_up(watcher, response)
+
+    def _give_up(self, watcher: Watcher, response: rpc_pb2.WatchResponse) -> None:
+        """End a watcher that the member has canceled for good; else end the stream, since another one will do."""
+        error: StatusError = CompactedError(response.compact_revision)
+        if not response.compact_revision:
+            error = _error_of(response.cancel_reason)
+            token = "" if self._stream is None else self._stream.token
+            if error.code == UNAVAILABLE or self._core.forget_token(error, token):
+                raise StreamLost(str(error))  # and there is a next one
+            if self._is_doubtful(watcher, error) and self._core.renew_token():
+                for one in self.watchers:
+                    one.doubted = True  # the next stream has a new token, and what it refuses is refused
+                raise StreamLost(str(error))
+        self._forget_id(watcher)
+        self.watchers.pop(watcher, None)
+        watcher.end(error, response)
+
+    def _is_doubtful(self, watcher: Watcher, error: StatusError) -> bool:
+        # Etcd 3.5 refuses a watch on a stream whose token has expired in the words of a missing permission.
+        return error.code == PERMISSION_DENIED and not watcher.doubted
+
+    def _end_all(self, error: Exception) -> None:
+        watchers, self.watchers = self.watchers, {}
+        for watcher in watchers:
+            watcher.end(error)
+
+    # ---- progress
+
+    async def _ask_for_progress(self, stream: Stream[rpc_pb2.WatchResponse]) -> None:
+        await asyncio.sleep(self.progress_interval_s)
+        if not await self._tells_progress_safely(stream.endpoint):
+            return
+        while not stream.done:
+            self._ask_now()
+            await asyncio.sleep(self.progress_interval_s)
+
+    def _ask_now(self) -> None:
+        """Ask for the progress of all, and remember who was confirmed by then."""
+        if self._confirmed_at:
+            self._progress_asked.append(self._confirmations)
+            self._send(rpc_pb2.WatchRequest(progress_request=rpc_pb2.WatchProgressRequest()))
+
+    def _on_progress(self, response: rpc_pb2.WatchResponse, size_bytes: int) -> None:
+        for watch_id in self._confirmed_at:
+            self._by_id[watch_id].show_progress(response, size_bytes)
+        # Members drop questions. The oldest open one is then not the one that is answered, but it is the careful guess.
+        if not self._progress_asked:
+            return
+        limit = self._progress_asked.popleft()
+        for watch_id, confirmed_at in self._confirmed_at.items():
+            if confirmed_at <= limit:
+                self._by_id[watch_id].advance(response.header.revision)
+
+    async def _tells_progress_safely(self, endpoint: str) -> bool:
+        try:
+            answer = await self._core.call_at(endpoint, methods.STATUS, rpc_pb2.StatusRequest(), timeout_s=5.0)
+        except StatusError:
+            return False
+        found = re.match(r"(\d+)\.(\d+)", answer.version)
+        return found is not None and (int(found[1]), int(found[2])) >= _SAFE_PROGRESS
+
+
+async def _receive(stream: Stream[rpc_pb2.WatchResponse]) -> bytes | None:
+    try:
+        return await stream.call.receive()
+    except RpcError as error:
+        raise from_status(error.code, error.text, definite=error.definite) from None
+
+
+def _error_of(reason: str) -> StatusError:
+    """Return the error that a cancel reason names, as far as it is a status."""
+    found = _REASON.fullmatch(reason)
+    if found is None:
+        return WatchCanceled(f"watch canceled: {reason}" if reason else "watch canceled by the member")
+    return from_status(_CODES.get(found[1], UNKNOWN), found[2], definite=True)
+
+
+class Watch:
+    """One watch; made by ``Client.watch``. One task reads it."""
+
+    def __init__(self, hub: WatchHub, space: Space, watcher: Watcher, timeout_s: float) -> None:
+        self._hub = hub
+        self._space = space
+        self._watcher = watcher
+        self._timeout_s = timeout_s
+        self._events: deque[Event] = deque()
+        self._handed_out = 0
+        self._loop = asyncio.get_running_loop()
+        hub.add(watcher)
+
+    def __repr__(self) -> str:
+        request, state = self._watcher.request, "ended" if self._watcher.ended else "open"
+        end = f" to {request.range_end!r}" if request.range_end else ""
+        return f"<Watch of {request.key!r}{end}: {state}, next revision {self._watcher.next_revision or 'unknown'}>"
+
+    @property
+    def revision(self) -> int:
+        """Everything up to this revision has been handed out: the place to go on from, plus one. 0: not known yet."""
+        if self._watcher.is_empty and not self._events:
+            return max(self._watcher.next_revision - 1, 0)
+        return self._handed_out
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether its reader is so far behind that the client has ended it at the cluster until more is read."""
+        return self._watcher.parked
+
+    async def ready(self, timeout_s: float | None = None) -> None:
+        """Wait until the cluster has confirmed it: from then on no change can be missed.
+
+        Arguments:
+            timeout_s: None: the client's.
+
+        Raises:
+            Compacted: its start revision is gone.
+            EndpointsFailed: no member confirmed it in time; it goes on trying.
+        """
+        limit_s = self._timeout_s if timeout_s is None else seconds(timeout_s, "timeout_s")
+        watcher = self._watcher
+        try:
+            async with asyncio.timeout(limit_s):
+                while not watcher.created and not watcher.ended:
+                    await watcher.changed()
+        except TimeoutError:
+            raise self._hub.unreachable(limit_s) from None
+        if watcher.error is not None:
+            raise watcher.error
+
+    async def next_batch(self) -> list[Event]:
+        """Return the next changes, at least one, of whole revisions; none: the watch was cancelled.
+
+        Raises:
+            Compacted: what should come next is gone.
+            WatchCanceled: a member refused to go on, or the client was closed.
+        """
+        if self._events:
+            events, self._events = list(self._events), deque()
+        else:
+            events = await self._fetch()
+        if events:
+            self._handed_out = events[-1].revision
+        return events
+
+    async def _fetch(self) -> list[Event]:
+        response = await self._hub.next_response(self._watcher)
+        convert = self._space.event
+        return [] if response is None else [convert(event) for event in response.events]
+
+    def cancel(self) -> None:
+        """End it; what has come and was not read is dropped."""
+        self._events.clear()
+        self._hub.remove(self._watcher)
+        while not self._watcher.is_empty:
+            self._watcher.take()
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        if not self._events:
+            self._events.extend(await self._fetch())
+            if not self._events:
+                raise StopAsyncIteration
+        event = self._events.popleft()
+        if not self._events:
+            self._handed_out = event.kv.mod_revision
+        return event
+
+    async def __aenter__(self) -> Watch:
+        try:
+            await self.ready()
+        except BaseException:
+            self.cancel()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    def __del__(self) -> None:
+        watcher = getattr(self, "_watcher", None)
+        if watcher is None or watcher.ended or self._loop.is_closed():
+            return
+        try:
+            # Objects may be collected on any thread.
+            self._loop.call_soon_threadsafe(self._hub.remove, watcher)
+        except RuntimeError:
+            return  # the loop was closed meanwhile, and the stream with it
+
+
+async def responses(hub: WatchHub, watcher: Watcher) -> AsyncGenerator[rpc_pb2.WatchResponse, None]:
+    """Watch with the messages of members as they come, header and all; for programs that pass them on.
+
+    Those with events, in order and each event once; others if the request asks for progress. The watch ends when this
+    generator is closed: wrap it in ``aclosing``.
+
+    Arguments:
+        hub: of the client.
+        watcher: what to watch; a member that ends it for good leaves its message in ``watcher.refusal``.
+
+    Raises:
+        CompactedError: what should come next is gone.
+        StatusError: a member refused to go on.
+    """
+    hub.add(watcher)
+    try:
+        while (response := await hub.next_response(watcher)) is not None:
+            yield response
+    finally:
+        hub.remove(watcher)
+
+
+class Watches(Part):
+    """Watches."""
+
+    def watch(
+        self,
+        key: Text,
+        end: Text | None = None,
+        *,
+        prefix: bool = False,
+        start_revision: int = 0,
+        prev_kv: bool = False,
+        no_put: bool = False,
+        no_delete: bool = False,
+        queue_bytes: int = QUEUE_BYTES,
+    ) -> Watch:
+        """Watch a key or an interval; begins at once.
+
+        Arguments:
+            key, end, prefix: as for ``range``.
+            start_revision: from then on; 0: what is new when the cluster gets to know (see ``Watch.ready``).
+            prev_kv: events carry the key as it was before.
+            no_put, no_delete: leave such events out.
+            queue_bytes: what may wait here for a slow reader.
+
+        Raises:
+            WatchCanceled: the client is closed.
+        """
+        first, range_end = self.scope.space.interval(key, end, prefix=prefix)
+        request = Request(first, range_end, start_revision, prev_kv, no_put, no_delete)
+        return Watch(self.scope.hub, self.scope.space, Watcher(request, queue_bytes), self.scope.timeout_s)
