@@ -9,8 +9,9 @@ from raftkv.apply.request import Kind
 from raftkv.pb import election_pb2, lock_pb2, rpc_pb2
 from raftkv.rpc.server.http import HttpRequest, HttpResponse
 from raftkv.training.horovod.routes import extension
-from tests.server.auth.test_guard import BAD_TOKEN, DENIED, LET_IN, NOBODY, on_loop, outcome
-from tests.server.auth.world import World, until
+from tests.rpc.loop import on_loop, until
+from tests.server.auth.test_guard import BAD_TOKEN, DENIED, LET_IN, NOBODY, outcome
+from tests.server.auth.world import World
 
 LOCK, CAMPAIGN, OBSERVE = "v3lockpb.Lock/Lock", "v3electionpb.Election/Campaign", "v3electionpb.Election/Observe"
 REFUSED_NOBODY, REFUSED = (errors.UNKNOWN, NOBODY[1]), (errors.UNKNOWN, DENIED[1])
