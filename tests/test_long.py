@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import installed
+
 ROOT = Path(__file__).resolve().parents[1]
 STORMS = "tests/jepsen/test_session_storms.py"
 NAMED = f"{STORMS}::test_guarantees_hold_under_faults"
@@ -27,6 +29,16 @@ def test_which_tests_are_taken(words: list[str], taken: set[str]) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith(STORMS)]
     assert {line.partition("[")[2].removesuffix("]") for line in lines} == taken, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("ci", "end"), [("", pytest.skip.Exception), ("1", pytest.fail.Exception)])
+def test_a_missing_program_skips_a_test_but_fails_it_in_ci(
+    monkeypatch: pytest.MonkeyPatch, ci: str, end: type[BaseException]
+) -> None:
+    monkeypatch.setenv("CI", ci)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(end, match=r"^promtool is missing: apt-get install prometheus$"):
+        installed.program("promtool")
 
 
 def test_make_runs_every_test_once() -> None:

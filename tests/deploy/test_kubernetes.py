@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from raftkv.cli.server.options import read_options
+from tests import installed
 from tests.foreign.environments import interpreter
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -206,7 +207,7 @@ def test_rules_are_those_of_the_repository_and_read_by_prometheus(part: str, rew
     assert spec == yaml.safe_load(own.read_text())
     path = tmp_path / "rules.yaml"
     path.write_text(json.dumps(spec))
-    assert "SUCCESS" in run("promtool", "check", "rules", str(path))
+    assert "SUCCESS" in run(installed.program("promtool"), "check", "rules", str(path))
 
 
 def test_the_rules_know_members_by_their_job() -> None:
