@@ -94,7 +94,7 @@ def test_a_read_that_waits_for_its_slice_is_checked_when_it_begins(method: str) 
 
 
 @on_loop
-async def test_keys_of_a_lease_are_not_shown_to_a_call_that_began_before_users_were_asked_for() -> None:
+async def test_a_call_begun_before_auth_was_enabled_is_shown_no_keys_of_a_lease() -> None:
     world = World((200,))
     world.user("alice", ("READWRITE", b"a", b"b"))
     world.put(b"secret", lease=200)

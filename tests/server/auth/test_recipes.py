@@ -84,7 +84,7 @@ def test_a_wait_for_a_lock_ends_with_the_right_the_user_or_the_token(how: str) -
 
 
 @on_loop
-async def test_who_joins_the_wait_of_another_ends_it_only_with_the_right() -> None:
+async def test_joining_the_wait_of_another_takes_the_right_to_end_it() -> None:
     """Both show one lease, so they wait by one key, which the first has made."""
     world = team()
     world.user("carol", ("READWRITE", b"q/", b"q0"))

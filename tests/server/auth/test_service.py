@@ -84,7 +84,7 @@ async def test_refused_logins_look_and_cost_the_same() -> None:
 
 
 @on_loop
-async def test_users_that_change_meanwhile_cost_no_second_comparison_unless_the_password_did() -> None:
+async def test_changed_users_cost_a_second_comparison_only_for_a_new_password() -> None:
     world = await with_passwords()
     compared = 0
     passwords: Any = world.users._passwords
