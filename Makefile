@@ -6,6 +6,7 @@ SEEDS ?= 500
 JOBS ?= 3
 QUICK := tests/raft tests/storage tests/apply tests/rpc/parts tests/rpc/http2 tests/sim/test_swarm.py \
   $(addprefix tests/client/test_,client_parts.py core.py login.py tracing.py lease_keeper.py watch_hub.py)
+INTERPRETED := $(addprefix tests/,apply rpc server sim storage)
 MADE := .venv/.made
 RUNTIME := .venv/.runtime
 VENV := .venv/.installed
@@ -50,7 +51,7 @@ test: $(VENV) $(CLIENTS)  ## the tests without those that take long; some wait, 
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 test-interpreted: $(VENV)  ## long tests that replace parts of the hot path: `make test-all` has them too, unless that is compiled
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "long and interpreted"
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "long and interpreted" $(INTERPRETED)
 
 test-all: $(VENV) $(FOREIGN)  ## the tests that `make test` leaves out: long storms, all seeds, every foreign client
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m long

@@ -1,14 +1,15 @@
-"""Members that need not import raftkv: one process imports it, and forks for each start.
+"""Programs of raftkv that need not import it: one process imports it, and forks for each start.
 
-Most of the processor time of a start is imports (0.3 s), and the tests start some hundred members. ``start`` asks a
-process, which is started at the first call, to fork; what it forks is a child of the caller like any other:
+Most of the processor time of a start is imports (0.2 to 0.3 s), and the tests start many hundred programs. ``start``
+asks a process, which is started at the first call, to fork; what it forks is a child of the caller like any other:
 
-    process = start(["python", "-m", "raftkv", "serve", "--name=m0"], cwd=directory, log=file)
+    process = start(["python", "-m", "raftkv", "serve", "--name=m0"], cwd=directory, environment=os.environ, log=file)
     process.send_signal(signal.SIGTERM)
     process.wait()
 
-The member begins in ``raftkv.cli.main`` with its own words, environment, folder and log. Its `/proc` shows the command
-line of the forking process, and what it imports late has been imported early: what looks at either starts a real one.
+``run`` runs one to its end, as ``subprocess.run`` does. A program begins in its ``main`` with its own words,
+environment, folder and standard streams. Its `/proc` shows the command line of the forking process, and what it imports
+late has been imported early: a test that looks at either, or sets a variable that Python reads, starts a real one.
 """
 
 from __future__ import annotations
@@ -27,15 +28,21 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
-
-import raftkv.cli.main
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[1]
 REQUEST_BYTES_MAX = 1 << 20
 PR_SET_CHILD_SUBREAPER = 36
-IMPORTED_LATE = ("raftkv.cli.server.options", "raftkv.server.main")
-"""What the command line imports once it knows that it is a server."""
+PROGRAMS = {
+    "raftkv": ("raftkv.cli.main", "raftkv.cli.server.options", "raftkv.server.main"),
+    "raftkv.cli.ctl": (
+        "raftkv.cli.ctl.__main__",
+        *(f"raftkv.cli.ctl.{name}" for name in ("check", "contest", "kv", "lease", "mirror", "watch")),
+        *(f"raftkv.cli.bench.{name}" for name in ("command", "watch_commands")),
+    ),
+}
+"""By the word after ``python -m``: the module of its ``main``, and what it imports once it knows its command."""
 
 is_used = False
 """Whether members of ``tests.procs`` are forked: in tests (``tests/conftest.py``), not where starts are measured."""
@@ -56,19 +63,77 @@ class Forked(subprocess.Popen[bytes]):
         self._waitpid_lock = threading.Lock()
 
 
+def is_forkable(words: Sequence[str]) -> bool:
+    """Return whether a command line is of a program that can be forked: it begins with `python -m`."""
+    return list(words[:2]) == [sys.executable, "-m"] and words[2] in PROGRAMS
+
+
 def start(words: Sequence[str], *, cwd: Path, environment: Mapping[str, str], log: IO[bytes]) -> Forked:
-    """Start a member; `words` are its command line, of which the first three are `python -m raftkv`."""
-    request = json.dumps({"words": words[3:], "cwd": str(cwd), "environment": dict(environment)}).encode()
+    """Start a program that prints to a log and reads nothing; the first of its `words` are `python -m raftkv`."""
+    with open(os.devnull, "rb") as nothing:
+        return spawn(words, (nothing, log, log), cwd=cwd, environment=environment)
+
+
+def spawn(
+    words: Sequence[str],
+    streams: tuple[IO[Any], IO[Any], IO[Any]],
+    *,
+    cwd: Path = ROOT,
+    environment: Mapping[str, str],
+    is_session: bool = False,
+) -> Forked:
+    """Start a program.
+
+    Arguments:
+        words: its command line, see ``is_forkable``.
+        streams: its standard input, output and error.
+        cwd: its folder.
+        environment: all its variables.
+        is_session: whether it leads a session of its own.
+    """
+    told = {"words": words[3:], "cwd": str(cwd), "environment": dict(environment), "is_session": is_session}
     with _lock:
-        server = _server()
+        server = _server(words[2])
         # Whoever is made for this process has it as its parent once the process between them has ended.
         _adopt_orphans(True)
         try:
-            socket.send_fds(server, [request], [log.fileno()])
+            socket.send_fds(server, [json.dumps(told).encode()], [stream.fileno() for stream in streams])
             pid = int(server.recv(64))
         finally:
             _adopt_orphans(False)
     return Forked(pid, words)
+
+
+def run(
+    words: Sequence[str],
+    *,
+    cwd: Path = ROOT,
+    environment: Mapping[str, str] | None = None,
+    is_one_stream: bool = False,
+    timeout_s: float,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end.
+
+    :param environment: None: that of this process.
+    :param is_one_stream: have its errors among its output.
+    :raises subprocess.TimeoutExpired: it did not end; it is killed.
+    """
+    given = os.environ if environment is None else environment
+    with open(os.devnull, "rb") as nothing, TemporaryFile() as output, TemporaryFile() as errors:
+        streams = nothing, output, output if is_one_stream else errors
+        process = spawn(words, streams, cwd=cwd, environment=given)
+        try:
+            status = process.wait(timeout_s)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        return subprocess.CompletedProcess(list(words), status, _text_of(output), _text_of(errors))
+
+
+def _text_of(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode()
 
 
 def _adopt_orphans(is_on: bool) -> None:
@@ -76,11 +141,11 @@ def _adopt_orphans(is_on: bool) -> None:
 
 
 @functools.cache
-def _server() -> socket.socket:
+def _server(program: str) -> socket.socket:
     own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with its:
         subprocess.Popen(
-            [sys.executable, "-m", "tests.forked"],
+            [sys.executable, "-m", "tests.forked", program],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdin=its,
@@ -94,59 +159,53 @@ def _server() -> socket.socket:
 # --- the process that forks ---------------------------------------------------------------------------------------
 
 
-def serve() -> list[str] | None:
-    """Fork for each request; return the words of a member in what was forked, and None in the end."""
+def serve(program: str) -> bool:
+    """Fork for each request; return True in what was forked, once it is like a new process, and False in the end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests
     with socket.socket(fileno=0) as client:
         client.send(b"+")
         while True:
-            request, descriptors, _, _ = socket.recv_fds(client, REQUEST_BYTES_MAX, 1)
+            request, streams, _, _ = socket.recv_fds(client, REQUEST_BYTES_MAX, 3)
             if not request:
-                return None
-            (log,) = descriptors
+                return False
             made, making = os.pipe()
             between = os.fork()
             if between == 0:
-                member = os.fork()
-                if member == 0:
+                forked = os.fork()
+                if forked == 0:
                     break
-                os.write(making, b"%d" % member)
+                os.write(making, b"%d" % forked)
                 os._exit(0)
             os.waitpid(between, 0)
             client.send(os.read(made, 64))
-            for descriptor in (log, made, making):
+            for descriptor in (*streams, made, making):
                 os.close(descriptor)
-    return _become(json.loads(request), log, made, making)
+    _become(json.loads(request), program, streams, (made, making))
+    return True
 
 
-def _become(request: dict[str, object], log: int, *others: int) -> list[str]:
+def _become(request: dict[str, Any], program: str, streams: Sequence[int], others: Sequence[int]) -> None:
     """Give this process, just forked, what a new one would have."""
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for old, new in ((nothing, 0), (log, 1), (log, 2)):
-        os.dup2(old, new)
-    for descriptor in (nothing, log, *others):
+    for new, stream in enumerate(streams):
+        os.dup2(stream, new)
+    for descriptor in (*streams, *others):
         os.close(descriptor)
+    if request["is_session"]:
+        os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # as raftkv.cli.start does
-    environment = request["environment"]
-    words = request["words"]
-    assert isinstance(environment, dict)
-    assert isinstance(words, list)
     os.environ.clear()
-    os.environ.update(environment)
-    os.chdir(str(request["cwd"]))
-    sys.argv = ["raftkv", *words]
-    return words
+    os.environ.update(request["environment"])
+    os.chdir(request["cwd"])
+    sys.argv = [program, *request["words"]]
 
 
-def main() -> int:
-    """Import what a member needs, and fork until there is no one left who asks."""
-    for module in IMPORTED_LATE:
-        importlib.import_module(module)
+def main(program: str) -> int:
+    """Import what a program needs, and fork until there is no one left who asks."""
+    first, *_ = [importlib.import_module(module) for module in PROGRAMS[program]]
     gc.collect()
     gc.freeze()
-    words = serve()
-    return 0 if words is None else raftkv.cli.main.main(words)
+    return first.main() if serve(program) else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1]))

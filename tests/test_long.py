@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import installed
 
 ROOT = Path(__file__).resolve().parents[1]
 STORMS = "tests/jepsen/test_session_storms.py"
@@ -29,12 +32,26 @@ def test_which_tests_are_taken(words: list[str], taken: set[str]) -> None:
     assert {line.partition("[")[2].removesuffix("]") for line in lines} == taken, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(("ci", "end"), [("", pytest.skip.Exception), ("1", pytest.fail.Exception)])
+def test_a_missing_program_skips_a_test_but_fails_it_in_ci(
+    monkeypatch: pytest.MonkeyPatch, ci: str, end: type[BaseException]
+) -> None:
+    monkeypatch.setenv("CI", ci)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(end, match=r"^promtool is missing: apt-get install prometheus$"):
+        installed.program("promtool")
+
+
 def test_make_runs_every_test_once() -> None:
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
     runs = [line.strip() for line in text.splitlines() if "-m pytest" in line]
-    rest = ("", ' -m "long and interpreted"', " -m long")
+    rest = ("", ' -m "long and interpreted" $(INTERPRETED)', " -m long")
     whole = [line for line in runs if not line.endswith("$(QUICK)")]
     assert whole == ["$(BIN)/python -m pytest -n $(JOBS) --dist worksteal" + more for more in rest]
+    named = re.search(r"^INTERPRETED := \$\(addprefix tests/,(.*)\)$", text, re.MULTILINE)
+    assert named is not None
+    marked = [path for path in (ROOT / "tests").rglob("test_*.py") if "mark.interpreted" in path.read_text("utf-8")]
+    assert {path.relative_to(ROOT).parts[1] for path in marked} - {"test_long.py"} == set(named[1].split())
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert [line for line in script.splitlines() if line.startswith("make ")] == [
         "make verify",

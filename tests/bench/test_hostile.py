@@ -46,7 +46,7 @@ async def _attack_with_every_row() -> None:
 
 
 @pytest.mark.long
-def test_small_attacks_of_every_row_leave_members_alive_equal_and_the_leader_where_it_is() -> None:
+def test_small_attacks_leave_members_alive_and_equal_under_the_same_leader() -> None:
     asyncio.run(_attack_with_every_row())
 
 

@@ -10,6 +10,7 @@ is lost when a process is killed.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import signal
@@ -20,7 +21,9 @@ import termios
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
+from tests import forked
 from tests.cli.runner import Ran
 from tests.procs import find_tool, wait_for
 
@@ -110,6 +113,23 @@ class InTerminal:
         return code
 
 
+def _start(
+    command: Sequence[str], output: IO[bytes], errors: IO[bytes], environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start a program that has a pipe as its standard input, and leads a session of its own."""
+    if not forked.is_forkable(command):
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=output, stderr=errors, env=environment, start_new_session=True
+        )
+    reading, writing = os.pipe()
+    with open(reading, "rb") as source:
+        process = forked.spawn(
+            command, (source, output, errors), cwd=Path.cwd(), environment=environment, is_session=True
+        )
+    process.stdin = io.FileIO(writing, "wb")
+    return process
+
+
 class Running:
     """A process; the block's end kills it if it is still there."""
 
@@ -118,15 +138,9 @@ class Running:
         base = Path(self._directory.name)
         self._output, self._errors = base / "output", base / "errors"
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("ETCDCTL_")}
+        given = {**inherited, **(environment or {})}
         with self._output.open("wb") as output, self._errors.open("wb") as errors:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=errors,
-                env={**inherited, **(environment or {})},
-                start_new_session=True,
-            )
+            self.process = _start(command, output, errors, given)
 
     def __enter__(self) -> Running:
         return self

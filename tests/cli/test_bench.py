@@ -15,6 +15,7 @@ import pytest
 from raftkv.cli.bench import load as bench_load
 from raftkv.cli.bench.load import Load, Result
 from raftkv.pb import rpc_pb2
+from tests import forked
 from tests.procs import RAFTKV, Cluster, free_port
 
 
@@ -26,7 +27,7 @@ def cluster() -> Iterator[Cluster]:
 
 def _bench(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "raftkv.cli.ctl", "bench", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    return forked.run(command, timeout_s=120)
 
 
 @pytest.mark.parametrize(

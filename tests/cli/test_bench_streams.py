@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from raftkv.cli import metrics
 from raftkv.cli.bench.watch import Arrivals, CountingStream
 from raftkv.pb import kv_pb2, rpc_pb2
+from tests import forked
 from tests.cli.programs import Running, raftkvctl
 from tests.long import long_except
 from tests.procs import ETCD_FAST, RAFTKV, Cluster, free_port, wait_for
@@ -31,7 +31,7 @@ def endpoint(request: pytest.FixtureRequest) -> Iterator[str]:
 
 def bench(endpoint: str, *words: str) -> tuple[int, dict[str, Any]]:
     command = [sys.executable, "-m", "raftkv.cli.ctl", "bench", *words, "--endpoints", endpoint, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = forked.run(command, timeout_s=120)
     assert done.stderr == ""
     return done.returncode, json.loads(done.stdout)
 
@@ -83,7 +83,7 @@ def test_every_call_is_counted(endpoint: str, words: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("name", ["watch", "watch-latency", "lease-keepalive", "lock"])
 def test_nobody_there_is_one_line(name: str) -> None:
     command = [sys.executable, "-m", "raftkv.cli.ctl", "bench", name, "--endpoints", f"127.0.0.1:{free_port()}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = forked.run(command, timeout_s=60)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("Error: ")
     assert len(done.stderr.splitlines()) == 1

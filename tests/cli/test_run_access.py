@@ -125,7 +125,7 @@ def test_what_teams_share_and_read_is_named(teams):
         denied(lambda: bob.put("/raftkv/train-cluster/other/x", b""))
 
 
-def test_who_has_access_is_printed(teams):
+def test_users_with_access_are_printed(teams):
     def rows(words):
         return {tuple(row.values()) for row in json.loads(ctl(teams, f"run access {words} --json").output)}
 

@@ -146,7 +146,7 @@ READS = [
     *(f"defrag -w {form}" for form in ("simple", "fields", "json", "protobuf", "table")),
     "defrag x",
     "defrag --cluster",
-    "defrag --cluster --endpoints 127.0.0.1:1 --dial-timeout=100ms --command-timeout=200ms",
+    "defrag --cluster --endpoints 127.0.0.1:1 --dial-timeout=10s --command-timeout=30s",
     *(f"move-leader <leader> -w {form}" for form in ("simple", "fields", "json", "protobuf", "table")),
     "move-leader",
     "move-leader 1 2",

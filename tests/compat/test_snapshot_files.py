@@ -22,7 +22,7 @@ from raftkv.client.local.process import initial_cluster
 from raftkv.offline.etcd.file import opened, snapshot_status
 from raftkv.pb import rpc_pb2
 from tests.cli.runner import run_ctl, run_utl
-from tests.compat.ctl import DEBIAN_ETCDCTL
+from tests.compat.ctl import debian_etcdctl
 from tests.compat.store import compact, delete, get, put, txn
 from tests.compat.wire import Wire
 from tests.procs import ETCD_FAST, RAFTKV, Cluster, Program, find_tool, wait_for
@@ -143,7 +143,7 @@ def restored(path: Path, program: Program, size: int, *flags: str) -> Cluster:
 def check_status(path: Path) -> None:
     """All tools say the same of a file: its hash, revision and size. What they count as keys differs by version."""
     ours = json.loads(run_utl(["snapshot", "status", str(path), "-w", "json"]).output)
-    for program in (find_tool("etcdutl"), DEBIAN_ETCDCTL):
+    for program in (find_tool("etcdutl"), debian_etcdctl()):
         theirs = json.loads(run(program, "snapshot", "status", path, "-w", "json"))
         for name in ("hash", "revision", "totalSize"):
             assert theirs[name] == ours[name]
@@ -226,7 +226,7 @@ def test_from_raftkv_to_etcd_and_back(tmp_path: Path) -> None:
         assert observed(raftkv.endpoints[2]) == expected
 
         def is_same() -> bool:
-            run(DEBIAN_ETCDCTL, "--endpoints", raftkv.endpoints[2], "snapshot", "save", second)
+            run(debian_etcdctl(), "--endpoints", raftkv.endpoints[2], "snapshot", "save", second)
             return contents(second) == contents(first)
 
         # Each member carries the compaction out in its own time.
@@ -257,6 +257,6 @@ def test_debians_etcdctl_restores_a_file_of_raftkv(tmp_path: Path) -> None:
     with Cluster(RAFTKV) as raftkv:
         fill(raftkv.endpoints[0], SMALL_KEYS)
         run(find_tool("etcdctl"), "--endpoints", raftkv.endpoints[0], "snapshot", "save", path)
-    run(DEBIAN_ETCDCTL, "snapshot", "restore", path, "--data-dir", tmp_path / "data")
+    run(debian_etcdctl(), "snapshot", "restore", path, "--data-dir", tmp_path / "data")
     with opened(tmp_path / "data" / "member" / "snap" / "db") as file:
         assert dict(file.items(b"key")) == contents(path)[b"key"]

@@ -21,6 +21,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
+from tests import installed
 from tests.procs import wait_for
 
 SCRIPT = Path(__file__).with_name("machine.sh")
@@ -65,6 +66,8 @@ class Machines:
         self.pids: dict[str, int] = {}
 
     def __enter__(self) -> Machines:
+        for program in ("ip", "systemd-analyze"):
+            installed.program(program)
         with ExitStack() as undo:
             undo.push(self)
             hosts = self._directory / "desk" / "hosts"

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from raftkv.cli.server.options import read_options
+from tests import installed
 from tests.foreign.environments import interpreter
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -164,7 +165,9 @@ def test_founders_take_their_settings(release: str, tls: str, tmp_path: Path) ->
     (("replicas=5",), 2, False), (("replicas=5",), 3, True), (("replicas=12", "founders=9"), 10, True),
     (("bootstrap=false",), 0, True), (("bootstrap=false", "replicas=2"), 1, True),
 ])  # fmt: skip
-def test_who_founds_and_who_joins(values: tuple[str, ...], ordinal: int, joins: bool, tmp_path: Path) -> None:
+def test_the_first_pods_found_and_later_ones_join(
+    values: tuple[str, ...], ordinal: int, joins: bool, tmp_path: Path
+) -> None:
     words, variables = command(template(*values), ordinal, tmp_path)
     assert words == (["join", "https://raftkv.default.svc:2379"] if joins else [])
     assert ("ETCD_INITIAL_CLUSTER" in variables) != joins
@@ -206,7 +209,7 @@ def test_rules_are_those_of_the_repository_and_read_by_prometheus(part: str, rew
     assert spec == yaml.safe_load(own.read_text())
     path = tmp_path / "rules.yaml"
     path.write_text(json.dumps(spec))
-    assert "SUCCESS" in run("promtool", "check", "rules", str(path))
+    assert "SUCCESS" in run(installed.program("promtool"), "check", "rules", str(path))
 
 
 def test_the_rules_know_members_by_their_job() -> None:

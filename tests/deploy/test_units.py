@@ -14,6 +14,7 @@ from raftkv.cli.server.join import read_plan
 from raftkv.cli.server.options import read_options
 from raftkv.config import ServerConfig
 from raftkv.server import main
+from tests import installed
 
 UNITS = Path(__file__).resolve().parents[2] / "deploy" / "systemd"
 UNIT = UNITS / "raftkv.service"
@@ -35,13 +36,19 @@ def test_systemd_understands_every_word(tmp_path):
     (place / UNIT.name).write_text(UNIT.read_text())
     for target in Path("/usr/lib/systemd/system").glob("*.target"):
         shutil.copy(target, place)
-    command = ["systemd-analyze", f"--root={tmp_path}", "verify", UNIT.name]
+    command = [installed.program("systemd-analyze"), f"--root={tmp_path}", "verify", UNIT.name]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_the_service_may_do_little_beside_its_work():
-    command = ["systemd-analyze", "security", "--offline=true", f"--threshold={EXPOSURE_MAX}", str(UNIT)]
+    command = [
+        installed.program("systemd-analyze"),
+        "security",
+        "--offline=true",
+        f"--threshold={EXPOSURE_MAX}",
+        str(UNIT),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
@@ -111,12 +118,12 @@ def test_accounts_and_folders_are_read(tmp_path):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
     (tmp_path / "etc/group").write_text("root:x:0:\n")
-    command = ["systemd-sysusers", f"--root={tmp_path}", "-"]
+    command = [installed.program("systemd-sysusers"), f"--root={tmp_path}", "-"]
     text = (UNITS / "raftkv.sysusers").read_text()
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^raftkv:x:\d+:\d+:raftkv:/var/lib/raftkv:", (tmp_path / "etc/passwd").read_text(), re.MULTILINE)
-    command = ["systemd-tmpfiles", f"--root={tmp_path}", "--create", "-"]
+    command = [installed.program("systemd-tmpfiles"), f"--root={tmp_path}", "--create", "-"]
     text = (UNITS / "raftkv.tmpfiles").read_text()
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -155,9 +155,7 @@ for step, manager in enumerate(managers.values(), start=1):
 
 
 @pytest.mark.long
-def test_a_program_that_ends_without_closing_its_manager_has_saved_or_says_that_it_has_not(
-    raftkv_cluster: LocalCluster, tmp_path: Path
-):
+def test_a_manager_left_open_has_saved_or_says_that_it_has_not(raftkv_cluster: LocalCluster, tmp_path: Path):
     process = start(raftkv_cluster, OPEN, str(tmp_path))
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors

@@ -138,7 +138,7 @@ OUTWAITED = [
 
 
 @pytest.mark.parametrize(("system", "wait", "rules"), long_except(OUTWAITED, OUTWAITED[:1]))
-def test_who_outwaits_its_lease_is_not_told_to_hold(
+def test_a_waiter_that_outlives_its_lease_does_not_hold(
     system: str, wait: type[Lock] | type[Campaign], rules: list[str], tmp_runs: Path
 ) -> None:
     async def scenario() -> None:

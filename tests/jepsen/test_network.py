@@ -175,7 +175,7 @@ CUTS = {
 
 
 @pytest.mark.parametrize("fault", CUTS)
-def test_who_is_cut_off_from_whom(fault: str, tmp_path: Path) -> None:
+def test_partitions_cut_off_the_named_members(fault: str, tmp_path: Path) -> None:
     async def cuts() -> set[tuple[int, int]]:
         cluster = Cluster(tmp_path, Settings(network=True))
         cluster.network = noted = Noted()

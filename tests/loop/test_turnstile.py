@@ -42,7 +42,7 @@ async def test_so_many_enter_in_a_turn_in_the_order_in_which_they_came() -> None
 
 
 @on_loop
-async def test_who_comes_when_the_last_who_waited_go_on_gets_in_too() -> None:
+async def test_a_late_caller_enters_with_the_last_that_waited() -> None:
     for turns_later in range(6):
         turnstile = Turnstile(1)
         assert turnstile.try_enter()
@@ -54,7 +54,7 @@ async def test_who_comes_when_the_last_who_waited_go_on_gets_in_too() -> None:
 
 
 @on_loop
-async def test_who_has_much_to_do_takes_the_room_of_many_and_keeps_its_place() -> None:
+async def test_heavy_work_takes_the_room_of_many_and_keeps_its_place() -> None:
     turnstile, entered = Turnstile(IN_A_TURN), list[int]()
     weights = [1, 1, 3 * IN_A_TURN, 4, 4, 4, 1, 9, 1]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import subprocess
 import sys
 import urllib.parse
@@ -23,6 +22,7 @@ from raftkv.checkpoint.keys import AttemptId, RegistryKeys
 from raftkv.checkpoint.records import AttemptRecord, Checkpoint, Latest
 from raftkv.pb import rpc_pb2
 from raftkv.training.scheduling.record import Claim, ClusterKeys, Ledger, Need
+from tests import installed
 from tests.compat.wire import Wire
 from tests.monitoring.expressions import configuration, in_grafana, labels_of, named, panels, rules
 from tests.procs import RAFTKV, ROOT, Cluster, free_port, http_get, wait_for
@@ -142,8 +142,7 @@ def _labels(texts: list[str]) -> dict[str, set[str]]:
 
 @pytest.mark.long
 def test_no_panel_is_empty_and_no_rule_names_what_is_not_there(tmp_path: Path) -> None:
-    prometheus = shutil.which("prometheus")
-    assert prometheus is not None, "install the package prometheus"
+    prometheus = installed.program("prometheus")
     runs, server = (f"127.0.0.1:{free_port()}" for _ in range(2))
     with Cluster(RAFTKV, size=3, flags=FLAGS) as cluster:
         endpoints = cluster.endpoints
@@ -172,7 +171,7 @@ def test_no_panel_is_empty_and_no_rule_names_what_is_not_there(tmp_path: Path) -
             _raise_alarm(endpoints)
             texts = [http_get(address, "/metrics")[2] for address in (endpoints[0], runs)]
     check = subprocess.run(
-        ["promtool", "check", "metrics"], input=texts[1], text=True, capture_output=True, check=False
+        [installed.program("promtool"), "check", "metrics"], input=texts[1], text=True, capture_output=True, check=False
     )
     assert check.stderr == "", "of the exporter; tests/compat/rows/test_metrics.py asks for those of a member"
     labels = _labels(texts) | ELSEWHERE

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests import installed
 from tests.procs import ROOT
 
 RULES = ROOT / "deploy" / "prometheus"
@@ -188,9 +188,7 @@ def rules() -> list[dict[str, Any]]:
 
 
 def _promtool(*arguments: str) -> str:
-    promtool = shutil.which("promtool")
-    assert promtool is not None, "promtool is missing: install the package prometheus"
-    done = subprocess.run([promtool, *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run([installed.program("promtool"), *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

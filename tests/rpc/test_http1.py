@@ -297,7 +297,7 @@ IN_CHUNKS = b"POST /late HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r
     ids=["one", "several", "1.0", "one and a part", "chunks", "large", "part of a head", "part of a body", "never"],
 )
 @on_loop
-async def test_who_ends_its_half_behind_a_request_gets_the_answer(octets: bytes, answers: list[bytes]) -> None:
+async def test_a_half_closed_connection_gets_its_answer(octets: bytes, answers: list[bytes]) -> None:
     """Ask as BusyBox's nc, which is the only client of HTTP in many images, and asks there for ``/health``."""
     cancelled = []
 

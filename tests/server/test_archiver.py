@@ -23,6 +23,7 @@ from raftkv.server.node.disk import Disk
 from raftkv.storage.wal import WAL
 from raftkv.storage.wal import archive as archiving
 from raftkv.storage.wal.archive import ArchiveDirectory, Mark, Progress, copy_sparse
+from tests.rpc.loop import until
 
 SEGMENT_BYTES = 4096
 
@@ -69,14 +70,6 @@ def metric(archiver: Archiver, name: str) -> float:
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("BEAT_S", "RETRY_FIRST_S", "RETRY_LAST_S"):
         monkeypatch.setattr(module, name, 0.002)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(10_000):
-        if condition():
-            return
-        await asyncio.sleep(0.002)
-    raise TimeoutError
 
 
 def run(work: Callable[[], Awaitable[None]]) -> None:

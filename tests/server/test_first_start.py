@@ -40,7 +40,7 @@ def _close(durable: Durable) -> None:
     durable.backend.close()
 
 
-def test_who_finds_the_log_locked_writes_nothing(tmp_path: Path) -> None:
+def test_a_start_that_finds_the_log_locked_writes_nothing(tmp_path: Path) -> None:
     """The database was written before the lock was taken: a start a moment later could write over a member's."""
     wal = tmp_path / "member" / "wal"
     wal.mkdir(0o700, parents=True)
@@ -52,7 +52,7 @@ def test_who_finds_the_log_locked_writes_nothing(tmp_path: Path) -> None:
     _close(_open(_config(tmp_path)))
 
 
-def test_who_comes_after_the_log_was_made_takes_it_as_it_is(tmp_path: Path) -> None:
+def test_a_start_after_the_log_was_made_takes_it_as_it_is(tmp_path: Path) -> None:
     """Leave alone the log that another start has made: this one said that it is missing, which it was not."""
     config = _config(tmp_path)
     first = _open(config)

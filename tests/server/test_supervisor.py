@@ -103,7 +103,7 @@ def test_a_member_that_is_ready_says_so_until_there_is_room_for_it(systemd):
 
 
 @pytest.mark.parametrize("address", ["/nowhere/notify", "vsock:2:1234"])
-def test_who_cannot_be_told_is_a_line_in_the_log(address, caplog):
+def test_a_supervisor_that_cannot_be_told_is_a_line_in_the_log(address, caplog):
     supervisor = Supervisor.of({"NOTIFY_SOCKET": address})
     supervisor.ready("serves")
     supervisor.close()

@@ -189,4 +189,4 @@ def test_the_decision_of_a_deposed_leader_is_caught() -> None:
 def test_a_copy_made_before_a_member_joined_is_caught(tmp_path: Path) -> None:
     mutant = MUTANTS["a copy made before a member joined"]
     with mutant.planted(), pytest.raises(AssertionError):
-        test_snapshot_sender.test_who_joined_after_the_kept_copy_was_made_is_sent_another(tmp_path)
+        test_snapshot_sender.test_a_member_newer_than_the_kept_copy_is_sent_another(tmp_path)

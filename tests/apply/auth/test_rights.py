@@ -104,7 +104,7 @@ USERS = {"r": "reader", "w": "writer", "b": "both", "n": "none"}
 
 
 @pytest.mark.parametrize("number", range(len(NEEDS)))
-def test_who_has_not_what_a_request_needs_is_refused_and_nothing_changes(number: int) -> None:
+def test_a_request_without_its_right_is_refused_and_changes_nothing(number: int) -> None:
     request, allowed = NEEDS[number]
     for letter, user in [*USERS.items(), ("", "nobody")]:
         machine = cluster()
@@ -168,7 +168,7 @@ def test_an_entry_let_in_under_an_older_revision_is_refused_whatever_changed() -
     assert machine.outcome(put(b"a"), "both").error is None
 
 
-def test_entries_from_before_users_were_asked_for_are_refused_and_those_from_then_are_not_afterwards() -> None:
+def test_entries_without_a_user_are_refused_while_auth_is_enabled() -> None:
     machine = cluster()
     caller = machine.caller("none")
     assert type(machine.outcome(put(b"a"), None).error) is errors.UserEmptyError
@@ -185,7 +185,7 @@ def test_rights_come_before_alarms() -> None:
     assert type(machine.outcome(put(b"a"), "writer").error) is errors.NoSpaceError
 
 
-def test_an_identity_that_is_none_is_refused_and_an_unknown_kind_in_one_stops_the_member() -> None:
+def test_a_spoiled_identity_is_refused_and_an_unknown_kind_stops_the_member() -> None:
     machine = cluster()
     good = identified(machine.caller("both"), Kind.PUT, put(b"a").SerializeToString())
     for size in range(2 + 11 + len(b"both")):

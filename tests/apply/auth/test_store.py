@@ -212,7 +212,7 @@ def test_a_record_of_etcd_may_hold_one_interval_twice() -> None:
     assert_reads_back(machine)
 
 
-def test_who_listens_is_told_of_every_change() -> None:
+def test_listeners_hear_of_every_change() -> None:
     machine = machine_of(True)
     auth = machine.applier.auth
     told: list[object] = []
@@ -236,7 +236,7 @@ def test_who_listens_is_told_of_every_change() -> None:
     ]
 
 
-def test_a_token_is_granted_by_a_member_under_the_present_revision_to_who_may_have_one() -> None:
+def test_a_token_is_granted_only_by_a_member_at_the_present_revision() -> None:
     machine = machine_of(True)
     assert machine.change(user_add={"name": "cert", "options": {"no_password": True}}) is None
     assert machine.grant_token("alice") is None

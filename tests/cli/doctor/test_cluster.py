@@ -11,10 +11,11 @@ from raftkv import __version__, aio
 from raftkv.cli.doctor import cluster, command
 from raftkv.cli.doctor.judgement import Level, judge
 from raftkv.config import Tracing
-from tests.server.tracing.members import in_loop, running
+from tests.rpc.loop import on_loop
+from tests.server.tracing.members import running
 
 
-@in_loop
+@on_loop
 async def test_members_are_found_and_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     async with (
         running(tmp_path, monkeypatch, [Tracing()] * 3) as (_, endpoints, _spans),

@@ -141,7 +141,7 @@ def test_what_members_have_measured():
     assert of(found, "disks of members").level == of(found, "round trips of members").level == Level.SKIPPED
 
 
-def test_who_never_came_and_who_cannot_be_reached():
+def test_absent_and_unreachable_members_are_told_apart():
     found = picture()
     del found.members[2].clientURLs[:]
     found.peers[1] = ("m2", "http://m2:2", None)

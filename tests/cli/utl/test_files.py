@@ -244,7 +244,7 @@ def test_a_log_that_grows_while_it_is_read_is_whole(tmp_path: Path, monkeypatch:
     running.close()
 
 
-def test_who_starts_during_a_change_waits_where_the_log_lies_elsewhere(member: DataDirectory, tmp_path: Path) -> None:
+def test_a_start_during_a_change_waits_where_the_log_lies_elsewhere(member: DataDirectory, tmp_path: Path) -> None:
     """A supervisor may start the member again meanwhile: it would go on in a file that has no name any more."""
     shutil.move(member.path / "member" / "wal", tmp_path / "log")
     as_lmdb = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from raftkv.pb import rpc_pb2
+from tests import installed
 from tests.compat.wire import Wire
 from tests.procs import ETCD_FAST, RAFTKV, ROOT, Cluster, Program, http_get, wait_for
 
@@ -113,8 +113,7 @@ def test_numbers_are_written_as_by_etcd(texts: tuple[str, str]) -> None:
 
 
 def test_promtool_has_no_complaint_but_those_of_etcds_names(texts: tuple[str, str], tmp_path: Path) -> None:
-    promtool = shutil.which("promtool")
-    assert promtool is not None, "promtool is missing: install the package prometheus"
+    promtool = installed.program("promtool")
     theirs, ours = (
         {
             line

@@ -59,7 +59,7 @@ async def ask(port: int) -> bytes:
     ids=["says nothing", "half a header", "kept alive", "reads nothing", "HTTP/2"],
 )
 @on_loop
-async def test_who_asks_is_served_though_all_connections_are_held(first: bytes) -> None:
+async def test_a_request_is_served_though_all_connections_are_held(first: bytes) -> None:
     async with serving(METRICS_LIMITS) as (server, port):
         held = [await hold(port, first) for _ in range(CONNECTIONS)]
         await until(lambda: len(server.connections) == CONNECTIONS)
@@ -74,7 +74,7 @@ async def test_who_asks_is_served_though_all_connections_are_held(first: bytes) 
 
 
 @on_loop
-async def test_who_is_being_served_keeps_its_connection() -> None:
+async def test_a_connection_being_served_is_kept() -> None:
     async with serving(METRICS_LIMITS) as (server, port):
         held = [await hold(port, b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n") for _ in range(CONNECTIONS)]
         await until(lambda: len(server.connections) == CONNECTIONS)

@@ -166,7 +166,7 @@ async def test_a_slow_reader_is_not_cut(clock: Clock, request_bytes: bytes) -> N
 
 @pytest.mark.parametrize("request_bytes", LARGE_REQUESTS, ids=IDS)
 @on_clock
-async def test_who_reads_nothing_is_cut_after_the_stall_timeout(clock: Clock, request_bytes: bytes) -> None:
+async def test_a_connection_that_is_not_read_is_cut_after_the_stall_timeout(clock: Clock, request_bytes: bytes) -> None:
     async with world() as (echo, client):
         await client.send(request_bytes)
         await answer_under_way(echo)
@@ -179,7 +179,7 @@ async def test_who_reads_nothing_is_cut_after_the_stall_timeout(clock: Clock, re
 
 
 @on_clock
-async def test_who_stops_reading_an_answer_after_which_the_connection_closes_is_cut_too(clock: Clock) -> None:
+async def test_an_unread_last_answer_is_cut_too(clock: Clock) -> None:
     async with world() as (echo, client):
         await client.send(b"GET /large HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         await answer_under_way(echo)
@@ -341,7 +341,7 @@ async def test_a_thousand_requests_at_once_are_answered_in_order(clock: Clock) -
 
 
 @on_clock
-async def test_who_sends_requests_and_reads_nothing_makes_nothing_pile_up(clock: Clock) -> None:
+async def test_requests_whose_answers_are_not_read_pile_up_nothing(clock: Clock) -> None:
     large = b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n"
     async with world() as (echo, client):
         await client.send(large * 100)

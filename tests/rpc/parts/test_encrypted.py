@@ -161,7 +161,7 @@ async def test_what_came_before_a_broken_record_is_handed_over(certificates: Cer
 
 @pytest.mark.interpreted
 @on_loop
-async def test_who_breaks_a_connection_and_does_not_read_is_cut(
+async def test_a_broken_tls_connection_that_is_not_read_is_cut(
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A connection that is closing waits for what it has to send; of a broken one nobody watched that it leaves."""

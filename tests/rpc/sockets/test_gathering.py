@@ -105,7 +105,7 @@ async def test_nobody_waits_for_more_than_are_expected() -> None:
 
 
 @on_loop
-async def test_who_does_not_come_is_waited_for_once_and_briefly() -> None:
+async def test_gathering_waits_once_and_briefly_for_a_missing_caller() -> None:
     callers = Callers(expected=9)
     await callers.come(1)
     assert callers.turns == [[0]]

@@ -200,7 +200,7 @@ async def test_a_turn_waits_for_the_next_turn_of_the_loop_if_one_alone_took_long
 
 
 @on_loop
-async def test_who_went_in_the_same_turn_is_not_called() -> None:
+async def test_a_reader_removed_in_the_same_turn_is_not_called() -> None:
     loop = asyncio.get_running_loop()
     failures: list[object] = []
     loop.set_exception_handler(lambda loop, context: failures.append(context))

@@ -162,7 +162,7 @@ async def test_what_comes_is_heard_and_what_is_written_arrives(kind: str, protoc
 
 @every_kind
 @on_loop
-async def test_who_is_not_read_is_asked_to_pause_and_all_arrives_in_order_before_the_end(kind: str) -> None:
+async def test_a_writer_is_paused_and_all_arrives_in_order_before_the_end(kind: str) -> None:
     protocol: Any = Plain()
     async with _open(kind, protocol) as far:
         protocol.transport.set_write_buffer_limits(high=100_000, low=10_000)
@@ -342,7 +342,7 @@ async def test_much_is_read_at_once_if_it_is_soon_taken_and_else_a_little() -> N
 
 
 @on_loop
-async def test_writing_resumes_though_the_last_bytes_leave_at_once_and_the_connection_closes() -> None:
+async def test_writing_resumes_when_the_last_bytes_leave_at_once_before_a_close() -> None:
     protocol: Any = Plain()
     transport = SocketTransport(asyncio.get_running_loop(), Nowhere(), cast(socket.socket, Sudden()), None)
     transport.open(protocol)
@@ -385,7 +385,7 @@ async def test_a_protocol_that_fails_loses_its_connection_and_no_other(kind: str
 
 @every_kind
 @on_loop
-async def test_who_keeps_the_connection_open_can_answer_after_the_other_has_said_all(kind: str) -> None:
+async def test_an_answer_may_follow_the_end_of_the_other_side(kind: str) -> None:
     protocol: Any = Plain()
     protocol.keeps_open = True
     async with _open(kind, protocol) as far:

@@ -156,7 +156,7 @@ async def test_what_the_levels_note() -> None:
 
 
 @on_loop
-async def test_who_leaves_without_an_answer_is_noted() -> None:
+async def test_a_call_that_ends_without_an_answer_is_noted() -> None:
     memory = Memory()
     async with member(Level.ALL, memory) as channel:
         stream = channel.stream(WATCH, metadata=(("user", "alice"),))
@@ -302,7 +302,7 @@ async def test_a_call_of_a_web_page_is_noted_and_unknown_methods_are_not() -> No
     assert memory.lines() == [{"user": None, "method": PUT[1:], "outcome": "PERMISSION_DENIED"}]
 
 
-def test_who_is_refused_before_a_call_is_noted_and_not_for_each_attempt() -> None:
+def test_a_refusal_before_a_call_is_noted_and_not_for_each_attempt() -> None:
     memory = Memory()
     trail = AuditTrail(memory, "m1")
     failures = FailureLog("rejected %s: %s", lambda: 1.0)

@@ -12,8 +12,9 @@ from raftkv import errors
 from raftkv.loop.scheduler import SHORT_ACTIVE_MAX, Slices, Work
 from raftkv.pb import election_pb2, rpc_pb2
 from raftkv.server.watch.stream import RECHECKS_PER_STEP
-from tests.server.auth.test_guard import DENIED, RANGE, TXN, answers, on_loop, settled, watch, world_of_alice
-from tests.server.auth.world import World, stop, until
+from tests.rpc.loop import on_loop, until
+from tests.server.auth.test_guard import DENIED, RANGE, TXN, answers, settled, watch, world_of_alice
+from tests.server.auth.world import World, stop
 
 WATCH = "etcdserverpb.Watch/Watch"
 
@@ -93,7 +94,7 @@ def test_a_read_that_waits_for_its_slice_is_checked_when_it_begins(method: str) 
 
 
 @on_loop
-async def test_keys_of_a_lease_are_not_shown_to_a_call_that_began_before_users_were_asked_for() -> None:
+async def test_a_call_begun_before_auth_was_enabled_is_shown_no_keys_of_a_lease() -> None:
     world = World((200,))
     world.user("alice", ("READWRITE", b"a", b"b"))
     world.put(b"secret", lease=200)

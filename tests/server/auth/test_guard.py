@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Callable, Coroutine
-from functools import wraps
 from typing import Any, cast
 
 import pytest
@@ -22,7 +20,8 @@ from raftkv.server.auth.guard import AHEAD_CALLS_MAX
 from raftkv.server.auth.simple_tokens import digest_of
 from raftkv.server.auth.table import OPEN, TABLE, row_of
 from raftkv.server.lease.on_leader import SHORTEN
-from tests.server.auth.world import Call, World, stop, until
+from tests.rpc.loop import on_loop, until
+from tests.server.auth.world import Call, World, stop
 
 PUT, RANGE = "etcdserverpb.KV/Put", "etcdserverpb.KV/Range"
 TXN = "etcdserverpb.KV/Txn"
@@ -30,16 +29,6 @@ NOBODY = (errors.INVALID_ARGUMENT, "etcdserver: user name is empty")
 DENIED = (errors.PERMISSION_DENIED, "etcdserver: permission denied")
 BAD_TOKEN = (errors.UNAUTHENTICATED, "etcdserver: invalid auth token")
 LET_IN = (errors.OK, "")
-
-
-def on_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run a test on a loop of its own."""
-
-    @wraps(test)
-    def run(**arguments: Any) -> None:
-        asyncio.run(test(**arguments))
-
-    return run
 
 
 def world_of_alice(leases: tuple[int, ...] = ()) -> World:

@@ -14,8 +14,9 @@ import pytest
 from raftkv.pb import election_pb2, lock_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.server.auth.table import TABLE
-from tests.server.auth.test_guard import BAD_TOKEN, DENIED, NOBODY, answers, on_loop, settled, watch
-from tests.server.auth.world import Call, World, stop, until
+from tests.rpc.loop import on_loop, until
+from tests.server.auth.test_guard import BAD_TOKEN, DENIED, NOBODY, answers, settled, watch
+from tests.server.auth.world import Call, World, stop
 
 SECRET = "s" * 64
 WATCH, KEEP_ALIVE = "etcdserverpb.Watch/Watch", "etcdserverpb.Lease/LeaseKeepAlive"

@@ -19,10 +19,11 @@ from raftkv.apply import request as requests
 from raftkv.apply.request import Caller, Kind
 from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES
+from tests.rpc.loop import on_loop, until
 from tests.server.auth.cases import LEASES, Case, cases
 from tests.server.auth.oracle import ROLES, Role, is_allowed
-from tests.server.auth.test_guard import BAD_TOKEN, DENIED, LET_IN, NOBODY, on_loop
-from tests.server.auth.world import Call, World, stop, until
+from tests.server.auth.test_guard import BAD_TOKEN, DENIED, LET_IN, NOBODY
+from tests.server.auth.world import Call, World, stop
 
 OLD = (errors.INVALID_ARGUMENT, "etcdserver: revision of auth store is old")
 REFUSALS = {BAD_TOKEN[1]: BAD_TOKEN, DENIED[1]: DENIED, NOBODY[1]: NOBODY, OLD[1]: OLD}

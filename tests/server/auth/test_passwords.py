@@ -22,8 +22,7 @@ from raftkv.server.auth.passwords import (
     decoy_cost,
     is_hash,
 )
-from tests.server.auth.test_guard import on_loop
-from tests.server.auth.world import until
+from tests.rpc.loop import on_loop, until
 
 COST = 4
 
@@ -123,8 +122,9 @@ async def test_what_waits_is_bounded_and_what_is_given_up_makes_room() -> None:
 
 
 @on_loop
-async def test_a_storm_of_made_up_names_keeps_no_user_and_no_other_address_out() -> None:
+async def test_a_storm_of_made_up_names_keeps_no_user_or_other_address_out() -> None:
     go, passwords = threading.Event(), Passwords(COST, threads=1)
+    passwords._allowance.spend(PROMPT_BURST_S + 60.0)  # one thread, so passwords are served in the order of the line
     served: list[str] = []
 
     def work(name: str) -> str:
@@ -147,7 +147,7 @@ async def test_a_storm_of_made_up_names_keeps_no_user_and_no_other_address_out()
             await refused
     go.set()
     await asyncio.gather(*honest)
-    assert max(served.index("alice"), served.index("made up elsewhere")) < 6, "each in turn is served"
+    assert max(served.index("alice"), served.index("made up elsewhere")) < 4, "each in turn is served"
     await asyncio.gather(*storm, return_exceptions=True)
     assert passwords.waiting == 0
     passwords.close()

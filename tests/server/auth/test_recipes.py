@@ -9,8 +9,9 @@ from raftkv.apply.request import Kind
 from raftkv.pb import election_pb2, lock_pb2, rpc_pb2
 from raftkv.rpc.server.http import HttpRequest, HttpResponse
 from raftkv.training.horovod.routes import extension
-from tests.server.auth.test_guard import BAD_TOKEN, DENIED, LET_IN, NOBODY, on_loop, outcome
-from tests.server.auth.world import World, until
+from tests.rpc.loop import on_loop, until
+from tests.server.auth.test_guard import BAD_TOKEN, DENIED, LET_IN, NOBODY, outcome
+from tests.server.auth.world import World
 
 LOCK, CAMPAIGN, OBSERVE = "v3lockpb.Lock/Lock", "v3electionpb.Election/Campaign", "v3electionpb.Election/Observe"
 REFUSED_NOBODY, REFUSED = (errors.UNKNOWN, NOBODY[1]), (errors.UNKNOWN, DENIED[1])
@@ -83,7 +84,7 @@ def test_a_wait_for_a_lock_ends_with_the_right_the_user_or_the_token(how: str) -
 
 
 @on_loop
-async def test_who_joins_the_wait_of_another_ends_it_only_with_the_right() -> None:
+async def test_joining_the_wait_of_another_takes_the_right_to_end_it() -> None:
     """Both show one lease, so they wait by one key, which the first has made."""
     world = team()
     world.user("carol", ("READWRITE", b"q/", b"q0"))

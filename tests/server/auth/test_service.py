@@ -16,8 +16,9 @@ import pytest
 from raftkv import errors
 from raftkv.pb import auth_pb2, rpc_pb2
 from tests.rpc.attacks.test_work_of_a_read import Turns
-from tests.server.auth.test_guard import BAD_TOKEN, DENIED, LET_IN, NOBODY, on_loop, outcome, put
-from tests.server.auth.world import World, until
+from tests.rpc.loop import on_loop, until
+from tests.server.auth.test_guard import BAD_TOKEN, DENIED, LET_IN, NOBODY, outcome, put
+from tests.server.auth.world import World
 
 AUTH = "etcdserverpb.Auth"
 CANARY = "canary-in-a-coal-mine"
@@ -60,7 +61,7 @@ async def test_a_password_gives_a_token() -> None:
 
 
 @on_loop
-async def test_who_is_not_let_in_does_not_learn_why() -> None:
+async def test_refused_logins_look_and_cost_the_same() -> None:
     world = await with_passwords()
     passwords: Any = world.users._passwords
     real, worked = passwords.matches, []
@@ -83,7 +84,7 @@ async def test_who_is_not_let_in_does_not_learn_why() -> None:
 
 
 @on_loop
-async def test_users_that_change_meanwhile_cost_no_second_comparison_unless_the_password_did() -> None:
+async def test_changed_users_cost_a_second_comparison_only_for_a_new_password() -> None:
     world = await with_passwords()
     compared = 0
     passwords: Any = world.users._passwords

@@ -202,7 +202,7 @@ def test_root_alone_may_ask_where_users_are_asked_for() -> None:
     asyncio.run(story())
 
 
-def test_who_was_root_when_a_profile_began_gets_it_only_as_root() -> None:
+def test_a_profile_goes_only_to_a_caller_that_is_still_root() -> None:
     class Once(Nobody):
         asked = 0
 

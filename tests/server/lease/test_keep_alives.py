@@ -95,7 +95,7 @@ def _run(scenario: Callable[[World], None]) -> None:
     asyncio.run(main())
 
 
-def test_one_callback_lies_between_the_requests_of_a_turn_and_one_write_of_their_answers() -> None:
+def test_requests_of_a_turn_are_answered_by_one_callback_and_one_write() -> None:
     def scenario(world: World) -> None:
         world.receive(1, 2, 3)
         assert (len(world.service.scheduled), world.call.writes) == (1, [])

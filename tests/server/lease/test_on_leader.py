@@ -366,7 +366,7 @@ def test_a_stopping_member_tells_whoever_waits() -> None:
     run(scenario)
 
 
-def test_a_leader_confirmed_a_moment_ago_is_asked_again_only_if_something_may_have_changed() -> None:
+def test_a_leader_is_confirmed_again_only_after_a_possible_change() -> None:
     async def scenario(member: Follower) -> None:
         node = member.node
         await member.lead()
@@ -576,9 +576,7 @@ def test_a_quorum_that_was_away_may_have_been_away_for_owners_too(monkeypatch: p
 @pytest.mark.parametrize(
     ("lost_s_ago", "left_s"), [(1.0, 1.0 + LOGGED_S), (10.0, OUTAGE_GRACE_S), (math.inf, OUTAGE_GRACE_S)]
 )
-def test_who_leads_first_after_an_outage_or_its_start_leaves_owners_time_to_come_back(
-    lost_s_ago: float, left_s: float
-) -> None:
+def test_the_first_leader_after_an_outage_leaves_owners_time_to_return(lost_s_ago: float, left_s: float) -> None:
     async def scenario(follower: Follower) -> None:
         loop, times = asyncio.get_running_loop(), follower.lessor.times
         times.granted(7, 1)
@@ -598,7 +596,7 @@ def test_a_loss_that_another_member_reported_is_not_passed_on() -> None:
     run(scenario)
 
 
-def test_a_leader_confirmed_a_moment_ago_answers_a_logged_lease_before_the_turn_is_over() -> None:
+def test_a_confirmed_leader_answers_a_logged_lease_within_the_turn() -> None:
     async def scenario(member: Follower) -> None:
         times = member.lessor.times
         times.granted(7, 60)

@@ -59,7 +59,7 @@ def make(fake: Fake, fatal: Any = None) -> Defragmenter:
     return Defragmenter(store, Path("/"), fatal or (lambda _: None), lambda _: None, lambda *_: None)
 
 
-def test_who_comes_during_a_run_shares_the_next() -> None:
+def test_requests_during_a_run_share_the_next_run() -> None:
     async def scenario() -> None:
         fake = Fake()
         defragmenter = make(fake)

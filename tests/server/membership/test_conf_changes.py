@@ -113,7 +113,7 @@ def test_garbage_in_the_log_changes_nothing_and_stops_no_member(data: bytes) -> 
     asyncio.run(scenario())
 
 
-def test_who_has_nothing_is_sent_the_database_once_there_is_a_member_that_is_no_founder() -> None:
+def test_an_empty_member_is_sent_the_database_once_a_member_is_no_founder() -> None:
     async def scenario(world: World) -> None:
         assert world.log.first_index() == 1
         caller = Caller()
@@ -144,7 +144,7 @@ def test_nobody_waits_for_ever_and_too_many_are_refused() -> None:
     asyncio.run(scenario())
 
 
-def test_who_was_added_is_told_apart_after_a_restart() -> None:
+def test_an_added_member_is_told_apart_after_a_restart() -> None:
     """What a change did is in the same batch of the database as its index."""
 
     async def scenario(world: World) -> None:
@@ -290,7 +290,7 @@ def test_a_leader_takes_a_request_of_another_member_once() -> None:
     play(scenario)
 
 
-def test_who_does_not_lead_passes_no_change_of_another_member_on() -> None:
+def test_a_follower_forwards_no_change_of_another_member() -> None:
     """The asked member passes it on itself, so it would come late, and a second time."""
 
     async def scenario(world: World, caller: Caller) -> None:

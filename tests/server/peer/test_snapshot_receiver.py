@@ -202,7 +202,7 @@ def test_a_database_of_another_entry_is_refused(
     assert names(tmp_path) == []
 
 
-def test_a_database_that_was_damaged_before_it_was_sent_is_refused_by_the_name_of_its_sender(
+def test_a_database_damaged_at_its_sender_is_refused_and_names_the_sender(
     tmp_path: Path, sent: tuple[Path, SnapshotInfo]
 ) -> None:
     """All bytes arrived as they were sent: only their content tells."""

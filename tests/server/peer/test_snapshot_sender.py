@@ -329,7 +329,7 @@ def _data_bytes(stream: Stream) -> int:
     return sum(len(chunk.data) for chunk in stream.sent)
 
 
-def test_who_joined_after_the_kept_copy_was_made_is_sent_another(tmp_path: Path) -> None:
+def test_a_member_newer_than_the_kept_copy_is_sent_another(tmp_path: Path) -> None:
     """In the first one it is no member: it would refuse it, be sent it again, and so on, and the log would stay."""
 
     async def scenario(world: World) -> None:
@@ -361,7 +361,7 @@ def test_a_copy_that_was_begun_before_somebody_joined_is_made_again(tmp_path: Pa
     run(tmp_path, scenario)
 
 
-def test_who_is_no_member_is_sent_nothing(tmp_path: Path) -> None:
+def test_a_stranger_is_sent_no_snapshot(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         channel = world.channels[14] = Channel("takes")
         world.sender.send(snapshot(14))

@@ -111,7 +111,7 @@ def test_what_is_published_is_published_again_for_a_member_that_is_upgraded() ->
     store.close()
 
 
-def test_a_published_version_outlives_a_restart_and_is_not_part_of_the_compared_state() -> None:
+def test_a_published_version_outlives_a_restart_and_is_not_compared() -> None:
     backend = MemoryBackend()
     store = Store.open(backend)
     membership = _membership(store)

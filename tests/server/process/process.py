@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from raftkv.pb import rpc_pb2
 from raftkv.pb.enums import alarm_name
+from tests import forked
 from tests.compat.wire import Answer, Wire
 from tests.procs import PATIENCE_S, RAFTKV, ROOT, Cluster, Member, Program, free_port, wait_for
 
@@ -56,6 +57,10 @@ def addresses() -> list[str]:
 
 def run_to_end(*flags: str, environment: Mapping[str, str] | None = None, program: Program = RAFTKV) -> Ended:
     """Run raftkv until it ends by itself; its output is log and error together."""
+    words = [*program.command, *flags]
+    if not environment and forked.is_forkable(words):
+        done = forked.run(words, is_one_stream=True, timeout_s=PATIENCE_S)
+        return Ended(done.returncode, done.stdout)
     ran = subprocess.run(
         [*program.command, *flags],
         stdin=subprocess.DEVNULL,

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from raftkv.pb import admin_pb2, rpc_pb2
+from tests import forked
 from tests.compat.wire import Answer, Wire
 from tests.procs import RAFTKV, Cluster, Member, free_port, wait_for
 from tests.server.process.process import leader_of, log_of, must_put, status_of, value_of, wait_for_end
@@ -89,7 +90,7 @@ def test_the_only_voter_is_replaced() -> None:
             ([f"{old:x}", "7"], 1, "Error: etcdserver: member not found\n"),
             ([f"{old:x}", f"{new:x}"], 0, f"Member {old:16x} replaced by {new:16x} in cluster"),
         ):
-            ran = subprocess.run([*program, *words], capture_output=True, text=True, timeout=90, check=False)
+            ran = forked.run([*program, *words], timeout_s=90)
             assert ran.returncode == status, ran
             assert output in ran.stdout + ran.stderr
         assert wait_for_end(single.members[0]) == 0
@@ -100,7 +101,7 @@ def test_the_only_voter_is_replaced() -> None:
 
 def run_replace(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
     program = [sys.executable, "-m", "raftkv.cli.ctl", "--endpoints", ",".join(cluster.endpoints), "member", "replace"]
-    return subprocess.run([*program, *words], capture_output=True, text=True, timeout=60, check=False)
+    return forked.run([*program, *words], timeout_s=60)
 
 
 @pytest.mark.long

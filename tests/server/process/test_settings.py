@@ -90,7 +90,7 @@ def test_a_unix_socket(cluster: Cluster) -> None:
     assert (ran.code, ran.output) == (0, b"1\n")
 
 
-def test_who_asked_for_what_is_noted(cluster: Cluster) -> None:
+def test_the_audit_log_notes_each_request(cluster: Cluster) -> None:
     with Wire(cluster.endpoints) as wire:
         revision = must_put(wire, "noted", b"s3cret")
         assert wire.call(RANGE, rpc_pb2.RangeRequest(key=b"noted")).code == "OK"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -12,6 +11,7 @@ import pytest
 import raftkv
 from raftkv.client.errors import EndpointsFailed
 from raftkv.pb import rpc_pb2
+from tests import forked
 from tests.compat.wire import Wire
 from tests.procs import RAFTKV, Cluster
 from tests.server.process.process import RANGE, must_put
@@ -95,6 +95,6 @@ def test_the_client_library_states_a_bound(alone: str) -> None:
 def test_raftkvctl_states_a_bound(alone: str, bound: str, status: int, output: str) -> None:
     program = [sys.executable, "-m", "raftkv.cli.ctl", "--endpoints", alone, "--command-timeout=400ms"]
     command = [*program, "get", "k", f"--max-staleness={bound}"]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    ran = forked.run(command, timeout_s=90)
     shown = ran.stderr.splitlines(keepends=True)[-1] if status else ran.stdout
     assert (ran.returncode, shown) == (status, output)

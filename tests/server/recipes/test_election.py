@@ -113,7 +113,7 @@ def test_nobody_leads() -> None:
     _run(scenario)
 
 
-def test_who_lost_the_lease_while_waiting_does_not_lead() -> None:
+def test_a_candidate_whose_lease_ended_while_waiting_does_not_lead() -> None:
     """etcd answers such a campaign as won."""
 
     async def scenario(member: RecipeMember) -> None:

@@ -302,7 +302,7 @@ def test_a_waiter_outlives_its_leader() -> None:
     _run(scenario)
 
 
-def test_who_leaves_takes_the_key_along() -> None:
+def test_a_caller_that_leaves_takes_its_key_along() -> None:
     async def scenario(member: RecipeMember) -> None:
         waiter = await _waiter(member)
         waiter.cancel()

@@ -79,7 +79,7 @@ async def test_a_handshake_that_is_given_up_before_its_first_step_leaves_nothing
 
 
 @on_loop
-async def test_unfinished_handshakes_leave_room_for_others_however_few_connections_there_may_be(room: Room) -> None:
+async def test_unfinished_handshakes_leave_room_at_any_limit_of_connections(room: Room) -> None:
     """The peer port takes 64 connections: who knows no certificate must not keep members apart by holding them."""
     room.issue("server")
     async with serving(room.security("server"), ServerLimits(connections=8)) as served:
@@ -174,7 +174,7 @@ def test_an_evicted_handshake_ends_with_a_reason() -> None:
 
 
 @on_loop
-async def test_who_is_refused_is_told_the_reason_by_tls_itself(room: Room) -> None:
+async def test_a_refused_client_gets_the_reason_from_tls_itself(room: Room) -> None:
     """An alert, as Go sends it: without one all a client sees is a connection that ends."""
     room.issue("server")
     room.issue("old", days=0)

@@ -51,7 +51,7 @@ async def test_the_serial_number_of_another_authority_is_not_revoked(room: Room)
 
 
 @on_loop
-async def test_who_connects_refuses_a_revoked_server(room: Room) -> None:
+async def test_a_client_refuses_a_revoked_server(room: Room) -> None:
     pair = room.issue("server")
     async with serving(room.security("server")) as served:
         error = await failure(asked(served.target, room.security("server", crl_file=room.revoke("crl", pair)).dialing))

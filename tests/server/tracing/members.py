@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
@@ -15,21 +14,13 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from raftkv.config import ServerConfig, Tracing
+from raftkv.server import member as member_module
 from raftkv.server.member import Member
 from raftkv.server.tracing import exporter
 from tests.procs import free_port
 
 PATIENCE_S = 60.0
-
-
-def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Have a test that is a coroutine run in an event loop of its own."""
-
-    @functools.wraps(test)
-    def run(*given: Any, **named: Any) -> None:
-        asyncio.run(test(*given, **named))
-
-    return run
+POLL_S = 0.1
 
 
 class Spans(InMemorySpanExporter):
@@ -70,6 +61,7 @@ async def running(
     spans = Spans()
     monkeypatch.setattr(exporter, "make_exporter", lambda address: spans)
     monkeypatch.setattr(exporter, "GATHER_S", 0.01)
+    monkeypatch.setattr(member_module, "hand_over", AsyncMock())  # all stop: it would wait for an election
     clients, peers = ([free_port() for _ in tracing] for _ in range(2))
     cluster = ",".join(f"m{number}=http://127.0.0.1:{port}" for number, port in enumerate(peers))
     members = [
@@ -82,8 +74,8 @@ async def running(
                 listen_peer_urls=(f"http://127.0.0.1:{peers[number]}",),
                 initial_advertise_peer_urls=(f"http://127.0.0.1:{peers[number]}",),
                 initial_cluster=cluster,
-                heartbeat_interval_s=0.05,
-                election_timeout_s=0.5,
+                heartbeat_interval_s=0.1,
+                election_timeout_s=PATIENCE_S / 2,  # a stall of a loaded machine elects no other leader
                 tracing=setting,
                 unsafe_no_fsync=True,
             )
@@ -95,9 +87,19 @@ async def running(
             group.create_task(member.run())
         try:
             async with asyncio.timeout(PATIENCE_S):
-                for member in members:
-                    await member.node.wait_until(lambda node=member.node: node.leader != 0 and node.applied > 1)
+                await _elect(members)
             yield members, [f"127.0.0.1:{port}" for port in clients], spans
         finally:
             for member in members:
                 member.stop()
+
+
+async def _elect(members: Sequence[Member]) -> None:
+    """Have the first member stand for election until all follow it: others may not be there yet to vote."""
+    for member in members:
+        node = member.node
+        while node.leader == 0 or node.applied <= 1:
+            members[0].node.campaign()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(POLL_S):
+                    await node.wait_until(lambda node=node: node.leader != 0 and node.applied > 1)

@@ -20,8 +20,8 @@ from raftkv.server.tracing.assembly import TracedCalls
 from raftkv.server.tracing.peers import CONTEXTS_MAX, TracedEncoder, decoder
 from raftkv.server.tracing.recording import SERVER, Context, Recording, current, parse
 from raftkv.server.tracing.stages import TracedStages
+from tests.rpc.loop import on_loop
 from tests.server.node.node_world import Caller, World
-from tests.server.tracing.members import in_loop
 
 PARENT = Context(7, 8, "a=b")
 DATA = requests.encode(Kind.PUT, 5, b"")
@@ -64,7 +64,7 @@ def test_contexts_are_read_as_w3c_says(parent: bytes, expected: bool | None):
         assert parse([(b"traceparent", parent), (b"tracestate", b"x" * 513)]).state == ""
 
 
-@in_loop
+@on_loop
 async def test_a_turn_belongs_to_no_request():
     """What is proposed because a traced request was applied is no part of it."""
     ended = Ended()
@@ -202,7 +202,7 @@ def test_what_comes_after_the_end_is_not_added():
     assert stages.is_idle
 
 
-@in_loop
+@on_loop
 async def test_a_read_round_has_its_own_readers_alone():
     """A round begun for others is not taken for one of a traced reader that waits for an earlier one."""
     stages = TracedStages(Ended())

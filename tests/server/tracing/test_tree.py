@@ -16,7 +16,8 @@ from raftkv.config import Tracing
 from raftkv.pb import rpc_pb2
 from raftkv.raft.types import StateRole
 from raftkv.rpc.client.channel import Channel
-from tests.server.tracing.members import in_loop, running
+from tests.rpc.loop import on_loop
+from tests.server.tracing.members import running
 
 PUT, RANGE = "/etcdserverpb.KV/Put", "/etcdserverpb.KV/Range"
 TRACE = int("4bf92f3577b34da6a3ce929d0e0e4736", 16)
@@ -45,7 +46,7 @@ async def call(endpoint: str, path: str, request, metadata=()) -> bytes:
         await channel.close()
 
 
-@in_loop
+@on_loop
 async def test_a_put_to_a_follower_is_one_tree_through_the_leader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     async with running(tmp_path, monkeypatch, [ON, ON, ON]) as (members, endpoints, spans):
         follower = next(at for at, member in enumerate(members) if member.node.role != StateRole.LEADER)
@@ -81,7 +82,7 @@ async def test_a_put_to_a_follower_is_one_tree_through_the_leader(tmp_path: Path
         assert "secret" not in "".join(span.to_json() for span in spans.all)
 
 
-@in_loop
+@on_loop
 async def test_the_librarys_call_is_above_the_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     async with running(tmp_path, monkeypatch, [ON]) as (_, endpoints, spans):
         provider = TracerProvider(resource=Resource({"raftkv.member": "program"}))
@@ -98,7 +99,7 @@ async def test_the_librarys_call_is_above_the_members(tmp_path: Path, monkeypatc
         assert len({span.context.trace_id for span in spans.all}) == 1
 
 
-@in_loop
+@on_loop
 async def test_a_read_of_a_follower_shows_the_leaders_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     async with running(tmp_path, monkeypatch, [ON, ON, ON]) as (members, endpoints, spans):
         follower = next(at for at, member in enumerate(members) if member.node.role != StateRole.LEADER)
@@ -113,7 +114,7 @@ async def test_a_read_of_a_follower_shows_the_leaders_round(tmp_path: Path, monk
         }
 
 
-@in_loop
+@on_loop
 async def test_members_that_do_not_trace_serve_those_that_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     async with running(tmp_path, monkeypatch, [ON, Tracing(), Tracing()]) as (members, endpoints, spans):
         node = members[0].node
@@ -128,7 +129,7 @@ async def test_members_that_do_not_trace_serve_those_that_do(tmp_path: Path, mon
         assert len(spans.of("raftkv.forward")) == 1
 
 
-@in_loop
+@on_loop
 async def test_refusals_cancellations_and_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     always = Tracing(enabled=True, sampling_rate=1_000_000, service_name="kv", instance_id="i-1")
     async with running(tmp_path, monkeypatch, [always]) as (_members, endpoints, spans):
@@ -152,7 +153,7 @@ async def test_refusals_cancellations_and_roots(tmp_path: Path, monkeypatch: pyt
         assert {"raftkv.propose", "raftkv.apply"} <= set(below)
 
 
-@in_loop
+@on_loop
 async def test_a_call_over_the_json_gateway_is_traced_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     async with running(tmp_path, monkeypatch, [ON]) as (_, endpoints, spans):
         host, _, port = endpoints[0].rpartition(":")

@@ -149,7 +149,7 @@ def test_history_of_large_values_that_nobody_watches_is_read_in_steps(world: Wor
     assert call.read()[-1].events
 
 
-def test_a_piece_of_history_that_a_compaction_overtakes_is_read_again_or_ends_the_watch(world: World) -> None:
+def test_history_that_a_compaction_overtakes_is_read_again_or_ends_the_watch(world: World) -> None:
     (behind, behind_call), (at, at_call) = world.stream(), world.stream()
     world.put(b"first")
     revision = world.store.revision

@@ -177,7 +177,7 @@ def test_recipes_are_called_when_a_snapshot_replaced_the_state(world: World) -> 
     assert calls == ["k"]
 
 
-def test_a_watcher_that_falls_behind_in_the_turn_that_reaches_its_start_gets_nothing_earlier(
+def test_a_watcher_behind_at_its_start_revision_gets_nothing_earlier(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub_module, "BYTES_PER_TURN", -1)
@@ -288,7 +288,7 @@ def test_a_progress_request_does_not_look_at_each_watcher(world: World, monkeypa
     assert looks < 10
 
 
-def test_watchers_that_start_in_the_future_leave_nothing_to_be_looked_for_when_they_end(world: World) -> None:
+def test_watchers_of_the_future_leave_nothing_behind_when_they_end(world: World) -> None:
     stream, _ = world.stream()
     for number in range(50):
         world.watch(stream, key=b"k", start_revision=100 + number)
@@ -491,7 +491,7 @@ def test_a_pass_of_the_loop_takes_few_requests_of_all_streams_together(world: Wo
     assert world.hub.watcher_count == 0
 
 
-def test_of_very_many_streams_that_wait_for_a_later_pass_few_are_called_in_their_order(world: World) -> None:
+def test_few_of_very_many_waiting_streams_are_called_in_their_order(world: World) -> None:
     async def run() -> None:
         guard, admission = cast(LeaderGuard, Guard()), cast(Admission, Admitted())
         service = WatchService(world.hub, admission, guard, fragment_bytes=1000, progress_interval_s=0)
@@ -528,7 +528,7 @@ class Rights:
         return "etcdserver: permission denied"
 
 
-def test_who_listens_for_refusals_hears_what_may_not_be_watched(world: World) -> None:
+def test_a_refused_watch_is_reported_to_the_listener_of_refusals(world: World) -> None:
     heard: list[tuple[object, bytes, bytes, str]] = []
 
     async def run() -> None:

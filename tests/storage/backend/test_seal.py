@@ -135,9 +135,7 @@ def test_a_copy_is_sealed_anew(path: Path, tmp_path: Path, changed: dict[bytes, 
     LMDBBackend(tmp_path / "copy", MAP_SIZE_BYTES).close()
 
 
-def test_a_copy_that_a_version_without_seals_brought_to_the_same_transaction_is_taken(
-    path: Path, tmp_path: Path
-) -> None:
+def test_a_copy_at_the_same_transaction_without_a_seal_is_taken(path: Path, tmp_path: Path) -> None:
     """A copy begins with transaction 1 again, and has the seal of its source."""
     with closing(LMDBBackend(path, MAP_SIZE_BYTES)) as backend:
         backend.copy_to(tmp_path / "copy")

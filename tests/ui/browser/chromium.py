@@ -16,7 +16,6 @@ Playwright's blocking interface keeps an event loop in its thread, where no othe
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,10 +23,11 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
-import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Playwright, Request, sync_playwright
 from playwright.sync_api import Page as Tab
+
+from tests import installed
 
 T = TypeVar("T")
 
@@ -125,9 +125,7 @@ class Chromium:
         self._thread.shutdown()
 
     def _start(self) -> None:
-        program = shutil.which("chromium")
-        if program is None:
-            pytest.fail("chromium is missing: apt-get install chromium", pytrace=False)
+        program = installed.program("chromium")
         self._playwright = sync_playwright().start()
         self._browser = self._playwright.chromium.launch(executable_path=program, args=["--no-sandbox", *FLAGS])
 

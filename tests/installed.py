@@ -1,0 +1,36 @@
+"""Programs of Debian that tests run, and which package has each.
+
+    promtool = installed.program("promtool")
+
+Where one is missing, the test that asks for it is skipped and says what to install; in CI (``CI`` is set) it fails.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+PACKAGES = {
+    "chromium": "chromium",
+    "etcdctl": "etcd-client",
+    "ip": "iproute2",
+    "prometheus": "prometheus",
+    "promtool": "prometheus",
+    "psql": "postgresql",
+    "systemd-analyze": "systemd",
+    "systemd-sysusers": "systemd",
+    "systemd-tmpfiles": "systemd",
+}
+
+
+def program(name: str, folder: str | None = None) -> str:
+    """Return the path of a program, of a folder if one is given, or end the test that needs it."""
+    path = shutil.which(name, path=folder)
+    if path is None:
+        reason = f"{name} is missing: apt-get install {PACKAGES[name]}"
+        if os.environ.get("CI"):
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+    return path
