@@ -134,7 +134,8 @@ class Node(AwaitableNode):
         self.leader, self.role = NONE, StateRole.FOLLOWER
         state, _ = log.initial_state()
         self.term, self.committed = state.term, state.commit
-        self.leader_changes = self.late_heartbeats = 0
+        self.leader_changes = 0
+        self.late_heartbeats = 0
         """Rounds of heartbeats that this member, leading, sent after more than twice their interval."""
         self._ticked_at = math.inf
         self.proposals_dropped = 0
