@@ -37,10 +37,12 @@ from raftkv.server.maintenance.quotas import QuotaService
 from raftkv.server.maintenance.service import MaintenanceService, hand_over
 from raftkv.server.maintenance.snapshot import SnapshotService
 from raftkv.server.membership.service import ClusterService
-from raftkv.server.metrics.assembly import Sources, register
-from raftkv.server.metrics.calls import CallTimes
+from raftkv.server.metrics.budgets import BudgetMetrics
+from raftkv.server.metrics.calls import AuthMetrics, CallMetrics, CallTimes, HealthMetrics
+from raftkv.server.metrics.durations import Durations
 from raftkv.server.metrics.exposition import Exposition
 from raftkv.server.metrics.member import new_registry
+from raftkv.server.metrics.peers import PeerMetrics
 from raftkv.server.node.bootstrap import Durable, Origin, open_durable, open_writer
 from raftkv.server.node.disk import Disk
 from raftkv.server.node.leader_log import LeaderLog
@@ -57,7 +59,7 @@ from raftkv.server.services.range_stream import RangeStreamService
 from raftkv.server.services.responder import Responder
 from raftkv.server.tls.ports import Ports, peer_hosts
 from raftkv.server.ui.cluster import ClusterFigures, Identity
-from raftkv.server.ui.figures import Figures, FigureSources
+from raftkv.server.ui.figures import Figures
 from raftkv.server.ui.service import Dashboard
 from raftkv.server.watch.service import WatchService
 from raftkv.storage.wal.kernel_sync import KernelSync
@@ -189,12 +191,10 @@ class Member:
             peers=self._transport,
             cork=self._cork,
             ids=request_ids(durable.member_id, new_start()),
+            syncs=self._syncs,
             stages=None if self._tracing is None else self._tracing.stages,
         )
-        replica = Replica(self.config, durable, devices, self._fatal, self._leave)
-        for collector in (replica.defragmenter, replica.damage, replica.corruption):
-            self._registry.register(collector)
-        return replica
+        return Replica(self.config, durable, devices, self._fatal, self._leave)
 
     def _make_client_server(self, durable: Durable) -> Server:
         config, replica = self.config, self.replica
@@ -256,19 +256,10 @@ class Member:
         return (crowded.around, *noting, *tracing, *timing, self._users.guard.around)
 
     def _make_dashboard(self, durable: Durable) -> Dashboard:
-        sources = FigureSources(
-            node=self.node,
-            store=durable.store,
-            disk=self._disk,
-            hub=self.replica.hub,
-            leases=self.replica.lessor.times,
-            transport=self._transport,
-            quota_bytes=self.config.quota_bytes or 0,
-            connections=lambda: len(self._client_server.connections),
-        )
         identity = Identity(durable.cluster_id, durable.member_id, self.config.name)
         applier, transport = self.replica.applier, self._transport
-        self._everybody = ClusterFigures(Figures(sources), applier, identity, transport.channel, transport.introduction)
+        figures = Figures(self.replica, transport.peers, lambda: len(self._client_server.connections))
+        self._everybody = ClusterFigures(figures, applier, identity, transport.channel, transport.introduction)
         return Dashboard(identity, self._everybody, applier, self._users, self.replica.hub)
 
     def _times(self) -> CallTimes:
@@ -307,35 +298,21 @@ class Member:
 
     def _measure(self, durable: Durable) -> None:
         """Show in /metrics what the parts count."""
-        replica = self.replica
-        register(
-            self._registry,
-            Sources(
-                durable=durable,
-                node=self.node,
-                applier=replica.applier,
-                admission=replica.admission,
-                quota_bytes=self.config.quota_bytes or 0,
-                disk=self._disk,
-                syncs=self._syncs,
-                defragmentations=replica.defragmentations,
-                hashes=replica.hashes,
-                snapshot_service=self._snapshot_service,
-                housekeeping=replica.housekeeping,
-                snapshots=replica.snapshots,
-                receiver=replica.receiver,
-                installer=replica.installer,
-                transport=self._transport,
-                peer_service=self._peer_service,
-                changes=replica.changes,
-                hub=replica.hub,
-                lease_times=replica.lessor.times,
-                users=self._users,
-                http=self._http,
-                answers=self._answers,
-                servers={"client": self._client_server, "peer": self._peer_server, "metrics": self._metrics_server},
-            ),
-        )
+        replica, transport = self.replica, self._transport
+        servers = {"client": self._client_server, "peer": self._peer_server, "metrics": self._metrics_server}
+        backups = Durations()
+        text = "The latency distribution of backend snapshots."
+        backups.add("etcd_disk_backend_snapshot_duration_seconds", text, self._snapshot_service.durations)
+        for collector in (
+            *replica.metrics(),
+            backups,
+            CallMetrics(self._client_server, replica.admission),
+            PeerMetrics(durable.member_id, transport, self._peer_service),
+            AuthMetrics(replica.applier.auth, self._users),
+            HealthMetrics(self._http),
+            BudgetMetrics(self._answers, servers, self.node, replica.hub, replica.admission, transport),
+        ):
+            self._registry.register(collector)
 
     # -- life --------------------------------------------------------------------------------------------------------
 

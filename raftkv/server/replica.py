@@ -29,10 +29,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Protocol
+
+from prometheus_client.registry import Collector
 
 from raftkv.apply.alarms import Alarms
 from raftkv.apply.applier import AT_ONCE_MAX, Applier
@@ -41,7 +43,7 @@ from raftkv.apply.membership import Membership
 from raftkv.apply.response import HeaderEncoder
 from raftkv.config import ServerConfig
 from raftkv.errors import CorruptionError
-from raftkv.histograms import Buckets, doubling
+from raftkv.histograms import DISK_S, Buckets, doubling
 from raftkv.loop.cork import Cork
 from raftkv.pb import rpc_pb2
 from raftkv.raft.memory_log import MemoryLog
@@ -58,6 +60,15 @@ from raftkv.server.maintenance.hashes import Hashes
 from raftkv.server.maintenance.space import Space, tell_alarm
 from raftkv.server.membership.changes import Changes, PeerAccess
 from raftkv.server.membership.presence import Attributes, Departure, Publication
+from raftkv.server.metrics.durations import Durations, WorkMetrics
+from raftkv.server.metrics.member import (
+    LeaseMetrics,
+    QuotaMetrics,
+    ServerMetrics,
+    StoreMetrics,
+    TransferMetrics,
+    WatchMetrics,
+)
 from raftkv.server.node.admission import Admission
 from raftkv.server.node.auto_compaction import AutoCompaction, PeriodicPolicy, Policy, RevisionPolicy
 from raftkv.server.node.bootstrap import Durable
@@ -114,6 +125,7 @@ class Devices:
         peers: ways to the other members.
         cork: flushes connections at the end of a turn.
         ids: fresh request ids.
+        syncs: seconds that each sync of the log took, counted by the owner of the disk.
         stages: hears how far requests have come; None: nothing is traced.
         settings: timing and limits of the node; None: as configured.
         at_once_max: changes that one entry makes at once.
@@ -127,6 +139,7 @@ class Devices:
     peers: Peers
     cork: Cork
     ids: Iterator[int]
+    syncs: Buckets = field(default_factory=lambda: Buckets(DISK_S))
     stages: Stages | None = None
     settings: NodeSettings | None = None
     at_once_max: int = AT_ONCE_MAX
@@ -157,6 +170,8 @@ class Replica:
     ) -> None:
         self.config = config
         self.durable = durable
+        self._syncs, self._commits = devices.syncs, Buckets(DISK_S)
+        durable.backend.observe_commit = self._commits.observe
         self.disk, self.peers, self.store = devices.disk, devices.peers, durable.store
         self.header = HeaderEncoder(durable.cluster_id, durable.member_id)
         self.damaged: Callable[[CorruptionError], None] = devices.on_damage or self._found_damage
@@ -186,12 +201,12 @@ class Replica:
             self.damaged,
         )
         self.installer = Installer(store, directory, on_fatal)
-        self.defragmentations = Buckets(doubling(0.1, 13))
+        self._defragmentations = Buckets(doubling(0.1, 13))
         self.defragmenter = Defragmenter(
             store,
             directory,
             on_fatal,
-            self.defragmentations.observe,
+            self._defragmentations.observe,
             partial(check_room, free_disk_bytes=devices.free_bytes),
             self.damaged,
         )
@@ -403,6 +418,42 @@ class Replica:
             tokens = users.tokens
             installer.on_swapped.append(lambda _: tokens.forget_all())
         installer.on_swapped.append(lambda _: hashes.forget())
+
+    # -- metrics -----------------------------------------------------------------------------------------------------
+
+    def metrics(self) -> Iterator[Collector]:
+        """Yield what shows the counts of the parts in ``/metrics``."""
+        node, durable = self.node, self.durable
+        wal, backend, times = durable.wal, durable.backend, node.applying.times
+        yield from (self.defragmenter, self.damage, self.corruption)
+        yield ServerMetrics(node, self.changes, self.installer, self.config.quota_bytes or 0)
+        yield StoreMetrics(self.store, lambda: backend.open_reads, lambda: times.txns)
+        yield WorkMetrics(times, node.reads.durations, self.housekeeping.compactions, lambda: wal.written_bytes)
+        yield self._durations()
+        yield TransferMetrics("send", self.snapshots.transfers)
+        yield TransferMetrics("receive", self.receiver.transfers)
+        yield WatchMetrics(self.hub)
+        yield LeaseMetrics(self.lessor.times)
+        yield QuotaMetrics(self.applier.quotas)
+
+    def _durations(self) -> Durations:
+        durations, hashes, receiver = Durations(), self.hashes, self.receiver
+        for name, text, buckets in (
+            ("disk_wal_fsync", "The latency distributions of fsync called by WAL.", self._syncs),
+            ("disk_wal_write", "The latency distributions of write called by WAL.", self.disk.writes),
+            ("disk_backend_commit", "The latency distributions of commit called by backend.", self._commits),
+            ("disk_backend_defrag", "The latency distribution of backend defragmentation.", self._defragmentations),
+            ("mvcc_hash", "The latency distribution of storage hash operation.", hashes.durations),
+            (
+                "mvcc_hash_rev",
+                "The latency distribution of storage hash by revision operation.",
+                hashes.durations_at,
+            ),
+            ("snap_db_fsync", "The latency distributions of fsyncing .snap.db file", receiver.syncs),
+            ("snap_db_save_total", "The total latency distributions of v3 snapshot save", receiver.saves),
+        ):
+            durations.add(f"etcd_{name}_duration_seconds", text, buckets)
+        return durations
 
     # -- life --------------------------------------------------------------------------------------------------------
 

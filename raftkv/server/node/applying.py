@@ -100,6 +100,12 @@ class ApplyTimes:
         self.buckets: dict[int, Buckets] = {}
         self.slow = 0
 
+    @property
+    def txns(self) -> int:
+        """Txns that were applied here, with those that were refused."""
+        buckets = self.buckets
+        return sum([buckets[kind].count for kind in (Kind.TXN, -Kind.TXN) if kind in buckets])
+
     def end_run(self, began_s: float) -> None:
         """All entries of the run are applied.
 
