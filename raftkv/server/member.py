@@ -358,7 +358,7 @@ class Member:
         for url in self.config.listen_peer_urls:
             await listen(self._peer_server, url, self._tls.peer.listening)
         for url in self.config.listen_client_urls:
-            # Nobody is answered yet: see ``readiness``.
+            # Connections queue until the member is ready: see ``readiness``.
             await listen(self._client_server, url, self._tls.client.listening, accepting=False)
         for url in self.config.listen_metrics_urls:
             await listen(self._metrics_server, url, self._tls.client.listening)

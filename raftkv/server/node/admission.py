@@ -207,7 +207,7 @@ class Admission:
 
     def _check_space(self, size_bytes: int) -> None:
         if self._applier.alarms.no_space:
-            if self._applier.alarms.corrupt:  # of both alarms applying tells this one, which nobody may overlook
+            if self._applier.alarms.corrupt:  # of both alarms applying tells this one, which is the graver
                 raise errors.CorruptClusterError
             raise errors.NoSpaceError
         cost = size_bytes + PUT_OVERHEAD_BYTES
@@ -234,7 +234,7 @@ class Admission:
     def _is_disk_full(self, cost_bytes: int) -> bool:
         if self._disk_free_bytes - cost_bytes >= DISK_RESERVE_BYTES:
             return False
-        # The last look may be from before somebody made room.
+        # Room may have been made since the last look.
         self.watch_disk()
         return self._is_below_reserve(cost_bytes)
 
