@@ -7,18 +7,14 @@ files is replaced.
 
 from __future__ import annotations
 
-import asyncio
 import random
 from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from raftkv.apply.request import Kind
 from raftkv.config import ServerConfig
-from raftkv.errors import StatusError
 from raftkv.loop.cork import Cork
-from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft import MemoryLog, RaftConfig, RawNode
 from raftkv.raft.types import ConfChange, ConfState, Ready, SnapshotMeta
 from raftkv.server.lease.service import LeaseService
@@ -26,7 +22,6 @@ from raftkv.server.membership.service import ClusterService
 from raftkv.server.node.bootstrap import Durable, memory_log, take_mark
 from raftkv.server.node.node import Node
 from raftkv.server.node.proposals import request_ids
-from raftkv.server.node.readiness import Readiness
 from raftkv.server.node.surroundings import NodeSettings
 from raftkv.server.peer.service import PeerService
 from raftkv.server.replica import Devices, Replica
@@ -320,32 +315,21 @@ class Assembly:
             self._leave()
         replica.start()
         self.loop.create_task(replica.housekeeping.run())
-        self.loop.create_task(self._serve_clients(node))
+        self.loop.create_task(self._serve_clients())
 
     def _leave(self) -> None:
         """This member was removed: the process ends."""
         self.cluster.scheduler.after(0.0, self.cluster.retire, self.id)
 
-    async def _publish(self) -> None:
-        """Publish the name, as ``membership.presence`` does."""
-        node, membership = self.running, self.applier.membership
-        record = raft_pb2.MemberRecord(member=rpc_pb2.Member(ID=self.id, name=f"m{self.id:x}"), update=True)
-        while self.id in membership.members and not membership.members[self.id].name:
-            try:
-                await node.propose(Kind.MEMBER_ATTRIBUTES, record.SerializeToString(), record, None)
-            except StatusError:
-                await asyncio.sleep(self.tick_s)
-
-    async def _serve_clients(self, node: Node) -> None:
+    async def _serve_clients(self) -> None:
         started_at, timeout_s = self.loop.time(), self.parameters.ready_timeout_s
-        publish = self._publish if self.cluster.parameters.is_managed else _published
         if timeout_s:
-            await Readiness(node, publish, timeout_s).wait()
+            await self.replica.readiness.wait()
         confirmed = self.loop.time() - started_at < timeout_s
         self.cluster.journal.record("serves", self.id, confirmed)
         self.cluster.checkers.serves(cast("Member", self), confirmed=confirmed)
         self.accepts_clients = True
-        await publish()
+        await self.replica.publication.publish()
 
     def _swapped(self, meta: SnapshotMeta) -> None:
         self.cluster.journal.record("install", self.id, meta.index)
@@ -363,11 +347,3 @@ class Assembly:
         if self.cluster.checkers.violation is None:
             self.cluster.checkers.violation = ViolationError("stopped", f"{self.id}: {error!r}")
             self.cluster.checkers.violation.__cause__ = error
-
-
-async def _published() -> None:
-    """Publish nothing: these members have no URLs."""
-
-
-def _nothing(*_: object) -> None:
-    """Disks have room here."""
