@@ -11,10 +11,10 @@ order things happen, and what this member alone decides (when a lease ends, whic
                                               v
                                   raft       apply -> storage       log (WAL)
 
-    start    main -> member: read the disk, make the parts, wiring.wire() them, listen, take part, serve clients
+    start    main -> member: read the disk, open a replica, put ports around it, listen, take part, serve clients
     stop     hand leadership over, finish calls under way, leave, close the disk
 
-Read ``node`` first, then the way of one request: ``services/kv`` (a Put), ``lease``, ``watch``.
+Read ``replica`` and ``node`` first, then the way of one request: ``services/kv`` (a Put), ``lease``, ``watch``.
 
 Laws:
 
@@ -22,7 +22,7 @@ Laws:
 - No turn of the loop is longer than 50 ms, whatever one client asks (``loop.turns``, ``loop.scheduler``).
 - Nothing is acknowledged before the fsync that it depends on.
 - An exception in the loop stops the member; one in serving a read is that read's alone, unless it found damage.
-- Parts know each other through their constructors; every subscription among them is made in ``wiring``.
+- Parts know each other through their constructors; every subscription among them is made in ``Replica.connect``.
 
 Example::
 

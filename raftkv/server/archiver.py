@@ -261,7 +261,7 @@ class Archiver(Collector):
 
 
 def _size_bytes(path: Path) -> int:
-    with contextlib.suppress(OSError):  # it was deleted; or the disk fails, which whoever reads it says
+    with contextlib.suppress(OSError):  # it was deleted; or the disk fails, which its reader reports
         return path.stat().st_size
     return 0
 

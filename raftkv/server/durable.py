@@ -1,4 +1,4 @@
-"""Waiting for the database to have what was written: by whoever reads the file itself, as hashes and copies do.
+"""Waiting for the database to have what was written, for readers of the file itself, such as hashes and copies.
 
 A commit that finds no room is tried again for as long as the member lives, so a wait for it could last for days.
 """

@@ -189,7 +189,7 @@ class Stage:
         member = self.cluster.members[id]
         self.do(id, member.store.commit)
         self.settle(1.0)
-        self.do(id, member.log_cut.step)
+        self.do(id, member.replica.log_cut.step)
 
     def restart(self, id: int) -> None:
         """Crash and start again; what it had sent and is still held is lost."""

@@ -22,10 +22,10 @@ from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft import ProposalDropped, Raft
 from raftkv.raft.types import ConfChange, ConfState, Message, MessageType, SnapshotMeta, StateRole
 from raftkv.server.node.node import Node
-from raftkv.server.peer.transport import LEAVING_S
+from raftkv.server.peer.transport import LEAVING_S, peer_metadata
 from raftkv.storage.failpoints import FailpointPanic
 from raftkv.storage.mvcc import Store
-from tests.sim.assembly import Assembly, MemberLoop
+from tests.sim.assembly import CLUSTER_ID, Assembly, MemberLoop
 from tests.sim.clients.history import ViolationError
 from tests.sim.clients.users import ROOT, Unheard, found_users, may_ask
 from tests.sim.devices.calls import Call, Outbox, Stream
@@ -178,7 +178,7 @@ class Member(Assembly):
         self.cluster.checkers.members_applied(self, index)
         self.cluster.scheduler.after(0.0, self.cluster.conf_applied, index, conf_state)
 
-    # -- messages: satisfies ``node.Sender`` ----------------------------------------------------------------
+    # -- messages: satisfies ``replica.Peers`` ----------------------------------------------------------------
 
     def send(self, messages: Iterable[Message]) -> None:
         """Send what a turn has."""
@@ -188,7 +188,7 @@ class Member(Assembly):
             if not self.hears(message.to):
                 continue
             if message.type is MessageType.SNAPSHOT:
-                self.snapshots.send(message)
+                self.replica.snapshots.send(message)
             else:
                 batch.append(message)
         if batch:
@@ -202,8 +202,16 @@ class Member(Assembly):
         """Implement ``Sender.connected_since``."""
         return -1_000.0 if self.cluster.network.connects(self.id, peer_id) else None
 
+    def channel(self, peer_id: int) -> Any:
+        """Implement ``Peers.channel``."""
+        return self.cluster.network.channel(self, peer_id)
+
+    def introduction(self, peer_id: int) -> tuple[tuple[str, str], ...]:
+        """Implement ``Peers.introduction``."""
+        return peer_metadata(CLUSTER_ID, self.id, peer_id)
+
     def follow(self, members: Mapping[int, rpc_pb2.Member], removed: Collection[int]) -> None:
-        """Implement ``wiring.Peers``: who was a member until now is heard for a moment longer."""
+        """Implement ``Followers.follow``: who was a member until now is heard for a moment longer."""
         for peer_id in removed:
             self._heard_until.setdefault(peer_id, self.loop.time() + (LEAVING_S if peer_id in self._peers else 0.0))
             if peer_id != self.id:
@@ -225,7 +233,7 @@ class Member(Assembly):
     def refused(self, target: Member) -> None:
         """Another member wants no stream of this one."""
         if self.node is not None and self.id in target.applier.membership.removed:
-            self.loop.call_soon(self.departure.refused, MemberRemovedError.text)
+            self.loop.call_soon(self.replica.departure.refused, MemberRemovedError.text)
 
     def deliver(self, messages: list[Message]) -> None:
         """Messages arrive."""
@@ -251,7 +259,7 @@ class Member(Assembly):
         if self.node is not None:
             self.loop.call_soon(self.node.report_unreachable, peer_id)
             # Whether its process is gone or not: a wrong report must do no harm.
-            self.loop.call_soon(self.lost_leader.is_gone, peer_id)
+            self.loop.call_soon(self.replica.lost_leader.is_gone, peer_id)
 
     # -- calls ----------------------------------------------------------------------------------------------
 
@@ -315,7 +323,7 @@ class Member(Assembly):
 
     def defragment(self) -> None:
         """An operator has the database defragmented; it may fail, for a received one may come between."""
-        self.loop.create_task(_unless_refused(self.defragmenter.run))
+        self.loop.create_task(_unless_refused(self.replica.defragmenter.run))
 
     # -- questions ------------------------------------------------------------------------------------------
 

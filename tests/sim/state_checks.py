@@ -70,8 +70,8 @@ class StateChecks:
         state = replay.states[index]
         users = member.applier.auth.revision
         is_state = (store.revision, store.compact_revision) == state[:2] and users == state.auth_revision
-        if not is_state or len(member.leases.granted) != state.leases:
-            leases = sorted(member.leases.granted)
+        if not is_state or len(member.applier.leases.granted) != state.leases:
+            leases = sorted(member.applier.leases.granted)
             found = f"revision {store.revision}, compacted {store.compact_revision}, leases {leases}, users {users}"
             self.fail("R4", f"{member.id} has {found} at index {index}, the log gives {state}")
 

@@ -59,7 +59,7 @@ FIRST_SEEDS = {
     "leases kept over a snapshot": 12,
     "leases of keys forgotten at restart": 5,
     "log matching check skipped": 13,
-    "marker of a snapshot goes back": 6,
+    "marker of a snapshot goes back": 84,
     "members that are unknown are refused": 84,
     "old term's entry committed by counting": 4,
     "older snapshot restored": 9,

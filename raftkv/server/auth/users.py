@@ -3,7 +3,7 @@
 users = Users(config, applier, node, slices)
 server = Server(..., around=(users.guard.around,))
 users.serve(server, responder, check_capable)       # the Auth service
-wire(Parts(..., users=users))                       # of ``server.wiring``: hears of changes of users
+replica.connect(..., users=users)                   # hears of changes of users
 """
 
 from __future__ import annotations

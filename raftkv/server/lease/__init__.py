@@ -34,7 +34,7 @@ Laws:
 Example::
 
     lessor = Lessor(node, applier, ttl_min_s=2, channel=channel, introduction=introduction, cork=cork)
-    wire(Parts(..., lessor=lessor))
+    replica.connect(graces=graces)                          # the lessor hears of leaders and of applied entries
     lessor.start()
     lease_id = await lessor.grant(60, caller, identity)
 

@@ -4,11 +4,10 @@ Owns which families /metrics has. The parts of a member count for themselves, in
 (``raftkv.histograms``); a collector here reads them when it is scraped and gives them their names.
 
     exposition     families, and their text, in slices between which the loop does other work
-    member         the node, the store, versions, the process
+    member         the node, the store, watches, leases, quotas, databases on their way; versions, the process
     durations      histograms: disk, commits, applying, ranges, hashes, compactions
-    calls          grpc_server_*, requests by client version, durations of calls (--metrics=extensive)
-    peers          the other members: bytes, failures, round trips, snapshots
-    parts          watches, leases, users, quotas, health
+    calls          grpc_server_*, requests by client version, users, health, durations of calls (--metrics=extensive)
+    peers          the other members: bytes, failures, round trips
     budgets        what has a limit: how much of it is used
 
 Laws:
@@ -20,6 +19,7 @@ Laws:
 Example::
 
     registry = new_registry()
-    registry.register(StoreMetrics(store))
+    for collector in replica.metrics():
+        registry.register(collector)
     text = await Exposition(registry)()
 """

@@ -4,6 +4,8 @@ Every method of the client ports is there from the start, with 0 for every code,
 never counted is 0 and not nothing. Counts are those of the routes (``rpc.server.router.CallCounts``). A unary call has
 one message each way, so its messages are its calls.
 
+Users and answers to health probes are counted here too.
+
 With ``--metrics=extensive`` ``CallTimes`` is put around the handlers; else a call is not timed at all.
 """
 
@@ -16,6 +18,7 @@ from typing import Any, Final
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from raftkv.apply.auth.store import AuthStore
 from raftkv.histograms import Buckets, histogram_family
 from raftkv.pb.services import SERVICES
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
@@ -23,7 +26,9 @@ from raftkv.rpc.server.router import CallCounts, Kind, Router
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import Code
-from raftkv.server.metrics.exposition import counter, counters
+from raftkv.server.auth.users import Users
+from raftkv.server.http.routes import HttpService
+from raftkv.server.metrics.exposition import counter, counters, gauge, gauges
 from raftkv.server.node.admission import Admission
 
 _LABELS: Final = ("grpc_method", "grpc_service", "grpc_type")
@@ -177,3 +182,60 @@ def _labels_of(path: str) -> tuple[str, str, str]:
 
 def _family(name: str, text: str, counts: Counted, value: Callable[[CallCounts], int]) -> Metric:
     return counter(f"grpc_server_{name}_total", text, {labels: value(one) for labels, one in counts.items()}, _LABELS)
+
+
+class AuthMetrics(Collector):
+    """Users of the cluster, and logins at this member.
+
+    Arguments:
+        auth: users and roles, as applied.
+        users: of the member.
+    """
+
+    def __init__(self, auth: AuthStore, users: Users) -> None:
+        self._auth = auth
+        self._users = users
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        auth, users = self._auth, self._users
+        yield from gauges(
+            ("etcd_debugging_auth_revision", "The current revision of auth store.", auth.revision),
+            ("raftkv_auth_enabled", "Whether calls need a user.", auth.is_enabled),
+            ("raftkv_auth_users", "Users that exist.", len(auth.users)),
+            ("raftkv_auth_roles", "Roles that exist.", len(auth.roles)),
+            ("raftkv_auth_tokens", "Tokens that went through the log and have not ended.", len(users.tokens)),
+            ("raftkv_auth_live_calls", "Calls that last and are looked at again when users change.", len(users.live)),
+            ("raftkv_auth_waiting_passwords", "Passwords that wait to be hashed or compared.", users.waiting_passwords),
+        )
+
+
+class HealthMetrics(Collector):
+    """Answers to health probes.
+
+    Arguments:
+        http: of the member.
+    """
+
+    def __init__(self, http: HttpService) -> None:
+        self._http = http
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        http = self._http
+        yield from counters(
+            ("etcd_server_health_success", "The total number of successful health checks", http.healthy),
+            ("etcd_server_health_failures", "The total number of failed health checks", http.unhealthy),
+        )
+        yield gauge(
+            "etcd_server_healthcheck",
+            "The result of each kind of healthcheck.",
+            {(kind, name): not failed for (kind, name), failed in http.failing.items()},
+            ["type", "name"],
+        )
+        yield counter(
+            "etcd_server_healthchecks_total",
+            "The total number of each kind of healthcheck.",
+            {(kind, name, "error" if failed else "success"): n for (kind, name, failed), n in http.checks.items()},
+            ["type", "name", "status"],
+        )

@@ -79,12 +79,6 @@ class WorkMetrics(Collector):
         self._compactions = compactions
         self._wal_bytes = wal_bytes
 
-    @property
-    def txns(self) -> int:
-        """Txns that were applied."""
-        buckets = self._applied.buckets
-        return sum(buckets[kind].count for kind in (Kind.TXN, -Kind.TXN) if kind in buckets)
-
     def collect(self) -> Iterator[Metric]:
         """All families."""
         applied = {

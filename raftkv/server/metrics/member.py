@@ -1,4 +1,4 @@
-"""Metrics of a member as a whole: its part in the cluster, its store, the versions, the process.
+"""Metrics of a replica: its part in the cluster, store, watches, leases, quotas, databases on their way; the process.
 
 Texts are etcd's where the families are.
 """
@@ -15,12 +15,17 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from raftkv.apply.quotas import Quotas
+from raftkv.histograms import histogram_family
 from raftkv.pb.enums import alarm_name
 from raftkv.server import ETCD_CLUSTER_VERSION, ETCD_VERSION
+from raftkv.server.lease.times import LeaseTimes
 from raftkv.server.membership.changes import Changes
-from raftkv.server.metrics.exposition import counters, gauge, gauges
+from raftkv.server.metrics.exposition import counter, counters, gauge, gauges
 from raftkv.server.node.node import Node
 from raftkv.server.snapshots import Installer
+from raftkv.server.snapshots.files import Transfers
+from raftkv.server.watch.hub import WatchHub
 from raftkv.storage.mvcc import Store
 
 _DESCRIPTORS: Final = Path("/proc/self/fd")
@@ -225,3 +230,123 @@ class StoreMetrics(Collector):
                 store.dropped_total,
             ),
         )
+
+
+class WatchMetrics(Collector):
+    """The watches of a member.
+
+    Arguments:
+        hub: of the member.
+    """
+
+    def __init__(self, hub: WatchHub) -> None:
+        self._hub = hub
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        hub = self._hub
+        yield from gauges(
+            ("etcd_debugging_mvcc_watch_stream_total", "Total number of watch streams.", len(hub.streams)),
+            ("etcd_debugging_mvcc_watcher_total", "Total number of watchers.", hub.watcher_count),
+            ("etcd_debugging_mvcc_slow_watcher_total", "Total number of unsynced slow watchers.", hub.unsynced_count),
+            (
+                "etcd_debugging_mvcc_pending_events_total",
+                "Total number of pending events to be sent.",
+                hub.pending_count,
+            ),
+            ("raftkv_watch_lag_revisions", "How far the slowest watcher is behind.", hub.lag_revisions),
+        )
+        text = "Total number of events sent by this member."
+        yield from counters(("etcd_debugging_mvcc_events_total", text, hub.events_total))
+
+
+class LeaseMetrics(Collector):
+    """Counts of leases. Every member counts what it applied, only the leader renewals.
+
+    Arguments:
+        times: of the member.
+    """
+
+    def __init__(self, times: LeaseTimes) -> None:
+        self._times = times
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        times = self._times
+        yield from counters(
+            ("etcd_debugging_lease_granted_total", "The total number of granted leases.", times.granted_total),
+            ("etcd_debugging_lease_revoked_total", "The total number of revoked leases.", times.revoked_total),
+            (
+                "etcd_debugging_lease_renewed_total",
+                "The number of renewed leases seen by the leader.",
+                times.renewed_total,
+            ),
+            ("etcd_debugging_server_lease_expired_total", "The total number of expired leases.", times.expired_total),
+        )
+        text = "Bucketed histogram of lease TTLs."
+        yield histogram_family("etcd_debugging_lease_ttl_total", text, {(): times.ttls})
+        yield from gauges(("raftkv_leases", "Leases that exist now.", len(times)))
+
+
+class QuotaMetrics(Collector):
+    """Quotas of prefixes, of which there are few.
+
+    Arguments:
+        quotas: of the cluster.
+    """
+
+    def __init__(self, quotas: Quotas) -> None:
+        self._quotas = quotas
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        quotas = {(one.prefix.decode("utf-8", "backslashreplace"),): one for one in self._quotas.by_prefix()}
+        for unit, used, most in (
+            ("bytes", {k: q.bytes_used for k, q in quotas.items()}, {k: q.bytes_max for k, q in quotas.items()}),
+            ("keys", {k: q.keys_used for k, q in quotas.items()}, {k: q.keys_max for k, q in quotas.items()}),
+        ):
+            yield gauge(
+                f"raftkv_prefix_quota_used_{unit}", f"What a prefix uses of its quota, in {unit}.", used, ["prefix"]
+            )
+            limits = {prefix: limit for prefix, limit in most.items() if limit}
+            yield gauge(f"raftkv_prefix_quota_limit_{unit}", f"Quota of a prefix, in {unit}.", limits, ["prefix"])
+
+
+class TransferMetrics(Collector):
+    """Databases on their way, in one direction.
+
+    Arguments:
+        way: ``send`` or ``receive``.
+        transfers: of that direction.
+    """
+
+    def __init__(self, way: str, transfers: Transfers) -> None:
+        self._way = way
+        self._transfers = transfers
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        way, transfers = self._way, self._transfers
+        label = ["To" if way == "send" else "From"]
+        verb = "sends" if way == "send" else "receives"
+        prefix = f"etcd_network_snapshot_{way}"
+        yield gauge(
+            f"{prefix}_inflights_total",
+            f"Total number of inflight snapshot {verb}",
+            _named(transfers.under_way),
+            label,
+        )
+        yield counter(
+            f"{prefix}_success", f"Total number of successful snapshot {verb}", _named(transfers.succeeded), label
+        )
+        yield counter(f"{prefix}_failures", f"Total number of snapshot {way} failures", _named(transfers.failed), label)
+        yield histogram_family(
+            f"{prefix}_total_duration_seconds",
+            f"Total latency distributions of v3 snapshot {verb}",
+            {(f"{peer_id:x}",): buckets for peer_id, buckets in sorted(transfers.durations.items())},
+            label,
+        )
+
+
+def _named(counts: dict[int, int]) -> dict[tuple[str, ...], float]:
+    return {(f"{peer_id:x}",): count for peer_id, count in sorted(counts.items())}

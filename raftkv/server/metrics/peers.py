@@ -1,4 +1,4 @@
-"""The other members: bytes, failures, round trips, and the databases sent to them or received from them."""
+"""The other members: bytes, failures, round trips."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from raftkv.histograms import histogram_family
 from raftkv.server.metrics.exposition import counter, gauge
 from raftkv.server.peer.service import PeerService
 from raftkv.server.peer.transport import Transport
-from raftkv.server.snapshots.files import Transfers
 
 
 class PeerMetrics(Collector):
@@ -75,43 +74,3 @@ class PeerMetrics(Collector):
             ),
         ]
         yield from found
-
-
-class TransferMetrics(Collector):
-    """Databases on their way, in one direction.
-
-    Arguments:
-        way: ``send`` or ``receive``.
-        transfers: of that direction.
-    """
-
-    def __init__(self, way: str, transfers: Transfers) -> None:
-        self._way = way
-        self._transfers = transfers
-
-    def collect(self) -> Iterator[Metric]:
-        """All families."""
-        way, transfers = self._way, self._transfers
-        label = ["To" if way == "send" else "From"]
-        verb = "sends" if way == "send" else "receives"
-        prefix = f"etcd_network_snapshot_{way}"
-        yield gauge(
-            f"{prefix}_inflights_total",
-            f"Total number of inflight snapshot {verb}",
-            _named(transfers.under_way),
-            label,
-        )
-        yield counter(
-            f"{prefix}_success", f"Total number of successful snapshot {verb}", _named(transfers.succeeded), label
-        )
-        yield counter(f"{prefix}_failures", f"Total number of snapshot {way} failures", _named(transfers.failed), label)
-        yield histogram_family(
-            f"{prefix}_total_duration_seconds",
-            f"Total latency distributions of v3 snapshot {verb}",
-            {(f"{peer_id:x}",): buckets for peer_id, buckets in sorted(transfers.durations.items())},
-            label,
-        )
-
-
-def _named(counts: dict[int, int]) -> dict[tuple[str, ...], float]:
-    return {(f"{peer_id:x}",): count for peer_id, count in sorted(counts.items())}

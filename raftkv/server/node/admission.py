@@ -9,11 +9,9 @@ alarm through the log, which then refuses on all.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final, NoReturn
-
-from mypy_extensions import mypyc_attr
 
 from raftkv import errors
 from raftkv.apply.alarms import can_grow
@@ -21,6 +19,7 @@ from raftkv.apply.applier import Applier
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.status import Headers
 from raftkv.server.node.node import Node
+from raftkv.server.snapshots.files import free_disk_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +47,6 @@ DISK_RESERVE_BYTES: Final = 80 * 1024 * 1024
 """Free disk below which writes are refused: room for the log, a database commit, and deletes that free space."""
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
 class Admission:
     """The checks, against this member's state.
 
@@ -61,6 +59,7 @@ class Admission:
         data_dir: whose free disk is watched.
         raise_no_space: starts the proposal of the alarm, for a reason.
         make_room: gives up what takes room and can come again; whether there was any.
+        free_bytes: free disk of a directory.
     """
 
     def __init__(
@@ -74,6 +73,7 @@ class Admission:
         data_dir: str,
         raise_no_space: Callable[[str], None],
         make_room: Callable[[], bool],
+        free_bytes: Callable[[str | Path], int] = free_disk_bytes,
     ) -> None:
         self._node = node
         self._applier = applier
@@ -83,6 +83,7 @@ class Admission:
         self._data_dir = data_dir
         self._raise_no_space = raise_no_space
         self._make_room = make_room
+        self._free_bytes = free_bytes
         self._disk_free_bytes = 0
         self.client_versions: dict[tuple[bool, bytes], int] = {}
         """Calls whose metadata name a version of the client: whether it is unary, and the version."""
@@ -104,11 +105,9 @@ class Admission:
     def watch_disk(self) -> None:
         """Look at the free disk; called about once a second, since asking costs a system call."""
         try:
-            stat = os.statvfs(self._data_dir)
+            self._disk_free_bytes = self._free_bytes(self._data_dir)
         except OSError as error:
             _log.warning("cannot see how much room the disk has: %s", errors.explain(error))
-            return
-        self._disk_free_bytes = stat.f_bavail * stat.f_frsize
 
     def watch_quota(self) -> None:
         """Raise the alarm if writes that other members took have brought this one to its quota; theirs may be larger.
@@ -208,7 +207,7 @@ class Admission:
 
     def _check_space(self, size_bytes: int) -> None:
         if self._applier.alarms.no_space:
-            if self._applier.alarms.corrupt:  # of both alarms applying tells this one, which nobody may overlook
+            if self._applier.alarms.corrupt:  # of both alarms applying tells this one, which is the graver
                 raise errors.CorruptClusterError
             raise errors.NoSpaceError
         cost = size_bytes + PUT_OVERHEAD_BYTES
@@ -235,7 +234,7 @@ class Admission:
     def _is_disk_full(self, cost_bytes: int) -> bool:
         if self._disk_free_bytes - cost_bytes >= DISK_RESERVE_BYTES:
             return False
-        # The last look may be from before somebody made room.
+        # Room may have been made since the last look.
         self.watch_disk()
         return self._is_below_reserve(cost_bytes)
 

@@ -5,7 +5,7 @@
 Nearly every entry is applied at once, and those of a Ready are one unit of the store with one applied index. An entry
 that is much work (``Applier.begin`` says so) is a unit of its own: what came before it is finished and answered, it
 then gets ``SLICE_S`` of each pass of the loop until it is done. Meanwhile ticks, messages, the log and the sending go
-on, so nobody is deposed; entries that are committed are queued; readers see the state before it (the store sees to
+on, so no leader is deposed; committed entries are queued; readers see the state before it (the store sees to
 that, by revision), and nothing is committed to the database.
 
 Very many short entries are too much for one turn of the node too: after ``TURN_S`` what was applied is finished and
@@ -99,6 +99,12 @@ class ApplyTimes:
         self.run: dict[int, int] = {}
         self.buckets: dict[int, Buckets] = {}
         self.slow = 0
+
+    @property
+    def txns(self) -> int:
+        """Txns that were applied here, with those that were refused."""
+        buckets = self.buckets
+        return sum([buckets[kind].count for kind in (Kind.TXN, -Kind.TXN) if kind in buckets])
 
     def end_run(self, began_s: float) -> None:
         """All entries of the run are applied.
@@ -240,7 +246,7 @@ class Applying:
 
     def _is_far_ahead(self) -> bool:
         """Whether the database has to catch up first. One without room does so only by what is still to be applied; one
-        whose map is full, as soon as nobody reads it.
+        whose map is full, as soon as its last reader has left.
         """
         store = self._node.applier.store
         if store.unwritten_bytes <= self._node.settings.unwritten_max_bytes:
@@ -270,7 +276,7 @@ class Applying:
         """Apply one request; False if it is under way now, and what came before it is answered."""
         request = requests.decode(entry.data)
         if request is None:
-            return True  # nobody can wait for it
+            return True  # no caller can wait for it
         kind, request_id, body = request
         does = entry.data[INNER_KIND_AT] if kind == requests.IDENTIFIED and len(entry.data) > INNER_KIND_AT else kind
         waiter = self._node.proposals.pop(request_id)

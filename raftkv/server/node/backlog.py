@@ -11,7 +11,7 @@ waits for it if there is no quorum without it, and sends it the database if its 
 left lying too: a refusal would bring the whole database, which cannot be installed while something is being applied,
 each time anew. Heartbeats say what is committed.
 
-This ends by itself: what is committed is applied without anything more of a leader, whoever that is.
+This ends by itself: committed entries are applied without anything more from any leader.
 
 A client is refused earlier, as in etcd, since its answer would come with the application here.
 """

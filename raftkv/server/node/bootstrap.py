@@ -122,7 +122,7 @@ def open_writer(loop: asyncio.AbstractEventLoop, on_failure: Callable[[BaseExcep
 
     Arguments:
         loop: of the member.
-        on_failure: called with what a report raises: whoever was to hear it has not, and may wait for ever.
+        on_failure: called with what a report raises: its listener has not heard of the outcome, and may wait for ever.
     """
 
     def hear(report: Callable[[], None]) -> None:
@@ -190,8 +190,8 @@ def open_durable(
 def _refuse_data_of_another(config: ServerConfig, member_id: int, members: Mapping[int, rpc_pb2.Member]) -> None:
     """Refuse data whose owner is one member, where name and peer URLs of the flags are those of another.
 
-    As of a disk in the wrong machine: nobody looks for the owner here, and what it sends goes without an answer. Either
-    alone may be meant, so both are asked for: flags about the cluster count at the first start only.
+    As of a disk in the wrong machine: the others look for the owner elsewhere, and do not answer this one. Either alone
+    may be meant, so both are asked for: flags about the cluster count at the first start only.
     """
     own = members.get(member_id)
     urls = set(map(cluster_id.comparable, config.initial_advertise_peer_urls))

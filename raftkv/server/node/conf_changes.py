@@ -8,11 +8,11 @@ asked for at once are applied one after the other, each decided by the members t
                                 \\-- leader elsewhere --> message --> forwarded -> queue of the leader
 
 What was handed to the log, or passed on, is lost if its leader is, or the connection to it. So it is handed on again,
-as long as somebody waits for it, once another leader is known or there is another connection:
+as long as a caller waits for it, once another leader is known or there is another connection:
 
 - not before an entry of that leader is applied here, for what the one before it had in its log may be committed yet;
 - not if a database was received since: what it did to the members, no entry tells;
-- a leader takes a request once in its term, and nobody but a leader takes one of others. A copy may come late all the
+- a leader takes a request once in its term, and only a leader takes one of others. A copy may come late all the
   same, to one that leads again; the members that it asks for are there or gone for good by then, so it is refused. Not
   so new URLs of a member, which would undo later ones: they are handed on once.
 """
@@ -64,7 +64,7 @@ class ConfChanges:
 
     Arguments:
         raw: the core.
-        is_wanted: whether somebody here still waits for a request id.
+        is_wanted: whether a caller here still waits for a request id.
         check_way: raises ``ProposalDropped`` while what is passed on to the leader would be lost.
         connected_since: when the connection to a member began; None: there is none.
     """
@@ -215,7 +215,7 @@ def _request_id(change: ConfChange) -> int:
 
 
 def hide_beginning(log: MemoryLog, conf_state: ConfState) -> None:
-    """Have whoever has nothing be sent the database instead of the log from entry 1 on.
+    """Have members without data be sent the database instead of the log from entry 1 on.
 
     The founders begin with members and a configuration (and, if they were restored from a backup, with keys) that are
     in no entry. A member that is added later has none of that, so the log alone would make another state of it.

@@ -236,7 +236,7 @@ class Disk:
         is_busy_for: whether something large has been written to the same device for so many seconds.
 
     Attributes:
-        observer: called likewise, while somebody looks.
+        observer: called likewise, while the dashboard is open.
     """
 
     def __init__(

@@ -121,8 +121,8 @@ class Housekeeping:
     def _note_space(self) -> None:
         """Have writes refused while the database finds no room: its batch is kept in memory and tried again.
 
-        A failure may be older than the room that somebody has made since, so the disk is looked at again. A map that
-        is full grows as soon as nobody reads the database: no reason to refuse anything.
+        A failure may be older than room that was made since, so the disk is looked at again. A full map grows as soon
+        as the last reader has left the database: no reason to refuse anything.
         """
         error = self._store.space_error
         if error is None or isinstance(error, MapFullError):

@@ -21,12 +21,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from raftkv.raft.memory_log import ENTRY_OVERHEAD_BYTES
 from raftkv.raft.types import NO_LIMIT, SnapshotMeta
 from raftkv.server.node.disk import Disk, Marker
 from raftkv.server.node.node import Node
+from raftkv.server.snapshots import SnapshotSender
 from raftkv.storage.mvcc import Store
 
 _log = logging.getLogger(__name__)
@@ -41,16 +42,6 @@ DROPPED_AT_ONCE_MAX: Final = 5_000
 
 DROPPED_AT_ONCE_BYTES: Final = 32 * 1024 * 1024
 """Bytes of entries after which a step drops no more, likewise: memory goes back to the system at some 0.1 ms a MiB."""
-
-
-class SnapshotsSent(Protocol):
-    """Snapshots on their way to other members."""
-
-    def holds_log(self) -> bool:
-        """Return whether there are any that need the entries behind them."""
-
-    def give_up(self, reason: str) -> bool:
-        """End them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +69,7 @@ class LogCut:
         snapshots: while one is being sent the entries after it must stay, up to ``LOG_HELD_*``.
     """
 
-    def __init__(self, node: Node, store: Store, disk: Disk, retention: Retention, snapshots: SnapshotsSent) -> None:
+    def __init__(self, node: Node, store: Store, disk: Disk, retention: Retention, snapshots: SnapshotSender) -> None:
         self._node = node
         self._store = store
         self._disk = disk

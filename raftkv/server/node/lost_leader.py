@@ -14,7 +14,7 @@ Invariants: nothing here is needed for safety, and a wrong report costs nothing:
 which members that hear from their leader do not give, no term begins; the next heartbeat, at most a tick later, makes
 the leader known again. Members without pre-vote or without the check of the quorum therefore never do it.
 
-Leaves out: machines that are gone, networks that are cut: nobody refuses anything there, and the timeout decides.
+Leaves out: machines that are gone, networks that are cut: no connection is refused there, and the timeout decides.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class Node(AwaitableNode):
             has; the loop goes on meanwhile, but for applying and acknowledging.
         note_applied: keeps the index and term of the last applied entry through a kill, before anybody is shown it.
         cork: held while a turn lasts, so that all its answers leave together and at once when it ends; hears who asks.
-        stages: hears how far requests have come; None: nobody traces.
+        stages: hears how far requests have come; None: requests are not traced.
     """
 
     def __init__(
@@ -134,7 +134,8 @@ class Node(AwaitableNode):
         self.leader, self.role = NONE, StateRole.FOLLOWER
         state, _ = log.initial_state()
         self.term, self.committed = state.term, state.commit
-        self.leader_changes = self.late_heartbeats = 0
+        self.leader_changes = 0
+        self.late_heartbeats = 0
         """Rounds of heartbeats that this member, leading, sent after more than twice their interval."""
         self._ticked_at = math.inf
         self.proposals_dropped = 0
@@ -188,7 +189,7 @@ class Node(AwaitableNode):
         Arguments:
             kind, body: the request.
             waiter: gets the outcome, or why there is none, in the turn that has it.
-            caller: who causes it (``MEMBER``: this member); None: nobody knows, so it is refused where users are asked
+            caller: who causes it (``MEMBER``: this member); None: unknown, so it is refused where users are asked
                 for, unless only members propose such a kind.
 
         Returns:
@@ -318,7 +319,7 @@ class Node(AwaitableNode):
             codec.validate(message, self.raw.raft.term)
             self.raw.step(message)
         except ProposalDropped:
-            # A follower passed on what cannot be taken now; the request of whoever proposed it times out.
+            # A follower passed on what cannot be taken now; the proposer's request times out.
             self.proposals_dropped += 1
         except StepPeerNotFound as error:
             # The last words of a member that was removed.
@@ -382,7 +383,7 @@ class Node(AwaitableNode):
         self._wake()
 
     def stop(self) -> None:
-        """Take part no more, and fail whoever waits."""
+        """Stop taking part, and fail all waiting callers."""
         if self.stopped:
             return
         self.stopped = True
@@ -513,7 +514,7 @@ class Node(AwaitableNode):
         if self._stages is not None and ready.committed_entries:
             self._stages.committed(ready.committed_entries[-1].index)
         if ready.committed_entries and not ready.entries:
-            # Nothing for the disk, so nobody waits for these messages as clients wait for their answers.
+            # Nothing for the disk, so these messages are less urgent than the answers that clients wait for.
             self.applying.take(ready.committed_entries)
             self._cork.flush()
         if ready.messages:
@@ -688,8 +689,8 @@ class Node(AwaitableNode):
     def _tell_of_changes(self) -> None:
         """Tell of changes of members that are applied once this member will never forget that they are committed.
 
-        Whoever hears of a change may act on it: a removed member is switched off. A survivor that had forgotten the
-        commit, which is not written on its own account otherwise, would still need the vote of that member.
+        An operator who hears of a change may act on it: a removed member is switched off. A survivor that had forgotten
+        the commit, which is not written on its own account otherwise, would still need the vote of that member.
         """
         changes, self._changes = self._changes, []
         state, _ = self.log.initial_state()

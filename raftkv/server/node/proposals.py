@@ -4,7 +4,7 @@ A proposal is *unsent* until the Raft core took it (there may be no leader for a
 applied here. The caller's answer comes from the entry as this member applies it, wherever the leader is.
 
 A waiter that gives up (client gone, time out) is forgotten. If its proposal was unsent it will never be proposed;
-if it was sent, it may still commit, and nobody knows.
+if it was sent, it may still commit, and its caller is not told.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Proposals:
             raise errors.TooManyRequestsError from None
 
     def expect(self, waiter: Waiter, now: float, size_bytes: int = 0) -> int:
-        """Note who waits for an entry that somebody else proposes.
+        """Note who waits for an entry that another part proposes.
 
         Arguments:
             waiter: gets the outcome.
@@ -171,7 +171,7 @@ class Proposals:
         return request_id
 
     def is_waiting(self, request_id: int) -> bool:
-        """Return whether somebody still waits for a request id."""
+        """Return whether a caller still waits for a request id."""
         return request_id in self._waiters
 
     def take_unsent(self, bytes_max: int = PENDING_BYTES_MAX) -> list[tuple[int, bytes]]:
@@ -268,7 +268,7 @@ class _Timed(dict[int, Waiter]):
 
 
 def answer(waiter: Waiter, outcome: Outcome) -> None:
-    """Answer a caller. The entry is applied whatever becomes of the answer, so a failure here harms nobody else."""
+    """Answer a caller. The entry is applied in any case, so a failure to answer harms no other caller."""
     try:
         waiter.finish(outcome)
     except errors.InvariantError:
@@ -329,7 +329,7 @@ class Forwarded:
 
 
 def request_ids(member_id: int, start: int) -> Iterator[int]:
-    """An endless supply of ids that pair a proposal or a read round with whoever waits for it.
+    """An endless supply of ids that pair a proposal or a read round with its waiter.
 
         16 bits of the member id | 40 bits of the start | 8 bits, counting on into the others
 

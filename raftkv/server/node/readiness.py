@@ -6,9 +6,9 @@
     the cluster knows this member's URLs        waited for at most ``--wait-cluster-ready-timeout``, as in etcd
 
 The first is enough after a kill: what a member shows, it has applied, and the mark keeps how far that was. The second
-covers a power cut, which may have cost the mark its last moments: whatever this member had applied was committed, so
+covers a power cut, which may have cost the mark its last moments: all that this member had applied was committed, so
 the index that a quorum confirms is not before it. A member that finds no quorum in that time serves what it has, to
-whoever asks for no more (serializable reads, Status); all else waits for the quorum as at any other time.
+callers that ask for no more (serializable reads, Status); all else waits for the quorum as at any other time.
 
 Until then the client port is bound and connections queue in the kernel, as with etcd: a client waits for its first
 answer instead of being refused.

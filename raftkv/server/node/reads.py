@@ -202,7 +202,7 @@ class ReadQueue:
             self._ask_round(self._round, now)
 
     def tick(self, now: float) -> None:
-        """Ask again what was not answered; give up on whoever waited too long, and on nobody else.
+        """Ask again what was not answered; give up only on readers that waited too long.
 
         Those who came during a round that is given up wait for the next.
         """

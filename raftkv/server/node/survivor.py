@@ -15,7 +15,7 @@ Invariants
 - The steps are those that a leader may propose: one voter at a time, a joint configuration is left first, a learner
   votes before the last voter goes.
 
-Danger: what this does to acknowledged writes that this member does not have, nobody can undo. The members that are
+Danger: acknowledged writes that this member does not have are lost for good. The members that are
 removed must never run again.
 """
 
@@ -54,7 +54,7 @@ def go_on_alone(member_id: int, wal: WAL, log: MemoryLog, store: Store) -> None:
     state, _ = log.initial_state()
     future = _Future.at(log, store, state.commit)
     if future.config.all_voters() == {member_id}:
-        # It needed nobody: all that is durable here it may have acknowledged, as soon as it was.
+        # It needed no other vote: it may have acknowledged an entry as soon as that was durable here.
         state = HardState(state.term, state.vote, log.last_index())
         future = _Future.at(log, store, state.commit)
     if member_id in future.membership.removed:
@@ -116,7 +116,8 @@ class _Future:
     """Configuration and members as they are once entries are applied, and the changes that follow.
 
     Where users are asked for, an entry that is not applied yet may be refused because of who caused it, and that is not
-    known here. So whoever such an entry names is dealt with in either case: what is not so by then is refused too.
+    known here. So members that such an entry names are dealt with in either case: a change that has no effect by
+    then is refused.
     """
 
     config: Configuration

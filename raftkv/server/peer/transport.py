@@ -425,6 +425,15 @@ class Transport:
         peer = self.peers.get(peer_id)
         return peer.active_since if peer is not None else None
 
+    def channel(self, peer_id: int) -> Channel | None:
+        """Return the connection to a peer; None if the peer is unknown."""
+        peer = self.peers.get(peer_id)
+        return peer.channel if peer is not None else None
+
+    def introduction(self, peer_id: int) -> tuple[tuple[str, str], ...]:
+        """Return the metadata by which this member introduces itself to a peer."""
+        return peer_metadata(self._cluster_id, self._member_id, peer_id)
+
     async def close(self) -> None:
         """Close all streams."""
         for timer in self._leaving.values():

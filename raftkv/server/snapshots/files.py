@@ -102,23 +102,34 @@ def remove_soon(path: Path) -> None:
         remove_unneeded(unwanted)
 
 
-def check_room(directory: Path, size_bytes: int, what: str = "a snapshot") -> None:
+def free_disk_bytes(directory: str | Path) -> int:
+    """Return the free disk of a directory for this process. Raises OSError."""
+    stat = os.statvfs(directory)
+    return stat.f_bavail * stat.f_frsize
+
+
+def check_room(
+    directory: Path,
+    size_bytes: int,
+    what: str = "a snapshot",
+    free_disk_bytes: Callable[[str | Path], int] = free_disk_bytes,
+) -> None:
     """Refuse a copy that would leave too little of the disk.
 
     Arguments:
         directory: on the disk.
         size_bytes: of the copy.
         what: name of the copy.
+        free_disk_bytes: free disk of a directory.
 
     Raises:
         SpaceError: says how much there is and how much is needed.
         StorageError: that cannot be seen.
     """
     try:
-        stat = os.statvfs(directory)
+        free_bytes = free_disk_bytes(directory)
     except OSError as error:
         raise StorageError(f"cannot see how much room {directory} has for {what}: {error.strerror}") from error
-    free_bytes = stat.f_bavail * stat.f_frsize
     if free_bytes < size_bytes + ROOM_RESERVE_BYTES:
         needed_bytes = size_bytes + ROOM_RESERVE_BYTES
         raise SpaceError(

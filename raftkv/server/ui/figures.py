@@ -1,6 +1,6 @@
 """The figures of a member as one flat record: counters since its start, sizes, its place in the log, latencies.
 
-    figures = Figures(sources)
+    figures = Figures(replica, transport.peers, connections)
     figures.take()          # a dict of plain values, ready for JSON
 
 Counters and gauges are those that the member keeps anyway. Latencies are measured on demand: ``take`` turns
@@ -15,20 +15,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Final
 
 from raftkv import __version__, errors
-from raftkv.apply.request import Kind
 from raftkv.raft.types import NONE, StateRole
-from raftkv.server.lease.times import LeaseTimes
-from raftkv.server.node.disk import Disk
 from raftkv.server.node.node import Node
-from raftkv.server.peer.transport import Transport
-from raftkv.server.watch.hub import WatchHub
-from raftkv.storage.mvcc import Store
+from raftkv.server.peer.transport import Peer
+from raftkv.server.replica import Replica
 
 MEASURED_S: Final = 5.0
 """How long latencies are measured after the last question."""
@@ -51,25 +46,6 @@ COUNTERS: Final = (
     "slow_reads",
 )
 """Fields that only grow while a member runs: a page, or another member, makes rates of them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FigureSources:
-    """The parts of a member that have the figures.
-
-    Attributes:
-        quota_bytes: of the database; 0: none.
-        connections: how many clients are connected.
-    """
-
-    node: Node
-    store: Store
-    disk: Disk
-    hub: WatchHub
-    leases: LeaseTimes
-    transport: Transport
-    quota_bytes: int
-    connections: Callable[[], int]
 
 
 class Latencies:
@@ -107,12 +83,22 @@ class Figures:
     """The figures of one member.
 
     Arguments:
-        sources: has them.
+        replica: has them.
+        peers: streams to the other members, by id.
+        connections: how many clients are connected.
         clock: monotonic seconds.
     """
 
-    def __init__(self, sources: FigureSources, clock: Callable[[], float] | None = None) -> None:
-        self._sources = sources
+    def __init__(
+        self,
+        replica: Replica,
+        peers: Mapping[int, Peer],
+        connections: Callable[[], int],
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self._replica = replica
+        self._peer_streams = peers
+        self._connections = connections
         self._loop = asyncio.get_running_loop()
         self._clock = clock or self._loop.time
         self._began = self._clock()
@@ -124,8 +110,8 @@ class Figures:
     def take(self) -> dict[str, Any]:
         """Return the figures now, and measure latencies for a while."""
         self._measure()
-        sources = self._sources
-        node, store, hub = sources.node, sources.store, sources.hub
+        replica = self._replica
+        node, store, hub, leases = replica.node, replica.store, replica.hub, replica.lessor.times
         return {
             "uptime_s": round(self._clock() - self._began, 1),
             "version": __version__,
@@ -140,21 +126,21 @@ class Figures:
             "keys": store.key_count,
             "db_bytes": store.size_bytes,
             "db_used_bytes": store.size_in_use_bytes,
-            "quota_bytes": sources.quota_bytes,
+            "quota_bytes": replica.config.quota_bytes or 0,
             "pending": len(node.proposals),
             "puts": store.puts_total,
             "deletes": store.deletes_total,
             "ranges": store.ranges_total,
-            "txns": _txns(node),
+            "txns": node.applying.times.txns,
             "events": hub.events_total,
-            "keepalives": sources.leases.renewed_total,
+            "keepalives": leases.renewed_total,
             "leader_changes": node.leader_changes,
             "slow_reads": node.reads.rounds_retried,
-            "leases": len(sources.leases),
+            "leases": len(leases),
             "watchers": hub.watcher_count,
             "slow_watchers": hub.unsynced_count,
             "watch_streams": len(hub.streams),
-            "connections": sources.connections(),
+            "connections": self._connections(),
             "fsync_s": self.fsync.quantiles(),
             "write_s": self.write.quantiles(),
             "read_s": self.read.quantiles(),
@@ -163,10 +149,10 @@ class Figures:
 
     def _peers(self) -> dict[str, dict[str, Any]]:
         """The other members as this one sees them: connected, and, while it leads, how much of the log they have."""
-        node = self._sources.node
+        node = self._replica.node
         progress = node.raw.raft.tracker.progress if node.role == StateRole.LEADER else {}
         found: dict[str, dict[str, Any]] = {}
-        for peer_id, peer in self._sources.transport.peers.items():
+        for peer_id, peer in self._peer_streams.items():
             known: dict[str, Any] = {"connected": peer.active_since is not None}
             if (each := progress.get(peer_id)) is not None:
                 known |= {"match": each.match, "state": each.state.value}
@@ -178,8 +164,8 @@ class Figures:
     def _measure(self) -> None:
         self._asked_at = self._clock()
         if self._timer is None:
-            self._sources.disk.observer = self.fsync.observe
-            self._sources.node.proposals.observe(self.write.observe, self._loop.time)
+            self._replica.disk.observer = self.fsync.observe
+            self._replica.node.proposals.observe(self.write.observe, self._loop.time)
             self._timer = self._loop.call_later(MEASURED_S, self._rest)
         if self._probe is None or self._probe.done():
             self._probe = self._loop.create_task(self._read())
@@ -187,7 +173,7 @@ class Figures:
     async def _read(self) -> None:
         began = self._clock()
         with suppress(errors.StatusError):
-            await self._sources.node.confirm_read()
+            await self._replica.node.confirm_read()
             self.read.observe(self._clock() - began)
 
     def _rest(self) -> None:
@@ -203,18 +189,12 @@ class Figures:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-            self._sources.disk.observer = None
-            self._sources.node.proposals.observe(None, self._loop.time)
+            self._replica.disk.observer = None
+            self._replica.node.proposals.observe(None, self._loop.time)
             for one in (self.fsync, self.write, self.read):
                 one.clear()
         if self._probe is not None:
             self._probe.cancel()
-
-
-def _txns(node: Node) -> int:
-    """Txns that were applied here, with those that were refused."""
-    buckets = node.applying.times.buckets
-    return sum(buckets[kind].count for kind in (Kind.TXN, -Kind.TXN) if kind in buckets)
 
 
 def _role(node: Node) -> str:

@@ -156,7 +156,7 @@ def test_a_member_far_behind_gets_the_database(three: Three) -> None:
     member.start()
     three.ready()
     wait_for_equal_hashes(three.wire, revision)
-    assert "installed a snapshot at" in log_of(member)
+    wait_for(lambda: "installed a snapshot at" in log_of(member), "the line of the installation")
 
 
 def _files_of(member: Member) -> list[str]:

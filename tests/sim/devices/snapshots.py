@@ -10,7 +10,7 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from raftkv.raft.types import Message, MessageType, SnapshotMeta, StateRole
+from raftkv.raft.types import Message, MessageType, SnapshotMeta
 from raftkv.server.snapshots import SnapshotSender, snapshot_path
 from raftkv.server.snapshots.copies import Copy
 from raftkv.storage.failpoints import failpoint
@@ -26,33 +26,13 @@ class SnapshotCarrier(SnapshotSender):
 
     Arguments:
         member: whose they are.
+        others: as of ``SnapshotSender``.
     """
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: Member, *others: Any) -> None:
         self._member = member
-        super().__init__(
-            member.store,
-            cast(Path, member.directory),
-            cast(Any, lambda peer: member.cluster.network),
-            lambda peer: (),
-            self._is_still_wanted,
-            self._is_caught_up,
-            self._report_end,
-            member._fatal,
-        )
+        super().__init__(*others)
         self.copies.write = self._write
-
-    def _is_still_wanted(self, message: Message) -> bool:
-        node = self._member.running
-        return node.role == StateRole.LEADER and node.term == message.term
-
-    def _is_caught_up(self, peer: int, index: int) -> bool:
-        node = self._member.running
-        return node.role != StateRole.LEADER or node.has_log(peer, index)
-
-    def _report_end(self, peer: int, ok: bool) -> None:
-        if self._member.node is not None:
-            self._member.node.report_snapshot(peer, ok)
 
     async def _write(self, path: Path, stop: object) -> SnapshotInfo:
         flushed = asyncio.Event()

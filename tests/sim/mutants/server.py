@@ -9,7 +9,7 @@ from raftkv.apply import plain, txn
 from raftkv.apply.applier import Applier
 from raftkv.apply.leases import Leases
 from raftkv.raft.types import HardState, Message, Ready
-from raftkv.server import wiring
+from raftkv.server import replica
 from raftkv.server.node import node as node_module
 from raftkv.server.node.applying import Applying
 from raftkv.server.node.backlog import Backlog
@@ -18,6 +18,7 @@ from raftkv.server.node.log_cut import LogCut
 from raftkv.server.node.node import Node
 from raftkv.server.node.proposals import Proposals, Waiter
 from raftkv.server.node.reads import ReadQueue
+from raftkv.server.node.surroundings import NodeSettings
 from raftkv.server.snapshots import SnapshotSender, copies
 from tests.sim import assembly
 from tests.sim.corners import (
@@ -123,7 +124,7 @@ def _cut_too_far(patches: Patches) -> None:
 
 @mutant("marker of a snapshot goes back", "a newer snapshot may come while one is installed", snapshot_corner)
 def _marker_goes_back(patches: Patches) -> None:
-    patches.set(wiring, "_mark", lambda parts, meta: parts.disk.submit(Marker(meta, nothing)))
+    patches.set(replica, "_mark", lambda replica, meta: replica.disk.submit(Marker(meta, nothing)))
 
 
 @mutant("end of a snapshot not reported", "the core hears of every end (R10)", snapshot_corner)
@@ -171,7 +172,7 @@ def _definite_timeout(patches: Patches) -> None:
         return errors.TooManyRequestsError()
 
     patches.set(node_module, "timeout_error", timeout_error)
-    patches.set(assembly.NodeSettings, "request_timeout_s", property(lambda settings: settings.election_s / 2))
+    patches.set(NodeSettings, "request_timeout_s", property(lambda settings: settings.election_s / 2))
 
 
 @mutant("reader joins a round under way", "a round begins after all its readers came (K3)", read_corner)

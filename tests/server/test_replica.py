@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 from raftkv.raft.types import SnapshotMeta
-from raftkv.server.wiring import Parts, wire
+from raftkv.server.replica import Replica
 
 SERVER = Path(__file__).parents[2] / "raftkv" / "server"
 SUBSCRIPTION = re.compile(
@@ -27,11 +28,11 @@ class Recorded:
         return lambda *_: self._called.append(f"{self._name}.{method}")
 
 
-def test_subscribers_are_called_in_the_order_that_the_wiring_shows() -> None:
+def test_subscribers_are_called_in_the_order_that_connect_shows() -> None:
     called: list[str] = []
     recorded = {
         name: Recorded(name, called)
-        for name in ("hub", "graces", "guard", "leader_log", "disk", "admission", "departure")
+        for name in ("hub", "graces", "leader_guard", "leader_log", "disk", "admission", "departure", "hashes")
     }
     log = SimpleNamespace(snapshot=lambda: SnapshotMeta(5, 1))
     node = SimpleNamespace(on_applied=[], on_leader_change=[], on_conf_change=[], log=log, damaged=called.append)
@@ -44,8 +45,11 @@ def test_subscribers_are_called_in_the_order_that_the_wiring_shows() -> None:
     )
     applier.membership.__dict__["members"] = {}
     parts: dict[str, Any] = {"node": node, "installer": installer, "store": store, "lessor": lessor, "applier": applier}
-    peers = cast(Any, (transport, service))
-    wire(Parts(**parts, **recorded, watch_runner=cast(Any, SimpleNamespace()), peers=peers))
+    around: dict[str, Any] = {name: recorded.pop(name) for name in ("graces", "leader_log")}
+    membership, runner = applier.membership, SimpleNamespace()
+    replica = SimpleNamespace(**parts, **recorded, watch_runner=runner, peers=transport, membership=membership)
+    replica._subscribe_to_databases = partial(Replica._subscribe_to_databases, cast(Any, replica))
+    Replica.connect(cast(Any, replica), **around, followers=cast(Any, (service,)))
     assert called == ["admission.conf_changed"], "a learner is one from the start"
 
     def calls(callbacks: list[Any], *arguments: object) -> list[str]:
@@ -59,7 +63,7 @@ def test_subscribers_are_called_in_the_order_that_the_wiring_shows() -> None:
     assert calls(lessor.__dict__["on_end"], 7) == ["graces.lease_ended"]
     assert calls(node.on_applied) == ["hub.applied", "lessor.applied"]
     assert calls(node.on_leader_change) == [
-        "guard.leader_changed",
+        "leader_guard.leader_changed",
         "lessor.leader_changed",
         "leader_log.leader_changed",
     ]
@@ -67,7 +71,7 @@ def test_subscribers_are_called_in_the_order_that_the_wiring_shows() -> None:
     assert calls(node.on_conf_change) == followers
     meta = SnapshotMeta(5, 1)
     reloaded = ["membership", "alarms", "downgrade", "quotas", "auth", "leases"]
-    swapped = ["disk.submit", *(f"{name}.reload" for name in reloaded), "hub.restored"]
+    swapped = ["disk.submit", *(f"{name}.reload" for name in reloaded), "hub.restored", "hashes.forget"]
     assert calls(installer.on_swapped, meta) == swapped
     assert calls(installer.on_swapped, SnapshotMeta(4, 1)) == swapped[1:], "a newer database came meanwhile"
     assert applier.leases.observer is lessor.__dict__["times"]
@@ -77,7 +81,7 @@ def test_nobody_subscribes_elsewhere() -> None:
     elsewhere = [
         f"{path.relative_to(SERVER)}: {line.strip()}"
         for path in sorted(SERVER.rglob("*.py"))
-        if path.name != "wiring.py"
+        if path.name != "replica.py"
         for line in path.read_text().splitlines()
         if SUBSCRIPTION.search(line)
     ]
