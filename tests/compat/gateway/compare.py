@@ -132,9 +132,8 @@ def _is_update_of_nobody(request: Request, oracle: Answer, ours: Answer) -> bool
 
 
 def _is_nobody(request: Request, oracle: Answer, ours: Answer) -> bool:
-    asks_nothing = path_of(request) == "kv/txn" and oracle.status == 200
     is_unnamed = path_of(request) == "auth/user/get" and "user name not found" in _error(oracle)
-    return not request.user and (asks_nothing or is_unnamed) and "user name is empty" in _error(ours)
+    return not request.user and is_unnamed and "user name is empty" in _error(ours)
 
 
 def _is_without_password(request: Request, oracle: Answer, ours: Answer) -> bool:
