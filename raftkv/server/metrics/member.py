@@ -16,7 +16,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from raftkv.pb.enums import alarm_name
-from raftkv.server import ETCD_CLUSTER_VERSION, ETCD_VERSION
+from raftkv.server import ETCD_VERSION
 from raftkv.server.membership.changes import Changes
 from raftkv.server.metrics.exposition import counters, gauge, gauges
 from raftkv.server.node.node import Node
@@ -159,9 +159,10 @@ class ServerMetrics(Collector):
         )
 
     def _versions(self) -> Iterator[Metric]:
+        cluster_version = self._node.applier.downgrade.cluster_version.removesuffix(".0")
         for name, label, text, version in (
             ("etcd_server_version", "server_version", "current version", ETCD_VERSION),
-            ("etcd_cluster_version", "cluster_version", "current cluster version", ETCD_CLUSTER_VERSION),
+            ("etcd_cluster_version", "cluster_version", "current cluster version", cluster_version),
         ):
             yield gauge(name, f"Which version is running. 1 for '{label}' label with {text}", {(version,): 1}, [label])
 
