@@ -41,7 +41,14 @@ from raftkv.server.http.routes import HttpService
 from raftkv.server.insecure_settings import list_insecure_settings
 from raftkv.server.lease.lessor import Lessor
 from raftkv.server.lease.service import LeaseService
-from raftkv.server.listening import METRICS_LIMITS, RECEIVE_OVERHEAD_BYTES, client_limits, listen, peer_limits
+from raftkv.server.listening import (
+    METRICS_LIMITS,
+    RECEIVE_OVERHEAD_BYTES,
+    addresses,
+    client_limits,
+    listen,
+    peer_limits,
+)
 from raftkv.server.maintenance.corruption import CorruptionChecker, CorruptionSettings, Members
 from raftkv.server.maintenance.damage import Damage, Scrub
 from raftkv.server.maintenance.defragmentation import Defragmenter
@@ -497,6 +504,10 @@ class Member:
                 applier=self._applier,
                 admission=self._admission,
                 quota_bytes=self.config.quota_bytes or 0,
+                features={
+                    "InitialCorruptCheck": self.config.initial_corrupt_check,
+                    "CompactHashCheck": self.config.compact_hash_check,
+                },
                 disk=self._disk,
                 syncs=self._syncs,
                 defragmentations=self._defragmentations,
@@ -564,9 +575,18 @@ class Member:
     async def _listen(self) -> None:
         for url in self.config.listen_peer_urls:
             await listen(self._peer_server, url, self._tls.peer.listening)
-        for url in self.config.listen_client_urls:
-            # Nobody is answered yet: see ``readiness``.
-            await listen(self._client_server, url, self._tls.client.listening, accepting=False)
+        http_urls = self.config.listen_client_http_urls
+        for urls, grpc_only in ((self.config.listen_client_urls, bool(http_urls)), (http_urls, False)):
+            for url, plain_too in addresses(urls).items():
+                # Nobody is answered yet: see ``readiness``.
+                await listen(
+                    self._client_server,
+                    url,
+                    self._tls.client.listening,
+                    accepting=False,
+                    plain_too=plain_too,
+                    grpc_only=grpc_only,
+                )
         for url in self.config.listen_metrics_urls:
             await listen(self._metrics_server, url, self._tls.client.listening)
 

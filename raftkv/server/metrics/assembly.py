@@ -5,6 +5,7 @@ register(registry, Sources(durable=durable, node=node, ...))
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
@@ -44,6 +45,7 @@ class Sources:
         durable: what is on disk.
         node, applier, admission, disk, housekeeping: of the loop.
         quota_bytes: of the database; 0: none.
+        features: feature gates that are settings here, and whether they are on.
         syncs, defragmentations: durations, in seconds.
         hashes, snapshot_service: of maintenance.
         snapshots, receiver, installer: databases that go to or come from members.
@@ -59,6 +61,7 @@ class Sources:
     applier: Applier
     admission: Admission
     quota_bytes: int
+    features: Mapping[str, bool]
     disk: Disk
     syncs: Buckets
     defragmentations: Buckets
@@ -92,7 +95,7 @@ def register(registry: CollectorRegistry, of: Sources) -> None:
         node.applying.times, node.reads.durations, of.housekeeping.compactions, lambda: wal.written_bytes
     )
     for collector in (
-        ServerMetrics(node, of.changes, of.installer, of.quota_bytes),
+        ServerMetrics(node, of.changes, of.installer, of.quota_bytes, of.features),
         StoreMetrics(durable.store, lambda: backend.open_reads, lambda: work.txns),
         work,
         _durations(of),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from raftkv.config import FEATURES
 from raftkv.pb.enums import alarm_name
 from raftkv.server import ETCD_VERSION
 from raftkv.server.membership.changes import Changes
@@ -62,9 +63,13 @@ class ServerMetrics(Collector):
         changes: of the members.
         installer: of received databases.
         quota_bytes: of the database; 0: none.
+        features: feature gates that are settings here, and whether they are on.
     """
 
-    def __init__(self, node: Node, changes: Changes, installer: Installer, quota_bytes: int) -> None:
+    def __init__(
+        self, node: Node, changes: Changes, installer: Installer, quota_bytes: int, features: Mapping[str, bool]
+    ) -> None:
+        self._features = features
         self._node = node
         self._changes = changes
         self._installer = installer
@@ -75,6 +80,12 @@ class ServerMetrics(Collector):
         yield from self._state()
         yield from self._counters()
         yield from self._versions()
+        yield gauge(
+            "etcd_server_feature_enabled",
+            "Whether or not a feature is enabled. 1 is enabled, 0 is not.",
+            {(name, stage): self._features.get(name, is_on) for name, (is_on, stage) in FEATURES.items()},
+            ["name", "stage"],
+        )
         server_id = f"{self._node.settings.member_id:x}"
         raised = {(alarm_name(one.alarm), f"{one.memberID:x}"): 1 for one in self._node.applier.alarms.raised()}
         yield gauge(

@@ -39,6 +39,7 @@ class WatchMetrics(Collector):
                 "Total number of pending events to be sent.",
                 hub.pending_count,
             ),
+            ("etcd_debugging_store_watchers", "Count of currently active watchers.", 0),  # of the v2 store
             ("raftkv_watch_lag_revisions", "How far the slowest watcher is behind.", hub.lag_revisions),
         )
         text = "Total number of events sent by this member."
