@@ -166,6 +166,8 @@ class ServerConfig:
     """Calls that one connection may have open."""
     max_learners: int = 1
     """Learners that the cluster may have at a time."""
+    auto_promote: bool = False
+    """Let this member vote as soon as it is in sync, if it was added as a learner."""
     wait_cluster_ready_timeout_s: float = 5.0
     """A member that starts answers no client before a quorum confirmed its state, or this long if there is none."""
     lease_min_ttl_s: int = 0

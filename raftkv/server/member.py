@@ -18,6 +18,7 @@ from raftkv.apply.alarms import Alarms
 from raftkv.apply.applier import Applier
 from raftkv.apply.leases import Leases
 from raftkv.apply.membership import Membership
+from raftkv.apply.request import MEMBER
 from raftkv.apply.response import HeaderEncoder
 from raftkv.config import ServerConfig
 from raftkv.errors import CorruptionError, MemberRemovedError, StorageError, UnknownEntryError, explain
@@ -58,7 +59,7 @@ from raftkv.server.maintenance.service import MaintenanceService, hand_over
 from raftkv.server.maintenance.snapshot import SnapshotService
 from raftkv.server.maintenance.space import Space, tell_alarm
 from raftkv.server.membership.changes import Changes, PeerAccess
-from raftkv.server.membership.presence import Attributes, Departure, Publication
+from raftkv.server.membership.presence import Attributes, Departure, Publication, promote_itself
 from raftkv.server.membership.service import ClusterService
 from raftkv.server.metrics.assembly import Sources, register
 from raftkv.server.metrics.calls import CallTimes
@@ -630,6 +631,9 @@ class Member:
         await self._publication.publish()
         if on_ready is not None:
             await on_ready(self)
+        if self.config.auto_promote:
+            own = self.node.settings.member_id
+            await promote_itself(self.node, self._applier.membership, lambda: self._changes.promote(own, MEMBER))
 
     async def _shut_down(self) -> None:
         if self.failure is None and not self.is_removed:

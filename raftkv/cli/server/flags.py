@@ -151,6 +151,7 @@ _MEMBER = _settings(
     ("max-txn-ops", unsigned, "max_txn_ops", "operations in a transaction (128)"),
     ("max-request-bytes", unsigned, "max_request_bytes", "largest write (1572864)"),
     ("max-concurrent-streams", unsigned, "max_concurrent_streams", "open calls of one connection (4294967295)"),
+    ("auto-promote", boolean, "auto_promote", "if this is a learner, let it vote as soon as it is in sync (false)"),
     ("max-learners", integer, "max_learners", "learners in the cluster (1)"),
     (
         "watch-progress-notify-interval",
