@@ -25,6 +25,18 @@ DEFAULT_PEER_URL = "http://localhost:2380"
 DEFAULT_CLIENT_URL = "http://localhost:2379"
 DEFAULT_QUOTA_BYTES = 2 * 1024**3
 LOG_LEVELS = ("debug", "info", "warn", "error", "panic", "fatal")
+FEATURES = {
+    "CompactHashCheck": (False, "ALPHA"),
+    "FastLeaseKeepAlive": (True, "BETA"),
+    "InitialCorruptCheck": (False, "ALPHA"),
+    "LeaseCheckpoint": (False, "ALPHA"),
+    "LeaseCheckpointPersist": (False, "ALPHA"),
+    "PriorityRequest": (False, "ALPHA"),
+    "SetMemberLocalAddr": (False, "ALPHA"),
+    "StopGRPCServiceOnDefrag": (False, "ALPHA"),
+    "TxnModeWriteWithSharedBuffer": (True, "BETA"),
+}
+"""Feature gates of etcd 3.6 and 3.7: whether each is on unless it is set, and its stage."""
 AUDIT_LEVELS = ("auth", "writes", "all")
 TLS_VERSIONS = ("TLS1.2", "TLS1.3")
 SAMPLING_WHOLE = 1_000_000
@@ -155,6 +167,8 @@ class ServerConfig:
     """Calls that one connection may have open."""
     max_learners: int = 1
     """Learners that the cluster may have at a time."""
+    auto_promote: bool = False
+    """Let this member vote as soon as it is in sync, if it was added as a learner."""
     wait_cluster_ready_timeout_s: float = 5.0
     """A member that starts answers no client before a quorum confirmed its state, or this long if there is none."""
     lease_min_ttl_s: int = 0
@@ -173,6 +187,8 @@ class ServerConfig:
     """Where members connect: IP addresses or localhost."""
     listen_client_urls: tuple[str, ...] = (DEFAULT_CLIENT_URL,)
     """Where clients connect: IP addresses or localhost. Danger: 0.0.0.0 without TLS lets all hosts read and write."""
+    listen_client_http_urls: tuple[str, ...] = ()
+    """Where clients find plain HTTP, which ``listen_client_urls`` then refuse; empty: both have one address."""
     extensive_metrics: bool = False
     """Whether every call is timed, for histograms of each RPC."""
     listen_metrics_urls: tuple[str, ...] = ()
@@ -458,9 +474,11 @@ class ServerConfig:
             raise ConfigError(f"--lease-min-ttl must be 0 to {_LEASE_TTL_MAX_S} s (set to {self.lease_min_ttl_s})")
 
     def _check_addresses(self) -> None:
-        for urls in (self.listen_peer_urls, self.listen_client_urls, self.listen_metrics_urls):
-            for url in urls:
-                _check_bindable(url)
+        for url in (
+            *(*self.listen_peer_urls, *self.listen_client_urls),
+            *(*self.listen_client_http_urls, *self.listen_metrics_urls),
+        ):
+            _check_bindable(url)
         if not self.listen_peer_urls or not self.listen_client_urls:
             raise ConfigError("--listen-peer-urls and --listen-client-urls must not be empty")
         for flag, urls in (
@@ -526,7 +544,9 @@ class ServerConfig:
         if files.client_cert_auth and not files.trusted_ca_file:
             raise ConfigError(f"--{prefix}client-cert-auth needs --{prefix}trusted-ca-file")
         self._check_tls_of_names(kind, prefix, files)
-        listened = self.listen_peer_urls if kind == "peer" else self.listen_client_urls
+        listened = (
+            self.listen_peer_urls if kind == "peer" else (*self.listen_client_urls, *self.listen_client_http_urls)
+        )
         secure = [url for url in listened if cluster_id.split_url(url)[0] in ("https", "unixs")]
         if secure and files.is_empty and not files.self_signed:
             raise ConfigError(

@@ -174,7 +174,7 @@ class KeyValueView:
         return self.data[self.value_start : self.value_end]
 
     def without_value(self) -> bytes:
-        """Return the same KeyValue, serialized, with its value left out (``keys_only``)."""
+        """Return the same KeyValue, serialized, with its value left out."""
         return encode(self.key, self.create_revision, self.mod_revision, self.version, b"", self.lease)
 
 

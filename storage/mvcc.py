@@ -360,7 +360,7 @@ class Store:
             revision: main revision to read at; 0 or less is the present.
             limit: return at most so many KeyValues; 0 or less is no limit. ``count`` ignores it.
             count_only: return none.
-            keys_only: leave values out.
+            keys_only: leave values and leases out.
 
         Raises:
             FutureRevisionError, CompactedError: the revision cannot be read.

@@ -1,7 +1,7 @@
 """Reads: from an interval and a revision to serialized KeyValues.
 
 The index answers where, the overlay and the disk answer what. At the current revision the count of an interval is two
-subtractions and keys-only answers never touch a value; at an older revision the interval is walked.
+subtractions and keys-only answers never touch a record; at an older revision the interval is walked.
 
 Long intervals, and selections of them (``selection.py``), are read in small pieces, so that the owner may do other
 things between. ``PinnedView`` is the store as it was at one moment; later changes do not alter it.
@@ -9,7 +9,7 @@ things between. ``PinnedView`` is the store as it was at one moment; later chang
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
 from typing import Any, Final, Protocol
@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 from raftkv.errors import CompactedError, FutureRevisionError, RequestTimeoutError
 from raftkv.storage.compaction import Hold
 from raftkv.storage.index import Index, State, Walk
+from raftkv.storage.key_index import Found
 from raftkv.storage.key_value import KeyValueView, encode
 from raftkv.storage.overlay import Overlay
 from raftkv.storage.revision import SUB_BITS, SUB_MASK, pack_key
@@ -70,7 +71,7 @@ class Reader:
             key, end: the interval (``index.py``).
             limit: return at most so many KeyValues; 0 or less is no limit.
             count_only: return no KeyValues.
-            keys_only: leave values out.
+            keys_only: leave values and leases out.
 
         Returns:
             KeyValues in order of key, and the number of keys in the interval, without regard to the limit.
@@ -83,14 +84,14 @@ class Reader:
                 return [], 0
             if count_only:
                 return [], 1
-            return [self._key_only(key) if keys_only else self.record(revision)], 1
+            return [_key_only(key, self._index.get_latest(key)) if keys_only else self.record(revision)], 1
         # Counted and not collected, so that a limit of 1 on a million keys loads one record.
         count = self._index.count(key, end)
         if count_only or not count:
             return [], count
         pairs = self._limited(self._index.live(key, end), limit)
         if keys_only:
-            return [self._key_only(name) for name, _ in pairs], count
+            return [_key_only(name, self._index.get_latest(name)) for name, _ in pairs], count
         return self._overlay.load_all(revision for _, revision in pairs), count
 
     def small(
@@ -138,8 +139,10 @@ class Reader:
         pairs = list(self._index.live_at(key, end, main))
         if count_only:
             return [], len(pairs)
-        kvs = self._overlay.load_all(revision for _, revision in self._limited(pairs, limit))
-        return [KeyValueView(kv).without_value() for kv in kvs] if keys_only else kvs, len(pairs)
+        chosen = self._limited(pairs, limit)
+        if keys_only:
+            return self.keys_at(chosen, main), len(pairs)
+        return self._overlay.load_all(revision for _, revision in chosen), len(pairs)
 
     def state(self, key: bytes, main: int) -> State | None:
         """Return what the index knows of a key as of a main revision; ``None`` if the key did not exist then.
@@ -205,32 +208,14 @@ class Reader:
         """
         return self._overlay.load_all(revisions, size_bytes_max)
 
-    def keys_at(self, pairs: list[tuple[bytes, int]], main: int, size_bytes_max: int) -> list[bytes]:
-        """Return KeyValues without values, of keys as they were at a main revision: at least one, no more once enough
-        was read.
+    def keys_at(self, pairs: Iterable[tuple[bytes, int]], main: int) -> list[bytes]:
+        """Return KeyValues without values and leases, of keys as they were at a main revision: no record is read.
 
         Arguments:
             pairs: keys, and the packed revisions that they had then.
             main: the main revision.
-            size_bytes_max: bytes that had to be read all the same, at which it is enough.
         """
-        kvs: list[bytes] = []
-        latest, leases = self._index.latest, self._leases
-        # Only what must be read from disk counts: the rest is in memory and costs microseconds.
-        room = size_bytes_max
-        for name, revision in pairs:
-            if room < 0:
-                break
-            found = self._index.get(name, main)
-            if latest(name) != revision or found is None:
-                # Written again since: the lease of that time is in the record alone.
-                record = self.record(revision)
-                room -= len(record)
-                kvs.append(KeyValueView(record).without_value())
-            else:
-                modified = revision >> SUB_BITS
-                kvs.append(encode(name, found.created, modified, found.version, lease=leases.get(name, 0)))
-        return kvs
+        return [_key_only(name, self._index.get(name, main)) for name, _ in pairs]
 
     def select(
         self,
@@ -264,12 +249,12 @@ class Reader:
     ) -> Iterator[tuple[bytes, int]] | list[tuple[bytes, int]]:
         return islice(pairs, limit) if limit > 0 else pairs
 
-    def _key_only(self, key: bytes) -> bytes:
-        # Everything but the value is in memory: creation, version and lease need no read of the disk.
-        found = self._index.get_latest(key)
-        if found is None:
-            raise KeyError(key)
-        return encode(key, found.created, found.modified >> SUB_BITS, found.version, lease=self._leases.get(key, 0))
+
+def _key_only(key: bytes, found: Found | None) -> bytes:
+    # The index has everything but value and lease; etcd 3.7 leaves both out.
+    if found is None:
+        raise KeyError(key)
+    return encode(key, found.created, found.modified >> SUB_BITS, found.version)
 
 
 def check_revision(revision: int, current: int, compacted: int) -> None:

@@ -270,11 +270,13 @@ class Selector:
             yield []
         elif not self._selection.keys_only:
             yield from self._values([revision for _, revision in pairs])
-        while pairs and self._selection.keys_only:
+        elif self._selection.target == VALUE:
+            # Here etcd keeps the leases: it reads the records, to sort them.
+            for kvs in self._values([revision for _, revision in pairs]):
+                yield [KeyValueView(kv).without_value() for kv in kvs]
+        else:
             self._check()
-            kvs = self._reader.keys_at(pairs, self._main, BYTES_PER_PIECE)
-            del pairs[: len(kvs)]
-            yield kvs
+            yield self._reader.keys_at(pairs, self._main)
 
     def _values(self, revisions: list[int]) -> Iterator[list[bytes]]:
         """KeyValues in pieces of about ``BYTES_PER_PIECE``."""

@@ -329,10 +329,28 @@ class Membership:
 #
 #     {"target-version":"3.5.0","enabled":true}
 #
-# Leaves out which versions may be asked for (``server/maintenance/service``), and going back: raftkv has one storage
-# version, so a job is recorded, shown and cancelled.
+# While there is a job, its target is the version of the cluster, and of the snapshot files that it makes, which etcd of
+# that version restores. raftkv's own format stays the same. Leaves out which versions may be asked for
+# (``server/maintenance/service``).
 
-_DOWNGRADE_KEY: Final = b"downgrade"
+DOWNGRADE_KEY: Final = b"downgrade"
+
+CLUSTER_VERSION: Final = "3.7.0"
+"""Version of the cluster and of its storage, as etcd counts them, while there is no job."""
+
+
+def read_downgrade(record: bytes | None) -> rpc_pb2.DowngradeInfo:
+    """Return the job that a record of the cluster bucket says."""
+    if record is None:
+        return rpc_pb2.DowngradeInfo()
+    with schema.reading(schema.CLUSTER):
+        fields = json.loads(record)
+        return rpc_pb2.DowngradeInfo(enabled=fields["enabled"], targetVersion=fields["target-version"])
+
+
+def cluster_version(info: rpc_pb2.DowngradeInfo) -> str:
+    """Return the version of a cluster with a job, or without: that of its storage too."""
+    return info.targetVersion if info.enabled else CLUSTER_VERSION
 
 
 class Downgrade:
@@ -352,12 +370,12 @@ class Downgrade:
 
     def reload(self) -> None:
         """Read the job back from the store: at start, and after a snapshot replaced it."""
-        self.info = rpc_pb2.DowngradeInfo()
-        data = dict(self._store.meta_items(schema.CLUSTER)).get(_DOWNGRADE_KEY)
-        if data is not None:
-            with schema.reading(schema.CLUSTER):
-                record = json.loads(data)
-                self.info = rpc_pb2.DowngradeInfo(enabled=record["enabled"], targetVersion=record["target-version"])
+        self.info = read_downgrade(dict(self._store.meta_items(schema.CLUSTER)).get(DOWNGRADE_KEY))
+
+    @property
+    def cluster_version(self) -> str:
+        """Version of the cluster, and of its storage: ``MAJOR.MINOR.0``."""
+        return cluster_version(self.info)
 
     def execute(self, wanted: rpc_pb2.DowngradeInfo) -> None:
         """Begin a job, or cancel it if ``wanted`` is not enabled.
@@ -373,4 +391,4 @@ class Downgrade:
         target = wanted.targetVersion if wanted.enabled else ""
         self.info = rpc_pb2.DowngradeInfo(enabled=wanted.enabled, targetVersion=target)
         record = {"target-version": target, "enabled": wanted.enabled}
-        self._store.meta_put(schema.CLUSTER, _DOWNGRADE_KEY, json.dumps(record, separators=(",", ":")).encode())
+        self._store.meta_put(schema.CLUSTER, DOWNGRADE_KEY, json.dumps(record, separators=(",", ":")).encode())

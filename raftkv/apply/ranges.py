@@ -57,7 +57,7 @@ class ReadView(Protocol):
             revision: main revision to read at; 0 or less is the present.
             limit: return at most so many KeyValues; 0 or less is no limit.
             count_only: return no KeyValues.
-            keys_only: leave values out.
+            keys_only: leave values and leases out.
         """
 
     def select(

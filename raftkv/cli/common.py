@@ -179,7 +179,7 @@ RESTORE_FLAGS = (
 _STATUS = """FILE is a snapshot that raftkvctl or etcdctl saved, or a database of etcd. All of it is read. The simple
 format is: """
 _RESTORE = """Every member of the new cluster is restored from the same FILE, with flags of its own. FILE may be of
-raftkv or of etcd 3.4 to 3.6. Users and roles in it are kept."""
+raftkv or of etcd 3.4 to 3.7. Users and roles in it are kept."""
 
 
 def file_commands(leaf: MakeLeaf, module: str, columns: str, remark: str = "") -> list[Leaf]:

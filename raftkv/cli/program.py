@@ -58,7 +58,7 @@ class CommandError(Exception):
         self.details = tuple(details)
 
 
-API_VERSION: Final = "3.6"
+API_VERSION: Final = "3.7"
 """Version of etcd's API that is spoken."""
 
 COMMANDS: Final[Mapping[str, str]] = {

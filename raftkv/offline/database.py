@@ -23,7 +23,7 @@ from raftkv.storage.revision import SUB_BITS, from_key, unseal
 TEMPORARY_NAME: Final = "db.tmp"
 """Names the copy that ``defragment`` makes beside the database; a member that starts removes it."""
 
-STORAGE_VERSIONS: Final = {schema.FORMAT_VERSION: "3.6"}
+STORAGE_VERSIONS: Final = {schema.FORMAT_VERSION: "3.7"}
 """Format of the database to the storage version that members report for it, as etcd names its own."""
 
 

@@ -36,7 +36,5 @@ wire (``raftkv.rpc``). Nothing here imports a client.
 
 from typing import Final
 
-ETCD_VERSION: Final = "3.6.14"
+ETCD_VERSION: Final = "3.7.1"
 """The etcd version whose behaviour a member shows: clients choose what to send by it."""
-ETCD_CLUSTER_VERSION: Final = "3.6.0"
-ETCD_STORAGE_VERSION: Final = "3.6.0"

@@ -97,7 +97,7 @@ def _peers(config: ServerConfig) -> Iterator[InsecureSetting]:
 def _clients(config: ServerConfig) -> Iterator[InsecureSetting]:
     yield from _port(
         "clients",
-        (*config.listen_client_urls, *config.advertise_client_urls),
+        (*config.listen_client_urls, *config.listen_client_http_urls, *config.advertise_client_urls),
         config.client_tls,
         "--listen-client-urls and --advertise-client-urls with https, --cert-file, --key-file",
         "--",

@@ -85,7 +85,34 @@ def peer_limits(config: ServerConfig) -> ServerLimits:
     return replace(PEER_LIMITS, max_receive_message_bytes=message_bytes, assembly_bytes=assembly_bytes)
 
 
-async def listen(server: Server, url: str, ssl: Security | None, *, accepting: bool = True) -> None:
+def addresses(urls: Iterable[str]) -> dict[str, bool]:
+    """Return the URLs of clients that are to be bound, one of each address, and whether plain text is spoken there too.
+
+    Arguments:
+        urls: of clients; those of one address may differ in their schemes, as in etcd.
+    """
+    found: dict[tuple[bool, str, int | str], list[str]] = {}
+    for url in dict.fromkeys(urls):
+        scheme, host, port = cluster_id.split_url(url)
+        # Port 0 is another one each time.
+        is_file = scheme.startswith("unix")
+        found.setdefault((is_file, host, port if port or is_file else url), []).append(url)
+    return {max(same, key=_is_secure): len(set(map(_is_secure, same))) > 1 for same in found.values()}
+
+
+def _is_secure(url: str) -> bool:
+    return cluster_id.split_url(url)[0] in ("https", "unixs")
+
+
+async def listen(
+    server: Server,
+    url: str,
+    ssl: Security | None,
+    *,
+    accepting: bool = True,
+    plain_too: bool = False,
+    grpc_only: bool = False,
+) -> None:
     """Bind an address.
 
     Arguments:
@@ -93,6 +120,7 @@ async def listen(server: Server, url: str, ssl: Security | None, *, accepting: b
         url: with scheme, host and port.
         ssl: for addresses whose scheme asks for TLS.
         accepting: whether connections are taken at once; else they queue in the kernel.
+        plain_too, grpc_only: as of ``Server.listen``.
 
     Raises:
         ConfigError: the address cannot be bound; one line for the user.
@@ -101,8 +129,8 @@ async def listen(server: Server, url: str, ssl: Security | None, *, accepting: b
     try:
         # As in etcd, unix://NAME:PORT is a socket file of just that name.
         unix = host if scheme.startswith("unix") else None
-        ssl = ssl if scheme in ("https", "unixs") else None
-        await server.listen(host, port, ssl, unix=unix, accepting=accepting)
+        ssl = ssl if _is_secure(url) else None
+        await server.listen(host, port, ssl, unix=unix, accepting=accepting, plain_too=plain_too, grpc_only=grpc_only)
     except OSError as error:
         raise _in_words(url, error) from error
 

@@ -29,7 +29,7 @@ from raftkv.native import is_compiled
 from raftkv.server import descriptors
 from raftkv.server.audit.trail import open_destination
 from raftkv.server.auth.jwt_tokens import JWTTokens, parse_options
-from raftkv.server.listening import check_free
+from raftkv.server.listening import addresses, check_free
 from raftkv.server.logs import outputs as logs
 from raftkv.server.member import ExtendHttp, Member, OnReady
 from raftkv.server.membership.joining import origin_of
@@ -144,7 +144,8 @@ async def _serve(
 ) -> tuple[signal.Signals, BaseException | None]:
     if is_new(config):
         # Before any data is made: a start with corrected flags would meet data with the ids of the wrong ones.
-        check_free((*config.listen_peer_urls, *config.listen_client_urls, *config.listen_metrics_urls))
+        clients = (*addresses(config.listen_client_urls), *addresses(config.listen_client_http_urls))
+        check_free((*config.listen_peer_urls, *clients, *config.listen_metrics_urls))
         _check_files(config)
     if config.client_tls.self_signed or config.peer_tls.self_signed:
         from raftkv.server.tls.issue import with_self_signed

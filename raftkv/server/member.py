@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
+from raftkv.apply.request import MEMBER
 from raftkv.config import ServerConfig
 from raftkv.errors import CorruptionError, MemberRemovedError, StorageError, UnknownEntryError, explain
 from raftkv.histograms import DISK_S, Buckets
@@ -32,10 +33,18 @@ from raftkv.server.http.debug import DebugService
 from raftkv.server.http.routes import HttpService
 from raftkv.server.insecure_settings import list_insecure_settings
 from raftkv.server.lease.service import LeaseService
-from raftkv.server.listening import METRICS_LIMITS, RECEIVE_OVERHEAD_BYTES, client_limits, listen, peer_limits
+from raftkv.server.listening import (
+    METRICS_LIMITS,
+    RECEIVE_OVERHEAD_BYTES,
+    addresses,
+    client_limits,
+    listen,
+    peer_limits,
+)
 from raftkv.server.maintenance.quotas import QuotaService
 from raftkv.server.maintenance.service import MaintenanceService, hand_over
 from raftkv.server.maintenance.snapshot import SnapshotService
+from raftkv.server.membership.presence import promote_itself
 from raftkv.server.membership.service import ClusterService
 from raftkv.server.metrics.budgets import BudgetMetrics
 from raftkv.server.metrics.calls import AuthMetrics, CallMetrics, CallTimes, HealthMetrics
@@ -357,9 +366,18 @@ class Member:
     async def _listen(self) -> None:
         for url in self.config.listen_peer_urls:
             await listen(self._peer_server, url, self._tls.peer.listening)
-        for url in self.config.listen_client_urls:
-            # Connections queue until the member is ready: see ``readiness``.
-            await listen(self._client_server, url, self._tls.client.listening, accepting=False)
+        http_urls = self.config.listen_client_http_urls
+        for urls, grpc_only in ((self.config.listen_client_urls, bool(http_urls)), (http_urls, False)):
+            for url, plain_too in addresses(urls).items():
+                # Connections queue until the member is ready: see ``readiness``.
+                await listen(
+                    self._client_server,
+                    url,
+                    self._tls.client.listening,
+                    accepting=False,
+                    plain_too=plain_too,
+                    grpc_only=grpc_only,
+                )
         for url in self.config.listen_metrics_urls:
             await listen(self._metrics_server, url, self._tls.client.listening)
 
@@ -394,6 +412,9 @@ class Member:
         await replica.publication.publish()
         if on_ready is not None:
             await on_ready(self)
+        if self.config.auto_promote:
+            own = self.node.settings.member_id
+            await promote_itself(self.node, replica.membership, lambda: replica.changes.promote(own, MEMBER))
 
     async def _shut_down(self) -> None:
         if self.failure is None and not self.is_removed:

@@ -426,7 +426,11 @@ class Replica:
         node, durable = self.node, self.durable
         wal, backend, times = durable.wal, durable.backend, node.applying.times
         yield from (self.defragmenter, self.damage, self.corruption)
-        yield ServerMetrics(node, self.changes, self.installer, self.config.quota_bytes or 0)
+        features = {
+            "InitialCorruptCheck": self.config.initial_corrupt_check,
+            "CompactHashCheck": self.config.compact_hash_check,
+        }
+        yield ServerMetrics(node, self.changes, self.installer, self.config.quota_bytes or 0, features)
         yield StoreMetrics(self.store, lambda: backend.open_reads, lambda: times.txns)
         yield WorkMetrics(times, node.reads.durations, self.housekeeping.compactions, lambda: wal.written_bytes)
         yield self._durations()

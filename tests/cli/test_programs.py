@@ -33,8 +33,8 @@ def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_versions():
-    assert run("raftkvctl", "version").stdout == f"raftkvctl version: {__version__}\nAPI version: 3.6\n"
-    assert run("raftkv", "version").stdout.startswith(f"raftkv Version: {__version__}\nAPI Version: 3.6\n")
+    assert run("raftkvctl", "version").stdout == f"raftkvctl version: {__version__}\nAPI version: 3.7\n"
+    assert run("raftkv", "version").stdout.startswith(f"raftkv Version: {__version__}\nAPI Version: 3.7\n")
     assert run("raftkv", "--version").stdout == run("raftkv", "version").stdout
 
 
@@ -66,7 +66,7 @@ sys.argv = ["raftkvctl", *sys.argv[1:]]
 raftkvctl()
 """
     for words, answer, exit_code in (
-        (("version",), f"raftkvctl version: {__version__}\nAPI version: 3.6\n", 0),
+        (("version",), f"raftkvctl version: {__version__}\nAPI version: 3.7\n", 0),
         (("get",), "", 128),
     ):
         given = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}

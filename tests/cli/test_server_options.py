@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from raftkv.cli.program import CommandError
 from raftkv.cli.server.flags import FLAGS, SETTING
 from raftkv.cli.server.options import read_options
-from raftkv.config import LogRotation, ServerConfig, TLSFiles, Tracing
+from raftkv.config import FEATURES, LogRotation, ServerConfig, TLSFiles, Tracing
+from raftkv.server.listening import addresses
 
 
 def read(*words, **environment):
@@ -311,6 +312,29 @@ def test_peers_off_this_machine_need_certificates_or_a_word_for_it():
     assert read(secure[0], "--peer-auto-tls").config.peer_tls.self_signed
 
 
+def test_sections_of_a_file_have_the_names_of_etcd(tmp_path):
+    path = tmp_path / "etcd.yaml"
+    path.write_text(
+        "client-transport-security: {trusted-ca-file: c, allowed-hostname: [a]}\n"
+        "peer-transport-security: {trusted-ca-file: p, allowed-cn: [b]}\n"
+        "discovery-config: {token: ''}\n"
+    )
+    options = read(f"--config-file={path}")
+    assert (options.config.client_tls.allowed_hostname, options.config.peer_tls.allowed_cn) == (("a",), ("b",))
+    assert options.warnings == []
+
+
+def test_one_address_may_serve_both_schemes():
+    both = ("http://127.0.0.1:1", "https://127.0.0.1:1")
+    assert addresses(both) == addresses(both[::-1]) == {both[1]: True}
+    assert addresses((both[0], both[0])) == {both[0]: False}
+    assert addresses(("http://127.0.0.1:0", "http://127.0.0.1:2", "unix://a:1", "unixs://a:1")) == {
+        "http://127.0.0.1:0": False,
+        "http://127.0.0.1:2": False,
+        "unixs://a:1": True,
+    }
+
+
 def test_feature_gates():
     config = read("--feature-gates=InitialCorruptCheck=true, CompactHashCheck=1,LeaseCheckpoint=false").config
     assert (config.initial_corrupt_check, config.compact_hash_check) == (True, True)
@@ -318,9 +342,15 @@ def test_feature_gates():
         ServerConfig(), initial_corrupt_check=True, corrupt_check_time_s=300.0
     )
     assert not read("--feature-gates=InitialCorruptCheck=false,AllAlpha=false").config.initial_corrupt_check
+    alpha = read("--feature-gates=AllAlpha=true,CompactHashCheck=false").config
+    assert (alpha.initial_corrupt_check, alpha.compact_hash_check) == (True, False)
+    for name, (is_on, _) in FEATURES.items():
+        assert read(f"--feature-gates={name}={str(is_on).lower()}").warnings == []
+        warned = read(f"--feature-gates={name}={str(not is_on).lower()}").warnings
+        expected = f"feature gate {name} has no effect in raftkv"
+        assert warned == ([] if name in ("InitialCorruptCheck", "CompactHashCheck") else [expected])
     for text, error in (
         ("X=true", "unrecognized feature gate: X"),
-        ("LeaseCheckpoint=true", "feature gate LeaseCheckpoint is not implemented in raftkv"),
         ("InitialCorruptCheck", "missing bool value for InitialCorruptCheck"),
     ):
         assert refused(f"--feature-gates={text}") == (2, f'invalid value "{text}" for flag -feature-gates: {error}')

@@ -185,7 +185,7 @@ def round_trip(tmp_path: Path, keys: int) -> dict[str, float]:
         words = ["--endpoints", raftkv.endpoints[1], "--user", f"root:{PASSWORD}", "snapshot", "save", str(second)]
         ran = run_ctl(words)
         timed("save", started)
-        assert (ran.code, ran.output.decode()) == (0, f"Snapshot saved at {second}\nServer version 3.6.0\n"), ran.errors
+        assert (ran.code, ran.output.decode()) == (0, f"Snapshot saved at {second}\nServer version 3.7.0\n"), ran.errors
     check_status(second)
     assert contents(second) == contents(first)
     assert compacted_in(second) == compacted_in(first)

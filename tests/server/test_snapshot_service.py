@@ -10,12 +10,12 @@ from typing import Any, cast
 
 import pytest
 
+from raftkv.apply.membership import CLUSTER_VERSION
 from raftkv.offline.etcd.export import LENGTH, OTHER_FILE_STATUS
 from raftkv.offline.etcd.file import snapshot_status
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import RpcError
-from raftkv.server import ETCD_STORAGE_VERSION
 from raftkv.server.maintenance import snapshot
 from raftkv.server.maintenance.snapshot import ATTEMPTS_MAX, STREAMS_MAX, SnapshotService
 from raftkv.storage.backend.base import WriteBatch
@@ -104,7 +104,7 @@ def test_a_snapshot_is_everything_that_was_answered_before(member: Member, tmp_p
     assert snapshot_status(path).revision == member.store.revision == 301
     *blobs, last = call.messages
     assert last.blob == hashlib.sha256(path.read_bytes()[:-32]).digest()
-    assert {message.version for message in call.messages} == {ETCD_STORAGE_VERSION}
+    assert {message.version for message in call.messages} == {CLUSTER_VERSION}
     assert blobs[0].remaining_bytes + len(blobs[0].blob) == path.stat().st_size - 32
     assert (blobs[-1].remaining_bytes, last.remaining_bytes) == (0, 0)
     assert not last.HasField("header")

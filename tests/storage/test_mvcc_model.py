@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from raftkv.errors import CompactedError, FutureRevisionError
 from raftkv.storage import schema
 from raftkv.storage.backend.writer import ScriptedWriter
-from raftkv.storage.key_value import KeyValueView
+from raftkv.storage.key_value import KeyValueView, encode
 from raftkv.storage.mvcc import Store
 from raftkv.storage.revision import SUB_BITS, SUB_MASK, from_key
 from raftkv.storage.selection import ASCEND, DESCEND, Selection, drain
@@ -167,7 +167,8 @@ class StoreMachine(RuleBasedStateMachine):
         counted = self.store.range(key, end, revision=revision, count_only=True)
         assert (counted.kvs, counted.count) == ([], len(expected))
         names = self.store.range(key, end, revision=revision, keys_only=True).kvs
-        assert names == [KeyValueView(data).without_value() for data in expected]
+        views = [KeyValueView(data) for data in expected]
+        assert names == [encode(kv.key, kv.create_revision, kv.mod_revision, kv.version) for kv in views]
         for order in (ASCEND, DESCEND):
             selected, found = drain(self.store.select(key, end, Selection(order=order), revision=revision))
             assert (selected[:: -1 if order == DESCEND else 1], found.count) == (expected, len(expected))

@@ -14,7 +14,7 @@ from raftkv.storage import selection as selections
 from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.backend.writer import ScriptedWriter
 from raftkv.storage.index import Index
-from raftkv.storage.key_value import KeyValueView
+from raftkv.storage.key_value import KeyValueView, encode
 from raftkv.storage.mvcc import Store
 from raftkv.storage.overlay import Overlay
 from raftkv.storage.selection import DESCEND, KEY, MOD, NONE, VALUE, Pieces, Selected, Selection, drain
@@ -86,7 +86,15 @@ def dumb(stored: list[bytes], selection: Selection) -> tuple[list[bytes], Select
     kvs.sort(key=SORT_VALUES[selection.target], reverse=selection.order == DESCEND)
     more = 0 < limit < len(kvs)
     kvs = kvs[:limit] if more else kvs
-    return [kv.without_value() if selection.keys_only else kv.data for kv in kvs], Selected(len(stored), more)
+    if not selection.keys_only:
+        return [kv.data for kv in kvs], Selected(len(stored), more)
+    # etcd 3.7 reads keys from its index, which knows no leases, unless it sorts by value.
+    has_lease = selection.target == VALUE
+    stripped = [
+        encode(kv.key, kv.create_revision, kv.mod_revision, kv.version, lease=kv.lease if has_lease else 0)
+        for kv in kvs
+    ]
+    return stripped, Selected(len(stored), more)
 
 
 def finish(pieces: Pieces, between: Any = None) -> tuple[list[bytes], Selected]:

@@ -112,6 +112,15 @@ class Rights:
         """
         self.check_in_pieces(kind, request, caller)
 
+    def check_txn(self, request: rpc_pb2.TxnRequest, caller: Caller | None) -> None:
+        """Refuse what a txn may not do, at the member that takes it: an empty one is for every caller, as in etcd.
+
+        Arguments:
+            request, caller: as of ``check``. Raises as it.
+        """
+        if caller is not None or request.compare or request.success or request.failure:
+            self.check(Kind.TXN, request, caller)
+
     def check_in_pieces(self, kind: int, request: Any, caller: Caller | None) -> Generator[None, None, None] | None:
         """Refuse what a request of the log may not do, while it is applied.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from raftkv.cli.ctl.session import open_session
@@ -16,6 +17,7 @@ from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.goflags.values import quote, text_bytes
 from raftkv.cli.program import BAD_ARGUMENTS, BAD_FEATURE, ERROR, CommandError
 from raftkv.client.rpc import methods
+from raftkv.client.rpc.core import Client
 from raftkv.client.scope import prefix_end
 from raftkv.pb import rpc_pb2
 
@@ -41,13 +43,30 @@ def get(invocation: Invocation) -> None:
     """Read keys and print them."""
     request = range_request(invocation)
     session = open_session(invocation, value_only=invocation["print-value-only"])
-    response = session.call(methods.RANGE, request, metadata=_staleness(invocation))
+    metadata = _staleness(invocation)
+    if invocation["stream"]:
+        response = session.run(partial(_read_stream, request, metadata, session.timeout_s))
+    else:
+        response = session.call(methods.RANGE, request, metadata=metadata)
     # As in etcdctl, the request is sent before these flags are checked.
     if invocation["count-only"] and session.printer.name != "fields":
         raise CommandError("--count-only is only for `--write-out=fields`", BAD_ARGUMENTS)
     if invocation["print-value-only"] and session.printer.name != "simple":
         raise CommandError("print-value-only is only for `--write-out=simple`", BAD_ARGUMENTS)
     session.printer.get(response)
+
+
+async def _read_stream(
+    request: rpc_pb2.RangeRequest, metadata: tuple[tuple[str, str], ...], timeout_s: float, client: Client
+) -> rpc_pb2.RangeResponse:
+    """Read a range in chunks; all of them together are the answer of a Range."""
+    stream = await client.stream(methods.RANGE_STREAM, metadata=metadata, timeout_s=timeout_s)
+    await stream.send(request)
+    stream.half_close()
+    response = rpc_pb2.RangeResponse()
+    while (chunk := await stream.receive()) is not None:
+        response.MergeFrom(chunk.range_response)
+    return response
 
 
 def put(invocation: Invocation) -> None:

@@ -71,6 +71,7 @@ GET_FLAGS = (
     Flag("keys-only", BOOL, usage="print the keys without their values"),
     Flag("count-only", BOOL, usage="print only the number of keys; needs --write-out=fields"),
     Flag("print-value-only", BOOL, usage="print only the values; needs --write-out=simple"),
+    Flag("stream", BOOL, usage="let the member send the keys in chunks, for many or large ones (RangeStream)"),
     Flag("min-create-rev", INT, usage="leave out keys created before this revision"),
     Flag("max-create-rev", INT, usage="leave out keys created after this revision; 0 means none"),
     Flag("min-mod-rev", INT, usage="leave out keys last changed before this revision"),

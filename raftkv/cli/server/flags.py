@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from raftkv import cluster_id
 from raftkv.cli.goflags import values as govalues
+from raftkv.config import FEATURES
 
 
 def urls(text: str) -> tuple[str, ...]:
@@ -75,16 +76,16 @@ def extensive(text: str) -> bool:
 
 
 GATE_FIELDS: Final = {"InitialCorruptCheck": "initial_corrupt_check", "CompactHashCheck": "compact_hash_check"}
-"""Feature gates of etcd 3.6 that are settings here; the value is the field of ``ServerConfig``."""
-_IDLE_GATES: Final = frozenset({"TxnModeWriteWithSharedBuffer", "SetMemberLocalAddr", "AllAlpha", "AllBeta"})
-_REFUSED_GATES: Final = frozenset({"LeaseCheckpoint", "LeaseCheckpointPersist", "StopGRPCServiceOnDefrag"})
+"""Feature gates of etcd that are settings here; the value is the field of ``ServerConfig``. Both are alpha."""
+ALL_ALPHA: Final = "AllAlpha"
+_IDLE_GATES: Final = frozenset((*FEATURES, ALL_ALPHA, "AllBeta")) - GATE_FIELDS.keys()
 
 
 def feature_gates(text: str) -> dict[str, bool]:
-    """Return the gates of ``NAME=BOOL,...`` that are settings here.
+    """Return the gates of ``NAME=BOOL,...``, those of etcd 3.6 and 3.7.
 
     Raises:
-        ValueError: with etcd's words, or for a gate that raftkv does not have and that is switched on.
+        ValueError: with etcd's words.
     """
     found: dict[str, bool] = {}
     for part in filter(None, text.split(",")):
@@ -95,12 +96,9 @@ def feature_gates(text: str) -> dict[str, bool]:
             is_on = govalues.parse_bool(value)
         except ValueError as error:
             raise ValueError(f"invalid value of {name}={value}, err: {error}") from None
-        if name in GATE_FIELDS:
-            found[name] = is_on
-        elif name not in _IDLE_GATES | _REFUSED_GATES:
+        if name not in GATE_FIELDS and name not in _IDLE_GATES:
             raise ValueError(f"unrecognized feature gate: {name}")
-        elif name in _REFUSED_GATES and is_on:
-            raise ValueError(f"feature gate {name} is not implemented in raftkv")
+        found[name] = is_on
     return found
 
 
@@ -144,6 +142,7 @@ _MEMBER = _settings(
     ("initial-election-tick-advance", boolean, "initial_election_tick_advance", "shorten the first wait (true)"),
     ("listen-peer-urls", urls, "listen_peer_urls", "where members connect (http://localhost:2380)"),
     ("listen-client-urls", urls, "listen_client_urls", "where clients connect (http://localhost:2379)"),
+    ("listen-client-http-urls", urls, "listen_client_http_urls", "where plain HTTP is, and no more at the former"),
     ("metrics", extensive, "extensive_metrics", "basic, or extensive: every call is timed (basic)"),
     ("listen-metrics-urls", urls, "listen_metrics_urls", "more addresses, for metrics and health alone"),
     ("quota-backend-bytes", integer, "quota_backend_bytes", "database size limit, 0 for 2 GiB, negative for none"),
@@ -152,6 +151,7 @@ _MEMBER = _settings(
     ("max-txn-ops", unsigned, "max_txn_ops", "operations in a transaction (128)"),
     ("max-request-bytes", unsigned, "max_request_bytes", "largest write (1572864)"),
     ("max-concurrent-streams", unsigned, "max_concurrent_streams", "open calls of one connection (4294967295)"),
+    ("auto-promote", boolean, "auto_promote", "if this is a learner, let it vote as soon as it is in sync (false)"),
     ("max-learners", integer, "max_learners", "learners in the cluster (1)"),
     (
         "watch-progress-notify-interval",
@@ -324,6 +324,8 @@ _IDLE = [
     *_idle(duration, "downgrade-check-time", "experimental-downgrade-check-time"),
     *_idle(boolean, "memory-mlock", "experimental-memory-mlock", "experimental-txn-mode-write-with-shared-buffer"),
     *_idle(unsigned, "bootstrap-defrag-threshold-megabytes", "experimental-bootstrap-defrag-threshold-megabytes"),
+    *_idle(boolean, "experimental-enable-lease-checkpoint", "experimental-enable-lease-checkpoint-persist"),
+    *_idle(boolean, "experimental-stop-grpc-service-on-defrag", allowed=(False,)),
     *_idle(string, "cluster-active-size", "cluster-remove-delay", "cluster-sync-interval", "config", "force"),
     *_idle(string, "max-result-buffer", "max-retry-attempts", "peer-heartbeat-interval", "peer-election-timeout"),
     *_idle(string, "retry-interval", "snapshot", "v", "vv"),
@@ -344,10 +346,7 @@ _REFUSED = [
     *_refused(boolean, (True,), "discovery-insecure-transport"),
     *_refused(boolean, (False,), "discovery-insecure-skip-tls-verify"),
     *_refused(boolean, (False,), "enable-v2"),
-    *_refused(boolean, (False,), "experimental-enable-lease-checkpoint"),
-    *_refused(boolean, (False,), "experimental-enable-lease-checkpoint-persist"),
-    *_refused(boolean, (False,), "experimental-stop-grpc-service-on-defrag"),
-    *_refused(string, ("",), "listen-client-http-urls", "experimental-enable-v2v3"),
+    *_refused(string, ("",), "experimental-enable-v2v3"),
     *_refused(string, ("off",), "proxy"),
     *_refused(unsigned, (5000,), "proxy-failure-wait", "proxy-write-timeout"),
     *_refused(unsigned, (30000,), "proxy-refresh-interval"),

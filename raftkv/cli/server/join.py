@@ -45,7 +45,7 @@ from raftkv.errors import (
 from raftkv.offline.archive import MemberArchive
 from raftkv.offline.directory import log_of
 from raftkv.pb import rpc_pb2
-from raftkv.server.listening import check_free
+from raftkv.server.listening import addresses, check_free
 from raftkv.server.tls.context import client_context
 from raftkv.server.tls.ports import rules_of
 from raftkv.urls import Endpoint, parse_endpoint
@@ -251,7 +251,7 @@ async def _among(client: Client, config: ServerConfig, say: Callable[[str], None
     say(f"cluster {listed.header.cluster_id:x} has {len(listed.members)} members: {_names(listed.members)}")
     own = _own(listed.members, config)
     if own is None:
-        check_free((*config.listen_peer_urls, *config.listen_client_urls))
+        check_free((*config.listen_peer_urls, *addresses(config.listen_client_urls)))
         request = rpc_pb2.MemberAddRequest(peerURLs=config.initial_advertise_peer_urls, isLearner=True)
         try:
             added = await client.call(methods.MEMBER_ADD, request, timeout_s=CALL_TIMEOUT_S)

@@ -24,8 +24,8 @@ from typing import Any, Final
 from raftkv.cli.goflags import values as govalues
 from raftkv.cli.goflags.pflag import did_you_mean
 from raftkv.cli.program import BAD_FLAGS, ERROR, CommandError
-from raftkv.cli.server.flags import BOOLEANS, FLAGS, GATE_FIELDS, IDLE, REFUSED, boolean, duration
-from raftkv.config import LogRotation, ServerConfig, TLSFiles, Tracing
+from raftkv.cli.server.flags import ALL_ALPHA, BOOLEANS, FLAGS, GATE_FIELDS, IDLE, REFUSED, boolean, duration
+from raftkv.config import FEATURES, LogRotation, ServerConfig, TLSFiles, Tracing
 from raftkv.errors import ConfigError
 from raftkv.server.insecure_settings import hardened, list_insecure_settings, refusal
 
@@ -113,8 +113,19 @@ _PARTS: dict[str, Callable[..., Any]] = {"client_tls": TLSFiles, "peer_tls": TLS
 _DEPTH_MAX: Final = 64
 """Levels of a configuration file; settings need two."""
 
-_SECTIONS = {"client-transport-security": "", "peer-transport-security": "peer-", "socket-options": "socket-"}
+_SECTIONS = {
+    "client-transport-security": "",
+    "peer-transport-security": "peer-",
+    "socket-options": "socket-",
+    "discovery-config": "discovery-",
+}
 """Settings of a file that have settings of their own, and how the flags of these begin."""
+_NAMES_OF_SECTIONS: Final = {
+    ("", "allowed-hostname"): "client-cert-allowed-hostname",
+    ("peer-", "allowed-cn"): "peer-cert-allowed-cn",
+    ("peer-", "allowed-hostname"): "peer-cert-allowed-hostname",
+}
+"""Settings of sections whose flags have other names."""
 
 
 _EMPTY_IS_DEFAULT: Final = frozenset(
@@ -168,7 +179,7 @@ def read_options(
         complete(texts)
         values = _convert(texts, warnings, from_file=bool(path))
         _apply_own_certificates(values, warnings)
-        config = _make_config(values, from_file=bool(path))
+        config = _make_config(values, warnings, from_file=bool(path))
         if config.secure:
             config = hardened(config)
             if open_to_strangers := list_insecure_settings(config):
@@ -318,7 +329,7 @@ def _file_entry(path: str, key: str, value: Any) -> list[tuple[str, Any]]:
         return []
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: {key} has settings of its own, as 'name: value' below it; it is given {value!r}")
-    return [(prefix + str(name), item) for name, item in value.items()]
+    return [(_NAMES_OF_SECTIONS.get((prefix, str(name)), prefix + str(name)), item) for name, item in value.items()]
 
 
 def _file_text(path: str, name: str, value: Any) -> str:
@@ -365,9 +376,9 @@ def _convert(texts: Mapping[str, str], warnings: list[str], *, from_file: bool) 
     return values
 
 
-def _make_config(values: dict[str, Any], *, from_file: bool) -> ServerConfig:
+def _make_config(values: dict[str, Any], warnings: list[str], *, from_file: bool) -> ServerConfig:
     _apply_retention(values)
-    _apply_gates(values)
+    _apply_gates(values, warnings)
     text = values.pop("log_rotation_json", "{}")
     values["log_rotation"] = read_rotation(text) if values.get("log_rotation") else None
     parts: dict[str, Any] = {
@@ -394,13 +405,20 @@ def _apply_own_certificates(values: dict[str, Any], warnings: list[str]) -> None
             warnings.append(f"--{flag} is ignored: a certificate is given")
 
 
-def _apply_gates(values: dict[str, Any]) -> None:
-    """Apply ``feature-gates``, unless a flag of an older version sets the same field.
+def _apply_gates(values: dict[str, Any], warnings: list[str]) -> None:
+    """Apply ``feature-gates``, unless a flag of an older version sets the same field; say which have no effect.
 
     Raises:
         ConfigError: both are given.
     """
-    for gate, is_on in values.pop("feature_gates", {}).items():
+    gates: dict[str, bool] = values.pop("feature_gates", {})
+    if ALL_ALPHA in gates:
+        gates = {**dict.fromkeys(GATE_FIELDS, gates.pop(ALL_ALPHA)), **gates}
+    for gate, is_on in gates.items():
+        if gate not in GATE_FIELDS:
+            if is_on != FEATURES.get(gate, (False, ""))[0]:
+                warnings.append(f"feature gate {gate} has no effect in raftkv")
+            continue
         field_name = GATE_FIELDS[gate]
         if field_name in values:
             flag = next(name for name, flag in FLAGS.items() if flag.field == field_name)

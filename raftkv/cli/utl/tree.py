@@ -30,7 +30,7 @@ def _database_commands() -> list[click.Command]:
         Flag("target-version", usage="version whose format is wanted: X.Y, at least 3.5 (required)"),
         Flag("force", BOOL, usage="accepted as etcdutl does; a format that cannot be written is refused all the same"),
     )
-    migrate = "raftkv has one format so far, that of version 3.6."
+    migrate = "raftkv has one format so far, that of version 3.7."
     return [
         _leaf("hashkv", "utl.files:hashkv", "FILE", "Print the hash of the history in a database", (rev,), _HASHKV)(
             "hashkv default.etcd", "hashkv db --rev 1000 -w json"
@@ -39,7 +39,7 @@ def _database_commands() -> list[click.Command]:
             "defrag --data-dir default.etcd"
         ),
         _leaf("migrate", "utl.files:migrate", "", "Bring data to the format of another version", migration, migrate)(
-            "migrate --data-dir default.etcd --target-version 3.6"
+            "migrate --data-dir default.etcd --target-version 3.7"
         ),
     ]
 

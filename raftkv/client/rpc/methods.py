@@ -116,6 +116,7 @@ RESIGN: Final = Method("/v3electionpb.Election/Resign", election_pb2.ResignRespo
 WATCH: Final = StreamMethod("/etcdserverpb.Watch/Watch", rpc_pb2.WatchResponse)
 LEASE_KEEP_ALIVE: Final = StreamMethod("/etcdserverpb.Lease/LeaseKeepAlive", rpc_pb2.LeaseKeepAliveResponse)
 SNAPSHOT: Final = StreamMethod("/etcdserverpb.Maintenance/Snapshot", rpc_pb2.SnapshotResponse)
+RANGE_STREAM: Final = StreamMethod("/etcdserverpb.KV/RangeStream", rpc_pb2.RangeStreamResponse)
 OBSERVE: Final = StreamMethod("/v3electionpb.Election/Observe", election_pb2.LeaderResponse)
 
 MEMBER_REPLACE: Final = Method("/raftkvpb.Admin/MemberReplace", admin_pb2.MemberReplaceResponse, False)

@@ -24,10 +24,10 @@ from pathlib import Path
 from struct import Struct
 from typing import Final
 
+from raftkv.apply.membership import DOWNGRADE_KEY, cluster_version, read_downgrade
 from raftkv.apply.quotas import KEY_PREFIX
 from raftkv.errors import CorruptionError, InvariantError, RaftKVError
 from raftkv.offline.etcd import records
-from raftkv.offline.etcd.records import STORAGE_VERSION
 from raftkv.pb import rpc_pb2
 from raftkv.storage import schema
 from raftkv.storage.backend.base import ReadTxn
@@ -90,8 +90,13 @@ def _removed(read: ReadTxn, bucket: bytes) -> Iterator[tuple[bytes, bytes]]:
     return ((records.member_key(key), records.REMOVED) for key, _ in read.items(bucket))
 
 
+def _version(read: ReadTxn) -> bytes:
+    """Return the version of etcd whose fields the file has: that which a downgrade goes to, if one is under way."""
+    return cluster_version(read_downgrade(read.get(schema.CLUSTER, DOWNGRADE_KEY))).encode()
+
+
 def _cluster(read: ReadTxn, bucket: bytes) -> Iterator[tuple[bytes, bytes]]:
-    yield records.CLUSTER_VERSION_KEY, records.CLUSTER_VERSION
+    yield records.CLUSTER_VERSION_KEY, _version(read)
     # Quotas are raftkv's own, and go through etcd unseen; what is used is counted again where the file is restored.
     for key, value in read.items(bucket, KEY_PREFIX):
         if not key.startswith(KEY_PREFIX):
@@ -109,7 +114,7 @@ def _meta(read: ReadTxn, bucket: bytes) -> Iterator[tuple[bytes, bytes]]:
             yield key, records.compact_revision_to_etcd(value)
     conf_state = schema.decode_conf_state(read.get(bucket, schema.META_CONF_STATE))
     yield schema.META_CONF_STATE, records.conf_state_to_etcd(conf_state)
-    yield records.META_STORAGE_VERSION, records.STORAGE_VERSION
+    yield records.META_STORAGE_VERSION, _version(read)
 
 
 _SMALL: Final = {
@@ -177,7 +182,7 @@ def messages(read: ReadTxn) -> Iterator[bytes]:
     Raises:
         CorruptRecordError: a record is damaged.
     """
-    version = STORAGE_VERSION.decode()
+    version = _version(read).decode()
     for blob, remaining in blobs(*snapshot(read)):
         yield rpc_pb2.SnapshotResponse(remaining_bytes=remaining, blob=blob, version=version).SerializeToString()
 

@@ -27,10 +27,6 @@ from raftkv.storage import schema
 from raftkv.storage.key_value import varint
 from raftkv.storage.revision import SUB_BITS, from_key, is_well_formed, pack, to_key
 
-STORAGE_VERSION: Final = b"3.6.0"
-"""The version of etcd whose fields are in ``meta``."""
-CLUSTER_VERSION: Final = b"3.6.0"
-
 META_STORAGE_VERSION: Final = b"storageVersion"
 CLUSTER_VERSION_KEY: Final = b"clusterVersion"
 REMOVED: Final = b"removed"

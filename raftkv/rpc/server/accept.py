@@ -1,7 +1,8 @@
 """A connection from accept on: TLS handshake, which protocol it speaks, and then the right protocol object.
 
 The first bytes decide: HTTP/2's preface or anything else (HTTP/1.1). Under TLS the ALPN choice decides, and a client
-without ALPN is sniffed like a plain one. Both steps are timed: a silent connection is closed.
+without ALPN is sniffed like a plain one. Both steps are timed: a silent connection is closed. Where plain text is
+spoken beside TLS, the first byte decides between them: it is 22 in every handshake.
 
 A step of a handshake costs up to some milliseconds of the processor, and an unfinished one costs memory. So a handshake
 begins when its first bytes have come, its steps are done in the order of their bytes, ``STEPS_A_TURN`` at a time, and
@@ -38,15 +39,27 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _SNIFF_BYTES = 4
+_TLS_HANDSHAKE: Final = 22
 
 TOO_MANY = EMPTY_SETTINGS + goaway_frame(ErrorCode.ENHANCE_YOUR_CALM, b"too_many_connections", last_stream_id=0)
 """Sent on a connection above the limit: no call of it was served."""
 
 
 class Connection(asyncio.Protocol):
-    """One accepted connection; hands its transport to the protocol it turns out to speak."""
+    """One accepted connection; hands its transport to the protocol it turns out to speak.
 
-    def __init__(self, server: Server, security: Security | None) -> None:
+    Arguments:
+        server: serves it.
+        security: of TLS; None: plain text.
+        plain_too: whether plain text is taken beside TLS.
+        grpc_only: whether plain HTTP is refused.
+    """
+
+    def __init__(
+        self, server: Server, security: Security | None, *, plain_too: bool = False, grpc_only: bool = False
+    ) -> None:
+        self._plain_too = plain_too
+        self._grpc_only = grpc_only
         self._server = server
         self._security = security
         self._transport: asyncio.Transport | None = None
@@ -164,7 +177,12 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Keep the first bytes; under TLS they may come before we know that the handshake is over."""
         self._buffer += data
-        if self._awaits_hello and self._transport is not None:
+        if self._awaits_hello and self._plain_too and self._buffer[0] != _TLS_HANDSHAKE:
+            self._server.handshakes.done(self)
+            self._stop_timer()
+            self._security = self._below_tls = None
+            self._sniff()
+        elif self._awaits_hello and self._transport is not None:
             self._transport.pause_reading()
             self._server.handshakes.take_turn(self._begin_handshake)
         else:
@@ -180,7 +198,8 @@ class Connection(asyncio.Protocol):
 
     def _become_h2(self, transport: asyncio.Transport) -> None:
         server = self._server
-        core = ServerCore(server.router, server.limits, server.environment(), _peer_of(transport))
+        router = server.grpc_router if self._grpc_only else server.router
+        core = ServerCore(router, server.limits, server.environment(), _peer_of(transport))
         self._h2 = ServerH2Protocol(core, transport, server.cork, self.released, server.backlog())
         buffered = self._hand_over(transport, self._h2)
         if buffered:
@@ -188,6 +207,9 @@ class Connection(asyncio.Protocol):
         core.wake()  # our SETTINGS
 
     def _become_http1(self, transport: asyncio.Transport) -> None:
+        if self._grpc_only:
+            self.abort()
+            return
         self._http1 = Http1Protocol(self._server, transport, _peer_of(transport), self.released, self._since_s)
         buffered = self._hand_over(transport, self._http1)
         if buffered:

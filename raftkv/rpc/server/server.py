@@ -18,6 +18,7 @@ import asyncio
 import logging
 import ssl as ssl_module
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 from raftkv.loop.cork import Cork
@@ -116,6 +117,11 @@ class Server:
         self._beginnings: Turnstile | None = None
         self._idle: asyncio.Event | None = None
 
+    @property
+    def grpc_router(self) -> Router:
+        """The methods without the plain HTTP handler."""
+        return replace(self.router, http=None)
+
     # ---- registration
 
     def unary(self, path: str, handler: UnaryHandler) -> None:
@@ -213,6 +219,8 @@ class Server:
         *,
         unix: str | None = None,
         accepting: bool = True,
+        plain_too: bool = False,
+        grpc_only: bool = False,
     ) -> list[tuple[str, int]]:
         """Open a listener and return the addresses it got.
 
@@ -222,6 +230,8 @@ class Server:
             ssl: serve TLS; the ALPN protocols of a context are set to h2 and http/1.1.
             unix: path of a unix socket to listen on instead.
             accepting: False: connections are taken by the kernel and wait there for ``start_accepting``.
+            plain_too: take plain text beside TLS.
+            grpc_only: refuse plain HTTP.
 
         Raises:
             OSError: the address cannot be bound.
@@ -231,7 +241,7 @@ class Server:
         self.environment()
 
         def factory() -> Connection:
-            return Connection(self, security)
+            return Connection(self, security, plain_too=plain_too, grpc_only=grpc_only)
 
         if unix is not None:
             bound = await loop.create_unix_server(factory, unix, start_serving=False)

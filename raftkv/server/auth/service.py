@@ -16,12 +16,12 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from raftkv import errors
-from raftkv.apply.auth.records import ROOT_USER
+from raftkv.apply.auth.records import ROOT, ROOT_USER
 from raftkv.apply.auth.store import AuthStore
 from raftkv.apply.request import FIRST_KNOWN_IN, MEMBER, USER_NAME_BYTES_MAX, Caller, Kind, versioned
 from raftkv.apply.response import field
 from raftkv.loop.scheduler import Work, encoded, in_order
-from raftkv.pb import raft_pb2, rpc_pb2
+from raftkv.pb import auth_pb2, raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES, Method
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import AsyncUnaryHandler, Server
@@ -35,6 +35,9 @@ T = TypeVar("T")
 _METHODS: Final = SERVICES["etcdserverpb.Auth"]
 TRIES_MAX: Final = 100
 """How often something is tried under ever newer users, before the caller is answered that they change too fast."""
+
+_ROOT_PERMISSION: Final = field(2, auth_pb2.Permission(permType="READWRITE", range_end=b"\0").SerializeToString())
+"""How etcd shows what the role root may do, whatever was granted to it."""
 
 CHANGES: Final = {
     "AuthEnable": "enable",
@@ -260,8 +263,7 @@ class AuthService:
 
         return handle
 
-    def _status(self, _request: Any, caller: Caller | None) -> rpc_pb2.AuthStatusResponse:
-        self._rights.check_root(caller)
+    def _status(self, _request: Any, _caller: Caller | None) -> rpc_pb2.AuthStatusResponse:
         return rpc_pb2.AuthStatusResponse(enabled=self._auth.is_enabled, authRevision=self._auth.revision)
 
     def _user_get(self, request: rpc_pb2.AuthUserGetRequest, caller: Caller | None) -> rpc_pb2.AuthUserGetResponse:
@@ -283,6 +285,8 @@ class AuthService:
         role = self._auth.roles.get(request.role)
         if role is None:
             raise errors.RoleNotFoundError
+        if request.role == ROOT:
+            return Listing(lambda: [_ROOT_PERMISSION], 1, bytes, is_sorted=True)
         return Listing(role.fields, len(role.permissions), bytes, is_sorted=True)
 
     def _role_list(self, _request: Any, caller: Caller | None) -> Listing:

@@ -6,13 +6,14 @@
 | row | who may call |
 |---|---|
 | OPEN | every caller: logins and health |
+| ANYBODY | every caller, whose token must be good if it shows one |
 | USER | a user, admitted under the present revision |
 | KNOWN | a user |
 | ROOT | a user with the role root |
 | BY_MESSAGE | every caller may open the stream; the service has every message checked (``live``) |
 | a function | as it says, from the request |
 
-Rows are those of etcd 3.6.14. A row that reads or writes keys names every interval that the request touches. What an
+Rows are those of etcd 3.7.1. A row that reads or writes keys names every interval that the request touches. What an
 entry of the log needs is said once, in ``rights.check``, which applying asks again.
 """
 
@@ -76,6 +77,14 @@ def _root(rights: Rights, _request: Any, caller: Caller | None) -> None:
     rights.check_root(caller)
 
 
+def _nothing(_rights: Rights, _request: Any, _caller: Caller | None) -> None:
+    """Ask for no right."""
+
+
+def _txn(rights: Rights, request: rpc_pb2.TxnRequest, caller: Caller | None) -> None:
+    rights.check_txn(request, caller)
+
+
 def _entry(kind: int) -> Check:
     return lambda rights, request, caller: rights.check(kind, request, caller)
 
@@ -134,6 +143,7 @@ def _leader(rights: Rights, request: Any, caller: Caller | None) -> None:
 
 
 OPEN: Final = Row()
+ANYBODY: Final = Row(_nothing)
 USER: Final = Row(_user)
 KNOWN: Final = Row(_known)
 ROOT: Final = Row(_root)
@@ -146,7 +156,7 @@ TABLE: Final[dict[str, dict[str, Row]]] = {
         "RangeStream": Row(_range, _valid(check.check_range), lasts=True),
         "Put": Row(_entry(Kind.PUT), _valid(check.check_put)),
         "DeleteRange": Row(_entry(Kind.DELETE_RANGE), _valid(check.check_delete_range)),
-        "Txn": Row(_entry(Kind.TXN), check.check_txn, check.check_txn_in_pieces),
+        "Txn": Row(_txn, check.check_txn, check.check_txn_in_pieces),
         "Compact": Row(_entry(Kind.COMPACT)),
     },
     "etcdserverpb.Watch": {"Watch": BY_MESSAGE},
@@ -177,7 +187,7 @@ TABLE: Final[dict[str, dict[str, Row]]] = {
     },
     "etcdserverpb.Auth": {
         "Authenticate": OPEN,
-        "AuthStatus": ROOT,
+        "AuthStatus": ANYBODY,
         "AuthEnable": ROOT,
         "AuthDisable": ROOT,
         "UserAdd": ROOT,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from html import escape
 from typing import Final
 from urllib.parse import quote, unquote
 
@@ -55,6 +56,7 @@ FEW_PIECES: Final = 64
 
 _JSON: Final = (("content-type", "application/json"),)
 _ANSWERED: Final = (*_JSON, ("grpc-metadata-content-type", "application/grpc"))
+_PAGE: Final = (("content-type", "text/html; charset=utf-8"),)
 _TEXT: Final = (("content-type", "text/plain; charset=utf-8"), ("x-content-type-options", "nosniff"))
 
 
@@ -107,6 +109,8 @@ class Gateway:
             return HttpResponse(200, openapi.document(), _JSON)
         if found is None:
             return HttpResponse(404, b"Not Found\n", _TEXT)
+        if request.method == "HEAD":  # as etcd 3.7; 405 before
+            return HttpResponse(400, b"", _JSON)
         if request.method != "POST":
             return HttpResponse(405, b"Method Not Allowed\n", _TEXT)
         method, route = found
@@ -264,4 +268,10 @@ def _failed(error: RpcError, *, is_call: bool = False) -> HttpResponse:
 
 def _moved(path: str, request: HttpRequest) -> HttpResponse:
     location = quote(path, _PATH_SAFE, encoding="latin-1")
-    return HttpResponse(301, b"", (("location", f"{location}?{request.query}" if request.query else location),))
+    location = f"{location}?{request.query}" if request.query else location
+    if request.method not in ("GET", "HEAD"):
+        return HttpResponse(301, b"", (("location", location),))
+    # The page of Go's servers.
+    shown = escape(location).replace("&quot;", "&#34;").replace("&#x27;", "&#39;")
+    body = f'<a href="{shown}">Moved Permanently</a>.\n\n'.encode() if request.method == "GET" else b""
+    return HttpResponse(301, body, (("location", location), *_PAGE))

@@ -97,6 +97,7 @@ def own_names(config: ServerConfig) -> set[str]:
     """
     urls = (
         *config.listen_client_urls,
+        *config.listen_client_http_urls,
         *config.advertise_client_urls,
         *config.listen_metrics_urls,
         *config.initial_advertise_peer_urls,

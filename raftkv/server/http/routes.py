@@ -16,7 +16,7 @@ from raftkv.apply.applier import Applier
 from raftkv.pb import rpc_pb2
 from raftkv.pb.enums import alarm_name
 from raftkv.rpc.server.http import HttpRequest, HttpResponse
-from raftkv.server import ETCD_CLUSTER_VERSION, ETCD_STORAGE_VERSION, ETCD_VERSION
+from raftkv.server import ETCD_VERSION
 from raftkv.server.node.admission import Admission
 from raftkv.server.node.node import Node
 from raftkv.server.node.readiness import Readiness
@@ -76,7 +76,7 @@ class HttpService:
         if request.method != "GET":
             return HttpResponse(405, b"Method Not Allowed\n", (("allow", "GET"), *_CHECKED))
         if request.path == "/version":
-            answer = _json(200, _version())
+            answer = _json(200, _version(self._applier.downgrade.cluster_version))
             # `raftkv doctor` compares versions of raftkv by this: the body has the version of etcd alone.
             return HttpResponse(200, answer.body, (*answer.headers, ("server", f"raftkv/{__version__}")))
         if checks is not None:
@@ -153,12 +153,8 @@ def _checks_of(path: str) -> tuple[str, ...] | None:
     return (name,) if name in checks else None
 
 
-def _version() -> dict[str, str]:
-    return {
-        "etcdserver": ETCD_VERSION,
-        "etcdcluster": ETCD_CLUSTER_VERSION,
-        "storage": ETCD_STORAGE_VERSION,
-    }
+def _version(cluster_version: str) -> dict[str, str]:
+    return {"etcdserver": ETCD_VERSION, "etcdcluster": cluster_version, "storage": cluster_version}
 
 
 def _json(status: int, body: dict[str, str]) -> HttpResponse:

@@ -7,6 +7,7 @@ alone, as in etcd.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from raftkv.pb.services import SERVICES
 from raftkv.raft.types import NONE
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.server import Server
-from raftkv.server import ETCD_CLUSTER_VERSION, ETCD_STORAGE_VERSION, ETCD_VERSION
+from raftkv.server import ETCD_VERSION
 from raftkv.server.durable import when_durable
 from raftkv.server.maintenance.defragmentation import DefragmentCommand, Defragmenter
 from raftkv.server.maintenance.hashes import Hashes, scan
@@ -112,8 +113,8 @@ async def hand_over(node: Node, connected_since: Callable[[int], float | None]) 
 #     CANCEL          ends it
 #
 # The rules and texts are etcd's (server/etcdserver/version/manager.go): the target is the minor version before the
-# cluster's, one job at a time. The job is recorded and shown; nothing else follows from it, since raftkv shows the
-# behaviour of one version of etcd and has one storage version.
+# cluster's, one job at a time; to cancel none is no error. The job moves the version of the cluster, which snapshot
+# files have (``apply/membership``). Members go on with the behaviour of one version of etcd, and with one format.
 #
 # An entry that begins or cancels a job is of a kind that older members do not know: they would stop over it. So it is
 # proposed only while all members are known to run a version that knows it.
@@ -142,26 +143,37 @@ class DowngradeCommand:
         with refusals():
             responder.admission.check_read(call, serializable=False)
             request = parse_or_raise(_Action, data)
+            # As in etcd, where the version of the cluster moves a while after the answer.
+            version = responder.applier.downgrade.cluster_version
             await self._carry_out(request, call.caller)
-        major, minor = _parse(ETCD_CLUSTER_VERSION)
-        response = rpc_pb2.DowngradeResponse(version=f"{major}.{minor}")
+        response = rpc_pb2.DowngradeResponse(version=version.removesuffix(".0"))
         header = responder.header.encode(responder.revision(), responder.node.term)
         return header + response.SerializeToString()
 
     async def _carry_out(self, request: rpc_pb2.DowngradeRequest, caller: Caller | None) -> None:
         if request.action == _Action.CANCEL:
-            await self._propose(rpc_pb2.DowngradeInfo(), caller)
+            await self._responder.node.confirm_read()
+            if self._responder.applier.downgrade.info.enabled:
+                with contextlib.suppress(errors.NoInflightDowngradeError):
+                    await self._propose(rpc_pb2.DowngradeInfo(), caller)
         elif request.action == _Action.ENABLE:
-            target = check_target(request.version)
+            target = await self._validated(request.version)
             await self._propose(rpc_pb2.DowngradeInfo(enabled=True, targetVersion=target), caller)
         elif request.action == _Action.VALIDATE:
-            # The job that another member has just begun counts.
-            await self._responder.node.confirm_read()
-            check_target(request.version)
-            if self._responder.applier.downgrade.info.enabled:
-                raise errors.DowngradeInProcessError
+            await self._validated(request.version)
         else:
             raise errors.StatusError("etcdserver: unknown method")
+
+    async def _validated(self, text: str) -> str:
+        """Return the target of a job that may begin; raises as ``check_target``, or because there is a job."""
+        _parse(text)
+        # The job that another member has just begun counts.
+        await self._responder.node.confirm_read()
+        downgrade = self._responder.applier.downgrade
+        target = check_target(text, downgrade.cluster_version)
+        if downgrade.info.enabled:
+            raise errors.DowngradeInProcessError
+        return target
 
     async def _propose(self, wanted: rpc_pb2.DowngradeInfo, caller: Caller | None) -> None:
         self._check_capable(FIRST_KNOWN_IN[Kind.DOWNGRADE])
@@ -170,18 +182,19 @@ class DowngradeCommand:
         outcome.check()
 
 
-def check_target(text: str) -> str:
+def check_target(text: str, cluster_version: str) -> str:
     """Return a target version as etcd keeps it, ``MAJOR.MINOR.0``.
 
     Arguments:
         text: as the client wrote it, with or without a patch version.
+        cluster_version: the present one.
 
     Raises:
         WrongDowngradeVersionFormatError: it is no version.
         InvalidDowngradeTargetVersionError: it is not the minor version before the cluster's.
     """
     major, minor = _parse(text)
-    allowed_major, cluster_minor = _parse(ETCD_CLUSTER_VERSION)
+    allowed_major, cluster_minor = _parse(cluster_version)
     if (major, minor) != (allowed_major, cluster_minor - 1):
         raise errors.InvalidDowngradeTargetVersionError
     return f"{major}.{minor}.0"
@@ -249,7 +262,7 @@ class MaintenanceService:
             raftAppliedIndex=node.applied,
             errors=self._errors(),
             isLearner=node.settings.member_id in node.conf_state.learners,
-            storageVersion=ETCD_STORAGE_VERSION,
+            storageVersion=self._responder.applier.downgrade.cluster_version,
             downgradeInfo=self._responder.applier.downgrade.info,
         )
         self._responder.reply(call, self._store.revision, response.SerializeToString())

@@ -4,6 +4,7 @@ Publication tells the cluster how this member is reached: its name, client URLs 
 
     await publication.publish()     # at the start: returns when the cluster knows
     publication.again()             # a member ran a version that did not keep all of it, and was upgraded
+    await promote_itself(...)       # with --auto-promote: the leader lets this learner vote once it is in sync
 
 Once a member is known with other values, as after a restart with other ``--advertise-client-urls``, it publishes anew.
 
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -100,6 +101,26 @@ class Publication:
             return True
         known = (mine.name, tuple(mine.clientURLs), self._membership.version_of(mine.ID))
         return known == (self._attributes.name, self._attributes.client_urls, __version__)
+
+
+async def promote_itself(node: Node, membership: Membership, promote: Callable[[], Awaitable[object]]) -> None:
+    """Let this learner vote as soon as the leader finds it in sync (``--auto-promote``).
+
+    Arguments:
+        node: of the member.
+        membership: the members as applied here.
+        promote: asks the leader; raises StatusError where it refuses.
+    """
+    said = ""
+    while (own := membership.members.get(node.settings.member_id)) is not None and own.isLearner:
+        try:
+            await promote()
+            _log.info("this member was a learner, and votes from now on")
+        except StatusError as error:
+            if str(error) != said:
+                said = str(error)
+                _log.info("this learner does not vote yet: %s", said)
+            await asyncio.sleep(node.settings.election_s)
 
 
 STOP_DELAY_S: Final = 1.0

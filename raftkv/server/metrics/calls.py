@@ -19,7 +19,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from raftkv.apply.auth.store import AuthStore
-from raftkv.histograms import Buckets, histogram_family
+from raftkv.histograms import Buckets, doubling, histogram_family
 from raftkv.pb.services import SERVICES
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.router import CallCounts, Kind, Router
@@ -43,6 +43,20 @@ _CODES: Final = dict(
     )
 )
 """Names of the codes of gRPC, as grpc-go writes them."""
+
+_REQUEST_S: Final = doubling(0.001, 14)
+_SUCCESS: Final = ("false", "true")
+_REQUESTS: Final = {
+    **{f"/etcdserverpb.KV/{name}": name for name in ("Range", "Put", "DeleteRange", "Txn")},
+    "/etcdserverpb.KV/Compact": "Compaction",
+    "/etcdserverpb.Maintenance/Alarm": "Alarm",
+    **{f"/etcdserverpb.Lease/{name}": name for name in ("LeaseGrant", "LeaseRevoke")},
+    **{
+        f"/etcdserverpb.Auth/{name}": name if name.startswith("Auth") else f"Auth{name}"
+        for name in SERVICES["etcdserverpb.Auth"]
+    },
+}
+"""Calls by the names that etcd gives to what its log carries."""
 
 _STREAMS: Final = {"/etcdserverpb.Watch/Watch": "watch", "/etcdserverpb.Lease/LeaseKeepAlive": "lease-keepalive"}
 
@@ -132,6 +146,7 @@ class CallTimes(Collector):
 
     def __init__(self) -> None:
         self._buckets: dict[tuple[str, ...], Buckets] = {}
+        self._requests: dict[tuple[str, ...], Buckets] = {}
 
     def around(self, path: str, kind: Kind, handler: Callable[..., Any]) -> Callable[..., Any]:
         """Return a handler that times its calls (``router.Around``); it belongs inside of the audit.
@@ -148,23 +163,35 @@ class CallTimes(Collector):
 
             return stream
 
+        kind_of_request = _REQUESTS.get(path)
+        requests = None
+        if kind_of_request is not None:
+            requests = tuple(Buckets(_REQUEST_S) for _ in _SUCCESS)
+            self._requests |= {(kind_of_request, said): one for said, one in zip(_SUCCESS, requests, strict=True)}
+
         def unary(call: UnaryCall, message: bytes) -> None:
-            _observe(call, buckets)
+            _observe(call, buckets, requests)
             handler(call, message)
 
         return unary
 
     def collect(self) -> Iterator[Metric]:
-        """The one family."""
+        """All families."""
         text = "Histogram of response latency (seconds) of gRPC that had been application-level handled by the server."
         yield histogram_family("grpc_server_handling_seconds", text, self._buckets, _LABELS)
+        text = "Response latency distribution in seconds for each type."
+        seen = {labels: one for labels, one in self._requests.items() if one.count}
+        yield histogram_family("etcd_server_request_duration_seconds", text, seen, ["type", "success"])
 
 
-def _observe(call: ServerCall, buckets: Buckets) -> None:
+def _observe(call: ServerCall, buckets: Buckets, requests: tuple[Buckets, ...] | None = None) -> None:
     began_s, inner = perf_counter(), call.observer
 
     def ended(code: int, answer: bytes) -> None:
-        buckets.observe(perf_counter() - began_s)
+        taken_s = perf_counter() - began_s
+        buckets.observe(taken_s)
+        if requests is not None:
+            requests[code == 0].observe(taken_s)
         if inner is not None:
             inner(code, answer)
 

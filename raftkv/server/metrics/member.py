@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -16,9 +16,10 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from raftkv.apply.quotas import Quotas
+from raftkv.config import FEATURES
 from raftkv.histograms import histogram_family
 from raftkv.pb.enums import alarm_name
-from raftkv.server import ETCD_CLUSTER_VERSION, ETCD_VERSION
+from raftkv.server import ETCD_VERSION
 from raftkv.server.lease.times import LeaseTimes
 from raftkv.server.membership.changes import Changes
 from raftkv.server.metrics.exposition import counter, counters, gauge, gauges
@@ -67,9 +68,13 @@ class ServerMetrics(Collector):
         changes: of the members.
         installer: of received databases.
         quota_bytes: of the database; 0: none.
+        features: feature gates that are settings here, and whether they are on.
     """
 
-    def __init__(self, node: Node, changes: Changes, installer: Installer, quota_bytes: int) -> None:
+    def __init__(
+        self, node: Node, changes: Changes, installer: Installer, quota_bytes: int, features: Mapping[str, bool]
+    ) -> None:
+        self._features = features
         self._node = node
         self._changes = changes
         self._installer = installer
@@ -80,6 +85,12 @@ class ServerMetrics(Collector):
         yield from self._state()
         yield from self._counters()
         yield from self._versions()
+        yield gauge(
+            "etcd_server_feature_enabled",
+            "Whether or not a feature is enabled. 1 is enabled, 0 is not.",
+            {(name, stage): self._features.get(name, is_on) for name, (is_on, stage) in FEATURES.items()},
+            ["name", "stage"],
+        )
         server_id = f"{self._node.settings.member_id:x}"
         raised = {(alarm_name(one.alarm), f"{one.memberID:x}"): 1 for one in self._node.applier.alarms.raised()}
         yield gauge(
@@ -164,9 +175,10 @@ class ServerMetrics(Collector):
         )
 
     def _versions(self) -> Iterator[Metric]:
+        cluster_version = self._node.applier.downgrade.cluster_version.removesuffix(".0")
         for name, label, text, version in (
             ("etcd_server_version", "server_version", "current version", ETCD_VERSION),
-            ("etcd_cluster_version", "cluster_version", "current cluster version", ETCD_CLUSTER_VERSION),
+            ("etcd_cluster_version", "cluster_version", "current cluster version", cluster_version),
         ):
             yield gauge(name, f"Which version is running. 1 for '{label}' label with {text}", {(version,): 1}, [label])
 
@@ -254,6 +266,7 @@ class WatchMetrics(Collector):
                 "Total number of pending events to be sent.",
                 hub.pending_count,
             ),
+            ("etcd_debugging_store_watchers", "Count of currently active watchers.", 0),  # of the v2 store
             ("raftkv_watch_lag_revisions", "How far the slowest watcher is behind.", hub.lag_revisions),
         )
         text = "Total number of events sent by this member."

@@ -233,7 +233,7 @@ class KVService:
             return
 
         def check_rights(rights: Rights, caller: Caller | None) -> None:
-            rights.check(Kind.TXN, request, caller)
+            rights.check_txn(request, caller)
 
         if self._auth.is_enabled:
             try:

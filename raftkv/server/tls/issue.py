@@ -158,7 +158,7 @@ def with_self_signed(config: ServerConfig) -> ServerConfig:
     """
     client, peer = config.client_tls, config.peer_tls
     if client.self_signed:
-        hosts = _hosts(config.listen_client_urls, config.advertise_client_urls)
+        hosts = _hosts((*config.listen_client_urls, *config.listen_client_http_urls), config.advertise_client_urls)
         client = _own(config, "client", client, hosts)
     if peer.self_signed:
         hosts = _hosts(config.listen_peer_urls, config.initial_advertise_peer_urls)

@@ -156,10 +156,9 @@ class CatchUp:
 
     def _end(self, watcher: Watcher) -> None:
         """The history that it needs is gone."""
-        stream = watcher.stream
-        stream.forget(watcher)
         # The revision in this header is zero, as in etcd: nothing is promised to have been sent.
-        stream.send(messages.compacted(self._header(0), watcher.watch_id, self._store.compact_revision))
+        end = messages.compacted(self._header(0), watcher.watch_id, self._store.compact_revision)
+        watcher.stream.end_compacted(watcher, end)
 
     def _send(self, watcher: Watcher, view: View) -> Iterator[int]:
         """Send a watcher what a view has for it; one that is not to go on is not ``_unserved`` afterwards."""

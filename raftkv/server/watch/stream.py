@@ -45,6 +45,9 @@ STREAM_WATCHERS_MAX_BYTES: Final = 256 * 1024 * 1024
 FILTERS_MAX: Final = 100
 """Filters of a watch, of which there are two kinds: to look for one among two million takes half a second."""
 
+COMPACTED_MAX: Final = 1000
+"""Watchers of a stream that a compaction ended, whose cancellation is still answered."""
+
 INTERRUPTED: Final = "raftkv: the watch was interrupted: watch again"
 
 _pack: Final = PREFIX.pack
@@ -148,6 +151,8 @@ class WatchStream:
         """Elements of ``_out`` that belong to the message begun before them."""
         self._queued_bytes = 0
         self._parked: dict[Watcher, None] = {}
+        self._compacted: dict[int, None] = {}
+        """Ids of watchers that a compaction ended, the newest of them."""
         self._ahead: Any = SortedList()
         """Revision and id of the watchers that started in the future when they came."""
         self.unsynced_count = 0
@@ -210,6 +215,7 @@ class WatchStream:
         if refusal:
             self.send(messages.refused(header, refusal))
             return
+        self._compacted.pop(watch_id, None)
         self.send(messages.created(header, watch_id))
         watcher = self.watchers[watch_id] = Watcher(
             self,
@@ -250,6 +256,16 @@ class WatchStream:
             header = self._hub.header()
             self.forget(watcher)
             self.send(messages.canceled(header, watch_id))
+        elif self._compacted.pop(watch_id, self) is None:
+            self.send(messages.canceled(self._hub.header(), watch_id))
+
+    def end_compacted(self, watcher: Watcher, end: bytes) -> None:
+        """End a watcher whose history is gone. As in etcd, its client may still cancel it, and is answered."""
+        self.forget(watcher)
+        self.send(end)
+        if len(self._compacted) >= COMPACTED_MAX:
+            del self._compacted[next(iter(self._compacted))]
+        self._compacted[watcher.watch_id] = None
 
     def cancel_newest(self, reason: str) -> None:
         """End the newest watcher, and say why: others need its room."""
@@ -260,7 +276,7 @@ class WatchStream:
     def _report_progress(self) -> None:
         """Say that everything up to a revision was sent, if that is so for every watcher; else say nothing."""
         header = self._hub.header()
-        if self.watchers and not self.unsynced_count and not self._has_watchers_ahead():
+        if not self.unsynced_count and not self._has_watchers_ahead():
             self.send(header + messages.id_field(-1))
 
     def notify_progress(self) -> Iterator[None]:

@@ -70,8 +70,8 @@ def test_defrag_keeps_what_is_there(member: DataDirectory, run: Callable[[Sequen
 
 
 def test_migrate_knows_one_version(member: DataDirectory) -> None:
-    ran = run_utl(["migrate", "--data-dir", str(member.path), "--target-version", "3.6"])
-    assert (ran.code, ran.errors) == (0, "storage version up-to-date: 3.6\n")
+    ran = run_utl(["migrate", "--data-dir", str(member.path), "--target-version", "3.7"])
+    assert (ran.code, ran.errors) == (0, "storage version up-to-date: 3.7\n")
 
 
 def test_dump_has_every_record_and_what_entries_ask_for(member: DataDirectory) -> None:

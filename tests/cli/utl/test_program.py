@@ -18,7 +18,7 @@ WIDTH = 80
 
 
 def test_version() -> None:
-    assert run("raftkvutl", "version").stdout == f"raftkvutl version: {__version__}\nAPI version: 3.6\n"
+    assert run("raftkvutl", "version").stdout == f"raftkvutl version: {__version__}\nAPI version: 3.7\n"
 
 
 @pytest.mark.parametrize("command", LEAVES)

@@ -32,10 +32,10 @@ def said(*words: object) -> str:
 
 def test_status_in_each_format(tmp_path: Path, file: Path) -> None:
     fields = json.loads(said("snapshot", "status", file, "-w", "json"))
-    assert (fields["revision"], fields["totalKey"], fields["version"]) == (9, 5, "3.6.0")
+    assert (fields["revision"], fields["totalKey"], fields["version"]) == (9, 5, "3.7.0")
     assert fields["totalSize"] == file.stat().st_size - 32
     text = f"{fields['hash']:x}"
-    assert said("snapshot", "status", file) == f"{text}, 9, 5, 1.5 MB, 3.6.0\n"
+    assert said("snapshot", "status", file) == f"{text}, 9, 5, 1.5 MB, 3.7.0\n"
     assert f"| {text} |        9 |" in said("snapshot", "status", file, "-w", "table")
     assert said("snapshot", "status", file, "-w", "fields").startswith(f'"Hash" : {fields["hash"]}\n"Revision" : 9\n')
 

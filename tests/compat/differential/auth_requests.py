@@ -59,8 +59,7 @@ HOLES: Final = {
     "compact": "3.5.1 lets anybody compact; root only from 3.6.9 on",
     "lease without user": "3.5.1 grants and revokes leases for nobody; a user is asked for in 3.6",
     "alarms without user": "3.5.1 lists alarms for nobody, and raises them for any; 3.6 asks for a user, and for root",
-    "txn": "3.5.1 looks into no nested txn, and at no prev_kv and no lease of a put in a txn (CVE-2026-33343, -44283); "
-    "3.6 too takes an empty txn of nobody, which raftkv refuses as everything else of nobody",
+    "txn": "3.5.1 looks into no nested txn, and at no prev_kv and no lease of a put in a txn (CVE-2026-33343, -44283)",
     "interval": "3.5.1 takes intervals that hold no key",
     "reads without user": "3.5.1 shows status and members to nobody (CVE-2026-33413)",
     "keys of leases": "3.5.1 shows leases and their keys to whoever may not read them (CVE-2023-32082)",
@@ -246,8 +245,9 @@ class AuthPlayer:
         if isinstance(request, rpc_pb2.TxnRequest) and not _is_invalid(request):
             if who != NOBODY:
                 return "txn", None if self.model.may(who, request) else DENIED
-            looked_at = [part for part in (*request.success, *request.failure) if not part.HasField("request_txn")]
-            return "txn", None if request.compare or looked_at else EMPTY_USER
+            operations = [*request.success, *request.failure]
+            is_nested = bool(operations) and all(part.HasField("request_txn") for part in operations)
+            return "txn", EMPTY_USER if is_nested and not request.compare else None
         return "", None
 
     def _may_manage(self, who: str) -> bool:

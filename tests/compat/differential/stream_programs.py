@@ -67,8 +67,8 @@ ALLOWED = {
 """The differences that are meant, by name. Both are etcd issue 11456 where etcd's own repair does not reach.
 
 What is left out of the programs instead, with the reason:
-- progress requests while a watcher waits for a future revision, and on streams without watchers: 3.5.1 always answers,
-  3.6 and raftkv only if that is true for every watcher;
+- progress requests while a watcher waits for a future revision: 3.5.1 always answers, 3.6 and raftkv only if that is
+  true for every watcher;
 - Resign and Proclaim with lease 0: etcd grants a lease that nobody uses;
 - when a waiter hears that its key is gone: etcd tells it when its turn comes, raftkv at once (the text is the same);
 - ids of watchers that a compaction ended, given by the client: etcd takes them for in use as long as the stream lasts;

@@ -75,6 +75,22 @@ def test_variables_of_the_process(cluster: Cluster) -> None:
     assert all({*each} == {"match", "next", "state"} for each in status["progress"].values())
 
 
+@pytest.mark.parametrize(("path", "location"), [("/v3", "/v3/"), ("/v3/kv/../auth/x?a='b&c", "/v3/auth/x?a='b&c")])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
+def test_what_is_elsewhere(cluster: Cluster, method: str, path: str, location: str) -> None:
+    answer, body = _ask(cluster, method, path)
+    assert (answer.status, answer.getheader("Location")) == (301, location)
+    assert answer.getheader("Content-Type") == (None if method == "POST" else "text/html; charset=utf-8")
+    shown = location.replace("&", "&amp;").replace("'", "&#39;")
+    assert body == (f'<a href="{shown}">Moved Permanently</a>.\n\n'.encode() if method == "GET" else b"")
+
+
+def test_the_head_of_a_call(raftkv: Cluster) -> None:
+    """As etcd 3.7; 3.5.1 says 405."""
+    assert _ask(raftkv, "HEAD", "/v3/kv/range")[0].status == 400
+    assert _ask(raftkv, "GET", "/v3/kv/range")[0].status == 405
+
+
 def test_version(cluster: Cluster) -> None:
     status, content_type, body = http_get(cluster.endpoints[0], "/version")
     versions = json.loads(body)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from raftkv.pb import rpc_pb2
+from tests.cli.runner import run_ctl
 from tests.compat.store import COMPACTED, EMPTY_KEY, EVERYTHING, FUTURE, Store, compact, get, put
 
 RANGE_STREAM = "etcdserverpb.KV/RangeStream"
@@ -97,3 +98,20 @@ def test_refusals_are_those_of_range(raftkv_store: Store) -> None:
     ):
         ended, _ = raftkv_store.wire.stream(RANGE_STREAM, request)
         assert (ended.code, ended.text) == expected
+
+
+def test_the_command_line_prints_the_same_with_and_without_chunks(raftkv_store: Store) -> None:
+    raftkv_store.fill(*KEYS)
+    words = ["--endpoints", raftkv_store.wire.endpoints[0], "get", "k", "--prefix", "--limit", "250", "-w", "fields"]
+
+    def printed(*more: str) -> list[bytes]:
+        ran = run_ctl([*words, *more])
+        assert (ran.code, ran.errors) == (0, "")
+        return ran.output.splitlines()
+
+    assert printed("--stream") == printed()
+    refused = run_ctl([*words, "--stream", "--order", "DESCEND"])
+    assert (refused.code, refused.errors) == (
+        1,
+        "Error: rpc error: code = Unimplemented desc = RangeStream does not support custom sort orders\n",
+    )

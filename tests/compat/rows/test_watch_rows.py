@@ -158,6 +158,17 @@ def test_a_compacted_start_is_told_after_the_creation(watcher: Watcher, store: S
     assert watcher.events(2) == [("PUT", b"a", 2), ("PUT", b"a", 3)]
 
 
+def test_the_cancel_of_a_watch_that_a_compaction_ended_is_answered_once(watcher: Watcher, store: Store) -> None:
+    store.fill(b"a", b"a", b"a")
+    store.ask(compact(store.at(2)))
+    assert watcher.create(b"a", start_revision=store.at(1)).created
+    assert watcher.next().compact_revision
+    watcher.cancel(0)
+    assert watcher.next() == rpc_pb2.WatchResponse(header=_header(3), watch_id=0, canceled=True)
+    watcher.cancel(0)
+    assert watcher.create(b"a").created
+
+
 def test_a_negative_start_is_refused(raftkv_store: Store) -> None:
     """Refuse as etcd from 3.6.6 on; 3.5.1 ends such a watch as compacted, or tells it a history that never was."""
     with Streams(raftkv_store.wire) as streams:
@@ -277,11 +288,16 @@ def test_progress_says_the_revision(watcher: Watcher, store: Store) -> None:
     assert watcher.next() == rpc_pb2.WatchResponse(header=_header(2), watch_id=-1)
 
 
+def test_progress_of_a_stream_without_watches_is_told(watcher: Watcher, store: Store) -> None:
+    store.fill(b"a")
+    watcher.progress()
+    assert watcher.next() == rpc_pb2.WatchResponse(header=_header(1), watch_id=-1)
+
+
 def test_no_progress_is_told_before_its_time(raftkv_store: Store) -> None:
-    """While a watcher waits for the future, and where there is none: as etcd 3.6; 3.5.1 answers always."""
+    """While a watcher waits for the future: as etcd 3.6; 3.5.1 answers always."""
     with Streams(raftkv_store.wire) as streams:
         watcher = Watcher(raftkv_store, streams)
-        watcher.progress()
         assert watcher.create(b"a", start_revision=raftkv_store.at(2)).created
         watcher.progress()
         raftkv_store.fill(b"b", b"a")

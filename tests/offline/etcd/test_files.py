@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from raftkv.apply.membership import CLUSTER_VERSION
 from raftkv.errors import CorruptionError, StorageError
 from raftkv.offline.etcd import records
 from raftkv.offline.etcd.export import BLOB_BYTES, blobs, snapshot
 from raftkv.offline.etcd.file import Status, check_hash, opened, snapshot_status
-from raftkv.server import ETCD_CLUSTER_VERSION, ETCD_STORAGE_VERSION
 from raftkv.storage import schema
 from raftkv.storage.backend.base import WriteBatch
 from raftkv.storage.backend.lmdb import LMDBBackend
@@ -50,7 +50,7 @@ def test_a_file_has_what_etcd_keeps_in_etcds_form(tmp_path: Path, backend: LMDBB
     found = contents(path)
     assert sorted(found) == sorted(schema.BUCKETS)
     quota = (1 << 40).to_bytes(8, "big") + bytes(8)
-    assert found[b"cluster"] == {b"clusterVersion": ETCD_CLUSTER_VERSION.encode(), b"raftkv_quota/a": quota}
+    assert found[b"cluster"] == {b"clusterVersion": CLUSTER_VERSION.encode(), b"raftkv_quota/a": quota}
     assert found[b"lease"] == {
         LEASE_ID.to_bytes(8, "big"): b"\x08\x07\x10\xac\x02",
         NEGATIVE_LEASE_ID.to_bytes(8, "big", signed=True): b"\x08" + b"\x80" * 8 + b"\xc0\x01" + b"\x10\xac\x02",
@@ -68,10 +68,20 @@ def test_a_file_has_what_etcd_keeps_in_etcds_form(tmp_path: Path, backend: LMDBB
         b"scheduledCompactRev": to_key(4 << 24),
         b"finishedCompactRev": to_key(4 << 24),
         b"confState": b'{"voters":[%d,%d],"learners":[3],"auto_leave":false}' % (MEMBER_ID, MEMBER_ID + 1),
-        b"storageVersion": ETCD_STORAGE_VERSION.encode(),
+        b"storageVersion": CLUSTER_VERSION.encode(),
     }
     assert found[b"authUsers"] == {b"root": b"\x0a\x04root"}
     assert found[b"key"][to_key(3 << 24)] == b"\x0a\x01b\x10\x03\x18\x03\x20\x01\x2a\x012"
+
+
+def test_a_file_made_during_a_downgrade_is_for_the_version_gone_back_to(tmp_path: Path, backend: LMDBBackend) -> None:
+    batch = WriteBatch()
+    batch.values[schema.CLUSTER, b"downgrade"] = b'{"target-version":"3.6.0","enabled":true}'
+    backend.commit(batch)
+    path = tmp_path / "file"
+    path.write_bytes(saved(backend))
+    found = contents(path)
+    assert (found[b"meta"][b"storageVersion"], found[b"cluster"][b"clusterVersion"]) == (b"3.6.0", b"3.6.0")
 
 
 def test_the_status_of_a_file(tmp_path: Path, backend: LMDBBackend) -> None:
@@ -79,7 +89,7 @@ def test_the_status_of_a_file(tmp_path: Path, backend: LMDBBackend) -> None:
     path.write_bytes(saved(backend))
     status = snapshot_status(path)
     size_bytes = path.stat().st_size - 32
-    assert status == Status(status.hash, REVISION, 5, size_bytes, "3.6.0")
+    assert status == Status(status.hash, REVISION, 5, size_bytes, "3.7.0")
     check_hash(path)
 
 

@@ -46,6 +46,7 @@ class Case:
         needs: by the reference.
         kind: of the entry that it becomes; 0: it becomes none.
         is_open: whether callers are not authenticated.
+        is_for_all: whether any caller may do it who shows no bad token.
     """
 
     method: str
@@ -54,6 +55,7 @@ class Case:
     needs: tuple[Need, ...]
     kind: int = 0
     is_open: bool = False
+    is_for_all: bool = False
 
     def entry(self) -> bytes:
         """The body of the entry."""
@@ -186,6 +188,7 @@ def _alarms() -> Iterator[Case]:
         yield Case("etcdserverpb.Maintenance/Alarm", f"{action}", alarm, needs, Kind.ALARM)
 
 
+ANYBODY = {"etcdserverpb.Auth/AuthStatus"}
 OPEN = {"etcdserverpb.Auth/Authenticate", "grpc.health.v1.Health/Check", "grpc.health.v1.Health/Watch"}
 ANY_USER = {
     "etcdserverpb.Cluster/MemberList",
@@ -211,8 +214,8 @@ def _others(named: set[str]) -> Iterator[Case]:
             if path not in named:
                 change = CHANGES.get(name) if service == "etcdserverpb.Auth" else None
                 kind = Kind.COMPACT if name == "Compact" else Kind.AUTH if change is not None else 0
-                needs = () if path in OPEN else (USER,) if path in ANY_USER else (ROOT,)
-                yield Case(path, "", REQUESTS.get(name, method.request()), needs, kind, path in OPEN)
+                needs = () if path in OPEN | ANYBODY else (USER,) if path in ANY_USER else (ROOT,)
+                yield Case(path, "", REQUESTS.get(name, method.request()), needs, kind, path in OPEN, path in ANYBODY)
 
 
 def cases() -> list[Case]:

@@ -178,6 +178,8 @@ def matrix(settings: dict[str, Any], shown_of: Callable[[World], dict[str, Any]]
                 expected = always or (LET_IN if is_allowed(role_of(name), case.needs) else DENIED)
                 if always == OLD:
                     expected = old(role_of(name), case)
+                if case.is_for_all and expected != BAD_TOKEN:
+                    expected = LET_IN
                 if expected != LET_IN and case.method.startswith(RECIPES):
                     expected = errors.UNKNOWN, expected[1]
                 found = await verdict(world, case, shown)

@@ -172,10 +172,30 @@ async def test_users_see_themselves_and_their_roles() -> None:
         ("RoleGet", rpc_pb2.AuthRoleGetRequest(role="none")),
         ("UserList", rpc_pb2.AuthUserListRequest()),
         ("RoleList", rpc_pb2.AuthRoleListRequest()),
-        ("AuthStatus", rpc_pb2.AuthStatusRequest()),
     ):
         assert await outcome(world, f"{AUTH}/{method}", request, alice) == DENIED, method
         assert await outcome(world, f"{AUTH}/{method}", request) == NOBODY, method
+
+
+@on_loop
+async def test_everybody_may_ask_whether_users_are_on_and_do_nothing() -> None:
+    """As in etcd 3.7: neither needs a token, but one that is shown must be good."""
+    world = await with_passwords()
+    _, _, status = await world.call(f"{AUTH}/AuthStatus", rpc_pb2.AuthStatusRequest())
+    assert (status.enabled, status.authRevision) == (True, world.auth.revision)
+    nothing = ("etcdserverpb.KV/Txn", rpc_pb2.TxnRequest())
+    for path, request in ((f"{AUTH}/AuthStatus", rpc_pb2.AuthStatusRequest()), nothing):
+        assert await outcome(world, path, request) == LET_IN
+        assert await outcome(world, path, request, "no.token") == BAD_TOKEN
+
+
+@on_loop
+async def test_the_role_root_is_shown_with_all_keys() -> None:
+    world = await with_passwords()
+    root = await token_of(world, "root")
+    assert await outcome(world, f"{AUTH}/RoleAdd", rpc_pb2.AuthRoleAddRequest(name="root"), root) == LET_IN
+    _, _, answer = await world.call(f"{AUTH}/RoleGet", rpc_pb2.AuthRoleGetRequest(role="root"), root)
+    assert list(answer.perm) == [auth_pb2.Permission(permType="READWRITE", range_end=b"\0")]
 
 
 @on_loop

@@ -179,6 +179,15 @@ def test_a_learner_follows_serves_no_writes_and_is_promoted_when_it_has_the_log(
     assert wait_for_end(learner) == 0
 
 
+def test_a_learner_promotes_itself_where_it_was_told_to(one: tuple[Cluster, Wire]) -> None:
+    cluster, wire = one
+    learner = new_member(cluster, 7, "--auto-promote")
+    join(cluster, wire, learner, learner=True)
+    wait_for(lambda: not members_of(wire)["m7"].isLearner, "the promotion")
+    assert remove(wire, "m7").code == "OK"
+    assert wait_for_end(learner) == 0
+
+
 def test_two_changes_at_once_are_both_made(one: tuple[Cluster, Wire]) -> None:
     _, wire = one
     urls = [f"http://127.0.0.1:{port}" for port in (1, 2)]

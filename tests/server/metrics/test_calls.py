@@ -154,7 +154,9 @@ def test_durations_are_observed_where_they_are_asked_for() -> None:
             await channel.unary(AUTHENTICATE, b"")
 
     _played(play, times.around)
-    [family] = times.collect()
+    family, requests = times.collect()
+    asked = {(s.labels["type"], s.labels["success"]): s.value for s in requests.samples if s.name.endswith("_count")}
+    assert asked == {("Put", "true"): 1, ("Authenticate", "false"): 1}
     counts = {s.labels["grpc_method"]: s.value for s in family.samples if s.name.endswith("_count")}
     assert counts == {"Put": 1, "Range": 0, "Authenticate": 1, "Watch": 0, "LeaseKeepAlive": 0}
 

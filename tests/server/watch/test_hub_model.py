@@ -56,6 +56,7 @@ class Asked:
     created: bool = False
     cancelled_at: int | None = None
     compacted: bool = False
+    is_answered: bool = False
     events: list[tuple[int, bytes, bool]] = field(default_factory=list)
 
 
@@ -226,6 +227,9 @@ class HubMachine(RuleBasedStateMachine):
             asked = client.watchers[response.watch_id]
             if response.created:
                 asked.created = True
+                continue
+            if asked.compacted and response.canceled and not asked.is_answered:
+                asked.is_answered = True  # the client's own cancellation, which came too late
                 continue
             assert asked.cancelled_at is None, "nothing may follow a cancellation"
             if response.canceled:
