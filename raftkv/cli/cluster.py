@@ -238,7 +238,9 @@ def _check_free(port: int) -> None:
         try:
             probe.bind((HOST, port))
         except OSError as error:
-            raise CommandError(f"cannot listen on {HOST}:{port}: {error.strerror}") from None
+            from raftkv.server.listening import holder_of
+
+            raise CommandError(f"cannot listen on {HOST}:{port}: {error.strerror}{holder_of(port)}") from None
 
 
 def start_all(members: Sequence[Member], flags: Sequence[str]) -> None:

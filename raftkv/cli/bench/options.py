@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
-from raftkv.cli.bench.load import Load, Result, Runnable
+from raftkv.cli.bench.load import PREFIX, Load, Result, Runnable
 from raftkv.cli.bench.processes import MakeLoad, MakeRequests, run_in_processes
 from raftkv.cli.goflags.command import HELP_ROW
 from raftkv.cli.output.table import progress_bar
 from raftkv.cli.program import CTRL_C
 from raftkv.client import Client, ClientOptions
+from raftkv.client.keys import prefix_end
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.certificates import tls_context
 from raftkv.errors import RaftKVError
@@ -140,8 +142,44 @@ def client_options() -> ClientOptions:
         raise click.ClickException(f"cannot use the certificates: {error}") from None
 
 
+def writes(function: F) -> F:
+    """Let a measurement write below ``PREFIX``: it says so first, and its keys are deleted afterwards."""
+
+    @functools.wraps(function)
+    def measured(*, keep_keys: bool, **given: Any) -> None:
+        members = given["endpoints"].split(",")
+        with failures_in_one_line():  # a cluster that cannot be reached is said before anything else
+            asyncio.run(_delete_keys(members, limit=0))
+        if not given["as_json"]:
+            end = "the keys stay" if keep_keys else "the keys are deleted at the end"
+            click.echo(f"raftkvctl: writes below {PREFIX.decode()}; {end}, their history is compacted later", err=True)
+        try:
+            function(**given)
+        finally:
+            if not keep_keys:
+                with failures_in_one_line(f"the keys below {PREFIX.decode()} were not deleted: "):
+                    asyncio.run(_delete_keys(members))
+
+    text = f"leave what was written below {PREFIX.decode()}"
+    return cast(F, click.option("--keep-keys", is_flag=True, help=text)(measured))
+
+
+async def _delete_keys(endpoints: list[str], limit: int = 10_000) -> None:
+    """Delete all keys of measurements, so many at a time; with none at a time it only asks whether they can be read."""
+    end = prefix_end(PREFIX)
+    async with Client(endpoints, client_options()) as client:
+        while True:
+            request = rpc_pb2.RangeRequest(key=PREFIX, range_end=end, limit=limit, keys_only=True, count_only=not limit)
+            found = await client.call(methods.RANGE, request, timeout_s=SETUP_TIMEOUT_S)
+            if not found.kvs:
+                return
+            delete = rpc_pb2.DeleteRangeRequest(key=PREFIX, range_end=found.kvs[-1].key + b"\0")
+            await client.call(methods.DELETE_RANGE, delete, timeout_s=SETUP_TIMEOUT_S)
+
+
 def write_flags(function: F) -> F:
     """Return the flags of measurements that write."""
+    function = writes(function)
     options = (
         number("--key-size", 8, 1, "size of a key in bytes"),
         number("--val-size", 256, 0, "size of a value in bytes"),
@@ -227,12 +265,16 @@ def end(result: Result, *, failed: bool) -> None:
 
 
 @contextmanager
-def failures_in_one_line() -> Iterator[None]:
-    """Turn what can go wrong with a cluster into click's one line."""
+def failures_in_one_line(before: str = "") -> Iterator[None]:
+    """Turn what can go wrong with a cluster into click's one line.
+
+    Arguments:
+        before: what stands before it.
+    """
     try:
         yield
     except (RaftKVError, RpcError, OSError) as error:
-        raise click.ClickException(str(error)) from None
+        raise click.ClickException(f"{before}{error}") from None
 
 
 def choose_members(endpoints: str, target_leader: bool) -> list[str]:

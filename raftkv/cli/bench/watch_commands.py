@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from raftkv.cli.bench.load import Load, Request, Result, Run, connections
+from raftkv.cli.bench.load import PREFIX, Load, Request, Result, Run, connections
 from raftkv.cli.bench.options import (
     Measurement,
     call_bar,
@@ -23,6 +23,7 @@ from raftkv.cli.bench.options import (
     print_result,
     shared_flags,
     within,
+    writes,
 )
 from raftkv.cli.bench.watch import WatchCount, WatcherProcess, WatchShare
 from raftkv.client.rpc import methods
@@ -44,6 +45,7 @@ PUT_RATE_FLAG = click.option(
 
 @click.command(cls=Measurement, epilog=example("watch --streams 10 --watch-per-stream 100 --total 1000"))
 @shared_flags
+@writes
 @VALUE_FLAG
 @number("--streams", 10, 1, "number of watch streams")
 @number("--watch-per-stream", 100, 1, "number of watchers on each stream")
@@ -64,14 +66,14 @@ def watch(
     Every watcher is checked. --clients are the puts under way (from the main process), --conns the connections of the
     watchers, which live in --processes of their own. The rate is that of events, from the first put to the last event.
     """
-    keys = [f"bench-watch/{number:08d}".encode() for number in range(watched_key_total)]
+    keys = [PREFIX + b"watch/%08d" % number for number in range(watched_key_total)]
     with failures_in_one_line():
         members = choose_members(shared["endpoints"], shared["target_leader"])
         puts = {} if idle else _puts_per_key(keys, shared["total"])
         layout = _layout(keys, streams, watch_per_stream)
         workers = [WatcherProcess(part) for part in _split(members, layout, puts, shared["conns"], shared["processes"])]
         try:
-            requests = _puts([b"bench-idle/" + key for key in keys] if idle else keys, val_size)
+            requests = _puts([key.replace(b"/watch/", b"/idle/") for key in keys] if idle else keys, val_size)
             started_at, result = _run_puts(members, requests, workers, put_rate, **shared)
             counts = [worker.result(at_once=result.interrupted) for worker in workers]
         finally:
@@ -185,6 +187,7 @@ def _print_watch(summary: dict[str, Any], as_json: bool) -> None:
 
 @click.command("watch-latency", cls=Measurement, epilog=example("watch-latency --clients 10 --put-rate 500"))
 @shared_flags
+@writes
 @VALUE_FLAG
 @PUT_RATE_FLAG
 @click.option("--watch-endpoints", default="", help="members to watch at, if not those that the puts go to")
@@ -241,7 +244,7 @@ class _Chain:
         self._puts = puts
         self._loop = asyncio.get_running_loop()
         self.watching: asyncio.Future[None] = self._loop.create_future()
-        key = f"bench-latency/{number}".encode()
+        key = PREFIX + b"latency/%d" % number
         self._request = rpc_pb2.PutRequest(key=key, value=bytes(value_size)).SerializeToString()
         self._sent_at = 0.0
         self.call = watches.stream(methods.WATCH.path)

@@ -93,9 +93,9 @@ def _ask_each(
                 response = await client.call_at(endpoint, method, request, timeout_s=session.timeout_s)
             except (StatusError, ConfigError) as error:
                 errors.append(str(error))
+                print(f"Failed to get the {what} of endpoint {endpoint} ({error})", file=sys.stderr)
                 for line in details_of(error):
                     print(f"raftkvctl: {line}", file=sys.stderr)
-                print(f"Failed to get the {what} of endpoint {endpoint} ({error})", file=sys.stderr)
             else:
                 answers.append(EndpointAnswer(endpoint, response))
 

@@ -70,9 +70,9 @@ def defrag(invocation: Invocation) -> None:
                 await client.call_at(endpoint, methods.DEFRAGMENT, request, timeout_s=session.timeout_s)
             except (StatusError, ConfigError) as error:
                 failures += 1
+                print(f"Failed to defragment etcd member[{endpoint}] ({error})", file=sys.stderr)
                 for line in details_of(error):
                     print(f"raftkvctl: {line}", file=sys.stderr)
-                print(f"Failed to defragment etcd member[{endpoint}] ({error})", file=sys.stderr)
             else:
                 print(f"Finished defragmenting etcd member[{endpoint}]", flush=True)
         return failures

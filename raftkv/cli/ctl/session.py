@@ -149,7 +149,7 @@ class Session:
 
 
 def failed(error: StatusError, code: int = ERROR) -> CommandError:
-    """Make the error of a failed call: etcdctl's line, and before it which endpoints did not answer, and why.
+    """Make the error of a failed call: etcdctl's line, and behind it which endpoints did not answer, and why.
 
     Arguments:
         error: of the call.
@@ -174,8 +174,9 @@ def open_session(invocation: Invocation, *, value_only: bool = False) -> Session
         value_only: the simple format prints values without their keys.
 
     Raises:
-        CommandError: settings that conflict or that cannot be used.
+        CommandError: settings that conflict or that cannot be used, or a word that the command would not use.
     """
+    invocation.refuse_surplus()
     apply_environment(invocation)
     if invocation["debug"]:
         _print_settings(invocation)

@@ -219,7 +219,7 @@ def _cluster_commands() -> list[click.Command]:
     revision = Flag("rev", INT, usage="hash the history up to this revision; 0 means all of it")
     peer_urls = Flag("peer-urls", usage="peer URLs of the member, separated by commas")
     learner = Flag("learner", BOOL, usage="the member gets all data but does not vote, until it is promoted")
-    wait = Flag("wait", DURATION, 3600.0, "longest wait until a new member is started and in sync")
+    (wait,) = _ours(Flag("wait", DURATION, 3600.0, "longest wait until a new member is started and in sync"))
     members: list[click.Command] = [
         _leaf("list", "ctl.members:member_list", "", "List the members", (_CONSISTENCY,))("member list -w table"),
         _leaf("add", "ctl.members:member_add", "NAME", "Add a member", (peer_urls, learner), _ADD_DETAILS)(
@@ -769,6 +769,7 @@ def _about_commands() -> list[click.Command]:
 
 def print_options(invocation: Invocation) -> None:
     """Describe the options that every command has."""
+    invocation.refuse_surplus()
     formatter = Page(max_width=80)
     formatter.write_text("Every command of raftkvctl takes these options, before or after its name.")
     formatter.write_text("An option that is not given is taken from its environment variable.")

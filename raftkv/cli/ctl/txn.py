@@ -99,11 +99,14 @@ def _silent(text: str) -> None:
     pass
 
 
+_CUT = "the transaction ends early: it has three parts, and an empty line ends each (raftkvctl txn --help)"
+
+
 def _part(source: BinaryIO) -> Iterator[str]:
     while True:
         line = source.readline()
         if not line.endswith(b"\n"):
-            raise CommandError("EOF", INVALID_INPUT)
+            raise CommandError("EOF", INVALID_INPUT, [_CUT])
         text = line.decode("utf-8", "surrogateescape").strip(_BLANKS)
         if not text:
             return
@@ -210,6 +213,8 @@ def parse_operation(line: str) -> rpc_pb2.RequestOp:
         parsed = pflag.parse(commands[name], rest)
     except (pflag.FlagError, pflag.HelpRequested):
         raise CommandError(f"invalid txn request: {line}", INVALID_INPUT) from None
+    if len(parsed.arguments) > 2:  # of put and get, etcdctl drops the rest
+        raise CommandError(f"invalid txn request: {line} (quote a text that has spaces)", INVALID_INPUT)
     invocation = Invocation(parsed.values, parsed.changed, parsed.arguments)
     if name == "put":
         return rpc_pb2.RequestOp(request_put=put_request(invocation, bytes))

@@ -98,6 +98,18 @@ def test_the_three_parts():
     assert [text.split(" ")[0] for text in prompts] == ["compares:", "success", "failure"]
 
 
+def test_words_that_a_request_would_lose_and_a_cut_transaction_are_refused():
+    for line in ('put k a"b c"d', "get a b c", "del a b c", "put k v w --prev-kv"):
+        with pytest.raises(CommandError, match=r"^invalid txn") as raised:
+            ctl_txn.parse_operation(line)
+        assert raised.value.code == INVALID_INPUT
+    with pytest.raises(CommandError, match=r"^EOF$") as raised:
+        ctl_txn.read_txn(io.BytesIO(b"\nput a b\n"), str)
+    assert raised.value.details == (
+        "the transaction ends early: it has three parts, and an empty line ends each (raftkvctl txn --help)",
+    )
+
+
 @given(st.text(max_size=40).map(lambda text: text.replace("\n", " ")))
 def test_any_line_is_read_or_refused(line):
     for parse in (ctl_txn.parse_compare, ctl_txn.parse_operation):
