@@ -65,7 +65,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "cluster": "raftkv.cli.cluster",
     "backup": "raftkv.cli.backup.command",
     "doctor": "raftkv.cli.doctor.command",
-    "certs": "raftkv.cli.certs.command",
+    "certs": "raftkv.cli.certs",
     "join": "raftkv.cli.server.join",
     "torchft-lighthouse": "raftkv.cli.daemons.torchft_lighthouse",
     "tcpstore-gateway": "raftkv.cli.daemons.tcpstore_gateway",

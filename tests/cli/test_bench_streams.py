@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from raftkv.cli import metrics
-from raftkv.cli.bench.watch import Arrivals, CountingStream
+from raftkv.cli.bench.watch_commands import Arrivals, CountingStream
+from raftkv.cli.ctl import top
 from raftkv.pb import kv_pb2, rpc_pb2
 from tests.cli.programs import Running, raftkvctl
 from tests.long import long_except
@@ -105,7 +105,7 @@ def test_a_member_that_dies_ends_it_in_one_line(name: str) -> None:
 
 
 def measured(cluster: Cluster, name: str) -> float:
-    samples = metrics.fetch(cluster.endpoints[0], None, 5.0)
+    samples = top.fetch(cluster.endpoints[0], None, 5.0)
     return next((value for key, value in samples.items() if key.endswith(name)), 0.0)
 
 

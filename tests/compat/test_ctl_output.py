@@ -528,7 +528,7 @@ REFUSED = "raftkvctl: no answer from 127.0.0.1:{}: connect: connection refused"
 def test_nobody_listens(text):
     words = ["--endpoints", "127.0.0.1:1", *text.split(), "--command-timeout=300ms"]
     found = run_ctl(words)
-    assert found.errors.count(REFUSED.format(1)) == 1, "the cause is told"
+    assert found.errors.count(REFUSED.format(1)) == 1, "the cause is named"
     assert normal(found) == normal(run_etcdctl(words, b""))
 
 

@@ -18,9 +18,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from raftkv.cli.goflags import pflag
-from raftkv.cli.goflags import values as govalues
 from raftkv.cli.goflags.command import Invocation
-from raftkv.cli.goflags.values import quote
+from raftkv.cli.goflags.pflag import quote
 from raftkv.cli.output.printer import Printer, make_printer
 from raftkv.cli.program import BAD_ARGUMENTS, BAD_CONNECTION, ERROR, CommandError
 from raftkv.client import Client, ClientOptions, Method
@@ -222,7 +221,7 @@ def _set_from_environment(invocation: Invocation, flag: pflag.Flag, key: str, te
         pflag.assign(parsed, flag, text)
     except ValueError as error:
         # etcdctl silently goes on with the default. Scripts rely on that; people need the line.
-        remark(f"invalid value {govalues.quote(text)} for {key} is ignored: {error}")
+        remark(f"invalid value {pflag.quote(text)} for {key} is ignored: {error}")
 
 
 def remark(text: str) -> None:

@@ -240,13 +240,13 @@ def _cluster_commands() -> list[click.Command]:
         ),
     ]
     endpoint = [
-        _leaf("health", "ctl.cluster:endpoint_health", "", "Tell whether endpoints can commit a write", (_CLUSTER,))(
+        _leaf("health", "ctl.members:endpoint_health", "", "Tell whether endpoints can commit a write", (_CLUSTER,))(
             "endpoint health --cluster"
         ),
-        _leaf("status", "ctl.cluster:endpoint_status", "", "Print version, size, leader and term", (_CLUSTER,))(
+        _leaf("status", "ctl.members:endpoint_status", "", "Print version, size, leader and term", (_CLUSTER,))(
             "endpoint status --cluster -w table"
         ),
-        _leaf("hashkv", "ctl.cluster:endpoint_hashkv", "", "Print the hash of the history", (_CLUSTER, revision))(
+        _leaf("hashkv", "ctl.members:endpoint_hashkv", "", "Print the hash of the history", (_CLUSTER, revision))(
             "endpoint hashkv --cluster"
         ),
     ]
@@ -449,16 +449,18 @@ may overlap."""
     children = [
         _leaf(
             "set",
-            "ctl.quota:quota_set",
+            "ctl.maintenance:quota_set",
             "PREFIX",
             "Limit what a prefix takes",
             flags,
             details,
         )("quota set jobs/ --bytes=64MiB --keys=10000"),
-        _leaf("remove", "ctl.quota:quota_remove", "PREFIX", "Lift the limits of a prefix", (_JSON,))(
+        _leaf("remove", "ctl.maintenance:quota_remove", "PREFIX", "Lift the limits of a prefix", (_JSON,))(
             "quota remove jobs/"
         ),
-        _leaf("list", "ctl.quota:quota_list", "", "Print all limits and what is used of them", (_JSON,))("quota list"),
+        _leaf("list", "ctl.maintenance:quota_list", "", "Print all limits and what is used of them", (_JSON,))(
+            "quota list"
+        ),
     ]
     return Branch("quota", "Limit what prefixes take (not in etcdctl)", children, (*GLOBAL_FLAGS, _JSON))
 
@@ -581,7 +583,7 @@ def _run_commands() -> Branch:
         *_access_commands(),
         _leaf(
             "delete",
-            "runs.deleting:delete",
+            "runs.commands:delete",
             "[RUN]",
             "Delete all keys of a run, or of those that have ended",
             (*flags, *sure),
@@ -676,7 +678,7 @@ def _contents_commands() -> list[Leaf]:
         )("checkpoint verify bert", "checkpoint verify bert --all --json"),
         _leaf(
             "export",
-            "checkpoints.moving:export",
+            "checkpoints.keeping:export",
             "RUN WHICH DIRECTORY",
             "Copy a checkpoint out, with what the store knows of it",
             _BOTH,
@@ -684,7 +686,7 @@ def _contents_commands() -> list[Leaf]:
         )("checkpoint export bert latest s3://archive/bert", "checkpoint export bert tag:release /mnt/usb/bert"),
         _leaf(
             "import",
-            "checkpoints.moving:take_in",
+            "checkpoints.keeping:take_in",
             "RUN DIRECTORY",
             "Copy checkpoints in: an export, or what other tools have saved",
             (*_BOTH, place, step, dry_run),
@@ -692,7 +694,7 @@ def _contents_commands() -> list[Leaf]:
         )("checkpoint import bert /mnt/usb/bert", "checkpoint import old-job /shared/output --dry-run"),
         _leaf(
             "copy",
-            "checkpoints.moving:copy",
+            "checkpoints.keeping:copy",
             "RUN WHICH INTO-RUN",
             "Copy a checkpoint into another run, which descends from it",
             (*_BOTH, place, step),
@@ -760,7 +762,7 @@ are behind, leader changes and alarms. Rates come from the members' metrics. q o
 
 def _about_commands() -> list[click.Command]:
     return [
-        _leaf("top", "top:top", "", "Show the cluster live", _TOP_FLAGS, _TOP_DETAILS)("top", "top --once"),
+        _leaf("top", "ctl.top:top", "", "Show the cluster live", _TOP_FLAGS, _TOP_DETAILS)("top", "top --once"),
         _leaf("options", "ctl.tree:print_options", "", "Describe the options that every command has")("options"),
         *about_commands(_leaf, NAME),
         External("bench", "raftkv.cli.bench.command:bench", "Measure a cluster"),

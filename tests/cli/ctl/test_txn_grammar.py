@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftkv.cli.ctl import txn as ctl_txn
-from raftkv.cli.goflags.values import quote
+from raftkv.cli.goflags.pflag import quote
 from raftkv.cli.program import INVALID_INPUT, CommandError
 from raftkv.pb import rpc_pb2
 
