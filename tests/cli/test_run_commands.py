@@ -97,7 +97,7 @@ def test_denied_hosts_and_those_who_wait_are_shown(raftkv_cluster, raftkv_client
 
 def test_a_dead_run_says_so(raftkv_cluster, raftkv_client) -> None:
     write(raftkv_client, [*SCRIPT[:6], ("node/a-1", None), ("node/b-1", None)])
-    assert "running (dead)" in text_of(ctl(raftkv_cluster, "list"))
+    assert "running, no nodes" in text_of(ctl(raftkv_cluster, "list"))
     assert "; no node is there any more\n" in text_of(ctl(raftkv_cluster, "show", "jobs/a"))
 
 

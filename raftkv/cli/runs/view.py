@@ -281,7 +281,7 @@ def runs_table(runs: Sequence[RunSummary]) -> Rows:
         one = summary_to_plain(summary)
         limits = f"{one['min_nodes']}:{one['max_nodes']}"
         dead = one["phase"] != CLOSED and not one["nodes"]
-        phase = f"{one['phase']} (dead)" if dead else one["phase"]
+        phase = f"{one['phase']}, no nodes" if dead else one["phase"]
         rows.append(
             (one["run"], phase, str(one["epoch"]), str(one["nodes"]), limits, clock(one["time"]), one["reason"])
         )

@@ -105,7 +105,7 @@ export function listRuns(items) {
 /** The cells of `raftkvctl run list`. */
 export function runRow({run, nodes, state, isDead}) {
   const limits = `${state.min_nodes}:${state.max_nodes}`;
-  const phase = isDead ? `${state.phase} (dead)` : state.phase;
+  const phase = isDead ? `${state.phase}, no nodes` : state.phase;
   return [run, phase, String(state.generation), String(nodes), limits, clock(state.time), state.reason];
 }
 
