@@ -96,7 +96,7 @@ class RunPage {
     this.generations = paged(GENERATIONS, (one) => `${one.generation} ${one.began.revision}`, "Generations", "None has begun yet.");
     this.faults = paged(FAULTS, (one) => one.id, "Faults", "None was reported.");
     this.nodes = paged(NODES, (one) => one.id, "Nodes", "None has come yet.");
-    this.present = section("Members", this.members.element);
+    this.present = section("Nodes of this generation", this.members.element);
     this.waits = section("Who waits, and why", this.waiting.element);
     const links = [h("a", { href: href("checkpoints", [this.run]), class: "button" }, "Checkpoints"), h("a", { href: href("runs"), class: "button" }, "All runs")];
     const heading = head(this.run, { actions: links });
