@@ -27,8 +27,7 @@ from typing import Any, Final
 #
 # Owns the text forms only. What a script passes to etcd it may pass to raftkv, so these accept exactly what Go's
 # ``time.ParseDuration``, ``strconv.ParseInt(s, 0, 64)``, ``strconv.ParseBool`` and ``strconv.Unquote`` accept, and
-# print
-# what ``Duration.String`` and ``%q`` print.
+# print what ``Duration.String`` and ``%q`` print.
 #
 # >>> parse_duration_ns("1m30s"), format_duration(1_500_000)
 # (90000000000, '1.5ms')

@@ -202,7 +202,7 @@ function whyWaits(history, state, node, denied, queue) {
     : "waiting for more nodes to come";
 }
 
-/** Why a host is left out: the record of its denial, or whatever an operator wrote there. */
+/** Why a host is left out: the record of its denial, or the text of an operator. */
 export function denialReason(host, value) {
   const record = readRecord(
     {host: ["text"], run: ["text", ""], reason: ["text", ""], cooldown_s: ["int", 0], time: ["float", 0]},

@@ -124,7 +124,7 @@ class Listing {
   }
 }
 
-/** The keys and prefixes that whoever is signed in may read. */
+/** The keys and prefixes that the signed-in user may read. */
 async function allowed(signal) {
   const user = signedIn.get();
   if (!user) return [];
