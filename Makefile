@@ -10,6 +10,7 @@ INTERPRETED := $(addprefix tests/,apply rpc server sim storage)
 MADE := .venv/.made
 RUNTIME := .venv/.runtime
 VENV := .venv/.installed
+DOCS := .venv/.docs
 CLIENTS := .venv/foreign/.clients
 FOREIGN := .venv/foreign/.installed
 
@@ -29,16 +30,16 @@ unexport LOCKED
 MAKEOVERRIDES :=
 HASHED := -q --no-compile --no-deps --require-hashes -r
 
-.PHONY: cluster docs foreign native interpreted quick test test-interpreted test-all verify fix proto sim sim-training sim-checkpoint bench lock audit clean
+.PHONY: cluster docs man foreign native interpreted quick test test-interpreted test-all verify fix proto sim sim-training sim-checkpoint bench lock audit clean
 
 cluster: $(RUNTIME)  ## three members on loopback with a live status table
 	$(BIN)/raftkv cluster --size $(SIZE)
 
 foreign: $(FOREIGN)  ## other people's clients, for the tests: each in an environment of its own, exact versions
 
-native: $(VENV)  ## the hot path compiled: a wheel in dist/native/, its libraries in this checkout
+native: $(if $(LOCKED),$(VENV),$(RUNTIME))  ## the hot path compiled: a wheel in dist/native/, its libraries in this checkout
 	rm -rf build/lib* build/bdist* dist/native
-	RAFTKV_NATIVE=1 $(BIN)/python -m pip wheel -q --no-deps $(if $(LOCKED),--no-build-isolation) -w dist/native .
+	$(PIP); RAFTKV_NATIVE=1 $$pip wheel -q --no-deps $(if $(LOCKED),--no-build-isolation) -w dist/native .
 	$(BIN)/python -m requirements.native unpack dist/native/*.whl
 
 interpreted: $(VENV)  ## undo `make native`
@@ -77,8 +78,11 @@ sim-checkpoint: $(VENV)  ## the checkpoint registry in its simulator: SEED=n rep
 bench: $(VENV)  ## raftkv beside real etcd in one run, under our generator and h2load: bench/results.json, plot, tables
 	$(BIN)/pip install -q -e '.[bench]' && $(BIN)/python -m bench.compare && $(BIN)/python -m bench.neutral --write
 
-docs: $(VENV)  ## the documentation site: build/site/index.html; asks the network for nothing, fails at a broken link
+docs: $(if $(LOCKED),$(VENV),$(DOCS))  ## the documentation site: build/site/index.html; asks the network for nothing, fails at a broken link
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+man: $(RUNTIME)  ## manual pages of the three programs, from their own help: build/man/man1
+	$(BIN)/python -m docsite.commands man build/man/man1
 
 lock:  ## requirements/*.lock anew, with uv; UPGRADE=--upgrade takes the newest versions
 	UPGRADE=$(UPGRADE) requirements/lock.sh
@@ -101,6 +105,9 @@ $(MADE):
 
 $(RUNTIME): setup.py $(if $(LOCKED),requirements/runtime.lock) | $(MADE)  # what raftkv itself needs
 	@$(PIP); set -x; $(if $(LOCKED),$$pip install $(HASHED) requirements/runtime.lock &&) $$pip install -q -e . && touch $@
+
+$(DOCS): $(RUNTIME)  # and what builds the site: neither torch nor a browser
+	@$(PIP); set -x; $$pip install -q -e '.[docs]' && touch $@
 
 # And what its development needs. Nothing is compiled beforehand: tests import a tenth of torch, which Python compiles then.
 $(VENV): setup.py pyproject.toml $(if $(LOCKED),requirements/ci.lock) | $(MADE)

@@ -82,6 +82,10 @@ COMPILES = NATIVE and not {"egg_info", "dist_info", "sdist"} & set(sys.argv)
 COMMANDS = {"build_ext": import_module("requirements.side_by_side").BuildLibraries} if COMPILES else {}
 COMPILER = [text for text in DEV if text.startswith(("mypy==", "types-"))]
 
+# An editable install is then one line, the path of this checkout: a clone that is named raftkv would else be taken for
+# the package by programs that start in the folder above it. Without the link, setuptools' own finder maps the packages.
+LINKED = Path("raftkv", "storage", "__init__.py").exists()
+
 STORAGE = ["raftkv.storage", *(f"raftkv.storage.{name}" for name in find_packages("storage"))]
 PACKAGES = sorted({*find_packages(include=["raftkv", "raftkv.*"]), *STORAGE})
 
@@ -92,6 +96,20 @@ setup(
     setup_requires=[*INSTALL, *COMPILER] if NATIVE else [],
     version="0.2.0",
     description="A Raft-replicated MVCC key-value store that speaks the etcd v3 API",
+    long_description=Path("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    keywords=["etcd", "raft", "key-value store", "consensus", "torchrun", "rendezvous", "checkpoints"],
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Developers",
+        "Intended Audience :: System Administrators",
+        "Operating System :: POSIX :: Linux",
+        *(f"Programming Language :: Python :: {version}" for version in ("3", "3 :: Only", "3.11", "3.12", "3.13")),
+        "Topic :: Database :: Database Engines/Servers",
+        "Topic :: System :: Distributed Computing",
+        "Typing :: Typed",
+    ],
+    options={"editable_wheel": {"mode": "compat"}} if LINKED else {},
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=PACKAGES,

@@ -43,7 +43,7 @@ Figures = dict[str, float]
 def fill(endpoint: str, keys: int, puts: int) -> None:
     """Put every key as often as it takes to make so many puts."""
     command = [
-        *(sys.executable, "-m", "raftkv.cli.ctl", "bench", "put", "--sequential-keys", "--json"),
+        *(sys.executable, "-m", "raftkv.cli.ctl", "bench", "put", "--sequential-keys", "--keep-keys", "--json"),
         *("--endpoints", endpoint, "--clients", "500", "--conns", "20"),
         *("--key-size", str(KEY_BYTES), "--val-size", str(VALUE_BYTES)),
         *("--key-space-size", str(keys), "--total", str(puts)),

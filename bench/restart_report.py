@@ -10,14 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.compare import write_table
+from bench.compare import INK, drawing, write_table
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "restart_results.json"
 PLOT = ROOT / "docs" / "training" / "restart.png"
 COLOURS = {"raftkv": "#2a6f97", "etcd": "#61a5c2", "c10d": "#bc4749", "c10d-tuned": "#e9a178"}
-NEVER_S = 120.0
-"""How a trial that was given up is drawn."""
 
 
 @dataclass(frozen=True)
@@ -146,32 +144,32 @@ def _about(kept: dict[str, Any]) -> str:
 
 
 def plot(lines: list[Line]) -> None:
-    """Bars, on a logarithmic scale; what never came back reaches the end."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
+    """Bars of seconds; a job that did not come back has no bar, but a cross and the reason."""
     faults = list(dict.fromkeys(line.fault for line in lines))
     backends = list(dict.fromkeys(line.backend for line in lines))
-    figure, axes = pyplot.subplots(figsize=(7, 4.8))
-    height = 0.8 / len(backends)
-    for number, backend in enumerate(backends):
-        found = {line.fault: line for line in lines if line.backend == backend}
-        places = [index + number * height for index, fault in enumerate(faults) if fault in found]
-        values = [found[fault].median_s or NEVER_S for fault in faults if fault in found]
-        labels = [_seconds(found[fault].median_s, found[fault].verdict) for fault in faults if fault in found]
-        bars = axes.barh(places, values, height * 0.9, label=backend, color=COLOURS.get(backend))
-        axes.bar_label(bars, labels, padding=3, fontsize=7)
-    axes.set_yticks([index + 0.4 - height / 2 for index in range(len(faults))], faults)
-    axes.invert_yaxis()
-    axes.set_xscale("log")
-    axes.set_xlim(right=NEVER_S * 6)
-    axes.set_xlabel("seconds from the fault to the first allreduce of the next world (median)")
-    axes.legend(fontsize=8)
-    figure.tight_layout()
-    PLOT.parent.mkdir(exist_ok=True)
-    figure.savefig(PLOT, dpi=130)
+    by_fault = {fault: [line for name in backends for line in lines if (line.fault, line.backend) == (fault, name)]
+                for fault in faults}  # fmt: skip
+    place, ticks = 0.0, []
+    with drawing(PLOT, "From a fault to training again", 0.27 * len(lines) + 0.16 * len(faults) + 1.5) as axes:
+        for found in by_fault.values():
+            ticks.append(place + (len(found) - 1) / 2)
+            for line in found:
+                colour = COLOURS.get(line.backend)
+                axes.barh(place, line.median_s or 0.0, 0.82, color=colour)
+                if line.median_s is None:
+                    axes.plot(0.06, place, "x", color=colour, markersize=5, markeredgewidth=1.6, clip_on=False)
+                text = _seconds(line.median_s, line.verdict)
+                axes.annotate(text, (line.median_s or 0.06, place), (7, 0), textcoords="offset points", va="center",
+                              fontsize=8, color=INK)  # fmt: skip
+                place += 1
+            place += 0.6
+        axes.set_yticks(ticks, faults)
+        axes.invert_yaxis()
+        axes.set_xlim(0, max(line.median_s or 0.0 for line in lines) * 1.12)
+        axes.set_xlabel("seconds from the fault to the first allreduce of the next world (median; x: it never came)")
+        for backend in backends:
+            axes.barh(0, 0, color=COLOURS.get(backend), label=backend)
+        axes.legend(loc="lower right", fontsize=8)
 
 
 if __name__ == "__main__":

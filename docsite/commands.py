@@ -2,7 +2,7 @@
 
 A page has a line ``<!-- commands: raftkvctl -->``; ``filled`` puts every command there, with its flags, defaults and
 environment variables. So no page can name what the program does not have. ``python -m docsite.commands raftkvctl``
-prints it.
+prints it, ``python -m docsite.commands man build/man/man1`` writes manual pages.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ import io
 import re
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import click
 
-from raftkv.cli.goflags.command import Branch, External, Leaf, flag_row
+from raftkv import __version__
+from raftkv.cli.ctl.__main__ import main as run_ctl
+from raftkv.cli.goflags.command import Branch, External, Leaf, Page, flag_row
 from raftkv.cli.goflags.pflag import Flag
 from raftkv.cli.main import USAGE, main
 
@@ -88,9 +91,13 @@ def _variable(flag: str) -> str:
 
 def _help_of(command: str) -> str:
     """Return what ``raftkv COMMAND --help`` prints."""
+    return _printed(lambda: main([command] if command == "version" else [command, "--help"]))
+
+
+def _printed(run: Callable[[], int]) -> str:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        main([command] if command == "version" else [command, "--help"])
+        run()
     return printed.getvalue()
 
 
@@ -179,5 +186,40 @@ PAGES: dict[str, Callable[[], str]] = {"raftkv": server, "raftkvctl": ctl, "raft
 """Program to what makes its reference."""
 
 
+def manual(program: str) -> str:
+    """Return the manual page of a program, as roff: what its own help says, command by command."""
+    if program == "raftkv":
+        summary, sections = "run a member of a raftkv cluster, and work on this machine", {"USAGE": _help_of("serve")}
+        names = dict.fromkeys(re.findall(r"^  raftkv ([a-z][\w-]+)", USAGE, re.MULTILINE))
+        sections |= {f"raftkv {name}": _help_of(name) for name in names if name != "version"}
+    else:
+        root = importlib.import_module(f"raftkv.cli.{program.removeprefix('raftkv')}.tree").make_tree()
+        summary, sections = (root.get_short_help_str(limit=200).rstrip("."), {})
+        for command, path in _walk(root, (program,)):
+            context = click.Context(command, info_name=" ".join(path), max_content_width=80)
+            context.formatter_class = Page
+            sections[" ".join(path)] = command.get_help(context)
+            if path == ("raftkvctl", "options"):
+                sections[" ".join(path)] = _printed(lambda: run_ctl(["options"]))
+    lines = [f'.TH {program.upper()} 1 "" "raftkv {__version__}"', ".SH NAME", f"{program} \\- {_roff(summary)}"]
+    for title, text in sections.items():
+        lines += [f'.SH "{title}"', ".nf", _roff(text.strip()), ".fi"]
+    return "\n".join([*lines, ""])
+
+
+def _roff(text: str) -> str:
+    return re.sub(r"^(?=[.'])", r"\\&", text.replace("\\", "\\e").replace("-", "\\-"), flags=re.MULTILINE)
+
+
+def write_manuals(folder: Path) -> None:
+    """Write the manual page of each program to a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for program in PAGES:
+        (folder / f"{program}.1").write_text(manual(program), encoding="utf-8")
+
+
 if __name__ == "__main__":
-    print(PAGES[sys.argv[1]]())
+    if sys.argv[1] == "man":
+        write_manuals(Path(sys.argv[2]))
+    else:
+        print(PAGES[sys.argv[1]]())

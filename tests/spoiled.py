@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from raftkv.checkpoint import records as checkpoint
 from raftkv.checkpoint.keys import AttemptId, RegistryKeys
 from raftkv.checkpoint.positions import ledger, position
-from raftkv.cli.backup.manifest import Manifest
+from raftkv.cli.backup.place import Manifest
 from raftkv.client.control.records import Record
 from raftkv.dataset.keys import DatasetKeys, Head, Note
 from raftkv.training import records as training

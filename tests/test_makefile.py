@@ -109,6 +109,16 @@ def test_an_environment_that_cannot_be_made_is_removed(checkout: Path) -> None:
     assert not (checkout / ".venv").exists()
 
 
+@pytest.mark.parametrize(("target", "asked"), [("docs", ["-e .[docs]"]), ("native", ["wheel"]), ("man", [])])
+def test_the_site_a_native_build_and_manual_pages_need_neither_torch_nor_a_browser(
+    checkout: Path, target: str, asked: list[str]
+) -> None:
+    make(checkout, target, python(checkout, "python"))
+    pip = [line for line in calls(checkout) if " -m pip " in line]
+    assert len(pip) == 1 + len(asked)
+    assert all(text in line for text, line in zip(asked, pip[1:], strict=True))
+
+
 def test_development_needs_more(checkout: Path) -> None:
     done = make(checkout, ".venv/.installed", python(checkout, "python"))
     assert done.returncode == 0, done.stderr

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.hostile.users import UserChannel
-from raftkv.cli import metrics
+from raftkv.cli.ctl import top
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.status import RpcError
@@ -49,7 +49,7 @@ def members(name: str, nofile: int | None = None) -> Iterator[Cluster]:
 def metrics_of(member: Member) -> dict[str, float]:
     """Sums of all metrics of a member by name; empty if it does not answer. A scrape begins the longest turn anew."""
     try:
-        return metrics.fetch(member.endpoint, None, CALL_TIMEOUT_S)
+        return top.fetch(member.endpoint, None, CALL_TIMEOUT_S)
     except OSError:
         return {}
 

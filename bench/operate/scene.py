@@ -67,7 +67,7 @@ class Scene:
     def fill(self, keys: int, value_bytes: int = 256, *, total: int | None = None, key_bytes: int = 64) -> None:
         """Put every key once, or as often as it takes to make so many puts in all."""
         command = [
-            *(sys.executable, "-m", "raftkv.cli.ctl", "bench", "put", "--sequential-keys", "--json"),
+            *(sys.executable, "-m", "raftkv.cli.ctl", "bench", "put", "--sequential-keys", "--keep-keys", "--json"),
             *("--endpoints", self.first.endpoint, "--clients", "500", "--conns", "50"),
             *("--key-size", str(key_bytes), "--val-size", str(value_bytes)),
             *("--key-space-size", str(keys), "--total", str(total or keys)),

@@ -2,8 +2,8 @@
 
 Owns the member processes (their ports and directory), the loop that asks each member for its status twice a second, and
 how the answers are shown: a live table on a terminal, lines of news elsewhere. A member that ends is shown as exited
-and not restarted, so that a user can kill one and see what the others do. Ctrl-C, or any other signal that this program
-can catch, ends all members. A directory belongs to one cluster, and says to which.
+and not restarted by itself, so that a user can kill one and see what the others do; SIGUSR1 starts it again. Ctrl-C, or
+any other signal that this program can catch, ends all members. A directory belongs to one cluster, and says to which.
 
     raftkv cluster --size 3 --data-dir cluster-data -- --snapshot-count=1000
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 import sys
@@ -50,12 +51,11 @@ class Row:
     address: str
     role: str
     term: int = 0
-    index: int = 0
-    applied: int = 0
     revision: int = 0
     size_bytes: int = 0
     writes_per_s: float = 0.0
     remark: str = ""
+    pid: int = 0
 
     @property
     def is_serving(self) -> bool:
@@ -64,23 +64,30 @@ class Row:
 
 
 _STYLES = {"leader": "bold green", "follower": "green", "learner": "cyan", "exited": "bold red", "silent": "red"}
-_COLUMNS = ("member", "role", "term", "index/applied", "revision", "db size", "writes/s", "address")
+_COLUMNS = ("member", "role", "pid", "term", "revision", "db size", "writes/s", "address")
+"""They fit 80 columns, also with a role and a process id of the longest kind."""
 
 
 def make_table(rows: Sequence[Row]) -> Table:
-    """Return the live table."""
+    """Return the live table; its caption says where the dashboard is, and how an ended member comes back."""
     from rich.markup import escape
     from rich.table import Table
 
     url = dashboard(rows)
-    caption = f"dashboard: {url}   Ctrl-C stops all members" if url else "Ctrl-C stops all members"
-    table = Table(title="raftkv cluster", caption=caption)
+    lines = [f"dashboard: {url}   Ctrl-C stops all members" if url else "Ctrl-C stops all members"]
+    lines += [escape(f"{row.name}: {row.remark}; start it again: {_REVIVE}") for row in rows if row.role == "exited"]
+    table = Table(title="raftkv cluster", caption="\n".join(lines), box=None, padding=(0, 1), pad_edge=False)
     for column in _COLUMNS:
         table.add_column(column, justify="left" if column in ("member", "role", "address") else "right")
     for row in rows:
-        style = _STYLES.get(row.role, "yellow")
-        table.add_row(row.name, f"[{style}]{row.role}[/]", *_numbers(row), escape(row.remark or row.address))
+        style, place = _STYLES.get(row.role, "yellow"), escape(row.address.removeprefix("http://"))
+        pid = str(row.pid) if row.pid else "-"
+        table.add_row(row.name, f"[{style}]{row.role}[/]", pid, *_numbers(row), place)
     return table
+
+
+_REVIVE = f"kill -USR1 {os.getpid()}"
+"""What makes this program start the members again that have ended."""
 
 
 def dashboard(rows: Sequence[Row]) -> str:
@@ -94,10 +101,9 @@ def dashboard(rows: Sequence[Row]) -> str:
 
 def _numbers(row: Row) -> list[str]:
     if not row.is_serving and row.role != "candidate":
-        return ["-"] * 5
+        return ["-"] * 4
     return [
         str(row.term),
-        f"{row.index}/{row.applied}",
         str(row.revision),
         human_size(row.size_bytes),
         f"{row.writes_per_s:.0f}",
@@ -117,7 +123,7 @@ def news(before: Sequence[Row], after: Sequence[Row]) -> list[str]:
         if previous is not None and (previous.role, previous.term) == (row.role, row.term):
             continue
         if row.role == "exited":
-            lines.append(f"{row.name}: {row.remark}")
+            lines.append(f"{row.name}: {row.remark} (start it again: {_REVIVE})")
         elif row.is_serving:
             lines.append(f"{row.name}: {row.role} in term {row.term} at {row.address}")
         elif previous is not None:
@@ -238,7 +244,9 @@ def _check_free(port: int) -> None:
         try:
             probe.bind((HOST, port))
         except OSError as error:
-            raise CommandError(f"cannot listen on {HOST}:{port}: {error.strerror}") from None
+            from raftkv.server.listening import holder_of
+
+            raise CommandError(f"cannot listen on {HOST}:{port}: {error.strerror}{holder_of(port)}") from None
 
 
 def start_all(members: Sequence[Member], flags: Sequence[str]) -> None:
@@ -336,18 +344,17 @@ class _Watcher:
             answer = await client.call(methods.STATUS, rpc_pb2.StatusRequest(), timeout_s=ASK_TIMEOUT_S)
         except StatusError:
             role = "silent" if member.name in self.answered else "starting"
-            return Row(member.name, member.client_url, role)
+            return Row(member.name, member.client_url, role, pid=_pid(member))
         self.answered.add(member.name)
         return Row(
             member.name,
             member.client_url,
             role_of(answer),
             term=answer.raftTerm,
-            index=answer.raftIndex,
-            applied=answer.raftAppliedIndex,
             revision=answer.header.revision,
             size_bytes=answer.dbSize,
             writes_per_s=self._rate(member.name, answer.header.revision),
+            pid=_pid(member),
         )
 
     def _rate(self, name: str, revision: int) -> float:
@@ -357,6 +364,16 @@ class _Watcher:
         if before is None or now <= before[0]:
             return 0.0
         return max(revision - before[1], 0) / (now - before[0])
+
+
+def _pid(member: Member) -> int:
+    return member.process.pid if member.process is not None else 0
+
+
+def _start_ended(members: Sequence[Member]) -> None:
+    for member in members:
+        if member.exit_status is not None:
+            member.start()
 
 
 def _obituary(member: Member, status: int) -> str:
@@ -370,6 +387,7 @@ async def _watch(members: list[Member]) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGUSR1, _start_ended, members)
     async with contextlib.AsyncExitStack() as stack:
         options = ClientOptions(dial_timeout_s=ASK_TIMEOUT_S)
         clients = [await stack.enter_async_context(Client(m.client_url, options)) for m in members]

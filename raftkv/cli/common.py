@@ -113,6 +113,7 @@ def about_commands(leaf: MakeLeaf, name: str) -> list[Leaf]:
 
 def print_version(invocation: Invocation) -> None:
     """Print the version of this program and of the API."""
+    invocation.refuse_surplus()
     print(f"{invocation.program.name} version: {__version__}")
     print(f"API version: {API_VERSION}")
 
@@ -155,7 +156,7 @@ def run_program(tree: Branch, run: Callable[[], int]) -> int:
         from click.shell_completion import shell_complete
 
         return shell_complete(tree, {}, name, _completion_variable(name), instruction)
-    return leave(run, lambda text: print(f"Error: {text}", file=sys.stderr))
+    return leave(run, lambda text: print(f"Error: {text}", file=sys.stderr), name)
 
 
 def _completion_variable(name: str) -> str:

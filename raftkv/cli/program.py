@@ -49,7 +49,7 @@ class CommandError(Exception):
     Arguments:
         text: the line.
         code: exit code of the program.
-        details: lines that stand before it, e.g. which endpoints failed and why.
+        details: lines that follow it: the cause, where the line itself is one of etcdctl that scripts match.
     """
 
     def __init__(self, text: str, code: int = ERROR, details: Sequence[str] = ()) -> None:
@@ -65,7 +65,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "cluster": "raftkv.cli.cluster",
     "backup": "raftkv.cli.backup.command",
     "doctor": "raftkv.cli.doctor.command",
-    "certs": "raftkv.cli.certs.command",
+    "certs": "raftkv.cli.certs",
     "join": "raftkv.cli.server.join",
     "torchft-lighthouse": "raftkv.cli.daemons.torchft_lighthouse",
     "tcpstore-gateway": "raftkv.cli.daemons.tcpstore_gateway",
@@ -76,12 +76,13 @@ CTRL_C = 130
 """What a shell shows for a program that Ctrl-C has ended; ``start`` then ends it by that signal."""
 
 
-def leave(body: Callable[[], int], complain: Callable[[str], None]) -> int:
+def leave(body: Callable[[], int], complain: Callable[[str], None], name: str = "raftkv") -> int:
     """Run a program to its end and write out all that it has printed.
 
     Arguments:
         body: the program; returns its exit code.
         complain: prints a line to standard error.
+        name: of the program, before the details of a failure.
 
     Returns:
         the exit code.
@@ -92,14 +93,16 @@ def leave(body: Callable[[], int], complain: Callable[[str], None]) -> int:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     _keep_memory_out_of_core_dumps()
     try:
-        return _ended(body, complain)
+        return _ended(body, complain, name)
     except BrokenPipeError:
         pass
     except BaseExceptionGroup as group:
         rest = group.split(BrokenPipeError)[1]
         if rest is not None:
             return _failed(rest, complain)
-    except Exception as error:
+    except SystemExit:
+        raise
+    except BaseException as error:
         return _failed(error, complain)
     _discard_output()
     return ERROR
@@ -148,13 +151,15 @@ def _keep_memory_out_of_core_dumps() -> None:
         file.write("0")
 
 
-def _ended(body: Callable[[], int], complain: Callable[[str], None]) -> int:
+def _ended(body: Callable[[], int], complain: Callable[[str], None], name: str) -> int:
     try:
         code = body()
     except CommandError as error:
         sys.stdout.flush()
         if str(error):
             complain(str(error))
+        for line in error.details:
+            print(f"{name}: {line}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt as interrupt:
         _drop(interrupt)

@@ -13,6 +13,7 @@ import os
 import socket
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 from raftkv import cluster_id
@@ -165,4 +166,27 @@ def check_free(urls: Iterable[str]) -> None:
 def _in_words(url: str, error: OSError) -> ConfigError:
     # asyncio puts the address into the text once more; names that cannot be resolved have numbers of their own.
     reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
-    return ConfigError(f"cannot listen on {url}: {reason}")
+    holder = holder_of(cluster_id.split_url(url)[2]) if error.errno == errno.EADDRINUSE else ""
+    return ConfigError(f"cannot listen on {url}: {reason}{holder}")
+
+
+_LISTEN: Final = "0A"
+"""The state of a listening socket in ``/proc/net/tcp``."""
+
+
+def holder_of(port: int) -> str:
+    """Return `` by NAME (process ID)`` for the process that listens on a port; empty if ``/proc`` does not say.
+
+    Arguments:
+        port: of this machine, or of this network namespace.
+    """
+    try:
+        rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
+        sockets = {f"socket:[{row[9]}]" for row in rows if row[3] == _LISTEN and row[1].endswith(f":{port:04X}")}
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it ended, or belongs to another user
+                if any(os.readlink(file) in sockets for file in (process / "fd").iterdir()):
+                    return f" by {(process / 'comm').read_text().strip()} (process {process.name})"
+    except OSError:
+        pass  # no /proc
+    return ""

@@ -16,6 +16,7 @@ from raftkv.cli.bench import load as bench_load
 from raftkv.cli.bench.load import Load, Result
 from raftkv.pb import rpc_pb2
 from tests import forked
+from tests.cli.runner import run_ctl
 from tests.procs import RAFTKV, Cluster, free_port
 
 
@@ -60,38 +61,39 @@ def test_puts_are_messages_of_their_sizes(key_size: int, value_size: int) -> Non
     requests = bench_load.puts(key_size=key_size, value_size=value_size, key_space=200, sequential=False, seed=7)
     for _, data in itertools.islice(requests, 300):
         request = rpc_pb2.PutRequest.FromString(data)
-        assert (len(request.key), len(request.value)) == (key_size, value_size)
+        key = request.key.removeprefix(bench_load.PREFIX)
+        assert (len(request.key), len(key), len(request.value)) == (len(key) + 13, key_size, value_size)
         assert request.SerializeToString() == data
-        numbers.add(int.from_bytes(request.key, "big"))
+        numbers.add(int.from_bytes(key, "big"))
     assert max(numbers) < 200
     assert len(numbers) > 100
 
 
-def test_puts_really_arrive(cluster: Cluster) -> None:
+def test_a_measurement_writes_below_its_own_prefix_says_so_and_deletes_its_keys(cluster: Cluster) -> None:
     endpoint = cluster.endpoints[0]
-    _bench(
-        "put",
-        "--endpoints",
-        endpoint,
-        "--total",
-        "64",
-        "--key-space-size",
-        "64",
-        "--sequential-keys",
-        "--key-size",
-        "9",
-    )
-    requests = bench_load.ranges(keys=[bytes(9)], range_end=b"\0" * 8 + b"\xff", limit=0, serializable=False)
-    _, request = next(requests)
+    assert run_ctl(["--endpoints", endpoint, "put", "app", "1"]).code == 0
+    sizes = ("--total", "64", "--key-space-size", "64", "--endpoints", endpoint)
 
-    async def read() -> rpc_pb2.RangeResponse:
-        from raftkv.client import Client
-        from raftkv.client.rpc import methods
+    def keys() -> tuple[int, int]:
+        """How many there are, and how many below the prefix."""
+        found = [
+            run_ctl(["--endpoints", endpoint, "get", key, "--prefix", "--count-only", "-w", "fields"]).output
+            for key in ("", bench_load.PREFIX.decode())
+        ]
+        return tuple(int(text.partition(b'"Count" : ')[2]) for text in found)
 
-        async with Client([endpoint]) as client:
-            return await client.call(methods.RANGE, rpc_pb2.RangeRequest.FromString(request), timeout_s=10.0)
-
-    assert asyncio.run(read()).count == 64
+    before = keys()
+    assert before[1] == 0
+    for words in (("put",), ("txn-put",), ("mixed",), ("range",), ("watch", "--streams=1"), ("watch-latency",)):
+        given = sizes if words[0] not in ("watch", "watch-latency") else (*sizes[:2], *sizes[4:])
+        done = _bench(*words, *given)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.startswith("raftkvctl: writes below raftkv-bench/; the keys are deleted at the end")
+        assert keys() == before, words
+    assert "the keys stay" in _bench("put", *sizes, "--sequential-keys", "--keep-keys").stderr
+    assert keys() == (before[0] + 64, 64)
+    assert _bench("put", *sizes, "--json").stderr == ""
+    assert keys() == before, "keys of an earlier run go too"
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])

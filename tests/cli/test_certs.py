@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from raftkv.cli.certs import command
+from raftkv.cli import certs as command
 from raftkv.cli.program import CommandError
 from raftkv.cli.server.options import read_options
 from raftkv.config import TLSFiles

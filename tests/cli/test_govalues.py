@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv.cli.goflags import values as govalues
+from raftkv.cli.goflags import pflag
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ from raftkv.cli.goflags import values as govalues
     ],
 )
 def test_durations(text, nanoseconds):
-    assert govalues.parse_duration_ns(text) == nanoseconds
+    assert pflag.parse_duration_ns(text) == nanoseconds
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_durations(text, nanoseconds):
 )
 def test_durations_that_are_none(text, error):
     with pytest.raises(ValueError) as raised:  # noqa: PT011 - the text is compared
-        govalues.parse_duration_ns(text)
+        pflag.parse_duration_ns(text)
     assert str(raised.value) == error
 
 
@@ -66,17 +66,17 @@ def test_durations_that_are_none(text, error):
     ],
 )
 def test_printed_durations(nanoseconds, text):
-    assert govalues.format_duration(nanoseconds) == text
+    assert pflag.format_duration(nanoseconds) == text
 
 
 @given(st.integers(-(2**62), 2**62))
 def test_durations_survive_printing(nanoseconds):
-    assert govalues.parse_duration_ns(govalues.format_duration(nanoseconds)) == nanoseconds
+    assert pflag.parse_duration_ns(pflag.format_duration(nanoseconds)) == nanoseconds
 
 
 @given(st.binary(max_size=60))
 def test_bytes_survive_quoting(data):
-    assert govalues.unquote(govalues.quote(data)) == data
+    assert pflag.unquote(pflag.quote(data)) == data
 
 
 @pytest.mark.parametrize(
@@ -92,17 +92,17 @@ def test_bytes_survive_quoting(data):
     ],
 )
 def test_quoting(data, text):
-    assert govalues.quote(data) == text
+    assert pflag.quote(data) == text
 
 
 @pytest.mark.parametrize("literal", ['"', '"a', "a", '"\\q"', '"\\x1"', '"\\ud800"', '"\\400"', '"a\nb"', "`a`b`", ""])
 def test_literals_that_are_none(literal):
     with pytest.raises(ValueError, match=r"^invalid syntax$"):
-        govalues.unquote(literal)
+        pflag.unquote(literal)
 
 
 def test_raw_literals_have_no_escapes():
-    assert govalues.unquote('`a\\n"b`') == b'a\\n"b'
+    assert pflag.unquote('`a\\n"b`') == b'a\\n"b'
 
 
 @pytest.mark.parametrize(
@@ -120,32 +120,32 @@ def test_raw_literals_have_no_escapes():
     ],
 )
 def test_integers(text, value):
-    assert govalues.parse_int(text) == value
+    assert pflag.parse_int(text) == value
 
 
 @pytest.mark.parametrize("text", ["", "-", "abc", "1.5", "0x", "1__0", "_1", "1_", " 1", "0b12", "08", "١"])
 def test_integers_that_are_none(text):
     with pytest.raises(ValueError, match="invalid syntax"):
-        govalues.parse_int(text)
+        pflag.parse_int(text)
 
 
 def test_integers_have_bounds():
-    assert govalues.parse_int(str(2**63 - 1)) == 2**63 - 1
-    assert govalues.parse_int(str(2**64 - 1), signed=False) == 2**64 - 1
+    assert pflag.parse_int(str(2**63 - 1)) == 2**63 - 1
+    assert pflag.parse_int(str(2**64 - 1), signed=False) == 2**64 - 1
     for text, signed in ((str(2**63), True), (str(2**64), False)):
         with pytest.raises(ValueError, match="value out of range"):
-            govalues.parse_int(text, signed=signed)
+            pflag.parse_int(text, signed=signed)
     with pytest.raises(ValueError, match=r"strconv\.ParseUint: parsing \"-1\": invalid syntax"):
-        govalues.parse_int("-1", signed=False)
+        pflag.parse_int("-1", signed=False)
 
 
 @given(st.integers(-(2**63), 2**63 - 1))
 def test_hexadecimal_integers_survive(value):
-    assert govalues.parse_int(f"{value:x}", base=16) == value
+    assert pflag.parse_int(f"{value:x}", base=16) == value
 
 
 def test_booleans():
-    assert all(map(govalues.parse_bool, ("1", "t", "T", "true", "TRUE", "True")))
-    assert not any(map(govalues.parse_bool, ("0", "f", "F", "false", "FALSE", "False")))
+    assert all(map(pflag.parse_bool, ("1", "t", "T", "true", "TRUE", "True")))
+    assert not any(map(pflag.parse_bool, ("0", "f", "F", "false", "FALSE", "False")))
     with pytest.raises(ValueError, match=r'strconv\.ParseBool: parsing "yes": invalid syntax'):
-        govalues.parse_bool("yes")
+        pflag.parse_bool("yes")

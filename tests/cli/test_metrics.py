@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from raftkv.cli import metrics
+from raftkv.cli.ctl import top
 from raftkv.client.rpc.transport import tls_context
 from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.server.http import HttpRequest, HttpResponse
@@ -33,12 +33,12 @@ z_seconds_bucket{le="+Inf"} 0
 
 
 def test_percentiles():
-    assert metrics.quantile(TEXT, "x_seconds", 0.5) == 0.1
-    assert metrics.quantile(TEXT, "x_seconds", 0.99) == 0.2
-    assert metrics.quantile(TEXT, "x_seconds", 0.5, count_min=101) is None
-    assert metrics.quantile(TEXT, "y_seconds", 0.5) == math.inf
-    assert metrics.quantile(TEXT, "z_seconds", 0.5) is None
-    assert metrics.quantile(TEXT, "absent", 0.5) is None
+    assert top.quantile(TEXT, "x_seconds", 0.5) == 0.1
+    assert top.quantile(TEXT, "x_seconds", 0.99) == 0.2
+    assert top.quantile(TEXT, "x_seconds", 0.5, count_min=101) is None
+    assert top.quantile(TEXT, "y_seconds", 0.5) == math.inf
+    assert top.quantile(TEXT, "z_seconds", 0.5) is None
+    assert top.quantile(TEXT, "absent", 0.5) is None
 
 
 def test_over_tls_beside_a_channel(tmp_path: Path):
@@ -57,7 +57,7 @@ def test_over_tls_beside_a_channel(tmp_path: Path):
         ((host, port),) = await server.listen("127.0.0.1", 0, theirs)
         channel = Channel([f"{host}:{port}"], ours)
         assert await channel.unary("/a.B/C", b"x", 10.0) == b"x"
-        found = await asyncio.to_thread(metrics.fetch, f"{host}:{port}", ours, 10.0)
+        found = await asyncio.to_thread(top.fetch, f"{host}:{port}", ours, 10.0)
         await channel.close()
         await server.close()
         return found
@@ -70,4 +70,4 @@ def test_a_certificate_that_is_gone_is_a_failure_of_the_asking(tmp_path: Path):
     ours = tls_context(ca_file=str(files.folder / "ca.crt"))
     (files.folder / "ca.crt").unlink()
     with pytest.raises(OSError, match="No such file"):
-        metrics.fetch("127.0.0.1:1", ours, 1.0)
+        top.fetch("127.0.0.1:1", ours, 1.0)

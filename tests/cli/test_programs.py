@@ -6,13 +6,17 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from raftkv import __version__
+from raftkv.cli.ctl import tree as ctl_tree
+from raftkv.cli.goflags.command import Branch, Leaf
+from raftkv.cli.utl import tree as utl_tree
 from tests.cli.programs import Running
-from tests.cli.runner import run_ctl, run_server
+from tests.cli.runner import run_ctl, run_server, run_utl
 from tests.long import long_except
 from tests.procs import RAFTKV, ROOT, Cluster
 
@@ -35,7 +39,8 @@ def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def test_versions():
     assert run("raftkvctl", "version").stdout == f"raftkvctl version: {__version__}\nAPI version: 3.7\n"
     assert run("raftkv", "version").stdout.startswith(f"raftkv Version: {__version__}\nAPI Version: 3.7\n")
-    assert run("raftkv", "--version").stdout == run("raftkv", "version").stdout
+    for name in ("raftkv", "raftkvctl", "raftkvutl"):
+        assert run(name, "--version").stdout == run(name, "version").stdout
 
 
 def test_exit_codes_reach_the_shell():
@@ -264,6 +269,8 @@ PLAIN = [
     (run_ctl, "run exec --job j --stop-grace 10 -- true", 1,
      "Error: --stop-grace must be a duration such as 300ms, 1.5s or 2m (set to '10')"),
     (run_ctl, "run list --json=maybe", 1, "Error: --json must be true or false (set to 'maybe')"),
+    (run_ctl, "member replace 1 2 --wait soon", 1,
+     "Error: --wait must be a duration such as 300ms, 1.5s or 2m (set to 'soon')"),
     (run_ctl, "get a --limit many", 1,
      'Error: invalid argument "many" for "--limit" flag: strconv.ParseInt: parsing "many": invalid syntax'),
 ]  # fmt: skip
@@ -273,6 +280,41 @@ PLAIN = [
 def test_flags_of_its_own_are_refused_in_plain_words_and_etcdctls_in_etcdctls(run, text, code, line) -> None:
     ran = run(text.split())
     assert (ran.code, ran.output, ran.errors) == (code, b"", f"{line}\n")
+
+
+def _leaves(branch: Branch, *path: str) -> Iterator[tuple[tuple[str, ...], Leaf]]:
+    for name, command in branch.commands.items():
+        if isinstance(command, Branch):
+            yield from _leaves(command, *path, name)
+        elif isinstance(command, Leaf):
+            yield (*path, name), command
+
+
+LEAVES = [
+    (run, path, leaf)
+    for run, tree in ((run_ctl, ctl_tree.make_tree()), (run_utl, utl_tree.make_tree()))
+    for path, leaf in _leaves(tree)
+    if "..." not in leaf.usage
+]
+
+
+@pytest.mark.parametrize(("run", "path", "leaf"), LEAVES, ids=[" ".join(path) for _, path, _ in LEAVES])
+def test_a_word_too_many_is_refused_in_one_line_before_anything_is_done(run, path, leaf) -> None:
+    """The endpoint answers never: what is refused is refused before it is asked."""
+    needs = {
+        "data-dir": "/nowhere",
+        "target-version": "3.6",
+        "peer-urls": "http://127.0.0.1:9",
+        "endpoints": "127.0.0.1:1",
+    }
+    flags = [f"--{flag.name}={needs[flag.name]}" for flag in leaf.flags if flag.name in needs]
+    words = [str(number) for number in range(1, len(leaf.usage.split()) + 2)]
+    ran = run([*path, *words, *flags], environment={})
+    assert ran.code in (1, 128), ran
+    assert ran.output == b""
+    assert ran.errors.startswith("Error: ")
+    assert ran.errors.count("\n") == 1
+    assert not re.search("deadline|no answer|/nowhere|version", ran.errors)
 
 
 STRICT = {"PYTHONIOENCODING": "utf-8:strict"}
@@ -344,6 +386,7 @@ def test_a_client_url_that_cannot_be_reached_hides_no_other_member() -> None:
         ("KeyError('x')", r"KeyError: 'x', in raftkv.cli.program line \d+; report this line"),
         ("ExceptionGroup('two', [AssertionError()])", "AssertionError; report this line"),
         ("OSError(5, 'Input/output error', '/a')", "/a: Input/output error"),
+        ("__import__('asyncio').CancelledError()", r"CancelledError, in raftkv.cli.program line \d+; report this line"),
     ],
 )
 def test_a_bug_or_a_lack_of_memory_ends_a_program_in_one_line(raised: str, line: str) -> None:

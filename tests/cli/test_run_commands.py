@@ -14,9 +14,8 @@ import raftkv
 from raftkv.checkpoint.keys import RANDOM_DIGITS, AttemptId, RegistryKeys
 from raftkv.checkpoint.records import Checkpoint
 from raftkv.cli.output.table import clock
-from raftkv.cli.runs import deleting
-from raftkv.cli.runs.facts import Denied, Queue, waiting
-from raftkv.cli.runs.view import Line, Narrator, members_text, ranks_text
+from raftkv.cli.runs import commands
+from raftkv.cli.runs.view import Denied, Line, Narrator, Queue, members_text, ranks_text, waiting
 from raftkv.training.history.reader import RunSummary, list_runs
 from raftkv.training.history.timeline import fold, read_change
 from raftkv.training.keys import CLUSTER_ROOT, RunKeys
@@ -98,7 +97,7 @@ def test_denied_hosts_and_those_who_wait_are_shown(raftkv_cluster, raftkv_client
 
 def test_a_dead_run_says_so(raftkv_cluster, raftkv_client) -> None:
     write(raftkv_client, [*SCRIPT[:6], ("node/a-1", None), ("node/b-1", None)])
-    assert "running (dead)" in text_of(ctl(raftkv_cluster, "list"))
+    assert "running, no nodes" in text_of(ctl(raftkv_cluster, "list"))
     assert "; no node is there any more\n" in text_of(ctl(raftkv_cluster, "show", "jobs/a"))
 
 
@@ -384,7 +383,7 @@ def test_a_run_that_begins_again_meanwhile_stays(raftkv_cluster, raftkv_client, 
         await kv.put(KEYS.state, state(4, RUNNING, 1.0).encode())
         return runs
 
-    monkeypatch.setattr(deleting, "list_runs", late)
+    monkeypatch.setattr(commands, "list_runs", late)
     done = text_of(ctl(raftkv_cluster, "delete", "--ended", "--yes")).splitlines()
     assert done == ["0 of 1 run deleted: 0 keys", "run 'jobs/a' has begun again meanwhile, and stays"]
     assert raftkv_client.get(KEYS.round) is not None

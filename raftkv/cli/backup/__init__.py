@@ -2,11 +2,8 @@
 
     member --snapshot--> local file --upload--> NAME.db.part --read back, restored, hashed--> NAME.db --> NAME.json
 
-    command   flags, the schedule and the exit codes
-    report    what is printed
-    take      which member is asked, the file, and the hash that it must have; its check by restoring it
-    place     the URL: temporary names, final names, errors in one line
-    manifest  what is known of one backup, and which backups are no longer needed
+    command   flags, the schedule, what is printed, the exit codes; which member is asked, and the check of its file
+    place     the URL: temporary names, final names, errors in one line; what is known of each backup
 
 Laws: a backup exists when its manifest does, and that is written last; so a backup that was killed at any moment is
 none. What was uploaded is what is verified, by the hash that a member gives for that revision. The newest verified

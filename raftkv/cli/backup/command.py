@@ -12,31 +12,290 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import hashlib
+import json
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from raftkv.cli.backup import manifest as rules
-from raftkv.cli.backup.manifest import DATA_SUFFIX, MANIFEST_SUFFIX, PART_SUFFIX, Manifest
-from raftkv.cli.backup.place import Advance, Place
-from raftkv.cli.backup.report import Report
+from raftkv.cli.backup import place as rules
+from raftkv.cli.backup.place import DATA_SUFFIX, MANIFEST_SUFFIX, PART_SUFFIX, Advance, Manifest, Place
 from raftkv.cli.common import POINT_IN_TIME_FLAGS, forward_of, target_of
 from raftkv.cli.daemons import daemon
 from raftkv.cli.goflags import pflag
 from raftkv.cli.goflags.pflag import BOOL, DURATION, INT, Flag
 from raftkv.cli.program import BAD_FLAGS, ERROR, SUCCESS, CommandError
-from raftkv.errors import RaftKVError
+from raftkv.client.library import Client
+from raftkv.client.rpc import methods
+from raftkv.client.snapshot import Progress
+from raftkv.client.values import EndpointStatus
+from raftkv.config import ServerConfig
+from raftkv.errors import RaftKVError, StatusError, StorageError
+from raftkv.offline.database import hash_database_file
+from raftkv.offline.etcd.restore import restore
+from raftkv.pb import rpc_pb2
 
 if TYPE_CHECKING:
     from raftkv.offline.replay import Target
+
+# -- take -----------------------------------------------------------------------------------------------------------
+#
+# A snapshot from one member, the hash that the cluster gives for it, and the check of a file by restoring it.
+#
+# Owns the choice of the member: a follower before a learner before the leader, the one that has applied most first;
+# when
+# one is lost in the middle, the next. A snapshot is only taken for good if a member gives a hash for exactly its
+# revision
+# and its compacted revision. If the cluster was compacted meanwhile, another one is taken.
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a restored file holds: the hash of its history, the revisions that it is for, where in the log of its
+    cluster it stands, and the file's own hash."""
+
+    hash: int
+    revision: int
+    compact_revision: int
+    index: int
+    size_bytes: int
+    sha256: str
+
+
+def read_contents(path: Path) -> Contents:
+    """Restore a snapshot file and return what is in it.
+
+    Raises:
+        CommandError: it cannot be restored.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix="raftkv-verify-", dir=path.parent) as directory:
+            data_dir = str(Path(directory) / "member")
+            indexes: list[int] = []
+            restore(path, ServerConfig(data_dir=data_dir), forward=lambda _, base: indexes.append(base.index))
+            found = hash_database_file(data_dir)
+    except (RaftKVError, OSError) as error:
+        raise CommandError(f"cannot restore {path.name}: {error}") from error
+    size_bytes, digest = _digest(path)
+    return Contents(found.hash, found.revision, found.compact_revision, indexes[0], size_bytes, digest)
+
+
+def _digest(path: Path) -> tuple[int, str]:
+    with path.open("rb") as file:
+        return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check(backup: Manifest, path: Path) -> None:
+    """Check that a file is the backup that its manifest describes, and can be restored.
+
+    Raises:
+        CommandError: it is not.
+    """
+    size_bytes, digest = _digest(path)
+    if (size_bytes, digest) != (backup.size_bytes, backup.sha256):
+        raise CommandError(
+            f"backup {backup.name} is damaged: {size_bytes} bytes with SHA-256 {digest[:16]}..., "
+            f"written were {backup.size_bytes} with {backup.sha256[:16]}..."
+        )
+    found = read_contents(path)
+    wanted = (backup.hash, backup.revision, backup.compact_revision)
+    if (found.hash, found.revision, found.compact_revision) != wanted:
+        raise CommandError(
+            f"backup {backup.name} has hash {found.hash} at revision {found.revision}, "
+            f"the cluster had {backup.hash} at revision {backup.revision}"
+        )
+
+
+TRIES: Final = 3
+"""Snapshots that are taken until one has not been overtaken by a compaction."""
+HASH_TIMEOUT_S: Final = 120.0
+STATUS_TIMEOUT_S: Final = 2.0
+
+
+async def take(kv: Client, path: Path, progress: Progress) -> tuple[EndpointStatus, Contents]:
+    """Save a snapshot that has the hash which the cluster gives for it.
+
+    Arguments:
+        kv: a client of all members.
+        path: where to.
+        progress: told of bytes.
+
+    Returns:
+        who gave it, and what is in it.
+
+    Raises:
+        CommandError: no member gives one, or its hash is not the cluster's.
+    """
+    for _ in range(TRIES):
+        member = await _save(kv, path, progress)
+        contents = await asyncio.to_thread(read_contents, path)
+        if await _is_confirmed(kv, member, contents):
+            return member, contents
+    raise CommandError(f"the cluster was compacted {TRIES} times while a snapshot was taken: try again later")
+
+
+async def _save(kv: Client, path: Path, progress: Progress) -> EndpointStatus:
+    members = preferred(await kv.status(timeout_s=STATUS_TIMEOUT_S))
+    failures = [f"{one.endpoint}: {one.error}" for one in members if one.error]
+    for member in members:
+        if member.error:
+            continue
+        try:
+            await kv.snapshot(path, endpoint=member.endpoint, on_progress=progress)
+        except (StatusError, StorageError) as error:
+            failures.append(f"{member.endpoint}: {error}")
+        else:
+            return member
+    raise CommandError(f"no member gives a snapshot: {'; '.join(failures)}")
+
+
+def preferred(members: list[EndpointStatus]) -> list[EndpointStatus]:
+    """Return members in the order in which they are asked; those that do not answer last."""
+
+    def rank(one: EndpointStatus) -> tuple[bool, bool, bool, int]:
+        is_leader = one.member_id == one.leader_id
+        return bool(one.error), is_leader, one.is_learner, -one.raft_applied_index
+
+    return sorted(members, key=rank)
+
+
+async def _is_confirmed(kv: Client, member: EndpointStatus, contents: Contents) -> bool:
+    """Return whether the cluster has this history at that revision; False: it was compacted meanwhile.
+
+    Raises:
+        CommandError: it has another history, or no member tells.
+    """
+    others = [one.text for one in kv.scope.core.endpoints if one.text != member.endpoint]
+    failures = []
+    for endpoint in [member.endpoint, *others]:
+        request = rpc_pb2.HashKVRequest(revision=contents.revision)
+        try:
+            answer = await kv.scope.core.call_at(endpoint, methods.HASH_KV, request, timeout_s=HASH_TIMEOUT_S)
+        except StatusError as error:
+            if "compacted" in str(error):
+                return False
+            failures.append(f"{endpoint}: {error}")
+            continue
+        if answer.compact_revision != contents.compact_revision:
+            return False
+        if answer.hash != contents.hash:
+            raise CommandError(
+                f"the snapshot of {member.endpoint} has hash {contents.hash} at revision {contents.revision}, "
+                f"and {endpoint} says {answer.hash}: one of them is damaged"
+            )
+        return True
+    raise CommandError(f"no member says which hash revision {contents.revision} has: {'; '.join(failures)}")
+
+
+# -- report ---------------------------------------------------------------------------------------------------------
+#
+# What ``raftkv backup`` prints: a line or an object for each thing done, and progress bars on a terminal.
+
+
+class Report:
+    """Prints what happened: to standard output what was done, to standard error what failed.
+
+    Arguments:
+        json: one object a line, and no progress bars.
+    """
+
+    def __init__(self, *, json: bool) -> None:
+        self._json = json
+
+    def _say(self, text: str, event: str, **fields: Any) -> None:
+        print(json.dumps({"event": event, **fields}) if self._json else text, flush=True)
+
+    def taken(self, backup: Manifest) -> None:
+        """A backup is there and verified."""
+        size = f"{backup.size_bytes / 1e6:.1f} MB"
+        text = f"backup {backup.name}: revision {backup.revision}, {size}, from {backup.endpoint}, verified"
+        self._say(text, "taken", **asdict(backup))
+
+    def verified(self, backup: Manifest) -> None:
+        """A backup was verified again."""
+        text = f"backup {backup.name}: revision {backup.revision}, hash {backup.hash}, verified"
+        self._say(text, "verified", name=backup.name, revision=backup.revision, hash=backup.hash)
+
+    def restored(self, name: str, revision: int, data_dir: str) -> None:
+        """A data directory was made, at a revision."""
+        text = f"restored {name} to {data_dir}, revision {revision}"
+        self._say(text, "restored", name=name, revision=revision, data_dir=data_dir)
+
+    def deleted(self, name: str) -> None:
+        """A file or backup that is not needed any more is gone."""
+        self._say(f"deleted {name}", "deleted", name=name)
+
+    def failed(self, why: str, name: str = "") -> None:
+        """Something failed, and the command goes on."""
+        if self._json:
+            self._say("", "failed", name=name, error=why)
+        else:
+            print(f"raftkv backup: {why}", file=sys.stderr, flush=True)
+
+    def table(self, backups: Sequence[Manifest]) -> None:
+        """Print all backups."""
+        if self._json:
+            for backup in backups:
+                self._say("", "backup", **asdict(backup))
+            return
+        from raftkv.cli.output.table import render
+
+        rows = [[one.name, _time(one.taken_s), str(one.revision), str(one.size_bytes), one.endpoint] for one in backups]
+        print(render(["name", "taken", "revision", "size", "endpoint"], rows))
+
+    @contextmanager
+    def progress(self) -> Iterator[_Bars]:
+        """Show progress bars inside the block, on a terminal."""
+        if self._json or not sys.stderr.isatty():
+            yield _Bars(None)
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+        from rich.progress import Progress as Display
+
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        with Display(*columns, console=Console(stderr=True), transient=True) as bars:
+            yield _Bars(bars)
+
+
+class _Bars:
+    """Progress bars, or none.
+
+    Arguments:
+        bars: rich's; None: nothing is shown.
+    """
+
+    def __init__(self, bars: Any) -> None:
+        self._bars = bars
+        self._receiving: Any = None
+
+    def received(self, done: int, total: int) -> None:
+        """A snapshot is on its way: bytes received, of all."""
+        if self._bars is not None:
+            if self._receiving is None or done < self._bars.tasks[self._receiving].completed:
+                self._receiving = self._bars.add_task("receiving", total=total)
+            self._bars.update(self._receiving, completed=done, total=total)
+
+    def copied(self, what: str, total: int) -> Callable[[int], None]:
+        """Begin a bar; returns what is to be told of more bytes."""
+        if self._bars is None:
+            return lambda size: None
+        task = self._bars.add_task(what, total=total)
+        return lambda size: self._bars.advance(task, size)
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 PREFIX: Final = "raftkv-backup-"
@@ -222,7 +481,6 @@ async def take_one(place: Place, values: dict[str, Any], report: Report) -> Mani
 
 
 async def _make(kv: Any, place: Place, directory: Path, progress: Any) -> Manifest:
-    from raftkv.cli.backup.take import check, take
 
     taken_s, path, back = time.time(), directory / "snapshot.db", directory / "uploaded.db"
     member, contents = await take(kv, path, progress.received)
@@ -347,7 +605,6 @@ def _list(place: Place, values: dict[str, Any]) -> int:
 
 
 def _verify(place: Place, values: dict[str, Any]) -> int:
-    from raftkv.cli.backup.take import check
 
     report = Report(json=values["json"])
     backups, damaged = place.look()
@@ -374,7 +631,6 @@ def _verify(place: Place, values: dict[str, Any]) -> int:
 
 def _restore(place: Place, values: dict[str, Any]) -> int:
     from raftkv import cluster_id
-    from raftkv.cli.backup.take import check
     from raftkv.config import ServerConfig
     from raftkv.offline.etcd.restore import restore
 

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from raftkv.cli.bench import load as bench_load
-from raftkv.cli.bench.load import Load, Request
+from raftkv.cli.bench.load import PREFIX, Load, Request
 from raftkv.cli.bench.options import (
     Measurement,
     client_options,
@@ -162,6 +162,6 @@ def _fill(endpoints: str, key_size: int, value_size: int, key_space: int) -> lis
         raise click.ClickException(str(error)) from None
     if result.errors:
         raise click.ClickException(f"writing the keys to read failed: {result.errors.most_common(1)[0][0]}")
-    keys = [number.to_bytes(max(8, key_size), "big")[-key_size:] for number in range(key_space)]
+    keys = [PREFIX + number.to_bytes(max(8, key_size), "big")[-key_size:] for number in range(key_space)]
     random.Random(1).shuffle(keys)
     return keys

@@ -213,18 +213,22 @@ def _keys(size: int, space: int, sequential: bool, rng: random.Random) -> Iterat
         yield number.to_bytes(width, "big")[-size:]
 
 
+PREFIX: Final = b"raftkv-bench/"
+"""Below it lie all keys that ``raftkvctl bench`` writes, and no others: the keys of applications are never touched."""
+
+
 def puts(*, key_size: int, value_size: int, key_space: int, sequential: bool, seed: int) -> Iterator[Request]:
-    """Puts of random bytes.
+    """Puts of random bytes below ``PREFIX``.
 
     Arguments:
-        key_size, value_size: in bytes.
+        key_size, value_size: in bytes; the prefix is not counted.
         key_space: number of different keys.
         sequential: keys in turn; else at random.
         seed: of what is random.
     """
     rng = random.Random(seed)
     # A message is its fields one after the other: what stands around the key is encoded once, not for each put.
-    before = rpc_pb2.PutRequest(key=bytes(key_size)).SerializeToString()[:-key_size]
+    before = rpc_pb2.PutRequest(key=PREFIX + bytes(key_size)).SerializeToString()[:-key_size]
     after = [rpc_pb2.PutRequest(value=rng.randbytes(value_size)).SerializeToString() for _ in range(64)]
     path = methods.PUT.path
     for key in _keys(key_size, key_space, sequential, rng):
@@ -250,10 +254,10 @@ def ranges(*, keys: Sequence[bytes], range_end: bytes, limit: int, serializable:
 
 
 def txns(*, key_size: int, value_size: int, key_space: int, operations: int, seed: int) -> Iterator[Request]:
-    """Txns of puts to different keys, without a compare, as etcd's own benchmark makes them.
+    """Txns of puts to different keys below ``PREFIX``, without a compare, as etcd's own benchmark makes them.
 
     Arguments:
-        key_size, value_size: in bytes.
+        key_size, value_size: in bytes; the prefix is not counted.
         key_space: number of different keys.
         operations: puts a txn.
         seed: of what is random.
@@ -263,7 +267,8 @@ def txns(*, key_size: int, value_size: int, key_space: int, operations: int, see
     keys = _keys(key_size, key_space, True, rng)
     while True:
         success = [
-            rpc_pb2.RequestOp(request_put=rpc_pb2.PutRequest(key=next(keys), value=value)) for _ in range(operations)
+            rpc_pb2.RequestOp(request_put=rpc_pb2.PutRequest(key=PREFIX + next(keys), value=value))
+            for _ in range(operations)
         ]
         yield methods.TXN.path, rpc_pb2.TxnRequest(success=success).SerializeToString()
 

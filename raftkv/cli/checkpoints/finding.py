@@ -16,7 +16,7 @@ from raftkv.checkpoint.records import Checkpoint
 from raftkv.checkpoint.registry import Registry
 from raftkv.checkpoint.storage.verify import Report, load_manifest
 from raftkv.checkpoint.storage.verify import verify as verify_bytes
-from raftkv.cli.checkpoints import view
+from raftkv.cli.checkpoints import frame
 from raftkv.cli.checkpoints.frame import Call, find, outside_the_store
 from raftkv.cli.ctl.session import remark
 from raftkv.cli.goflags.command import Invocation
@@ -42,9 +42,9 @@ def list_all(invocation: Invocation) -> None:
 
     checkpoints, reasons = call.run(read)
     if call.as_json:
-        view.print_json([_with_holds(one, reasons) for one in checkpoints])
+        frame.print_json([_with_holds(one, reasons) for one in checkpoints])
     else:
-        out(view.checkpoints_table(checkpoints, reasons))
+        out(frame.checkpoints_table(checkpoints, reasons))
 
 
 def _no_checkpoints(run_id: str) -> str:
@@ -63,14 +63,14 @@ def show(invocation: Invocation) -> None:
     manifest = outside_the_store(lambda: load_manifest(checkpoint)) if call["files"] else None
     if call.as_json:
         files = {} if manifest is None else {"files": [{"rank": rank, **asdict(file)} for rank, file in manifest.files]}
-        view.print_json({**_with_holds(checkpoint, reasons), **files})
+        frame.print_json({**_with_holds(checkpoint, reasons), **files})
         return
     print(f"run {printable(checkpoint.run_id)}, step {checkpoint.step}")
-    for name, value in view.details(checkpoint, reasons.get((checkpoint.kind, checkpoint.step), ())):
+    for name, value in frame.details(checkpoint, reasons.get((checkpoint.kind, checkpoint.step), ())):
         print(f"  {name:14}{value}")
     if manifest is not None:
         print()
-        rows = [(str(rank), file.name, view.size(file.size_bytes), file.digest) for rank, file in manifest.files]
+        rows = [(str(rank), file.name, frame.size(file.size_bytes), file.digest) for rank, file in manifest.files]
         out(Rows(("rank", "file", "size", "digest"), rows))
 
 
@@ -84,9 +84,9 @@ def _print_one(call: Call, checkpoint: Checkpoint) -> None:
     if call["uri"]:
         print(checkpoint.uri)
     elif call.as_json:
-        view.print_json(checkpoint)
+        frame.print_json(checkpoint)
     else:
-        out(view.checkpoints_table([checkpoint], {}))
+        out(frame.checkpoints_table([checkpoint], {}))
 
 
 def best(invocation: Invocation) -> None:
@@ -105,9 +105,9 @@ def best(invocation: Invocation) -> None:
     if call["uri"]:
         print("\n".join(one.uri for one in found))
     elif call.as_json:
-        view.print_json(found)
+        frame.print_json(found)
     else:
-        out(view.best_table(found, metric))
+        out(frame.best_table(found, metric))
 
 
 def runs(invocation: Invocation) -> None:
@@ -119,9 +119,9 @@ def runs(invocation: Invocation) -> None:
 
     found = call.run(read)
     if call.as_json:
-        view.print_json([{"run_id": one.run_id, "kind": one.kind, **asdict(one.latest)} for one in found])
+        frame.print_json([{"run_id": one.run_id, "kind": one.kind, **asdict(one.latest)} for one in found])
     else:
-        out(view.runs_table(found))
+        out(frame.runs_table(found))
 
 
 def lineage(invocation: Invocation) -> None:
@@ -135,9 +135,9 @@ def lineage(invocation: Invocation) -> None:
     found = call.run(read)
     lost = found[-1].parent
     if call.as_json:
-        view.print_json({"checkpoints": found, "ends_at": lost})
+        frame.print_json({"checkpoints": found, "ends_at": lost})
         return
-    out(view.lineage_table(found))
+    out(frame.lineage_table(found))
     if lost is not None:
         print(f"it descends from {printable(str(lost))}, which does not exist any more")
 
@@ -196,9 +196,9 @@ def _print(call: Call, commit: Commit) -> None:
         print(commit.checkpoint.uri, flush=True)
     elif call.as_json:
         place = {"revision": commit.revision, "next_revision": commit.revision + 1}
-        view.print_json({**place, "checkpoint": commit.checkpoint})
+        frame.print_json({**place, "checkpoint": commit.checkpoint})
     else:
-        print(view.commit_line(commit.checkpoint, commit.revision), flush=True)
+        print(frame.commit_line(commit.checkpoint, commit.revision), flush=True)
 
 
 def verify(invocation: Invocation) -> None:
@@ -242,7 +242,7 @@ def _verify(call: Call, checkpoint: Checkpoint) -> bool:
 def _tell(call: Call, checkpoint: Checkpoint, facts: dict[str, object], lines: list[str]) -> None:
     name = {"run_id": checkpoint.run_id, "kind": checkpoint.kind, "step": checkpoint.step}
     if call.as_json:
-        view.print_json({**name, "whole": False, **facts})
+        frame.print_json({**name, "whole": False, **facts})
         return
     if facts.get("whole"):
         print(f"step {checkpoint.step} ({checkpoint.kind}): {lines[0]}", flush=True)
@@ -256,6 +256,6 @@ def _lines(report: Report) -> list[str]:
     found += [f"{name} has another size than was committed" for name in report.wrong_size]
     found += [f"{name} has other contents than were committed" for name in report.wrong_digest]
     found += [f"{name}: {why}" for name, why in report.unreadable]
-    whole = [f"{count(report.file_count, 'file')}, {view.size(report.size_bytes)}, all digests match"]
+    whole = [f"{count(report.file_count, 'file')}, {frame.size(report.size_bytes)}, all digests match"]
     extra = [f"{name} belongs to no rank; it does no harm" for name in report.extra]
     return [*(whole if report.is_whole else []), *found, *extra]

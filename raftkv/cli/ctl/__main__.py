@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from raftkv.cli.common import run_program
-from raftkv.cli.ctl.tree import NAME, make_tree
+from raftkv.cli.ctl.tree import make_tree
 from raftkv.cli.goflags.command import Branch, dispatch
 from raftkv.cli.program import ERROR, CommandError
 
@@ -38,12 +38,6 @@ def _run(tree: Branch, words: Sequence[str]) -> int:
     _check_api_version()
     try:
         return dispatch(tree, words)
-    except CommandError as error:
-        if error.details:
-            sys.stdout.flush()
-        for line in error.details:
-            print(f"{NAME}: {line}", file=sys.stderr)
-        raise
     except UnicodeEncodeError:  # keys and values are bytes; it may be a password, so it is not shown
         raise CommandError("names, passwords and versions must be UTF-8", ERROR) from None
 

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
-from raftkv.cli import metrics
 from raftkv.cli.bench.load import Load, Request, Result
 from raftkv.cli.bench.options import call_bar
+from raftkv.cli.ctl import top
 from raftkv.cli.ctl.session import Session, open_session
 from raftkv.cli.goflags.command import Invocation
-from raftkv.cli.goflags.values import quote, text_bytes
+from raftkv.cli.goflags.pflag import quote, text_bytes
 from raftkv.cli.program import BAD_FEATURE, CTRL_C, ERROR, INVALID_INPUT, CommandError
 from raftkv.client import Client
 from raftkv.client.rpc import methods
@@ -228,7 +228,7 @@ async def _defragment(client: Client, endpoints: list[str]) -> None:
 
 def _memory_bytes(session: Session, when: str) -> float:
     try:
-        samples = metrics.fetch(session.endpoints[0], session.options.tls, session.timeout_s)
+        samples = top.fetch(session.endpoints[0], session.options.tls, session.timeout_s)
     except OSError:
         samples = {}
     if not (value := samples.get(_MEMORY, 0.0)):

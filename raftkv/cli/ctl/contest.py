@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from raftkv.cli.ctl.session import Session, failed, open_session, remark, unanswered
 from raftkv.cli.ctl.watch import ChildFailed, finish_child, start_child, tell_outages
 from raftkv.cli.goflags.command import Invocation
-from raftkv.cli.goflags.values import text_bytes
+from raftkv.cli.goflags.pflag import text_bytes
 from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError
 from raftkv.client import Client
 from raftkv.client.errors import EndpointsFailed, FenceLost, LeaseLost, WatchCanceled

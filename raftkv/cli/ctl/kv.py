@@ -12,9 +12,9 @@ from functools import partial
 from typing import TypeVar
 
 from raftkv.cli.ctl.session import open_session
-from raftkv.cli.goflags import values as govalues
+from raftkv.cli.goflags import pflag
 from raftkv.cli.goflags.command import Invocation
-from raftkv.cli.goflags.values import quote, text_bytes
+from raftkv.cli.goflags.pflag import quote, text_bytes
 from raftkv.cli.program import BAD_ARGUMENTS, BAD_FEATURE, ERROR, CommandError
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.core import Client
@@ -87,7 +87,7 @@ def compaction(invocation: Invocation) -> None:
     """Forget the history before a revision."""
     text = invocation.argument("compaction command needs 1 argument")
     try:
-        revision = govalues.parse_int(text, base=10)
+        revision = pflag.parse_int(text, base=10)
     except ValueError as error:
         raise CommandError(str(error), ERROR) from None
     request = rpc_pb2.CompactionRequest(revision=revision, physical=invocation["physical"])
@@ -182,7 +182,7 @@ def parse_lease_id(text: str) -> int:
         CommandError: it is none.
     """
     try:
-        return govalues.parse_int(text, base=16)
+        return pflag.parse_int(text, base=16)
     except ValueError as error:
         raise CommandError(f"bad lease ID ({error}), expecting ID in Hex", BAD_ARGUMENTS) from None
 

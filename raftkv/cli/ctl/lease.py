@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import aclosing
 
 from raftkv.cli.ctl.session import open_session
-from raftkv.cli.goflags import values as govalues
+from raftkv.cli.goflags import pflag
 from raftkv.cli.goflags.command import Invocation
 from raftkv.cli.program import BAD_ARGUMENTS, BAD_CONNECTION, ERROR, CommandError
 from raftkv.client import Client
@@ -22,7 +22,7 @@ def grant(invocation: Invocation) -> None:
     """Make a lease."""
     text = invocation.argument("lease grant command needs TTL argument")
     try:
-        ttl_s = govalues.parse_int(text, base=10)
+        ttl_s = pflag.parse_int(text, base=10)
     except ValueError as error:
         raise CommandError(f"bad TTL ({error})", BAD_ARGUMENTS) from None
     session = open_session(invocation)
@@ -98,7 +98,7 @@ def keep_alive(invocation: Invocation) -> None:
 def _lease_id(invocation: Invocation, complaint: str) -> int:
     text = invocation.argument(complaint)
     try:
-        return govalues.parse_int(text, base=16)
+        return pflag.parse_int(text, base=16)
     except ValueError as error:
         raise CommandError(f"bad lease ID arg ({error}), expecting ID in Hex", BAD_ARGUMENTS) from None
 

@@ -18,9 +18,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from raftkv.cli.goflags import pflag
-from raftkv.cli.goflags import values as govalues
 from raftkv.cli.goflags.command import Invocation
-from raftkv.cli.goflags.values import quote
+from raftkv.cli.goflags.pflag import quote
 from raftkv.cli.output.printer import Printer, make_printer
 from raftkv.cli.program import BAD_ARGUMENTS, BAD_CONNECTION, ERROR, CommandError
 from raftkv.client import Client, ClientOptions, Method
@@ -149,7 +148,7 @@ class Session:
 
 
 def failed(error: StatusError, code: int = ERROR) -> CommandError:
-    """Make the error of a failed call: etcdctl's line, and before it which endpoints did not answer, and why.
+    """Make the error of a failed call: etcdctl's line, and behind it which endpoints did not answer, and why.
 
     Arguments:
         error: of the call.
@@ -174,8 +173,9 @@ def open_session(invocation: Invocation, *, value_only: bool = False) -> Session
         value_only: the simple format prints values without their keys.
 
     Raises:
-        CommandError: settings that conflict or that cannot be used.
+        CommandError: settings that conflict or that cannot be used, or a word that the command would not use.
     """
+    invocation.refuse_surplus()
     apply_environment(invocation)
     if invocation["debug"]:
         _print_settings(invocation)
@@ -221,7 +221,7 @@ def _set_from_environment(invocation: Invocation, flag: pflag.Flag, key: str, te
         pflag.assign(parsed, flag, text)
     except ValueError as error:
         # etcdctl silently goes on with the default. Scripts rely on that; people need the line.
-        remark(f"invalid value {govalues.quote(text)} for {key} is ignored: {error}")
+        remark(f"invalid value {pflag.quote(text)} for {key} is ignored: {error}")
 
 
 def remark(text: str) -> None:

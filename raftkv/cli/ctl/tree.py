@@ -220,7 +220,7 @@ def _cluster_commands() -> list[click.Command]:
     revision = Flag("rev", INT, usage="hash the history up to this revision; 0 means all of it")
     peer_urls = Flag("peer-urls", usage="peer URLs of the member, separated by commas")
     learner = Flag("learner", BOOL, usage="the member gets all data but does not vote, until it is promoted")
-    wait = Flag("wait", DURATION, 3600.0, "longest wait until a new member is started and in sync")
+    (wait,) = _ours(Flag("wait", DURATION, 3600.0, "longest wait until a new member is started and in sync"))
     members: list[click.Command] = [
         _leaf("list", "ctl.members:member_list", "", "List the members", (_CONSISTENCY,))("member list -w table"),
         _leaf("add", "ctl.members:member_add", "NAME", "Add a member", (peer_urls, learner), _ADD_DETAILS)(
@@ -241,13 +241,13 @@ def _cluster_commands() -> list[click.Command]:
         ),
     ]
     endpoint = [
-        _leaf("health", "ctl.cluster:endpoint_health", "", "Tell whether endpoints can commit a write", (_CLUSTER,))(
+        _leaf("health", "ctl.members:endpoint_health", "", "Tell whether endpoints can commit a write", (_CLUSTER,))(
             "endpoint health --cluster"
         ),
-        _leaf("status", "ctl.cluster:endpoint_status", "", "Print version, size, leader and term", (_CLUSTER,))(
+        _leaf("status", "ctl.members:endpoint_status", "", "Print version, size, leader and term", (_CLUSTER,))(
             "endpoint status --cluster -w table"
         ),
-        _leaf("hashkv", "ctl.cluster:endpoint_hashkv", "", "Print the hash of the history", (_CLUSTER, revision))(
+        _leaf("hashkv", "ctl.members:endpoint_hashkv", "", "Print the hash of the history", (_CLUSTER, revision))(
             "endpoint hashkv --cluster"
         ),
     ]
@@ -450,16 +450,18 @@ may overlap."""
     children = [
         _leaf(
             "set",
-            "ctl.quota:quota_set",
+            "ctl.maintenance:quota_set",
             "PREFIX",
             "Limit what a prefix takes",
             flags,
             details,
         )("quota set jobs/ --bytes=64MiB --keys=10000"),
-        _leaf("remove", "ctl.quota:quota_remove", "PREFIX", "Lift the limits of a prefix", (_JSON,))(
+        _leaf("remove", "ctl.maintenance:quota_remove", "PREFIX", "Lift the limits of a prefix", (_JSON,))(
             "quota remove jobs/"
         ),
-        _leaf("list", "ctl.quota:quota_list", "", "Print all limits and what is used of them", (_JSON,))("quota list"),
+        _leaf("list", "ctl.maintenance:quota_list", "", "Print all limits and what is used of them", (_JSON,))(
+            "quota list"
+        ),
     ]
     return Branch("quota", "Limit what prefixes take (not in etcdctl)", children, (*GLOBAL_FLAGS, _JSON))
 
@@ -582,7 +584,7 @@ def _run_commands() -> Branch:
         *_access_commands(),
         _leaf(
             "delete",
-            "runs.deleting:delete",
+            "runs.commands:delete",
             "[RUN]",
             "Delete all keys of a run, or of those that have ended",
             (*flags, *sure),
@@ -677,7 +679,7 @@ def _contents_commands() -> list[Leaf]:
         )("checkpoint verify bert", "checkpoint verify bert --all --json"),
         _leaf(
             "export",
-            "checkpoints.moving:export",
+            "checkpoints.keeping:export",
             "RUN WHICH DIRECTORY",
             "Copy a checkpoint out, with what the store knows of it",
             _BOTH,
@@ -685,7 +687,7 @@ def _contents_commands() -> list[Leaf]:
         )("checkpoint export bert latest s3://archive/bert", "checkpoint export bert tag:release /mnt/usb/bert"),
         _leaf(
             "import",
-            "checkpoints.moving:take_in",
+            "checkpoints.keeping:take_in",
             "RUN DIRECTORY",
             "Copy checkpoints in: an export, or what other tools have saved",
             (*_BOTH, place, step, dry_run),
@@ -693,7 +695,7 @@ def _contents_commands() -> list[Leaf]:
         )("checkpoint import bert /mnt/usb/bert", "checkpoint import old-job /shared/output --dry-run"),
         _leaf(
             "copy",
-            "checkpoints.moving:copy",
+            "checkpoints.keeping:copy",
             "RUN WHICH INTO-RUN",
             "Copy a checkpoint into another run, which descends from it",
             (*_BOTH, place, step),
@@ -761,7 +763,7 @@ are behind, leader changes and alarms. Rates come from the members' metrics. q o
 
 def _about_commands() -> list[click.Command]:
     return [
-        _leaf("top", "top:top", "", "Show the cluster live", _TOP_FLAGS, _TOP_DETAILS)("top", "top --once"),
+        _leaf("top", "ctl.top:top", "", "Show the cluster live", _TOP_FLAGS, _TOP_DETAILS)("top", "top --once"),
         _leaf("options", "ctl.tree:print_options", "", "Describe the options that every command has")("options"),
         *about_commands(_leaf, NAME),
         External("bench", "raftkv.cli.bench.command:bench", "Measure a cluster"),
@@ -770,6 +772,7 @@ def _about_commands() -> list[click.Command]:
 
 def print_options(invocation: Invocation) -> None:
     """Describe the options that every command has."""
+    invocation.refuse_surplus()
     formatter = Page(max_width=80)
     formatter.write_text("Every command of raftkvctl takes these options, before or after its name.")
     formatter.write_text("An option that is not given is taken from its environment variable.")

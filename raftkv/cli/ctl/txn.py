@@ -24,9 +24,8 @@ from typing import BinaryIO, TypeVar
 from raftkv.cli.ctl.kv import delete_request, put_request, range_request
 from raftkv.cli.ctl.session import open_session
 from raftkv.cli.goflags import pflag
-from raftkv.cli.goflags import values as govalues
 from raftkv.cli.goflags.command import Invocation
-from raftkv.cli.goflags.values import quote
+from raftkv.cli.goflags.pflag import quote
 from raftkv.cli.program import INVALID_INPUT, CommandError
 from raftkv.client.rpc import methods
 from raftkv.pb import rpc_pb2
@@ -99,11 +98,14 @@ def _silent(text: str) -> None:
     pass
 
 
+_CUT = "the transaction ends early: it has three parts, and an empty line ends each (raftkvctl txn --help)"
+
+
 def _part(source: BinaryIO) -> Iterator[str]:
     while True:
         line = source.readline()
         if not line.endswith(b"\n"):
-            raise CommandError("EOF", INVALID_INPUT)
+            raise CommandError("EOF", INVALID_INPUT, [_CUT])
         text = line.decode("utf-8", "surrogateescape").strip(_BLANKS)
         if not text:
             return
@@ -141,7 +143,7 @@ def parse_compare(line: str) -> rpc_pb2.Compare:
 def _compared_number(line: str, field: str, text: str) -> int:
     try:
         # Lease ids are hexadecimal wherever they are typed.
-        return govalues.parse_int(text, base=16 if field == "lease" else 10)
+        return pflag.parse_int(text, base=16 if field == "lease" else 10)
     except ValueError:
         raise CommandError(f"invalid txn compare request: {line}", INVALID_INPUT) from None
 
@@ -156,7 +158,7 @@ def _scan_compare(text: str) -> list[bytes]:
     operator = _OPERATOR.match(rest)
     if not operator:
         return found
-    found.append(govalues.text_bytes(operator[1]))
+    found.append(pflag.text_bytes(operator[1]))
     rest = rest[operator.end() :]
     value, _ = _scan_quoted(rest.lstrip(_BLANKS))
     return found if value is None else [*found, value]
@@ -167,7 +169,7 @@ def _scan_quoted(text: str) -> tuple[bytes | None, str]:
     if not match:
         return None, text
     try:
-        return govalues.unquote(match[0]), text[match.end() :]
+        return pflag.unquote(match[0]), text[match.end() :]
     except ValueError:
         return None, text
 
@@ -182,7 +184,7 @@ def split_words(line: str) -> list[str]:
     for word in _WORD.findall(line):
         if word.startswith('"'):
             try:
-                word = govalues.unquote(word).decode("utf-8", "surrogateescape")
+                word = pflag.unquote(word).decode("utf-8", "surrogateescape")
             except ValueError as error:
                 raise CommandError(str(error), INVALID_INPUT) from None
         elif word.startswith("'"):
@@ -210,6 +212,8 @@ def parse_operation(line: str) -> rpc_pb2.RequestOp:
         parsed = pflag.parse(commands[name], rest)
     except (pflag.FlagError, pflag.HelpRequested):
         raise CommandError(f"invalid txn request: {line}", INVALID_INPUT) from None
+    if len(parsed.arguments) > 2:  # of put and get, etcdctl drops the rest
+        raise CommandError(f"invalid txn request: {line} (quote a text that has spaces)", INVALID_INPUT)
     invocation = Invocation(parsed.values, parsed.changed, parsed.arguments)
     if name == "put":
         return rpc_pb2.RequestOp(request_put=put_request(invocation, bytes))

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from raftkv.cli.ctl.session import ask_password, open_session
 from raftkv.cli.goflags.command import Invocation
-from raftkv.cli.goflags.values import text_bytes
+from raftkv.cli.goflags.pflag import text_bytes
 from raftkv.cli.output.printer import write_line
 from raftkv.cli.program import BAD_ARGUMENTS, CommandError
-from raftkv.client import Client
+from raftkv.client import Client, Method
 from raftkv.client.admin import KINDS, interval
 from raftkv.client.rpc import methods
 from raftkv.errors import RootRoleNotExistError
@@ -76,9 +76,7 @@ def user_add(invocation: Invocation) -> None:
 def user_delete(invocation: Invocation) -> None:
     """Delete a user."""
     name = invocation.argument("user delete command requires user name as its argument")
-    session = open_session(invocation)
-    answer = session.call(methods.USER_DELETE, rpc_pb2.AuthUserDeleteRequest(name=name))
-    session.printer.user_changed(f"User {name} deleted", answer)
+    _change(invocation, methods.USER_DELETE, rpc_pb2.AuthUserDeleteRequest(name=name), f"User {name} deleted")
 
 
 def user_get(invocation: Invocation) -> None:
@@ -113,17 +111,21 @@ def user_passwd(invocation: Invocation) -> None:
 def user_grant_role(invocation: Invocation) -> None:
     """Give a user a role."""
     user, role = _user_and_role(invocation, "user grant command requires user name and role name as its argument")
-    session = open_session(invocation)
-    answer = session.call(methods.USER_GRANT_ROLE, rpc_pb2.AuthUserGrantRoleRequest(user=user, role=role))
-    session.printer.user_changed(f"Role {role} is granted to user {user}", answer)
+    request = rpc_pb2.AuthUserGrantRoleRequest(user=user, role=role)
+    _change(invocation, methods.USER_GRANT_ROLE, request, f"Role {role} is granted to user {user}")
 
 
 def user_revoke_role(invocation: Invocation) -> None:
     """Take a role from a user."""
     user, role = _user_and_role(invocation, "user revoke-role requires user name and role name as its argument")
+    request = rpc_pb2.AuthUserRevokeRoleRequest(name=user, role=role)
+    _change(invocation, methods.USER_REVOKE_ROLE, request, f"Role {role} is revoked from user {user}")
+
+
+def _change(invocation: Invocation, method: Method[Any], request: Any, told: str) -> None:
+    """Make a change and tell that it is made."""
     session = open_session(invocation)
-    answer = session.call(methods.USER_REVOKE_ROLE, rpc_pb2.AuthUserRevokeRoleRequest(name=user, role=role))
-    session.printer.user_changed(f"Role {role} is revoked from user {user}", answer)
+    session.printer.user_changed(told, session.call(method, request))
 
 
 def _new_password(invocation: Invocation, name: str) -> str:
@@ -150,17 +152,13 @@ _REVOKE: Final = "role revoke-permission command requires role name and key [end
 def role_add(invocation: Invocation) -> None:
     """Add a role."""
     role = invocation.argument("role add command requires role name as its argument")
-    session = open_session(invocation)
-    answer = session.call(methods.ROLE_ADD, rpc_pb2.AuthRoleAddRequest(name=role))
-    session.printer.user_changed(f"Role {role} created", answer)
+    _change(invocation, methods.ROLE_ADD, rpc_pb2.AuthRoleAddRequest(name=role), f"Role {role} created")
 
 
 def role_delete(invocation: Invocation) -> None:
     """Delete a role."""
     role = invocation.argument("role delete command requires role name as its argument")
-    session = open_session(invocation)
-    answer = session.call(methods.ROLE_DELETE, rpc_pb2.AuthRoleDeleteRequest(role=role))
-    session.printer.user_changed(f"Role {role} deleted", answer)
+    _change(invocation, methods.ROLE_DELETE, rpc_pb2.AuthRoleDeleteRequest(role=role), f"Role {role} deleted")
 
 
 def role_get(invocation: Invocation) -> None:
@@ -186,9 +184,8 @@ def role_grant_permission(invocation: Invocation) -> None:
         raise CommandError(f"invalid permission type: {kind}", BAD_ARGUMENTS)
     key, range_end = _interval(invocation, invocation.arguments[2:])
     permission = auth_pb2.Permission(permType=kind.upper(), key=key, range_end=range_end)
-    session = open_session(invocation)
     request = rpc_pb2.AuthRoleGrantPermissionRequest(name=role, perm=permission)
-    session.printer.user_changed(f"Role {role} updated", session.call(methods.ROLE_GRANT_PERMISSION, request))
+    _change(invocation, methods.ROLE_GRANT_PERMISSION, request, f"Role {role} updated")
 
 
 def role_revoke_permission(invocation: Invocation) -> None:
@@ -197,12 +194,9 @@ def role_revoke_permission(invocation: Invocation) -> None:
         raise CommandError(_REVOKE, BAD_ARGUMENTS)
     role, words = invocation.arguments[0], invocation.arguments[1:]
     key, range_end = _interval(invocation, words)
-    session = open_session(invocation)
     request = rpc_pb2.AuthRoleRevokePermissionRequest(role=role, key=key, range_end=range_end)
-    answer = session.call(methods.ROLE_REVOKE_PERMISSION, request)
-    session.printer.user_changed(
-        f"Permission of {_shown(text_bytes(words[0]), range_end)} is revoked from role {role}", answer
-    )
+    told = f"Permission of {_shown(text_bytes(words[0]), range_end)} is revoked from role {role}"
+    _change(invocation, methods.ROLE_REVOKE_PERMISSION, request, told)
 
 
 def _shown(key: bytes, range_end: bytes) -> str:

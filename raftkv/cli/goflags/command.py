@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from raftkv.cli.goflags import pflag
-from raftkv.cli.goflags.pflag import BOOL, DURATION, INT, LIST, STRING, UINT, Flag
+from raftkv.cli.goflags.pflag import BOOL, DURATION, INT, LIST, STRING, UINT, Flag, quote
 from raftkv.cli.program import BAD_ARGUMENTS, COMMANDS, ERROR, SUCCESS, CommandError
 
 
@@ -29,6 +29,7 @@ class Invocation(pflag.Parsed):
 
     flags: dict[str, Flag] = field(default_factory=dict)
     program: click.Command = field(default_factory=lambda: click.Command(""))
+    usage: str = "..."
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
@@ -47,6 +48,12 @@ class Invocation(pflag.Parsed):
         """Raise CommandError with that text if there is an argument."""
         if self.arguments:
             raise CommandError(complaint, BAD_ARGUMENTS)
+
+    def refuse_surplus(self) -> None:
+        """Raise CommandError if there are more arguments than the usage line shows; etcdctl drops most of them."""
+        if "..." not in self.usage and (surplus := self.arguments[len(self.usage.split()) :]):
+            takes = f"takes {self.usage}; quote a text that has spaces" if self.usage else "takes no arguments"
+            raise CommandError(f"unexpected argument {quote(surplus[0])}: the command {takes}", BAD_ARGUMENTS)
 
 
 Run = Callable[[Invocation], None]
@@ -197,7 +204,7 @@ class Leaf(click.Command):
                 return []
             raise CommandError(str(error), ERROR) from None
         flags = {flag.name: flag for flag in self.flags}
-        ctx.obj = Invocation(**vars(parsed), flags=flags, program=ctx.find_root().command)
+        ctx.obj = Invocation(**vars(parsed), flags=flags, program=ctx.find_root().command, usage=self.usage)
         return []
 
     def invoke(self, ctx: click.Context) -> None:
@@ -355,7 +362,7 @@ def dispatch(root: Branch, words: Sequence[str]) -> int:
     Raises:
         CommandError: the command failed, or there is none.
     """
-    path, rest = resolve(root, words)
+    path, rest = resolve(root, ["version"] if list(words) == ["--version"] else words)
     if path[-1] is root and (position := _first_argument(rest, root)) is not None:
         if rest[position] == "help":
             path, rest = resolve(root, rest[:position] + rest[position + 1 :])

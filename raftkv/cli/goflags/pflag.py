@@ -15,12 +15,232 @@ the POSIX-style Go library that etcdctl is built on, which differ from Python's 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from raftkv.cli.goflags import values as govalues
+# -- values ---------------------------------------------------------------------------------------------------------
+#
+# Values written as etcd's tools (programs in Go) write them: durations, integers, booleans, quoted strings.
+#
+# Owns the text forms only. What a script passes to etcd it may pass to raftkv, so these accept exactly what Go's
+# ``time.ParseDuration``, ``strconv.ParseInt(s, 0, 64)``, ``strconv.ParseBool`` and ``strconv.Unquote`` accept, and
+# print what ``Duration.String`` and ``%q`` print.
+#
+# >>> parse_duration_ns("1m30s"), format_duration(1_500_000)
+# (90000000000, '1.5ms')
+# >>> quote(b'a"\xff'), unquote('"a\\xff"')
+# ('"a\\"\\xff"', b'a\xff')
+#
+# Text that is not UTF-8 is carried in ``str`` with surrogate escapes, as Python carries ``sys.argv``.
+
+_UNITS_NS = {
+    "ns": 1,
+    "us": 1_000,
+    "\u00b5s": 1_000,  # the micro sign
+    "\u03bcs": 1_000,  # the Greek letter mu
+    "ms": 1_000_000,
+    "s": 1_000_000_000,
+    "m": 60_000_000_000,
+    "h": 3_600_000_000_000,
+}
+_INT64_MAX = 2**63 - 1
+_DURATION_PART = re.compile(r"([0-9]*)(\.[0-9]*)?([^0-9.]*)", re.DOTALL)
+_UNDERSCORED = re.compile(r"0[_0-9a-z]*|[1-9][_0-9]*", re.IGNORECASE)
+_SIMPLE_ESCAPES = {"a": 7, "b": 8, "f": 12, "n": 10, "r": 13, "t": 9, "v": 11, "\\": 92, '"': 34}
+_ESCAPE_NAMES = {7: "a", 8: "b", 12: "f", 10: "n", 13: "r", 9: "t", 11: "v", 92: "\\", 34: '"'}
+
+
+def text_bytes(text: str) -> bytes:
+    """Return the bytes that the user gave: UTF-8, with surrogate escapes back to what they stand for."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def parse_duration_ns(text: str) -> int:
+    """Parse a Go duration such as ``1h2.5s``.
+
+    Returns:
+        Nanoseconds.
+
+    Raises:
+        ValueError: with Go's words.
+    """
+    body = text[1:] if text[:1] in ("+", "-") else text
+    sign = -1 if text.startswith("-") else 1
+    if body == "0":
+        return 0
+    if not body:
+        raise ValueError(f"time: invalid duration {quote(text)}")
+    total = 0
+    while body:
+        match = _DURATION_PART.match(body)
+        whole, fraction, unit = (match.group(1), match.group(2) or "", match.group(3)) if match else ("", "", "")
+        if not whole and fraction in ("", "."):
+            raise ValueError(f"time: invalid duration {quote(text)}")
+        if not unit:
+            raise ValueError(f"time: missing unit in duration {quote(text)}")
+        if unit not in _UNITS_NS:
+            raise ValueError(f"time: unknown unit {quote(unit)} in duration {quote(text)}")
+        scale = _UNITS_NS[unit]
+        digits = fraction[1:]
+        total += int(whole or "0") * scale + (int(digits) * scale // 10 ** len(digits) if digits else 0)
+        body = body[len(whole) + len(fraction) + len(unit) :]
+    if total > _INT64_MAX:
+        raise ValueError(f"time: invalid duration {quote(text)}")
+    return sign * total
+
+
+def parse_duration_s(text: str) -> float:
+    """Parse a Go duration into seconds; errors as ``parse_duration_ns``."""
+    return parse_duration_ns(text) / 1e9
+
+
+def format_duration(nanoseconds: int) -> str:
+    """Return the shortest Go form of a duration: ``0s``, ``1.5ms``, ``2m0.25s``."""
+    sign, value = ("-", -nanoseconds) if nanoseconds < 0 else ("", nanoseconds)
+    if value == 0:
+        return "0s"
+    for unit, scale in (("ns", 1), ("µs", 1_000), ("ms", 1_000_000)):
+        if value < scale * 1000:
+            return f"{sign}{_decimal(value, scale)}{unit}"
+    minutes, rest = divmod(value, 60_000_000_000)
+    seconds = f"{_decimal(rest, 1_000_000_000)}s"
+    if minutes == 0:
+        return sign + seconds
+    hours, minutes = divmod(minutes, 60)
+    return f"{sign}{hours}h{minutes}m{seconds}" if hours else f"{sign}{minutes}m{seconds}"
+
+
+def _decimal(value: int, scale: int) -> str:
+    whole, rest = divmod(value, scale)
+    if rest == 0:
+        return str(whole)
+    return f"{whole}.{str(rest).zfill(len(str(scale)) - 1).rstrip('0')}"
+
+
+def parse_int(text: str, *, base: int = 0, bits: int = 64, signed: bool = True, name: str = "") -> int:
+    """Parse an integer as ``strconv.ParseInt`` (or ``ParseUint``) does.
+
+    Arguments:
+        text: digits; with base 0 also ``0x1f``, ``0b1``, ``0o7``, ``017`` and ``1_000``.
+        base: 0, 10 or 16.
+        bits: size of the integer, which bounds the value.
+        signed: whether a minus sign is possible.
+        name: function to name in the error; ``ParseInt`` or ``ParseUint`` if empty.
+
+    Raises:
+        ValueError: with Go's words.
+    """
+    function = name or ("ParseInt" if signed else "ParseUint")
+    value = _integer(text, base, signed)
+    if value is None:
+        raise ValueError(f"strconv.{function}: parsing {quote(text)}: invalid syntax")
+    low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+    if not low <= value <= high:
+        raise ValueError(f"strconv.{function}: parsing {quote(text)}: value out of range")
+    return value
+
+
+def _integer(text: str, base: int, signed: bool) -> int | None:
+    body = text[1:] if signed and text[:1] in ("+", "-") else text
+    sign = -1 if signed and text.startswith("-") else 1
+    if not body.isascii() or not body[:1].isalnum():
+        return None
+    if base != 0:
+        pattern = "[0-9]+" if base == 10 else "[0-9a-fA-F]+"
+        return sign * int(body, base) if re.fullmatch(pattern, body) else None
+    if not _UNDERSCORED.fullmatch(body):
+        return None
+    if len(body) > 1 and body[0] == "0" and body[1] in "01234567_":
+        body = "0o" + body[1:]
+    try:
+        return sign * int(body, 0)
+    except ValueError:
+        return None
+
+
+_BOOLEANS = {
+    **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True),
+    **dict.fromkeys(("0", "f", "F", "false", "FALSE", "False"), False),
+}
+
+
+def parse_bool(text: str) -> bool:
+    """Parse a boolean as ``strconv.ParseBool`` does.
+
+    Raises:
+        ValueError: with Go's words.
+    """
+    if text not in _BOOLEANS:
+        raise ValueError(f"strconv.ParseBool: parsing {quote(text)}: invalid syntax")
+    return _BOOLEANS[text]
+
+
+def quote(data: bytes | str) -> str:
+    """Return the ``%q`` form: double quotes, Go escapes, printable characters as they are."""
+    text = data.decode("utf-8", "surrogateescape") if isinstance(data, bytes) else data
+    return '"' + "".join(map(_quoted, text)) + '"'
+
+
+def _quoted(character: str) -> str:
+    point = ord(character)
+    if 0xDC80 <= point <= 0xDCFF:  # a byte that was not UTF-8
+        return f"\\x{point - 0xDC00:02x}"
+    if point in _ESCAPE_NAMES:
+        return "\\" + _ESCAPE_NAMES[point]
+    if character.isprintable():
+        return character
+    if point < 0x80:
+        return f"\\x{point:02x}"
+    return f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"
+
+
+_ESCAPE = re.compile(
+    r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-7]{3})|([abfnrtv\\\"]))|([^\\\"\n]+)", re.DOTALL
+)
+
+
+def unquote(literal: str) -> bytes:
+    """Return the bytes of a Go string literal, in double quotes or back quotes.
+
+    Raises:
+        ValueError: ``invalid syntax``.
+    """
+    if len(literal) < 2 or literal[0] != literal[-1] or literal[0] not in '`"':
+        raise ValueError("invalid syntax")
+    body = literal[1:-1]
+    if literal[0] == "`":
+        if "`" in body:
+            raise ValueError("invalid syntax")
+        return text_bytes(body.replace("\r", ""))
+    out, position = bytearray(), 0
+    while position < len(body):
+        match = _ESCAPE.match(body, position)
+        if not match:
+            raise ValueError("invalid syntax")
+        out += _unescaped(match)
+        position = match.end()
+    return bytes(out)
+
+
+def _unescaped(match: re.Match[str]) -> bytes:
+    byte, short, long, octal, simple, plain = match.groups()
+    if plain:
+        return text_bytes(plain)
+    if simple:
+        return bytes([_SIMPLE_ESCAPES[simple]])
+    if byte or octal:
+        value = int(byte, 16) if byte else int(octal, 8)
+        if value > 255:
+            raise ValueError("invalid syntax")
+        return bytes([value])
+    point = int(short or long, 16)
+    if point > 0x10FFFF or 0xD800 <= point <= 0xDFFF:
+        raise ValueError("invalid syntax")
+    return chr(point).encode()
+
 
 STRING: Final = "string"
 BOOL: Final = "bool"
@@ -52,7 +272,7 @@ class Flag:
         if self.kind == BOOL:
             return "true" if value else ""
         if self.kind == DURATION:
-            return govalues.format_duration(round(value * 1e9))
+            return format_duration(round(value * 1e9))
         return ",".join(value) if self.kind == LIST else str(value)
 
     def initial(self) -> Any:
@@ -103,10 +323,10 @@ def parse_list(text: str) -> tuple[str, ...]:
 
 _CONVERT: dict[str, Callable[[str], Any]] = {
     STRING: str,
-    BOOL: govalues.parse_bool,
-    INT: govalues.parse_int,
-    UINT: partial(govalues.parse_int, signed=False),
-    DURATION: govalues.parse_duration_s,
+    BOOL: parse_bool,
+    INT: parse_int,
+    UINT: partial(parse_int, signed=False),
+    DURATION: parse_duration_s,
     LIST: parse_list,
 }
 
@@ -233,4 +453,4 @@ class _Parser:
             if flag.ours:
                 raise FlagError(f"--{flag.name} must be {_KINDS[flag.kind]} (set to {value!r})") from None
             name = f"-{flag.short}, --{flag.name}" if flag.short else f"--{flag.name}"
-            raise FlagError(f'invalid argument {govalues.quote(value)} for "{name}" flag: {error}') from None
+            raise FlagError(f'invalid argument {quote(value)} for "{name}" flag: {error}') from None

@@ -353,11 +353,11 @@ def make_printer(name: str, *, hexadecimal: bool = False, value_only: bool = Fal
 
         kinds[name] = SimplePrinter
     elif name == "fields":
-        from raftkv.cli.output.fields import FieldsPrinter
+        from raftkv.cli.output.simple import FieldsPrinter
 
         kinds[name] = FieldsPrinter
     elif name == "json":
-        from raftkv.cli.output.json_format import JSONPrinter
+        from raftkv.cli.output.simple import JSONPrinter
 
         kinds[name] = JSONPrinter
     if name not in kinds:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from raftkv import cluster_id
-from raftkv.cli.goflags import values as govalues
+from raftkv.cli.goflags import pflag
 from raftkv.config import FEATURES
 
 
@@ -52,11 +52,11 @@ def _parse_error(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 string: Callable[[str], str] = str
-boolean = _parse_error(govalues.parse_bool)
-duration = _parse_error(govalues.parse_duration_s)
-integer = _parse_error(govalues.parse_int)
-unsigned = _parse_error(lambda text: govalues.parse_int(text, signed=False))
-milliseconds = _parse_error(lambda text: govalues.parse_int(text, signed=False) / 1000)
+boolean = _parse_error(pflag.parse_bool)
+duration = _parse_error(pflag.parse_duration_s)
+integer = _parse_error(pflag.parse_int)
+unsigned = _parse_error(lambda text: pflag.parse_int(text, signed=False))
+milliseconds = _parse_error(lambda text: pflag.parse_int(text, signed=False) / 1000)
 
 
 def choice(*choices: str) -> Callable[[str], str]:
@@ -93,7 +93,7 @@ def feature_gates(text: str) -> dict[str, bool]:
         if not separator:
             raise ValueError(f"missing bool value for {name}")
         try:
-            is_on = govalues.parse_bool(value)
+            is_on = pflag.parse_bool(value)
         except ValueError as error:
             raise ValueError(f"invalid value of {name}={value}, err: {error}") from None
         if name not in GATE_FIELDS and name not in _IDLE_GATES:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from raftkv.cli.goflags import values as govalues
+from raftkv.cli.goflags import pflag
 from raftkv.cli.goflags.pflag import did_you_mean
 from raftkv.cli.program import BAD_FLAGS, ERROR, CommandError
 from raftkv.cli.server.flags import ALL_ALPHA, BOOLEANS, FLAGS, GATE_FIELDS, IDLE, REFUSED, boolean, duration
@@ -167,7 +167,7 @@ def read_options(
     given = _read_words(words)
     if given.keys() & {"help", "h"}:
         return Options(ServerConfig(), help=True)
-    if govalues.parse_bool(given.pop("version", "false")):
+    if pflag.parse_bool(given.pop("version", "false")):
         return Options(ServerConfig(), version=True)
     warnings: list[str] = []
     path = given.pop("config-file", "") or environment.get("ETCD_CONFIG_FILE", "")
@@ -228,7 +228,7 @@ def _parse_flag(name: str, text: str) -> Any:
     except (ValueError, ConfigError) as error:
         kind = "boolean value" if name in BOOLEANS else "value"
         where = f"-{name}" if kind == "boolean value" else f"flag -{name}"
-        raise CommandError(f"invalid {kind} {govalues.quote(text)} for {where}: {error}", BAD_FLAGS) from None
+        raise CommandError(f"invalid {kind} {pflag.quote(text)} for {where}: {error}", BAD_FLAGS) from None
 
 
 def _read_environment(environment: Mapping[str, str], given: Mapping[str, str], warnings: list[str]) -> dict[str, str]:
@@ -255,7 +255,7 @@ def _parse_environment(key: str, name: str, text: str) -> None:
     try:
         FLAGS[name].parse(text)
     except (ValueError, ConfigError) as error:
-        raise ConfigError(f"invalid value {govalues.quote(text)} for {key}: {error}") from None
+        raise ConfigError(f"invalid value {pflag.quote(text)} for {key}: {error}") from None
 
 
 def _read_file(path: str, warnings: list[str]) -> dict[str, str]:
@@ -354,7 +354,7 @@ def _file_text(path: str, name: str, value: Any) -> str:
     try:
         FLAGS[name].parse(text)
     except (ValueError, ConfigError) as error:
-        raise ConfigError(f"{path}: invalid value {govalues.quote(text)} for {name}: {error}") from None
+        raise ConfigError(f"{path}: invalid value {pflag.quote(text)} for {name}: {error}") from None
     return text
 
 
@@ -441,7 +441,7 @@ def _apply_retention(values: dict[str, Any]) -> None:
             values["auto_compaction_retention_s"] = number * 3600.0
         return
     try:
-        values["auto_compaction_retention_s"] = govalues.parse_duration_s(text)
+        values["auto_compaction_retention_s"] = pflag.parse_duration_s(text)
     except ValueError as error:
         raise ConfigError(f"error parsing CompactionRetention: {error}") from None
     if values.get("auto_compaction_mode") == "revision":

@@ -22,9 +22,9 @@ from typing import Final
 from raftkv import cluster_id
 from raftkv.cli.common import FORMATS, forward_of
 from raftkv.cli.goflags.command import Invocation
-from raftkv.cli.goflags.values import quote
-from raftkv.cli.output.json_format import encode, plain
+from raftkv.cli.goflags.pflag import quote
 from raftkv.cli.output.printer import human_size
+from raftkv.cli.output.simple import encode, plain
 from raftkv.cli.program import BAD_ARGUMENTS, BAD_FEATURE, ERROR, CommandError
 from raftkv.config import ServerConfig
 from raftkv.errors import RaftKVError
@@ -65,7 +65,7 @@ def rendered(write_out: str, cells: Sequence[Cell]) -> str:
     if write_out == "fields":
         return "\n".join(f'"{cell.field}" : {cell.value}' for cell in cells)
     if write_out == "json":
-        from raftkv.cli.output.json_format import encode
+        from raftkv.cli.output.simple import encode
 
         return encode({cell.json_name: cell.value for cell in cells})
     if write_out == "table":
@@ -155,6 +155,8 @@ def required(invocation: Invocation, *names: str) -> str:
     Raises:
         CommandError: some are not given.
     """
+    invocation.refuse_surplus()
+    invocation.refuse_surplus()
     missing = [f'"{name}"' for name in names if name not in invocation.changed]
     if missing:
         raise CommandError(f"required flag(s) {', '.join(missing)} not set", ERROR)

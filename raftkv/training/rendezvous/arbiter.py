@@ -224,7 +224,7 @@ class Arbiter:
                 return Break(RETURNED, member.id, f"{member.host} came back to the rendezvous")
         newcomers = view.newcomers()
         if newcomers and not view.finished and len(view.round.members) < view.state.max_nodes:
-            return Break(SCALE_UP, newcomers[0].id, f"{len(newcomers)} more: {newcomers[0].host}")
+            return Break(SCALE_UP, newcomers[0].id, _joined([one.host for one in newcomers]))
         return None
 
     def _lost(self, view: View, now: float) -> tuple[Member, ...]:
@@ -305,6 +305,10 @@ def by_place(nodes: Iterable[Node]) -> list[Node]:
         topologies.setdefault(node.topology, len(topologies))
         rank_of.setdefault((node.topology, node.host), len(rank_of))
     return sorted(nodes, key=lambda node: (topologies[node.topology], rank_of[node.topology, node.host]))
+
+
+def _joined(hosts: Sequence[str]) -> str:
+    return f"node joined: {hosts[0]}" if len(hosts) == 1 else f"{len(hosts)} nodes joined: {hosts[0]} and others"
 
 
 def _filled(before: Sequence[Member], survivors: Sequence[Node], newcomers: Sequence[Node]) -> list[Node]:

@@ -148,7 +148,9 @@ def test_an_algorithm_of_a_later_version_is_no_match(place: Place) -> None:
 def test_without_a_manifest_it_says_where_it_looked(place: Place) -> None:
     checkpoint = saved(place, DATA)
     place.delete(MANIFEST)
-    with pytest.raises(StorageError, match=f"cannot read .*job/{MANIFEST}"):
+    with pytest.raises(
+        StorageError, match=f"cannot read .*job/{MANIFEST}.*; step .* begin afresh under another run id"
+    ):
         verify(checkpoint)
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from raftkv.cli.backup import command, take
+from raftkv.cli.backup import command
+from raftkv.cli.backup.command import Report
 from raftkv.cli.backup.place import Place
-from raftkv.cli.backup.report import Report
 from tests.cli.programs import TIMEOUT_S, Running
 from tests.cli.runner import Ran, run_ctl, run_server, run_utl
 from tests.cli.test_programs import BIN
@@ -72,7 +72,7 @@ def test_a_lost_member_is_passed_over_and_no_member_is_one_line(cluster: Cluster
 
 
 def test_a_compaction_meanwhile_costs_another_snapshot(cluster: Cluster, tmp_path: Path, monkeypatch) -> None:
-    real, revisions = take._save, []
+    real, revisions = command._save, []
 
     async def save(kv: Any, path: Path, progress: Any) -> Any:
         member = await real(kv, path, progress)
@@ -82,23 +82,23 @@ def test_a_compaction_meanwhile_costs_another_snapshot(cluster: Cluster, tmp_pat
             await kv.compact(revisions[-1] - len(revisions) % 2)
         return member
 
-    monkeypatch.setattr(take, "_save", save)
+    monkeypatch.setattr(command, "_save", save)
     (taken,) = rows(backup(cluster, str(tmp_path / "b"), "--once", "--json"))
     assert len(revisions) == 2
     assert taken["revision"] == revisions[-1]
-    monkeypatch.setattr(take, "TRIES", 0)
+    monkeypatch.setattr(command, "TRIES", 0)
     ran = backup(cluster, str(tmp_path / "b"), "--once")
     assert (ran.code, "was compacted 0 times" in ran.errors) == (1, True)
 
 
 def test_a_hash_that_is_not_the_clusters_is_a_failure(cluster: Cluster, tmp_path: Path, monkeypatch) -> None:
-    real = take.read_contents
+    real = command.read_contents
 
     def read_contents(path: Path) -> Any:
         found = real(path)
         return replace(found, hash=found.hash ^ 1)
 
-    monkeypatch.setattr(take, "read_contents", read_contents)
+    monkeypatch.setattr(command, "read_contents", read_contents)
     ran = backup(cluster, str(tmp_path / "b"), "--once")
     assert (ran.code, ran.output, ran.errors.count("\n")) == (1, b"", 1)
     assert "one of them is damaged" in ran.errors

@@ -12,11 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv.cli.backup.command import TAKE_FLAGS, _chosen, _prune, take_one, temporary_directory
-from raftkv.cli.backup.manifest import DAY_S, Manifest, name_of, not_needed, oldest_first, time_of
-from raftkv.cli.backup.place import LEFT_OVER_S, MANIFEST_BYTES_MAX, Place
-from raftkv.cli.backup.report import Report
-from raftkv.cli.backup.take import preferred
+from raftkv.cli.backup.command import TAKE_FLAGS, Report, _chosen, _prune, preferred, take_one, temporary_directory
+from raftkv.cli.backup.place import (
+    DAY_S,
+    LEFT_OVER_S,
+    MANIFEST_BYTES_MAX,
+    Manifest,
+    Place,
+    name_of,
+    not_needed,
+    oldest_first,
+    time_of,
+)
 from raftkv.cli.program import CommandError
 from raftkv.client.values import EndpointStatus
 from raftkv.offline.replay import Target

@@ -11,7 +11,7 @@ import pytest
 
 import raftkv
 from raftkv.checkpoint import Reference
-from raftkv.cli.checkpoints.view import checkpoints_table
+from raftkv.cli.checkpoints.frame import checkpoints_table
 from raftkv.cli.output.table import clock
 from tests.cli.checkpoints.registered import ctl, save, text_of
 from tests.cli.programs import Running, raftkvctl

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from raftkv.cli import metrics
 from raftkv.cli.bench.load import Result
 from raftkv.cli.ctl import check as ctl_check
+from raftkv.cli.ctl import top
 from raftkv.cli.ctl.check import DataLoad, PerfLoad, evaluate
 from tests.cli.runner import run_ctl
 from tests.compat.test_ctl_output import normal, run_etcdctl
@@ -111,18 +111,18 @@ def test_refusals_are_those_of_etcdctl(endpoint: str, words: tuple[str, ...]) ->
 def test_nobody_there_is_told_with_the_reason() -> None:
     ran = run_ctl(["--endpoints", "127.0.0.1:1", "--command-timeout", "200ms", "check", "perf"])
     reason = "raftkvctl: no answer from 127.0.0.1:1: connect: connection refused\n"
-    assert (ran.code, ran.output, ran.errors) == (1, b"", f"{reason}Error: context deadline exceeded\n")
+    assert (ran.code, ran.output, ran.errors) == (1, b"", f"Error: context deadline exceeded\n{reason}")
 
 
 def test_metrics_are_read(endpoint: str) -> None:
-    samples = metrics.fetch(endpoint, None, 5.0)
+    samples = top.fetch(endpoint, None, 5.0)
     assert samples["etcd_server_has_leader"] == 1
     assert samples["process_resident_memory_bytes"] > 1e6
     with pytest.raises(OSError, match="refused"):
-        metrics.fetch("127.0.0.1:1", None, 1.0)
+        top.fetch("127.0.0.1:1", None, 1.0)
 
 
 def test_metrics_of_one_name_are_added() -> None:
-    assert metrics.sums('a 1\n\n# c 3\nd{x="a b"} 4\nd{x="}"} 5\n') == {"a": 1.0, "d": 9.0}
+    assert top.sums('a 1\n\n# c 3\nd{x="a b"} 4\nd{x="}"} 5\n') == {"a": 1.0, "d": 9.0}
     with pytest.raises(ValueError, match="nonsense"):
-        metrics.sums("b nonsense\n")
+        top.sums("b nonsense\n")

@@ -134,6 +134,6 @@ def test_nobody_there_is_told_with_the_reason() -> None:
         ran = run_ctl(["--endpoints", "127.0.0.1:1", "--command-timeout=200ms", "lease", *text.split()])
         assert ran.code != 0
         assert ran.output == b""
-        reason, last = ran.errors.splitlines()
+        line, reason = ran.errors.splitlines()
         assert reason == "raftkvctl: no answer from 127.0.0.1:1: connect: connection refused"
-        assert "context deadline exceeded" in last
+        assert "context deadline exceeded" in line

@@ -37,7 +37,7 @@ def test_a_member_that_is_not_there(tmp_path: Path) -> None:
     ran = run_ctl(["snapshot", "save", str(tmp_path / "f"), "--endpoints", "127.0.0.1:1"])
     assert (ran.code, ran.output) == (5, b"")
     reason = "raftkvctl: no answer from 127.0.0.1:1: connect: connection refused"
-    assert ran.errors.splitlines() == [reason, "Error: context deadline exceeded"]
+    assert ran.errors.splitlines() == ["Error: context deadline exceeded", reason]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from raftkv.cli.top import Row, Sample, fitting, headline, make_rows, total
+from raftkv.cli.ctl.top import Row, Sample, fitting, headline, make_rows, total
 from tests.cli.programs import Running, raftkvctl
 from tests.cli.runner import run_ctl
 from tests.long import long_except

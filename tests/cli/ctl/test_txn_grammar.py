@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftkv.cli.ctl import txn as ctl_txn
-from raftkv.cli.goflags.values import quote
+from raftkv.cli.goflags.pflag import quote
 from raftkv.cli.program import INVALID_INPUT, CommandError
 from raftkv.pb import rpc_pb2
 
@@ -96,6 +96,18 @@ def test_the_three_parts():
     request = ctl_txn.read_txn(source, prompts.append)
     assert [len(request.compare), len(request.success), len(request.failure)] == [1, 2, 0]
     assert [text.split(" ")[0] for text in prompts] == ["compares:", "success", "failure"]
+
+
+def test_words_that_a_request_would_lose_and_a_cut_transaction_are_refused():
+    for line in ('put k a"b c"d', "get a b c", "del a b c", "put k v w --prev-kv"):
+        with pytest.raises(CommandError, match=r"^invalid txn") as raised:
+            ctl_txn.parse_operation(line)
+        assert raised.value.code == INVALID_INPUT
+    with pytest.raises(CommandError, match=r"^EOF$") as raised:
+        ctl_txn.read_txn(io.BytesIO(b"\nput a b\n"), str)
+    assert raised.value.details == (
+        "the transaction ends early: it has three parts, and an empty line ends each (raftkvctl txn --help)",
+    )
 
 
 @given(st.text(max_size=40).map(lambda text: text.replace("\n", " ")))

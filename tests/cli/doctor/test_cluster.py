@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from raftkv import __version__, aio
-from raftkv.cli.doctor import cluster, command
+from raftkv.cli.doctor import command
 from raftkv.cli.doctor.judgement import Level, judge
 from raftkv.config import Tracing
 from tests.rpc.loop import on_loop
@@ -21,7 +21,7 @@ async def test_members_are_found_and_asked(tmp_path: Path, monkeypatch: pytest.M
         running(tmp_path, monkeypatch, [Tracing()] * 3) as (_, endpoints, _spans),
         aio.connect(endpoints[0]) as kv,
     ):
-        picture = await cluster.ask(kv)
+        picture = await command.ask(kv)
         assert len(picture.answers) == len(picture.members) == len(picture.peers) == 3
         assert {answer.program for answer in picture.answers} == {f"raftkv/{__version__}"}
         for low_s, high_s in (answer.clock_s for answer in picture.answers):
@@ -30,20 +30,20 @@ async def test_members_are_found_and_asked(tmp_path: Path, monkeypatch: pytest.M
         timed = ("network", "round trips of members: p99", "disks of members: p99 of fsync")
         assert {level for subject, level in found.items() if subject not in timed} == {Level.OK}
         assert found["disks of members: p99 of fsync"] is Level.SKIPPED  # after so few
-        monkeypatch.setattr(cluster, "FIGURES_MIN", 1)
-        again = {one.subject: one.level for one in judge(await cluster.ask(kv))}
+        monkeypatch.setattr(command, "FIGURES_MIN", 1)
+        again = {one.subject: one.level for one in judge(await command.ask(kv))}
         assert again["disks of members: p99 of fsync"] is not Level.SKIPPED
         await kv.users.add("root", "root-pw")
         await kv.roles.add("root")
         await kv.users.grant_role("root", "root")
         await kv.users.enable_auth()
-        refused = await cluster.ask(kv)
+        refused = await command.ask(kv)
         assert [answer.is_refusal for answer in refused.answers] == [True]
         assert "--user root" in next(judge(refused)).advice
 
 
 def test_a_cluster_that_does_not_answer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cluster, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(command, "TIMEOUT_S", 0.3)
     assert command.main(["--endpoints", "127.0.0.1:1", "--json"]) == 1
     found = {one["subject"]: one for one in json.loads(capsys.readouterr().out)["findings"]}
     assert found["member at 127.0.0.1:1"]["level"] == "failure"

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from raftkv.cli import metrics
+from raftkv.cli.ctl import top
 from raftkv.pb import election_pb2, kv_pb2, lock_pb2, rpc_pb2
 from tests.compat.differential.mirror import DELETE
 from tests.compat.differential.requests import Player as Aligner
@@ -526,7 +526,7 @@ def _has_begun(side: Side, call: Pending, key: bytes, value: bytes) -> bool:
 
 
 def _slow_watchers(endpoint: str) -> float:
-    return metrics.fetch(endpoint, None, 10.0).get(SLOW_WATCHERS, math.nan)
+    return top.fetch(endpoint, None, 10.0).get(SLOW_WATCHERS, math.nan)
 
 
 def _must_equal(what: str, one: list[Any], other: list[Any]) -> None:

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from raftkv.cli import metrics
+from raftkv.cli.ctl import top
 from raftkv.pb import rpc_pb2
 from tests.compat.wire import Wire
 from tests.procs import Cluster, http_get
@@ -121,7 +121,7 @@ def test_several_requests_on_one_connection(cluster: Cluster) -> None:
 
 
 def _counter(cluster: Cluster, name: str) -> float:
-    return metrics.fetch(cluster.endpoints[0], None, 10.0)[name]
+    return top.fetch(cluster.endpoints[0], None, 10.0)[name]
 
 
 def test_operations_are_counted(cluster: Cluster, wire: Wire) -> None:

@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import asdict
 
 from raftkv import cluster_id
-from raftkv.cli.backup.manifest import FORMAT, Manifest, not_needed
+from raftkv.cli.backup.place import FORMAT, Manifest, not_needed
 from raftkv.cli.ctl.txn import read_txn
-from raftkv.cli.goflags import pflag, values
+from raftkv.cli.goflags import pflag
 from raftkv.cli.program import CommandError
 from raftkv.client.control.records import RecordError
 from raftkv.errors import ConfigError
@@ -38,10 +38,10 @@ def _urls(data: bytes) -> None:
 
 def _values(data: bytes) -> None:
     text = _text(data)
-    for read in (values.parse_duration_s, values.parse_bool, values.parse_int, pflag.parse_list):
+    for read in (pflag.parse_duration_s, pflag.parse_bool, pflag.parse_int, pflag.parse_list):
         with suppress(ValueError):
             read(text)
-    values.parse_duration_ns(text)
+    pflag.parse_duration_ns(text)
 
 
 def _manifest(data: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 from pathlib import Path
@@ -21,8 +22,9 @@ def test_a_port_in_use(tmp_path: Path) -> None:
         client = run_to_end(*flags, "--listen-client-urls", url)
         metrics = run_to_end(*flags, "--listen-metrics-urls", url)
         peer = run_to_end(*flags, "--listen-peer-urls", url)
+    holder = f"{Path('/proc/self/comm').read_text().strip()} (process {os.getpid()})"
     for ended in (client, metrics, peer):
-        assert ended.one_line() == f"raftkv: cannot listen on {url}: Address already in use"
+        assert ended.one_line() == f"raftkv: cannot listen on {url}: Address already in use by {holder}"
     # Nothing is left of it: the ids of this cluster of one would refuse the corrected start of three.
     assert not (tmp_path / "data").exists()
 

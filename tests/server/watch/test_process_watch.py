@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from raftkv.cli import metrics
+from raftkv.cli.ctl import top
 from raftkv.pb import rpc_pb2
 from tests.compat.wire import Wire
 from tests.procs import RAFTKV, Cluster, wait_for
@@ -30,7 +30,7 @@ def wire(one: Cluster) -> Iterator[Wire]:
 
 
 def _metric(cluster: Cluster, name: str) -> float:
-    return metrics.fetch(cluster.endpoints[0], None, 10.0)[name]
+    return top.fetch(cluster.endpoints[0], None, 10.0)[name]
 
 
 def _memory_bytes(cluster: Cluster) -> float:

@@ -11,7 +11,7 @@ import pytest
 import raftkv
 from raftkv.checkpoint import FileRecord, digest
 from raftkv.checkpoint.keys import LATEST, RegistryKeys
-from raftkv.cli.checkpoints import view
+from raftkv.cli.checkpoints import frame
 from tests.cli.checkpoints.registered import ctl, save, text_of
 from tests.cli.runner import Ran
 from tests.ui.model.runner import Model, kv
@@ -104,8 +104,8 @@ def test_numbers_and_names_look_as_in_the_command_line(model: Model) -> None:
     numbers = [0.0, 0.5, 1e-7, 123456.7, 1234567.0, 1e20, -0.00012345678, 100000.0, 2 / 3]
     names = ["a/b c", "bert!'()*~", "café", "100%", "\U0001f600"]
     found = model.run("words", sizes=sizes, spans=spans, numbers=numbers, names=names)
-    assert found["sizes"] == [view.size(one) for one in sizes]
-    assert found["spans"] == [view.span(one) for one in spans]
+    assert found["sizes"] == [frame.size(one) for one in sizes]
+    assert found["spans"] == [frame.span(one) for one in spans]
     assert found["numbers"] == [f"{one:.6g}" for one in numbers]
     assert found["quoted"] == [quote(one, safe="") for one in names]
 

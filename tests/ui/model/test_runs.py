@@ -13,7 +13,7 @@ from raftkv.checkpoint.keys import RANDOM_DIGITS, AttemptId, RegistryKeys
 from raftkv.checkpoint.records import Checkpoint, Deleting
 from raftkv.cli.output.table import Rows
 from raftkv.cli.runs import view
-from raftkv.cli.runs.facts import Denied, Facts, Queue, waiting
+from raftkv.cli.runs.view import Denied, Facts, Queue, waiting
 from raftkv.training.history.progress import GivenUp, with_commits
 from raftkv.training.history.reader import RunSummary, count_nodes
 from raftkv.training.history.timeline import CommitHistory, RunHistory, Stamp, fold, read_change

@@ -1,8 +1,8 @@
 // Whether the member answers, and what to do if not: it is asked again, then the other members are tried in turn.
 //
 // A page may ask no other member for data (another origin), only whether it answers: the dashboard is then opened
-// there, at the same place. Nobody is moved away from an open dialog, nor signed out of a cluster with users: there the
-// way to the other members is offered.
+// there, at the same place. With an open dialog, and in a cluster with users, the way to the other members is only
+// offered: no text is lost, and a user stays signed in.
 
 import { BASE, getJson, onReach, reached } from "./call.js";
 import { h, observable, put } from "./dom.js";

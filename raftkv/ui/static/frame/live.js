@@ -16,7 +16,7 @@ const SILENT_MS = 6000;
 
 const listeners = new Set();
 const records = [];
-let controller = null; // of the stream; null: there is none, and whoever begins to listen opens one
+let controller = null; // of the stream; null: there is none, and the next listener opens one
 let attempt = 0;
 let opening = null;
 let closing = null;

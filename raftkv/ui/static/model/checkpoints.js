@@ -103,7 +103,7 @@ export function readCheckpoint(value) {
   return readRecord(CHECKPOINT, parseJson(value));
 }
 
-/** Who may write, `{generation, source, holder, time}`; null: nobody has claimed it yet. */
+/** Who may write, `{generation, source, holder, time}`; null: it is not claimed yet. */
 export function readFence(value) {
   return readRecord(FENCE, parseJson(value));
 }

@@ -1,7 +1,7 @@
 /**
  * Keys and values of the store, as the gateway gives them, and the JSON records that raftkv keeps in them.
  *
- * Pure: nothing here asks the store or touches the page. A value that somebody else wrote is `null`, never an error:
+ * Pure: nothing here asks the store or touches the page. A value of another program is `null`, never an error:
  * it hides nothing else. Fields that are not known are left out, so that an older page reads what a newer raftkv wrote.
  *
  *     const item = itemOf({key: "L2E=", value: "e30=", mod_revision: "7"});      // key "/a", revision 7
@@ -46,7 +46,7 @@ export function textOf(value) {
   }
 }
 
-/** Text of a value, whatever it holds: what is not UTF-8 is replaced. */
+/** Text of a value; bytes that are not UTF-8 are replaced. */
 export function shownText(value) {
   return utf8Lossy.decode(value);
 }

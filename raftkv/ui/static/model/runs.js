@@ -105,7 +105,7 @@ export function listRuns(items) {
 /** The cells of `raftkvctl run list`. */
 export function runRow({run, nodes, state, isDead}) {
   const limits = `${state.min_nodes}:${state.max_nodes}`;
-  const phase = isDead ? `${state.phase} (dead)` : state.phase;
+  const phase = isDead ? `${state.phase}, no nodes` : state.phase;
   return [run, phase, String(state.generation), String(nodes), limits, clock(state.time), state.reason];
 }
 
@@ -202,7 +202,7 @@ function whyWaits(history, state, node, denied, queue) {
     : "waiting for more nodes to come";
 }
 
-/** Why a host is left out: the record of its denial, or whatever an operator wrote there. */
+/** Why a host is left out: the record of its denial, or the text of an operator. */
 export function denialReason(host, value) {
   const record = readRecord(
     {host: ["text"], run: ["text", ""], reason: ["text", ""], cooldown_s: ["int", 0], time: ["float", 0]},

@@ -132,7 +132,7 @@ export class Fold {
   }
 
   #begin(content, revision) {
-    // The run has ended, and its record names nobody any more.
+    // The run has ended, and its record has no members.
     if (!content.members.length && this.round?.generation === content.generation) return;
     const began = {time: content.time, writer: this.arbiter, revision};
     const last = this.generations.at(-1);

@@ -35,13 +35,13 @@ function total(values) {
 }
 
 const FIGURES = [
-  { name: "Writes", unit: "/s", find: (record) => total([most("puts_per_s")(record), most("deletes_per_s")(record)]), text: short, aside: (record) => `in ${short(most("txns_per_s")(record))} txns/s` },
+  { name: "Puts and deletes", unit: "/s", find: (record) => total([most("puts_per_s")(record), most("deletes_per_s")(record)]), text: short, aside: (record) => (most("txns_per_s")(record) >= 0.5 ? `and ${short(most("txns_per_s")(record))} txns/s` : "") },
   { name: "Reads", unit: "/s", find: sum("ranges_per_s"), text: short },
   { name: "Watch events", unit: "/s", find: sum("events_per_s"), text: short },
   { name: "Renewed leases", unit: "/s", find: sum("keepalives_per_s"), text: short },
-  { name: "Write", find: worst("write_s", 0), more: worst("write_s", 1), text: latency, title: "Time of a write, p50 of the slowest member" },
-  { name: "Linearizable read", find: worst("read_s", 0), more: worst("read_s", 1), text: latency, title: "Time of a linearizable read, p50 of the slowest member" },
-  { name: "Sync of the log", find: worst("fsync_s", 0), more: worst("fsync_s", 1), text: latency, title: "Time of a sync of the log, p50 of the slowest member" },
+  { name: "Time of a put", find: worst("write_s", 0), more: worst("write_s", 1), text: latency, title: "Time of a write, p50 of the slowest member" },
+  { name: "Time of a linearizable read", find: worst("read_s", 0), more: worst("read_s", 1), text: latency, title: "Time of a linearizable read, p50 of the slowest member" },
+  { name: "Time of a log sync", find: worst("fsync_s", 0), more: worst("fsync_s", 1), text: latency, title: "Time of a sync of the log, p50 of the slowest member" },
   { name: "Database in use", find: worst("db_used_bytes"), more: null, text: size, quota: true },
 ];
 

@@ -74,7 +74,7 @@ class Page {
       none: empty("No lock is held and no election runs here.", "Take one: raftkvctl lock NAME, or elect NAME VALUE."),
     });
     this.entries = pagedTable({
-      columns: ENTRY_COLUMNS, key: (one) => one.key, label: "Entries", none: "Nobody holds it and nobody waits.",
+      columns: ENTRY_COLUMNS, key: (one) => one.key, label: "Entries", none: "It is free, and nothing waits for it.",
     });
     this.detail = h("div", { class: "stack" });
     this.element = h("div", { class: "stack" }, form, this.note, this.table.element, this.detail);

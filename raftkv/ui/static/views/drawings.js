@@ -56,7 +56,7 @@ function laneOf(lane, y, x) {
   const state = lane.isThere ? "there" : lane.cause ? "dead" : "left";
   const bars = lane.bars.map((bar) => {
     const width = Math.max(2, x(bar.to) - x(bar.from));
-    const words = `ranks ${bar.ranks}`;
+    const words = `${/^\d+$/.test(bar.ranks) ? "rank" : "ranks"} ${bar.ranks}`;
     return svg(
       "g", {},
       svg("rect", { class: `bar g${bar.generation % COLOURS}`, x: x(bar.from), y: y + 4, width, height: ROW - 8, rx: 3 }),

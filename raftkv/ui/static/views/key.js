@@ -14,7 +14,7 @@ import { watchKey, watchRange } from "../frame/watch.js";
 const OLDER = 10;
 const LIVES_MAX = 1000;
 const SHOWN_MAX = 64 * 1024;
-const MOVED = "somebody has changed the key meanwhile: close this, look at it, and try again";
+const MOVED = "the key was changed meanwhile: close this, look at it, and try again";
 
 /** The text of a value for a format: "text", "json" or "hex"; null: it has no such form. */
 export function rendered(kv, format) {

@@ -124,7 +124,7 @@ class Listing {
   }
 }
 
-/** The keys and prefixes that whoever is signed in may read. */
+/** The keys and prefixes that the signed-in user may read. */
 async function allowed(signal) {
   const user = signedIn.get();
   if (!user) return [];
@@ -150,7 +150,7 @@ view("keys", {
     let listing = null;
     let place = {};
     let stopDetail = () => {};
-    const search = field("Keys that begin with", { "data-search": true, placeholder: "/", type: "search" });
+    const search = field("Keys that begin with", { "data-search": true, placeholder: "all keys", type: "search" });
     search.element.classList.add("grow");
     const mode = choice("How keys are shown", [["tree", "Tree"], ["flat", "Flat"]], "tree", (value) => move({ flat: value === "flat" ? "1" : "" }));
     const form = h("form", { class: "seek", role: "search" }, search.element, h("div", { class: "row end" }, mode.element));

@@ -191,7 +191,7 @@ const keyLink = (key) => {
 
 async function revoke(lease) {
   const keys = lease.keys?.length ?? 0;
-  const done = await confirmed(`Revoke lease ${leaseHex(lease.id)}?`, `${plural(keys, "key")} attached to it will be deleted. Whoever keeps it alive learns that it has ended.`, {
+  const done = await confirmed(`Revoke lease ${leaseHex(lease.id)}?`, `${plural(keys, "key")} attached to it will be deleted. The client that keeps it alive learns that it has ended.`, {
     action: "Revoke",
     word: keys > 1 ? leaseHex(lease.id) : "",
     run: () => call("/v3/lease/revoke", { ID: lease.id }),

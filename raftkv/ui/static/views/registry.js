@@ -202,7 +202,7 @@ class RegistryPage {
     latest.set(summary ? String(summary.step) : "–", summary ? `at ${clock(summary.time)}` : "");
     checkpoints.set(summary ? summary.count.toLocaleString("en-US") : "0", `of kind ${this.kind}`);
     bytes.set(summary ? size(summary.size_bytes) : "–");
-    writer.set(claim ? `g${claim.generation}` : "–", claim ? claim.holder : "nobody has claimed it");
+    writer.set(claim ? `g${claim.generation}` : "–", claim ? claim.holder : "not claimed yet");
     saving.set(String(attempts.filter((one) => !one.isStale).length));
     deleting.set(String(deletions.length));
   }

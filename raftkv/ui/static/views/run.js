@@ -92,21 +92,23 @@ class RunPage {
     this.pages = pager("Parts of the time line");
     const paged = (columns, key, label, none) => pagedTable({ columns, key, label, none });
     this.members = paged(MEMBERS, (one) => one.id, "Members", "No generation runs now.");
-    this.waiting = paged(WAITING, (one) => one.id, "Waiting nodes", "Nobody waits.");
+    this.waiting = paged(WAITING, (one) => one.id, "Waiting nodes", "No node waits.");
     this.generations = paged(GENERATIONS, (one) => `${one.generation} ${one.began.revision}`, "Generations", "None has begun yet.");
     this.faults = paged(FAULTS, (one) => one.id, "Faults", "None was reported.");
     this.nodes = paged(NODES, (one) => one.id, "Nodes", "None has come yet.");
+    this.present = section("Nodes of this generation", this.members.element);
     this.waits = section("Who waits, and why", this.waiting.element);
     const links = [h("a", { href: href("checkpoints", [this.run]), class: "button" }, "Checkpoints"), h("a", { href: href("runs"), class: "button" }, "All runs")];
     const heading = head(this.run, { actions: links });
     heading.firstChild.append(this.text);
-    this.element = h(
-      "div", { class: "stack" }, heading, this.note,
+    this.body = h(
+      "div", { class: "stack" },
       h("div", { class: "figures six" }, this.figures.map((one) => one.element)), this.facts.element,
       section("Time line", this.drawing, this.pages.element),
-      section("Who is in", this.members.element), this.waits,
+      this.present, this.waits,
       section("Faults", this.faults.element), section("Generations", this.generations.element), section("Nodes", this.nodes.element),
     );
+    this.element = h("div", { class: "stack" }, heading, this.note, this.body);
   }
 
   async read() {
@@ -119,6 +121,7 @@ class RunPage {
       const known = records.length ? records : items;
       const since = Math.min(revision + 1, ...known.map((one) => one.create));
       this.upTo = Math.max(0, ...items.map((one) => one.mod));
+      this.body.hidden = !items.length; // one empty state, and not one for each section
       if (!items.length) put(this.note, empty(`Nothing is known of a run ${this.run}.`, "It is shown here when its first node comes."));
       this.follow([key, end], since);
     } catch (error) {
@@ -153,6 +156,10 @@ class RunPage {
 
   take(kv, isDeleted) {
     const change = readChange(this.run, kv, isDeleted);
+    if (this.body.hidden) {
+      this.body.hidden = false;
+      put(this.note);
+    }
     if (change) this.fold.apply(change);
     if (kv.mod >= this.upTo && this.upTo) {
       this.upTo = 0;
@@ -188,6 +195,7 @@ class RunPage {
     this.facts.update(this.details(history, now));
     this.drawTimeline(history);
     this.members.update(now.members);
+    this.present.hidden = now.members.length === 0;
     this.waits.hidden = now.waiting.length === 0;
     this.waiting.update(now.waiting);
     this.generations.update([...history.generations].reverse());
@@ -202,10 +210,13 @@ class RunPage {
   drawFigures(history, { state: now, members }) {
     const [phase, generation, nodes, ranks, faults, recovery] = this.figures;
     const last = history.generations.filter((one) => one.recovery).at(-1);
-    phase.set(now.phase, history.present.length || now.phase === "closed" ? "" : "nobody is there");
+    phase.set(now.phase, history.present.length || now.phase === "closed" ? "" : "no node is there");
     generation.set(String(now.generation), now.time ? `since ${clock(now.time)}` : "");
-    nodes.set(String(history.present.length), `there, limits ${now.min_nodes}:${now.max_nodes}`);
-    ranks.set(String(members.reduce((sum, one) => sum + one.slots, 0)), members.length ? "in this generation" : "");
+    const isOver = now.phase === "closed"; // of a finished run the last generation says who took part
+    const counted = isOver ? (history.generations.at(-1)?.members ?? []) : members;
+    const limits = `limits ${now.min_nodes}:${now.max_nodes}`;
+    nodes.set(String(isOver ? counted.length : history.present.length), `${isOver ? "at the end" : "there"}, ${limits}`);
+    ranks.set(String(counted.reduce((sum, one) => sum + one.slots, 0)), !counted.length ? "" : isOver ? "at the end" : "in this generation");
     faults.set(String(history.generations.reduce((sum, one) => sum + one.faults.length, 0)), "");
     recovery.set(last ? duration(last.recovery) : "–", last ? `after g${last.generation}` : "");
     phase.element.dataset.kind = KINDS[now.phase];

@@ -55,7 +55,7 @@ view("watchers", {
     const streams = table({
       label: "Streams of this member",
       key: (one) => one.index,
-      none: "Nobody watches at this member.",
+      none: "This member has no watchers.",
       columns: [
         { title: "Client", mono: true, value: (one) => one.client || "inside the member" },
         { title: "User", value: (one) => one.user || "–" },
