@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from raftkv.loop.limiter import Paced
+from raftkv.loop.limiter import Limiter
 from tests.rpc.loop import on_loop
 
 IN_A_TURN = 10
 
 
-async def _sizes(paced: Paced, called: list[int]) -> list[int]:
+async def _sizes(paced: Limiter, called: list[int]) -> list[int]:
     """How many were called in each turn, from the next on, until none waits."""
     sizes: list[int] = []
     while len(paced):
@@ -23,7 +23,7 @@ async def _sizes(paced: Paced, called: list[int]) -> list[int]:
 
 @on_loop
 async def test_what_is_added_is_called_in_its_order_a_few_in_a_turn() -> None:
-    paced, called = Paced(IN_A_TURN), list[int]()
+    paced, called = Limiter(IN_A_TURN), list[int]()
     for number in range(35):
         paced.add(partial(called.append, number))
     assert called == []
@@ -33,7 +33,7 @@ async def test_what_is_added_is_called_in_its_order_a_few_in_a_turn() -> None:
 
 @on_loop
 async def test_the_first_of_many_are_called_at_once_unless_others_wait() -> None:
-    paced, called = Paced(IN_A_TURN), list[int]()
+    paced, called = Limiter(IN_A_TURN), list[int]()
     paced.begin(partial(called.append, number) for number in range(15))
     assert called == list(range(10))
     paced.begin(partial(called.append, number) for number in range(15, 25))
@@ -44,7 +44,7 @@ async def test_the_first_of_many_are_called_at_once_unless_others_wait() -> None
 
 @on_loop
 async def test_a_callback_is_called_once_until_it_is_added_again() -> None:
-    paced, called = Paced(IN_A_TURN), list[int]()
+    paced, called = Limiter(IN_A_TURN), list[int]()
     again = partial(called.append, 1)
     for _ in range(3):
         paced.add(again)
@@ -55,7 +55,7 @@ async def test_a_callback_is_called_once_until_it_is_added_again() -> None:
 
 @on_loop
 async def test_what_a_callback_adds_waits_for_the_next_turn() -> None:
-    paced, called = Paced(IN_A_TURN), list[int]()
+    paced, called = Limiter(IN_A_TURN), list[int]()
     paced.begin([lambda: paced.add(partial(called.append, 1))])
     assert called == []
     assert await _sizes(paced, called) == [1]
@@ -63,7 +63,7 @@ async def test_what_a_callback_adds_waits_for_the_next_turn() -> None:
 
 @on_loop
 async def test_what_is_cleared_is_not_called() -> None:
-    paced, called = Paced(IN_A_TURN), list[int]()
+    paced, called = Limiter(IN_A_TURN), list[int]()
     paced.begin([partial(called.append, 1), paced.clear, partial(called.append, 2)])
     assert called == [1]
     paced.add(partial(called.append, 3))
@@ -76,7 +76,7 @@ async def test_what_is_cleared_is_not_called() -> None:
 
 @on_loop
 async def test_others_are_called_though_one_has_failed() -> None:
-    paced, called, failures = Paced(IN_A_TURN), list[int](), list[str]()
+    paced, called, failures = Limiter(IN_A_TURN), list[int](), list[str]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(str(context["exception"])))
 
     def fail() -> None:

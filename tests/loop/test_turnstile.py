@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from raftkv.loop.limiter import Turnstile
+from raftkv.loop.limiter import Limiter
 from raftkv.rpc.server.http import HttpRequest, HttpResponse
 from raftkv.rpc.server.server import HTTP_IN_A_TURN
 from tests.rpc import raw
@@ -20,7 +20,7 @@ MANY = 100
 
 @on_loop
 async def test_so_many_enter_in_a_turn_in_the_order_in_which_they_came() -> None:
-    turnstile, entered = Turnstile(IN_A_TURN), list[int]()
+    turnstile, entered = Limiter(IN_A_TURN), list[int]()
 
     async def enter(number: int) -> None:
         if not turnstile.try_enter():
@@ -44,7 +44,7 @@ async def test_so_many_enter_in_a_turn_in_the_order_in_which_they_came() -> None
 @on_loop
 async def test_who_comes_when_the_last_who_waited_go_on_gets_in_too() -> None:
     for turns_later in range(6):
-        turnstile = Turnstile(1)
+        turnstile = Limiter(1)
         assert turnstile.try_enter()
         waiting = asyncio.create_task(turnstile.enter())
         for _ in range(turns_later):
@@ -55,7 +55,7 @@ async def test_who_comes_when_the_last_who_waited_go_on_gets_in_too() -> None:
 
 @on_loop
 async def test_who_has_much_to_do_takes_the_room_of_many_and_keeps_its_place() -> None:
-    turnstile, entered = Turnstile(IN_A_TURN), list[int]()
+    turnstile, entered = Limiter(IN_A_TURN), list[int]()
     weights = [1, 1, 3 * IN_A_TURN, 4, 4, 4, 1, 9, 1]
 
     async def enter(number: int) -> None:

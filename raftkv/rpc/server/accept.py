@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, cast
 
 from raftkv.loop.cycle_free import forget_frames, release
-from raftkv.loop.limiter import Paced
+from raftkv.loop.limiter import Limiter
 from raftkv.rpc.h2 import EMPTY_SETTINGS, PREFACE, ErrorCode, goaway_frame
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server.carrier import Peer
@@ -319,7 +319,7 @@ class Handshakes:
     def __init__(self, unfinished_max: int) -> None:
         self._max = unfinished_max
         self._unfinished: dict[Connection, None] = {}
-        self._steps = Paced(STEPS_A_TURN)
+        self._steps = Limiter(STEPS_A_TURN)
 
     def __len__(self) -> int:
         return len(self._unfinished)

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from raftkv.loop.cork import Cork
-from raftkv.loop.limiter import Backlog, Turnstile
+from raftkv.loop.limiter import Backlog, Limiter
 from raftkv.loop.timers import DeadlineWheel, WheelTimer
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server.accept import Connection, ConnectionLimit, Handshakes
@@ -112,8 +112,8 @@ class Server:
         self._timer: WheelTimer | None = None
         self._poller: Poller | None = None
         self._backlog: Backlog | None = None
-        self._turnstile: Turnstile | None = None
-        self._beginnings: Turnstile | None = None
+        self._turnstile: Limiter | None = None
+        self._beginnings: Limiter | None = None
         self._idle: asyncio.Event | None = None
 
     # ---- registration
@@ -336,10 +336,10 @@ class Server:
             self._backlog = Backlog(self.cork, asyncio.get_running_loop())
         return self._backlog
 
-    def beginnings(self) -> Turnstile:
+    def beginnings(self) -> Limiter:
         """Return what calls pass before their first step, made at first use, on the running loop."""
         if self._beginnings is None:
-            self._beginnings = Turnstile(BEGUN_IN_A_TURN)
+            self._beginnings = Limiter(BEGUN_IN_A_TURN)
         return self._beginnings
 
     @property
@@ -360,7 +360,7 @@ class Server:
         async def paced(request: HttpRequest) -> HttpResponse:
             turnstile = self._turnstile
             if turnstile is None:
-                turnstile = self._turnstile = Turnstile(HTTP_IN_A_TURN)
+                turnstile = self._turnstile = Limiter(HTTP_IN_A_TURN)
             weight = 1 + len(request.target) // TARGET_AS_A_REQUEST
             if not turnstile.try_enter(weight):
                 await turnstile.enter(weight)
