@@ -39,6 +39,7 @@ from raftkv.rpc.server.http import (
     text_response,
 )
 from raftkv.rpc.server.known_heads import KnownHeads, head_bytes, response_head
+from raftkv.rpc.shares import queue_of
 
 if TYPE_CHECKING:
     from raftkv.rpc.server.server import Server
@@ -206,7 +207,7 @@ class Http1Protocol(asyncio.Protocol):
                 if self._loop.time() > until_s and self._task is None and not self._finished:
                     self._is_behind = True
                     self._transport.pause_reading()
-                    self._server.backlog().add(self.go_on)
+                    self._server.backlog().add(self.go_on, queue_of(self._peer.identity))
                     return
         except h11.RemoteProtocolError as error:
             forget_frames(error)
