@@ -20,6 +20,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -72,7 +73,7 @@ def _relative(path: str) -> str:
 def hops_of(calls: list[str]) -> int:
     """Return how often the file changes in a sequence of ``file:function``."""
     files = [call.partition(":")[0] for call in calls]
-    return sum(one != other for one, other in zip(files, files[1:], strict=False))
+    return sum(one != other for one, other in pairwise(files))
 
 
 async def _asks(channel: Channel) -> dict[str, Ask]:

@@ -92,6 +92,9 @@ class EpollPoller:
         self._left = FairQueue[int]()
         """Descriptors that the kernel has named, and that are not served yet."""
         self._left_events: dict[int, int] = {}
+        self._last_served: dict[int, int] = {}
+        """While some are left: the number under which each was served last."""
+        self._number = 0
         self._is_closing = False
         loop.add_reader(self._epoll.fileno(), self._serve)
 
@@ -149,16 +152,21 @@ class EpollPoller:
                 owner.on_writable()
 
     def _pass_in_turns(self, named: list[tuple[int, int]], until: float) -> None:
-        """Serve those that were left, and others, by identity."""
-        self._leave(named)
+        """Serve those that were left, and others, by identity; within one, in the order in which they were served."""
+        last_served = self._last_served
+        self._leave(sorted(named, key=lambda one: last_served.get(one[0], 0)))
         clock, left = self._clock, self._left
         now = clock()
         while len(left) and now <= until:
             began = now
             identity, fd = left.pop()
+            self._number += 1
+            last_served[fd] = self._number
             self._pass([(fd, self._left_events.pop(fd))], until)
             now = clock()
             left.charge(identity, now - began)
+        if not len(left):
+            last_served.clear()
 
     def _leave(self, named: list[tuple[int, int]]) -> None:
         for fd, events in named:
