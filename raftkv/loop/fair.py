@@ -81,6 +81,11 @@ class FairQueue(Generic[T]):
             line[item] = None
             self._length += 1
 
+    def put_back(self, identity: Identity, item: T) -> None:
+        """Have an item wait again, before the others of its identity."""
+        self.add(identity, item)
+        self._lines[identity].move_to_end(item, last=False)
+
     def _push(self, identity: Identity) -> None:
         if identity not in self._heaped:
             self._heaped.add(identity)

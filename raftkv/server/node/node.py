@@ -431,7 +431,7 @@ class Node(AwaitableNode):
     def _do_turn(self) -> None:
         applied = self.applying.begin_turn()
         self.reads.serve()
-        if self._forwarded or self.proposals.has_unsent:
+        if self._forwarded.size_bytes or self.proposals.unsent_bytes:
             self._propose_unsent()
         if self._conf_changes:
             self._conf_changes.propose()
@@ -442,7 +442,7 @@ class Node(AwaitableNode):
                 self._wake()
                 break
         # What was refused is tried again at the next tick, or when applying may have made room.
-        waits = self._forwarded or self.proposals.has_unsent
+        waits = self._forwarded.size_bytes or self.proposals.unsent_bytes
         if (waits and (applied or not self._refused)) or (applied and self._conf_changes):
             self._wake()
 
@@ -473,7 +473,7 @@ class Node(AwaitableNode):
         """Propose what waits, at most so much that neither a message nor a turn gets too long."""
         self._refused = False
         left_bytes = PROPOSE_TURN_BYTES_MAX
-        while left_bytes > 0 and (self._forwarded or self.proposals.has_unsent) and not self._refused:
+        while left_bytes > 0 and (self._forwarded.size_bytes or self.proposals.unsent_bytes) and not self._refused:
             unsent = self.proposals.take_unsent(PROPOSE_BYTES_MAX)
             forwarded = self._forwarded.take(PROPOSE_BYTES_MAX)
             datas = [data for _, data in unsent]
