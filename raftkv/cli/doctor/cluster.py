@@ -19,7 +19,7 @@ from raftkv.client.rpc import methods
 from raftkv.errors import INVALID_ARGUMENT, PERMISSION_DENIED, UNAUTHENTICATED, ConfigError, StatusError
 from raftkv.pb import rpc_pb2
 from raftkv.pb.enums import alarm_name
-from raftkv.rpc.client.lookup import addresses
+from raftkv.rpc.client.connect import addresses
 
 if TYPE_CHECKING:
     from raftkv.client.library import Client

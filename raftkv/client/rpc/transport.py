@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from raftkv.client.rpc.core import ClientOptions
     from raftkv.client.rpc.endpoints import Endpoint
     from raftkv.rpc.client.stream import ClientStream
+    from raftkv.rpc.framing import Metadata
     from raftkv.rpc.limits import ChannelOptions
-    from raftkv.rpc.metadata import Metadata
     from raftkv.rpc.tls import Security
 
 RECONNECT_PAUSE_MAX_S = 1.0

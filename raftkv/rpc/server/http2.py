@@ -11,8 +11,7 @@ from collections.abc import Callable
 from raftkv.loop.cork import Cork
 from raftkv.loop.cycle_free import nothing
 from raftkv.loop.limiter import Backlog
-from raftkv.rpc.liveness import KEEPALIVE_PING, Keepalive
-from raftkv.rpc.protocol import H2Protocol
+from raftkv.rpc.protocol import KEEPALIVE_PING, H2Protocol, Keepalive
 from raftkv.rpc.server.core import ServerCore
 from raftkv.rpc.shares import Identity, queue_of
 
