@@ -149,6 +149,7 @@ def measure(rounds: int) -> dict[str, list[str]]:
             initial_advertise_peer_urls=(peer,),
             initial_cluster=f"default={peer}",
             log_outputs=(f"{directory}/log",),
+            unsafe_no_fsync=True,  # or the pace of the disk would decide about the way of a sync
         )
         try:
             server.serve(config, on_ready=on_ready)

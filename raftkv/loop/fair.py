@@ -37,7 +37,11 @@ SERVED_KEPT_MIN: Final = 64
 
 
 class FairQueue(Generic[T]):
-    """Items that wait, each once, by identity."""
+    """Items that wait, each once, by identity.
+
+    Attributes:
+        length: how many wait.
+    """
 
     def __init__(self) -> None:
         # Ordered, and not plain dicts: those are slow to give their first when many before it are gone.
@@ -49,11 +53,11 @@ class FairQueue(Generic[T]):
         self._heaped: set[Identity] = set()
         self._now = 0.0
         self._number = 0
-        self._length = 0
+        self.length = 0
         self._served_max = SERVED_KEPT_MIN
 
     def __len__(self) -> int:
-        return self._length
+        return self.length
 
     def __iter__(self) -> Iterator[T]:
         for line in self._lines.values():
@@ -72,14 +76,14 @@ class FairQueue(Generic[T]):
         """
         line = self._lines.get(identity)
         if line is None:
-            if not self._length:
+            if not self.length:
                 self.clear()  # while none waited, none was served at the cost of another
             line = self._lines[identity] = OrderedDict()
             self._served[identity] = max(self._served.get(identity, 0.0), self._now)
             self._push(identity)
         if item not in line:
             line[item] = None
-            self._length += 1
+            self.length += 1
 
     def put_back(self, identity: Identity, item: T) -> None:
         """Have an item wait again, before the others of its identity."""
@@ -109,7 +113,7 @@ class FairQueue(Generic[T]):
                 continue
             self._now = served
             item, _none = line.popitem(last=False)
-            self._length -= 1
+            self.length -= 1
             if line:
                 self._push(identity)
             else:
@@ -130,7 +134,7 @@ class FairQueue(Generic[T]):
         line = self._lines.get(identity)
         if line is not None and item in line:
             del line[item]
-            self._length -= 1
+            self.length -= 1
             if not line:
                 self._end(identity)
 
@@ -150,4 +154,4 @@ class FairQueue(Generic[T]):
         self._served.clear()
         self._heap.clear()
         self._heaped.clear()
-        self._length = 0
+        self.length = 0

@@ -66,6 +66,7 @@ from raftkv.server.node.reads import Reader, ReadQueue
 from raftkv.server.node.surroundings import DurableState, NodeSettings, Sender, Stages, timeout_error
 from raftkv.server.node.waits import AwaitableNode
 from raftkv.server.peer import codec
+from raftkv.storage import failpoints
 from raftkv.storage.failpoints import failpoint
 
 _log = logging.getLogger(__name__)
@@ -482,7 +483,8 @@ class Node(AwaitableNode):
                 return
             left_bytes -= sum(map(len, datas))
             try:
-                failpoint("raftBeforeLeaderSend")
+                if failpoints.armed:
+                    failpoint("raftBeforeLeaderSend")
                 self._check_way()
                 self.raw.propose_batch(datas)
                 if self._stages is not None:
@@ -552,7 +554,8 @@ class Node(AwaitableNode):
             # without it learns it again from the leader.
             self._durable(ready)
             return
-        failpoint("raftBeforeSave")
+        if failpoints.armed:
+            failpoint("raftBeforeSave")
         hard_state, self._unwritten_hard_state = self._unwritten_hard_state, None
         self._disk.submit(Batch(hard_state, ready.entries, ready.must_sync, lambda: self._saved(ready)))
 
@@ -561,7 +564,8 @@ class Node(AwaitableNode):
         if self.stopped:
             return
         try:
-            failpoint("raftAfterSave")
+            if failpoints.armed:
+                failpoint("raftAfterSave")
             self._durable(ready)
         except Exception as error:
             self.fatal(error)
@@ -583,12 +587,14 @@ class Node(AwaitableNode):
         self._confirm(ready)
 
     def _confirm(self, ready: Ready) -> None:
-        failpoint("raftBeforeAdvance")
+        if failpoints.armed:
+            failpoint("raftBeforeAdvance")
         if self._stages is not None and ready.entries:
             self._stages.durable(ready.entries[-1].index)
         self.raw.on_append_durable(ready)
         if ready.messages_after_append:
-            failpoint("raftBeforeFollowerSend")
+            if failpoints.armed:
+                failpoint("raftBeforeFollowerSend")
             self._sender.send(ready.messages_after_append)
 
     def _installed(self, ready: Ready, meta: SnapshotMeta) -> None:

@@ -183,7 +183,7 @@ class Proposals:
             bytes_max: as many as fit, but at least one.
         """
         unsent = self._unsent
-        if self._unsent_bytes <= bytes_max and not len(self._crowd):
+        if self._unsent_bytes <= bytes_max and not self._crowd.length:
             self._unsent, self._unsent_bytes = [], 0
             return [item for item in unsent if item[0] in self._waiters]
         return self._take_in_turns(bytes_max)
@@ -205,7 +205,7 @@ class Proposals:
     def give_back(self, unsent: list[tuple[int, bytes]]) -> None:
         """Queue again, in front, what the core did not take: there is no leader, or its limit is reached."""
         self._unsent_bytes += sum(len(data) for _, data in unsent)
-        if not len(self._crowd):
+        if not self._crowd.length:
             self._unsent = unsent + self._unsent
             return
         for item in reversed(unsent):
@@ -333,7 +333,7 @@ class Forwarded:
 
     def take(self, bytes_max: int) -> list[bytes]:
         """Take the oldest, as many as fit into ``bytes_max``, but at least one; of users in turn, if more wait."""
-        if self.size_bytes <= bytes_max and not len(self._crowd):
+        if self.size_bytes <= bytes_max and not self._crowd.length:
             taken, self._datas, self.size_bytes = self._datas, [], 0
             return taken
         first, self._datas = self._datas[:SORTED_AT_ONCE], self._datas[SORTED_AT_ONCE:]
@@ -347,7 +347,7 @@ class Forwarded:
     def give_back(self, datas: list[bytes]) -> None:
         """Keep again, in front, what the log did not take."""
         self.size_bytes += sum(map(len, datas))
-        if not len(self._crowd):
+        if not self._crowd.length:
             self._datas = datas + self._datas
             return
         for data in reversed(datas):
