@@ -131,7 +131,7 @@ LENGTHS: Final = bytes.fromhex(
 
 END: Final = 256
 LITTLE_PADDING_BITS: Final = 7
-"""What fills the last octet is shorter than an octet."""
+"""The padding of the last octet is shorter than an octet."""
 
 
 class HuffmanError(ValueError):
