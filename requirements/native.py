@@ -60,10 +60,8 @@ _OF_MEMBERS = {
 }
 _OF_CALLS = {
     "raftkv/loop": "cork timers",
-    "raftkv/rpc": "framing h2 inbox limits liveness metadata packed policing protocol",
-    "raftkv/rpc/http2": (
-        "client connection control fields frames hpack huffman listener sending server streams tables"
-    ),
+    "raftkv/rpc": "framing h2 inbox limits protocol",
+    "raftkv/rpc/http2": ("client connection control frames hpack sending server streams"),
     "raftkv/rpc/server": "budget calls carrier core http2 known_heads router stream",
     "raftkv/rpc/sockets": "poller transport",
 }

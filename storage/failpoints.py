@@ -1,8 +1,8 @@
 """Named points at each durable step where a test can stop, delay or fail the member.
 
-Owns the list of all points and what is armed. A point in the code is one line, ``failpoint("walBeforeSync")``, and
-costs one call and one test of a global (about 35 ns) while nothing is armed. Names are etcd's where etcd has the
-step, so that its scenarios can be read side by side.
+Owns the list of all points and what is armed. A point in the code is one line, ``failpoint("walBeforeSync")``, which
+costs 35 ns while nothing is armed; where each request passes, ``if failpoints.armed:`` before it saves the call.
+Names are etcd's where etcd has the step, so that its scenarios can be read side by side.
 
 Armed from the environment, before the process starts::
 
@@ -120,20 +120,16 @@ class _Armed:
 
 
 _points: dict[str, _Armed] = {}
-_armed = False
+armed = False
+"""Whether any point does something when it is passed. Code that each request passes asks this before it calls."""
 
 
 def failpoint(name: str) -> None:
     """Mark a point of the code; does nothing unless ``name`` is armed."""
-    if _armed:
+    if armed:
         point = _points.get(name)
         if point is not None:
             point.hit()
-
-
-def is_armed() -> bool:
-    """Return whether any point does something when it is passed."""
-    return _armed
 
 
 def arm(name: str, spec: str, seed: int | None = None) -> None:
@@ -147,11 +143,11 @@ def arm(name: str, spec: str, seed: int | None = None) -> None:
     Raises:
         ConfigError: the name or the spec is unknown.
     """
-    global _armed
+    global armed
     if name not in SITES:
         raise ConfigError(f"unknown failpoint {name!r}")
     _points[name] = _parse(name, spec, random.Random(seed))
-    _armed = True
+    armed = True
 
 
 def arm_call(name: str, call: Callable[[str], None]) -> None:
@@ -160,25 +156,25 @@ def arm_call(name: str, call: Callable[[str], None]) -> None:
     Raises:
         ConfigError: no such point.
     """
-    global _armed
+    global armed
     if name not in SITES:
         raise ConfigError(f"unknown failpoint {name!r}")
     _points[name] = _Armed(name, call, lambda _hits: True)
-    _armed = True
+    armed = True
 
 
 def disarm(name: str) -> None:
     """Let the point ``name`` do nothing again."""
-    global _armed
+    global armed
     _points.pop(name, None)
-    _armed = bool(_points)
+    armed = bool(_points)
 
 
 def disarm_all() -> None:
     """Let every point do nothing again."""
-    global _armed
+    global armed
     _points.clear()
-    _armed = False
+    armed = False
 
 
 def hits(name: str) -> int:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from raftkv.pb import auth_pb2, rpc_pb2
 from raftkv.rpc.client.channel import Channel
+from raftkv.rpc.framing import Metadata
 from raftkv.rpc.limits import ChannelOptions
-from raftkv.rpc.metadata import Metadata
 from raftkv.rpc.status import Headers, RpcError
 
 if TYPE_CHECKING:

@@ -1,20 +1,20 @@
-"""Limits on what one turn of the event loop does; the rest waits for later turns, in order of arrival.
+"""Limits on what one turn of the event loop does; the rest waits for later turns.
 
-    if not turnstile.try_enter():    # coroutines: a few enter in each turn; a heavy one takes the room of several
-        await turnstile.enter()
+    limiter = Limiter(100)                     # room for 100 in each turn
+    if not limiter.try_enter():                # a coroutine enters; a heavy one takes the room of several
+        await limiter.enter(identity=user)
+    limiter.add(callback, user)                # a short callback, called in the next turn that has room
+    limiter.begin(callbacks)                   # many of the member's own; the first of them are called now
+    limiter.clear()                            # drop the callbacks that were not called yet
 
-    paced = Paced(100)               # short callbacks: at most 100 in each turn
-    paced.add(callback)              # called in the next turn that has room
-    paced.begin(callbacks)           # the same for many, and the first of them are called now
-    paced.clear()                    # drop the callbacks that were not called yet
+    backlog.add(connection.go_on, user)        # connections with unprocessed input: ``TURN_S`` in each turn for all
 
-    backlog.add(connection.go_on)    # connections with unprocessed input: ``TURN_S`` in each turn for all together
-
-    text = SharedText(make)          # a slow text for concurrent requests: one is made at a time
-    await text()                     # as it is after this call
+    text = SharedText(make)                    # a slow text for concurrent requests: one is made at a time
+    await text()                               # as it is after this call
 
 One event may let thousands continue: a key that all of them waited for has changed, the leader is lost, one pass over
-the sockets brought the first bytes of as many handshakes. All at once they would hold the loop.
+the sockets brought the first bytes of as many handshakes. All at once they would hold the loop. Identities that wait
+are served in turn (``fair``), and what waits of one keeps its order.
 
 Leaves out: work that is long in itself and pauses by itself (``scheduler``).
 """
@@ -22,11 +22,12 @@ Leaves out: work that is long in itself and pauses by itself (``scheduler``).
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Final
 
 from raftkv.loop.cork import Cork
+from raftkv.loop.fair import FairQueue, Identity
 
 Callback = Callable[[], object]
 
@@ -34,8 +35,8 @@ TURN_S: Final = 0.005
 """Time of a backlog in each turn of the loop: as long as a pass over the sockets."""
 
 
-class Turnstile:
-    """Admits coroutines, a few in each turn of the loop on which it was made.
+class Limiter:
+    """Lets coroutines enter and calls callbacks, a few in each turn of the loop.
 
     Arguments:
         in_a_turn: how many, or the sum of their weights.
@@ -43,98 +44,99 @@ class Turnstile:
 
     def __init__(self, in_a_turn: int) -> None:
         self._in_a_turn = self._left = in_a_turn
-        self._loop = asyncio.get_running_loop()
-        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
-        self._is_scheduled = False
-        self._called = 0
+        """Room of a turn, and what is left of it for coroutines that come now."""
+        self._waiting = FairQueue[Callback]()
+        self._room = self._woken = 0
+        self._is_scheduled = self._is_calling = False
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def try_enter(self, weight: int = 1) -> bool:
-        """Enter if this turn has room and no other coroutine waits.
+        """Enter if this turn has room and nothing waits.
 
         Arguments:
-            weight: how much it has to do. A weight above the room of a turn gets a turn of its own.
+            weight: how much the caller has to do. A weight above the room of a turn gets a turn of its own.
         """
-        if self._left <= 0 or self._waiting:
+        if self._left <= 0 or len(self._waiting):
             return False
         self._left -= weight
         self._schedule()
         return True
 
-    async def enter(self, weight: int = 1) -> None:
-        """Wait for a turn that has room, behind the coroutines that wait already, and enter."""
+    async def enter(self, weight: int = 1, identity: Identity = "") -> None:
+        """Wait for a turn that has room, behind all of the same identity that wait, and enter.
+
+        Arguments:
+            weight: as of ``try_enter``.
+            identity: for which the caller works.
+        """
         if not self.try_enter(weight):
-            turn = self._loop.create_future()
-            self._waiting.append((turn, weight))
-            self._schedule()
+            turn = asyncio.get_running_loop().create_future()
+            self.add(partial(self._wake, turn, weight, identity), identity)
             await turn
 
-    def _schedule(self) -> None:
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            self._loop.call_soon(self._next_turn)
+    def _wake(self, turn: asyncio.Future[None], weight: int, identity: Identity) -> None:
+        if turn.done():
+            self._room += 1  # it was cancelled
+            return
+        self._room -= weight - 1
+        self._woken += weight
+        self._waiting.charge(identity, weight - 1)
+        turn.set_result(None)
 
-    def _next_turn(self) -> None:
-        self._is_scheduled = False
-        self._left = self._in_a_turn - self._called  # coroutines woken in the previous turn run in this one
-        self._called = 0
-        if self._waiting or self._left < self._in_a_turn:
-            self._schedule()  # before waking coroutines: what they schedule belongs to the turn after
-        while self._waiting and self._called < self._in_a_turn:
-            turn, weight = self._waiting.popleft()
-            if not turn.done():  # cancelled meanwhile
-                self._called += weight
-                turn.set_result(None)
+    def add(self, callback: Callback, identity: Identity = "") -> None:
+        """Call back once in the next turn that has room; adding a callback that waits already changes nothing.
 
-
-class Paced:
-    """Calls callbacks, a few in each turn of the loop that runs when they are added.
-
-    Arguments:
-        in_a_turn: callbacks that are called in one turn of the loop.
-    """
-
-    def __init__(self, in_a_turn: int) -> None:
-        self._in_a_turn = in_a_turn
-        self._waiting: OrderedDict[Callback, None] = OrderedDict()
-        self._is_scheduled = False
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def add(self, callback: Callback) -> None:
-        """Call back once in the next turn that has room; adding a callback that waits already changes nothing."""
-        self._waiting[callback] = None
-        if not self._is_scheduled:
-            self._schedule()
+        Arguments:
+            callback: does little.
+            identity: for which it does that.
+        """
+        self._waiting.add(identity, callback)
+        self._schedule()
 
     def begin(self, callbacks: Iterable[Callback]) -> None:
         """Call the first of many now, unless others wait already, and the rest in later turns."""
-        self._waiting.update(dict.fromkeys(callbacks))
-        if not self._is_scheduled:
-            self._call_some()
+        had_waiting = bool(len(self._waiting)) or self._is_calling
+        for callback in callbacks:
+            self._waiting.add("", callback)
+        try:
+            if not had_waiting:
+                self._call_some()
+        finally:
+            if len(self._waiting):
+                self._schedule()
 
     def clear(self) -> None:
         """Drop the callbacks that wait."""
         self._waiting.clear()
 
-    def _call_some(self) -> None:
-        self._is_scheduled = True  # a callback added meanwhile waits for the next turn
-        left = min(self._in_a_turn, len(self._waiting))
-        try:
-            while left and self._waiting:
-                left -= 1
-                self._waiting.popitem(last=False)[0]()
-        finally:
-            self._is_scheduled = False
-            if self._waiting:
-                self._schedule()
-
     def _schedule(self) -> None:
-        self._is_scheduled = True
-        asyncio.get_running_loop().call_soon(self._call_some)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._is_scheduled = False
+        self._left = self._in_a_turn - self._woken  # coroutines woken in the previous turn run in this one
+        self._woken = 0
+        if len(self._waiting) or self._left < self._in_a_turn:
+            self._schedule()  # before waking coroutines: what they schedule belongs to the turn after
+        self._call_some()
+
+    def _call_some(self) -> None:
+        waiting = self._waiting
+        self._room, self._is_calling = self._in_a_turn, True
+        try:
+            for _ in range(len(waiting)):  # a callback added meanwhile waits for the next turn
+                if self._room <= 0 or not len(waiting):
+                    break
+                self._room -= 1
+                identity, callback = waiting.pop()
+                waiting.charge(identity, 1)
+                callback()
+        finally:
+            self._is_calling = False
 
 
 class Backlog:
@@ -142,7 +144,8 @@ class Backlog:
 
     A read is bounded in bytes, but the cost of its requests is not: a client may send 2,000 large requests except for
     their last octets, and then all of those in one read. So a connection that has used its time stops between two
-    frames, is not read meanwhile, and continues here. ``TURN_S`` is for all of them together, however many there are.
+    frames, is not read meanwhile, and continues here. ``TURN_S`` is for all of them together, however many there are,
+    and each identity has an equal part of it, however many connections it has.
 
     Arguments:
         cork: held while they work.
@@ -152,16 +155,17 @@ class Backlog:
     def __init__(self, cork: Cork, loop: asyncio.AbstractEventLoop) -> None:
         self._cork = cork
         self._loop = loop
-        self._waiting: deque[Callback] = deque()
+        self._waiting = FairQueue[Callback]()
         self._is_scheduled = False
 
-    def add(self, go_on: Callback) -> None:
+    def add(self, go_on: Callback, identity: Identity = "") -> None:
         """Call back in a later turn.
 
         Arguments:
             go_on: does some of the work, and adds itself again if some is left.
+            identity: of the connection.
         """
-        self._waiting.append(go_on)
+        self._waiting.add(identity, go_on)
         self._next_turn()
 
     def _next_turn(self) -> None:
@@ -171,16 +175,23 @@ class Backlog:
 
     def _serve(self) -> None:
         self._is_scheduled = False
-        clock = self._loop.time
-        until = clock() + TURN_S
+        clock, waiting = self._loop.time, self._waiting
+        now = clock()
+        until = now + TURN_S
         self._cork.begin_pass()
         try:
-            for _ in range(len(self._waiting)):
-                self._waiting.popleft()()
-                if clock() > until:
+            for _ in range(len(waiting)):
+                began = now
+                identity, go_on = waiting.pop()
+                try:
+                    go_on()
+                finally:
+                    now = clock()
+                    waiting.charge(identity, now - began)
+                if now > until:
                     break
         finally:
-            if self._waiting:
+            if len(waiting):
                 self._next_turn()
             self._cork.end_pass(is_late=clock() > until)
 

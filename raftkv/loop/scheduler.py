@@ -1,6 +1,6 @@
 """Long work on the loop, done in slices between everything else: reads of many keys above all.
 
-    job = slices.run(begin, failed, size)       # begin() -> a generator that pauses after each small piece of work
+    job = slices.run(begin, failed, size, user) # begin() -> a generator that pauses after each small piece of work
     job.cancel()                                # the client has left: stop the job where it is
     await slices.result(begin, size)            # the same for a coroutine
 
@@ -9,9 +9,10 @@ in it (and ``SLICE_S`` to one that goes ahead of all others, ``run_ahead``). So 
 than a few milliseconds. A job that fits into the rest of ``INLINE_S`` is done at once, without a pass between. Other
 jobs take turns of ``SLICE_S``.
 
-Two lanes share the time equally, so short jobs never wait for long ones; ``size`` decides. Each lane works on few jobs
-at a time and begins the next when one ends, in order of arrival: a waiting job holds no results, and the jobs under way
-all come to their end.
+Two lanes share the time equally, so short jobs never wait for long ones; ``size`` decides. Within a lane each identity
+has an equal part of the time, however many jobs it has (``fair``). A lane works on few jobs at a time and begins the
+next when one ends: a waiting job holds no results, and the jobs under way all come to their end. An identity that has
+none under way may begin one all the same, until there are twice as many.
 
 Leaves out: the work of jobs and their answers; how long they may take, except that ``hold`` bounds how long they may
 keep history from being compacted.
@@ -20,12 +21,13 @@ keep history from being compacted.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Iterator
 from heapq import merge
 from itertools import islice
 from time import perf_counter
 from typing import Any, Final, Protocol, TypeVar
+
+from raftkv.loop.fair import FairQueue, Identity
 
 T = TypeVar("T", bound=Any)
 Work = Generator[None, None, T]
@@ -48,15 +50,18 @@ HOLD_MAX_S: Final = 30.0
 class Job:
     """One piece of work; made by ``Slices.run``."""
 
-    __slots__ = ("_begin", "_failed", "_is_running", "_work", "is_over", "lane")
+    __slots__ = ("_begin", "_failed", "_is_running", "_work", "identity", "is_over", "lane")
 
-    def __init__(self, begin: Callable[[], Work[None]], failed: Callable[[Exception], None], lane: _Lane) -> None:
+    def __init__(
+        self, begin: Callable[[], Work[None]], failed: Callable[[Exception], None], lane: _Lane, identity: Identity
+    ) -> None:
         self._begin = begin
         self._failed = failed
         self._work: Work[None] | None = None
         self._is_running = False
         self.is_over = False
         self.lane = lane
+        self.identity = identity
 
     def step(self, until: float) -> bool:
         """Work until a moment of ``perf_counter``, one piece at least; whether it is over."""
@@ -92,36 +97,42 @@ class _Lane:
 
     def __init__(self, active_max: int) -> None:
         self._active_max = active_max
-        self._active: OrderedDict[Job, None] = OrderedDict()
-        self._waiting: OrderedDict[Job, None] = OrderedDict()
-
-    def __bool__(self) -> bool:
-        return bool(self._active)
-
-    @property
-    def has_room(self) -> bool:
-        """Whether another job may begin."""
-        return len(self._active) < self._active_max
-
-    def add(self, job: Job) -> None:
-        (self._active if self.has_room else self._waiting)[job] = None
-
-    def remove(self, job: Job) -> None:
-        """Forget a job, if it is here; the next may begin."""
-        self._waiting.pop(job, None)
-        if self._active.pop(job, job) is None and self._waiting:
-            self._active[self._waiting.popitem(last=False)[0]] = None
-
-    def step(self, until: float) -> None:
-        """A slice of the job whose turn it is."""
-        job = next(iter(self._active))
-        if job.step(until):
-            self.remove(job)
-        elif job in self._active:
-            self._active.move_to_end(job)
+        self._active = FairQueue[Job]()
+        self._waiting = FairQueue[Job]()
 
     def __len__(self) -> int:
         return len(self._active) + len(self._waiting)
+
+    def has_room(self, identity: Identity) -> bool:
+        """Return whether another job of an identity may begin."""
+        active = len(self._active)
+        return active < self._active_max or (active < 2 * self._active_max and not self._active.has(identity))
+
+    def add(self, job: Job) -> None:
+        """Begin a job when it is its turn."""
+        (self._active if self.has_room(job.identity) else self._waiting).add(job.identity, job)
+
+    def remove(self, job: Job) -> None:
+        """Forget a job, if it is here; the next may begin."""
+        self._active.discard(job.identity, job)
+        self._waiting.discard(job.identity, job)
+        self._begin_next()
+
+    def _begin_next(self) -> None:
+        while len(self._waiting) and len(self._active) < self._active_max:
+            identity, job = self._waiting.pop()
+            self._waiting.charge(identity, 1)
+            self._active.add(identity, job)
+
+    def step(self, until: float) -> None:
+        """A slice of the job whose turn it is."""
+        began = perf_counter()
+        identity, job = self._active.pop()
+        is_over = job.step(until)
+        self._active.charge(identity, perf_counter() - began)
+        if not is_over:
+            self._active.add(identity, job)
+        self._begin_next()
 
 
 class Slices:
@@ -140,17 +151,24 @@ class Slices:
     def __len__(self) -> int:
         return len(self._short) + len(self._long) + len(self._ahead)
 
-    def run(self, begin: Callable[[], Work[None]], failed: Callable[[Exception], None], size: int) -> Job:
+    def run(
+        self,
+        begin: Callable[[], Work[None]],
+        failed: Callable[[Exception], None],
+        size: int,
+        identity: Identity = "",
+    ) -> Job:
         """Do some work: now, if there is time, else in turn.
 
         Arguments:
             begin: starts it; called when its turn comes.
             failed: called with an error, begin's included, that ended it.
             size: about how much it is, in keys to be looked at.
+            identity: for which it is done; empty: for the member.
         """
         lane = self._long if size > SHORT_KEYS else self._short
-        job = Job(begin, failed, lane)
-        if not self.is_late and lane.has_room and self._begin(job, min(SLICE_S, self._inline_left_s)):
+        job = Job(begin, failed, lane, identity)
+        if not self.is_late and lane.has_room(identity) and self._begin(job, min(SLICE_S, self._inline_left_s)):
             return job
         lane.add(job)
         self._schedule()
@@ -163,7 +181,7 @@ class Slices:
             begin, failed: as of ``run``.
             at_once: do a slice of it now, even if this pass of the loop has no time left.
         """
-        job = Job(begin, failed, self._ahead)
+        job = Job(begin, failed, self._ahead, "")
         if (at_once or not self.is_late) and self._begin(job, SLICE_S):
             return
         self._ahead.add(job)
@@ -182,12 +200,13 @@ class Slices:
         self.is_late = self._inline_left_s <= 0
         self._schedule()
 
-    async def result(self, begin: Callable[[], Work[T]], size: int) -> T:
+    async def result(self, begin: Callable[[], Work[T]], size: int, identity: Identity = "") -> T:
         """Do some work for a coroutine; cancelled with it.
 
         Arguments:
             begin: makes the work.
             size: about how many keys or items it looks at.
+            identity: as of ``run``.
 
         Raises:
             Exception: raised by the work.
@@ -203,7 +222,7 @@ class Slices:
             if not done.done():
                 done.set_exception(error)
 
-        job = self.run(work, failed, size)
+        job = self.run(work, failed, size, identity)
         try:
             return await done
         finally:

@@ -6,15 +6,19 @@
 
 Any cutting of the bytes gives the same messages. The length is checked when the prefix is known, before a byte of
 the message is kept, so a peer can make us hold at most one message below the limit per stream.
-A set flag is an error here, worded as grpc-go words it; ``packed`` has the messages of calls that compress them.
+A set flag is an error here, worded as grpc-go words it.
 """
 
 from __future__ import annotations
 
+import re
+import zlib
+from collections import deque
+from collections.abc import Iterable
 from struct import Struct
 from typing import Final
 
-from raftkv.rpc.status import Code, RpcError
+from raftkv.rpc.status import Code, Headers, RpcError, decode_binary, encode_binary
 
 SMALL_PIECE_BYTES = 1024
 """Payloads of unfinished messages below this are copied together."""
@@ -168,3 +172,279 @@ class MessageAssembler:
         self.pieces = 1
         if rest:
             self._chunks.append(rest)
+
+
+# -- packed ---------------------------------------------------------------------------------------------------------
+#
+# Compressed messages of a call: gzip, a piece at a time.
+#
+# A few octets may be millions when they are unpacked, or take long to unpack to nothing. So no step takes more than
+# ``PIECE_BYTES`` of what came, or makes more than ``ROOM_BYTES`` of it; the caller asks between two of them whether
+# there is time for another. Unpacked bytes count as an unfinished message until it is whole, and none grows above the
+# limit on messages.
+#
+# Codes and texts are those of grpc-go, which trusts the size at the end of the data before it unpacks anything. Of
+# damaged deflate data it also says where. Answers are never compressed: a client takes them plain.
+
+PIECE_BYTES: Final = 8 * 1024
+"""The worst that can be made of it, blocks that hold nothing but their tables, takes 2 ms."""
+ROOM_BYTES: Final = 128 * 1024
+
+GZIP: Final = b"gzip"
+ENCODINGS: Final = frozenset((b"identity", b"", GZIP))
+"""Encodings of a request; an absent one means identity."""
+
+_HEAD: Final = b"\x1f\x8b\x08"
+_HEAD_BYTES: Final = 10
+_SIZE_BYTES: Final = 4
+_WITH_GZIP_HEAD: Final = 31
+_HEAD_WRONG: Final = "header"
+_END_WRONG: Final = ("incorrect data check", "incorrect length check")
+
+
+class Unpacking:
+    """One compressed message on its way to what it was.
+
+    Arguments:
+        packed: members of gzip, one behind the other.
+        limit_bytes: on what they hold.
+
+    Attributes:
+        held_bytes: what it takes: the packed message, and what is unpacked of it.
+
+    Raises:
+        RpcError: it begins like nothing that is known, or says itself that it is too large.
+    """
+
+    __slots__ = ("_at", "_inflater", "_limit", "_made", "_packed", "_tail")
+
+    def __init__(self, packed: bytes, limit_bytes: int) -> None:
+        self._packed = packed
+        self._limit = limit_bytes
+        self._made = bytearray()
+        self._at = 0
+        self._tail = b""
+        self._inflater = self._member()
+        said = int.from_bytes(packed[-_SIZE_BYTES:], "little")
+        if said > limit_bytes:
+            raise message_too_large(said, limit_bytes)
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that it takes, packed and unpacked."""
+        return len(self._packed) + len(self._made)
+
+    def _member(self) -> zlib._Decompress:
+        """Begin a member, of whose head all must be there."""
+        rest = len(self._packed) - self._at
+        if rest < _HEAD_BYTES:
+            raise _broken("unexpected EOF" if rest else "EOF")
+        if not self._packed.startswith(_HEAD, self._at):
+            raise _broken("gzip: invalid header")
+        return zlib.decompressobj(_WITH_GZIP_HEAD)
+
+    def step(self) -> bytes | None:
+        """Unpack a piece; the message, when that was the last.
+
+        Raises:
+            RpcError: what came is no gzip, or holds more than a message may.
+        """
+        data = self._tail
+        if not data:
+            data = self._packed[self._at : self._at + PIECE_BYTES]
+            self._at += len(data)
+        room = min(ROOM_BYTES, self._limit + 1 - len(self._made))
+        inflater = self._inflater
+        try:
+            made = inflater.decompress(data, room)
+        except zlib.error as error:
+            raise _broken(_go_text(str(error))) from None
+        self._made += made
+        if len(self._made) > self._limit:
+            raise message_too_large(self._limit + 1, self._limit)
+        if inflater.eof:
+            return self._ended(inflater)
+        self._tail = inflater.unconsumed_tail
+        if not self._tail and self._at == len(self._packed) and len(made) < room:
+            raise _broken("unexpected EOF")
+        return None
+
+    def _ended(self, inflater: zlib._Decompress) -> bytes | None:
+        """A member is whole: there may be another behind it."""
+        self._at -= len(inflater.unused_data)
+        self._tail = b""
+        if self._at == len(self._packed):
+            return bytes(self._made)
+        self._inflater = self._member()
+        return None
+
+
+def _go_text(text: str) -> str:
+    if _HEAD_WRONG in text:
+        return "gzip: invalid header"
+    return "gzip: invalid checksum" if any(one in text for one in _END_WRONG) else "flate: corrupt input"
+
+
+def _broken(text: str) -> RpcError:
+    return RpcError(Code.INTERNAL, f"grpc: failed to decompress the received message {text}")
+
+
+class PackedAssembler(MessageAssembler):
+    """Messages of a call that said ``grpc-encoding: gzip``: each may be compressed or plain.
+
+    While ``is_busy``, ``feed(b"")`` goes on with what has come, and nothing else may be fed. Waiting bytes count with
+    their prefix, so that ``held_bytes`` is more than nothing then.
+    """
+
+    __slots__ = ("_kept_bytes", "_refused", "_unpacking", "_waiting", "_waiting_bytes")
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(limit_bytes, GZIP)
+        self._kept_bytes = 0
+        self._refused: tuple[int, int] | None = None
+        """The flag and the length that end the call, behind the messages that wait."""
+        self._unpacking: Unpacking | None = None
+        self._waiting: deque[tuple[int, bytes]] = deque()
+        self._waiting_bytes = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether messages that have come are not unpacked yet."""
+        return self._unpacking is not None or len(self._waiting) > 0 or self._refused is not None
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take a payload, or go on with the last one; returns what is whole."""
+        return self._go_on() if self.is_busy else super().feed(data)
+
+    def drop(self) -> None:
+        """Forget what has come."""
+        super().drop()
+        self._unpacking = self._refused = None
+        self._waiting.clear()
+        self._waiting_bytes = 0
+
+    def _split(self, data: bytes) -> list[bytes]:
+        """Set all whole messages aside, and begin with the first."""
+        offset, size = 0, len(data)
+        self._need = PREFIX_BYTES
+        while size - offset >= PREFIX_BYTES:
+            flag, length = PREFIX.unpack_from(data, offset)
+            if flag > 1 or length > self._limit:
+                self._refused = (0 if flag == 1 else flag, length)
+                self._waiting_bytes += PREFIX_BYTES
+                offset = size
+                break
+            end = offset + PREFIX_BYTES + length
+            if end > size:
+                self._need = PREFIX_BYTES + length
+                break
+            self._waiting.append((flag, data[offset + PREFIX_BYTES : end]))
+            self._waiting_bytes += PREFIX_BYTES + length
+            offset = end
+        self._keep(data[offset:])
+        self._kept_bytes = self.held_bytes
+        return self._go_on() if self.is_busy else []
+
+    def _go_on(self) -> list[bytes]:
+        """Do one step with the first message that is not unpacked."""
+        unpacking = self._unpacking
+        message: bytes | None = None
+        if unpacking is None:
+            if not self._waiting and self._refused is not None:
+                raise refusal_of(*self._refused, self._limit, GZIP)
+            flag, message = self._waiting.popleft()
+            self._waiting_bytes -= PREFIX_BYTES + len(message)
+            if flag:
+                unpacking = self._unpacking = Unpacking(message, self._limit)
+        if unpacking is not None:
+            message = unpacking.step()
+            if message is not None:
+                unpacking = self._unpacking = None
+        unpacked_bytes = 0 if unpacking is None else unpacking.held_bytes
+        self.held_bytes = self._kept_bytes + self._waiting_bytes + unpacked_bytes
+        return [] if message is None else [message]
+
+
+# -- metadata -------------------------------------------------------------------------------------------------------
+#
+# Call metadata: timeouts in their header form, user metadata in and out, reserved names.
+#
+# Names are lower-case ASCII; a name that ends in ``-bin`` carries bytes, which cross the wire as base64. Users of
+# this package see such values as plain bytes. Source: gRPC's PROTOCOL-HTTP2.md, "Requests".
+
+Metadata = Iterable[tuple[str | bytes, str | bytes]]
+"""User metadata as callers write it: pairs of name and value."""
+
+_UNIT_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+_TIMEOUT_DIGITS_MAX = 8
+_LARGEST_VALUE = 10**_TIMEOUT_DIGITS_MAX - 1
+
+
+def encode_timeout(timeout_s: float) -> bytes:
+    """Return the ``grpc-timeout`` value: the finest unit whose number has at most 8 digits, rounded up."""
+    for unit, per_second in ((b"n", 10**9), (b"u", 10**6), (b"m", 10**3), (b"S", 1)):
+        number = -int(-timeout_s * per_second // 1)
+        if number <= _LARGEST_VALUE:
+            return b"%d%s" % (max(number, 0), unit)
+    return b"%dH" % min(-int(-timeout_s // 3600), _LARGEST_VALUE)
+
+
+def decode_timeout(value: bytes) -> float:
+    """Return the seconds of a ``grpc-timeout`` value; ValueError when it is not 1-8 digits and a unit."""
+    unit = _UNIT_S.get(value[-1:])
+    digits = value[:-1]
+    if unit is None or not digits.isdigit() or len(digits) > _TIMEOUT_DIGITS_MAX:
+        raise ValueError(f"not a timeout: {value[:32]!r}")
+    return int(digits) * unit
+
+
+_NAME = re.compile(rb"[0-9a-z_.\-]+")
+_VALUE = re.compile(rb"[\x20-\x7e]*")
+
+
+def encode_metadata(metadata: Metadata) -> Headers:
+    """Return user metadata as header fields, in order.
+
+    Raises:
+        ValueError: a name is not gRPC's, or is reserved, or a text value is not printable ASCII.
+    """
+    return tuple(_encode_field(name, value) for name, value in metadata)
+
+
+def _encode_field(name: str | bytes, value: str | bytes) -> tuple[bytes, bytes]:
+    key = name.encode("ascii") if isinstance(name, str) else name
+    raw = value.encode("utf-8") if isinstance(value, str) else value
+    if not _NAME.fullmatch(key) or key.startswith(b"grpc-") or key in _RESERVED:
+        raise ValueError(f"not a metadata name: {key!r}")
+    if key.endswith(b"-bin"):
+        return key, encode_binary(raw)
+    if not _VALUE.fullmatch(raw):
+        raise ValueError(f"metadata value of {key!r} is not printable ASCII; use a name that ends in -bin")
+    return key, raw
+
+
+_RESERVED = frozenset((b"te", b"content-type", b"user-agent", b"host", b"connection", b"content-length"))
+
+
+def user_metadata(headers: Headers) -> dict[str, str | bytes]:
+    """Return a request's or response's metadata by name; the last of equal names wins.
+
+    HTTP's and gRPC's own fields are left out, except ``:authority`` and ``user-agent``, which handlers ask for.
+    A value that is not UTF-8 stays bytes, so that a handler can refuse it; so does one of a ``-bin`` name.
+    """
+    found: dict[str, str | bytes] = {}
+    for name, value in headers:
+        if name in _HIDDEN or name.startswith(b"grpc-"):
+            continue
+        found[name.decode("latin-1")] = _decode_value(name, value)
+    return found
+
+
+_HIDDEN = frozenset((b":method", b":scheme", b":path", b":status", b"te", b"content-type"))
+
+
+def _decode_value(name: bytes, value: bytes) -> str | bytes:
+    try:
+        return decode_binary(value) if name.endswith(b"-bin") else value.decode("utf-8")
+    except ValueError:
+        return value

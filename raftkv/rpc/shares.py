@@ -18,6 +18,9 @@ Two rules, by whether a thing can be taken back:
 
 Every budget of a member, and how it is shared:
 
+    connections      count              taken back: when none is idle, the newest of the address
+                                        with most                                              ``rpc/server/accept``
+    handshakes       unfinished         taken back: the oldest of the address with most         ``rpc/server/accept``
     answers          bytes not read     taken back: a connection of the greediest is ended     ``rpc/server/budget``
     requests         bytes unfinished   taken back: likewise                                   ``rpc/server/budget``
     watchers         bytes              taken back: its newest watchers are cancelled          ``server/watch/hub``
@@ -31,27 +34,27 @@ Every budget of a member, and how it is shared:
     leases           count              not taken back: keys hang on them                      ``server/lease/lessor``
 
 Not shared, since only root or members ask for it: changes of members that wait, snapshot streams, messages between
-members. Not shared either, and full for all when one fills it: connections that are not idle, and handshakes under way
-(``rpc/server/accept``); tokens (one user has a tenth at most); audit lines and log lines.
-Limits of one connection or stream are no budgets of all: ``rpc/limits``. An identity is one word for all of them, so
-that a later scheduler of the loop's time can use it too.
+members. Not shared either, and full for all when one fills it: tokens (one user has a tenth at most); audit lines and
+log lines.
+Limits of one connection or stream are no budgets of all: ``rpc/limits``. The loop's time is shared among the same
+identities (``loop/fair``), except that all unknown clients of an IPv4 /24 wait in one queue.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
+from raftkv.loop.fair import Identity as Identity
 from raftkv.rpc.tls import common_name_of
-
-Identity = str | bytes
-"""A user's name as bytes; else "certificate NAME" or "address ADDRESS"."""
 
 GREED: Final = 7
 """How many times what is left for others one identity may hold, of what cannot be taken back."""
 
 _IPV6_NETWORK_BITS: Final = 64
+_IPV4_NETWORK: Final = re.compile(r"address (\d+\.\d+\.\d+)\.\d+")
 
 
 def identity_of_peer(address: str, certificate: Mapping[str, Any] | None = None) -> str:
@@ -85,6 +88,23 @@ def identity_of(call: Any) -> Identity:
         return user
     found: str = getattr(getattr(call, "peer", None), "identity", "")
     return found
+
+
+def queue_of(identity: Identity) -> Identity:
+    """Return the queue in which work of an identity waits for its turn (``loop/fair``).
+
+    The addresses of one /24 share a queue: they cost a client little.
+
+    >>> queue_of(b"alice"), queue_of("address 10.0.0.7"), queue_of("address 2001:db8::/64")
+    (b'alice', 'address 10.0.0.0/24', 'address 2001:db8::/64')
+    """
+    found = _IPV4_NETWORK.fullmatch(identity) if isinstance(identity, str) else None
+    return f"address {found[1]}.0/24" if found else identity
+
+
+def queue_of_call(call: Any) -> Identity:
+    """Return the queue in which work of a call waits: of its user, else of its connection."""
+    return queue_of(identity_of(call))
 
 
 def name_of(identity: Identity) -> str:

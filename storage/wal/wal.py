@@ -36,6 +36,7 @@ from typing import Final, NoReturn
 
 from raftkv.errors import ConfigError, InvariantError, explain
 from raftkv.raft.types import Entry, HardState, SnapshotMeta
+from raftkv.storage import failpoints
 from raftkv.storage.failpoints import failpoint
 from raftkv.storage.wal.disk import (
     WALCorruptError,
@@ -307,10 +308,12 @@ class WAL:
         if offset == self._durable:
             return
         try:
-            failpoint("walBeforeSync")
+            if failpoints.armed:
+                failpoint("walBeforeSync")
             self._disk.sync_data(self._fd)
             self._durable = offset
-            failpoint("walAfterSync")
+            if failpoints.armed:
+                failpoint("walAfterSync")
         # Even an interrupt: whether the sync took place is not known then.
         except BaseException as error:
             self._fail("sync", error)
@@ -382,7 +385,8 @@ class WAL:
         if self._offset + size > self._size:
             self._cut(len(body))
         try:
-            failpoint("walBeforeWrite")
+            if failpoints.armed:
+                failpoint("walBeforeWrite")
             # Each frame carries what was durable when it was written: the witness that tells a torn write from damage
             # (``tail.py``).
             buffers, crc = encode_frame(body, self._offset, self._durable, self._crc, self._seed)
@@ -392,7 +396,8 @@ class WAL:
             self._offset = end
             self.written_bytes += size
             self._crc = crc
-            failpoint("walAfterWrite")
+            if failpoints.armed:
+                failpoint("walAfterWrite")
         # How much of it reached the file is not known, so nothing may be written behind it.
         except BaseException as error:
             self._fail("write", error)

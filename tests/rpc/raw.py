@@ -100,9 +100,10 @@ class RawClient:
     frames: list[tuple[int, int, int, bytes]] = field(default_factory=list)
 
     @classmethod
-    async def connect(cls, target: str, first: bytes | None = None) -> RawClient:
+    async def connect(cls, target: str, first: bytes | None = None, local_host: str | None = None) -> RawClient:
         host, _, port = target.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+        local = None if local_host is None else (local_host, 0)
+        reader, writer = await asyncio.open_connection(host, int(port), local_addr=local)
         client = cls(reader, writer)
         client.send(PREFACE + settings() + frame(SETTINGS, ACK, 0) if first is None else first)
         return client

@@ -15,7 +15,7 @@ import pytest
 import raftkv
 import raftkv.aio
 from raftkv.client.errors import EndpointsFailed
-from raftkv.rpc.client.lookup import addresses, beside
+from raftkv.rpc.client.connect import addresses, beside
 
 PATIENCE_S = 60.0
 DEAD_DNS = """

@@ -34,7 +34,7 @@ from raftkv.pb import rpc_pb2
 from raftkv.rpc.client.calls import UnaryFuture
 from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.client.stream import ClientStream
-from raftkv.rpc.metadata import Metadata
+from raftkv.rpc.framing import Metadata
 from raftkv.rpc.status import RpcError
 from raftkv.urls import Endpoint, parse_endpoints
 

@@ -31,7 +31,7 @@ from raftkv.config import ServerConfig, TLSFiles
 from raftkv.errors import INVALID_ARGUMENT, PERMISSION_DENIED, UNAUTHENTICATED, ConfigError, RaftKVError, StatusError
 from raftkv.pb import rpc_pb2
 from raftkv.pb.enums import alarm_name
-from raftkv.rpc.client.lookup import addresses
+from raftkv.rpc.client.connect import addresses
 from raftkv.server.tls.certificates import WARNING_S, ends_of, is_open_to_others
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from raftkv.client.rpc.core import ClientOptions
     from raftkv.rpc.client.stream import ClientStream
+    from raftkv.rpc.framing import Metadata
     from raftkv.rpc.limits import ChannelOptions
-    from raftkv.rpc.metadata import Metadata
     from raftkv.rpc.tls import Security
     from raftkv.urls import Endpoint
 

@@ -20,7 +20,7 @@ Example::
     stream = channel.stream("/etcdserverpb.Watch/Watch")
     await channel.close()
 
-Modules: ``channel`` (connecting, the queue), ``connect`` (one connection), ``core``, ``calls`` (unary), ``stream``.
+Modules: ``channel`` (the queue, unary calls), ``connect`` (one connection), ``core``, ``stream``.
 
 Leaves out: which member is asked, and again (``raftkv.client.rpc``).
 """

@@ -25,9 +25,8 @@ from raftkv.rpc.client.calls import UnaryFuture
 from raftkv.rpc.client.connect import ClientConnection, ConnectError, connect
 from raftkv.rpc.client.core import TIMED_PING, ClientCore
 from raftkv.rpc.client.stream import ClientStream
-from raftkv.rpc.framing import MessageAssembler
+from raftkv.rpc.framing import MessageAssembler, Metadata, encode_metadata, encode_timeout
 from raftkv.rpc.limits import ChannelOptions
-from raftkv.rpc.metadata import Metadata, encode_metadata, encode_timeout
 from raftkv.rpc.status import Code, Headers, RpcError
 from raftkv.rpc.tls import CLIENT_PROTOCOLS, Security, fixed
 

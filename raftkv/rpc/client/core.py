@@ -16,8 +16,7 @@ from typing import Final, Protocol
 from raftkv.rpc.framing import PREFIX, PREFIX_BYTES, MessageAssembler
 from raftkv.rpc.h2 import CLOSED, ClientEngine, ConnectionFailedError, ErrorCode
 from raftkv.rpc.http2.frames import MAX_CONCURRENT_STREAMS, name_of
-from raftkv.rpc.limits import ChannelOptions
-from raftkv.rpc.policing import TokenBucket
+from raftkv.rpc.limits import ChannelOptions, TokenBucket
 from raftkv.rpc.protocol import DrainWatcher
 from raftkv.rpc.status import CODE_OF_HTTP_STATUS, CODE_OF_RESET, Code, Headers, RpcError, status_of
 

@@ -5,18 +5,18 @@
     connection.answer(1, message)
     socket.send(connection.take(65_536))
 
-Arrows: ``tables``, ``huffman`` < ``hpack`` < ``fields``, ``streams``, ``frames`` < ``sending`` < ``control`` <
-``connection`` < ``server``, ``client``; ``listener`` is whom they call.
+Arrows: ``hpack`` < ``streams``, ``frames`` < ``sending`` < ``control`` < ``connection`` < ``server``,
+``client``.
 """
 
 from __future__ import annotations
 
 from raftkv.rpc.http2.client import ClientConnection, ClientListener
 from raftkv.rpc.http2.connection import Connection
+from raftkv.rpc.http2.control import Listener
 from raftkv.rpc.http2.errors import ConnectionFailedError, ErrorCode, H2Error
 from raftkv.rpc.http2.frames import PREFACE, goaway_frame, window_update_frame
 from raftkv.rpc.http2.hpack import Headers
-from raftkv.rpc.http2.listener import Listener
 from raftkv.rpc.http2.server import OK_TRAILERS, RESPONSE_HEADERS, Request, ServerConnection, ServerListener
 
 __all__ = [

@@ -6,10 +6,9 @@ from typing import Final, Protocol
 
 from raftkv.rpc.http2 import frames as f
 from raftkv.rpc.http2.connection import Connection
+from raftkv.rpc.http2.control import Block, Limits, Listener
 from raftkv.rpc.http2.errors import ConnectionFailedError, ConnectionGoneError, ErrorCode, StreamFailedError
-from raftkv.rpc.http2.fields import check_response, check_trailers, malformed
-from raftkv.rpc.http2.hpack import Headers
-from raftkv.rpc.http2.listener import Block, Limits, Listener
+from raftkv.rpc.http2.hpack import Headers, check_response, check_trailers, malformed
 from raftkv.rpc.http2.streams import Stream
 from raftkv.rpc.limits import ChannelOptions
 

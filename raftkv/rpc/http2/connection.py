@@ -24,11 +24,9 @@ from abc import abstractmethod
 from typing import Any, Final
 
 from raftkv.rpc.http2 import frames as f
-from raftkv.rpc.http2.control import Controlled
+from raftkv.rpc.http2.control import Block, Controlled, Limits
 from raftkv.rpc.http2.errors import ConnectionFailedError, ErrorCode, StreamFailedError
-from raftkv.rpc.http2.fields import malformed
-from raftkv.rpc.http2.hpack import Decoder
-from raftkv.rpc.http2.listener import Block, Limits
+from raftkv.rpc.http2.hpack import Decoder, malformed
 from raftkv.rpc.http2.streams import Stream
 
 BLOCKS_MAX: Final = 32

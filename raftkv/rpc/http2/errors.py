@@ -1,4 +1,4 @@
-"""What ends a stream or a connection (RFC 9113 section 5.4), and its codes (section 7)."""
+"""Errors that end a stream or a connection (RFC 9113 section 5.4), and its codes (section 7)."""
 
 from __future__ import annotations
 

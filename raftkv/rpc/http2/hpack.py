@@ -7,19 +7,208 @@ to: they settle after the first messages, and from then on a header is one looku
 
 Fields are checked for octets that no header may have (RFC 9113 section 8.2.1) here, where each string is seen once.
 
-Leaves out: what a message of such fields must have (``fields``).
 """
 
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import chain
 from typing import Final
 
-from raftkv.rpc.http2 import huffman
-from raftkv.rpc.http2.errors import ConnectionFailedError, ErrorCode
-from raftkv.rpc.http2.tables import CAPACITY_BYTES, FIELD_BYTES, FIRST_DYNAMIC, STATIC, DynamicTable, Field
+from raftkv.rpc.http2.errors import ConnectionFailedError, ErrorCode, StreamFailedError
+
+# -- tables ---------------------------------------------------------------------------------------------------------
+#
+# The static table of HPACK (RFC 7541 appendix A), and a dynamic one (section 2.3.2).
+
+Field = tuple[bytes, bytes]
+"""Name and value of one header field."""
+
+FIELD_BYTES: Final = 32
+"""What an entry counts beside its octets (RFC 7541 section 4.1)."""
+
+CAPACITY_BYTES: Final = 4096
+"""Size of a dynamic table, until SETTINGS_HEADER_TABLE_SIZE changes it (RFC 9113 section 6.5.2). We never raise it."""
+
+_WITH_VALUES: Final = (
+    ":authority|:method GET|:method POST|:path /|:path /index.html|:scheme http|:scheme https|:status 200|:status 204|"
+    ":status 206|:status 304|:status 400|:status 404|:status 500|accept-charset|accept-encoding gzip, deflate"
+)
+_NAMES: Final = (
+    "accept-language accept-ranges accept access-control-allow-origin age allow authorization cache-control "
+    "content-disposition content-encoding content-language content-length content-location content-range content-type "
+    "cookie date etag expect expires from host if-match if-modified-since if-none-match if-range if-unmodified-since "
+    "last-modified link location max-forwards proxy-authenticate proxy-authorization range referer refresh retry-after "
+    "server set-cookie strict-transport-security transfer-encoding user-agent vary via www-authenticate"
+)
+
+
+def _static() -> tuple[Field, ...]:
+    pairs = [entry.partition(" ") for entry in _WITH_VALUES.split("|")]
+    fields = [(name.encode(), value.encode()) for name, _, value in pairs]
+    return (*fields, *((name.encode(), b"") for name in _NAMES.split()))
+
+
+STATIC: Final = _static()
+"""Entry 1 is the first of them."""
+
+FIRST_DYNAMIC: Final = len(STATIC) + 1
+
+
+class DynamicTable:
+    """The newest entry comes first; the oldest go when there is no room.
+
+    Attributes:
+        entries: the newest first.
+        size_bytes: of all, as section 4.1 counts them.
+        capacity_bytes: most that ``size_bytes`` may be.
+    """
+
+    __slots__ = ("capacity_bytes", "entries", "size_bytes")
+
+    def __init__(self) -> None:
+        self.entries: deque[Field] = deque()
+        self.size_bytes = 0
+        self.capacity_bytes = CAPACITY_BYTES
+
+    def insert(self, field: Field) -> int:
+        """Add an entry; one that is larger than the table empties it (section 4.4).
+
+        Arguments:
+            field: the new entry.
+
+        Returns:
+            How many entries had to go.
+        """
+        size_bytes = len(field[0]) + len(field[1]) + FIELD_BYTES
+        gone = self._shrink(self.capacity_bytes - size_bytes)
+        if size_bytes <= self.capacity_bytes:
+            self.entries.appendleft(field)
+            self.size_bytes += size_bytes
+        return gone
+
+    def resize(self, capacity_bytes: int) -> int:
+        """Change the capacity (section 4.3).
+
+        Arguments:
+            capacity_bytes: the new one.
+
+        Returns:
+            How many entries had to go.
+        """
+        self.capacity_bytes = capacity_bytes
+        return self._shrink(capacity_bytes)
+
+    def _shrink(self, size_bytes: int) -> int:
+        gone = 0
+        while self.entries and self.size_bytes > size_bytes:
+            name, value = self.entries.pop()
+            self.size_bytes -= len(name) + len(value) + FIELD_BYTES
+            gone += 1
+        return gone
+
+
+# -- huffman --------------------------------------------------------------------------------------------------------
+#
+# The Huffman code of HPACK (RFC 7541 section 5.2 and appendix B).
+#
+# The code is canonical: it follows from the lengths of its codes, given here for all octets and the end of the
+# string. Decoding takes an octet a step in a table of the states that they lead through, which is made as it is used:
+# what clients send needs some hundred entries, and all 65,536 take 10 MB. Encoding is left out: what this end sends
+# is short or goes into the dynamic table, and plain octets cost no work.
+
+LENGTHS: Final = bytes.fromhex(
+    "0d171c1c1c1c1c1c1c181e1c1c1e1c1c1c1c1c1c1c1c1e1c1c1c1c1c1c1c1c1c060a0a0c0d06080b0a0a080b080606060505050606060606"
+    "060607080f060c0a0d06070707070707070707070707070707070707070707070807080d130d0e060f050605060506060605070706060605"
+    "06070605050607070707070f0b0e0d1c14161414161616171617171717171817181816171817171717151617161717181615141616171715"
+    "1716161815161717151516151716171714161616171616171a1a1413161716191a1a1a1b1b1a181913151a1b1b1a1b1815151a1a1c1b1b1b"
+    "14181415161515171616191918181a171a1b1a1a1b1b1b1b1b1c1b1b1b1b1b1a1e"
+)
+"""Bits of the code of each octet, and of the end of a string (256)."""
+
+END: Final = 256
+LITTLE_PADDING_BITS: Final = 7
+"""The padding of the last octet is shorter than an octet."""
+
+
+class HuffmanError(ValueError):
+    """The octets are no string in this code."""
+
+
+def codes() -> list[tuple[int, int]]:
+    """Return the code of each symbol, and its length in bits."""
+    found: list[tuple[int, int]] = [(0, 0)] * len(LENGTHS)
+    code = before = 0
+    for symbol in sorted(range(len(LENGTHS)), key=lambda one: (LENGTHS[one], one)):
+        length = LENGTHS[symbol]
+        code <<= length - before
+        found[symbol] = (code, length)
+        code, before = code + 1, length
+    return found
+
+
+@lru_cache(maxsize=1)
+def _tree() -> tuple[list[list[int]], frozenset[int]]:
+    """Return the code as a tree, of which nodes are states; and the states in which a string may end.
+
+    There less than an octet of ones has come since the last symbol.
+    """
+    tree: list[list[int]] = [[-1, -1]]  # children: of an inner node its number, of a leaf -2 - symbol
+    for symbol, (code, length) in enumerate(codes()):
+        node = 0
+        for bit in range(length - 1, 0, -1):
+            side = code >> bit & 1
+            if tree[node][side] < 0:
+                tree.append([-1, -1])
+                tree[node][side] = len(tree) - 1
+            node = tree[node][side]
+        tree[node][code & 1] = -2 - symbol
+    accepting, node = [0], 0
+    for _ in range(LITTLE_PADDING_BITS):
+        node = tree[node][1]
+        accepting.append(node)
+    return tree, frozenset(accepting)
+
+
+_steps: Final[dict[int, tuple[int, bytes]]] = {}
+"""By state and octet: the next state, and what the octet completes."""
+
+
+def _step(key: int) -> tuple[int, bytes]:
+    """Follow the eight bits of an octet from a state, and remember where they lead."""
+    tree, _ = _tree()
+    state, octet, out = key >> 8, key & 0xFF, b""
+    for bit in range(7, -1, -1):
+        state = tree[state][octet >> bit & 1]
+        if state == -2 - END:  # section 5.2
+            raise HuffmanError("the end of a string within a string")
+        if state < 0:
+            out, state = out + bytes((-2 - state,)), 0
+    _steps[key] = state, out
+    return state, out
+
+
+def decode(data: bytes) -> bytes:
+    """Return the string that octets stand for.
+
+    Raises:
+        HuffmanError: they hold the end of a string, or are padded with more than 7 bits or with other bits than ones.
+    """
+    known = _steps.get
+    state = 0
+    out: list[bytes] = []
+    for octet in data:
+        key = state << 8 | octet
+        step = known(key) or _step(key)
+        state = step[0]
+        out.append(step[1])
+    if state and state not in _tree()[1]:
+        raise HuffmanError("padding that is no beginning of the end of a string")
+    return b"".join(out)
+
 
 Headers = tuple[Field, ...]
 
@@ -80,7 +269,7 @@ class Decoder:
             fields, is_sound_, is_stable = self._decode(block)
         except IndexError:
             raise _broken("it ends too early, or names an entry that is not there") from None
-        except huffman.HuffmanError as error:
+        except HuffmanError as error:
             raise _broken(str(error)) from None
         if len(fields) > self._count_max or len(fields) * self._longest_bytes > self._list_bytes_max:
             self._check_size(fields)
@@ -162,7 +351,7 @@ class Decoder:
         octets = block[position:end]
         if first < 0x80:
             return octets, end
-        return huffman.decode(octets), end
+        return decode(octets), end
 
     def _resize(self, capacity_bytes: int, before: list[Field]) -> None:
         if before:
@@ -300,3 +489,126 @@ def number(value: int, mask: int, pattern: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
+
+
+# -- fields ---------------------------------------------------------------------------------------------------------
+#
+# What the fields of a message must be (RFC 9113 sections 8.2 and 8.3): a malformed message ends its stream.
+#
+# Octets are looked at where they are decoded (``hpack``); here are pseudo-header fields and those that belong to one
+# connection only.
+
+_OF_CONNECTION: Final = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
+"""Section 8.2.2."""
+
+_OF_REQUEST: Final = frozenset((b":method", b":scheme", b":authority", b":path"))
+_WITHOUT_BODY: Final = frozenset((b"204", b"304"))
+"""Statuses whose content-length speaks of another response (RFC 9110 section 8.6)."""
+
+_is_token: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+").fullmatch
+_is_scheme: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.\-]*").fullmatch
+_is_path: Final = re.compile(rb"/[^\x00-\x20\x7f]*").fullmatch
+"""RFC 3986 section 3.3 has fewer octets for it; those that end a word of a request line are in none."""
+_is_authority: Final = re.compile(rb"[!#$%&'()*+,\-./0-9:;=@A-Z\[\]_a-z~]*").fullmatch
+"""Octets that RFC 3986 section 3.2 has for it, and two more: etcd's client 3.5.0 says ``#initially=[http://host:port]``."""
+
+_NEEDED: Final = frozenset((b":method", b":scheme", b":path"))
+
+
+def malformed(text: str) -> StreamFailedError:
+    """Return the error of a message that is malformed (section 8.1.1)."""
+    return StreamFailedError(ErrorCode.PROTOCOL_ERROR, f"malformed message: {text}")
+
+
+def check_request(fields: Headers) -> int | None:
+    """Check the fields of a request (section 8.3.1).
+
+    Arguments:
+        fields: whose octets are sound.
+
+    Returns:
+        What content-length says; None: there is none.
+
+    Raises:
+        StreamFailedError: they are not those of a request.
+    """
+    pseudo = _pseudo(fields)
+    names = pseudo.keys()
+    if not names <= _OF_REQUEST:
+        raise malformed("a pseudo-header field that requests do not have")
+    if pseudo.get(b":method") == b"CONNECT":
+        if names != {b":method", b":authority"}:
+            raise malformed("CONNECT has a method and an authority")
+    elif not names >= _NEEDED:
+        raise malformed("a request needs :method, :scheme and :path")
+    elif not _is_token(pseudo[b":method"]) or not _is_scheme(pseudo[b":scheme"]) or not _is_target(pseudo):
+        raise malformed("a method, scheme or path that is none")
+    if not _is_authority(pseudo.get(b":authority", b"")):
+        raise malformed("an authority that is none")
+    return _content_length(fields)
+
+
+def _is_target(pseudo: dict[bytes, bytes]) -> bool:
+    """Return whether the path is absolute, or the asterisk of OPTIONS."""
+    path = pseudo[b":path"]
+    return _is_path(path) is not None or (path == b"*" and pseudo[b":method"] == b"OPTIONS")
+
+
+def check_response(fields: Headers) -> tuple[int, int | None]:
+    """Check the fields of a response (section 8.3.2).
+
+    Arguments:
+        fields: whose octets are sound.
+
+    Returns:
+        The status, and what content-length says of a body; None: it says nothing.
+
+    Raises:
+        StreamFailedError: they are not those of a response.
+    """
+    pseudo = _pseudo(fields)
+    status = pseudo.get(b":status", b"")
+    if len(pseudo) != 1 or len(status) != 3 or not status.isdigit() or status[:1] == b"0" or status == b"101":
+        raise malformed("a response needs a :status of three digits, and nothing else that begins with a colon")
+    length = _content_length(fields)
+    return int(status), None if status in _WITHOUT_BODY else length
+
+
+def check_trailers(fields: Headers) -> None:
+    """Check the fields at the end of a message: no pseudo-header fields (section 8.1).
+
+    Arguments:
+        fields: whose octets are sound.
+
+    Raises:
+        StreamFailedError: they are not trailers.
+    """
+    if _pseudo(fields):
+        raise malformed("a pseudo-header field among trailers")
+
+
+def _pseudo(fields: Headers) -> dict[bytes, bytes]:
+    """Return the fields whose names begin with a colon; all others are checked."""
+    found: dict[bytes, bytes] = {}
+    is_past = False
+    for name, value in fields:
+        if name[:1] == b":":
+            if is_past or name in found:
+                raise malformed("a pseudo-header field twice, or after other fields")
+            found[name] = value
+            continue
+        is_past = True
+        if name in _OF_CONNECTION or (name == b"te" and value.lower() != b"trailers"):
+            raise malformed(f"{name.decode('ascii')} belongs to connections of HTTP/1.1")
+    return found
+
+
+def _content_length(fields: Headers) -> int | None:
+    """Section 8.1.1: the sum of the DATA frames must be what the message says, if it says so."""
+    found = {value for name, value in fields if name == b"content-length"}
+    if not found:
+        return None
+    value = found.pop()
+    if found or not value.isdigit() or len(value) > 18:
+        raise malformed("content-length is one number")
+    return int(value)

@@ -9,8 +9,8 @@ Invariants:
 - No body leaves beyond the windows of its stream and of the connection (section 6.9.1).
 - A header block is encoded when its frame is written: blocks leave in the order in which they change the peer's table
   (RFC 7541 section 2.2).
-- What may leave at once becomes frames at once. What may not waits in the outbox of its stream: header blocks for the
-  socket only, bodies for the windows too, of which streams take turns.
+- Output that may leave at once becomes frames at once; other output waits in the outbox of its stream: header blocks
+  for the socket only, bodies for the windows too, of which streams take turns.
 - While the socket takes nothing, ``DIRECT_BYTES`` of frames are made at most, and a frame that ends a stream is made
   when it can leave: until then its stream counts as open, and so against the peer's limit of streams.
 

@@ -47,7 +47,7 @@ class Stream:
 
 
 class Outbox:
-    """What waits: a header block, body octets in the pieces in which they came, and what ends them.
+    """Output that waits: a header block, body octets in the pieces in which they came, and what ends them.
 
     Attributes:
         head: fields of a header block that goes before the octets; None: it has left.

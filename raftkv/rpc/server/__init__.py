@@ -13,7 +13,7 @@ Laws:
 - An answer is paid for when it is made, not when the client reads it (``budget``).
 - A guard or a log of all calls wraps each handler once, at its registration (``router.Around``).
 - A unary call whose handler is a callback costs no task, nor does a stream that has a listener (``stream``).
-- A client that sends pings, resets, empty frames or updates beyond reason gets a GOAWAY (``rpc.policing``).
+- A client that sends pings, resets, empty frames or updates beyond reason gets a GOAWAY (``rpc.limits``).
 
 Example::
 

@@ -5,13 +5,15 @@ without ALPN is sniffed like a plain one. Both steps are timed: a silent connect
 spoken beside TLS, the first byte decides between them: it is 22 in every handshake.
 
 A step of a handshake costs up to some milliseconds of the processor, and an unfinished one costs memory. So a handshake
-begins when its first bytes have come, its steps are done in the order of their bytes, ``STEPS_A_TURN`` at a time, and
-beyond ``unfinished_handshakes`` the oldest ends: honest ones take milliseconds (``Handshakes``).
+begins when its first bytes have come, its steps are done ``STEPS_A_TURN`` at a time, by address in turn, and beyond
+``unfinished_handshakes`` the oldest of the address with most of them ends: honest ones take milliseconds
+(``Handshakes``).
 
 At the limit of connections, those that were idle for ``ServerLimits.crowded_idle_s`` are closed, the longest idle first
 (``ConnectionLimit``): an honest client that is idle opens another when it needs one, and a client that only holds
 connections loses them. A connection that can be closed at once gives its place to the new one. One that speaks HTTP/2
-is closed gracefully, and the new one is refused with a GOAWAY: clients then try again a little later.
+is closed gracefully, and the new one is refused with a GOAWAY: clients then try again a little later. When none is
+idle, the address with most connections loses its newest, if it has more than the newcomer's would have.
 """
 
 from __future__ import annotations
@@ -23,14 +25,14 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, cast
 
 from raftkv.loop.cycle_free import forget_frames, release
-from raftkv.loop.limiter import Paced
+from raftkv.loop.limiter import Limiter
 from raftkv.rpc.h2 import EMPTY_SETTINGS, PREFACE, ErrorCode, goaway_frame
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server.carrier import Peer
 from raftkv.rpc.server.core import ServerCore
 from raftkv.rpc.server.http1 import Http1Protocol
 from raftkv.rpc.server.http2 import ServerH2Protocol
-from raftkv.rpc.shares import identity_of_peer
+from raftkv.rpc.shares import Identity, Shares, identity_of_peer, queue_of
 from raftkv.rpc.tls import EncryptedTransport, RefusedPeerError, Security, reason_of
 
 if TYPE_CHECKING:
@@ -67,6 +69,8 @@ class Connection(asyncio.Protocol):
         self._buffer = b""
         self._timer: asyncio.TimerHandle | None = None
         self._since_s = 0.0
+        self.queue: Identity = ""
+        """Of its address, in which its handshake waits, and its share of the connections."""
         self._h2: ServerH2Protocol | None = None
         self._http1: Http1Protocol | None = None
         self._handshake: asyncio.Task[None] | None = None
@@ -77,6 +81,7 @@ class Connection(asyncio.Protocol):
         """A client has connected."""
         self._transport = cast(asyncio.Transport, transport)
         self._since_s = asyncio.get_running_loop().time()
+        self.queue = queue_of(identity_of_peer(_address_of(self._transport)))
         if not self._server.add(self):
             self._refuse(self._transport)
         elif self._security is not None:
@@ -133,9 +138,7 @@ class Connection(asyncio.Protocol):
 
     async def _start_tls(self, transport: asyncio.Transport, security: Security) -> None:
         hello, self._buffer = self._buffer, b""
-        tls = EncryptedTransport(
-            transport, security.context(), server_side=True, take_turn=self._server.handshakes.take_turn
-        )
+        tls = EncryptedTransport(transport, security.context(), server_side=True, take_turn=self._take_turn)
         try:
             await tls.handshake(hello)
             tls.set_protocol(self)
@@ -159,6 +162,9 @@ class Connection(asyncio.Protocol):
         self._since_s = asyncio.get_running_loop().time()
         self._choose_by_alpn(tls)
         tls.resume_reading()
+
+    def _take_turn(self, step: Callable[[], None]) -> None:
+        self._server.handshakes.take_turn(step, self.queue)
 
     def _choose_by_alpn(self, tls: asyncio.Transport) -> None:
         protocol = tls.get_extra_info("ssl_object").selected_alpn_protocol()
@@ -184,7 +190,7 @@ class Connection(asyncio.Protocol):
             self._sniff()
         elif self._awaits_hello and self._transport is not None:
             self._transport.pause_reading()
-            self._server.handshakes.take_turn(self._begin_handshake)
+            self._server.handshakes.take_turn(self._begin_handshake, self.queue)
         else:
             self._decide()
 
@@ -245,9 +251,13 @@ class Connection(asyncio.Protocol):
         if self._h2 is not None and self._server.limits.goaway_notice_timeout_s > 0:
             self.drain()  # or a call that is on its way would be lost
             return False
+        self.end()
+        return True
+
+    def end(self) -> None:
+        """Go at once, with the calls under way: another address has a right to this place."""
         self.abort()
         self._server.discard(self)
-        return True
 
     @property
     def held_bytes(self) -> int:
@@ -339,32 +349,45 @@ class Handshakes:
     """
 
     def __init__(self, unfinished_max: int) -> None:
-        self._max = unfinished_max
         self._unfinished: dict[Connection, None] = {}
-        self._steps = Paced(STEPS_A_TURN)
+        self._shares = Shares(unfinished_max)
+        self._steps = Limiter(STEPS_A_TURN)
 
     def __len__(self) -> int:
         return len(self._unfinished)
 
     def add(self, handshake: Connection) -> None:
-        """Count a new connection; the oldest goes if there are too many."""
+        """Count a new connection; if there are too many, the oldest of the greediest address goes."""
+        queue = handshake.queue
+        if not self._shares.make_room(queue, 1, self._give_way):
+            self._give_way(queue)
         self._unfinished[handshake] = None
-        if len(self._unfinished) > self._max:
-            oldest = next(iter(self._unfinished))
-            del self._unfinished[oldest]
-            oldest.give_up(RefusedPeerError(f"more than {self._max} handshakes are unfinished, and this is the oldest"))
+        self._shares.take(queue, 1)
 
-    def take_turn(self, step: Callable[[], None]) -> None:
+    def _give_way(self, queue: Identity) -> bool:
+        oldest = next((one for one in self._unfinished if one.queue == queue), None)
+        if oldest is None:
+            return False
+        self.done(oldest)
+        text = f"more than {self._shares.limit} handshakes are unfinished, and this is the oldest"
+        oldest.give_up(RefusedPeerError(text))
+        return True
+
+    def take_turn(self, step: Callable[[], None], queue: Identity = "") -> None:
         """Do a step of a handshake when it is its turn.
 
         Arguments:
             step: does nothing if its handshake is over by then.
+            queue: of the client.
         """
-        self._steps.add(step)
+        self._steps.add(step, queue)
 
     def done(self, handshake: Connection) -> bool:
         """Forget it: it is finished, or has failed; False if it was forgotten already."""
-        return self._unfinished.pop(handshake, self) is None
+        if self._unfinished.pop(handshake, self) is not None:
+            return False
+        self._shares.give_back(handshake.queue, 1)
+        return True
 
 
 LOG_INTERVAL_S: Final = 10.0
@@ -381,10 +404,12 @@ class ConnectionLimit:
 
     Attributes:
         refused_total: connections that were refused.
-        let_go_total: idle connections that were closed for others.
+        let_go_total: connections that were closed for others.
     """
 
     def __init__(self, limits: ServerLimits) -> None:
+        self._shares = Shares(limits.connections)
+        self._of: dict[Identity, dict[Connection, None]] = {}
         self.refused_total = 0
         self.let_go_total = 0
         self._idle_s = limits.crowded_idle_s
@@ -393,17 +418,33 @@ class ConnectionLimit:
         self._look_at_s = self._log_at_s = float("-inf")
         self._refused_unsaid = 0
 
-    def make_room(self, connections: Iterable[Connection]) -> bool:
-        """Close an idle connection for a new one; False: refuse the new one.
+    def add(self, connection: Connection) -> None:
+        """Count a connection in the share of its address."""
+        self._shares.take(connection.queue, 1)
+        self._of.setdefault(connection.queue, {})[connection] = None
+
+    def discard(self, connection: Connection) -> None:
+        """Count it no more; it was counted."""
+        queue = connection.queue
+        self._shares.give_back(queue, 1)
+        del self._of[queue][connection]
+        if not self._of[queue]:
+            del self._of[queue]
+
+    def make_room(self, connections: Iterable[Connection], newcomer: Connection) -> bool:
+        """Close a connection for a new one: an idle one, else one of the greediest address; False: refuse the new one.
 
         Arguments:
             connections: all that are open.
+            newcomer: is not counted yet.
         """
         now_s = asyncio.get_running_loop().time()
         if now_s >= self._look_at_s:
             self._look_at_s = now_s + self._look_interval_s
             if self._let_go(connections, now_s):
                 return True
+        if self._shares.make_room(newcomer.queue, 1, self._end_newest):
+            return True
         self.refused_total += 1
         self._refused_unsaid += 1
         if now_s >= self._log_at_s:
@@ -415,6 +456,12 @@ class ConnectionLimit:
             )
             self._refused_unsaid = 0
         return False
+
+    def _end_newest(self, queue: Identity) -> bool:
+        newest = next(reversed(self._of[queue]))
+        self.let_go_total += 1
+        newest.end()
+        return True
 
     def _let_go(self, connections: Iterable[Connection], now_s: float) -> bool:
         """Close some that are idle, and return whether one of them has gone at once."""

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 from mypy_extensions import mypyc_attr
 
 from raftkv.loop.timers import Expiring, forget
-from raftkv.rpc.framing import MessageAssembler
+from raftkv.rpc.framing import MessageAssembler, user_metadata
 from raftkv.rpc.h2 import H2Error
-from raftkv.rpc.metadata import user_metadata
 from raftkv.rpc.status import Code, Headers, RpcError
 
 if TYPE_CHECKING:

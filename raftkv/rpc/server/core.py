@@ -24,7 +24,16 @@ from typing import Final
 
 from raftkv.loop.cycle_free import FREE_BYTES_PER_STEP, free_in_steps, nothing
 from raftkv.loop.timers import forget
-from raftkv.rpc.framing import PIECE_BYTES_MIN, PREFIX, PREFIX_BYTES, MessageAssembler
+from raftkv.rpc.framing import (
+    ENCODINGS,
+    GZIP,
+    PIECE_BYTES_MIN,
+    PREFIX,
+    PREFIX_BYTES,
+    MessageAssembler,
+    PackedAssembler,
+    decode_timeout,
+)
 from raftkv.rpc.h2 import (
     CLOSED,
     RESPONSE_HEADERS,
@@ -36,10 +45,7 @@ from raftkv.rpc.h2 import (
     goaway_frame,
 )
 from raftkv.rpc.http2.streams import Outbox
-from raftkv.rpc.limits import ServerLimits
-from raftkv.rpc.metadata import decode_timeout
-from raftkv.rpc.packed import ENCODINGS, GZIP, PackedAssembler
-from raftkv.rpc.policing import PingPolicy, ResetAllowance, TokenBucket, UpdateAllowance
+from raftkv.rpc.limits import PingPolicy, ResetAllowance, ServerLimits, TokenBucket, UpdateAllowance
 from raftkv.rpc.protocol import DrainWatcher
 from raftkv.rpc.server.budget import CONNECTION_FULL, NOT_READ, StallWatch
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
@@ -488,7 +494,7 @@ class ServerCore(Carrier):
     def _progress(self) -> dict[int, int]:
         """For each stream that has bytes waiting for a window: a number that grows when some of them leave.
 
-        What waits for the socket alone is as slow as all of the connection, which ``liveness`` watches.
+        What waits for the socket alone is as slow as all of the connection, which ``protocol`` watches.
         """
         queued, is_held_up = self.h2.queued_body_size, self.h2.is_held_up
         made = [(call.stream_id, call.sent_bytes) for call in self._calls.values() if call.sent_bytes]

@@ -6,7 +6,7 @@ Every wait of the connection has its own limit (``limits``), with one timer at a
 
 Requests that come while one is answered wait unread by h11, at most one body of them; then the socket is not read, and
 who is written nothing either for as long as it may idle is cut.
-A peer that reads no answers is cut by ``liveness`` even if no other timer ends it; one that reads slowly is not. What
+A peer that reads no answers is cut by ``protocol`` even if no other timer ends it; one that reads slowly is not. What
 waits for it counts with the answers of all connections (``budget``): a whole one is paid for, pieces wait for room.
 Requests whose head came before on the connection, and plain answers, do without h11 (``known_heads``).
 A connection that misbehaves gets its 4xx and is closed; one that is merely idle is closed without a word.
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import h11
 
 from raftkv.loop.cycle_free import forget_frames
-from raftkv.rpc.liveness import StallGuard
+from raftkv.rpc.protocol import StallGuard
 from raftkv.rpc.server.budget import NOT_FINISHED, RELIEF_INTERVAL_S, AnswerAccount
 from raftkv.rpc.server.carrier import Peer
 from raftkv.rpc.server.http import (
@@ -39,6 +39,7 @@ from raftkv.rpc.server.http import (
     text_response,
 )
 from raftkv.rpc.server.known_heads import KnownHeads, head_bytes, response_head
+from raftkv.rpc.shares import queue_of
 
 if TYPE_CHECKING:
     from raftkv.rpc.server.server import Server
@@ -206,7 +207,7 @@ class Http1Protocol(asyncio.Protocol):
                 if self._loop.time() > until_s and self._task is None and not self._finished:
                     self._is_behind = True
                     self._transport.pause_reading()
-                    self._server.backlog().add(self.go_on)
+                    self._server.backlog().add(self.go_on, queue_of(self._peer.identity))
                     return
         except h11.RemoteProtocolError as error:
             forget_frames(error)
@@ -546,7 +547,7 @@ class Http1Protocol(asyncio.Protocol):
             return
         if self._writable.is_set():
             self._cut()
-        else:  # it reads, or ``liveness`` will see that it does not
+        else:  # it reads, or ``protocol`` will see that it does not
             self._end_timer = self._loop.call_later(self._limits.http1_half_closed_s, self._half_closed_for_long)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from raftkv.loop.cork import Cork
 from raftkv.loop.cycle_free import nothing
 from raftkv.loop.limiter import Backlog
-from raftkv.rpc.liveness import KEEPALIVE_PING, Keepalive
-from raftkv.rpc.protocol import H2Protocol
+from raftkv.rpc.protocol import KEEPALIVE_PING, H2Protocol, Keepalive
 from raftkv.rpc.server.core import ServerCore
+from raftkv.rpc.shares import Identity, queue_of
 
 
 class ServerH2Protocol(H2Protocol[ServerCore]):
@@ -69,6 +69,11 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
         super().feed(data)
         self._wait_if_held()
 
+    @property
+    def queue(self) -> Identity:
+        """In which its input waits for its turn."""
+        return queue_of(self.core.account.identity)
+
     def _wait_if_held(self) -> None:
         if self.core.is_held and not self._waits and not self._finished:
             self.transport.pause_reading()
@@ -77,7 +82,7 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
     def _wait(self) -> None:
         if not self._waits:
             self._waits = True
-            self._backlog.add(self.go_on)
+            self._backlog.add(self.go_on, self.queue)
 
     def go_on(self) -> None:
         """Have the core take on what it has left."""

@@ -1,7 +1,8 @@
 """Plain HTTP requests that arrive over HTTP/2 (a browser after ALPN): the same handler as HTTP/1.1.
 
-A request whose content type is not gRPC's comes here when the server has an HTTP handler. What waits of its answer
-counts with the answers of calls (``budget``): a whole one is paid for when it is made, one in pieces waits for room.
+A request whose content type is not gRPC's comes here when the server has an HTTP handler. Unsent bytes of its
+answer count with the answers of calls (``budget``): a whole answer is paid for when it is made, one in pieces waits for
+room.
 """
 
 from __future__ import annotations

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from raftkv.rpc.framing import decompressor_missing
-from raftkv.rpc.packed import ENCODINGS
+from raftkv.rpc.framing import ENCODINGS, decompressor_missing
 from raftkv.rpc.server.http import Origins
 from raftkv.rpc.status import Code, Headers, RpcError, status_headers
 

@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import Any
 
 from raftkv.loop.cork import Cork
-from raftkv.loop.limiter import Backlog, Turnstile
+from raftkv.loop.limiter import Backlog, Limiter
 from raftkv.loop.timers import DeadlineWheel, WheelTimer
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server.accept import Connection, ConnectionLimit, Handshakes
@@ -33,6 +33,7 @@ from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse, Origi
 from raftkv.rpc.server.http2_plain import http_route
 from raftkv.rpc.server.router import Around, Kind, Route, Router
 from raftkv.rpc.server.stream import ListenedCall, ListenedHandler, StreamCall, StreamHandler, TaskCall
+from raftkv.rpc.shares import identity_of_peer, queue_of, queue_of_call
 from raftkv.rpc.sockets.poller import Poller, open_poller
 from raftkv.rpc.sockets.transport import Acceptor
 from raftkv.rpc.status import RpcError
@@ -113,8 +114,8 @@ class Server:
         self._timer: WheelTimer | None = None
         self._poller: Poller | None = None
         self._backlog: Backlog | None = None
-        self._turnstile: Turnstile | None = None
-        self._beginnings: Turnstile | None = None
+        self._requests = Limiter(HTTP_IN_A_TURN)
+        self._beginnings = Limiter(BEGUN_IN_A_TURN)
         self._idle: asyncio.Event | None = None
 
     @property
@@ -157,9 +158,9 @@ class Server:
         wrapped = self._wrapped(path, Kind.STREAM, handler)
 
         async def paced(call: StreamCall) -> None:
-            turnstile = self.beginnings()
-            if not turnstile.try_enter():
-                await turnstile.enter()
+            beginnings = self._beginnings
+            if not beginnings.try_enter():
+                await beginnings.enter(1, queue_of_call(call))
             await wrapped(call)
 
         self.router.add(Route(path, TaskCall, paced))
@@ -180,9 +181,9 @@ class Server:
 
     async def _run_async(self, handler: AsyncUnaryHandler, call: UnaryCall, message: bytes) -> None:
         try:
-            turnstile, weight = self.beginnings(), 1 + len(message) // BYTES_AS_A_CALL
-            if not turnstile.try_enter(weight):
-                await turnstile.enter(weight)
+            beginnings, weight = self._beginnings, 1 + len(message) // BYTES_AS_A_CALL
+            if not beginnings.try_enter(weight):
+                await beginnings.enter(weight, queue_of_call(call))
             response = await handler(message, call)
         except asyncio.CancelledError:
             if not call.done:
@@ -346,12 +347,6 @@ class Server:
             self._backlog = Backlog(self.cork, asyncio.get_running_loop())
         return self._backlog
 
-    def beginnings(self) -> Turnstile:
-        """Return what calls pass before their first step, made at first use, on the running loop."""
-        if self._beginnings is None:
-            self._beginnings = Turnstile(BEGUN_IN_A_TURN)
-        return self._beginnings
-
     @property
     def wheel(self) -> DeadlineWheel:
         """The deadlines of all calls."""
@@ -368,26 +363,27 @@ class Server:
         """Have plain HTTP requests, of either version, wait for a turn of the loop that has room for one more."""
 
         async def paced(request: HttpRequest) -> HttpResponse:
-            turnstile = self._turnstile
-            if turnstile is None:
-                turnstile = self._turnstile = Turnstile(HTTP_IN_A_TURN)
             weight = 1 + len(request.target) // TARGET_AS_A_REQUEST
-            if not turnstile.try_enter(weight):
-                await turnstile.enter(weight)
+            if not self._requests.try_enter(weight):
+                await self._requests.enter(weight, queue_of(identity_of_peer(request.peer, request.certificate)))
             return await handler(request)
 
         return paced
 
     def add(self, connection: Connection) -> bool:
         """Count a new connection; False if there are too many, and none has gone for it."""
-        if len(self.connections) >= self.limits.connections and not self._connection_limit.make_room(self.connections):
+        limit = self._connection_limit
+        if len(self.connections) >= self.limits.connections and not limit.make_room(self.connections, connection):
             return False
         self.connections.add(connection)
+        limit.add(connection)
         return True
 
     def discard(self, connection: Connection) -> None:
         """The connection has gone."""
-        self.connections.discard(connection)
+        if connection in self.connections:
+            self.connections.remove(connection)
+            self._connection_limit.discard(connection)
         if not self.connections and self._idle is not None:
             self._idle.set()
 

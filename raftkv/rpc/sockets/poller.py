@@ -8,7 +8,8 @@
 Invariants:
 
 1. A pass over them ends after ``PASS_S``: hundreds of connections may each bring hundreds of requests at once, and
-   heartbeats and timers wait meanwhile. The next pass begins with those left.
+   heartbeats and timers wait meanwhile. In the passes that follow, identities are served in turn by the time that they
+   take (``loop/fair``), until none is left: an identity with hundreds of busy connections delays others by one of them.
 2. Their output leaves when the pass ends: the cork is held meanwhile. A turn of the node that they made
    due runs before that, or, if the pass has taken its time, in the next turn of the loop.
 3. A pass that brought work for the node goes on while callers return that were answered a moment ago: ``GATHER_S`` at
@@ -28,6 +29,7 @@ from time import monotonic
 from typing import Final, Protocol
 
 from raftkv.loop.cork import Cork
+from raftkv.loop.fair import FairQueue, Identity
 
 READ: Final = 1
 """EPOLLIN."""
@@ -51,6 +53,9 @@ class Watched(Protocol):
 
     def on_writable(self) -> None:
         """There is room for more, or the connection is broken."""
+
+    def queue(self) -> Identity:
+        """Return in which queue it waits when there is more than one pass can do."""
 
 
 class Poller(Protocol):
@@ -84,8 +89,12 @@ class EpollPoller:
         self._clock = clock
         self._epoll = select.epoll()
         self._owners: dict[int, Watched] = {}
-        self._left: list[tuple[int, int]] = []
-        """Named by the kernel, and not served yet."""
+        self._left = FairQueue[int]()
+        """Descriptors that the kernel has named, and that are not served yet."""
+        self._left_events: dict[int, int] = {}
+        self._last_served: dict[int, int] = {}
+        """While some are left: the number under which each was served last."""
+        self._number = 0
         self._is_closing = False
         loop.add_reader(self._epoll.fileno(), self._serve)
 
@@ -102,12 +111,14 @@ class EpollPoller:
             self._owners[fd] = owner
 
     def _serve(self) -> None:
-        named = self._left or self._epoll.poll(0, EVENTS_A_PASS)
-        self._left = []
         self._cork.begin_pass()
         until = self._clock() + PASS_S
         try:
-            self._pass(named, until)
+            named = self._epoll.poll(0, EVENTS_A_PASS)
+            if self._left_events:
+                self._pass_in_turns(named, until)
+            else:
+                self._pass(named, until)
             if self._cork.awaits_more:
                 self._gather()
         finally:
@@ -118,7 +129,7 @@ class EpollPoller:
         cork, clock = self._cork, self._clock
         last = clock()
         until = last + GATHER_S
-        while cork.awaits_more and not self._left and last < until:
+        while cork.awaits_more and not self._left_events and last < until:
             named = self._epoll.poll(0, EVENTS_A_PASS)
             now = clock()
             if named:
@@ -131,14 +142,40 @@ class EpollPoller:
         owners, clock = self._owners, self._clock
         for at, (fd, events) in enumerate(named):
             if at and clock() > until:
-                self._left = named[at:]
+                self._leave(named[at:])
                 return
-            # Who was watched when the kernel was asked may have gone since, and another may have its number.
+            # The owner when the kernel was asked may have gone since, and another may have its number.
             owner = owners.get(fd)
             if owner is not None and events & ~WRITE:
                 owner.on_readable()
             if owner is not None and events & ~READ:
                 owner.on_writable()
+
+    def _pass_in_turns(self, named: list[tuple[int, int]], until: float) -> None:
+        """Serve those that were left, and others, by identity; within one, in the order in which they were served."""
+        last_served = self._last_served
+        self._leave(sorted(named, key=lambda one: last_served.get(one[0], 0)))
+        clock, left = self._clock, self._left
+        now = clock()
+        while len(left) and now <= until:
+            began = now
+            identity, fd = left.pop()
+            self._number += 1
+            last_served[fd] = self._number
+            self._pass([(fd, self._left_events.pop(fd))], until)
+            now = clock()
+            left.charge(identity, now - began)
+        if not len(left):
+            last_served.clear()
+
+    def _leave(self, named: list[tuple[int, int]]) -> None:
+        for fd, events in named:
+            owner = self._owners.get(fd)
+            if fd in self._left_events:
+                self._left_events[fd] |= events
+            elif owner is not None:
+                self._left_events[fd] = events
+                self._left.add(owner.queue(), fd)
 
     def close(self) -> None:
         """Implement ``Poller.close``."""

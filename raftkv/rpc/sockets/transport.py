@@ -22,6 +22,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any, Final, cast
 
+from raftkv.rpc.shares import Identity, identity_of_peer, queue_of
 from raftkv.rpc.sockets.poller import READ, WRITE, Poller
 
 HIGH_BYTES: Final = 64 * 1024
@@ -93,6 +94,14 @@ class SocketTransport:
             self._poller.watch(self._fd, self, events)
 
     # ---- bytes in
+
+    def queue(self) -> Identity:
+        """Return the queue of its user, as far as the protocol knows one, else of its address."""
+        found: Identity | None = getattr(self._protocol, "queue", None)
+        if found is None:
+            host = self._peer_name[0] if isinstance(self._peer_name, tuple) else ""
+            found = queue_of(identity_of_peer(f"[{host}]:0" if ":" in host else f"{host}:0"))
+        return found
 
     def on_readable(self) -> None:
         """Read, and hand it over."""
@@ -329,6 +338,10 @@ class Acceptor:
 
     def on_writable(self) -> None:
         """Never called: the socket is not watched for writing."""
+
+    def queue(self) -> Identity:
+        """Return the member's own: clients that connect are not known yet."""
+        return ""
 
     def close(self) -> None:
         """Accept no more connections."""

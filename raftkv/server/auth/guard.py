@@ -27,7 +27,7 @@ from raftkv.pb.services import Method
 from raftkv.rpc.server.calls import Observer, ServerCall, UnaryCall
 from raftkv.rpc.server.router import Kind
 from raftkv.rpc.server.stream import ListenedCall, StreamCall
-from raftkv.rpc.shares import Identity, Shares, identity_of
+from raftkv.rpc.shares import Identity, Shares, identity_of, queue_of_call
 from raftkv.server.auth.callers import Callers, Credential, TokenAheadError
 from raftkv.server.auth.live import LiveCalls
 from raftkv.server.auth.table import OPEN, Row, row_of
@@ -170,7 +170,7 @@ class Guard:
             else:
                 call.fail_for(error)
 
-        job = self._slices.run(work, failed, 0)
+        job = self._slices.run(work, failed, 0, queue_of_call(call))
         if not job.is_over:
             call.on_cancel(job.cancel)
 

@@ -8,8 +8,10 @@ and shared (``rpc/shares``): by the client's address, and within one by the name
 one. When too many wait, the newest of the greediest is refused; each in turn is served. bcrypt lets the interpreter go
 while it works.
 
-On a machine that is always busy a thread of low priority would hardly run. So one more has the loop's own, for as much
-time as a few logins now and then need (``PROMPT_BURST_S``, ``PROMPT_SHARE``); a storm has used that up at once.
+On a machine that is always busy a thread of low priority hardly runs: a login then took 3 s. So one more thread has the
+loop's own priority. Each user at each address has some of its time (``PROMPT_SHARE``), which a storm of logins has used
+up at once, for itself alone; names that no user has are one, and have little (``PROMPT_SHARE_UNKNOWN``). All together
+have ``PROMPT_SHARE_ALL``.
 
 As in Go: a password of more than 72 bytes cannot be set; of one that is compared the first 72 bytes count.
 """
@@ -49,10 +51,19 @@ NICENESS: Final = 10
 """How far the priority of the threads is below the loop's."""
 
 PROMPT_BURST_S: Final = 0.3
-"""Processor time that passwords take at the loop's own priority, at once."""
+"""Processor time that the passwords of one user at one address take at the loop's own priority, at once."""
 
-PROMPT_SHARE: Final = 0.05
-"""And how much of a core in the long run."""
+PROMPT_SHARE: Final = 0.25
+"""And how much of a core in the long run: four logins a second."""
+
+PROMPT_SHARE_UNKNOWN: Final = 0.05
+"""The same for all names that no user has."""
+
+PROMPT_SHARE_ALL: Final = 0.5
+"""And for all users and addresses together."""
+
+LOOK_INTERVAL_S: Final = 0.05
+"""How often jobs that wait are looked at while the thread of the loop's priority is free: time may be left for them."""
 
 _HASH_BYTES: Final = 60
 _PREFIXES: Final = (b"$2a$", b"$2b$", b"$2y$")
@@ -63,17 +74,19 @@ class Allowance:
 
     Arguments:
         now: of the clock of all calls, in seconds.
+        share: of the time that passes.
     """
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, share: float) -> None:
         self._left_s = PROMPT_BURST_S
         self._at = now
+        self._share = share
 
-    def is_left(self, now: float) -> bool:
-        """Return whether some is left: what begins now may use more than that, and later work waits for it."""
-        self._left_s = min(PROMPT_BURST_S, self._left_s + (now - self._at) * PROMPT_SHARE)
+    def left_s(self, now: float) -> float:
+        """Return how much is left; what begins while some is may use more than that, and later work waits for it."""
+        self._left_s = min(PROMPT_BURST_S, self._left_s + (now - self._at) * self._share)
         self._at = now
-        return self._left_s > 0
+        return self._left_s
 
     def spend(self, used_s: float) -> None:
         """Take off what work has used."""
@@ -88,13 +101,15 @@ class _Job:
         address, name: in whose share it falls.
         done: gets what ``work`` returns.
         is_over: whether it counts no more.
+        used_s: processor time that it took.
     """
 
-    __slots__ = ("address", "done", "is_over", "name", "work")
+    __slots__ = ("address", "done", "is_over", "name", "used_s", "work")
 
     def __init__(self, work: Callable[[], Any], address: Identity, name: Identity) -> None:
         self.work = work
         self.is_over = False
+        self.used_s = 0.0
         self.address = address
         self.name = name
         self.done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -110,10 +125,15 @@ class _Line:
         """Have a job wait behind those of its name."""
         self._jobs.setdefault(job.address, {}).setdefault(job.name, deque()).append(job)
 
-    def next(self) -> _Job | None:
-        """Take the job whose turn it is; None: none waits."""
+    def __bool__(self) -> bool:
+        return bool(self._jobs)
+
+    def next(self, may: Callable[[_Job], bool]) -> _Job | None:
+        """Take the job whose turn it is of those that may be done; None: none waits."""
         for address, names in self._jobs.items():
             for name, jobs in names.items():
+                if not may(jobs[0]):
+                    continue
                 job = jobs.popleft()
                 del self._jobs[address], names[name]
                 if jobs:
@@ -155,7 +175,10 @@ class Passwords:
         self._threads = threads or (1 if (os.cpu_count() or 1) <= 2 else 2)
         self._patient: ThreadPoolExecutor | None = None
         self._prompt: ThreadPoolExecutor | None = None
-        self._allowance = Allowance(time.monotonic())
+        self._allowance_all = Allowance(time.monotonic(), PROMPT_SHARE_ALL)
+        self._allowances: dict[tuple[Identity, Identity], Allowance] = {}
+        """By address and name, of those that have used some."""
+        self._look: asyncio.TimerHandle | None = None
         self._is_prompt_busy = False
         self._patient_busy = 0
         self._line = _Line()
@@ -263,28 +286,50 @@ class Passwords:
             del self._shares_of[job.address]
 
     def _feed(self) -> None:
-        """Give jobs to the threads that are free: to the one of the loop's own priority while that has time left."""
-        while True:
-            is_prompt = not self._is_prompt_busy and self._allowance.is_left(time.monotonic())
-            if not is_prompt and self._patient_busy >= self._threads:
-                return
-            job = self._line.next()
-            if job is None:
-                return
-            if is_prompt:
-                self._is_prompt_busy = True
-                pool = self._prompt = self._prompt or ThreadPoolExecutor(1, "password-prompt")
-                future = asyncio.wrap_future(pool.submit(self._timed, job.work))
-            else:
-                self._patient_busy += 1
-                pool = self._patient = self._patient or ThreadPoolExecutor(self._threads, "password", _lower_priority)
-                future = asyncio.wrap_future(pool.submit(job.work))
-            future.add_done_callback(partial(self._worked, job, is_prompt))
+        """Give jobs to the threads that are free: first to the one of the loop's own priority, as time is left."""
+        while not self._is_prompt_busy and (job := self._next_prompt()) is not None:
+            self._is_prompt_busy = True
+            pool = self._prompt = self._prompt or ThreadPoolExecutor(1, "password-prompt")
+            asyncio.wrap_future(pool.submit(_timed, job)).add_done_callback(partial(self._worked, job, True))
+        while self._patient_busy < self._threads and (job := self._line.next(_any)) is not None:
+            self._patient_busy += 1
+            pool = self._patient = self._patient or ThreadPoolExecutor(self._threads, "password", _lower_priority)
+            asyncio.wrap_future(pool.submit(job.work)).add_done_callback(partial(self._worked, job, False))
+        if self._line and not self._is_prompt_busy and self._look is None:
+            self._look = asyncio.get_running_loop().call_later(LOOK_INTERVAL_S, self._look_again)
+
+    def _look_again(self) -> None:
+        self._look = None
+        self._feed()
+
+    def _next_prompt(self) -> _Job | None:
+        now = time.monotonic()
+        if self._allowance_all.left_s(now) <= 0:
+            return None
+
+        def has_time(job: _Job) -> bool:
+            allowance = self._allowances.get((job.address, job.name))
+            return allowance is None or allowance.left_s(now) > 0
+
+        return self._line.next(has_time)
+
+    def _spend(self, job: _Job) -> None:
+        """Count what a job has used of the time at the loop's own priority."""
+        now, whose = time.monotonic(), (job.address, job.name)
+        if whose not in self._allowances:
+            rested = [one for one, allowance in self._allowances.items() if allowance.left_s(now) == PROMPT_BURST_S]
+            for one in rested:
+                del self._allowances[one]
+            is_unknown = job.address and not job.name
+            self._allowances[whose] = Allowance(now, PROMPT_SHARE_UNKNOWN if is_unknown else PROMPT_SHARE)
+        self._allowances[whose].spend(job.used_s)
+        self._allowance_all.spend(job.used_s)
 
     def _worked(self, job: _Job, is_prompt: bool, future: asyncio.Future[Any]) -> None:
         """A thread is free."""
         if is_prompt:
             self._is_prompt_busy = False
+            self._spend(job)
         else:
             self._patient_busy -= 1
         if not job.done.done():
@@ -296,20 +341,28 @@ class Passwords:
                 job.done.set_result(future.result())
         self._feed()
 
-    def _timed(self, work: Callable[[], T]) -> T:
-        began = time.thread_time()
-        try:
-            return work()
-        finally:
-            self._allowance.spend(time.thread_time() - began)
-
     def close(self) -> None:
         """Begin nothing more: the member stops."""
-        while (job := self._line.next()) is not None:
+        while (job := self._line.next(_any)) is not None:
             job.done.cancel()
+        if self._look is not None:
+            self._look.cancel()
         for pool in (self._prompt, self._patient):
             if pool is not None:
                 pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _any(job: _Job) -> bool:
+    del job
+    return True
+
+
+def _timed(job: _Job) -> Any:
+    began = time.thread_time()
+    try:
+        return job.work()
+    finally:
+        job.used_s = time.thread_time() - began
 
 
 def is_hash(hashed: bytes) -> bool:

@@ -25,6 +25,7 @@ from raftkv.pb import auth_pb2, raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES, Method
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import AsyncUnaryHandler, Server
+from raftkv.rpc.shares import queue_of_call
 from raftkv.server.auth.jwt_tokens import JWTTokens
 from raftkv.server.auth.passwords import Passwords, costs_of, decoy_cost, is_hash
 from raftkv.server.auth.simple_tokens import digest_of, new_secret
@@ -259,7 +260,7 @@ class AuthService:
             with refusals():
                 listing = answer(*await self._confirmed(method, data, call))
             head = self._header(self._responder.revision())
-            return [head, *await self._responder.slices.result(listing.work, listing.size)]
+            return [head, *await self._responder.slices.result(listing.work, listing.size, queue_of_call(call))]
 
         return handle
 

@@ -33,7 +33,7 @@ from raftkv.apply.applier import Applier, Outcome
 from raftkv.apply.leases import TTL_MAX_S
 from raftkv.apply.request import Caller, Kind
 from raftkv.loop.cork import Cork
-from raftkv.loop.limiter import Paced
+from raftkv.loop.limiter import Limiter
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.types import NO_LIMIT, Entry, StateRole
 from raftkv.rpc.client.channel import Channel
@@ -227,7 +227,7 @@ class Lessor:
         self._loop = asyncio.get_running_loop()
         self._clock = LeaseClock(self._loop.time)
         self.times = LeaseTimes(self._clock, self._lease_ended)
-        self._failing = Paced(1)
+        self._failing = Limiter(1)
         self._failed: deque[tuple[Sequence[PendingKeepAlive], errors.StatusError]] = deque()
         self._renewals = Renewals(self.times, self._clock, self._propose, self._send_on, cork, self._fail)
         self._expiry = Expiry(

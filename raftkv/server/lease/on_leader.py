@@ -26,7 +26,7 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 
 from raftkv import errors
-from raftkv.loop.limiter import Paced
+from raftkv.loop.limiter import Limiter
 from raftkv.pb.services import SERVICES, Method
 from raftkv.raft.types import NONE
 from raftkv.rpc.client.calls import UnaryFuture
@@ -103,7 +103,7 @@ class OnLeader:
         # In order of their begin, not of their addresses: what a change of the leader wakes is the same in each replay.
         self._calls: dict[UnaryFuture, None] = {}
         self._pauses: dict[asyncio.Future[None], None] = {}
-        self._waking = Paced(WOKEN_AT_ONCE)
+        self._waking = Limiter(WOKEN_AT_ONCE)
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._is_closed = False
 

@@ -30,7 +30,7 @@ from raftkv.pb.services import SERVICES, Method
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import AsyncUnaryHandler, Server
 from raftkv.rpc.server.stream import ListenedCall
-from raftkv.rpc.shares import Shares, identity_of
+from raftkv.rpc.shares import Identity, Shares, identity_of, queue_of_call
 from raftkv.rpc.status import RpcError
 from raftkv.server.auth.live import LiveCalls
 from raftkv.server.lease.keep_alives import WAITING_MAX, ConnectionLost, Graces, KeepAliveStream, MemberBatch
@@ -146,7 +146,7 @@ class LeaseService:
             if self.auth.is_enabled:
                 rights, caller = self._responder.applier.rights, self._responder.caller_of(call)
                 encode = partial(_readable_key, rights, caller)
-            pieces = await self._time_left(request, encode)
+            pieces = await self._time_left(request, encode, queue_of_call(call))
             if self.auth.is_enabled:
                 if encode is _lease_key:  # users were not asked for when the call came
                     raise errors.AuthOldRevisionError
@@ -167,8 +167,8 @@ class LeaseService:
             ends: Iterable[tuple[float, int]] = times.ends()
             if self.auth.is_enabled:
                 check = partial(_readable, self._responder.applier.rights, call.caller, ends)
-                ends = await self._responder.slices.result(check, len(times))
-            return await self._with_items(self.header(), ends, _lease_status, len(times))
+                ends = await self._responder.slices.result(check, len(times), queue_of_call(call))
+            return await self._with_items(self.header(), ends, _lease_status, len(times), queue_of_call(call))
 
     def when_checked(
         self, left: Work[None], done: Callable[[], None], failed: Callable[[errors.StatusError], None]
@@ -192,7 +192,12 @@ class LeaseService:
         self._responder.slices.run(work, _report, 0)
 
     async def _time_left(
-        self, request: rpc_pb2.LeaseTimeToLiveRequest, encode: Callable[[bytes], bytes], *, is_local: bool = True
+        self,
+        request: rpc_pb2.LeaseTimeToLiveRequest,
+        encode: Callable[[bytes], bytes],
+        queue: Identity,
+        *,
+        is_local: bool = True,
     ) -> list[bytes]:
         """The pieces of a response without its header.
 
@@ -200,7 +205,9 @@ class LeaseService:
         """
         found = await self._lessor.time_to_live(request, is_local=is_local)
         if isinstance(found, bytes):
-            return [found] if encode is _lease_key or not request.keys else await self._checked_keys(found, encode)
+            return (
+                [found] if encode is _lease_key or not request.keys else await self._checked_keys(found, encode, queue)
+            )
         store, make = self._responder.applier.store, found
 
         def work() -> Work[list[bytes]]:
@@ -210,9 +217,10 @@ class LeaseService:
             ordered = yield from in_order(keys)
             return [head, *(yield from encoded(ordered, encode))]
 
-        return await self._responder.slices.result(work, store.lease_key_count(request.ID) if request.keys else 0)
+        size = store.lease_key_count(request.ID) if request.keys else 0
+        return await self._responder.slices.result(work, size, queue)
 
-    async def _checked_keys(self, found: bytes, encode: Callable[[bytes], bytes]) -> list[bytes]:
+    async def _checked_keys(self, found: bytes, encode: Callable[[bytes], bytes], queue: Identity) -> list[bytes]:
         """The pieces of the leader's response, whose keys are checked by users and roles no older than it is."""
         await self._responder.node.confirm_read()
         response = rpc_pb2.LeaseTimeToLiveResponse.FromString(found)
@@ -222,7 +230,7 @@ class LeaseService:
         def work() -> Work[list[bytes]]:
             return [response.SerializeToString(), *(yield from encoded(keys, encode))]
 
-        return await self._responder.slices.result(work, len(keys))
+        return await self._responder.slices.result(work, len(keys), queue)
 
     def _keys_of(self, lease_id: int) -> Collection[bytes]:
         revision = self._responder.revision()
@@ -236,7 +244,7 @@ class LeaseService:
         return keys
 
     async def _with_items(
-        self, head: bytes, items: Iterable[T], encode: Callable[[T], bytes], size: int
+        self, head: bytes, items: Iterable[T], encode: Callable[[T], bytes], size: int, queue: Identity
     ) -> list[bytes]:
         """The pieces of a response with a list of any length, put together in steps.
 
@@ -245,6 +253,7 @@ class LeaseService:
             items: the list, in any order.
             encode: makes an element of the response's field of an item.
             size: about how many items there are.
+            queue: of the caller.
         """
 
         def work() -> Work[list[bytes]]:
@@ -252,7 +261,7 @@ class LeaseService:
             pieces = yield from encoded(ordered, encode)
             return [head, *pieces]
 
-        return await self._responder.slices.result(work, size) if size else [head]
+        return await self._responder.slices.result(work, size, queue) if size else [head]
 
     # -- keep-alives -------------------------------------------------------------------------------------------------
 
@@ -305,7 +314,7 @@ class LeaseService:
         return [raft_pb2.LeaseRenewResponse(ttls=ttls).SerializeToString()]
 
     async def _time_to_live(self, request: rpc_pb2.LeaseTimeToLiveRequest) -> list[bytes]:
-        return await self._time_left(request, _lease_key, is_local=False)
+        return await self._time_left(request, _lease_key, "", is_local=False)
 
     async def _shorten(self, request: raft_pb2.LeaseShortenRequest) -> list[bytes]:
         now = self._loop.time()

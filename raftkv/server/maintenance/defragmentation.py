@@ -24,7 +24,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from raftkv.errors import RESOURCE_EXHAUSTED, UNKNOWN, CorruptionError, InvariantError, SpaceError, StorageError
-from raftkv.loop.limiter import Paced
+from raftkv.loop.limiter import Limiter
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.status import RpcError
@@ -77,7 +77,7 @@ class Defragmenter(Collector):
         self._next: asyncio.Task[None] | None = None
         self._under_way: Defragmentation | None = None
         self._is_closed = False
-        self._telling = Paced(TOLD_IN_A_TURN)
+        self._telling = Limiter(TOLD_IN_A_TURN)
 
     def collect(self) -> Iterator[Metric]:
         """Whether a run is under way, for ``/metrics``."""

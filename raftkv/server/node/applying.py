@@ -34,6 +34,7 @@ from raftkv.histograms import Buckets, doubling
 from raftkv.raft.types import Entry, EntryType
 from raftkv.server.node.proposals import Proposals, Waiter
 from raftkv.server.node.surroundings import NodeSettings
+from raftkv.storage import failpoints
 from raftkv.storage.failpoints import failpoint
 
 SLICE_S: Final = 0.015
@@ -281,7 +282,8 @@ class Applying:
         does = entry.data[INNER_KIND_AT] if kind == requests.IDENTIFIED and len(entry.data) > INNER_KIND_AT else kind
         waiter = self._node.proposals.pop(request_id)
         self._node.applier.index = entry.index
-        failpoint("beforeApplyOneEntryNormal")
+        if failpoints.armed:
+            failpoint("beforeApplyOneEntryNormal")
         if waiter is None:
             outcome = self._node.applier.begin(kind, body, is_answered=False)
         else:
@@ -298,7 +300,8 @@ class Applying:
         run[does] = run.get(does, 0) + 1
         if waiter is not None:
             answers.append((waiter, outcome))
-        failpoint("afterApplyOneEntryNormal")
+        if failpoints.armed:
+            failpoint("afterApplyOneEntryNormal")
         return True
 
     def _slice(self, under_way: _UnderWay) -> None:
@@ -311,7 +314,8 @@ class Applying:
             if outcome is None:
                 self._loop.call_soon(self._slice, under_way)
                 return
-            failpoint("afterApplyOneEntryNormal")
+            if failpoints.armed:
+                failpoint("afterApplyOneEntryNormal")
             self._under_way = None
             does = under_way.kind if outcome.error is None else -under_way.kind
             self.times.took(does, perf_counter() - under_way.began_s)

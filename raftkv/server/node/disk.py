@@ -296,7 +296,7 @@ class Disk:
 
     def _go_beside(self, batches: list[Batch]) -> bool:
         """Write batches and have the kernel sync them, if that suits them; whether so."""
-        if self._beside is None or self._is_refused or failpoints.is_armed() or not _are_short(batches):
+        if self._beside is None or self._is_refused or failpoints.armed or not _are_short(batches):
             return False
         self._write_to_log(batches)
         self._syncing = batches

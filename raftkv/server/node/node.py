@@ -66,6 +66,7 @@ from raftkv.server.node.reads import Reader, ReadQueue
 from raftkv.server.node.surroundings import DurableState, NodeSettings, Sender, Stages, timeout_error
 from raftkv.server.node.waits import AwaitableNode
 from raftkv.server.peer import codec
+from raftkv.storage import failpoints
 from raftkv.storage.failpoints import failpoint
 
 _log = logging.getLogger(__name__)
@@ -432,7 +433,7 @@ class Node(AwaitableNode):
     def _do_turn(self) -> None:
         applied = self.applying.begin_turn()
         self.reads.serve()
-        if self._forwarded or self.proposals.has_unsent:
+        if self._forwarded.size_bytes or self.proposals.unsent_bytes:
             self._propose_unsent()
         if self._conf_changes:
             self._conf_changes.propose()
@@ -443,7 +444,7 @@ class Node(AwaitableNode):
                 self._wake()
                 break
         # What was refused is tried again at the next tick, or when applying may have made room.
-        waits = self._forwarded or self.proposals.has_unsent
+        waits = self._forwarded.size_bytes or self.proposals.unsent_bytes
         if (waits and (applied or not self._refused)) or (applied and self._conf_changes):
             self._wake()
 
@@ -474,7 +475,7 @@ class Node(AwaitableNode):
         """Propose what waits, at most so much that neither a message nor a turn gets too long."""
         self._refused = False
         left_bytes = PROPOSE_TURN_BYTES_MAX
-        while left_bytes > 0 and (self._forwarded or self.proposals.has_unsent) and not self._refused:
+        while left_bytes > 0 and (self._forwarded.size_bytes or self.proposals.unsent_bytes) and not self._refused:
             unsent = self.proposals.take_unsent(PROPOSE_BYTES_MAX)
             forwarded = self._forwarded.take(PROPOSE_BYTES_MAX)
             datas = [data for _, data in unsent]
@@ -483,7 +484,8 @@ class Node(AwaitableNode):
                 return
             left_bytes -= sum(map(len, datas))
             try:
-                failpoint("raftBeforeLeaderSend")
+                if failpoints.armed:
+                    failpoint("raftBeforeLeaderSend")
                 self._check_way()
                 self.raw.propose_batch(datas)
                 if self._stages is not None:
@@ -553,7 +555,8 @@ class Node(AwaitableNode):
             # without it learns it again from the leader.
             self._durable(ready)
             return
-        failpoint("raftBeforeSave")
+        if failpoints.armed:
+            failpoint("raftBeforeSave")
         hard_state, self._unwritten_hard_state = self._unwritten_hard_state, None
         self._disk.submit(Batch(hard_state, ready.entries, ready.must_sync, lambda: self._saved(ready)))
 
@@ -562,7 +565,8 @@ class Node(AwaitableNode):
         if self.stopped:
             return
         try:
-            failpoint("raftAfterSave")
+            if failpoints.armed:
+                failpoint("raftAfterSave")
             self._durable(ready)
         except Exception as error:
             self.fatal(error)
@@ -584,12 +588,14 @@ class Node(AwaitableNode):
         self._confirm(ready)
 
     def _confirm(self, ready: Ready) -> None:
-        failpoint("raftBeforeAdvance")
+        if failpoints.armed:
+            failpoint("raftBeforeAdvance")
         if self._stages is not None and ready.entries:
             self._stages.durable(ready.entries[-1].index)
         self.raw.on_append_durable(ready)
         if ready.messages_after_append:
-            failpoint("raftBeforeFollowerSend")
+            if failpoints.armed:
+                failpoint("raftBeforeFollowerSend")
             self._sender.send(ready.messages_after_append)
 
     def _installed(self, ready: Ready, meta: SnapshotMeta) -> None:

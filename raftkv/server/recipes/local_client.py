@@ -28,7 +28,7 @@ from raftkv import errors
 from raftkv.apply import check, ranges
 from raftkv.apply.applier import Outcome
 from raftkv.apply.request import MEMBER, Caller, Kind
-from raftkv.loop.limiter import Paced, Turnstile
+from raftkv.loop.limiter import Limiter
 from raftkv.loop.scheduler import Work, hold
 from raftkv.pb import kv_pb2, rpc_pb2
 from raftkv.pb.services import Method
@@ -80,9 +80,9 @@ class Recipe:
         self.store = responder.applier.store
         self._waits: set[Callable[[errors.StatusError], None]] = set()
         self._deletions: set[asyncio.Task[None]] = set()
-        self._due = Paced(CALLED_AT_ONCE)
-        self._confirmed: Turnstile | None = None
-        self._beginnings: Turnstile | None = None
+        self._due = Limiter(CALLED_AT_ONCE)
+        self._confirmed: Limiter | None = None
+        self._beginnings: Limiter | None = None
         self._closed = False
 
     @property
@@ -173,7 +173,7 @@ class Recipe:
     async def begin(self, name: bytes) -> None:
         """Wait for a turn of the loop that has room for a txn about a name or key: before it is made."""
         if self._beginnings is None:
-            self._beginnings = Turnstile(BEGUN_AT_ONCE)
+            self._beginnings = Limiter(BEGUN_AT_ONCE)
         weight = 1 + len(name) // BYTES_AS_A_TXN
         if not self._beginnings.try_enter(weight):
             await self._beginnings.enter(weight)
@@ -275,7 +275,7 @@ class Recipe:
         """
         await self.responder.node.confirm_read()
         if self._confirmed is None:
-            self._confirmed = Turnstile(CONFIRMED_AT_ONCE)
+            self._confirmed = Limiter(CONFIRMED_AT_ONCE)
         if not self._confirmed.try_enter():
             await self._confirmed.enter()
 

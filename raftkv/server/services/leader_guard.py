@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 
 from raftkv import errors
-from raftkv.loop.limiter import Paced
+from raftkv.loop.limiter import Limiter
 from raftkv.raft.types import NONE
 from raftkv.rpc.server.calls import ServerCall
 from raftkv.rpc.status import RpcError
@@ -42,7 +42,7 @@ class LeaderGuard:
         self._open: dict[asyncio.Future[None], None] = {}
         self._calls: dict[ServerCall, bool] = {}
         """Calls without tasks, and whether they insist on a leader."""
-        self._ending = Paced(ENDED_AT_ONCE)
+        self._ending = Limiter(ENDED_AT_ONCE)
         self._timer: asyncio.TimerHandle | None = None
 
     def until_leader_lost(self, call: ServerCall) -> asyncio.Future[None]:

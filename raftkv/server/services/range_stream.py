@@ -16,6 +16,7 @@ from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
+from raftkv.rpc.shares import queue_of_call
 from raftkv.server.services.responder import Responder, parse_or_raise, refusals
 from raftkv.storage.key_value import key_of
 from raftkv.storage.mvcc_range import PinnedView
@@ -55,7 +56,7 @@ class RangeStreamService:
         if not request.serializable or staleness_s_max is not None:
             await self._responder.node.confirm_read(staleness_s_max)
         slices, size = self._responder.slices, self._store.known_count(request.key, request.range_end)
-        revision, header_revision, count = await slices.result(partial(self._count, request), size)
+        revision, header_revision, count = await slices.result(partial(self._count, request), size, queue_of_call(call))
         limit = request.limit if 0 < request.limit < count else count
         kvs: list[bytes] = []
         if not request.count_only:
@@ -84,7 +85,7 @@ class RangeStreamService:
         while True:
             selection = Selection(limit=min(keys_max, limit), keys_only=request.keys_only, counts=False)
             page = partial(self._page, key, request.range_end, selection, revision)
-            kvs = await self._responder.slices.result(page, keys_max) if limit else []
+            kvs = await self._responder.slices.result(page, keys_max, queue_of_call(call)) if limit else []
             limit -= len(kvs)
             if limit <= 0 or not kvs or not request.range_end:
                 return kvs

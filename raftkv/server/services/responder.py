@@ -26,7 +26,7 @@ from raftkv.apply.response import HeaderEncoder
 from raftkv.loop.scheduler import Slices, Work, hold
 from raftkv.rpc.server.budget import CONNECTION_FULL
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
-from raftkv.rpc.shares import Identity, identity_of
+from raftkv.rpc.shares import Identity, identity_of, queue_of_call
 from raftkv.rpc.status import RpcError
 from raftkv.server.node.admission import Admission
 from raftkv.server.node.proposals import Waiter
@@ -323,7 +323,7 @@ class Responder:
                 growth.end()
             self.reply_many(call, revision, pieces)
 
-        job = self.slices.run(work, partial(self.refuse_read, call), size)
+        job = self.slices.run(work, partial(self.refuse_read, call), size, queue_of_call(call))
         if not job.is_over:
             call.on_cancel(job.cancel)
 
@@ -334,7 +334,7 @@ class Responder:
             call: to be answered.
             check: begins it; nothing may be written before its last piece.
         """
-        job = self.slices.run(check, partial(self.refuse_read, call), 0)
+        job = self.slices.run(check, partial(self.refuse_read, call), 0, queue_of_call(call))
         if not job.is_over:
             call.on_cancel(job.cancel)
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Final
 
 from raftkv.loop.cycle_free import nothing
-from raftkv.loop.limiter import Paced
+from raftkv.loop.limiter import Limiter
 from raftkv.rpc.tls import RefusedPeerError
 from raftkv.server.tls.certificates import chain_of, decoding
 
@@ -63,7 +63,7 @@ class OpenConnections:
         self._wall_clock = wall_clock
         self._open: dict[_Open, None] = {}
         self._first_end = math.inf
-        self._checks = Paced(CHECKED_A_TURN)
+        self._checks = Limiter(CHECKED_A_TURN)
 
     def __len__(self) -> int:
         return len(self._open)

@@ -1,9 +1,10 @@
 """Watchers that are behind, served from the history in the store.
 
-Owns their queue. The first of them, with others that are about as far, are served together: a piece of history is read
-once for all (``piece``), each is sent its events as one response (header: the store's revision, as in etcd), and those
-that are not done are put at the end of the queue. So no watcher starves behind one that has a long way to go. Nearly
-always this is one step; a revision of very many changes, or large ones that many watch, takes several, and every
+Owns their queue, in which identities take turns by the bytes that they are sent (``loop/fair``). The first watcher,
+with others that are about as far, are served together: a piece of history is read once for all (``piece``), each is
+sent its events as one response (header: the store's revision, as in etcd), and those that are not done are put at the
+end of the queue. So no watcher starves behind one that has a long way to go, or behind thousands of another user.
+Nearly always this is one step; a revision of very many changes, or large ones that many watch, takes several, and every
 step is short. Between steps watchers may end, streams be closed, the store be compacted or replaced.
 
 A watcher whose stream has no room is *parked* in its stream until the client has read. One whose next revision was
@@ -12,12 +13,12 @@ compacted is ended with ``compact_revision``, never silently.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
 from raftkv import errors
+from raftkv.loop.fair import FairQueue
 from raftkv.server.watch import messages
 from raftkv.server.watch.index import Watcher
 from raftkv.server.watch.piece import EVENT_BYTES, Piece, View
@@ -54,8 +55,7 @@ class CatchUp:
         self._header = header
         self._synced = synced
         self._wake = wake
-        # Ordered, and not a plain dict: that one is slow to give its first when many before it are gone.
-        self._queue: OrderedDict[Watcher, None] = OrderedDict()
+        self._queue = FairQueue[Watcher]()
         self._piece: Piece | None = None
         self._work: Iterator[int] | None = None
         """The piece under way."""
@@ -64,12 +64,15 @@ class CatchUp:
 
     def add(self, watcher: Watcher) -> None:
         """Serve a watcher from ``next_revision`` on."""
-        self._queue[watcher] = None
+        self._add(watcher)
         self._wake()
+
+    def _add(self, watcher: Watcher) -> None:
+        self._queue.add(watcher.stream.queue, watcher)
 
     def remove(self, watcher: Watcher) -> None:
         """Forget a watcher, if it is here."""
-        self._queue.pop(watcher, None)
+        self._queue.discard(watcher.stream.queue, watcher)
         self._unserved.pop(watcher, None)
 
     @property
@@ -83,7 +86,7 @@ class CatchUp:
         if self._work is None:
             batch = self._take()
             if not batch:
-                return bool(self._queue)
+                return bool(len(self._queue))
             self._unserved = dict.fromkeys(batch)
             self._work = self._serve(batch)
         left = BYTES_PER_STEP
@@ -100,7 +103,7 @@ class CatchUp:
                 watcher.stream.fail(errors.DamagedError())
             raise
         self._work = self._piece = None
-        return bool(self._queue)
+        return bool(len(self._queue))
 
     def replaced(self) -> None:
         """The store is another now: what is being read of it is read again."""
@@ -122,7 +125,9 @@ class CatchUp:
         for view in piece.views:
             for watcher in view.watchers:
                 if watcher in self._unserved:
-                    yield from self._send(watcher, view)
+                    for size_bytes in self._send(watcher, view):
+                        self._queue.charge(watcher.stream.queue, size_bytes)
+                        yield size_bytes
                     self._advance(watcher, piece.last)
             while view.free():
                 yield BYTES_PER_STEP
@@ -131,16 +136,17 @@ class CatchUp:
         """These have to be served by another piece."""
         for watcher in watchers:
             if self._unserved.pop(watcher, self) is None:
-                self._queue[watcher] = None
+                self._add(watcher)
 
     def _take(self) -> list[Watcher]:
         """Take the next watchers to serve together: the first in the queue, and others that are about as far."""
-        batch: list[Watcher] = []
+        batch, others = list[Watcher](), list[Watcher]()
         left_bytes = WATCHER_BYTES_PER_STEP
         for _ in range(min(len(self._queue), WATCHERS_PER_STEP)):
             if left_bytes <= 0:
                 break
-            watcher, _none = self._queue.popitem(last=False)
+            queue, watcher = self._queue.pop()
+            self._queue.charge(queue, watcher.size_bytes)
             if watcher.stream.is_closed:
                 continue
             if watcher.next_revision < self._store.compact_revision:
@@ -151,7 +157,9 @@ class CatchUp:
                 batch.append(watcher)
                 left_bytes -= watcher.size_bytes
             else:
-                self._queue[watcher] = None
+                others.append(watcher)
+        for watcher in others:
+            self._add(watcher)
         return batch
 
     def _end(self, watcher: Watcher) -> None:
@@ -204,4 +212,4 @@ class CatchUp:
         if watcher.next_revision > self._store.revision:
             self._synced(watcher)
         else:
-            self._queue[watcher] = None
+            self._add(watcher)

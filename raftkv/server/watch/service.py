@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from raftkv import errors
-from raftkv.loop.limiter import Turnstile
+from raftkv.loop.limiter import Limiter
 from raftkv.pb.services import SERVICES
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
@@ -103,7 +103,7 @@ class WatchService:
         # As etcd: zero is the default, and no client needs more than ten a second.
         self._progress_interval_s = max(progress_interval_s or PROGRESS_DEFAULT_S, PROGRESS_MIN_S)
         self._loop = asyncio.get_running_loop()
-        self._turnstile = Turnstile(REQUESTS_PER_PASS)
+        self._requests = Limiter(REQUESTS_PER_PASS)
         """Streams that have a request for a later pass: there may be 60,000."""
 
     def register(self, server: Server) -> None:
@@ -158,8 +158,8 @@ class WatchService:
         try:
             while (data := await call.receive()) is not None:
                 weight = 1 + len(data) // BYTES_AS_A_REQUEST
-                if not self._turnstile.try_enter(weight):
-                    await self._turnstile.enter(weight)
+                if not self._requests.try_enter(weight):
+                    await self._requests.enter(weight, stream.queue)
                 stream.receive(data)
         except RpcError as error:
             if not end.done():

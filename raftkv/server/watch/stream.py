@@ -19,7 +19,7 @@ from raftkv import errors
 from raftkv.loop.cork import Cork
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.framing import PREFIX
-from raftkv.rpc.shares import Identity
+from raftkv.rpc.shares import Identity, queue_of
 from raftkv.server.services.responder import parse_or_raise
 from raftkv.server.watch import messages
 from raftkv.server.watch.index import WATCHER_BYTES, Watcher
@@ -139,6 +139,7 @@ class WatchStream:
     ) -> None:
         self.fail = fail
         self.identity = identity
+        self.queue = queue_of(identity)
         self.watchers: dict[int, Watcher] = {}
         self.watcher_bytes = 0
         self._hub = hub

@@ -36,7 +36,7 @@ from raftkv.client.arguments import limit, path, seconds
 from raftkv.client.library import Client, connect
 from raftkv.client.rpc.retry import until_answered
 from raftkv.errors import ConfigError, RaftKVError, StatusError
-from raftkv.rpc.client.lookup import beside
+from raftkv.rpc.client.connect import beside
 from raftkv.training.api.attachment import Attachment, WorkerAttachment, WorkerPlace, worker_place
 from raftkv.training.api.checkpoint import Options, Resuming, Saving, Together
 from raftkv.training.api.collectives import Collectives

@@ -12,8 +12,7 @@ from raftkv import errors
 from raftkv.apply.response import HeaderEncoder
 from raftkv.loop.cork import Cork
 from raftkv.pb import rpc_pb2
-from raftkv.rpc.framing import PREFIX, MessageAssembler, frame
-from raftkv.rpc.packed import PackedAssembler
+from raftkv.rpc.framing import PREFIX, MessageAssembler, PackedAssembler, frame
 from raftkv.rpc.server.stream import ListenedCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.lease.keep_alives import KeepAliveStream

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
-from raftkv.rpc import Channel, ChannelOptions, RpcError, ServerLimits, metadata, status
+from raftkv.rpc import Channel, ChannelOptions, RpcError, ServerLimits, framing, status
 from raftkv.rpc.framing import frame
 from raftkv.rpc.server.accept import Connection
 from raftkv.rpc.server.http import HttpRequest, HttpResponse, Origins, text_response
@@ -242,11 +242,11 @@ def _fields(data: bytes) -> None:
         name, _, value = line.partition(b" ")
         fields.append((name, value))
         with suppress(ValueError):
-            assert metadata.decode_timeout(value) >= 0
+            assert framing.decode_timeout(value) >= 0
         status.decode_message(value).encode()
         with suppress(ValueError):
             status.decode_binary(value)
-    metadata.user_metadata(tuple(fields))
+    framing.user_metadata(tuple(fields))
     error = status.status_of(dict(fields), fields)
     if error is not None:
         repr(error)

@@ -493,6 +493,23 @@ async def test_connection_limit() -> None:
 
 
 @on_loop
+async def test_an_address_that_holds_all_connections_gives_way_to_another() -> None:
+    async with s.echo_server(ServerLimits(connections=3)) as echo:
+        greedy = [await raw.RawClient.connect(echo.target) for _ in range(3)]
+        for client in greedy:
+            await client.until_frame(raw.SETTINGS)
+        others = []
+        for number in range(2):
+            others.append(await raw.RawClient.connect(echo.target, local_host="127.0.1.1"))
+            await others[-1].until_frame(raw.SETTINGS) if number == 0 else await others[-1].until_closed()
+        await greedy[2].until_closed()
+        assert others[1].goaway == (ENHANCE_YOUR_CALM, b"too_many_connections"), "it has its share"
+        assert len(echo.server.connections) == 3
+        for client in [*greedy, *others]:
+            client.close()
+
+
+@on_loop
 async def test_a_full_server_lets_go_of_connections_that_only_idle() -> None:
     async with s.echo_server(ServerLimits(connections=3, crowded_idle_s=0.05)) as echo, Channel(echo.target) as busy:
         stream = busy.stream(s.BIDI)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from raftkv.rpc import HttpRequest, HttpResponse, ServerLimits, StreamCall
-from raftkv.rpc.liveness import _passed_bytes
+from raftkv.rpc.protocol import _passed_bytes
 from tests.rpc import raw
 from tests.rpc import services as s
 from tests.rpc.clock import Clock, on_clock

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raftkv.rpc.policing import (
+from raftkv.rpc.limits import (
     RESETS_FREE_MAX,
     UPDATE_BYTES,
     UPDATES_PER_CALL,

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from raftkv.rpc.liveness import StallGuard
+from raftkv.rpc.protocol import StallGuard
 from tests.rpc.clock import Clock, on_clock
 
 

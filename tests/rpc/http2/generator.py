@@ -13,8 +13,7 @@ from hpack.huffman import HuffmanEncoder
 from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
 
 from raftkv.rpc.http2 import Headers
-from raftkv.rpc.http2.hpack import number
-from raftkv.rpc.http2.tables import STATIC
+from raftkv.rpc.http2.hpack import STATIC, number
 from tests.rpc.http2.ends import HAS_PRIORITY, PADDED, PRIORITY, PUSH_PROMISE, REQUEST, RESPONSE, TRAILERS
 from tests.rpc.raw import (
     ACK,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv.rpc.metadata import decode_timeout, encode_metadata, encode_timeout, user_metadata
+from raftkv.rpc.framing import decode_timeout, encode_metadata, encode_timeout, user_metadata
 
 
 @given(st.floats(min_value=0, max_value=3e8))

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv.rpc.framing import PREFIX, PREFIX_BYTES, frame
-from raftkv.rpc.packed import ROOM_BYTES, PackedAssembler, Unpacking
+from raftkv.rpc.framing import PREFIX, PREFIX_BYTES, ROOM_BYTES, PackedAssembler, Unpacking, frame
 from raftkv.rpc.status import Code, RpcError
 from tests.fuzz.memory import measured
 from tests.rpc.parts.test_framing import cut

@@ -16,6 +16,7 @@ from raftkv.server.auth.passwords import (
     NICENESS,
     PROMPT_BURST_S,
     PROMPT_SHARE,
+    PROMPT_SHARE_UNKNOWN,
     Allowance,
     Passwords,
     costs_of,
@@ -173,8 +174,32 @@ async def test_a_few_logins_have_the_priority_of_the_loop_and_a_storm_has_not() 
     go.set()
     await first
     assert await passwords._run(_niceness) == own
-    passwords._allowance.spend(PROMPT_BURST_S + 60.0)
-    assert await passwords._run(_niceness) == lower
+    passwords.close()
+
+
+@on_loop
+async def test_a_storm_uses_up_the_prompt_time_of_its_own_names_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    passwords, own = Passwords(COST, threads=1), _niceness()
+    lower = min(own + NICENESS, NICENESS_MAX)
+
+    async def niceness_after(address: str, name: bytes, used_s: float) -> int:
+        with monkeypatch.context() as patch:
+            times = iter((0.0, used_s))
+            patch.setattr(module.time, "thread_time", lambda: next(times))
+            return await passwords._run(_niceness, address, name)
+
+    made_up, alice = ("address 10.0.0.6", b""), ("address 10.0.0.6", b"alice")
+    assert await niceness_after(*made_up, PROMPT_BURST_S) == own
+    assert await niceness_after(*made_up, 0.0) == lower
+    now += 0.1  # what all may use together is back
+    assert await niceness_after(*alice, 0.1) == own
+    now += 1.0
+    assert await niceness_after(*alice, 0.2) == own, "a user may log in often"
+    assert await niceness_after(*alice, 0.2) == own
+    now += PROMPT_BURST_S / PROMPT_SHARE_UNKNOWN
+    assert await niceness_after(*made_up, 0.0) == own
     passwords.close()
 
 
@@ -191,11 +216,11 @@ async def test_work_that_is_given_up_before_it_begins_leaves_its_thread_free() -
 
 
 def test_an_allowance_grows_again_to_the_burst_and_not_beyond() -> None:
-    allowance = Allowance(100.0)
+    allowance = Allowance(100.0, PROMPT_SHARE)
     allowance.spend(PROMPT_BURST_S + 1.0)
-    assert not allowance.is_left(100.0)
-    assert not allowance.is_left(100.0 + 0.99 / PROMPT_SHARE)
-    assert allowance.is_left(100.0 + 1.01 / PROMPT_SHARE)
-    assert allowance.is_left(100_000.0)
+    assert allowance.left_s(100.0) <= 0
+    assert allowance.left_s(100.0 + 0.99 / PROMPT_SHARE) <= 0
+    assert allowance.left_s(100.0 + 1.01 / PROMPT_SHARE) > 0
+    assert allowance.left_s(100_000.0) > 0
     allowance.spend(PROMPT_BURST_S)
-    assert not allowance.is_left(100_000.0)
+    assert not allowance.left_s(100_000.0) > 0

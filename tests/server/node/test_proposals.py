@@ -9,9 +9,10 @@ import pytest
 
 from raftkv import errors
 from raftkv.apply.applier import Outcome
-from raftkv.apply.request import Kind, decode
+from raftkv.apply.request import Caller as RequestCaller
+from raftkv.apply.request import Kind, decode, encode, identified
 from raftkv.server.node import proposals as module
-from raftkv.server.node.proposals import PROPOSAL_BYTES, Proposals, Waiter, new_start, request_ids
+from raftkv.server.node.proposals import PROPOSAL_BYTES, Forwarded, Proposals, Waiter, new_start, request_ids
 
 
 class Caller(Waiter):
@@ -55,6 +56,45 @@ def test_what_is_given_back_is_proposed_again_in_order(proposals: Proposals) -> 
     second = proposals.add(Kind.PUT, b"b", Caller(), 0.1)
     proposals.give_back(unsent)
     assert [request_id for request_id, _ in proposals.take_unsent()] == [first, second]
+
+
+@pytest.mark.parametrize("flood", [3, 5000])
+def test_a_flood_of_proposals_delays_another_user_by_one_append(proposals: Proposals, flood: int) -> None:
+    proposals.shares.limit = 1 << 30
+    mallory = [proposals.add(Kind.PUT, bytes(100), Caller(b"mallory"), 0.0) for _ in range(flood)]
+    taken = [proposals.take_unsent(250)]
+    proposals.give_back(taken.pop())
+    alice = proposals.add(Kind.PUT, bytes(100), Caller(b"alice"), 0.0)
+    gone = proposals.add(Kind.PUT, bytes(100), Caller(b"alice"), 0.0)
+    proposals.pop(gone)
+    while proposals.unsent_bytes:
+        taken.append([request_id for request_id, _ in proposals.take_unsent(250)])
+    at = next(number for number, batch in enumerate(taken) if alice in batch)
+    assert at <= 1 + flood // module.SORTED_AT_ONCE
+    assert [one for batch in taken for one in batch if one != alice] == mallory, "each once, in order"
+    assert all(len(batch) <= 2 for batch in taken)
+
+
+def test_a_leader_takes_users_and_members_in_turn_from_what_is_forwarded() -> None:
+    def forwarded(kind: int, member: int, user: bytes, body: bytes) -> bytes:
+        request_id = next(request_ids(member, len(datas)))
+        caller = identified(RequestCaller(user, 1), kind, body) if user else body
+        return encode(Kind.IDENTIFIED if user else kind, request_id, caller)
+
+    datas: list[bytes] = []
+    for user, member in [(b"mallory", 2)] * 50 + [(b"", 2)] * 50 + [(b"alice", 2), (b"", 3)]:
+        datas.append(forwarded(Kind.PUT, member, user, b"%04d" % len(datas) + bytes(100)))
+    waiting = Forwarded()
+    assert waiting.add(datas) == 0
+    taken = waiting.take(700)
+    waiting.give_back(taken)
+    assert waiting.size_bytes == sum(map(len, datas))
+    taken = waiting.take(700)
+    assert {datas[100], datas[101]} <= {*taken}
+    while waiting.size_bytes:
+        taken += waiting.take(700)
+    assert sorted(taken) == sorted(datas)
+    assert [one for one in taken if one in datas[:50]] == datas[:50]
 
 
 def test_expiry_tells_sent_from_unsent(proposals: Proposals) -> None:

@@ -159,18 +159,23 @@ async def test_without_h2_in_alpn_the_first_bytes_decide(room: Room) -> None:
 
 
 def test_an_evicted_handshake_ends_with_a_reason() -> None:
-    """The oldest, in any state."""
-    ended: list[str] = []
+    """The oldest of the address that has most, in any state."""
+    ended: list[tuple[str, str]] = []
 
     class Ending:
+        def __init__(self, queue: str) -> None:
+            self.queue = queue
+
         def give_up(self, error: Exception) -> None:
             assert isinstance(error, RefusedPeerError)
-            ended.append(str(error))
+            ended.append((self.queue, str(error)))
 
-    waiting = Handshakes(1)
-    for _ in range(3):
-        waiting.add(Ending())
-    assert len(ended) == 2
+    waiting = Handshakes(3)
+    for name in ("alice", "mallory", "mallory", "mallory", "mallory", "bob", "bob"):
+        waiting.add(Ending(name))
+    text = "more than 3 handshakes are unfinished, and this is the oldest"
+    assert ended == [("mallory", text)] * 3 + [("bob", text)], "its own, when no other has more"
+    assert len(waiting) == 3
 
 
 @on_loop

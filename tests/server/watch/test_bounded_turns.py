@@ -11,7 +11,7 @@ from raftkv.pb import rpc_pb2
 from raftkv.server.watch import hub as hub_module
 from raftkv.server.watch import messages
 from raftkv.server.watch import piece as piece_module
-from raftkv.server.watch.catch_up import WATCHER_BYTES_PER_STEP, CatchUp
+from raftkv.server.watch.catch_up import REVISIONS_PER_STEP, WATCHER_BYTES_PER_STEP, CatchUp
 from raftkv.server.watch.index import WatcherIndex
 from raftkv.server.watch.intervals import OPEN_END, Intervals
 from raftkv.server.watch.stream import CONNECTION_QUEUED_MAX_BYTES, FILTERS_MAX, WatchStream
@@ -383,3 +383,20 @@ def test_bounds_of_megabytes_are_compared_a_few_at_a_time(world: World, monkeypa
     while world.catch_up():
         pass
     assert world.hub._index.ranges.longest_bytes == 0
+
+
+@pytest.mark.parametrize("flood", [1000, 4000])
+def test_watchers_of_another_user_do_not_wait_for_thousands_that_are_behind(world: World, flood: int) -> None:
+    for number in range(2 * REVISIONS_PER_STEP):
+        world.put(b"k", b"%d" % number)
+    mallory, _ = world.stream(identity=b"mallory")
+    for _ in range(flood):
+        world.watch(mallory, key=b"other", start_revision=1)
+    world.catch_up()
+    alice, call = world.stream(identity=b"alice")
+    world.watch(alice, key=b"k", start_revision=world.store.revision)
+    steps = 0
+    while not any(response.events for response in call.read()):
+        assert world.catch_up()
+        steps += 1
+    assert steps <= 3

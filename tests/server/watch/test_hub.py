@@ -62,9 +62,9 @@ class World:
         self.cork.flush()
         return more
 
-    def stream(self) -> tuple[WatchStream, FakeCall]:
+    def stream(self, identity: bytes = b"") -> tuple[WatchStream, FakeCall]:
         call = FakeCall()
-        return WatchStream(self.hub, call, 1000, self.failures.append), call
+        return WatchStream(self.hub, call, 1000, self.failures.append, identity=identity), call
 
     def watch(self, stream: WatchStream, **fields: object) -> None:
         request = rpc_pb2.WatchCreateRequest(**fields)
@@ -413,19 +413,15 @@ def test_watchers_are_bounded_by_what_they_take(world: World, monkeypatch: pytes
 def test_the_newest_watchers_of_the_greediest_give_way_to_those_of_another(world: World) -> None:
     """766 watchers on keys of 1.4 MB took all there was, and no other client could watch."""
 
-    def stream_of(identity: bytes) -> tuple[WatchStream, FakeCall]:
-        call = FakeCall()
-        return WatchStream(world.hub, call, 1000, world.failures.append, identity=identity), call
-
     world.hub.shares.limit = 8 * 10_000 + 8 * WATCHER_BYTES
-    (first, first_call), (second, second_call) = stream_of(b"mallory"), stream_of(b"mallory")
+    (first, first_call), (second, second_call) = world.stream(b"mallory"), world.stream(b"mallory")
     for number in range(5):
         world.watch(first, key=b"%010000d" % number)
         world.watch(second, key=b"%010000d" % number)
     refused = [one.cancel_reason for one in (*first_call.read(), *second_call.read()) if one.canceled]
     assert len(refused) == 2
     assert all("user mallory has its share of the" in text for text in refused)
-    honest, honest_call = stream_of(b"alice")
+    honest, honest_call = world.stream(b"alice")
     for number in range(5):
         world.watch(honest, key=b"%010000d" % number)
     assert [one.canceled for one in honest_call.read()] == [False] * 4 + [True], "both have half"
@@ -500,14 +496,14 @@ def test_few_of_very_many_waiting_streams_are_called_in_their_order(world: World
             tasks = [group.create_task(service.watch(cast(StreamCall, call))) for call in calls]
             for _ in range(3):
                 await asyncio.sleep(0)
-            assert len(service._turnstile) >= 3 * REQUESTS_PER_PASS
+            assert len(service._requests) >= 3 * REQUESTS_PER_PASS
             for task in tasks[REQUESTS_PER_PASS : 3 * REQUESTS_PER_PASS]:
                 task.cancel()  # who is called next is not there any more: the others must not wait for ever
-            before = len(service._turnstile)
-            while len(service._turnstile):
+            before = len(service._requests)
+            while len(service._requests):
                 await asyncio.sleep(0)
-                assert before - len(service._turnstile) <= REQUESTS_PER_PASS
-                before = len(service._turnstile)
+                assert before - len(service._requests) <= REQUESTS_PER_PASS
+                before = len(service._requests)
             await until(lambda: world.hub.watcher_count == 3 * REQUESTS_PER_PASS)
             for task in tasks:
                 task.cancel()

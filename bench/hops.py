@@ -1,0 +1,201 @@
+"""How many files of raftkv one request crosses on its way through a member, and how often it changes file.
+
+    python -m bench.hops [--list put] [--rounds 30] [--json]
+
+One member runs in this process, interpreted, alone in its cluster, with a client in another thread. `sys.setprofile`
+notes each call of a Python function on the loop's thread while one request is under way and for a moment after its
+answer. A *hop* is a call whose function is in another file than the function that was called before. Ticks and timers
+run meanwhile too, so of many rounds the one with the fewest hops counts. A reader of the code has to follow the files
+and hops; a processor pays for the calls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import socket
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from itertools import pairwise
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from raftkv.config import ServerConfig
+from raftkv.native import is_compiled
+from raftkv.pb import rpc_pb2
+from raftkv.rpc.client.channel import Channel
+from raftkv.server import main as server
+from raftkv.server.member import Member
+
+KINDS: Final = ("put", "range", "event", "keep-alive")
+SETTLE_S: Final = 0.03
+"""Rest before a request, and after its answer."""
+_ROOT: Final = Path(__file__).resolve().parents[1]
+_KV: Final = "/etcdserverpb.KV/"
+
+Ask = Callable[[], Awaitable[Any]]
+
+
+class Calls:
+    """The calls of the thread that made this, while they are noted; ``file:function`` each."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] | None = None
+        self._names: dict[str, str] = {}
+
+    def __call__(self, frame: FrameType, event: str, _argument: object) -> None:
+        if event == "call" and self.seen is not None:
+            path = frame.f_code.co_filename
+            name = self._names.get(path)
+            if name is None:
+                name = self._names[path] = _relative(path)
+            if name:
+                self.seen.append(f"{name}:{frame.f_code.co_qualname}")
+
+
+def _relative(path: str) -> str:
+    """Return the path of a file of raftkv from the root of the sources; empty: it is no such file."""
+    resolved = Path(path).resolve()
+    if not resolved.is_relative_to(_ROOT):
+        return ""
+    relative = resolved.relative_to(_ROOT).as_posix()
+    return relative if relative.startswith(("raftkv/", "storage/")) else ""
+
+
+def hops_of(calls: list[str]) -> int:
+    """Return how often the file changes in a sequence of ``file:function``."""
+    files = [call.partition(":")[0] for call in calls]
+    return sum(one != other for one, other in pairwise(files))
+
+
+async def _asks(channel: Channel) -> dict[str, Ask]:
+    """Return what asks for one of each kind; the streams are open."""
+
+    def unary(method: str, request: Any) -> Ask:
+        data = request.SerializeToString()
+        return lambda: channel.unary(_KV + method, data, 10.0)
+
+    put = unary("Put", rpc_pb2.PutRequest(key=b"k", value=b"v" * 100))
+    watch = channel.stream("/etcdserverpb.Watch/Watch")
+    create = rpc_pb2.WatchCreateRequest(key=b"watched")
+    await watch.send(rpc_pb2.WatchRequest(create_request=create).SerializeToString())
+    await watch.receive()
+    written = unary("Put", rpc_pb2.PutRequest(key=b"watched", value=b"v" * 100))
+    grant = rpc_pb2.LeaseGrantRequest(ID=7, TTL=600).SerializeToString()
+    await channel.unary("/etcdserverpb.Lease/LeaseGrant", grant, 10.0)
+    alive = channel.stream("/etcdserverpb.Lease/LeaseKeepAlive")
+    renewal = rpc_pb2.LeaseKeepAliveRequest(ID=7).SerializeToString()
+
+    async def event() -> None:
+        await asyncio.gather(written(), watch.receive())
+
+    async def keep_alive() -> None:
+        await alive.send(renewal)
+        await alive.receive()
+
+    asked = unary("Range", rpc_pb2.RangeRequest(key=b"k"))
+    return {"put": put, "range": asked, "event": event, "keep-alive": keep_alive}
+
+
+async def _measure(endpoint: str, calls: Calls, rounds: int) -> dict[str, list[str]]:
+    """Return the calls of the round with the fewest hops, by kind."""
+    least: dict[str, list[str]] = {}
+    async with Channel(endpoint) as channel:
+        asks = await _asks(channel)
+        for _ in range(rounds):
+            for kind in KINDS:
+                await asyncio.sleep(SETTLE_S)
+                seen = calls.seen = []
+                await asks[kind]()
+                await asyncio.sleep(SETTLE_S)
+                calls.seen = None
+                if kind not in least or hops_of(seen) < hops_of(least[kind]):
+                    least[kind] = seen
+    return least
+
+
+def measure(rounds: int) -> dict[str, list[str]]:
+    """Run a member, and return the calls that each kind of request makes in it."""
+    found: dict[str, list[str]] = {}
+    client, peer = (f"http://127.0.0.1:{port}" for port in _free_ports(2))
+
+    async def on_ready(member: Member) -> None:
+        calls = Calls()
+        sys.setprofile(calls)
+
+        def run() -> None:
+            try:
+                found.update(asyncio.run(_measure(client.removeprefix("http://"), calls, rounds)))
+            finally:
+                loop.call_soon_threadsafe(member.stop)
+
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=run, name="client").start()
+
+    with tempfile.TemporaryDirectory(prefix="raftkv-hops-") as directory:
+        config = ServerConfig(
+            data_dir=f"{directory}/data",
+            listen_client_urls=(client,),
+            advertise_client_urls=(client,),
+            listen_peer_urls=(peer,),
+            initial_advertise_peer_urls=(peer,),
+            initial_cluster=f"default={peer}",
+            log_outputs=(f"{directory}/log",),
+            unsafe_no_fsync=True,  # or the pace of the disk would decide about the way of a sync
+        )
+        try:
+            server.serve(config, on_ready=on_ready)
+        finally:
+            sys.setprofile(None)
+    return found
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(prog="python -m bench.hops", description="files that a request crosses")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--list", choices=KINDS, help="print the calls of one kind, in order")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    if is_compiled():
+        sys.exit("bench.hops: compiled code has no frames; run `make interpreted` first")
+    found = measure(options.rounds)
+    if options.list:
+        for call, count in Counter(found[options.list]).most_common():
+            print(f"{count:4}  {call}")
+        return
+    rows = {
+        kind: {
+            "files": len({call.partition(":")[0] for call in found[kind]}),
+            "hops": hops_of(found[kind]),
+            "calls": len(found[kind]),
+        }
+        for kind in KINDS
+    }
+    if options.json:
+        print(json.dumps(rows, indent=2))
+        return
+    table = Table("request", *(name for name in rows["put"]))
+    for kind, row in rows.items():
+        table.add_row(kind, *map(str, row.values()))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

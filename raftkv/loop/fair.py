@@ -1,0 +1,157 @@
+"""Fair service: identities that wait for the same thing are served in turn, by what their items cost.
+
+    queue = FairQueue[Job]()
+    queue.add(b"alice", job)            # behind the other items of alice
+    identity, job = queue.pop()         # of the identity that has been served least
+    queue.charge(identity, seconds)     # what it cost, once that is known: time, bytes or calls
+
+In order of arrival, one identity that floods a member makes all others wait for the length of its flood. Here the wait
+depends on the number of identities that wait, and on the cost of one item of each. With one identity the order is that
+of arrival.
+
+This is start-time fair queueing (Goyal, Vin and Cheng, 1996). Each identity has a virtual time, the cost of what it was
+served; the one with the least goes next. One that comes anew begins at the time of the item that was served last, so it
+cannot save up for a flood of its own. Of two identities with items that wait all the time, one is served at most the
+cost of one item of each more than the other. A cost may be charged after the item was served, and counts from then on.
+
+Invariants: items of one identity keep their order; memory is a few words for each identity that has items or has been
+served more than others, and each of these has paid for its place.
+
+Leaves out: weights (all identities count the same), and limits on what may wait (``rpc/shares``).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator
+from heapq import heappop, heappush
+from typing import Final, Generic, TypeVar
+
+T = TypeVar("T", bound=Hashable)
+
+Identity = str | bytes
+"""A user's name as bytes; else "certificate NAME" or "address ADDRESS"."""
+
+SERVED_KEPT_MIN: Final = 64
+"""Virtual times that are kept before those of identities that have no items and are not ahead are dropped."""
+
+
+class FairQueue(Generic[T]):
+    """Items that wait, each once, by identity.
+
+    Attributes:
+        length: how many wait.
+    """
+
+    def __init__(self) -> None:
+        # Ordered, and not plain dicts: those are slow to give their first when many before it are gone.
+        self._lines: dict[Identity, OrderedDict[T, None]] = {}
+        self._served: dict[Identity, float] = {}
+        """The virtual time of each identity that has items, or is ahead of the others."""
+        self._heap: list[tuple[float, int, Identity]] = []
+        """The identities with items, each once, under a time that may have passed since; and some that have none."""
+        self._heaped: set[Identity] = set()
+        self._now = 0.0
+        self._number = 0
+        self.length = 0
+        self._served_max = SERVED_KEPT_MIN
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[T]:
+        for line in self._lines.values():
+            yield from line
+
+    def has(self, identity: Identity) -> bool:
+        """Return whether an identity has items here."""
+        return identity in self._lines
+
+    def add(self, identity: Identity, item: T) -> None:
+        """Have an item wait; one that waits already keeps its place.
+
+        Arguments:
+            identity: whose it is.
+            item: to be served.
+        """
+        line = self._lines.get(identity)
+        if line is None:
+            if not self.length:
+                self.clear()  # while none waited, none was served at the cost of another
+            line = self._lines[identity] = OrderedDict()
+            self._served[identity] = max(self._served.get(identity, 0.0), self._now)
+            self._push(identity)
+        if item not in line:
+            line[item] = None
+            self.length += 1
+
+    def put_back(self, identity: Identity, item: T) -> None:
+        """Have an item wait again, before the others of its identity."""
+        self.add(identity, item)
+        self._lines[identity].move_to_end(item, last=False)
+
+    def _push(self, identity: Identity) -> None:
+        if identity not in self._heaped:
+            self._heaped.add(identity)
+            self._number += 1
+            heappush(self._heap, (self._served[identity], self._number, identity))
+
+    def pop(self) -> tuple[Identity, T]:
+        """Take the next item, and return whose it is too.
+
+        Raises:
+            IndexError: no item waits.
+        """
+        while True:
+            served, _, identity = heappop(self._heap)
+            self._heaped.discard(identity)
+            line = self._lines.get(identity)
+            if line is None:
+                continue  # all its items were discarded
+            if served < self._served[identity]:
+                self._push(identity)  # it has been charged since
+                continue
+            self._now = served
+            item, _none = line.popitem(last=False)
+            self.length -= 1
+            if line:
+                self._push(identity)
+            else:
+                self._end(identity)
+            return identity, item
+
+    def charge(self, identity: Identity, cost: float) -> None:
+        """Count what was done for an identity.
+
+        Arguments:
+            identity: as ``pop`` returned it.
+            cost: in the one unit of this queue.
+        """
+        self._served[identity] = max(self._served.get(identity, 0.0), self._now) + cost
+
+    def discard(self, identity: Identity, item: T) -> None:
+        """Forget an item, if it waits."""
+        line = self._lines.get(identity)
+        if line is not None and item in line:
+            del line[item]
+            self.length -= 1
+            if not line:
+                self._end(identity)
+
+    def _end(self, identity: Identity) -> None:
+        """An identity has no more items; its virtual time counts while it is ahead."""
+        del self._lines[identity]
+        if len(self._served) > self._served_max:
+            now, lines = self._now, self._lines
+            self._served = {one: time for one, time in self._served.items() if time > now or one in lines}
+            self._served_max = max(SERVED_KEPT_MIN, 2 * len(self._served))
+            self._heap = sorted(entry for entry in self._heap if entry[2] in lines)
+            self._heaped = {entry[2] for entry in self._heap}
+
+    def clear(self) -> None:
+        """Forget all items, and what was served."""
+        self._lines.clear()
+        self._served.clear()
+        self._heap.clear()
+        self._heaped.clear()
+        self.length = 0
