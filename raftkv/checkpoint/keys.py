@@ -48,6 +48,7 @@ CHILD: Final = "child"
 
 _DIRECTORY: Final = re.compile(r"step-([0-9]{12})\.g([0-9]{1,19})\.([0-9]{1,19})")
 _NAME: Final = re.compile(r"[^\x00-\x1f/\\\x7f]+")
+_ORDERED: Final = re.compile(r"[0-9a-f]{16}")
 _DOUBLE: Final = struct.Struct(">d")
 _WORD: Final = struct.Struct(">Q")
 
@@ -155,10 +156,12 @@ def ordered(value: float) -> str:
 
 def from_ordered(text: str) -> float:
     """Return the number that ``ordered`` has written. Raises ValueError."""
-    if len(text) != 16:
+    if not _ORDERED.fullmatch(text):
         raise ValueError(f"{text!r} is no ordered number")
     word = int(text, 16)
     (value,) = _DOUBLE.unpack(_WORD.pack(word ^ (1 << 63 if word >> 63 else 0xFFFFFFFFFFFFFFFF)))
+    if not is_comparable(value):
+        raise ValueError(f"{text!r} is not the place of a number")
     return float(value)
 
 

@@ -21,6 +21,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,7 +33,7 @@ from raftkv.checkpoint.commit.claim import CLAIM_NAME, Claim, WorldConditions, c
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
 from raftkv.checkpoint.commit.manifest import Manifest, is_anothers
 from raftkv.checkpoint.commit.takeover import Taken
-from raftkv.checkpoint.errors import PrepareConflict
+from raftkv.checkpoint.errors import PrepareConflict, printable
 from raftkv.checkpoint.exchange import Incoming
 from raftkv.checkpoint.find.bests import Bests
 from raftkv.checkpoint.find.commits import Commits
@@ -147,7 +148,7 @@ class Registry:
         Raises:
             FenceBroken, GenerationOver: it is over.
         """
-        return await takeover.take_over(self._means, claim)
+        return await takeover.take_over(self._means, claim, self._foreign_place)
 
     # ---- saving
 
@@ -218,12 +219,15 @@ class Registry:
             after, who: see ``commit.opening.join``.
 
         Raises:
-            ConfigError: the coordinator saves another step.
+            ConfigError: the coordinator saves another step, or elsewhere than below the uri of this registry.
             FenceBroken, GenerationOver: the claim is over.
             TimeoutError: nothing was begun in time.
         """
         kind, step = check_kind(kind), check_step(step)
-        return await opening.join(self._means, claim, kind, step, timeout_s, after=after, who=who)
+        attempt = await opening.join(self._means, claim, kind, step, timeout_s, after=after, who=who)
+        if why := await self._foreign_place(attempt.record):
+            raise ConfigError(why)
+        return attempt
 
     async def set_metrics(self, step: int, kind: str, metrics: Mapping[str, object]) -> Checkpoint:
         """Add metrics to a committed checkpoint, or replace those of the same names, as an evaluator does.
@@ -252,6 +256,22 @@ class Registry:
 
     def _uri_of(self, attempt: AttemptId) -> str:
         return f"{self.uri}/{attempt.directory}"
+
+    async def _foreign_place(self, head: AttemptRecord) -> str:
+        """Return why nothing is written where the record of an attempt says that its bytes lie; empty: it may be.
+
+        The record is input. Its directory is the attempt's own, or one below the uri that no other attempt has made.
+        """
+        if not self.uri or head.uri == self._uri_of(head.id):
+            return ""
+        if AttemptId.of_directory(head.uri.rpartition("/")[2]) in (None, head.id):
+            with suppress(ConfigError):
+                if await asyncio.to_thread(lambda: Place(self.uri).contains(head.uri)):
+                    return ""
+        return printable(
+            f"step {head.step} of run {self.run_id!r} ({head.kind}) is not saved: its record names {head.uri}, which "
+            f"does not lie below {self.uri} as a directory of its own; save again, check who may write its keys"
+        )
 
     # ---- finding
 

@@ -75,7 +75,7 @@ async def collect(
     kept = {
         int(number)
         for item in keeps.items
-        if (number := item.key[len(keys.keeps.encode()) :].partition(b"/")[0]).isdigit()
+        if (number := item.key[len(keys.keeps.encode()) :].partition(b"/")[0]).isdigit() and len(number) == 12
     }
     old = sorted(set(known) - kept - set(sorted(known)[-max(keep_last, 1) :]) - {head.version})
     dropped = old if dry_run else [number for number in old if await _drop(control, keys, number, unmoved)]

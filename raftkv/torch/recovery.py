@@ -63,6 +63,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d
 
+from raftkv.client.control.records import RecordError
 from raftkv.errors import ConfigError
 from raftkv.torch.interrupt import cut_connections, cut_gloo, gloo_devices
 from raftkv.torch.nccl import STUCK_S, Aborted, Communicators
@@ -396,7 +397,7 @@ class ElasticGroup:
         """Build the group of this generation; returns whether no rank has state."""
         rank, size, member = self.rank, self.world_size, self.run.world.member
         own = _join(member.address or member.host, self._server.port)
-        self._meeting = _resolved(own if rank == 0 else self._find_store())
+        self._meeting = resolve_address(own if rank == 0 else self._find_store())
         if rank == 0:
             self.run.publish_nowait(own)  # for newcomers: nobody here waits for it
         self._store = PrefixStore(f"raftkv/{self.run.run_id}/{self.generation}", self._connect())
@@ -512,9 +513,15 @@ def _join(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _resolved(address: str) -> tuple[str, int]:
-    """Resolve an address to numbers: it is compared with those of connections by a thread that must not ask DNS."""
+def resolve_address(address: str) -> tuple[str, int]:
+    """Resolve a published address to numbers: a thread that must not ask DNS compares it with those of connections.
+
+    Raises:
+        RecordError: it is not an address and a port.
+    """
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
+    if not (host and port.isdecimal() and len(port) <= 5 and int(port) < 1 << 16):
+        raise RecordError("boot", f"{address!r} is not an address and a port")
     found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
     return str(found[0][4][0]), int(port)

@@ -11,6 +11,7 @@ both at one revision, and writes on condition of that ``latest``, knows the inde
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -162,12 +163,12 @@ def rearranged(
 
 
 def _values(found: RangeResult) -> list[tuple[float, int]]:
-    """Return value and step of keys of the index; those that somebody else wrote are passed over."""
+    """Return value and step of keys of the index; foreign keys are skipped."""
     values = []
     for item in found.items:
-        step, text = step_of(item.key), item.key.split(b"/")[-2]
-        try:
-            values.append((from_ordered(text.decode()), -1 if step is None else step))
-        except (ValueError, UnicodeDecodeError):
-            continue
-    return [item for item in values if item[1] >= 0]
+        step = step_of(item.key)
+        with contextlib.suppress(ValueError):
+            value = from_ordered(item.key.split(b"/")[-2].decode())
+            if step is not None:
+                values.append((value, step))
+    return values

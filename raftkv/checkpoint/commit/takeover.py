@@ -9,6 +9,7 @@ other is given up, and its bytes are garbage.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -48,12 +49,13 @@ class Taken:
     reason: str = ""
 
 
-async def take_over(means: Means, claim: Claim) -> list[Taken]:
+async def take_over(means: Means, claim: Claim, refusal: Callable[[AttemptRecord], Awaitable[str]]) -> list[Taken]:
     """Commit or give up all attempts of generations before that of a claim, the lowest step first.
 
     Arguments:
         means: what attempts work with.
         claim: of the present generation.
+        refusal: returns why nothing may be written where an attempt's record says that its bytes lie; empty: it may.
 
     Raises:
         FenceBroken, GenerationOver: the claim is over.
@@ -61,17 +63,19 @@ async def take_over(means: Means, claim: Claim) -> list[Taken]:
     run = RegistryKeys(instance(claim, Claim, "claim").run_id)
     await under(means.control, claim, (), [get(run.fence)])  # a zombie hears it, even if there is nothing to decide
     dead = [head for head in await undecided(means.control, run) if head.generation < claim.generation]
-    return [await _take(means, claim, head) for head in sorted(dead, key=lambda head: head.id)]
+    return [await _take(means, claim, head, refusal) for head in sorted(dead, key=lambda head: head.id)]
 
 
-async def _take(means: Means, claim: Claim, head: AttemptRecord) -> Taken:
+async def _take(
+    means: Means, claim: Claim, head: AttemptRecord, refusal: Callable[[AttemptRecord], Awaitable[str]]
+) -> Taken:
     attempt = Attempt(means, claim, head)
     keys = RegistryKeys(claim.run_id).attempt(head.kind, head.id)
     listed = await until_answered(lambda: means.control.txn((), [get_range(keys.ranks, prefix=True, keys_only=True)]))
     found = {item.key for item in listed.results[0]}
     prepared = sum(keys.rank(rank).encode() in found for rank in range(head.world_size))
     reason = f"{prepared} of {head.world_size} ranks had prepared when generation {head.generation} ended"
-    if prepared == head.world_size:
+    if prepared == head.world_size and not (reason := await refusal(head)):
         try:
             return Taken(head, await attempt.commit())
         except _UNFIT as error:

@@ -13,13 +13,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
 from raftkv.checkpoint.errors import CheckpointNotFound
-from raftkv.checkpoint.keys import LATEST, RegistryKeys, check_step, is_comparable, run_of, step_of
+from raftkv.checkpoint.keys import LATEST, RegistryKeys, check_step, from_ordered, run_of, step_of
 from raftkv.checkpoint.records import Checkpoint, Latest, Reference
 from raftkv.client.control.control import Control, until_answered
 from raftkv.client.control.records import RecordError, read, readable
@@ -155,13 +155,18 @@ class Lookup:
         pages = self._pages(keys.metric_of(kind, metric), limit=count, keys_only=True, descending=mode == MAX)
         async with aclosing(pages):
             async for items in _batches(pages, min(count, READS_MAX)):
-                steps = [step for item in items if (step := step_of(item.key)) is not None]
+                values = dict(_indexed(items))
+                steps = [step for step in values if all(step != checkpoint.step for checkpoint in found)]
                 records = await self._read([get(keys.record(kind, step)) for step in steps]) if steps else []
-                # One that was deleted, or whose metric was changed, since the index was read makes room for the next.
-                some = readable(Checkpoint, [item for item in records if item is not None])
-                found += [checkpoint for checkpoint in some if is_comparable(checkpoint.metrics.get(metric, math.nan))]
+                # The index is only a hint: a record whose value is worse than its place says, as after a change since
+                # the index was read, has its true place further on.
+                for checkpoint in readable(Checkpoint, [item for item in records if item is not None]):
+                    value, place = checkpoint.metrics.get(metric, math.nan), values[checkpoint.step]
+                    if value >= place if mode == MAX else value <= place:
+                        found.append(checkpoint)
                 if len(found) >= count:
                     break
+        found.sort(key=lambda item: (item.metrics[metric], item.step), reverse=mode == MAX)
         return found[:count]
 
     async def best_of_all(self, metric: str, mode: str, *, kind: str = "", count: int = 1) -> list[Checkpoint]:
@@ -178,22 +183,24 @@ class Lookup:
         """
         check_mode(mode)
         ranked = []
-        for found in await self.latest_of_all():
-            extremes = found.latest.best.get(metric)
-            if extremes is not None and kind in ("", found.kind):
+        for summary in await self.latest_of_all():
+            extremes = summary.latest.best.get(metric)
+            if extremes is not None and kind in ("", summary.kind):
                 value, step = (
                     (extremes.min_value, extremes.min_step) if mode == MIN else (extremes.max_value, extremes.max_step)
                 )
-                ranked.append((value, found.run_id, found.kind, step))
+                ranked.append((value, summary.run_id, summary.kind, step))
         ranked.sort(reverse=mode == MAX)
         if not ranked:
             raise CheckpointNotFound(f"no run has a checkpoint with the metric {metric!r}")
         found_at: list[Checkpoint] = []
-        for _, run_id, name, step in ranked:
+        for value, run_id, name, step in ranked:
             if len(found_at) == count:
                 break
-            with contextlib.suppress(CheckpointNotFound):  # deleted since
-                found_at.append(await self.at(run_id, step, name))
+            with contextlib.suppress(CheckpointNotFound, RecordError):  # deleted since, or damaged
+                found = await self.at(run_id, step, name)
+                if found.metrics.get(metric) == value:  # the record decides: a summary is a hint, and another run's
+                    found_at.append(found)
         return found_at
 
     async def checkpoints(
@@ -254,6 +261,16 @@ class Lookup:
                 return
             last = page.items[-1].key
             start, end = (start, last) if descending else (last + b"\0", end)
+
+
+def _indexed(items: Sequence[KeyValue]) -> Iterator[tuple[int, float]]:
+    """Yield step and value of keys of the index of a metric; foreign keys are skipped."""
+    for item in items:
+        step = step_of(item.key)
+        with contextlib.suppress(ValueError):
+            value = from_ordered(item.key.split(b"/")[-2].decode())
+            if step is not None:
+                yield step, value
 
 
 async def _batches(items: AsyncIterator[KeyValue], size: int) -> AsyncIterator[list[KeyValue]]:

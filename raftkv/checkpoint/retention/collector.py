@@ -312,6 +312,8 @@ class Collector:
         found = [item.key[len(self._keys.attempts.encode()) :].split(b"/") for item in listed.results[0].items]
         with_head = {tuple(parts[:2]) for parts in found if parts[2:] == [b"head"]}
         for kind, attempt in sorted({tuple(parts[:2]) for parts in found if parts[2:3] == [b"rank"]} - with_head):
+            if not (kind + attempt).isascii():
+                continue
             keys = AttemptKeys(f"{self._keys.attempts}{kind.decode()}/{attempt.decode()}/")
             await self._txn([version(keys.head) == 0], [delete(keys.ranks, prefix=True)])
 
