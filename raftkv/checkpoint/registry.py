@@ -26,22 +26,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from raftkv.checkpoint import exchange
-from raftkv.checkpoint.commit import metrics as new_metrics
-from raftkv.checkpoint.commit import opening, takeover
-from raftkv.checkpoint.commit.attempt import Attempt, Means
+from raftkv.checkpoint.commit import attempt as attempts
+from raftkv.checkpoint.commit import summary
+from raftkv.checkpoint.commit.attempt import Attempt, Means, Taken
 from raftkv.checkpoint.commit.claim import CLAIM_NAME, Claim, WorldConditions, claim_generation
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
 from raftkv.checkpoint.commit.manifest import Manifest, is_anothers
-from raftkv.checkpoint.commit.takeover import Taken
 from raftkv.checkpoint.errors import PrepareConflict, printable
 from raftkv.checkpoint.exchange import Incoming
-from raftkv.checkpoint.find.bests import Bests
-from raftkv.checkpoint.find.commits import Commits
-from raftkv.checkpoint.find.lookup import MIN, Lookup, RunLatest
-from raftkv.checkpoint.keys import PIN, AttemptId, RegistryKeys, check_run_id, check_step
-from raftkv.checkpoint.kinds import FILES, check_kind
+from raftkv.checkpoint.find import MIN, Bests, Commits, Lookup, RunLatest
+from raftkv.checkpoint.keys import FILES, PIN, AttemptId, RegistryKeys, check_kind, check_run_id, check_step
 from raftkv.checkpoint.records import AttemptRecord, Checkpoint, Hold, Reference
-from raftkv.checkpoint.retention import holds, marks
+from raftkv.checkpoint.retention import holds, ownership
 from raftkv.checkpoint.retention.collector import NO_POLICY, Collected, Collector
 from raftkv.checkpoint.retention.holds import HoldInfo, Pin
 from raftkv.checkpoint.retention.policy import Policy, unmeasured
@@ -76,7 +72,9 @@ class Registry:
 
     def __init__(self, kv: Client, run_id: str, *, uri: str = "") -> None:
         control = ClientControl(check_whole(kv), is_patient=True)
-        self._set_up(Means(control, write_manifest, check_files, time.time, leave_mark=marks.leave_file), run_id, uri)
+        self._set_up(
+            Means(control, write_manifest, check_files, time.time, leave_mark=ownership.leave_file), run_id, uri
+        )
 
     @classmethod
     def over(cls, means: Means, run_id: str, *, uri: str = "") -> Registry:
@@ -148,7 +146,7 @@ class Registry:
         Raises:
             FenceBroken, GenerationOver: it is over.
         """
-        return await takeover.take_over(self._means, claim, self._foreign_place)
+        return await attempts.take_over(self._means, claim, self._foreign_place)
 
     # ---- saving
 
@@ -184,12 +182,12 @@ class Registry:
             )
         record = self._record(step, world_size, kind, parent, metadata)
         await self._mark()
-        return await opening.begin(self._means, claim, record, self._uri_of)
+        return await attempts.begin(self._means, claim, record, self._uri_of)
 
     async def _mark(self) -> None:
         """Leave the mark of the run in its place, once: only there its files are ever deleted."""
         if not self._is_marked and self._means.leave_mark is not None:
-            await marks.mark(self.control, self.run_id, self.uri, self._means.leave_mark)
+            await ownership.mark(self.control, self.run_id, self.uri, self._means.leave_mark)
             self._is_marked = True
 
     def _record(
@@ -208,7 +206,7 @@ class Registry:
         kind: str = FILES,
         timeout_s: float | None = None,
         after: int | None = None,
-        who: str = opening.WHO,
+        who: str = attempts.WHO,
     ) -> Attempt:
         """Wait until the coordinator has begun to save a checkpoint.
 
@@ -224,7 +222,7 @@ class Registry:
             TimeoutError: nothing was begun in time.
         """
         kind, step = check_kind(kind), check_step(step)
-        attempt = await opening.join(self._means, claim, kind, step, timeout_s, after=after, who=who)
+        attempt = await attempts.join(self._means, claim, kind, step, timeout_s, after=after, who=who)
         if why := await self._foreign_place(attempt.record):
             raise ConfigError(why)
         return attempt
@@ -243,7 +241,7 @@ class Registry:
             CheckpointNotFound: there is no such checkpoint, or not any more.
             ConfigError: there are too many metrics, or one cannot be used.
         """
-        return await new_metrics.set_metrics(self.control, self.run_id, step, kind, metrics)
+        return await summary.set_metrics(self.control, self.run_id, step, kind, metrics)
 
     def attempt(self, claim: Claim, record: AttemptRecord) -> Attempt:
         """Return an attempt that another rank has begun, as that rank has described it.
@@ -566,7 +564,7 @@ class Registry:
             record = self._record(step, given["world_size"], given["kind"], given["parent"], given["metadata"])
             if owned:
                 await self._mark()
-            return await opening.begin(self._means, claim, record, lambda _: what.place.uri)
+            return await attempts.begin(self._means, claim, record, lambda _: what.place.uri)
 
         return await exchange.save_in_place(begin, claim, what, owned=owned, on_progress=on_progress)
 

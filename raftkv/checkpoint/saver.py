@@ -28,10 +28,10 @@ from raftkv.checkpoint.commit.claim import Claim
 from raftkv.checkpoint.commit.summary import METRICS_MAX, checked_metrics, measured_at
 from raftkv.checkpoint.errors import CheckpointNotFound
 from raftkv.checkpoint.importers.candidate import usable
-from raftkv.checkpoint.kinds import FILES
+from raftkv.checkpoint.keys import FILES
 from raftkv.checkpoint.records import Checkpoint
 from raftkv.checkpoint.retention.policy import Best, Policy
-from raftkv.checkpoint.storage.local import digest_tree, make_directory, taken_in
+from raftkv.checkpoint.storage.transfer import digest_tree, make_directory, taken_in
 from raftkv.checkpoint.sync import Attempt, Registry
 from raftkv.errors import RaftKVError, StatusError
 

@@ -17,10 +17,10 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, Self
 
+from raftkv.checkpoint import find
 from raftkv.checkpoint import registry as aio
 from raftkv.checkpoint.commit import attempt as attempts
-from raftkv.checkpoint.find import commits
-from raftkv.checkpoint.find.lookup import MIN
+from raftkv.checkpoint.find import MIN
 from raftkv.checkpoint.records import Checkpoint
 from raftkv.checkpoint.retention import holds
 from raftkv.checkpoint.retention.holds import PIN_TTL_S
@@ -57,7 +57,7 @@ class Attempt(Blocking[attempts.Attempt]):
         return self._inner.uri
 
 
-class Commits(Stream[commits.Commit]):
+class Commits(Stream[find.Commit]):
     """The commits of a run, as they come; made by ``Registry.watch``."""
 
 

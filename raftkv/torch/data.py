@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
 from torch import distributed as dist
 from torch.utils.data import Dataset, Sampler
 
-from raftkv.checkpoint.positions.position import Position
+from raftkv.checkpoint.positions import Position
 from raftkv.dataset.shuffle import ChunkOrder, Permutation
 from raftkv.errors import ConfigError
 

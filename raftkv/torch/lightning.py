@@ -24,12 +24,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from raftkv.checkpoint.commit.summary import Measured
 from raftkv.checkpoint.errors import CheckpointNotFound
-from raftkv.checkpoint.find.lookup import MIN, check_mode
-from raftkv.checkpoint.keys import AttemptId
-from raftkv.checkpoint.kinds import TORCH_SAVE
+from raftkv.checkpoint.find import MIN, check_mode
+from raftkv.checkpoint.keys import TORCH_SAVE, AttemptId
 from raftkv.checkpoint.retention.policy import Best
 from raftkv.checkpoint.saver import Saver
-from raftkv.checkpoint.storage.local import local_directory
+from raftkv.checkpoint.storage.transfer import local_directory
 from raftkv.checkpoint.storage.verify import require_below
 from raftkv.errors import ConfigError
 from raftkv.torch.ranks import decide, is_connected, newest_directory

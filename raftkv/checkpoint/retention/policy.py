@@ -35,7 +35,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from typing import Final
 
-from raftkv.checkpoint.find.lookup import MAX, MIN, check_mode
+from raftkv.checkpoint.find import MAX, MIN, check_mode
 from raftkv.checkpoint.keys import is_comparable
 from raftkv.checkpoint.records import Checkpoint, Reference
 from raftkv.client.arguments import instance, whole

@@ -15,9 +15,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from raftkv.checkpoint.find.lookup import MAX, MIN
-from raftkv.checkpoint.keys import RegistryKeys, check_run_id, check_step
-from raftkv.checkpoint.kinds import check_kind
+from raftkv.checkpoint.find import MAX, MIN
+from raftkv.checkpoint.keys import RegistryKeys, check_kind, check_run_id, check_step
 from raftkv.checkpoint.records import Checkpoint
 from raftkv.checkpoint.registry import Registry
 from raftkv.cli.goflags.command import Invocation

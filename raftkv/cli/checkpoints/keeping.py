@@ -6,7 +6,7 @@ import getpass
 import socket
 from collections.abc import Sequence
 
-from raftkv.checkpoint.find.lookup import MIN
+from raftkv.checkpoint.find import MIN
 from raftkv.checkpoint.registry import Registry
 from raftkv.checkpoint.retention.collector import Collected
 from raftkv.checkpoint.retention.policy import Best, Decision, Policy

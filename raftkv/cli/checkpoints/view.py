@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any, Final
 
-from raftkv.checkpoint.find.lookup import RunLatest
+from raftkv.checkpoint.find import RunLatest
 from raftkv.checkpoint.records import Checkpoint, Extremes
 from raftkv.cli.output.table import Rows, clock, printable
 

@@ -34,9 +34,8 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
 
 from raftkv.checkpoint.errors import CheckpointNotFound, DigestMismatch
-from raftkv.checkpoint.find.lookup import MIN
-from raftkv.checkpoint.keys import check_step
-from raftkv.checkpoint.kinds import DCP, DCP_PER_RANK
+from raftkv.checkpoint.find import MIN
+from raftkv.checkpoint.keys import DCP, DCP_PER_RANK, check_step
 from raftkv.checkpoint.records import Checkpoint, FileRecord
 from raftkv.checkpoint.storage.verify import load_manifest, open_verified, require_below
 from raftkv.checkpoint.sync import Pin

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_state
 
 from raftkv.checkpoint.commit.claim import Claim
 from raftkv.checkpoint.errors import AttemptOver, CheckpointNotFound
-from raftkv.checkpoint.kinds import DCP
+from raftkv.checkpoint.keys import DCP
 from raftkv.checkpoint.records import Checkpoint
 from raftkv.errors import RaftKVError
 from raftkv.torch.checkpoint.link import Link, Source, from_rank_0

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from raftkv.checkpoint import find as lookup_module
 from raftkv.checkpoint.errors import CheckpointNotFound
-from raftkv.checkpoint.find import lookup as lookup_module
-from raftkv.checkpoint.find.lookup import MAX, MIN
+from raftkv.checkpoint.find import MAX, MIN
 from raftkv.checkpoint.keys import RegistryKeys
 from raftkv.checkpoint.records import Extremes, Reference
 from raftkv.client.control.records import RecordError
