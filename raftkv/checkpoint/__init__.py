@@ -6,8 +6,8 @@
     registry.latest(), registry.at(100), registry.best("loss"), registry.tagged("release")
 
 Bytes lie in files, wherever fsspec reaches. The registry keeps what is small and must be right: which checkpoints exist
-and which writer may add the next one. User code begins with ``Registry`` (``aio.Registry`` for asyncio); developers read
-``keys`` (the layout) and ``commit`` (how a checkpoint comes to exist).
+and which writer may add the next one. User code begins with ``Registry`` (``aio.Registry`` for asyncio); developers
+read ``keys`` (the layout) and ``commit`` (how a checkpoint comes to exist).
 
     commit      claims, attempts in two phases, takeover      find       lookups, watches of commits and of the best
     retention   what keeps a checkpoint, and what deletes it  storage    the bytes

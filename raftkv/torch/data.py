@@ -30,8 +30,8 @@ from raftkv.dataset.shuffle import ChunkOrder, Permutation
 from raftkv.errors import ConfigError
 
 if TYPE_CHECKING:
+    from raftkv.dataset.dataset import Snapshot
     from raftkv.dataset.entry import Entry
-    from raftkv.dataset.snapshot import Snapshot
 
 T = TypeVar("T")
 

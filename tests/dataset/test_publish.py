@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from raftkv.client.sync.loop import LoopThread
 from raftkv.dataset import publish as publishing
 from raftkv.dataset.codec import blob, node
-from raftkv.dataset.collect import Collected, collect
 from raftkv.dataset.entry import Entry
 from raftkv.dataset.errors import (
     ChunkCorrupted,
@@ -27,6 +26,7 @@ from raftkv.dataset.errors import (
     VersionGone,
 )
 from raftkv.dataset.keys import DatasetKeys
+from raftkv.dataset.publish import Collected, collect
 from raftkv.dataset.tree import Builder
 from raftkv.errors import ConfigError, LeaseNotFoundError, NoSpaceError, RaftKVError
 from tests.dataset.world import SMALL, World, entries

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv.torch.progress import NO_STEP, Progress, Told, agree
+from raftkv.torch.recovery import NO_STEP, Progress, Told, agree
 
 CELLS = 3
 GARBAGE = -7
