@@ -350,7 +350,7 @@ class RegistryKeys:
 
 
 def attempt_of(key: bytes, prefix: str) -> tuple[str, AttemptId, str] | None:
-    """Return kind, attempt and what follows in a key; None: somebody else wrote it.
+    """Return kind, attempt and what follows in a key; None: the key is foreign.
 
     Arguments:
         key: below ``attempts`` or ``deletings``.
@@ -369,7 +369,7 @@ def run_of(key: bytes) -> str:
 
 
 def step_of(key: bytes) -> int | None:
-    """Return the step at the end of a key of a record or of the index of a metric; None: somebody else wrote it."""
+    """Return the step at the end of a key of a record or of the index of a metric; None: the key is foreign."""
     last = key.rpartition(b"/")[2]
     return int(last) if len(last) == 12 and last.isdigit() else None
 

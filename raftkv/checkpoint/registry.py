@@ -78,7 +78,7 @@ class Registry:
 
     @classmethod
     def over(cls, means: Means, run_id: str, *, uri: str = "") -> Registry:
-        """Make a registry of its means, for who has no client: the simulator.
+        """Make a registry of its means, for a program without a client: the simulator.
 
         Arguments:
             means: what it works with.
@@ -214,7 +214,7 @@ class Registry:
             claim: the coordinator's, or one of the same generation.
             step, kind: of the checkpoint.
             timeout_s: None: as long as the claim lasts.
-            after, who: see ``commit.opening.join``.
+            after, who: see ``commit.attempt.join``.
 
         Raises:
             ConfigError: the coordinator saves another step, or elsewhere than below the uri of this registry.
@@ -360,7 +360,7 @@ class Registry:
         )
 
     async def pin_for(self, checkpoint: Checkpoint, reader: str, duration_s: float) -> None:
-        """Hold a checkpoint, whatever becomes of this process. Arguments and errors as ``holds.pin_for``."""
+        """Hold a checkpoint, also after the end of this process. Arguments and errors as ``holds.pin_for``."""
         await holds.pin_for(self.control, checkpoint, reader, duration_s, self._hold())
 
     async def unpin(self, checkpoint: Checkpoint | Reference, reader: str) -> int:
@@ -446,7 +446,7 @@ class Registry:
     # ---- from elsewhere, and to elsewhere
 
     async def export(self, checkpoint: Checkpoint, uri: str, *, on_progress: Progress | None = None) -> None:
-        """Copy a checkpoint to a directory that no registry knows; who was cut off calls it again.
+        """Copy a checkpoint to a directory that no registry knows; after an interruption call it again.
 
         Arguments:
             checkpoint: of any run; it is pinned meanwhile.
@@ -533,7 +533,7 @@ class Registry:
         metrics: Mapping[str, float] | None = None,
         on_progress: Progress | None = None,
     ) -> Checkpoint:
-        """Make a checkpoint of a directory that somebody else has written.
+        """Make a checkpoint of a directory that another program has written.
 
         Arguments:
             claim: under which.

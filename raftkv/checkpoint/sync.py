@@ -48,7 +48,7 @@ class Attempt(Blocking[attempts.Attempt]):
 
     @property
     def record(self) -> AttemptRecord:
-        """Its head."""
+        """Return the head of the attempt."""
         return self._inner.record
 
     @property
@@ -62,11 +62,11 @@ class Commits(Stream[find.Commit]):
 
 
 class Bests(Stream[Checkpoint]):
-    """The best checkpoint of a run, whenever it is another one; made by ``Registry.watch_best``."""
+    """The best checkpoint of a run, each time it changes; made by ``Registry.watch_best``."""
 
 
 class Pin(Held[holds.Pin]):
-    """A checkpoint that nobody deletes; made by ``Registry.pin``, taken by ``with`` or ``take()``.
+    """A hold on a checkpoint, which is not deleted meanwhile; made by ``Registry.pin``, taken by ``with`` or ``take()``.
 
     Attributes:
         lost: set when it is lost; wait for it from any thread.
@@ -78,7 +78,7 @@ class Pin(Held[holds.Pin]):
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """Which."""
+        """Return the pinned checkpoint."""
         return self._inner.checkpoint
 
     def take(self) -> Pin:
@@ -171,9 +171,9 @@ class Registry(Blocking[aio.Registry]):
         return Pin(self, self._loop, pin, lost)
 
     def watch(self, kind: str = "", *, start_revision: int = 0) -> Commits:
-        """Watch commits: each once, resumable. Arguments as ``find.commits.Commits``."""
+        """Watch commits: each once, resumable. Arguments as ``find.Commits``."""
         return Commits(self, self._loop, self._ask(lambda inner: inner.watch(kind, start_revision=start_revision)))
 
     def watch_best(self, metric: str, mode: str = MIN, *, kind: str = "") -> Bests:
-        """Watch which checkpoint is the best: the present one, then each other. Arguments as ``find.bests.Bests``."""
+        """Watch which checkpoint is the best: the present one, then each other. Arguments as ``find.Bests``."""
         return Bests(self, self._loop, self._ask(lambda inner: inner.watch_best(metric, mode, kind=kind)))

@@ -1,7 +1,7 @@
 """Copies of chunks: in the memory of a process, and in a directory that the processes of a machine share.
 
     memory      bounded by bytes, least recently used goes first
-    directory   files named by digest; whoever comes first reads the store, the others wait for the file
+    directory   files named by digest; the first process reads the store, the others wait for the file
 
 What is cached never changes, so nothing is ever invalidated.
 """
@@ -151,7 +151,7 @@ class SharedDirectory:
         """Return the verified bytes of a file; None: there is none that can be used."""
         path = self.path / digest
         try:
-            # Whatever somebody has put there, as a pipe, must not hold the loop up.
+            # A pipe or device in its place must not hold the loop up.
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
             return None

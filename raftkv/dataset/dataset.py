@@ -430,7 +430,7 @@ class Dataset:
 
     def _fetch_ahead(self, local: _Local, digests: Sequence[str]) -> None:
         for digest in digests:
-            if digest not in local.blobs:  # it may have come since somebody wanted it
+            if digest not in local.blobs:  # it may have come since it was asked for
                 local.source.start(digest)
 
     def _node(self, digest: str) -> node.Node:

@@ -10,7 +10,7 @@ Invariants:
 1. Whatever happens before the last txn, readers see the old version; what was written is garbage (``collect``).
 2. No chunk is deleted while a ``publishing`` key exists, and the head moves only while one's own does. So a chunk that
    was found here is there when the head names it.
-3. A store without room is not waited for, as runs do: whoever publishes has to know.
+3. A store without room is not waited for, as runs do: a publisher has to know.
 4. Of publishers that began with the same head one moves it; the others raise ``PublishConflict``.
 """
 
@@ -249,7 +249,7 @@ async def collect(
 
 
 async def _drop(control: Control, keys: DatasetKeys, number: int, unmoved: Compare) -> bool:
-    """Take a version from readers, unless somebody has pinned it meanwhile."""
+    """Take a version from readers, unless it was pinned meanwhile."""
     unkept = create_revision(keys.keeps_of(number), prefix=True) == 0
     version = keys.version(number)
     result = await until_answered(lambda: control.txn([unmoved, unkept], [delete(version)], [get(version)]))

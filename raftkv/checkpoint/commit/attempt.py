@@ -302,7 +302,7 @@ class Attempt:
         await self._means.write_manifest(self.uri, manifest.encoded)
         checkpoint = self._checkpoint(manifest, metrics)
         while (committed := await self._try_commit(checkpoint)) is None:
-            pass  # somebody has written `latest` meanwhile, as for a new metric
+            pass  # `latest` has changed meanwhile, as for a new metric
         await self._clean()
         return committed
 
@@ -395,11 +395,11 @@ class Attempt:
     async def give_up(self, error: BaseException, who: str = "") -> None:
         """Abort it because of an error, which is the one to tell: this raises none, and ends soon.
 
-        Whatever keeps it from being aborted now, the next claim does it.
+        If it cannot be aborted now, the next claim aborts it.
 
         Arguments:
             error: what has failed; its first line is the reason.
-            who: has failed, for people; empty: nobody needs to be named.
+            who: has failed, for people; empty: no name is given.
         """
         line = f"{type(error).__name__}: {error}".partition("\n")[0][:500]
         with contextlib.suppress(RaftKVError, TimeoutError):
@@ -623,7 +623,7 @@ async def _first(control: Control, start: bytes, end: bytes) -> KeyValue | None:
 # other attempt, whose bytes are then garbage.
 
 _UNFIT: Final = (AttemptOver, CheckpointExists, CheckpointNotFound, FilesChanged, PrepareConflict, StaleStep)
-"""Why an attempt that all ranks have prepared cannot be committed, by anybody."""
+"""Why an attempt that all ranks have prepared can never be committed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,7 @@ class RunState:
 
     Attributes:
         kinds: by name.
-        held: what somebody holds, and who.
+        held: the holds on each checkpoint, by their names.
     """
 
     kinds: dict[str, KindState]

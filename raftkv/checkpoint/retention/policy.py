@@ -143,7 +143,7 @@ def decide(
         policy: the rules.
         checkpoints: all that are committed, of all kinds.
         latest: kind to the step of its newest.
-        held: what somebody holds, and who.
+        held: the holds on each checkpoint, by their names.
         now: the collector's wall clock, in seconds.
     """
     ordered = sorted(checkpoints, key=lambda each: (each.kind, each.step))

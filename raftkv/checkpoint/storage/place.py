@@ -450,7 +450,7 @@ class Place:
 
         Arguments:
             name: of the file.
-            contents: of the file too, as of one that somebody else has written.
+            contents: of the file too, as of one that another program has written.
 
         Raises:
             StorageError: it cannot be synced.
@@ -558,7 +558,7 @@ class Place:
             raise StorageError(f"{path} is not deleted: a link on the way leads out of the directory")
 
     def delete_tree(self) -> None:
-        """Delete everything below, and the directory; whoever is interrupted calls it again.
+        """Delete everything below, and the directory; after an interruption call it again.
 
         Raises:
             StorageError: something could not be deleted; calling again goes on.
@@ -601,7 +601,7 @@ class Place:
 
     @contextmanager
     def named(self, what: str, name: str = "") -> Iterator[None]:
-        """Turn whatever a file system raises into a StorageError that says what was done, and where."""
+        """Turn all errors of a file system into a StorageError that says what was done, and where."""
         try:
             yield
         except (StorageError, ConfigError):

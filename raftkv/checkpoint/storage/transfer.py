@@ -46,7 +46,7 @@ from raftkv.checkpoint.storage.verify import (
 from raftkv.errors import ConfigError
 
 UNKNOWN: str = ""
-"""Digest of a file that nobody has digested yet."""
+"""Digest of a file that is not known yet."""
 
 
 def list_files(place: Place, *, without: Sequence[str] = ()) -> list[FileRecord]:
