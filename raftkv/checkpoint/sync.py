@@ -66,7 +66,7 @@ class Bests(Stream[Checkpoint]):
 
 
 class Pin(Held[holds.Pin]):
-    """A hold on a checkpoint, which is not deleted meanwhile; made by ``Registry.pin``, taken by ``with`` or ``take()``.
+    """A checkpoint that stays while it is held; made by ``Registry.pin``, taken by ``with`` or ``take()``.
 
     Attributes:
         lost: set when it is lost; wait for it from any thread.
