@@ -77,7 +77,7 @@ class Registry:
         )
 
     @classmethod
-    def over(cls, means: Means, run_id: str, *, uri: str = "") -> Registry:
+    def from_parts(cls, means: Means, run_id: str, *, uri: str = "") -> Registry:
         """Make a registry of its means, for a program without a client: the simulator.
 
         Arguments:

@@ -85,7 +85,7 @@ NO_STEP: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RankReport:
     """What a rank tells the others.
 
     Attributes:
@@ -112,7 +112,7 @@ class Agreed:
     is_new: bool
 
 
-def agree(ranks: Sequence[Told]) -> Agreed:
+def agree(ranks: Sequence[RankReport]) -> Agreed:
     """Return the furthest step that any of the ranks tells, and who has it."""
     step = max(told.step for told in ranks)
     source = next(number for number, told in enumerate(ranks) if told.step == step)
@@ -127,16 +127,16 @@ class Progress:
     """
 
     def __init__(self, first_step: int) -> None:
-        self._told = Told(first_step, has_state=False)
+        self._told = RankReport(first_step, has_state=False)
 
     @property
-    def told(self) -> Told:
+    def told(self) -> RankReport:
         """What to tell the others."""
         return self._told
 
     def keep(self, step: int) -> None:
         """Note that the state is that of a step, whole."""
-        self._told = Told(step, has_state=True)
+        self._told = RankReport(step, has_state=True)
 
     def receive(self, step: int, *, is_overwritten: bool) -> None:
         """Note that the source's state of a step is about to come in place of this rank's, until ``keep``.
@@ -147,7 +147,7 @@ class Progress:
                 step stays what it is: each byte is replaced by the same one.
         """
         if is_overwritten or step != self._told.step:
-            self._told = Told(NO_STEP, has_state=False)
+            self._told = RankReport(NO_STEP, has_state=False)
 
 
 # ---- when a group loads a checkpoint, and when it saves one
@@ -580,7 +580,7 @@ class ElasticGroup:
         """
         if rank == 0:
             told = [json.loads(text) for text in store.multi_get([f"rank/{number}" for number in range(size)])]
-            agreed = agree([Told(step, has_state) for _, _, step, has_state in told])
+            agreed = agree([RankReport(step, has_state) for _, _, step, has_state in told])
             stores = {member: address for member, address, *_ in told[:KNOWN_STORES]}
             store.set("agreed", json.dumps({**asdict(agreed), "stores": stores}))
         else:

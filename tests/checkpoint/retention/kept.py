@@ -43,7 +43,7 @@ class Kept(World):
             control or self.control(seed, lost), write_manifest, check_files, lambda: self.time_s,
             self.random.randrange, leave_mark=ownership.leave_file,
         )  # fmt: skip
-        return Registry.over(means, run_id, uri=self.uri.removesuffix(RUN) + run_id)
+        return Registry.from_parts(means, run_id, uri=self.uri.removesuffix(RUN) + run_id)
 
     async def begin(
         self, step: int, *, run_id: str = RUN, kind: str = FILES, **more: Any

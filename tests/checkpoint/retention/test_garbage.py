@@ -315,7 +315,7 @@ def test_in_a_shared_place_each_run_deletes_its_own(tmp_path: Path) -> None:
 
 async def _saved_beside(world: Kept, run_id: str, step: int) -> Checkpoint:
     """Save a checkpoint of another run in the same place."""
-    registry = Registry.over(world.registry()._means, run_id, uri=world.uri)
+    registry = Registry.from_parts(world.registry()._means, run_id, uri=world.uri)
     attempt = await registry.begin(await registry.claim(), step)
     await attempt.prepare(0, [Place(attempt.uri).write("sub/a.bin", b"theirs")])
     return await attempt.commit()

@@ -129,7 +129,7 @@ class Process:
             self.random.randrange,
             leave_mark=ownership.leave_file,
         )
-        self.registry = Registry.over(means, run_id, uri=f"sim://{run_id}")
+        self.registry = Registry.from_parts(means, run_id, uri=f"sim://{run_id}")
         simulation.processes.append(self)
 
     @property
