@@ -10,9 +10,9 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
+from raftkv.checkpoint import positions
 from raftkv.checkpoint import records as checkpoint
 from raftkv.checkpoint.keys import AttemptId, RegistryKeys
-from raftkv.checkpoint.positions import ledger, position
 from raftkv.cli.backup.place import Manifest
 from raftkv.client.control.records import Record
 from raftkv.dataset.keys import DatasetKeys, Head, Note
@@ -114,10 +114,10 @@ SAMPLES: Final[tuple[Sample, ...]] = (
     Sample(checkpoint.Latest(7, 2, 3, 15, {"loss": checkpoint.Extremes(0.1, 3, 0.9, 7)}, _AT), _RUN.latest("files")),
     Sample(checkpoint.Hold("h:1", _AT), _RUN.hold("files", 7, "pin", "reader@1f")),
     Sample(checkpoint.Deleting("memory://job/step", "old", _AT, "sha256:3", "c1"), _RUN.deleting("files", _ID)),
-    Sample(ledger.Used(1, 100, ((0, 50),), "images")),
-    Sample(ledger.State(1, 100, 10, 2, ((50, 100),), ((0, 50),), "images"), "/raftkv/train/job/ledger"),
-    Sample(ledger.TakenRange(50, 60, 55, 1, 3, "t1"), "/raftkv/train/job/taken"),
-    Sample(position.Position(1, 100, 50, 4, "images")),
+    Sample(positions.Used(1, 100, ((0, 50),), "images")),
+    Sample(positions.State(1, 100, 10, 2, ((50, 100),), ((0, 50),), "images"), "/raftkv/train/job/ledger"),
+    Sample(positions.TakenRange(50, 60, 55, 1, 3, "t1"), "/raftkv/train/job/taken"),
+    Sample(positions.Position(1, 100, 50, 4, "images")),
     Sample(Head("a" * 64, 3, 10, 1000, 2, 500, "p1", _AT), DatasetKeys("images").head),
     Sample(Note("h:1", _AT), DatasetKeys("images").pin(3, "job")),
     Sample(_MEMBER),

@@ -14,7 +14,7 @@ from typing import Any
 
 import raftkv
 from raftkv.dataset import ChunkOrder, Dataset
-from raftkv.dataset.snapshot import Snapshot
+from raftkv.dataset.dataset import Snapshot
 
 
 def memory_bytes(field: str) -> int:

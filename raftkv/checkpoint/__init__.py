@@ -5,18 +5,19 @@
     registry = raftkv.checkpoint.Registry(kv, "job", uri="/shared/checkpoints/job")
     registry.latest(), registry.at(100), registry.best("loss"), registry.tagged("release")
 
-Bytes lie in files, wherever fsspec reaches; the registry keeps what is small and must be right: which checkpoints there
-are, and who may write the next one. User code begins with ``Registry`` (``aio.Registry`` for asyncio); developers read
-``keys`` (the layout) and ``commit`` (how a checkpoint comes to exist).
+Bytes lie in files, wherever fsspec reaches. The registry keeps what is small and must be right: which checkpoints exist
+and which writer may add the next one. User code begins with ``Registry`` (``aio.Registry`` for asyncio); developers
+read ``keys`` (the layout) and ``commit`` (how a checkpoint comes to exist).
 
-    commit      claims, attempts in two phases, takeover      find       lookups, and a watch of commits
+    commit      claims, attempts in two phases, takeover      find       lookups, watches of commits and of the best
     retention   what keeps a checkpoint, and what deletes it  storage    the bytes
-    importers   what other tools have left                    saver      one process that saves by itself
+    exchange    exports, imports and copies                   saver      saves of a program of one process
+    positions   which samples were used                       trackers   files that name the newest for other tools
     registry    all of it as one object; ``sync``: the same without an event loop
-    keys, records, kinds, digest, errors: names, layout and values
+    keys, records, digest, errors: names, layout and values
 
-It is a client of the store like any other, so it runs on raftkv and on etcd. Nothing here imports torch, and nothing
-knows of training runs: ``raftkv.training`` and ``raftkv.torch`` stand on it. A name is imported when it is first used.
+It is a client of the store like any other, so it runs on raftkv and on etcd. It imports no torch and knows no training
+runs; ``raftkv.training``, ``raftkv.torch`` and ``raftkv.integrations`` stand on it. Names are imported when first used.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from raftkv.checkpoint import aio as aio
     from raftkv.checkpoint.commit.claim import Claim as Claim
     from raftkv.checkpoint.commit.summary import Measured as Measured
-    from raftkv.checkpoint.find.commits import Commit as Commit
+    from raftkv.checkpoint.find import Commit as Commit
     from raftkv.checkpoint.records import Checkpoint as Checkpoint
     from raftkv.checkpoint.records import FileRecord as FileRecord
     from raftkv.checkpoint.records import Reference as Reference
@@ -47,7 +48,7 @@ _PLACES: Final = {
     "Checkpoint": "records",
     "Claim": "commit.claim",
     "Collected": "retention.collector",
-    "Commit": "find.commits",
+    "Commit": "find",
     "Commits": "sync",
     "FileRecord": "records",
     "Measured": "commit.summary",

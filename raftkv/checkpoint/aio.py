@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from raftkv.checkpoint.commit.attempt import Attempt
 from raftkv.checkpoint.commit.claim import Claim
-from raftkv.checkpoint.find.commits import Commit, Commits
+from raftkv.checkpoint.find import Commit, Commits
 from raftkv.checkpoint.registry import Registry
 
 __all__ = ["Attempt", "Claim", "Commit", "Commits", "Registry"]

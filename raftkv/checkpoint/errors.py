@@ -28,7 +28,7 @@ class StaleStep(CheckpointError):
 
 
 class FenceBroken(CheckpointError):
-    """Somebody else has claimed the checkpoints of the run since; nothing was written.
+    """Another writer has claimed the checkpoints of the run since; nothing was written.
 
     Attributes:
         generation: of the claim that is over.

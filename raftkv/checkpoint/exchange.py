@@ -21,14 +21,13 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from raftkv.checkpoint.commit.attempt import PREPARED_MAX_BYTES, PREPARED_TOTAL_MAX_BYTES, Attempt
 from raftkv.checkpoint.commit.claim import Claim
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
 from raftkv.checkpoint.errors import DigestMismatch
-from raftkv.checkpoint.keys import AttemptId
-from raftkv.checkpoint.kinds import FILES
+from raftkv.checkpoint.keys import FILES, AttemptId
 from raftkv.checkpoint.records import Checkpoint, FileRecord, Prepared, Reference
 from raftkv.checkpoint.retention.ownership import ADOPTED, KEPT, OWNED
 from raftkv.checkpoint.storage.place import Place
@@ -48,21 +47,8 @@ _DIGEST_CHARACTERS: Final = 140
 """More than any digest has."""
 
 
-class Begin(Protocol):
-    """Begins an attempt in a run; ``Registry.begin``, or one that lies elsewhere."""
-
-    def __call__(
-        self,
-        claim: Claim,
-        step: int,
-        *,
-        world_size: int,
-        kind: str,
-        parent: Reference | None,
-        metadata: Mapping[str, str],
-    ) -> Awaitable[Attempt]:
-        """Begin it."""
-        ...
+Begin = Callable[..., Awaitable[Attempt]]
+"""Begins an attempt, as ``Registry.begin`` does: below the uri of the registry, or in the directory that comes in."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ CHILD: Final = "child"
 
 _DIRECTORY: Final = re.compile(r"step-([0-9]{12})\.g([0-9]{1,19})\.([0-9]{1,19})")
 _NAME: Final = re.compile(r"[^\x00-\x1f/\\\x7f]+")
+_ORDERED: Final = re.compile(r"[0-9a-f]{16}")
 _DOUBLE: Final = struct.Struct(">d")
 _WORD: Final = struct.Struct(">Q")
 
@@ -155,10 +156,12 @@ def ordered(value: float) -> str:
 
 def from_ordered(text: str) -> float:
     """Return the number that ``ordered`` has written. Raises ValueError."""
-    if len(text) != 16:
+    if not _ORDERED.fullmatch(text):
         raise ValueError(f"{text!r} is no ordered number")
     word = int(text, 16)
     (value,) = _DOUBLE.unpack(_WORD.pack(word ^ (1 << 63 if word >> 63 else 0xFFFFFFFFFFFFFFFF)))
+    if not is_comparable(value):
+        raise ValueError(f"{text!r} is not the place of a number")
     return float(value)
 
 
@@ -347,7 +350,7 @@ class RegistryKeys:
 
 
 def attempt_of(key: bytes, prefix: str) -> tuple[str, AttemptId, str] | None:
-    """Return kind, attempt and what follows in a key; None: somebody else wrote it.
+    """Return kind, attempt and what follows in a key; None: the key is foreign.
 
     Arguments:
         key: below ``attempts`` or ``deletings``.
@@ -366,7 +369,7 @@ def run_of(key: bytes) -> str:
 
 
 def step_of(key: bytes) -> int | None:
-    """Return the step at the end of a key of a record or of the index of a metric; None: somebody else wrote it."""
+    """Return the step at the end of a key of a record or of the index of a metric; None: the key is foreign."""
     last = key.rpartition(b"/")[2]
     return int(last) if len(last) == 12 and last.isdigit() else None
 
@@ -374,3 +377,46 @@ def step_of(key: bytes) -> int | None:
 def is_comparable(value: float) -> bool:
     """Return whether a metric's value has a place among others: not NaN, which is neither better nor worse."""
     return not math.isnan(value)
+
+
+# ---- kinds: what the files of a checkpoint are, so that a reader finds what it can load
+#
+# Each kind of a run has its own ``latest``: a server loads a graph with its variables, a resumed job the variables.
+
+DCP: Final = "dcp"
+DCP_PER_RANK: Final = "dcp_per_rank"
+TORCH_SAVE: Final = "torch_save"
+SAFETENSORS: Final = "safetensors"
+MEGATRON_DIST: Final = "megatron_dist"
+DEEPSPEED_ZERO: Final = "deepspeed_zero"
+ORBAX: Final = "orbax"
+TF_VARIABLES: Final = "tf_variables"
+TF_SAVEDMODEL: Final = "tf_savedmodel"
+TF_FROZEN: Final = "tf_frozen"
+FILES: Final = "files"
+
+KINDS: Final = {
+    DCP: "torch.distributed.checkpoint: .distcp files and one .metadata",
+    DCP_PER_RANK: "torch.distributed.checkpoint without collectives: a .metadata for each rank",
+    TORCH_SAVE: "files of torch.save",
+    SAFETENSORS: "safetensors files, as Hugging Face writes them",
+    MEGATRON_DIST: "Megatron's distributed checkpoint",
+    DEEPSPEED_ZERO: "DeepSpeed ZeRO: a file of optimizer states for each rank",
+    ORBAX: "Orbax or another tree of arrays of JAX",
+    TF_VARIABLES: "TensorFlow variables: .index and .data files",
+    TF_SAVEDMODEL: "TensorFlow SavedModel: graph and variables",
+    TF_FROZEN: "TensorFlow frozen graph: variables as constants",
+    FILES: "files of any other sort",
+}
+"""Name and meaning of each kind."""
+
+
+def check_kind(kind: str) -> str:
+    """Return the name of a kind.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    if kind not in KINDS:
+        raise ConfigError(f"{kind!r} is no kind of checkpoint; there are {', '.join(KINDS)}")
+    return kind

@@ -288,14 +288,14 @@ class Hold(Record):
 
 @dataclass(frozen=True, slots=True)
 class Deleting(Record):
-    """Bytes that are to be deleted: nobody can find them any more.
+    """Bytes that are to be deleted: no key names them any more.
 
     Attributes:
         uri: of the directory; it is deleted whole if its name is that of the attempt.
         reason: for people.
         time: of the decision.
         manifest: digest of a manifest there: of any other directory, the files that it lists are deleted; empty: none.
-        collector: a name of whoever decided, that no other has.
+        collector: a unique name of the collector that decided.
     """
 
     NAME: ClassVar[str] = "deleting"

@@ -21,26 +21,23 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from raftkv.checkpoint import exchange
-from raftkv.checkpoint.commit import metrics as new_metrics
-from raftkv.checkpoint.commit import opening, takeover
-from raftkv.checkpoint.commit.attempt import Attempt, Means
+from raftkv.checkpoint.commit import attempt as attempts
+from raftkv.checkpoint.commit import summary
+from raftkv.checkpoint.commit.attempt import Attempt, Means, Taken
 from raftkv.checkpoint.commit.claim import CLAIM_NAME, Claim, WorldConditions, claim_generation
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
 from raftkv.checkpoint.commit.manifest import Manifest, is_anothers
-from raftkv.checkpoint.commit.takeover import Taken
-from raftkv.checkpoint.errors import PrepareConflict
+from raftkv.checkpoint.errors import PrepareConflict, printable
 from raftkv.checkpoint.exchange import Incoming
-from raftkv.checkpoint.find.bests import Bests
-from raftkv.checkpoint.find.commits import Commits
-from raftkv.checkpoint.find.lookup import MIN, Lookup, RunLatest
-from raftkv.checkpoint.keys import PIN, AttemptId, RegistryKeys, check_run_id, check_step
-from raftkv.checkpoint.kinds import FILES, check_kind
+from raftkv.checkpoint.find import MIN, Bests, Commits, Lookup, RunLatest
+from raftkv.checkpoint.keys import FILES, PIN, AttemptId, RegistryKeys, check_kind, check_run_id, check_step
 from raftkv.checkpoint.records import AttemptRecord, Checkpoint, Hold, Reference
-from raftkv.checkpoint.retention import holds, marks
+from raftkv.checkpoint.retention import holds, ownership
 from raftkv.checkpoint.retention.collector import NO_POLICY, Collected, Collector
 from raftkv.checkpoint.retention.holds import HoldInfo, Pin
 from raftkv.checkpoint.retention.policy import Policy, unmeasured
@@ -75,11 +72,13 @@ class Registry:
 
     def __init__(self, kv: Client, run_id: str, *, uri: str = "") -> None:
         control = ClientControl(check_whole(kv), is_patient=True)
-        self._set_up(Means(control, write_manifest, check_files, time.time, leave_mark=marks.leave_file), run_id, uri)
+        self._set_up(
+            Means(control, write_manifest, check_files, time.time, leave_mark=ownership.leave_file), run_id, uri
+        )
 
     @classmethod
-    def over(cls, means: Means, run_id: str, *, uri: str = "") -> Registry:
-        """Make a registry of its means, for who has no client: the simulator.
+    def from_parts(cls, means: Means, run_id: str, *, uri: str = "") -> Registry:
+        """Make a registry of its means, for a program without a client: the simulator.
 
         Arguments:
             means: what it works with.
@@ -147,7 +146,7 @@ class Registry:
         Raises:
             FenceBroken, GenerationOver: it is over.
         """
-        return await takeover.take_over(self._means, claim)
+        return await attempts.take_over(self._means, claim, self._foreign_place)
 
     # ---- saving
 
@@ -183,12 +182,12 @@ class Registry:
             )
         record = self._record(step, world_size, kind, parent, metadata)
         await self._mark()
-        return await opening.begin(self._means, claim, record, self._uri_of)
+        return await attempts.begin(self._means, claim, record, self._uri_of)
 
     async def _mark(self) -> None:
         """Leave the mark of the run in its place, once: only there its files are ever deleted."""
         if not self._is_marked and self._means.leave_mark is not None:
-            await marks.mark(self.control, self.run_id, self.uri, self._means.leave_mark)
+            await ownership.mark(self.control, self.run_id, self.uri, self._means.leave_mark)
             self._is_marked = True
 
     def _record(
@@ -207,7 +206,7 @@ class Registry:
         kind: str = FILES,
         timeout_s: float | None = None,
         after: int | None = None,
-        who: str = opening.WHO,
+        who: str = attempts.WHO,
     ) -> Attempt:
         """Wait until the coordinator has begun to save a checkpoint.
 
@@ -215,15 +214,18 @@ class Registry:
             claim: the coordinator's, or one of the same generation.
             step, kind: of the checkpoint.
             timeout_s: None: as long as the claim lasts.
-            after, who: see ``commit.opening.join``.
+            after, who: see ``commit.attempt.join``.
 
         Raises:
-            ConfigError: the coordinator saves another step.
+            ConfigError: the coordinator saves another step, or elsewhere than below the uri of this registry.
             FenceBroken, GenerationOver: the claim is over.
             TimeoutError: nothing was begun in time.
         """
         kind, step = check_kind(kind), check_step(step)
-        return await opening.join(self._means, claim, kind, step, timeout_s, after=after, who=who)
+        attempt = await attempts.join(self._means, claim, kind, step, timeout_s, after=after, who=who)
+        if why := await self._foreign_place(attempt.record):
+            raise ConfigError(why)
+        return attempt
 
     async def set_metrics(self, step: int, kind: str, metrics: Mapping[str, object]) -> Checkpoint:
         """Add metrics to a committed checkpoint, or replace those of the same names, as an evaluator does.
@@ -239,7 +241,7 @@ class Registry:
             CheckpointNotFound: there is no such checkpoint, or not any more.
             ConfigError: there are too many metrics, or one cannot be used.
         """
-        return await new_metrics.set_metrics(self.control, self.run_id, step, kind, metrics)
+        return await summary.set_metrics(self.control, self.run_id, step, kind, metrics)
 
     def attempt(self, claim: Claim, record: AttemptRecord) -> Attempt:
         """Return an attempt that another rank has begun, as that rank has described it.
@@ -252,6 +254,22 @@ class Registry:
 
     def _uri_of(self, attempt: AttemptId) -> str:
         return f"{self.uri}/{attempt.directory}"
+
+    async def _foreign_place(self, head: AttemptRecord) -> str:
+        """Return why nothing is written where the record of an attempt says that its bytes lie; empty: it may be.
+
+        The record is input. Its directory is the attempt's own, or one below the uri that no other attempt has made.
+        """
+        if not self.uri or head.uri == self._uri_of(head.id):
+            return ""
+        if AttemptId.of_directory(head.uri.rpartition("/")[2]) in (None, head.id):
+            with suppress(ConfigError):
+                if await asyncio.to_thread(lambda: Place(self.uri).contains(head.uri)):
+                    return ""
+        return printable(
+            f"step {head.step} of run {self.run_id!r} ({head.kind}) is not saved: its record names {head.uri}, which "
+            f"does not lie below {self.uri} as a directory of its own; save again, check who may write its keys"
+        )
 
     # ---- finding
 
@@ -342,7 +360,7 @@ class Registry:
         )
 
     async def pin_for(self, checkpoint: Checkpoint, reader: str, duration_s: float) -> None:
-        """Hold a checkpoint, whatever becomes of this process. Arguments and errors as ``holds.pin_for``."""
+        """Hold a checkpoint, also after the end of this process. Arguments and errors as ``holds.pin_for``."""
         await holds.pin_for(self.control, checkpoint, reader, duration_s, self._hold())
 
     async def unpin(self, checkpoint: Checkpoint | Reference, reader: str) -> int:
@@ -428,7 +446,7 @@ class Registry:
     # ---- from elsewhere, and to elsewhere
 
     async def export(self, checkpoint: Checkpoint, uri: str, *, on_progress: Progress | None = None) -> None:
-        """Copy a checkpoint to a directory that no registry knows; who was cut off calls it again.
+        """Copy a checkpoint to a directory that no registry knows; after an interruption call it again.
 
         Arguments:
             checkpoint: of any run; it is pinned meanwhile.
@@ -515,7 +533,7 @@ class Registry:
         metrics: Mapping[str, float] | None = None,
         on_progress: Progress | None = None,
     ) -> Checkpoint:
-        """Make a checkpoint of a directory that somebody else has written.
+        """Make a checkpoint of a directory that another program has written.
 
         Arguments:
             claim: under which.
@@ -546,7 +564,7 @@ class Registry:
             record = self._record(step, given["world_size"], given["kind"], given["parent"], given["metadata"])
             if owned:
                 await self._mark()
-            return await opening.begin(self._means, claim, record, lambda _: what.place.uri)
+            return await attempts.begin(self._means, claim, record, lambda _: what.place.uri)
 
         return await exchange.save_in_place(begin, claim, what, owned=owned, on_progress=on_progress)
 

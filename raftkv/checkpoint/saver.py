@@ -28,10 +28,10 @@ from raftkv.checkpoint.commit.claim import Claim
 from raftkv.checkpoint.commit.summary import METRICS_MAX, checked_metrics, measured_at
 from raftkv.checkpoint.errors import CheckpointNotFound
 from raftkv.checkpoint.importers.candidate import usable
-from raftkv.checkpoint.kinds import FILES
+from raftkv.checkpoint.keys import FILES
 from raftkv.checkpoint.records import Checkpoint
 from raftkv.checkpoint.retention.policy import Best, Policy
-from raftkv.checkpoint.storage.local import digest_tree, make_directory, taken_in
+from raftkv.checkpoint.storage.transfer import digest_tree, make_directory, taken_in
 from raftkv.checkpoint.sync import Attempt, Registry
 from raftkv.errors import RaftKVError, StatusError
 
@@ -81,7 +81,7 @@ class Saver:
         self.keep_best(monitor)
 
     def keep_best(self, monitor: Best | None) -> None:
-        """Keep the best checkpoint by a metric from now on, whatever else the policy says."""
+        """Keep the best checkpoint by a metric from now on, besides what the policy keeps."""
         self.monitor = monitor
         if monitor is not None and self.policy is not None:
             self.policy = self.policy.with_best(monitor)
@@ -129,7 +129,7 @@ class Saver:
         metrics: Mapping[str, float] | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> Iterator[Saving]:
-        """Save whatever lies below ``uri`` at the end of the block; a block that raises commits nothing.
+        """Save all files below ``uri`` at the end of the block; a block that raises commits nothing.
 
         Arguments:
             step: of training; above the latest.
@@ -160,7 +160,7 @@ class Saver:
         metrics: Mapping[str, float] | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> Checkpoint:
-        """Save a local directory that somebody has written; it is moved below the uri of the registry.
+        """Save a local directory that is written; it is moved below the uri of the registry.
 
         Arguments:
             step, kind, metrics, metadata: as for ``saving``; so are the errors.

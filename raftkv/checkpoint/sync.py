@@ -17,10 +17,10 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, Self
 
+from raftkv.checkpoint import find
 from raftkv.checkpoint import registry as aio
 from raftkv.checkpoint.commit import attempt as attempts
-from raftkv.checkpoint.find import commits
-from raftkv.checkpoint.find.lookup import MIN
+from raftkv.checkpoint.find import MIN
 from raftkv.checkpoint.records import Checkpoint
 from raftkv.checkpoint.retention import holds
 from raftkv.checkpoint.retention.holds import PIN_TTL_S
@@ -47,7 +47,7 @@ class Attempt(Blocking[attempts.Attempt]):
 
     @property
     def record(self) -> AttemptRecord:
-        """Its head."""
+        """Return the head of the attempt."""
         return self._inner.record
 
     @property
@@ -56,16 +56,16 @@ class Attempt(Blocking[attempts.Attempt]):
         return self._inner.uri
 
 
-class Commits(Stream[commits.Commit]):
+class Commits(Stream[find.Commit]):
     """The commits of a run, as they come; made by ``Registry.watch``."""
 
 
 class Bests(Stream[Checkpoint]):
-    """The best checkpoint of a run, whenever it is another one; made by ``Registry.watch_best``."""
+    """The best checkpoint of a run, each time it changes; made by ``Registry.watch_best``."""
 
 
 class Pin(Held[holds.Pin]):
-    """A checkpoint that nobody deletes; made by ``Registry.pin``, taken by ``with`` or ``take()``.
+    """A checkpoint that stays while it is held; made by ``Registry.pin``, taken by ``with`` or ``take()``.
 
     Attributes:
         lost: set when it is lost; wait for it from any thread.
@@ -77,7 +77,7 @@ class Pin(Held[holds.Pin]):
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """Which."""
+        """Return the pinned checkpoint."""
         return self._inner.checkpoint
 
     def take(self) -> Pin:
@@ -170,9 +170,9 @@ class Registry(Blocking[aio.Registry]):
         return Pin(self, self._loop, pin, lost)
 
     def watch(self, kind: str = "", *, start_revision: int = 0) -> Commits:
-        """Watch commits: each once, resumable. Arguments as ``find.commits.Commits``."""
+        """Watch commits: each once, resumable. Arguments as ``find.Commits``."""
         return Commits(self, self._loop, self._ask(lambda inner: inner.watch(kind, start_revision=start_revision)))
 
     def watch_best(self, metric: str, mode: str = MIN, *, kind: str = "") -> Bests:
-        """Watch which checkpoint is the best: the present one, then each other. Arguments as ``find.bests.Bests``."""
+        """Watch which checkpoint is the best: the present one, then each other. Arguments as ``find.Bests``."""
         return Bests(self, self._loop, self._ask(lambda inner: inner.watch_best(metric, mode, kind=kind)))

@@ -28,17 +28,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from raftkv.dataset.dataset import Dataset as Dataset
+    from raftkv.dataset.dataset import Snapshot as Snapshot
     from raftkv.dataset.entry import Entry as Entry
     from raftkv.dataset.shuffle import ChunkOrder as ChunkOrder
     from raftkv.dataset.shuffle import Permutation as Permutation
-    from raftkv.dataset.snapshot import Snapshot as Snapshot
 
 _PLACES: Final = {
     "ChunkOrder": "shuffle",
     "Dataset": "dataset",
     "Entry": "entry",
     "Permutation": "shuffle",
-    "Snapshot": "snapshot",
+    "Snapshot": "dataset",
 }
 
 __all__ = ["ChunkOrder", "Dataset", "Entry", "Permutation", "Snapshot"]

@@ -26,7 +26,7 @@ class ChunkCorrupted(DatasetError):
 
 
 class PublishConflict(DatasetError):
-    """Somebody else has published meanwhile, or this publisher was taken for dead; the head is as that one left it."""
+    """Another publisher was faster, or this publisher was taken for dead; the head is as that one left it."""
 
     definite = True
 

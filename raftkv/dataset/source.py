@@ -8,17 +8,57 @@ that is too long ago, which costs one read of one key.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from raftkv.client.control.control import ClientControl, Control, check_whole
 from raftkv.client.control.records import RecordError, read
 from raftkv.client.control.reflector import Reflector
+from raftkv.client.rpc.retry import until_answered
 from raftkv.client.values import Event
-from raftkv.dataset.cache.directory import SharedDirectory
-from raftkv.dataset.cache.memory import Memory
+from raftkv.dataset.cache import Memory, SharedDirectory
 from raftkv.dataset.codec.blob import check
 from raftkv.dataset.errors import DatasetNotFound, StaleHead, VersionGone
 from raftkv.dataset.keys import DatasetKeys, Head
-from raftkv.dataset.store import Store
+
+if TYPE_CHECKING:
+    from raftkv.client.library import Client
+
+# ---- the store: a chunk is the same wherever it is read, so a follower may serve it
+#
+# If a follower lacks the chunk, the leader is asked.
+
+Read = Callable[[str], Awaitable[bytes | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """What datasets work with.
+
+    Attributes:
+        control: transactions, watches, leases.
+        read: returns the value of a key that never changes; None: there is none.
+    """
+
+    control: Control
+    read: Read
+
+
+def through(kv: Client) -> Store:
+    """Return the store as a client reaches it.
+
+    Raises:
+        ConfigError: the client is a view.
+    """
+
+    async def read(key: str) -> bytes | None:
+        item: Any = await until_answered(lambda: kv.get(key, serializable=True))
+        if item is None:
+            item = await until_answered(lambda: kv.get(key))
+        return None if item is None else bytes(item.value)
+
+    return Store(ClientControl(check_whole(kv)), read)
 
 
 class Source:

@@ -39,8 +39,8 @@ from jax.experimental import multihost_utils
 from raftkv.checkpoint.commit.claim import Claim
 from raftkv.checkpoint.commit.summary import checked_metrics
 from raftkv.checkpoint.errors import CheckpointError, CheckpointNotFound
-from raftkv.checkpoint.find.lookup import MIN
-from raftkv.checkpoint.kinds import ORBAX
+from raftkv.checkpoint.find import MIN
+from raftkv.checkpoint.keys import ORBAX
 from raftkv.checkpoint.records import Checkpoint
 from raftkv.checkpoint.retention.policy import Best, Policy
 from raftkv.checkpoint.saver import Termination

@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
 from torch import distributed as dist
 from torch.utils.data import Dataset, Sampler
 
-from raftkv.checkpoint.positions.position import Position
+from raftkv.checkpoint.positions import Position
 from raftkv.dataset.shuffle import ChunkOrder, Permutation
 from raftkv.errors import ConfigError
 
 if TYPE_CHECKING:
+    from raftkv.dataset.dataset import Snapshot
     from raftkv.dataset.entry import Entry
-    from raftkv.dataset.snapshot import Snapshot
 
 T = TypeVar("T")
 

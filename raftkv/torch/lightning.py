@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from raftkv.checkpoint.commit.summary import Measured
 from raftkv.checkpoint.errors import CheckpointNotFound
-from raftkv.checkpoint.find.lookup import MIN, check_mode
-from raftkv.checkpoint.keys import AttemptId
-from raftkv.checkpoint.kinds import TORCH_SAVE
+from raftkv.checkpoint.find import MIN, check_mode
+from raftkv.checkpoint.keys import TORCH_SAVE, AttemptId
 from raftkv.checkpoint.retention.policy import Best
 from raftkv.checkpoint.saver import Saver
-from raftkv.checkpoint.storage.local import local_directory
+from raftkv.checkpoint.storage.transfer import local_directory
+from raftkv.checkpoint.storage.verify import require_below
 from raftkv.errors import ConfigError
 from raftkv.torch.ranks import decide, is_connected, newest_directory
 
@@ -127,7 +127,7 @@ class RegistryCheckpoint(ModelCheckpoint):
         Raises:
             CheckpointNotFound: there are checkpoints, and none has the metric.
             DigestMismatch, StorageError: it could not be read.
-            ConfigError: it lies at a URL, and there is no ``directory`` to put it to.
+            ConfigError: it lies at a URL, and there is no ``directory`` to put it to; or not below the registry's uri.
         """
         if not self.last_model_path:
             return ""
@@ -144,6 +144,7 @@ class RegistryCheckpoint(ModelCheckpoint):
 
     def _path(self, found: Checkpoint) -> str:
         if found.id not in self._paths:  # bytes are compared once in a process
+            require_below(found, self._saver.registry.uri)
             self._paths[found.id] = f"{local_directory(found, self._directory)}/{NAME}"
         return self._paths[found.id]
 

@@ -19,8 +19,8 @@ from torch import distributed as dist
 
 from raftkv.checkpoint.errors import CheckpointError
 from raftkv.checkpoint.records import Checkpoint
-from raftkv.checkpoint.storage.local import local_directory
 from raftkv.checkpoint.storage.place import Place
+from raftkv.checkpoint.storage.transfer import local_directory
 from raftkv.checkpoint.storage.verify import require_below
 from raftkv.errors import ConfigError
 

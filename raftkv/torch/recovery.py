@@ -53,7 +53,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from types import TracebackType
@@ -63,19 +63,161 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d
 
+from raftkv.client.control.records import RecordError
 from raftkv.errors import ConfigError
-from raftkv.torch.interrupt import cut_connections, cut_gloo, gloo_devices
-from raftkv.torch.nccl import STUCK_S, Aborted, Communicators
-from raftkv.torch.progress import NO_STEP, Agreed, Progress, Told, agree
-from raftkv.torch.states import Load, Save, States
-from raftkv.torch.waits import Waits
+from raftkv.torch.interrupt import STUCK_S, Aborted, Communicators, Waits, cut_connections, cut_gloo, gloo_devices
 from raftkv.training.errors import GenerationOver, StateLost, TrainingError
 from raftkv.urls import join_address, split_address
 
 if TYPE_CHECKING:
     import torch
 
-    from raftkv.training.api.run import Run
+    from raftkv.training.api.checkpoint import Resumed
+    from raftkv.training.api.run import Run, Saving
+
+# ---- the state of a rank, and on whose state the ranks of a new group agree
+#
+# While a sync hands out the source's state, the state of the receivers is neither the old nor the new one. If the group
+# breaks then, they have none, and the next group goes on with that of the source. If the source is lost as well, only a
+# checkpoint is left.
+
+NO_STEP: Final = -1
+"""What a rank tells whose state was overwritten in part."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """What a rank tells the others.
+
+    Attributes:
+        step: the next to be done with its state; ``NO_STEP``: it has no whole state.
+        has_state: its state has been in a group; else it is what its program began with.
+    """
+
+    step: int
+    has_state: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """What a group goes on with.
+
+    Attributes:
+        step: the next to be done; ``NO_STEP``: no rank has a whole state.
+        source: the lowest rank whose state is that of the step.
+        is_new: no rank has state from a group before: a checkpoint may be further.
+    """
+
+    step: int
+    source: int
+    is_new: bool
+
+
+def agree(ranks: Sequence[RankReport]) -> Agreed:
+    """Return the furthest step that any of the ranks tells, and who has it."""
+    step = max(told.step for told in ranks)
+    source = next(number for number, told in enumerate(ranks) if told.step == step)
+    return Agreed(step, source, not any(told.has_state for told in ranks))
+
+
+class Progress:
+    """The state of this rank.
+
+    Arguments:
+        first_step: the step that the program's own state begins with.
+    """
+
+    def __init__(self, first_step: int) -> None:
+        self._told = RankReport(first_step, has_state=False)
+
+    @property
+    def told(self) -> RankReport:
+        """What to tell the others."""
+        return self._told
+
+    def keep(self, step: int) -> None:
+        """Note that the state is that of a step, whole."""
+        self._told = RankReport(step, has_state=True)
+
+    def receive(self, step: int, *, is_overwritten: bool) -> None:
+        """Note that the source's state of a step is about to come in place of this rank's, until ``keep``.
+
+        Arguments:
+            step: the one that the group goes on with.
+            is_overwritten: a sync that is cut off may leave bytes that are neither rank's. If not, a state of the same
+                step stays what it is: each byte is replaced by the same one.
+        """
+        if is_overwritten or step != self._told.step:
+            self._told = RankReport(NO_STEP, has_state=False)
+
+
+# ---- when a group loads a checkpoint, and when it saves one
+#
+# A group has state as soon as one of its ranks has: the state of the furthest rank counts, and the registry is not
+# asked, so a recovery waits for nothing. Where all ranks are new, the whole job was started again and goes on from the
+# latest checkpoint. Attempts that earlier generations left undecided are decided then, or before the first save.
+
+Load = Callable[["ElasticGroup", "Resumed"], object]
+Save = Callable[["ElasticGroup", "Saving"], object]
+
+
+class States:
+    """Loads and saves for one group; see the module, and ``ElasticGroup`` for the arguments."""
+
+    def __init__(self, run: Run, load: Load | None, save: Save | None, save_every: int) -> None:
+        if (save is None) != (save_every == 0):
+            raise ConfigError("give both save= and save_every=, or neither")
+        if save_every < 0:
+            raise ConfigError(f"save_every={save_every} cannot be: a number of steps")
+        if (load or save) and not run.checkpoints.uri:
+            raise ConfigError(
+                "there is no place for checkpoints; name one for the run: raftkv.training.join(..., checkpoints=URI)"
+            )
+        self._run = run
+        self._load = load
+        self._save = save
+        self._every = save_every
+        self._decided_in = 0
+
+    @property
+    def loads(self) -> bool:
+        """Whether a job that starts goes on from a checkpoint."""
+        return self._load is not None
+
+    def load(self, group: ElasticGroup, *, is_shared: bool) -> int:
+        """Load the latest checkpoint if it is further than the group; returns the step to go on with.
+
+        Arguments:
+            group: all of whose ranks call this.
+            is_shared: the state is handed out by ``group.source``, which alone loads.
+
+        Raises:
+            CheckpointError: it cannot be loaded.
+            GenerationOver: the generation ends.
+        """
+        with self._run.resume() as last:
+            self._decided_in = group.generation
+            if last is None or last.step <= group.step:
+                return group.step
+            if self._load is not None and (not is_shared or group.rank == group.source):
+                self._load(group, last)
+            return last.step
+
+    def save_if_due(self, group: ElasticGroup) -> None:
+        """Save the state after ``group.step`` steps, if it is time.
+
+        Raises:
+            CheckpointError: it could not be saved.
+            GenerationOver: the generation ends; the next one decides whether it was saved.
+        """
+        if self._save is None or group.step % self._every:
+            return
+        if self._decided_in != group.generation:
+            with self._run.resume():
+                self._decided_in = group.generation
+        with self._run.checkpoint(group.step) as saving:
+            self._save(group, saving)
+
 
 KNOWN_STORES: Final = 8
 """How many of the first ranks everybody can reach without a look-up: any of them can be the next rank 0."""
@@ -397,7 +539,7 @@ class ElasticGroup:
         """Build the group of this generation; returns whether no rank has state."""
         rank, size, member = self.rank, self.world_size, self.run.world.member
         own = join_address(member.address or member.host, self._server.port)
-        self._meeting = _resolved(own if rank == 0 else self._find_store())
+        self._meeting = resolve_address(own if rank == 0 else self._find_store())
         if rank == 0:
             self.run.publish_nowait(own)  # for newcomers: nobody here waits for it
         self._store = PrefixStore(f"raftkv/{self.run.run_id}/{self.generation}", self._connect())
@@ -439,7 +581,7 @@ class ElasticGroup:
         """
         if rank == 0:
             told = [json.loads(text) for text in store.multi_get([f"rank/{number}" for number in range(size)])]
-            agreed = agree([Told(step, has_state) for _, _, step, has_state in told])
+            agreed = agree([RankReport(step, has_state) for _, _, step, has_state in told])
             stores = {member: address for member, address, *_ in told[:KNOWN_STORES]}
             store.set("agreed", json.dumps({**asdict(agreed), "stores": stores}))
         else:
@@ -509,7 +651,14 @@ class ElasticGroup:
             cut_connections(*self._meeting)
 
 
-def _resolved(address: str) -> tuple[str, int]:
-    """Resolve an address to numbers: it is compared with those of connections by a thread that must not ask DNS."""
-    host, port = split_address(address)
+def resolve_address(address: str) -> tuple[str, int]:
+    """Resolve a published address to numbers: a thread that must not ask DNS compares it with those of connections.
+
+    Raises:
+        RecordError: it is not an address and a port.
+    """
+    try:
+        host, port = split_address(address)
+    except ValueError:
+        raise RecordError("boot", f"{address!r} is not an address and a port") from None
     return str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]), port

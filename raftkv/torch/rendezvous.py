@@ -286,7 +286,7 @@ class RaftKVRendezvousHandler(RendezvousHandler):
                 f"the node of rank 0 did not start its store within {_PUBLISH_TIMEOUT_S:g} s: see its log"
             ) from None
         host, _, port = text.rpartition(" ")
-        if not host or not port.isdecimal():
+        if not (host and port.isdecimal() and len(port) <= 5 and int(port) < 1 << 16):
             raise RecordError("boot", f"{text!r} is not an address and a port")
         return RendezvousStoreInfo(host, int(port))
 

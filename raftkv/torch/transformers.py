@@ -27,7 +27,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from raftkv.checkpoint.errors import CheckpointNotFound, NotWhole
-from raftkv.checkpoint.find.lookup import MAX, MIN
+from raftkv.checkpoint.find import MAX, MIN
 from raftkv.checkpoint.importers import trainer as folders
 from raftkv.checkpoint.importers.source import Source
 from raftkv.checkpoint.retention.policy import Best

@@ -15,8 +15,7 @@ from raftkv.checkpoint.commit import attempt
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
 from raftkv.checkpoint.commit.manifest import Manifest
 from raftkv.checkpoint.errors import CheckpointNotFound, DigestMismatch, PrepareConflict, StaleStep, StorageError
-from raftkv.checkpoint.keys import RegistryKeys
-from raftkv.checkpoint.kinds import TORCH_SAVE
+from raftkv.checkpoint.keys import TORCH_SAVE, RegistryKeys
 from raftkv.checkpoint.records import Checkpoint, FileRecord, Prepared, Reference
 from raftkv.checkpoint.registry import Registry
 from raftkv.checkpoint.retention.holds import HoldInfo

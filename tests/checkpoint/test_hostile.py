@@ -29,6 +29,7 @@ NAMES: Final = (
     "", "/", "x", "x/y", "x/y/z", "dcp/x", f"{KIND}/1", f"{KIND}/000000000001x", f"{KIND}/1.1", f"{KIND}/1.1.1/head",
     f"{KIND}/000000000009.1.1/rank/x", f"{KIND}/000000000009.1.1", f"{KIND}/000000000009.1.1/head", "\udcff/\udcff",
     f"{KIND}/99999999999999999999.1.1/head", f"{KIND}/1/pin", f"{KIND}/000000000001/pin/%zz", f"{KIND}/loss/z/x",
+    f"{KIND}/loss/-000000000000001/000000000002", f"{KIND}/{'9' * 5000}/pin/x", "\udcff/x/rank/0",
 )  # fmt: skip
 
 PREFIXES: Final = (

@@ -16,7 +16,7 @@ from raftkv.aio import Client, connect
 from raftkv.checkpoint.commit.claim import Claim
 from raftkv.checkpoint.commit.summary import METRICS_MAX
 from raftkv.checkpoint.errors import AttemptOver, CheckpointNotFound, FenceBroken
-from raftkv.checkpoint.find.lookup import MAX
+from raftkv.checkpoint.find import MAX
 from raftkv.checkpoint.records import FileRecord
 from raftkv.checkpoint.registry import Registry
 from raftkv.checkpoint.retention.policy import Policy

@@ -23,8 +23,8 @@ from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
 from raftkv.checkpoint.errors import DigestMismatch, FenceBroken, FilesChanged, StaleStep, StorageError
 from raftkv.checkpoint.retention.policy import Best, Policy
 from raftkv.checkpoint.saver import Saver, Termination
-from raftkv.checkpoint.storage import local
-from raftkv.checkpoint.storage.local import local_directory
+from raftkv.checkpoint.storage import transfer
+from raftkv.checkpoint.storage.transfer import local_directory
 from raftkv.checkpoint.storage.verify import verify
 from raftkv.client.lease import lease
 from raftkv.errors import ConfigError
@@ -54,7 +54,7 @@ def test_a_directory_is_moved(registry, tmp_path, monkeypatch, is_same_disk):
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
     if not is_same_disk:
-        monkeypatch.setattr(local.os, "rename", rename)
+        monkeypatch.setattr(transfer.os, "rename", rename)
     folder = made.write(tmp_path / "out/checkpoint-4", made.trainer(4))
     done = Saver(registry).save_directory(4, str(folder))
     assert not folder.exists()
@@ -67,7 +67,7 @@ def test_a_directory_is_moved(registry, tmp_path, monkeypatch, is_same_disk):
 def test_a_directory_that_cannot_be_saved_stays_where_it_was(registry, tmp_path, monkeypatch, is_same_disk, trouble):
     """Put it back: it was moved below the uri of the registry, and deleted there as what a failed attempt had left."""
     if not is_same_disk:
-        monkeypatch.setattr(local, "_rename", lambda *_: False)
+        monkeypatch.setattr(transfer, "_rename", lambda *_: False)
     folder = made.write(tmp_path / "out", {"model.pt": b"m"})
     if trouble == "name":
         (folder / "half\nname.pt").write_bytes(b"n")
@@ -92,7 +92,7 @@ def test_a_directory_that_is_not_committed_for_its_disk_stays(raftkv_client, tmp
 
     monkeypatch.setattr(registry_module, what, refuse)
     if not is_same_disk:
-        monkeypatch.setattr(local, "_rename", lambda *_: False)
+        monkeypatch.setattr(transfer, "_rename", lambda *_: False)
     registry = raftkv.checkpoint.Registry(raftkv_client, "job", uri=str(tmp_path / "registry"))
     folder = made.write(tmp_path / "out", {"model.pt": b"m"})
     with pytest.raises(StorageError, match="no space left"):
@@ -128,8 +128,8 @@ def test_a_source_that_cannot_be_deleted_does_not_undo_its_copy(registry, tmp_pa
     def refuse(*_, **__):
         raise OSError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(local, "_rename", lambda *_: False)
-    monkeypatch.setattr(local.shutil, "rmtree", refuse)
+    monkeypatch.setattr(transfer, "_rename", lambda *_: False)
+    monkeypatch.setattr(transfer.shutil, "rmtree", refuse)
     folder = made.write(tmp_path / "out", {"model.pt": b"m"})
     done = Saver(registry).save_directory(4, str(folder))
     assert registry.latest() == done
@@ -152,7 +152,7 @@ def test_a_link_to_a_directory_is_no_part_of_a_checkpoint(registry, tmp_path):
 def test_a_link_is_not_moved_for_what_it_leads_to(registry, tmp_path, monkeypatch, is_same_disk):
     """Commit no link: the bytes stayed where they were, for anybody to delete."""
     if not is_same_disk:
-        monkeypatch.setattr(local, "_rename", lambda *_: False)
+        monkeypatch.setattr(transfer, "_rename", lambda *_: False)
     folder = made.write(tmp_path / "out/checkpoint-4", {"model.pt": b"m"})
     (tmp_path / "out/best").symlink_to(folder)
     for name in ("best", "best/"):
@@ -166,7 +166,7 @@ def test_a_forked_child_keeps_no_lock_of_a_copy(raftkv_client, tmp_path, monkeyp
     """Let others have the copy while a child lives that was forked in the middle: it has the lock's file open too."""
     remote = raftkv.checkpoint.Registry(raftkv_client, "far", uri="memory://bucket/forked")
     done = Saver(remote).save_directory(4, str(made.write(tmp_path / "out", {"model.pt": b"m"})))
-    children, download = [], local._download
+    children, download = [], transfer._download
 
     def fork(*given):
         children.append(os.fork())
@@ -174,7 +174,7 @@ def test_a_forked_child_keeps_no_lock_of_a_copy(raftkv_client, tmp_path, monkeyp
             signal.pause()
         download(*given)
 
-    monkeypatch.setattr(local, "_download", fork)
+    monkeypatch.setattr(transfer, "_download", fork)
     copy = local_directory(done, str(tmp_path / "cache"))
     try:
         with open(f"{copy}.lock", "rb") as lock:
@@ -236,9 +236,9 @@ def test_processes_of_one_look_download_and_compare_once(raftkv_client, tmp_path
     remote = raftkv.checkpoint.Registry(raftkv_client, "far", uri="memory://bucket/look")
     done = Saver(remote).save_directory(4, str(made.write(tmp_path / "out", {"model.pt": b"m"})))
     copied, compared = [], []
-    copy_files, verify_copy = local.copy_files, local.verify
-    monkeypatch.setattr(local, "copy_files", lambda *words: copied.append(words) or copy_files(*words))
-    monkeypatch.setattr(local, "verify", lambda copy: compared.append(copy) or verify_copy(copy))
+    copy_files, verify_copy = transfer.copy_files, transfer.verify
+    monkeypatch.setattr(transfer, "copy_files", lambda *words: copied.append(words) or copy_files(*words))
+    monkeypatch.setattr(transfer, "verify", lambda copy: compared.append(copy) or verify_copy(copy))
     with ThreadPoolExecutor(8) as pool:
         cache = str(tmp_path / "cache")
         paths = set(pool.map(lambda _: local_directory(done, cache, "look-1"), range(8)))
@@ -269,10 +269,10 @@ def test_without_locks_who_has_the_same_number_disturbs_nobody(raftkv_client, tm
     monkeypatch.setattr(fcntl, "flock", refuse)
     remote = raftkv.checkpoint.Registry(raftkv_client, "far", uri="memory://bucket/same-number")
     done = Saver(remote).save_directory(4, str(made.write(tmp_path / "out", {"model.pt": b"m"})))
-    is_copied, is_begun, is_read, copy = threading.Event(), threading.Event(), threading.Event(), local.copy_files
+    is_copied, is_begun, is_read, copy = threading.Event(), threading.Event(), threading.Event(), transfer.copy_files
 
     def first(*given):
-        monkeypatch.setattr(local, "copy_files", second)
+        monkeypatch.setattr(transfer, "copy_files", second)
         records = copy(*given)
         is_copied.set()
         is_begun.wait(10)
@@ -285,7 +285,7 @@ def test_without_locks_who_has_the_same_number_disturbs_nobody(raftkv_client, tm
         is_read.wait(10)
         return copy(source, files, target)
 
-    monkeypatch.setattr(local, "copy_files", first)
+    monkeypatch.setattr(transfer, "copy_files", first)
     with ThreadPoolExecutor(2) as threads:
         one = threads.submit(local_directory, done, str(tmp_path / "cache"))
         is_copied.wait(10)
@@ -329,7 +329,7 @@ def test_a_download_that_fails_or_is_killed_leaves_nothing_in_the_cache(raftkv_c
     remote = raftkv.checkpoint.Registry(raftkv_client, "far", uri=f"memory://bucket/{tmp_path.name}")
     contents = {"a.pt": b"a", "b.pt": b"b"}
     done = Saver(remote).save_directory(4, str(made.write(tmp_path / "out", contents)))
-    cache, copy_files = tmp_path / "cache", local.copy_files
+    cache, copy_files = tmp_path / "cache", transfer.copy_files
     if what == "again":
         path = Path(local_directory(done, str(cache)))
         (path / "b.pt").unlink()
@@ -339,7 +339,7 @@ def test_a_download_that_fails_or_is_killed_leaves_nothing_in_the_cache(raftkv_c
         raise StorageError("No space left on device")
 
     with monkeypatch.context() as full:
-        full.setattr(local, "copy_files", fill)
+        full.setattr(transfer, "copy_files", fill)
         with pytest.raises(StorageError, match="No space"):
             local_directory(done, str(cache))
     assert list(cache.glob("*.part")) == []
@@ -386,7 +386,7 @@ def test_files_that_go_between_their_digests_and_the_commit_are_not_committed(re
         damage(uri)
         return files
 
-    original = local.digest_tree
+    original = transfer.digest_tree
     monkeypatch.setattr(saver_module, "digest_tree", digest_tree)
 
     def save():

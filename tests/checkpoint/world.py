@@ -55,7 +55,7 @@ class World(StoreWorld):
                     raise FilesChanged(uri, file.name, rank, "is not there any more")
 
         means = Means(self.control(seed, lost), write_manifest, check_files, lambda: self.time_s, self.random.randrange)
-        return Registry.over(means, run_id, uri=f"memory://{run_id}")
+        return Registry.from_parts(means, run_id, uri=f"memory://{run_id}")
 
     def put(self, key: str | bytes, value: bytes | str) -> None:
         self.store.txn((), [Put(key, value)])

@@ -19,11 +19,10 @@ import pytest
 import raftkv
 from raftkv.dataset.codec import blob
 from raftkv.dataset.codec.node import Child, Node
-from raftkv.dataset.dataset import Dataset
+from raftkv.dataset.dataset import Dataset, Snapshot
 from raftkv.dataset.entry import Entry
 from raftkv.dataset.errors import ChunkCorrupted, DatasetNotFound, StaleHead
 from raftkv.dataset.keys import DatasetKeys, Head
-from raftkv.dataset.snapshot import Snapshot
 from raftkv.errors import ConfigError
 from tests.dataset.world import SMALL, World, entries
 from tests.procs import ETCD, Cluster

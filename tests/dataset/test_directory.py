@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from raftkv.dataset.cache import directory as directory_module
-from raftkv.dataset.cache.directory import SharedDirectory
-from raftkv.dataset.cache.memory import Memory
+from raftkv.dataset import cache as directory_module
+from raftkv.dataset.cache import Memory, SharedDirectory
 from raftkv.dataset.codec.blob import digest_of
 
 

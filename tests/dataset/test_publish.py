@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from raftkv.client.sync.loop import LoopThread
 from raftkv.dataset import publish as publishing
 from raftkv.dataset.codec import blob, node
-from raftkv.dataset.collect import Collected, collect
 from raftkv.dataset.entry import Entry
 from raftkv.dataset.errors import (
     ChunkCorrupted,
@@ -27,6 +26,7 @@ from raftkv.dataset.errors import (
     VersionGone,
 )
 from raftkv.dataset.keys import DatasetKeys
+from raftkv.dataset.publish import Collected, collect
 from raftkv.dataset.tree import Builder
 from raftkv.errors import ConfigError, LeaseNotFoundError, NoSpaceError, RaftKVError
 from tests.dataset.world import SMALL, World, entries
@@ -194,6 +194,7 @@ def test_versions_stay_for_their_time_and_while_they_are_pinned(world: World) ->
     for number in range(1, 7):
         data.publish(entries(range(number * 40)), cut=SMALL, keep_s=60)
     data.pin(2, "job/a")
+    world.put(f"{data.keys.keeps}{'9' * 5000}/x", b"")  # no number of a version
     assert data.collect().versions == ()  # all are young
     world.revoke_all()
     assert data.collect(dry_run=True).versions == (1, 3, 4)

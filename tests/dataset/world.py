@@ -11,7 +11,7 @@ from raftkv.client.kv.operations import get, put
 from raftkv.client.sync.loop import LoopThread
 from raftkv.dataset.dataset import Dataset
 from raftkv.dataset.entry import Entry
-from raftkv.dataset.store import Store
+from raftkv.dataset.source import Store
 from raftkv.dataset.tree import Cut
 from tests.virtual_store.direct import StoreWorld
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
 import types
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +20,7 @@ import torch
 
 import raftkv.checkpoint
 from raftkv.checkpoint.errors import CheckpointError, CheckpointNotFound, FenceBroken, NotWhole, StaleStep
+from raftkv.checkpoint.keys import RegistryKeys
 from raftkv.checkpoint.retention.policy import Best, Policy
 from raftkv.errors import ConfigError
 from raftkv.torch import ranks
@@ -373,6 +376,22 @@ def test_paths_of_the_best_and_the_last_model_are_found_or_refused(raftkv_client
     there = Fit(far, monitor="val_loss", directory=str(tmp_path / "cache"))
     assert Path(there.callback.best_model_path).read_bytes() == b"step 1"
     assert Path(there.callback.last_model_path).read_bytes() == b"step 2"
+
+
+def test_lightning_loads_no_checkpoint_whose_record_names_a_foreign_directory(registry, tmp_path):
+    """Lightning unpickles it: the right to write keys of the run is not the right to run code in its processes."""
+    fit = Fit(registry, every_n_train_steps=1, monitor="loss")
+    fit.start()
+    fit.step(loss=1.0)
+    fit.end()
+    found = registry.latest()
+    planted = shutil.copytree(found.uri, tmp_path / "planted")
+    key = RegistryKeys("job").record(found.kind, found.step)
+    registry.kv.put(key, replace(found, uri=str(planted)).encode())
+    again = Fit(registry, monitor="loss").callback
+    for ask in (lambda: again.best_model_path, lambda: again.last_model_path, again.resume_from):
+        with pytest.raises(ConfigError, match="is not loaded: it lies in"):
+            ask()
 
 
 class Connected:

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 import raftkv.torch
-from raftkv.torch import nccl
-from raftkv.torch.nccl import ENVIRONMENT, STUCK_S, Aborted, Communicators
-from raftkv.torch.progress import NO_STEP
+from raftkv.torch import interrupt
+from raftkv.torch.interrupt import ENVIRONMENT, STUCK_S, Aborted, Communicators
+from raftkv.torch.recovery import NO_STEP
 from raftkv.training import StateLost
 from tests.torch.test_recovery import FakeRun
 
@@ -76,7 +76,7 @@ def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
             super().__init__(settle_step, device, wait=lambda device: None)
 
     monkeypatch.setattr("raftkv.torch.recovery.Communicators", OnDevice)
-    monkeypatch.setattr(nccl, "_has_nccl", lambda group: False)
+    monkeypatch.setattr(interrupt, "_has_nccl", lambda group: False)
     init = dist.init_process_group
 
     def init_gloo(backend: str, **options: Any) -> None:
@@ -142,13 +142,13 @@ def test_a_sync_that_was_cut_off_is_done_again(on_device):
             run.communicators.abort(1)
 
     with pytest.MonkeyPatch.context() as patch:
-        made = nccl.Communicators.__init__
+        made = interrupt.Communicators.__init__
 
         def remember(communicators: Communicators, *arguments: Any, **options: Any) -> None:
             made(communicators, *arguments, **options)
             run.communicators = communicators
 
-        patch.setattr(nccl.Communicators, "__init__", remember)
+        patch.setattr(interrupt.Communicators, "__init__", remember)
         with raftkv.torch.ElasticGroup(run, "nccl", sync=share):
             assert seen == [1, 2]
 

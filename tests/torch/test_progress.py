@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv.torch.progress import NO_STEP, Progress, Told, agree
+from raftkv.torch.recovery import NO_STEP, Progress, RankReport, agree
 
 CELLS = 3
 GARBAGE = -7
@@ -71,7 +71,7 @@ def test_nobody_hands_out_a_state_that_is_not_whole(generations, on_device):
 
 
 def test_the_furthest_step_and_the_lowest_rank_that_has_it():
-    agreed = agree([Told(3, True), Told(5, True), Told(5, True), Told(NO_STEP, False)])
+    agreed = agree([RankReport(3, True), RankReport(5, True), RankReport(5, True), RankReport(NO_STEP, False)])
     assert (agreed.step, agreed.source, agreed.is_new) == (5, 1, False)
-    agreed = agree([Told(NO_STEP, False), Told(0, False)])
+    agreed = agree([RankReport(NO_STEP, False), RankReport(0, False)])
     assert (agreed.step, agreed.source, agreed.is_new) == (0, 1, True)

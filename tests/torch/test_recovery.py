@@ -24,6 +24,7 @@ import torch.distributed as dist
 import raftkv
 import raftkv.torch
 import raftkv.training
+from raftkv.client.control.records import RecordError
 from raftkv.errors import ConfigError
 from raftkv.torch import recovery
 from raftkv.torch.interrupt import cut_connections, cut_gloo, gloo_devices
@@ -387,3 +388,9 @@ def test_a_job_that_is_started_again_goes_on_from_the_latest_checkpoint(raftkv_c
             raftkv.torch.ElasticGroup(run, save_every=10)
         with raftkv.torch.ElasticGroup(run, load=lambda group, last: pytest.fail("it is behind"), step=60) as group:
             assert group.step == 60, "what the program has itself is further"
+
+
+@pytest.mark.parametrize("address", ["", "h", "h:", ":1", "h:x", f"h:{'9' * 5000}", "[::1]", "h:-1", "h:65536"])
+def test_published_text_that_is_no_address_is_a_record_error(address):
+    with pytest.raises(RecordError, match="not a boot record"):
+        recovery.resolve_address(address)

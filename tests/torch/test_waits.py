@@ -9,8 +9,8 @@ from datetime import timedelta
 import pytest
 from torch._C._distributed_c10d import Work
 
-from raftkv.torch import waits
-from raftkv.torch.waits import Waits, WorkLost
+from raftkv.torch import interrupt
+from raftkv.torch.interrupt import Waits, WorkLost
 
 
 class Stuck:
@@ -38,7 +38,7 @@ def wait(work: Stuck, timeout: timedelta = timedelta(0)) -> bool:
 @pytest.fixture
 def over(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     """Whether the group is over; torch's own wait is replaced by the one above."""
-    monkeypatch.setattr(waits, "_wait", wait)
+    monkeypatch.setattr(interrupt, "_wait", wait)
     answer = [False]
     present = Waits(lambda: answer[0])
     yield answer
@@ -49,13 +49,13 @@ def over(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
 def test_a_wait_of_a_group_that_goes_on_lasts_as_long_as_it_takes(over: list[bool]) -> None:
     work = Stuck(ends_after=7)
     assert Work.wait(work)
-    assert set(work.waited) == {waits.SLICE}
+    assert set(work.waited) == {interrupt.SLICE}
 
 
 def test_a_limit_of_the_callers_own_is_torchs_business(over: list[bool]) -> None:
     over[0] = True
     work = Stuck(ends_after=1)
-    assert waits._wait_in_slices(work, timedelta(seconds=3))
+    assert interrupt._wait_in_slices(work, timedelta(seconds=3))
     assert work.waited == [timedelta(seconds=3)]
 
 
@@ -63,7 +63,7 @@ def test_a_work_that_failed_raises_what_it_failed_with(over: list[bool]) -> None
     over[0] = True
     work = Stuck(ends_after=2, error=ConnectionError("closed by peer"))
     with pytest.raises(ConnectionError, match="closed by peer"):
-        waits._wait_in_slices(work)
+        interrupt._wait_in_slices(work)
 
 
 def test_a_work_of_a_group_that_is_over_is_given_up(over: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,17 +73,17 @@ def test_a_work_of_a_group_that_is_over_is_given_up(over: list[bool], monkeypatc
         now[0] += timeout.total_seconds()
         return wait(work, timeout)
 
-    monkeypatch.setattr(waits, "_wait", passing)
-    monkeypatch.setattr(waits.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(interrupt, "_wait", passing)
+    monkeypatch.setattr(interrupt.time, "monotonic", lambda: now[0])
     over[0] = True
     work = Stuck()
     with pytest.raises(WorkLost):
-        waits._wait_in_slices(work)
-    assert waits.GIVE_UP_S <= now[0] - 100.0 <= waits.GIVE_UP_S + 2 * waits.SLICE.total_seconds()
+        interrupt._wait_in_slices(work)
+    assert interrupt.GIVE_UP_S <= now[0] - 100.0 <= interrupt.GIVE_UP_S + 2 * interrupt.SLICE.total_seconds()
 
 
 def test_groups_with_a_lost_work_are_never_destroyed_and_others_are(over: list[bool]) -> None:
-    present = waits._present[-1]
+    present = interrupt._present[-1]
     groups = [object(), object()]
     before = [sys.getrefcount(group) for group in groups]
     present.leak(groups)
@@ -95,9 +95,9 @@ def test_groups_with_a_lost_work_are_never_destroyed_and_others_are(over: list[b
 
 
 def test_without_groups_waits_are_torchs_own() -> None:
-    assert Work.wait == waits._wait
+    assert Work.wait == interrupt._wait
     present = Waits(lambda: False)
-    assert Work.wait == waits._wait_in_slices
+    assert Work.wait == interrupt._wait_in_slices
     present.close()
     present.close()
-    assert Work.wait == waits._wait
+    assert Work.wait == interrupt._wait

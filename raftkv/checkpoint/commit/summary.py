@@ -11,14 +11,18 @@ both at one revision, and writes on condition of that ``latest``, knows the inde
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from raftkv.checkpoint.keys import RegistryKeys, check_metric, from_ordered, is_comparable, step_of
+from raftkv.checkpoint.errors import CheckpointNotFound
+from raftkv.checkpoint.keys import RegistryKeys, check_metric, check_step, from_ordered, is_comparable, step_of
 from raftkv.checkpoint.records import Checkpoint, Extremes, Latest
-from raftkv.client.kv.operations import Operation, delete, get_range, put
+from raftkv.client.control.control import Control, txn_until_answered, until_answered
+from raftkv.client.control.records import read
+from raftkv.client.kv.operations import Operation, delete, get, get_range, mod_revision, put
 from raftkv.client.values import RangeResult
 from raftkv.errors import ConfigError
 
@@ -162,12 +166,57 @@ def rearranged(
 
 
 def _values(found: RangeResult) -> list[tuple[float, int]]:
-    """Return value and step of keys of the index; those that somebody else wrote are passed over."""
+    """Return value and step of keys of the index; foreign keys are skipped."""
     values = []
     for item in found.items:
-        step, text = step_of(item.key), item.key.split(b"/")[-2]
-        try:
-            values.append((from_ordered(text.decode()), -1 if step is None else step))
-        except (ValueError, UnicodeDecodeError):
-            continue
-    return [item for item in values if item[1] >= 0]
+        step = step_of(item.key)
+        with contextlib.suppress(ValueError):
+            value = from_ordered(item.key.split(b"/")[-2].decode())
+            if step is not None:
+                values.append((value, step))
+    return values
+
+
+# ---- metrics that come after the commit
+#
+# Record, index and summary change in one txn that compares all of them, so evaluators may run side by side, and a late
+# copy of the txn changes nothing. No claim is needed: a metric changes neither the commit nor the latest.
+
+
+async def set_metrics(control: Control, run_id: str, step: int, kind: str, metrics: Mapping[str, object]) -> Checkpoint:
+    """Add metrics to a committed checkpoint, or replace those of the same names; returns it as it is then.
+
+    Arguments:
+        control: the store.
+        run_id, step, kind: of the checkpoint.
+        metrics: name to number.
+
+    Raises:
+        CheckpointNotFound: there is no such checkpoint, or not any more.
+        ConfigError: there are too many metrics, or one cannot be used; or it can be no step.
+        StatusError: the cluster refused.
+    """
+    step, keys = check_step(step), RegistryKeys(run_id)
+    new = checked_metrics(metrics, step)
+    reads = [get(keys.record(kind, step)), get(keys.latest(kind)), *edges(keys, kind, new)]
+    while True:
+        seen = await until_answered(lambda: control.txn((), reads))
+        record, newest, *found = seen.results
+        if record is None or newest is None:
+            raise CheckpointNotFound(f"run {run_id!r} has no checkpoint of step {step} of kind {kind}")
+        before, latest = read(Checkpoint, record), read(Latest, newest)
+        after = replace(before, metrics={**before.metrics, **new})
+        if len(after.metrics) > METRICS_MAX:
+            raise ConfigError(f"{len(after.metrics)} metrics are too many for one checkpoint: at most {METRICS_MAX}")
+        if after.encode() == before.encode():
+            return before
+        best = rearranged(latest.best, list(new), found, step, new)
+        as_seen = [mod_revision(item.key) == item.mod_revision for item in (record, newest)]
+        changes = [
+            put(record.key, after.encode()),
+            put(newest.key, replace(latest, best=best).encode()),
+            *reindexed(keys, before, after),
+        ]
+        done = await txn_until_answered(control, as_seen, changes)
+        if done.succeeded:
+            return after

@@ -13,7 +13,7 @@ from raftkv.checkpoint.errors import NotWhole
 from raftkv.checkpoint.importers.candidate import Candidate, Facts, first_missing, step_in
 from raftkv.checkpoint.importers.formats import check_torch, number_in_torch
 from raftkv.checkpoint.importers.source import Listing, Source
-from raftkv.checkpoint.kinds import DEEPSPEED_ZERO
+from raftkv.checkpoint.keys import DEEPSPEED_ZERO
 
 NAME: Final = "deepspeed"
 _MODEL: Final = re.compile(r"(?:zero_pp_rank_(\d{1,6})_)?mp_rank_(\d{1,6})_model_states\.pt")

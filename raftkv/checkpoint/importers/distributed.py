@@ -13,7 +13,7 @@ from raftkv.checkpoint.errors import NotWhole
 from raftkv.checkpoint.importers.candidate import Candidate, Facts, first_missing, step_in
 from raftkv.checkpoint.importers.formats import check_torch
 from raftkv.checkpoint.importers.source import Listing, Source
-from raftkv.checkpoint.kinds import DCP, DCP_PER_RANK
+from raftkv.checkpoint.keys import DCP, DCP_PER_RANK
 
 NAME: Final = "dcp"
 METADATA: Final = ".metadata"

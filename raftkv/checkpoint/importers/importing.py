@@ -33,8 +33,7 @@ from raftkv.checkpoint.importers.candidate import Candidate, Facts
 from raftkv.checkpoint.importers.detect import TOOLS, detect
 from raftkv.checkpoint.importers.source import Source
 from raftkv.checkpoint.importers.trackers import wrong_trackers
-from raftkv.checkpoint.keys import check_step
-from raftkv.checkpoint.kinds import check_kind
+from raftkv.checkpoint.keys import check_kind, check_step
 from raftkv.checkpoint.records import Checkpoint, FileRecord
 from raftkv.checkpoint.registry import Registry
 from raftkv.checkpoint.storage.place import Place

@@ -13,8 +13,7 @@ from raftkv.checkpoint.errors import NotWhole
 from raftkv.checkpoint.importers.candidate import Candidate, Facts, numeric
 from raftkv.checkpoint.importers.formats import check_torch, number_in_torch
 from raftkv.checkpoint.importers.source import Listing, Source
-from raftkv.checkpoint.keys import STEP_MAX
-from raftkv.checkpoint.kinds import TORCH_SAVE
+from raftkv.checkpoint.keys import STEP_MAX, TORCH_SAVE
 
 NAME: Final = "lightning"
 SUFFIX: Final = ".ckpt"

@@ -13,7 +13,7 @@ from raftkv.checkpoint.importers.candidate import Candidate, Facts, first_missin
 from raftkv.checkpoint.importers.distributed import METADATA, check_shards
 from raftkv.checkpoint.importers.formats import check_torch
 from raftkv.checkpoint.importers.source import Listing, Source
-from raftkv.checkpoint.kinds import MEGATRON_DIST, TORCH_SAVE
+from raftkv.checkpoint.keys import MEGATRON_DIST, TORCH_SAVE
 
 NAME: Final = "megatron"
 _FOLDER: Final = re.compile(r"iter_(\d{7,12})")

@@ -12,7 +12,7 @@ from typing import Any, Final
 from raftkv.checkpoint.errors import NotWhole
 from raftkv.checkpoint.importers.candidate import Candidate, Facts, numeric, step_in
 from raftkv.checkpoint.importers.source import Listing, Source
-from raftkv.checkpoint.kinds import ORBAX
+from raftkv.checkpoint.keys import ORBAX
 
 NAME: Final = "orbax"
 METADATA: Final = "_CHECKPOINT_METADATA"

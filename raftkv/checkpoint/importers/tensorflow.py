@@ -8,7 +8,7 @@ from typing import Final
 from raftkv.checkpoint.errors import NotWhole
 from raftkv.checkpoint.importers.candidate import Candidate, Facts, first_missing, step_in
 from raftkv.checkpoint.importers.source import Listing, Source
-from raftkv.checkpoint.kinds import TF_FROZEN, TF_SAVEDMODEL, TF_VARIABLES
+from raftkv.checkpoint.keys import TF_FROZEN, TF_SAVEDMODEL, TF_VARIABLES
 
 NAME: Final = "tensorflow"
 GRAPHS: Final = ("saved_model.pb", "saved_model.pbtxt")

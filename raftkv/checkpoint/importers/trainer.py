@@ -19,7 +19,7 @@ from raftkv.checkpoint.importers.distributed import check_shards
 from raftkv.checkpoint.importers.formats import check_torch
 from raftkv.checkpoint.importers.source import Listing, Source
 from raftkv.checkpoint.importers.weights import check_weights, is_weights
-from raftkv.checkpoint.kinds import DCP, DEEPSPEED_ZERO, FILES, SAFETENSORS, TORCH_SAVE
+from raftkv.checkpoint.keys import DCP, DEEPSPEED_ZERO, FILES, SAFETENSORS, TORCH_SAVE
 
 NAME: Final = "trainer"
 STATE: Final = "trainer_state.json"

@@ -10,7 +10,7 @@ from raftkv.checkpoint.errors import NotWhole
 from raftkv.checkpoint.importers.candidate import Candidate, Facts, first_missing, step_in
 from raftkv.checkpoint.importers.formats import check_safetensors, check_torch
 from raftkv.checkpoint.importers.source import Listing, Source
-from raftkv.checkpoint.kinds import SAFETENSORS
+from raftkv.checkpoint.keys import SAFETENSORS
 
 NAME: Final = "safetensors"
 INDEX: Final = ".index.json"

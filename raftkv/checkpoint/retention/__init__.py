@@ -1,15 +1,13 @@
-"""How long checkpoints stay, and how they go: never one that somebody needs.
+"""How long checkpoints stay, and how they go: a checkpoint that is held or newest stays.
 
-    holds      why one must stay: pins of readers (leased), tags, children in other runs
-    policy     which ones a retention policy would delete; pure
-    collector  deletes them: ``deleting`` first, then the bytes, then the keys
-    state      what a collector decides on
-    ownership  whose bytes they are: which ones go with a checkpoint
-    marks      which runs write to a place
+    holds      the reasons to keep one: pins of readers (leased), tags, children in other runs
+    policy     the decisions of a retention policy; pure
+    collector  deletes: ``deleting`` first, then the bytes, then the keys
+    ownership  which bytes go with a checkpoint, and which runs write to a place
 
 Invariants
 
-1. A record that is the latest of its kind, or has a hold, is not deleted: the txn that takes it away says so.
-2. Bytes are deleted only after ``deleting`` says that they are to be; who is interrupted begins again there.
-3. Bytes of a committed checkpoint are never deleted on account of an attempt.
+1. A record that is the latest of its kind, or has a hold, is not deleted: the txn that deletes it compares both.
+2. Bytes are deleted only after ``deleting`` names them; an interrupted collection begins again there.
+3. An attempt is no reason to delete bytes of a committed checkpoint.
 """

@@ -23,20 +23,30 @@ from __future__ import annotations
 
 import asyncio
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from raftkv.checkpoint.errors import DigestMismatch, StorageError
-from raftkv.checkpoint.keys import CHILD, AttemptId, AttemptKeys, RegistryKeys, check_run_id
-from raftkv.checkpoint.kinds import KINDS
-from raftkv.checkpoint.records import Checkpoint, Deleting, FenceRecord
-from raftkv.checkpoint.retention import marks, ownership
+from raftkv.checkpoint.find import PAGE
+from raftkv.checkpoint.keys import (
+    CHILD,
+    KINDS,
+    STEP_MAX,
+    AttemptId,
+    AttemptKeys,
+    RegistryKeys,
+    check_run_id,
+    is_comparable,
+)
+from raftkv.checkpoint.records import Checkpoint, Deleting, Extremes, FenceRecord, Latest, Reference
+from raftkv.checkpoint.retention import ownership
+from raftkv.checkpoint.retention.holds import holds
 from raftkv.checkpoint.retention.policy import Decision, Policy, decide
-from raftkv.checkpoint.retention.state import KindState, load
 from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.verify import Progress
-from raftkv.client.control.control import Control, txn_until_answered
+from raftkv.client.control.control import Control, txn_until_answered, until_answered
 from raftkv.client.control.records import RecordError, read, readable
 from raftkv.client.kv.operations import (
     Compare,
@@ -49,8 +59,121 @@ from raftkv.client.kv.operations import (
     put,
     version,
 )
+from raftkv.client.scope import prefix_end
 from raftkv.client.values import KeyValue, TxnResult
 from raftkv.errors import ConfigError, StatusError
+
+# ---- what a collection decides on: the checkpoints of a run, and what holds them
+#
+# ``latest`` of a kind is read before its records, and every txn that changes one of them changes ``latest`` too. If a
+# deletion finds ``latest`` unchanged, the whole picture of the kind is still right, and so are counts and extremes.
+
+
+@dataclass(slots=True)
+class KindState:
+    """One kind of checkpoints.
+
+    Attributes:
+        latest, revision: the summary, and of its last change.
+        records: step to checkpoint, and to the revision of the record's last change.
+    """
+
+    latest: Latest
+    revision: int
+    records: dict[int, tuple[Checkpoint, int]] = field(default_factory=dict)
+    _values: dict[str, list[tuple[float, int]]] | None = None
+
+    def remove(self, step: int) -> Latest:
+        """Leave out a checkpoint, and return the summary of those that are left. Costs the same however many these are.
+
+        If the deletion is refused, nothing here is right any more: it must be loaded again.
+        """
+        values_of = self._sum_up() if self._values is None else self._values
+        gone, _ = self.records.pop(step)
+        best = dict(self.latest.best)
+        for name, value in gone.metrics.items():
+            if is_comparable(value):
+                values = values_of[name]
+                del values[bisect_left(values, (value, step))]
+                if name in best:
+                    best.pop(name)
+                    best |= {name: _extremes(values)} if values else {}
+        size_bytes = self.latest.size_bytes - gone.size_bytes
+        self.latest = replace(self.latest, count=len(self.records), size_bytes=size_bytes, best=best)
+        return self.latest
+
+    def _sum_up(self) -> dict[str, list[tuple[float, int]]]:
+        """Make the sum of all sizes, and return the values of each metric with their steps, sorted."""
+        checkpoints = [checkpoint for checkpoint, _ in self.records.values()]
+        self.latest = replace(self.latest, size_bytes=sum(each.size_bytes for each in checkpoints))
+        found: dict[str, list[tuple[float, int]]] = {}
+        for each in checkpoints:
+            for name, value in each.metrics.items():
+                if is_comparable(value):
+                    found.setdefault(name, []).append((value, each.step))
+        for values in found.values():
+            values.sort()
+        self._values = found
+        return found
+
+
+def _extremes(values: list[tuple[float, int]]) -> Extremes:
+    """Return the extremes of sorted values; of equal ones the newer step counts."""
+    low = values[bisect_left(values, (values[0][0], STEP_MAX + 1)) - 1]
+    return Extremes(*low, *values[-1])
+
+
+@dataclass(slots=True)
+class RunState:
+    """All kinds of a run.
+
+    Attributes:
+        kinds: by name.
+        held: the holds on each checkpoint, by their names.
+    """
+
+    kinds: dict[str, KindState]
+    held: dict[Reference, list[str]]
+
+    @property
+    def checkpoints(self) -> list[Checkpoint]:
+        """All of the run."""
+        return [checkpoint for kind in self.kinds.values() for checkpoint, _ in kind.records.values()]
+
+
+async def load(control: Control, run_id: str) -> RunState:
+    """Read all checkpoints of a run.
+
+    Arguments:
+        control: the store.
+        run_id: of the run.
+    """
+    keys = RegistryKeys(run_id)
+    listed = await until_answered(lambda: control.txn((), [get_range(keys.latest_all, prefix=True)]))
+    kinds = {
+        item.key.decode(errors="replace").rpartition("/")[2]: KindState(latest, item.mod_revision)
+        for item in listed.results[0].items
+        for latest in readable(Latest, [item])
+    }
+    for name, kind in kinds.items():
+        await _load_records(control, keys.records_of(name), kind)
+    held: dict[Reference, list[str]] = {}
+    for info in await holds(control, run_id):
+        held.setdefault(info.checkpoint, []).append(str(info))
+    return RunState(kinds, held)
+
+
+async def _load_records(control: Control, prefix: str, kind: KindState) -> None:
+    start: bytes = prefix.encode()
+    while start:
+        operation = get_range(start, prefix_end(prefix.encode()), limit=PAGE)
+        result = await txn_until_answered(control, (), [operation])
+        page = result.results[0]
+        for item in page.items:
+            for checkpoint in readable(Checkpoint, [item]):
+                kind.records[checkpoint.step] = (checkpoint, item.mod_revision)
+        start = page.items[-1].key + b"\0" if page.more else b""
+
 
 NO_POLICY: Final = Policy()
 
@@ -151,7 +274,7 @@ class Collector:
                 "nothing was deleted: the place of the checkpoints is not named; name it (gc --place, Registry(uri=))"
             )
         try:
-            others = await asyncio.to_thread(marks.read_marks, self._uri)
+            others = await asyncio.to_thread(ownership.read_marks, self._uri)
         except (StorageError, ConfigError) as error:
             return str(error)
         own: KeyValue | None = (await self._txn((), [get(self._keys.mark)])).results[0]
@@ -170,7 +293,7 @@ class Collector:
         except ConfigError as error:
             return str(error)
         for mark, run_id in self._others.items():
-            stays = f"{gone.uri} stays: {marks.PREFIX}{mark} there says that run {run_id!r} writes there too, and"
+            stays = f"{gone.uri} stays: {ownership.PREFIX}{mark} there says that run {run_id!r} writes there too, and"
             try:
                 found, named = await self._look_up(get(RegistryKeys(check_run_id(run_id)).mark), run_id, attempt)
             except (ConfigError, StatusError) as error:
@@ -321,6 +444,8 @@ class Collector:
         found = [item.key[len(self._keys.attempts.encode()) :].split(b"/") for item in listed.results[0].items]
         with_head = {tuple(parts[:2]) for parts in found if parts[2:] == [b"head"]}
         for kind, attempt in sorted({tuple(parts[:2]) for parts in found if parts[2:3] == [b"rank"]} - with_head):
+            if not (kind + attempt).isascii():
+                continue
             keys = AttemptKeys(f"{self._keys.attempts}{kind.decode()}/{attempt.decode()}/")
             await self._txn([version(keys.head) == 0], [delete(keys.ranks, prefix=True)])
 
@@ -332,7 +457,7 @@ class Collector:
             return
         # The mark is read after the names: who has a directory there has left his mark before.
         own = (await self._txn((), [get(self._keys.mark)])).results[0]
-        if not marks.is_alone(names, own and own.value):
+        if not ownership.is_alone(names, own and own.value):
             return
         for name in names:
             attempt = AttemptId.of_directory(name)

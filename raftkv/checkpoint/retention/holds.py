@@ -27,7 +27,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from raftkv.checkpoint.errors import CheckpointNotFound, PinLost
-from raftkv.checkpoint.keys import PIN, TAG, RegistryKeys, check_name
+from raftkv.checkpoint.keys import PIN, TAG, RegistryKeys, check_name, step_of
 from raftkv.checkpoint.records import Checkpoint, Hold, Reference
 from raftkv.client.arguments import instance, seconds
 from raftkv.client.control.control import Control, Grant, txn_until_answered, until_answered
@@ -246,10 +246,10 @@ def _info(run_id: str, keys: RegistryKeys, item: KeyValue, hold: Hold = UNKNOWN)
     kind, step, why, quoted = [*item.key.decode(errors="replace").removeprefix(keys.holds).split("/", 3), "", "", ""][
         :4
     ]
-    name = unquote(quoted)
+    name, number = unquote(quoted), step_of(step.encode())
     shown = name.rpartition("@")[0] if why == PIN else name
     return HoldInfo(
-        Reference(run_id, kind, int(step) if step.isdecimal() else -1), why, shown, item.lease, hold.holder, hold.time
+        Reference(run_id, kind, -1 if number is None else number), why, shown, item.lease, hold.holder, hold.time
     )
 
 

@@ -35,7 +35,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from typing import Final
 
-from raftkv.checkpoint.find.lookup import MAX, MIN, check_mode
+from raftkv.checkpoint.find import MAX, MIN, check_mode
 from raftkv.checkpoint.keys import is_comparable
 from raftkv.checkpoint.records import Checkpoint, Reference
 from raftkv.client.arguments import instance, whole
@@ -143,7 +143,7 @@ def decide(
         policy: the rules.
         checkpoints: all that are committed, of all kinds.
         latest: kind to the step of its newest.
-        held: what somebody holds, and who.
+        held: the holds on each checkpoint, by their names.
         now: the collector's wall clock, in seconds.
     """
     ordered = sorted(checkpoints, key=lambda each: (each.kind, each.step))

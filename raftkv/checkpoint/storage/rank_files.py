@@ -18,9 +18,8 @@ from raftkv.checkpoint.errors import StorageError
 from raftkv.checkpoint.keys import check_file_name
 from raftkv.checkpoint.records import FileRecord
 from raftkv.checkpoint.storage.filesystems import sync
-from raftkv.checkpoint.storage.place import Place
+from raftkv.checkpoint.storage.place import Place, Writer
 from raftkv.checkpoint.storage.verify import digest_of
-from raftkv.checkpoint.storage.writer import Writer
 from raftkv.errors import ConfigError
 
 

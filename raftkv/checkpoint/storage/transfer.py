@@ -13,20 +13,40 @@ Leaves out what becomes of the copy: ``checkpoint.exchange``.
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import glob
+import logging
 import os
+import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Final, TextIO
 
 from raftkv.checkpoint import digest
-from raftkv.checkpoint.errors import NotWhole, StorageError
-from raftkv.checkpoint.records import FileRecord
+from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
+from raftkv.checkpoint.errors import DigestMismatch, NotWhole, StorageError
+from raftkv.checkpoint.records import Checkpoint, FileRecord
+from raftkv.checkpoint.storage.filesystems import describe
 from raftkv.checkpoint.storage.place import Place
-from raftkv.checkpoint.storage.verify import THREADS, Counter, Progress, digest_of, stream_verified
+from raftkv.checkpoint.storage.rank_files import RankFiles
+from raftkv.checkpoint.storage.verify import (
+    THREADS,
+    Counter,
+    Progress,
+    Report,
+    digest_of,
+    load_manifest,
+    stream_verified,
+    verify,
+)
 from raftkv.errors import ConfigError
 
 UNKNOWN: str = ""
-"""Digest of a file that nobody has digested yet."""
+"""Digest of a file that is not known yet."""
 
 
 def list_files(place: Place, *, without: Sequence[str] = ()) -> list[FileRecord]:
@@ -149,3 +169,218 @@ def _each(
             for each in doing:
                 each.cancel()
             raise
+
+
+# ---- checkpoints as directories of this machine, for tools that read and write nothing else
+#
+# A directory that is taken in is renamed where that is possible: no byte is copied, and its old name is gone.
+
+_log = logging.getLogger(__name__)
+
+_WITHOUT_LOCKS: Final = frozenset((errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP))
+"""What file systems answer that know no locks, as some shared ones do: each process looks for itself then."""
+
+
+def make_directory(uri: str) -> None:
+    """Make the directory of an attempt, if it is one of this machine: programs open files in it by path.
+
+    Raises:
+        StorageError: it could not be made.
+    """
+    place = Place(uri)
+    if place.is_local:
+        with place.named("make"):
+            os.makedirs(place.root, exist_ok=True)
+
+
+@contextmanager
+def taken_in(directory: str, uri: str) -> Iterator[list[FileRecord]]:
+    """Move a local directory to where the bytes of an attempt lie, for a block that commits its files.
+
+    Arguments:
+        directory: it is gone afterwards. If it could not be moved or read, or the block raises ConfigError or
+            StorageError, by which nothing was committed, it is as it was: what lies below the uri of a failed attempt
+            is deleted. After any other error, as one of the cluster, a commit may have what was moved.
+        uri: of the directory of the attempt, which does not exist yet.
+
+    Raises:
+        StorageError: it could not be moved or read.
+        ConfigError: a file has a name that cannot be used; or the directory is a link.
+    """
+    if os.path.islink(
+        os.fspath(directory).rstrip("/")
+    ):  # it would be moved, and what it leads to stay for anybody to delete
+        raise ConfigError(f"{directory} is a link; name the directory that it leads to")
+    place = Place(uri)
+    is_moved = is_given = False
+    records: list[FileRecord] = []
+    try:
+        with place.named("move the checkpoint to"):
+            is_moved = place.is_local and _rename(directory, place.root)
+            if is_moved:
+                records = digest_tree(uri)
+            else:
+                source = Place(directory)
+                records = copy_files(source, list_files(source), place)
+        is_given = True
+        yield records
+    except BaseException as error:
+        if is_moved and (not is_given or isinstance(error, ConfigError | StorageError)):
+            if is_given and all(record.name != MANIFEST for record in records):
+                with suppress(OSError):
+                    os.unlink(f"{place.root}/{MANIFEST}")  # this attempt's: it would be in the way of the next
+            with suppress(OSError):
+                os.rename(place.root, directory)
+        raise
+    if not is_moved:
+        try:
+            shutil.rmtree(directory)
+        except OSError as error:  # its copy is committed, and stays so
+            _log.warning("raftkv: %s is saved, and could not be deleted: %s", directory, describe(error))
+
+
+def _rename(directory: str, target: str) -> bool:
+    """Rename a directory; False: the target is on another file system."""
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    try:
+        os.rename(directory, target)
+    except OSError as error:
+        if error.errno == errno.EXDEV:
+            return False
+        raise
+    return True
+
+
+def digest_tree(uri: str) -> list[FileRecord]:
+    """Make all files below a uri durable, and return them with their digests.
+
+    Raises:
+        StorageError: one could not be read or synced; the directory is gone, or nothing lies there.
+    """
+    files = RankFiles(uri)
+    if files.place.is_local:
+        with files.place.named("read"):  # a directory that has been deleted is no checkpoint without files
+            names = sorted(os.listdir(files.place.root))
+        for name in names:
+            files.path(name)
+    else:
+        for found in files.place.list():
+            digest = digest_of(files.place, found.name, on_bytes=lambda _: None)
+            files.add(FileRecord(found.name, found.size_bytes, digest))
+    records = files.finish()
+    if not records:
+        raise StorageError(f"there are no files below {files.place.uri}: write there before the save ends")
+    return records
+
+
+def local_directory(checkpoint: Checkpoint, directory: str = "", look: str = "") -> str:
+    """Return a local directory that has the files of a checkpoint, which were compared with what was committed.
+
+    Arguments:
+        checkpoint: as a lookup returned it.
+        directory: for checkpoints that do not lie on a local disk: below it is downloaded, once; what is not right
+            any more in a copy that is there is fetched again.
+        look: name of one look by several processes, new for each: the first of a machine downloads and compares, the
+            others wait for it and take the same copy.
+
+    Raises:
+        DigestMismatch: a file is missing, or is not what was committed.
+        ConfigError: it does not lie on a local disk, and there is no directory for it.
+        StorageError: it could not be read or written.
+    """
+    place = Place(checkpoint.uri)
+    if place.is_local:
+        wrong = _wrong(verify(checkpoint))
+        if wrong:
+            raise DigestMismatch(checkpoint.uri, wrong[0], "is missing, or is not what was committed")
+        return place.root
+    if not directory:
+        raise ConfigError(f"{checkpoint.uri} is no local disk; name a directory to download the checkpoint to")
+    target = os.path.join(os.path.abspath(directory), checkpoint.id.directory)
+    with Place(directory).named("lock a copy in"):
+        lock, is_alone = _lock(f"{target}.lock")
+    with lock:
+        try:
+            if not look or lock.read() != look:
+                if is_alone:
+                    for left in glob.glob(f"{glob.escape(target)}.*.part"):  # by processes that were killed
+                        shutil.rmtree(left, ignore_errors=True)
+                _download(checkpoint, place, target)
+                lock.truncate(0)
+                lock.write(look)
+                lock.flush()
+        finally:
+            if is_alone:  # said, for a child that was forked meanwhile has the file open too, as long as it lives
+                fcntl.flock(lock, fcntl.LOCK_UN)
+    return target
+
+
+def _lock(path: str) -> tuple[TextIO, bool]:
+    """Open a file that one process at a time has open: it waits. The end of a process gives it back.
+
+    Returns:
+        the file, and whether the file system knows locks, so that no other process has it open.
+    """
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    is_locked = True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno not in _WITHOUT_LOCKS:
+            os.close(descriptor)
+            raise
+        is_locked = False
+    return os.fdopen(descriptor, "r+", encoding="utf-8"), is_locked
+
+
+def _download(checkpoint: Checkpoint, place: Place, target: str) -> None:
+    # Not by the number of the process alone: without locks another container may have one of the same number.
+    partial = f"{target}.{os.getpid()}-{os.urandom(4).hex()}.part"
+    local, fetched = Place(target), Place(partial)
+    try:
+        if local.exists(MANIFEST):  # renamed when it was whole: what has happened to it since is not known
+            _repair(checkpoint, place, local, fetched)
+        else:
+            _fetch(checkpoint, place, target, fetched)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)  # of a copy that failed: the disk may be full of it
+
+
+def _fetch(checkpoint: Checkpoint, place: Place, target: str, fetched: Place) -> None:
+    """Download a checkpoint, and rename it when it is whole."""
+    manifest = load_manifest(checkpoint)
+    copy_files(place, [file for _, file in manifest.files], fetched)
+    fetched.write(MANIFEST, manifest.encoded)
+    with fetched.named("rename"):
+        try:
+            os.rename(fetched.root, target)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise  # else another process was first, where files have no locks
+
+
+def _repair(checkpoint: Checkpoint, place: Place, local: Place, fetched: Place) -> None:
+    """Fetch what is not, or no longer, right in a copy: each file is exchanged at once, as others may read it."""
+    copy = replace(checkpoint, uri=local.uri)
+    try:
+        manifest = load_manifest(copy)
+    except DigestMismatch as error:
+        _log.warning("the manifest of the copy in %s is fetched again: %s", local.root, error)
+        manifest = load_manifest(checkpoint)
+        local.write(MANIFEST, manifest.encoded)
+    wrong = _wrong(verify(copy))
+    if not wrong:
+        return
+    _log.warning("%d files of the copy in %s are fetched again, %s for one", len(wrong), local.root, wrong[0])
+    copy_files(place, [file for _, file in manifest.files if file.name in wrong], fetched)
+    for name in wrong:
+        with local.named("write", name):
+            os.makedirs(os.path.dirname(local.path(name)), exist_ok=True)
+            os.replace(fetched.path(name), local.path(name))
+        local.make_durable(name)
+
+
+def _wrong(report: Report) -> list[str]:
+    """Return the files that are not as they were committed."""
+    return [*report.missing, *report.wrong_size, *report.wrong_digest, *(name for name, _ in report.unreadable)]

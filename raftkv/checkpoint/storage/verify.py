@@ -74,7 +74,7 @@ class Counter:
 
     Arguments:
         total: bytes in all.
-        on_progress: told; None: nobody is.
+        on_progress: told; None: no function is.
 
     Attributes:
         given_up: set where the threads are to end with their next piece, as after Ctrl-C.

@@ -9,8 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from raftkv.checkpoint.errors import CheckpointNotFound
-from raftkv.checkpoint.find.commits import Commit, Commits
-from raftkv.checkpoint.find.lookup import RunLatest
+from raftkv.checkpoint.find import Commit, Commits, RunLatest
 from raftkv.checkpoint.keys import CHILD, PIN, TAG
 from raftkv.checkpoint.records import Checkpoint
 from raftkv.checkpoint.registry import Registry

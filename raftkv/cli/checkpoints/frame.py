@@ -18,9 +18,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any, Final, TypeVar
 
-from raftkv.checkpoint.find.lookup import MAX, MIN, RunLatest
-from raftkv.checkpoint.keys import RegistryKeys, check_run_id, check_step
-from raftkv.checkpoint.kinds import check_kind
+from raftkv.checkpoint.find import MAX, MIN, RunLatest
+from raftkv.checkpoint.keys import RegistryKeys, check_kind, check_run_id, check_step
 from raftkv.checkpoint.records import Checkpoint, Extremes
 from raftkv.checkpoint.registry import Registry
 from raftkv.cli.goflags.command import Invocation

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from raftkv.checkpoint.errors import CheckpointNotFound
 from raftkv.checkpoint.exchange import RECORD
-from raftkv.checkpoint.find.lookup import MIN
+from raftkv.checkpoint.find import MIN
 from raftkv.checkpoint.importers.importing import IMPORTED, REFUSED, Imported
 from raftkv.checkpoint.keys import check_run_id, check_step
 from raftkv.checkpoint.records import Checkpoint

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import click
 
-from raftkv.checkpoint.kinds import KINDS
+from raftkv.checkpoint.keys import KINDS
 from raftkv.cli.common import FORMATS_FLAG, about_commands, file_commands
 from raftkv.cli.goflags.command import Branch, External, Invocation, Leaf, Page, flag_row, leaf_maker
 from raftkv.cli.goflags.pflag import BOOL, DURATION, INT, LIST, Flag

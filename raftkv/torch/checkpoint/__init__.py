@@ -34,10 +34,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from raftkv.torch.checkpoint.reader import Reader as Reader
-    from raftkv.torch.checkpoint.resume import resume as resume
+    from raftkv.torch.checkpoint.reader import resume as resume
     from raftkv.torch.checkpoint.writer import Writer as Writer
 
-_PLACES: Final = {"Reader": "reader", "Writer": "writer", "resume": "resume"}
+_PLACES: Final = {"Reader": "reader", "Writer": "writer", "resume": "reader"}
 
 __all__ = ["Reader", "Writer", "resume"]
 

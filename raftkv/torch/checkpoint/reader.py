@@ -28,20 +28,23 @@ from typing import Any, Final, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from torch.futures import Future
 
-from raftkv.checkpoint.errors import CheckpointNotFound, DigestMismatch
-from raftkv.checkpoint.find.lookup import MIN
-from raftkv.checkpoint.keys import check_step
-from raftkv.checkpoint.kinds import DCP, DCP_PER_RANK
+from raftkv.checkpoint.commit.claim import Claim
+from raftkv.checkpoint.errors import AttemptOver, CheckpointNotFound, DigestMismatch
+from raftkv.checkpoint.find import MIN
+from raftkv.checkpoint.keys import DCP, DCP_PER_RANK, check_step
 from raftkv.checkpoint.records import Checkpoint, FileRecord
 from raftkv.checkpoint.storage.verify import load_manifest, open_verified, require_below
 from raftkv.checkpoint.sync import Pin
-from raftkv.errors import ConfigError
+from raftkv.errors import ConfigError, RaftKVError
 from raftkv.torch.checkpoint.link import Link, Source, from_rank_0, is_distributed
+from raftkv.training.api.run import Run
 
 LATEST: Final = "latest"
 BEST: Final = "best"
@@ -350,3 +353,71 @@ class _Checked(FileSystemBase):
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
         """Return False."""
         return False
+
+
+# ---- the start of a training program: claim, decide what was left undecided, load the newest checkpoint
+
+
+def resume(
+    source: Source,
+    state: dict[str, Any],
+    *,
+    kind: str = DCP,
+    verify: str = READ,
+    anywhere: bool = False,
+    process_group: dist.ProcessGroup | None = None,
+    no_dist: bool = False,
+) -> Checkpoint | None:
+    """Load the newest checkpoint into a state, on all ranks the same; None: there is none.
+
+    Arguments:
+        source: a run, or a registry, whose checkpoints this program then claims: all who wrote before are refused.
+        state: as for ``dcp.load``.
+        kind, verify, anywhere: see ``Reader``.
+        process_group, no_dist: as for ``dcp.load``.
+
+    Raises:
+        DigestMismatch: a file is not what was committed; it names the file.
+        StorageError: a file cannot be read.
+        FenceBroken, GenerationOver: another has claimed the run's checkpoints meanwhile.
+        CheckpointException: of DCP, for what else can go wrong on any rank.
+    """
+
+    def load(checkpoint: Checkpoint) -> Checkpoint:
+        reader = Reader(
+            source, checkpoint, kind=checkpoint.kind, verify=verify, anywhere=anywhere, process_group=process_group,
+            no_dist=no_dist,
+        )  # fmt: skip
+        with typed(reader):
+            load_state(state, storage_reader=reader, process_group=process_group, no_dist=no_dist)
+        return checkpoint
+
+    if isinstance(source, Run):
+        with source.resume(kind) as last:
+            return None if last is None else load(last.checkpoint)
+    claim, found = from_rank_0(process_group, lambda: _find(Link(source), kind), no_dist=no_dist)
+    Link(source).keep(claim)
+    return None if found is None else load(found)
+
+
+def _find(link: Link, kind: str) -> tuple[Claim, Checkpoint | None]:
+    claim = link.claim(take_over=True)
+    try:
+        return claim, link.registry.latest(kind)
+    except CheckpointNotFound:
+        return claim, None
+
+
+@contextlib.contextmanager
+def typed(reader: Reader | None = None) -> Iterator[None]:
+    """Raise raftkv's own error instead of the ``CheckpointException`` in which DCP tells of it."""
+    try:
+        yield
+    except CheckpointException as error:
+        if reader is not None and reader.failure is not None:
+            raise reader.failure from error
+        causes = [cause for cause, _ in error.failures.values() if isinstance(cause, RaftKVError)]
+        # A rank that failed gives the attempt up, which the others hear: its own error is the one to tell.
+        for cause in sorted(causes, key=lambda cause: isinstance(cause, AttemptOver)):
+            raise cause from error
+        raise

@@ -30,12 +30,11 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from raftkv.checkpoint.commit.attempt import different_steps
 from raftkv.checkpoint.commit.claim import Claim
-from raftkv.checkpoint.commit.opening import different_steps
 from raftkv.checkpoint.digest import SHA256, Digest
 from raftkv.checkpoint.errors import AttemptOver, FenceBroken, StorageError
-from raftkv.checkpoint.keys import check_step
-from raftkv.checkpoint.kinds import DCP, DCP_PER_RANK
+from raftkv.checkpoint.keys import DCP, DCP_PER_RANK, check_step
 from raftkv.checkpoint.records import AttemptRecord, Checkpoint, Reference
 from raftkv.checkpoint.storage.rank_files import RankFiles
 from raftkv.checkpoint.sync import Attempt

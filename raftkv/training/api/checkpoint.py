@@ -28,12 +28,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from raftkv.checkpoint import errors
-from raftkv.checkpoint.commit.attempt import Attempt
+from raftkv.checkpoint.commit.attempt import Attempt, different_steps
 from raftkv.checkpoint.commit.claim import Claim
-from raftkv.checkpoint.commit.opening import different_steps
 from raftkv.checkpoint.commit.summary import checked_metrics
 from raftkv.checkpoint.errors import AttemptOver, CheckpointError, CheckpointNotFound, FenceBroken
-from raftkv.checkpoint.kinds import FILES
+from raftkv.checkpoint.keys import FILES
 from raftkv.checkpoint.records import AttemptRecord, Checkpoint, Reference
 from raftkv.checkpoint.storage.rank_files import RankFiles
 from raftkv.checkpoint.storage.verify import find_file, load_manifest, read_verified
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from raftkv.checkpoint.commit.manifest import Manifest
     from raftkv.checkpoint.registry import Registry
     from raftkv.checkpoint.retention.holds import Pin
-    from raftkv.checkpoint.storage.writer import Writer
+    from raftkv.checkpoint.storage.place import Writer
     from raftkv.training.api.collectives import Collectives
     from raftkv.training.api.generation import Generation
 

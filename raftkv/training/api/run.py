@@ -33,7 +33,7 @@ from raftkv.training.api import async_run, checkpoint, counter, leadership
 
 if TYPE_CHECKING:
     from raftkv.checkpoint.records import Checkpoint
-    from raftkv.checkpoint.storage.writer import Writer
+    from raftkv.checkpoint.storage.place import Writer
     from raftkv.client.sync.loop import LoopThread
     from raftkv.pb import rpc_pb2
     from raftkv.training.api.checkpoint import Resumed

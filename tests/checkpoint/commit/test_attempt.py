@@ -9,8 +9,8 @@ from typing import Any
 import numpy
 import pytest
 
+from raftkv.checkpoint.commit import attempt
 from raftkv.checkpoint.commit import attempt as attempts
-from raftkv.checkpoint.commit import opening
 from raftkv.checkpoint.commit.attempt import Attempt
 from raftkv.checkpoint.commit.manifest import NAME, Manifest
 from raftkv.checkpoint.digest import of_bytes
@@ -376,7 +376,7 @@ def test_undecided_attempts_are_found_with_one_read_each_beside_keys_that_are_no
         ):  # fmt: skip
             world.put(f"{KEYS.attempts}{key}", value)
         before = world.txns
-        heads = await opening.undecided(registry.control, KEYS)
+        heads = await attempt.undecided(registry.control, KEYS)
         assert [head.step for head in heads] == [100, 200, 300]
         assert world.txns - before <= 12
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from raftkv.checkpoint.errors import FenceBroken
+from raftkv.errors import ConfigError
 from tests.checkpoint.world import KEYS, KIND, World, files_of, play, prepared, saved
 
 
@@ -110,5 +112,25 @@ def test_a_coordinator_that_slept_through_the_takeover_hears_that_its_claim_is_o
         await registry.take_over(await registry.claim())
         with pytest.raises(FenceBroken):
             await attempt.prepared()
+
+    play(story())
+
+
+def test_attempt_whose_record_names_a_foreign_directory_is_neither_joined_nor_committed() -> None:
+    """A key of the run says where its bytes lie: no manifest, and no file of a rank, is written outside its place."""
+
+    async def story() -> None:
+        world = World()
+        registry = world.registry()
+        old = await registry.claim()
+        attempt = await prepared(registry, old, 100, ranks=1)
+        head = KEYS.attempt(KIND, attempt.record.id).head
+        for uri in ("memory://victim/step-000000000001.g1.1", "memory://job/../victim", "/etc", "memory://job"):
+            world.put(head, replace(attempt.record, uri=uri).encode())
+            with pytest.raises(ConfigError, match="does not lie below memory://job"):
+                await registry.join(old, 100)
+        (taken,) = await registry.take_over(await registry.claim())
+        assert (taken.checkpoint, world.files) == (None, {})
+        assert "does not lie below memory://job" in taken.reason
 
     play(story())

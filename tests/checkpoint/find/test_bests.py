@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from raftkv.checkpoint.find.bests import Bests
+from raftkv.checkpoint.find import Bests
 from raftkv.errors import CompactedError, ConfigError
 from tests.checkpoint.world import KIND, World, play, saved
 

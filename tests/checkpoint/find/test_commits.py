@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from raftkv.checkpoint.find.commits import Commits
+from raftkv.checkpoint.find import Commits
 from raftkv.client.errors import CLIENT_CLOSED, WatchCanceled
 from raftkv.errors import CompactedError
 from tests.checkpoint.world import KEYS, KIND, World, play, saved

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import replace
 
 import pytest
 
+from raftkv.checkpoint import find as lookup_module
 from raftkv.checkpoint.errors import CheckpointNotFound
-from raftkv.checkpoint.find import lookup as lookup_module
-from raftkv.checkpoint.find.lookup import MAX, MIN
+from raftkv.checkpoint.find import MAX, MIN
 from raftkv.checkpoint.keys import RegistryKeys
-from raftkv.checkpoint.records import Reference
+from raftkv.checkpoint.records import Extremes, Reference
 from raftkv.client.control.records import RecordError
 from raftkv.errors import ConfigError
 from tests.checkpoint.world import KEYS, KIND, World, play, saved
@@ -122,6 +123,54 @@ def test_what_is_deleted_between_two_reads_hides_nothing_else() -> None:
         other = world.registry("other")
         await saved(other, await other.claim(), 9, {"loss": 7.0})
         assert [each.step for each in await registry.lookup.best_of_all("loss", MIN)] == [9]
+
+    play(story())
+
+
+def test_best_is_decided_by_records_and_not_by_the_index() -> None:
+    async def story() -> None:
+        world = World()
+        registry = world.registry()
+        claim = await registry.claim()
+        for step in (1, 2, 3):
+            await saved(registry, claim, step, {"loss": float(step), "error": float(step)})
+        for value, step in ((0.0, 3), (9.0, 1)):  # an index of a moment ago, or forged
+            world.put(KEYS.metric(KIND, "loss", value, step), b"")
+        best = await registry.lookup.best("job", "loss", MIN, count=3)
+        assert [each.step for each in best] == [1, 2, 3]
+        assert (await registry.best("loss")).step == 1
+        assert (await registry.best("loss", MAX)).step == 3
+
+    play(story())
+
+
+def test_best_of_all_runs_has_the_metric_in_its_record() -> None:
+    async def story() -> None:
+        world = World()
+        for run_id, loss in (("a", 0.0), ("b", 1.0), ("c", 2.0)):
+            registry = world.registry(run_id)
+            await saved(registry, await registry.claim(), 1, {"loss": loss})
+        forged, keys = world.registry("a"), RegistryKeys("a")
+        found = await forged.latest()
+        for metrics in ({}, {"loss": math.nan}, {"loss": 5.0}):
+            world.put(keys.record(KIND, 1), replace(found, metrics=metrics).encode())
+            assert (await forged.lookup.best_of_all("loss", MIN))[0].run_id == "b"
+
+    play(story())
+
+
+def test_index_of_a_metric_with_no_number_changes_no_extremes() -> None:
+    async def story() -> None:
+        world = World()
+        registry = world.registry()
+        claim = await registry.claim()
+        for step in (1, 2, 3):
+            await saved(registry, claim, step, {"loss": float(step)})
+        for text in ("fff8000000000000", "-000000000000001"):
+            world.put(f"{KEYS.metric_of(KIND, 'loss')}{text}/000000000009", b"")
+        await registry.set_metrics(2, KIND, {"loss": 2.5})
+        (summary,) = await registry.lookup.summary("job")
+        assert summary.latest.best == {"loss": Extremes(1.0, 1, 3.0, 3)}
 
     play(story())
 

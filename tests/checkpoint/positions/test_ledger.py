@@ -15,9 +15,8 @@ from raftkv.checkpoint import positions
 from raftkv.checkpoint.commit.claim import Claim, claim_generation
 from raftkv.checkpoint.errors import FenceBroken
 from raftkv.checkpoint.keys import RegistryKeys
-from raftkv.checkpoint.positions.intervals import overlaps, size
-from raftkv.checkpoint.positions.ledger import Ledger, RangeLost, State, TakenRange, Used
-from raftkv.checkpoint.positions.position import Position
+from raftkv.checkpoint.positions import AsyncLedger as Ledger
+from raftkv.checkpoint.positions import Position, RangeLost, State, TakenRange, Used, overlaps, size
 from raftkv.client.control.records import RecordError
 from raftkv.client.sync.loop import LoopThread
 from raftkv.errors import ConfigError

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raftkv.checkpoint import positions
 from raftkv.checkpoint.errors import DigestMismatch
-from raftkv.checkpoint.positions import Position, Used, intervals, load, position, save
+from raftkv.checkpoint.positions import Position, Used, load, save
 from raftkv.checkpoint.records import Checkpoint
 from raftkv.client.control.records import RecordError
 from raftkv.errors import ConfigError
@@ -114,8 +115,7 @@ def test_a_committed_position_that_was_changed_is_refused(tmp_path: Path) -> Non
 
 
 def test_examples_of_the_documentation() -> None:
-    for module in (position, intervals):
-        assert doctest.testmod(module).failed == 0
+    assert doctest.testmod(positions).failed == 0
 
 
 def test_an_epoch_may_have_another_length() -> None:

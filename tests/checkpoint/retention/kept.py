@@ -14,11 +14,10 @@ from typing import Any
 
 from raftkv.checkpoint.commit.attempt import Attempt, Means
 from raftkv.checkpoint.commit.claim import Claim
-from raftkv.checkpoint.keys import RegistryKeys
-from raftkv.checkpoint.kinds import FILES
+from raftkv.checkpoint.keys import FILES, RegistryKeys
 from raftkv.checkpoint.records import Checkpoint, FileRecord, Latest, Reference
 from raftkv.checkpoint.registry import Registry, check_files, write_manifest
-from raftkv.checkpoint.retention import marks
+from raftkv.checkpoint.retention import ownership
 from raftkv.checkpoint.retention.collector import NO_POLICY, Collected
 from raftkv.checkpoint.retention.policy import Policy
 from raftkv.checkpoint.storage.place import Place
@@ -42,9 +41,9 @@ class Kept(World):
     def registry(self, run_id: str = RUN, *, seed: int = 0, lost: float = 0.0, control: Any = None) -> Registry:
         means = Means(
             control or self.control(seed, lost), write_manifest, check_files, lambda: self.time_s,
-            self.random.randrange, leave_mark=marks.leave_file,
+            self.random.randrange, leave_mark=ownership.leave_file,
         )  # fmt: skip
-        return Registry.over(means, run_id, uri=self.uri.removesuffix(RUN) + run_id)
+        return Registry.from_parts(means, run_id, uri=self.uri.removesuffix(RUN) + run_id)
 
     async def begin(
         self, step: int, *, run_id: str = RUN, kind: str = FILES, **more: Any

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raftkv.checkpoint.commit.summary import Measured
-from raftkv.checkpoint.kinds import FILES
+from raftkv.checkpoint.keys import FILES
 from raftkv.checkpoint.retention.policy import Best, Policy
 from tests.checkpoint.retention.kept import Kept
 from tests.checkpoint.world import play

@@ -14,12 +14,10 @@ from hypothesis import strategies as st
 
 from raftkv.checkpoint.commit.summary import advanced
 from raftkv.checkpoint.errors import CheckpointNotFound
-from raftkv.checkpoint.keys import AttemptId
-from raftkv.checkpoint.kinds import DCP, FILES
+from raftkv.checkpoint.keys import DCP, FILES, AttemptId
 from raftkv.checkpoint.records import Checkpoint, Latest
-from raftkv.checkpoint.retention.collector import Collected
+from raftkv.checkpoint.retention.collector import Collected, KindState
 from raftkv.checkpoint.retention.policy import Best, Policy
-from raftkv.checkpoint.retention.state import KindState
 from raftkv.checkpoint.storage.place import Place
 from raftkv.client.kv.operations import Compare, Operation
 from raftkv.client.values import TxnResult

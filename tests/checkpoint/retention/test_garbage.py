@@ -11,11 +11,10 @@ from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
 from raftkv.checkpoint.commit.manifest import Manifest
 from raftkv.checkpoint.digest import of_bytes
 from raftkv.checkpoint.errors import StorageError
-from raftkv.checkpoint.keys import AttemptId, RegistryKeys
-from raftkv.checkpoint.kinds import FILES
+from raftkv.checkpoint.keys import FILES, AttemptId, RegistryKeys
 from raftkv.checkpoint.records import Checkpoint, Deleting, FileRecord
 from raftkv.checkpoint.registry import Registry
-from raftkv.checkpoint.retention import marks
+from raftkv.checkpoint.retention import ownership
 from raftkv.checkpoint.retention.policy import Policy
 from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.verify import verify
@@ -211,7 +210,7 @@ def test_a_mark_is_left_before_anything_else_is_written(tmp_path: Path) -> None:
         world = Kept(tmp_path)
         attempt = await world.registry().begin(await world.registry().claim(), 1)
         (mark,) = Place(world.uri).names()
-        assert mark == marks.PREFIX + world.store.items[KEYS.mark.encode()].value.decode()
+        assert mark == ownership.PREFIX + world.store.items[KEYS.mark.encode()].value.decode()
         assert Place(world.uri).read(mark) == b"job\n"
         await world.registry().begin(await world.registry().claim(), 2)
         assert Place(world.uri).names() == [mark]
@@ -305,7 +304,7 @@ def test_in_a_shared_place_each_run_deletes_its_own(tmp_path: Path) -> None:
         await world.save(2)
         assert (await world.collect(Policy(keep_last=1))).deleted == [first]
         assert not Place(first.uri).exists("sub/a.bin")
-        Place(world.uri).write(f"{marks.PREFIX}0123456789abcdef", b"victim\n")  # of another cluster
+        Place(world.uri).write(f"{ownership.PREFIX}0123456789abcdef", b"victim\n")  # of another cluster
         await world.save(3)
         done = await world.collect(Policy(keep_last=1))
         assert (done.deleted, len(done.failures), world.steps()) == ([], 1, [2, 3])
@@ -316,7 +315,7 @@ def test_in_a_shared_place_each_run_deletes_its_own(tmp_path: Path) -> None:
 
 async def _saved_beside(world: Kept, run_id: str, step: int) -> Checkpoint:
     """Save a checkpoint of another run in the same place."""
-    registry = Registry.over(world.registry()._means, run_id, uri=world.uri)
+    registry = Registry.from_parts(world.registry()._means, run_id, uri=world.uri)
     attempt = await registry.begin(await registry.claim(), step)
     await attempt.prepare(0, [Place(attempt.uri).write("sub/a.bin", b"theirs")])
     return await attempt.commit()

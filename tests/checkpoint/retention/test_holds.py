@@ -11,8 +11,7 @@ import pytest
 import raftkv
 from raftkv.checkpoint import Policy, Registry
 from raftkv.checkpoint.errors import CheckpointNotFound, PinLost
-from raftkv.checkpoint.keys import PIN, TAG
-from raftkv.checkpoint.kinds import FILES
+from raftkv.checkpoint.keys import FILES, PIN, TAG
 from raftkv.checkpoint.records import Checkpoint, Reference
 from raftkv.checkpoint.storage.place import Place
 from raftkv.errors import ConfigError

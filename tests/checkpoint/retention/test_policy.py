@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raftkv.checkpoint.kinds import DCP, FILES
+from raftkv.checkpoint.keys import DCP, FILES
 from raftkv.checkpoint.records import Checkpoint, Reference
 from raftkv.checkpoint.retention.policy import Best, Decision, Policy, ages_of, decide
 from raftkv.errors import ConfigError

@@ -14,14 +14,13 @@ from functools import partial
 from typing import Any
 
 from raftkv.checkpoint import registry
+from raftkv.checkpoint.commit import attempt, summary
 from raftkv.checkpoint.commit import attempt as attempts
 from raftkv.checkpoint.commit import claim as claims
-from raftkv.checkpoint.commit import metrics, opening, takeover
-from raftkv.checkpoint.commit.attempt import Attempt, Means
+from raftkv.checkpoint.commit.attempt import Attempt, Means, Taken
 from raftkv.checkpoint.commit.claim import Claim
-from raftkv.checkpoint.commit.takeover import Taken
 from raftkv.checkpoint.errors import AttemptOver, CheckpointExists, PrepareConflict, RanksMissing, StaleStep
-from raftkv.checkpoint.find.commits import Commits
+from raftkv.checkpoint.find import Commits
 from raftkv.checkpoint.keys import LATEST, STEP_MAX, AttemptId
 from raftkv.checkpoint.records import AttemptRecord, FenceRecord, Prepared
 from raftkv.checkpoint.retention import collector, holds, ownership
@@ -153,7 +152,7 @@ def _begin_unfenced(patches: Patches) -> None:
         attempt._claim = claim
         return attempt
 
-    original = patches.set(opening, "begin", begin)
+    original = patches.set(attempt, "begin", begin)
 
 
 @mutant("no fence in abort", "a dead generation gives nothing up")
@@ -192,7 +191,7 @@ def _shared_directory(patches: Patches) -> None:
 
 @mutant("numbers given twice", "the number of an attempt is asked for with its head")
 def _begun_twice(patches: Patches) -> None:
-    blind(patches, opening, "mod_revision", lambda key: key.endswith("/begun"))
+    blind(patches, attempt, "mod_revision", lambda key: key.endswith("/begun"))
 
 
 @mutant("record without latest", "latest is compared with the record that moves it")
@@ -248,7 +247,7 @@ def _taken_in_parts(patches: Patches) -> None:
             await attempt.abort(str(error))
             return Taken(head, reason=str(error))
 
-    patches.set(takeover, "_take", take)
+    patches.set(attempt, "_take", take)
 
 
 @mutant("parent not held", "a parent stays as long as its child")
@@ -258,12 +257,12 @@ def _parent_let_go(patches: Patches) -> None:
 
 @mutant("metrics written over what has changed", "a metric is set on the record as it was seen")
 def _metrics_unseen(patches: Patches) -> None:
-    blind(patches, metrics, "mod_revision", lambda key: True)
+    blind(patches, summary, "mod_revision", lambda key: True)
 
 
 @mutant("metrics beside a changed latest", "a metric is set on the summary as it was seen")
 def _metrics_latest_unseen(patches: Patches) -> None:
-    blind(patches, metrics, "mod_revision", lambda key: key.startswith(LATEST))
+    blind(patches, summary, "mod_revision", lambda key: key.startswith(LATEST))
 
 
 # ---- the watch

@@ -18,7 +18,7 @@ from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
 from raftkv.checkpoint.commit.manifest import Manifest
 from raftkv.checkpoint.errors import CheckpointError
 from raftkv.checkpoint.registry import Registry
-from raftkv.checkpoint.retention import marks
+from raftkv.checkpoint.retention import ownership
 from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.verify import check_there
 from raftkv.client.control.reflector import Interval
@@ -126,9 +126,9 @@ class Process:
             self._check_files,
             self._wall,
             self.random.randrange,
-            leave_mark=marks.leave_file,
+            leave_mark=ownership.leave_file,
         )
-        self.registry = Registry.over(means, run_id, uri=f"sim://{run_id}")
+        self.registry = Registry.from_parts(means, run_id, uri=f"sim://{run_id}")
         simulation.processes.append(self)
 
     @property

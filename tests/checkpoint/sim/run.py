@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from raftkv.checkpoint.retention import collector, marks, ownership
+from raftkv.checkpoint.retention import collector, ownership
 from raftkv.checkpoint.retention.policy import Policy
 from raftkv.client.kv.operations import Put
 from tests.virtual_loop import Scheduler
@@ -181,7 +181,7 @@ class Simulation:
     @contextmanager
     def _bytes(self) -> Iterator[None]:
         """While it lasts, the production code's places are on this disk."""
-        users = (marks, collector, ownership)
+        users = (collector, ownership)
         before = [user.Place for user in users]
         SimPlace.disk = self.disk
         for user in users:

@@ -17,8 +17,7 @@ from raftkv.checkpoint import digest
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
 from raftkv.checkpoint.commit.manifest import Manifest
 from raftkv.checkpoint.errors import DigestMismatch, FilesChanged, StorageError
-from raftkv.checkpoint.keys import AttemptId
-from raftkv.checkpoint.kinds import FILES
+from raftkv.checkpoint.keys import FILES, AttemptId
 from raftkv.checkpoint.records import AttemptRecord, Checkpoint, Prepared
 from raftkv.checkpoint.storage import verify as module
 from raftkv.checkpoint.storage.place import Found, Place

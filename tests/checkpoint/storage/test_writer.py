@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from raftkv.checkpoint import digest
 from raftkv.checkpoint.errors import StorageError
-from raftkv.checkpoint.storage import writer
+from raftkv.checkpoint.storage import place
 from raftkv.checkpoint.storage.place import Place
 from raftkv.errors import ConfigError
 
@@ -31,7 +31,7 @@ def test_bytes_in_any_pieces_give_the_same_file(pieces: list[tuple[str, int]], b
     data = os.urandom(sum(size for _, size in pieces))
     there, at = Place("memory://pieces"), 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writer, "BLOCK_BYTES", block)
+        patch.setattr(place, "BLOCK_BYTES", block)
         with there.open_writer("a") as file:
             for form, size in pieces:
                 piece = FORMS[form](bytearray(data[at : at + size]))
@@ -92,7 +92,7 @@ def test_it_digests_on_another_thread(tmp_path: Path) -> None:
     assert all(name.startswith("raftkv-digest") for name in seen)
 
 
-def _write_and_fail(there: Place) -> writer.Writer:
+def _write_and_fail(there: Place) -> place.Writer:
     with there.open_writer("a") as file:
         file.write(bytes(2 << 20))
         raise ZeroDivisionError(file)
@@ -142,7 +142,7 @@ class _Upload(io.BytesIO):
 def test_an_upload_that_fails_is_discarded_and_never_finished() -> None:
     finished: list[bytes] = []
     upload = _Upload(finished)
-    with pytest.raises(ZeroDivisionError), writer.Writer(Place("memory://uploads"), "a", upload):
+    with pytest.raises(ZeroDivisionError), place.Writer(Place("memory://uploads"), "a", upload):
         raise ZeroDivisionError
     upload.close()  # as fsspec does when it is collected
     assert (upload.discarded, finished) == (True, [])
@@ -154,7 +154,7 @@ def test_a_disk_that_takes_less_is_asked_again() -> None:
             return super().write(bytes(data[:100_000]))
 
     taken = Slow()
-    file = writer.Writer(Place("memory://slow"), "a", taken)
+    file = place.Writer(Place("memory://slow"), "a", taken)
     file.write(bytes(range(256)) * 8192)
     file.flush()
     assert taken.getvalue() == bytes(range(256)) * 8192

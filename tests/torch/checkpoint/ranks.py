@@ -25,7 +25,7 @@ import raftkv
 from raftkv.checkpoint import Registry
 from raftkv.errors import RaftKVError
 from raftkv.torch.checkpoint import Reader, Writer, resume
-from raftkv.torch.checkpoint.resume import typed
+from raftkv.torch.checkpoint.reader import typed
 
 ROWS = 12
 

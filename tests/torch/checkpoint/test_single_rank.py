@@ -28,7 +28,7 @@ from raftkv.checkpoint.keys import RegistryKeys
 from raftkv.checkpoint.records import Checkpoint, FileRecord
 from raftkv.errors import ConfigError
 from raftkv.torch.checkpoint import Reader, Writer, resume
-from raftkv.torch.checkpoint.resume import typed
+from raftkv.torch.checkpoint.reader import typed
 from raftkv.training import GenerationOver
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -1,14 +1,9 @@
-"""A directory of chunks that the processes of a machine share: the ranks of a node read each chunk from the store once.
+"""Copies of chunks: in the memory of a process, and in a directory that the processes of a machine share.
 
-    directory = SharedDirectory("/dev/shm/manifests", limit_bytes=1 << 30)
-    blob = await directory.once(digest, read_from_the_store)
+    memory      bounded by bytes, least recently used goes first
+    directory   files named by digest; the first process reads the store, the others wait for the file
 
-A file has the digest of its content as its name, appears whole (written beside, then renamed), and is verified when it
-is read: one that was cut off by a full disk, or planted, is deleted and read from the store. Who finds no file takes a
-lock, so that the others wait for its file; the kernel gives the lock back if the holder dies, and nobody waits for one
-longer than ``WAIT_S``. The oldest files go when there are too many bytes; a file that somebody reads stays readable.
-
-On tmpfs or a local disk the calls take microseconds to a few milliseconds, so they are made on the loop.
+What is cached never changes, so nothing is ever invalidated.
 """
 
 from __future__ import annotations
@@ -19,13 +14,79 @@ import fcntl
 import logging
 import os
 import stat
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from raftkv.dataset.codec.blob import BLOB_BYTES_MAX, digest_of, is_digest
 from raftkv.errors import ConfigError
+
+# ---- in memory: bounded by bytes, the least recently used goes first; any thread may use it
+
+V = TypeVar("V")
+
+
+class Memory(Generic[V]):
+    """Keep chunks in memory, the least recently used least long.
+
+    Arguments:
+        limit_bytes: of all values together; a value that alone is larger is not kept.
+
+    Attributes:
+        size_bytes: of the values that are kept.
+        hits, misses: of ``get``.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.size_bytes = 0
+        self.hits = 0
+        self.misses = 0
+        self._items: OrderedDict[str, tuple[V, int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._items
+
+    def get(self, key: str) -> V | None:
+        """Return a value, which is now the most recently used; None: it is not here."""
+        with self._lock:
+            found = self._items.get(key)
+            if found is None:
+                self.misses += 1
+                return None
+            self.hits += 1
+            self._items.move_to_end(key)
+            return found[0]
+
+    def put(self, key: str, value: V, size_bytes: int) -> None:
+        """Keep a value, and drop others until it fits."""
+        with self._lock:
+            replaced = self._items.pop(key, None)
+            if replaced is not None:
+                self.size_bytes -= replaced[1]
+            if size_bytes > self.limit_bytes:
+                return
+            self._items[key] = (value, size_bytes)
+            self.size_bytes += size_bytes
+            while self.size_bytes > self.limit_bytes:
+                _, (_, dropped_bytes) = self._items.popitem(last=False)
+                self.size_bytes -= dropped_bytes
+
+
+# ---- in a directory: the processes of a machine read each chunk from the store once
+#
+# A file is named by the digest of its content, appears whole (written beside, then renamed), and is verified when it
+# is read: a file that was cut off or planted is deleted and read from the store. A process that finds no file takes a
+# lock, so that the others wait for its file, at most ``WAIT_S``; the kernel frees the lock if the holder dies. The
+# oldest files go when there are too many bytes; an open file stays readable. On tmpfs or a local disk the calls take
+# microseconds to a few milliseconds, so they run on the loop.
 
 _log = logging.getLogger(__name__)
 
@@ -90,7 +151,7 @@ class SharedDirectory:
         """Return the verified bytes of a file; None: there is none that can be used."""
         path = self.path / digest
         try:
-            # Whatever somebody has put there, as a pipe, must not hold the loop up.
+            # A pipe or device in its place must not hold the loop up.
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
             return None

@@ -1,22 +1,23 @@
-"""Ranks that do not step together: ranges of samples are taken, marked as they are used, and taken again after a crash.
+"""Which samples were used: the part of a checkpoint that makes data exactly-once over changing worlds and crashes.
 
 ::
 
-    ledger = Ledger(registry.control, run_id, "train")
-    await ledger.open(claim, used or Used.begin(length), range_size=1000)   # every rank; the first does it
-    while (taken := await ledger.take(claim, rank)) is not None:
+    position = Position.begin(len(files))                     # ranks that step together: one count says all
+    mine = position.share(batch_size=32, rank=rank, world_size=world_size)
+    position = position.step(batch_size=32, world_size=world_size)
+    save(saving, position)                                    # a file of the checkpoint: one commit with the model
+    position = load(resumed, Position)                        # any world goes on from there
+
+    ledger = Ledger(registry, "train")                        # ranks that do not; ``AsyncLedger`` for asyncio
+    ledger.open(claim, used or Used.begin(length), range_size=1000)    # every rank; the first one does it
+    while (taken := ledger.take(claim, rank)) is not None:
         for sample in range(taken.first, taken.end): ...
-        await ledger.mark(claim, taken, taken.end)                          # in the model: counts in the next snapshot
-    used = await ledger.used()                                              # at a barrier: ``save(saving, used)``
+        ledger.mark(claim, taken, taken.end)                  # they are in the model, and in the next checkpoint
+    save(saving, ledger.used())                               # at a barrier
 
-    state          epoch, length, what is free, what is done             one key
-    taken/<first>  a range, who has it, up to where it is used           one key for each range under way
-
-Every write stands under the claim of the run's generation. A new generation opens the ledger with what the checkpoint
-says it goes on from: marks that were not committed are forgotten with the steps that they belong to, ranges of the dead
-are free again, and a rank of the old generation changes nothing any more (``FenceBroken``).
-
-Invariant: free, taken and done ranges never overlap, and together are the whole epoch.
+Exactly once means: in the history of a committed checkpoint, each sample of an epoch was used once, for all world
+sizes and crashes. Samples used after the last commit are used again, as their steps are done again: one commit has
+both.
 """
 
 from __future__ import annotations
@@ -24,19 +25,198 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Final, NamedTuple, Self
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, Self, TypeVar
 from urllib.parse import quote
 
 from raftkv.checkpoint.commit.claim import Claim, under
 from raftkv.checkpoint.errors import CheckpointError
 from raftkv.checkpoint.keys import RegistryKeys, check_name, check_run_id
-from raftkv.checkpoint.positions.intervals import Interval, Intervals, overlaps, size, united, without
+from raftkv.checkpoint.records import Checkpoint
+from raftkv.checkpoint.storage.verify import read_verified
 from raftkv.client.arguments import instance, whole
 from raftkv.client.control.control import Control, until_answered
 from raftkv.client.control.records import Record, RecordError
 from raftkv.client.kv.operations import create_revision, delete, get, get_range, mod_revision, put, version
+from raftkv.client.sync.blocking import Blocking, blocking
 from raftkv.client.values import KeyValue
 from raftkv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from raftkv.checkpoint.sync import Registry
+
+
+# ---- sets of whole numbers, as sorted intervals that neither touch nor overlap
+
+Interval = tuple[int, int]
+"""First number, and the first that does not belong."""
+Intervals = tuple[Interval, ...]
+
+
+def united(intervals: Iterable[Interval], *more: Interval) -> Intervals:
+    """Return the union without empty intervals.
+
+    >>> united([(0, 4), (10, 12)], (4, 6))
+    ((0, 6), (10, 12))
+    """
+    found: list[Interval] = []
+    for first, end in sorted(each for each in (*intervals, *more) if each[0] < each[1]):
+        if found and first <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((first, end))
+    return tuple(found)
+
+
+def without(intervals: Sequence[Interval], length: int) -> Intervals:
+    """Return the numbers from 0 to ``length`` - 1 that are in none of the intervals.
+
+    >>> without(((0, 6), (10, 12)), 15)
+    ((6, 10), (12, 15))
+    """
+    ends = [0, *(end for _, end in intervals)]
+    firsts = [*(first for first, _ in intervals), length]
+    return tuple((first, end) for first, end in zip(ends, firsts, strict=True) if first < end)
+
+
+def size(intervals: Iterable[Interval]) -> int:
+    """Return how many numbers there are."""
+    return sum(end - first for first, end in intervals)
+
+
+def overlaps(intervals: Iterable[Interval]) -> bool:
+    """Return whether two of them have a number in common."""
+    ordered = sorted(intervals)
+    return any(later[0] < earlier[1] for earlier, later in pairwise(ordered))
+
+
+# ---- ranks that step together
+
+
+@dataclass(frozen=True, slots=True)
+class Position(Record):
+    """How far a pass has come, as one number, in worlds of any size. It never changes; ``step`` returns the next one.
+
+    A step of ``world_size`` ranks uses the next ``batch_size * world_size`` numbers, a part for each rank. The next
+    step begins behind them, in any world: a new world divides what is left of the epoch anew. The last step divides
+    the rest evenly, so a rank may have one sample less, or none. The numbers are places in an order of the epoch
+    (``raftkv.dataset.Permutation``), a function of seed and epoch.
+
+    >>> position = Position.begin(10)
+    >>> [list(position.share(2, rank, 3)) for rank in range(3)]
+    [[0, 1], [2, 3], [4, 5]]
+    >>> position = position.step(2, 3)                               # a rank dies: the world has two
+    >>> [list(position.share(2, rank, 2)) for rank in range(2)]
+    [[6, 7], [8, 9]]
+    >>> position.step(2, 2).is_over
+    True
+
+    Attributes:
+        epoch: from 0.
+        length: samples of the epoch.
+        consumed: of these, how many were used.
+        seed: of the order.
+        dataset: what the numbers are of, as the version and root of a manifest; for who resumes.
+    """
+
+    NAME: ClassVar[str] = "position"
+    epoch: int
+    length: int
+    consumed: int  # without a default, so that it is in every file: another record is no position
+    seed: int = 0
+    dataset: str = ""
+    SIGNED: ClassVar[frozenset[str]] = frozenset(("seed",))
+
+    def __post_init__(self) -> None:
+        for name in ("epoch", "length", "consumed", "seed"):  # another number would be written, and never read again
+            object.__setattr__(self, name, whole(getattr(self, name), f"the {name} of a position"))
+        if self.epoch < 0 or not 0 <= self.consumed <= self.length:
+            raise ConfigError(f"no position: {self.consumed} of {self.length} samples of epoch {self.epoch} are used")
+
+    @classmethod
+    def begin(cls, length: int, *, seed: int = 0, dataset: str = "") -> Self:
+        """Return the beginning of the first epoch. Arguments as the attributes."""
+        return cls(0, length, 0, seed, dataset)
+
+    @classmethod
+    def from_plain(cls, plain: object) -> Self:
+        """Implement ``Record.from_plain``: numbers that cannot be are refused as any other damage."""
+        try:
+            return super(Position, cls).from_plain(plain)
+        except ConfigError as error:
+            raise RecordError(cls.NAME, str(error)) from None
+
+    @property
+    def remaining(self) -> int:
+        """Samples of the epoch that were not used."""
+        return self.length - self.consumed
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the epoch has none left."""
+        return self.consumed == self.length
+
+    def steps(self, batch_size: int, world_size: int) -> int:
+        """Return how many steps are left in a world of this size."""
+        return -(-self.remaining // _checked(batch_size, world_size))
+
+    def share(self, batch_size: int, rank: int, world_size: int) -> range:
+        """Return the numbers of a rank in the next step.
+
+        Arguments:
+            batch_size: of each rank.
+            rank, world_size: of the present world.
+
+        Raises:
+            ConfigError: there is no such rank, or a size is not positive.
+        """
+        most = _checked(batch_size, world_size)
+        rank, world_size = whole(rank, "rank"), whole(world_size, "world_size")
+        if not 0 <= rank < world_size:
+            raise ConfigError(f"rank {rank} does not exist in a world of {world_size}")
+        count = min(most, self.remaining)
+        first = self.consumed + count * rank // world_size
+        return range(first, self.consumed + count * (rank + 1) // world_size)
+
+    def step(self, batch_size: int, world_size: int) -> Position:
+        """Return the position after one step of all ranks."""
+        return self.after(min(_checked(batch_size, world_size), self.remaining))
+
+    def after(self, samples: int) -> Position:
+        """Return the position after so many samples of all ranks together."""
+        return replace(self, consumed=self.consumed + whole(samples, "samples"))
+
+    def next_epoch(self, length: int | None = None) -> Position:
+        """Return the beginning of the next epoch.
+
+        Arguments:
+            length: of it; None: as long as this.
+        """
+        return replace(self, epoch=self.epoch + 1, consumed=0, length=self.length if length is None else length)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """Epoch and samples, for ``metadata=`` of a checkpoint, where people see them."""
+        return {"epoch": str(self.epoch), "samples": f"{self.consumed}/{self.length}"}
+
+
+def _checked(batch_size: int, world_size: int) -> int:
+    batch_size, world_size = whole(batch_size, "batch_size"), whole(world_size, "world_size")
+    if batch_size < 1 or world_size < 1:
+        raise ConfigError(f"a batch and a world have at least one: batch_size={batch_size}, world_size={world_size}")
+    return batch_size * world_size
+
+
+# ---- ranks that do not step together: ranges are taken, marked as used, and taken again after a crash
+#
+#     state          epoch, length, what is free, what is done             one key
+#     taken/<first>  a range, its rank, how far it is used                 one key for each range under way
+#
+# Every write stands under the claim of the run's generation. A new generation opens the ledger with the checkpoint that
+# it goes on from: uncommitted marks are forgotten with their steps, ranges of dead ranks are free again, and a rank of
+# the old generation changes nothing any more (``FenceBroken``).
+#
+# Invariant: free, taken and done ranges never overlap, and together are the whole epoch.
 
 INTERVALS_MAX: Final = 20_000
 """In one record: about as many ranges may be under way at a checkpoint."""
@@ -160,7 +340,7 @@ class _Seen(NamedTuple):
     taken: Sequence[TakenRange]
 
 
-class Ledger:
+class AsyncLedger:
     """The ranges of one dataset of one run; see the module.
 
     Arguments:
@@ -365,3 +545,77 @@ def _revision(found: KeyValue | None) -> int:
 
 def _is(found: KeyValue | None, taken: TakenRange) -> bool:
     return found is not None and TakenRange.decode(found.value) == taken
+
+
+# ---- a position as a file of a checkpoint: committed with model and optimizer, or not at all
+
+FILE: Final = "raftkv-position.json"
+
+R = TypeVar("R", bound=Record)
+
+
+class Writes(Protocol):
+    """What a file is written to: a saving of ``run.checkpoint``, files of a rank."""
+
+    def write(self, name: str, data: bytes, /) -> object:
+        """Write a whole file."""
+        ...
+
+
+class Reads(Protocol):
+    """What a file is read from: a resumed checkpoint."""
+
+    def read(self, name: str, /) -> bytes:
+        """Return a whole file, verified."""
+        ...
+
+
+def save(files: Writes, position: Record, name: str = FILE) -> None:
+    """Write a position; one rank does.
+
+    Arguments:
+        files: of the checkpoint that is being saved.
+        position: a ``Position``, or what a ``Ledger`` says was used.
+        name: of the file; another for each of several datasets.
+    """
+    files.write(name, position.encode())
+
+
+def load(files: Reads | Checkpoint, kind: type[R], name: str = FILE) -> R:
+    """Return the position that was committed with a checkpoint.
+
+    Arguments:
+        files: a resumed checkpoint, or the record of one.
+        kind: what was saved: ``Position`` or ``Used``.
+        name: of the file.
+
+    Raises:
+        DigestMismatch, StorageError: the file is not what was committed, or there is none.
+        RecordError: it holds something else.
+    """
+    data = read_verified(files, name) if isinstance(files, Checkpoint) else files.read(name)
+    return kind.decode(data)
+
+
+class Ledger(Blocking[AsyncLedger]):
+    """``AsyncLedger`` for programs without an event loop.
+
+    Arguments:
+        registry: of the checkpoints of the run.
+        name: of the dataset.
+
+    Raises:
+        ConfigError: the name cannot be used.
+    """
+
+    def __init__(self, registry: Registry, name: str = "train") -> None:
+        loop, inner = registry.target()
+        super().__init__(registry, loop, AsyncLedger(inner.control, inner.run_id, name))
+
+    open = blocking(AsyncLedger.open)
+    take = blocking(AsyncLedger.take)
+    mark = blocking(AsyncLedger.mark)
+    give_back = blocking(AsyncLedger.give_back)
+    used = blocking(AsyncLedger.used)
+    is_over = blocking(AsyncLedger.is_over)
+    next_epoch = blocking(AsyncLedger.next_epoch)

@@ -1,32 +1,43 @@
-"""Looking up checkpoints: each by one or two reads of a few keys, however many there are.
+"""How committed checkpoints are found, and how programs hear of new ones.
+
+::
 
     lookup = Lookup(control)
-    await lookup.latest("job", DCP)
-    await lookup.best("job", "loss", MIN, count=3)
-    await lookup.latest_of_all()                # one read for all runs
+    await lookup.latest("job", DCP), await lookup.best("job", "loss", MIN, count=3), await lookup.latest_of_all()
+    async for commit in Commits(control, "job", start_revision=last + 1):
+        evaluate(commit.checkpoint)
+        last = commit.revision                                  # go on from here after a restart
+    async for checkpoint in Bests(lookup, control, "job", "loss"):
+        serve(checkpoint)
 
-Leaves out what lies in the files.
+Everything here only reads. A checkpoint may be deleted a moment after it was found: a reader takes a pin before it
+loads it (``retention.holds``).
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
 from raftkv.checkpoint.errors import CheckpointNotFound
-from raftkv.checkpoint.keys import LATEST, RegistryKeys, check_step, is_comparable, run_of, step_of
+from raftkv.checkpoint.keys import LATEST, AttemptId, RegistryKeys, check_step, from_ordered, run_of, step_of
 from raftkv.checkpoint.records import Checkpoint, Latest, Reference
 from raftkv.client.control.control import Control, until_answered
 from raftkv.client.control.records import RecordError, read, readable
+from raftkv.client.control.reflector import Reflector, below
 from raftkv.client.kv.operations import Operation, get, get_range
 from raftkv.client.scope import prefix_end
-from raftkv.client.values import KeyValue, RangeResult
+from raftkv.client.values import PUT, Event, KeyValue, RangeResult
 from raftkv.errors import ConfigError
+
+# ---- lookup: one or two reads of a few keys, however many checkpoints there are
 
 _log = logging.getLogger(__name__)
 
@@ -155,13 +166,18 @@ class Lookup:
         pages = self._pages(keys.metric_of(kind, metric), limit=count, keys_only=True, descending=mode == MAX)
         async with aclosing(pages):
             async for items in _batches(pages, min(count, READS_MAX)):
-                steps = [step for item in items if (step := step_of(item.key)) is not None]
+                values = dict(_indexed(items))
+                steps = [step for step in values if all(step != checkpoint.step for checkpoint in found)]
                 records = await self._read([get(keys.record(kind, step)) for step in steps]) if steps else []
-                # One that was deleted, or whose metric was changed, since the index was read makes room for the next.
-                some = readable(Checkpoint, [item for item in records if item is not None])
-                found += [checkpoint for checkpoint in some if is_comparable(checkpoint.metrics.get(metric, math.nan))]
+                # The index is only a hint: a record whose value is worse than its place says, as after a change since
+                # the index was read, has its true place further on.
+                for checkpoint in readable(Checkpoint, [item for item in records if item is not None]):
+                    value, place = checkpoint.metrics.get(metric, math.nan), values[checkpoint.step]
+                    if value >= place if mode == MAX else value <= place:
+                        found.append(checkpoint)
                 if len(found) >= count:
                     break
+        found.sort(key=lambda item: (item.metrics[metric], item.step), reverse=mode == MAX)
         return found[:count]
 
     async def best_of_all(self, metric: str, mode: str, *, kind: str = "", count: int = 1) -> list[Checkpoint]:
@@ -178,22 +194,24 @@ class Lookup:
         """
         check_mode(mode)
         ranked = []
-        for found in await self.latest_of_all():
-            extremes = found.latest.best.get(metric)
-            if extremes is not None and kind in ("", found.kind):
+        for summary in await self.latest_of_all():
+            extremes = summary.latest.best.get(metric)
+            if extremes is not None and kind in ("", summary.kind):
                 value, step = (
                     (extremes.min_value, extremes.min_step) if mode == MIN else (extremes.max_value, extremes.max_step)
                 )
-                ranked.append((value, found.run_id, found.kind, step))
+                ranked.append((value, summary.run_id, summary.kind, step))
         ranked.sort(reverse=mode == MAX)
         if not ranked:
             raise CheckpointNotFound(f"no run has a checkpoint with the metric {metric!r}")
         found_at: list[Checkpoint] = []
-        for _, run_id, name, step in ranked:
+        for value, run_id, name, step in ranked:
             if len(found_at) == count:
                 break
-            with contextlib.suppress(CheckpointNotFound):  # deleted since
-                found_at.append(await self.at(run_id, step, name))
+            with contextlib.suppress(CheckpointNotFound, RecordError):  # deleted since, or damaged
+                found = await self.at(run_id, step, name)
+                if found.metrics.get(metric) == value:  # the record decides: a summary is a hint, and another run's
+                    found_at.append(found)
         return found_at
 
     async def checkpoints(
@@ -256,6 +274,16 @@ class Lookup:
             start, end = (start, last) if descending else (last + b"\0", end)
 
 
+def _indexed(items: Sequence[KeyValue]) -> Iterator[tuple[int, float]]:
+    """Yield step and value of keys of the index of a metric; foreign keys are skipped."""
+    for item in items:
+        step = step_of(item.key)
+        with contextlib.suppress(ValueError):
+            value = from_ordered(item.key.split(b"/")[-2].decode())
+            if step is not None:
+                yield step, value
+
+
 async def _batches(items: AsyncIterator[KeyValue], size: int) -> AsyncIterator[list[KeyValue]]:
     batch: list[KeyValue] = []
     async for item in items:
@@ -291,3 +319,191 @@ def _readable(items: Sequence[KeyValue]) -> list[RunLatest]:
         except RecordError as error:
             _log.warning("raftkv: passed over: %s", error)
     return found
+
+
+# ---- commits: a watch that reports each checkpoint once, through outages and compactions
+#
+# A commit is the creation of a record; a later change, as of a metric, is none. If the history from ``start_revision``
+# on is compacted, the commits that still exist are listed: those deleted meanwhile are left out, and none comes twice.
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A checkpoint, as it was committed.
+
+    Attributes:
+        revision: of the store at the commit: go on from the next one.
+        checkpoint: which.
+    """
+
+    revision: int
+    checkpoint: Checkpoint
+
+
+class Commits:
+    """The commits of a run, as they come; see the module. End it with ``cancel``.
+
+    Arguments:
+        control: the store.
+        run_id: of the run.
+        kind: only of this one; empty: of all.
+        start_revision: the first that comes; 0: what is committed from now on, 1: all that there are.
+    """
+
+    def __init__(self, control: Control, run_id: str, kind: str = "", *, start_revision: int = 0) -> None:
+        keys = RegistryKeys(run_id)
+        self._seen: int | None = start_revision - 1 if start_revision else None
+        self._told: deque[Commit] = deque()
+        self._news = asyncio.Event()
+        self._is_over = False
+        self._end: Exception | None = None
+        prefix = keys.records_of(kind) if kind else keys.records
+        # It keeps no copy of the records: a watcher's memory does not grow with their number.
+        # After a restore the commits of before come again, or others in their revisions: the reader has to know.
+        self._copy = Reflector(
+            control, below(prefix), self._take, deletes=False, on_end=self._ended, outlives_restore=False
+        )
+        if start_revision > 1:
+            self._copy.start(revision=start_revision - 1)
+        else:
+            self._copy.start(news_only=not start_revision)
+
+    async def ready(self) -> int:
+        """Wait until it watches; returns the revision up to which everything is known."""
+        await self._copy.ready()
+        return self._copy.revision
+
+    def cancel(self) -> None:
+        """End it: what was not read yet is dropped."""
+        self._is_over = True
+        self._copy.close()
+        self._news.set()
+
+    async def next_batch(self) -> list[Commit]:
+        """Wait for commits; empty: it was cancelled.
+
+        Raises:
+            StatusError: the client is closed.
+            CompactedError: the cluster was restored from a backup; look at what there is, and watch from there.
+        """
+        while not self._told and not self._is_over:
+            await self._wait()
+        found = [] if self._is_over else list(self._told)
+        self._told.clear()
+        return found
+
+    async def _wait(self) -> None:
+        if self._end is not None:
+            raise self._end
+        self._news.clear()
+        await self._news.wait()
+
+    def __aiter__(self) -> Commits:
+        return self
+
+    async def __anext__(self) -> Commit:
+        while not self._told:
+            if self._is_over:
+                raise StopAsyncIteration
+            await self._wait()
+        return self._told.popleft()
+
+    def _ended(self, error: Exception) -> None:
+        self._end = error
+        self._news.set()
+
+    def _take(self, changes: Sequence[Event]) -> None:
+        if self._seen is None:
+            self._seen = self._copy.revision  # the first list is what was there before
+            return
+        # Records come in the order of their commits, and a later change keeps the create revision: no commit twice.
+        fresh: dict[bytes, KeyValue] = {}
+        for event in changes:
+            if event.type == PUT and event.kv.create_revision > self._seen:
+                fresh.setdefault(event.kv.key, event.kv)
+        for item in sorted(fresh.values(), key=lambda item: item.create_revision):
+            self._told += [Commit(item.create_revision, found) for found in readable(Checkpoint, [item])]
+            self._seen = item.create_revision
+        if self._told:
+            self._news.set()
+
+
+# ---- bests: the best checkpoint by a metric, each time it changes; a serving process follows it
+#
+# It looks again when the summary of the run changes: at commits, later metrics, deletions. A best one that was replaced
+# before the look is left out. The same checkpoint comes again only if another was the best meanwhile.
+
+
+class Bests:
+    """Follow the best checkpoint; see the module. End it with ``cancel``.
+
+    Arguments:
+        lookup: of the store.
+        control: the store.
+        run_id: of the run.
+        metric: its name.
+        mode: ``min`` or ``max``: which values are better.
+        kind: only of this one; empty: of all.
+
+    Raises:
+        ConfigError: there is no such mode.
+    """
+
+    def __init__(
+        self, lookup: Lookup, control: Control, run_id: str, metric: str, mode: str = MIN, *, kind: str = ""
+    ) -> None:
+        self._lookup = lookup
+        self._what = run_id, metric, check_mode(mode)
+        self._kind = kind
+        self._last: tuple[str, AttemptId] | None = None
+        self._news = asyncio.Event()
+        self._is_over = False
+        self._end: Exception | None = None
+        prefix = below(RegistryKeys(run_id).latest_all)
+        self._copy = Reflector(control, prefix, self._take, deletes=False, on_end=self._ended)
+        self._copy.start()
+
+    def cancel(self) -> None:
+        """End it."""
+        self._is_over = True
+        self._copy.close()
+        self._news.set()
+
+    async def next_batch(self) -> list[Checkpoint]:
+        """Wait for another best one; empty: it was cancelled.
+
+        Raises:
+            StatusError: the cluster refused the look; the client is closed.
+        """
+        while True:
+            await self._news.wait()
+            if self._is_over:
+                return []
+            if self._end is not None:
+                raise self._end
+            self._news.clear()
+            try:
+                (best,) = await self._lookup.best(*self._what, kind=self._kind)
+            except CheckpointNotFound:
+                continue
+            except BaseException:
+                self._news.set()  # who waited has given up, or was refused, and was told nothing
+                raise
+            if (best.kind, best.id) != self._last:
+                self._last = best.kind, best.id
+                return [best]
+
+    def __aiter__(self) -> Bests:
+        return self
+
+    async def __anext__(self) -> Checkpoint:
+        for best in await self.next_batch():
+            return best
+        raise StopAsyncIteration
+
+    def _take(self, _: Sequence[Event]) -> None:
+        self._news.set()
+
+    def _ended(self, error: Exception) -> None:
+        self._end = error
+        self._news.set()
