@@ -48,6 +48,7 @@ ALLOWED: dict[str, set[str]] = {
     "checkpoint": {"client", "pb", "errors"},
     "dataset": {"client", "pb", "errors"},
     "training": {"checkpoint", "client", "aio", "rpc", "pb", "errors"},
+    "integrations": {"client", "training", "rpc", "pb", "errors"},
     "jax": {"checkpoint", "client", "training", "errors"},
     "torch": {"checkpoint", "dataset", "training", "client", "aio", "pb", "errors"},
     "cli": {
@@ -60,6 +61,7 @@ ALLOWED: dict[str, set[str]] = {
         "config",
         "cluster_id",
         "training",
+        "integrations",
         "checkpoint",
         "dataset",
         "native",

@@ -18,8 +18,7 @@ from raftkv.client.credentials import Secret, announce_settings
 from raftkv.client.rpc.endpoints import Endpoint, parse_endpoints, require_ports
 from raftkv.client.sync.library import Client, connect
 from raftkv.errors import ConfigError
-from raftkv.training.config import OPTION_NAMES, RunConfig, parse_options
-from raftkv.training.rendezvous.address import guess_address
+from raftkv.training.config import OPTION_NAMES, RunConfig, guess_address, parse_options
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous.api import RendezvousParameters

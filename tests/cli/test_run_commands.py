@@ -17,11 +17,11 @@ from raftkv.cli.output.table import clock
 from raftkv.cli.runs import deleting
 from raftkv.cli.runs.facts import Denied, Queue, waiting
 from raftkv.cli.runs.view import Line, Narrator, members_text, ranks_text
-from raftkv.training.history.reader import RunSummary, list_runs
-from raftkv.training.history.timeline import fold, read_change
+from raftkv.training.history import RunSummary, list_runs
 from raftkv.training.keys import CLUSTER_ROOT, RunKeys
 from raftkv.training.records import CLOSED, GATHERING, RUNNING, GenerationRecord, Member, Node, State
-from raftkv.training.scheduling.record import Claim, Ledger, Need
+from raftkv.training.scheduling.admission import Claim, Ledger, Need
+from raftkv.training.timeline import fold, read_change
 from tests.cli.programs import Running, raftkvctl
 from tests.cli.runner import Ran, run_ctl
 from tests.training.scripted_run import GENERATION_2_RUNS, KEYS, SCRIPT, B, C, Script, encoded, members, state

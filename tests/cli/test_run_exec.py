@@ -12,7 +12,7 @@ import pytest
 
 import raftkv
 from raftkv.client.rpc.endpoints import parse_endpoints
-from raftkv.training.rendezvous.address import guess_address
+from raftkv.training.config import guess_address
 from tests.cli.programs import Running, raftkvctl
 from tests.cli.runner import run_ctl
 from tests.procs import wait_for

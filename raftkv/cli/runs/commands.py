@@ -1,7 +1,7 @@
 """``run``: training runs, seen from outside: which there are, who is in them, what happened, what happens.
 
 Owns the commands' words, their failures and the choice between tables, plain text and JSON. Where the facts come from
-is ``raftkv.training.history.reader``; how they look is ``runs.view``; what a node waits for is ``runs.facts``.
+is ``raftkv.training.history``; how they look is ``runs.view``; what a node waits for is ``runs.facts``.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from raftkv.cli.program import BAD_ARGUMENTS, CommandError
 from raftkv.cli.runs import view as run_view
 from raftkv.cli.runs.facts import Facts, read_facts
 from raftkv.client.library import Client
-from raftkv.training.history.progress import read_progress
-from raftkv.training.history.reader import follow, list_runs, read_history
-from raftkv.training.history.timeline import RunHistory
-from raftkv.training.scheduling.view import ClusterView, describe_cluster, list_clusters
+from raftkv.training.history import follow, list_runs, read_history, read_progress
+from raftkv.training.scheduling.ledger import ClusterView, describe_cluster, list_clusters
+from raftkv.training.timeline import RunHistory
 
 
 def list_all(invocation: Invocation) -> None:

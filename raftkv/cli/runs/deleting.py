@@ -26,8 +26,9 @@ from raftkv.client.kv.compares import Compare, mod_revision, version
 from raftkv.client.kv.operations import Delete
 from raftkv.client.library import Client
 from raftkv.errors import PermissionDeniedError
-from raftkv.training.history.reader import RunSummary, UnknownRun, list_runs
-from raftkv.training.horovod.scopes import ROOT as HOROVOD_ROOT
+from raftkv.integrations.horovod import ROOT as HOROVOD_ROOT
+from raftkv.training.errors import UnknownRun
+from raftkv.training.history import RunSummary, list_runs
 from raftkv.training.keys import RunKeys, check_run_id
 from raftkv.training.records import CLOSED
 

@@ -13,11 +13,11 @@ from typing import Any, Final
 
 from raftkv.cli.output.table import Rows, clock, count, out, printable
 from raftkv.cli.runs.facts import Facts
-from raftkv.training.history.reader import RunSummary
-from raftkv.training.history.timeline import Change, Fold, GenerationHistory, RunHistory
+from raftkv.training.history import RunSummary
 from raftkv.training.records import BROKEN, CLOSED, GATHERING, RUNNING, Fault, Member, Node, State
-from raftkv.training.rendezvous.ranks import first_ranks, world_size
-from raftkv.training.scheduling.view import ClusterView
+from raftkv.training.rendezvous.world import first_ranks, world_size
+from raftkv.training.scheduling.ledger import ClusterView
+from raftkv.training.timeline import Change, Fold, GenerationHistory, RunHistory
 
 MEMBERS_SHOWN: Final = 8
 _STYLES: Final = {RUNNING: "bold green", GATHERING: "yellow", BROKEN: "bold red", CLOSED: "dim", "fault": "red"}
