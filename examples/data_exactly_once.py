@@ -1,8 +1,8 @@
 """Every sample of every epoch is used exactly once, while processes of the job are killed and others join it.
 
-The model is how often each sample went into it, so that anybody can see. It is committed together with the position in
-the data, every few steps; whoever goes on, however many they are, goes on from both. Steps after the last commit are
-done again, from the model before them: nothing is counted twice, and nothing is left out.
+The model is how often each sample went into it, so that the use of every sample shows. It is committed together with
+the position in the data, every few steps; the ranks of the next generation, however many, go on from both. Steps after
+the last commit are done again, from the model before them: nothing is counted twice, and nothing is left out.
 
 Needs fsspec: `pip install 'raftkv[checkpoint]'`.
 """

@@ -22,9 +22,9 @@ def work() -> None:
     import raftkv.jax  # noqa: F401  JAX asks it where the others are
 
     jax.distributed.initialize()
-    everybody = multihost_utils.process_allgather(jax.numpy.array(jax.process_index()))
+    all_ids = multihost_utils.process_allgather(jax.numpy.array(jax.process_index()))
     if jax.process_index() == 0:
-        print("processes:", jax.process_count(), "ids:", sorted(everybody.tolist()))
+        print("processes:", jax.process_count(), "ids:", sorted(all_ids.tolist()))
 
 
 def show() -> None:

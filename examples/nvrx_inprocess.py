@@ -34,7 +34,7 @@ def parse() -> argparse.Namespace:
 
 
 def run_rank(options: argparse.Namespace) -> None:
-    """Be one rank, whatever happens to the others."""
+    """Be one rank, through failures of the others."""
     from nvidia_resiliency_ext import inprocess
 
     from raftkv.torch import Store
@@ -80,7 +80,7 @@ def train(options: argparse.Namespace, base: "raftkv.torch.Store", call: object)
 
 
 def reduce_step(options: argparse.Namespace, step: int) -> bool:
-    """Reduce; tells whether everybody is done."""
+    """Reduce; tells whether all ranks are done."""
     import torch
     import torch.distributed as dist
 

@@ -3,7 +3,7 @@
     torchrun --rdzv-backend=raftkv --rdzv-endpoint=h1:2379,h2:2379,h3:2379 --rdzv-id=job --nnodes=2:4 \\
         examples/train_allreduce.py --steps 1000 --checkpoint
 
-With ``--checkpoint`` the step is kept in raftkv, written by rank 0 under the fence of its generation: whoever comes
+With ``--checkpoint`` the step is kept in raftkv, written by rank 0 under the fence of its generation: a rank that comes
 back goes on from there, and a rank that slept through the end of its generation can write nothing. Run alone, it starts
 a throwaway cluster of raftkv and two agents for itself. Needs torch.
 """

@@ -1,6 +1,6 @@
 """What the processes of a job do together without a line of torch: ranks, barriers, values, counters, elections.
 
-One of three ends early. The others see it at once, whatever they wait for, and go on as a generation of two.
+One of three ends early. The others see it at once in any wait, and go on as a generation of two.
 """
 
 from __future__ import annotations

@@ -16,11 +16,11 @@ from raftkv.checkpoint.keys import AttemptId, RegistryKeys
 from raftkv.cli.backup.place import Manifest
 from raftkv.client.control.records import Record
 from raftkv.dataset.keys import DatasetKeys, Head, Note
+from raftkv.integrations.torchft.rules import JobKeys, MemberRecord, QuorumRecord
 from raftkv.training import records as training
 from raftkv.training.keys import RunKeys
-from raftkv.training.scheduling import record as scheduling
+from raftkv.training.scheduling import admission as scheduling
 from raftkv.training.scheduling.denylist import Denial
-from raftkv.training.torchft.records import JobKeys, MemberRecord, QuorumRecord
 
 WRONG: Final[tuple[Any, ...]] = (
     None, True, [], {}, "", "text", -1, 2**64, 10**400, 1.5, 1e300, float("nan"), float("inf"), [None], {"a": None},

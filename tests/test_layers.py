@@ -50,6 +50,7 @@ ALLOWED: dict[str, set[str]] = {
     "training": {"checkpoint", "client", "aio", "rpc", "pb", "errors", "urls"},
     "jax": {"checkpoint", "client", "training", "errors", "urls"},
     "torch": {"checkpoint", "dataset", "training", "client", "aio", "pb", "errors", "urls"},
+    "integrations": {"client", "training", "rpc", "pb", "errors", "urls"},
     "cli": {
         "client",
         "server",
@@ -61,6 +62,7 @@ ALLOWED: dict[str, set[str]] = {
         "cluster_id",
         "urls",
         "training",
+        "integrations",
         "checkpoint",
         "dataset",
         "native",

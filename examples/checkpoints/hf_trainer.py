@@ -28,7 +28,7 @@ def train(endpoints: str, run_id: str, directory: str) -> None:
     from raftkv.torch.transformers import RegistryCallback
 
     class Killer(TrainerCallback):
-        """Kills this process when the Trainer has written its folder, and before anybody has committed it."""
+        """Kills this process after the Trainer has written its folder and before the commit."""
 
         def on_save(self, args, state, control, **_):
             if state.global_step == KILL_IN_SAVE_OF:

@@ -43,7 +43,7 @@ def fit(endpoints: str, run_id: str, directory: str) -> None:
             return torch.optim.Adam(self.parameters(), lr=0.1)
 
     class Killed(RegistryCheckpoint):
-        """Kills this process when a checkpoint is written, and before anybody has committed it."""
+        """Kills this process after a checkpoint is written and before its commit."""
 
         def _save(self, trainer):
             if trainer.global_step == KILL_IN_SAVE_OF:

@@ -56,7 +56,7 @@ def serve(endpoints: str, run_id: str) -> None:
             model = json.loads(read_verified(best, "model.json"))  # its digest is right, or this raises
             held, before = pin, held
             if before is not None:
-                before.release()  # nobody begins a request with it any more: retention may have it
+                before.release()  # no new request uses it: retention may delete it
             print("serving", best.step, flush=True)
 
 

@@ -103,7 +103,7 @@ def _serve(words: list[str]) -> int:
 
     extend_http = None
     if options.config.horovod_run:
-        from raftkv.training.horovod.routes import extension
+        from raftkv.integrations.horovod import extension
 
         extend_http = extension(options.config.horovod_run)
     try:

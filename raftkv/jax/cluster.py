@@ -27,9 +27,8 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from raftkv.client.credentials import client_settings
 from raftkv.client.sync.library import Client, connect
 from raftkv.errors import ConfigError, RaftKVError
-from raftkv.training.config import CONNECT_TIMEOUT_S, RunConfig
+from raftkv.training.config import CONNECT_TIMEOUT_S, RunConfig, guess_address
 from raftkv.training.records import EXIT, Fault
-from raftkv.training.rendezvous.address import guess_address
 from raftkv.training.rendezvous.sync_participant import Participant
 from raftkv.training.rendezvous.world import World
 from raftkv.urls import parse_endpoints

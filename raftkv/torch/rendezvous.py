@@ -10,7 +10,7 @@ Owns the translation between an agent of torch and a ``Participant``, and nothin
     agent                                   participant
     next_rendezvous()                       next_world(), then the generation's store: host and publish, or connect
     num_nodes_waiting(), every 0.1 s        nodes_waiting, out of memory
-    a worker dies                           report(fault), at once, by ``training.process.exit_watch``
+    a worker dies                           report(fault), at once, by ``training.process.faults``
     the last barrier begins                 finish(): the last agent whose workers ended well closes the run
     shutdown()                              close(), if this agent failed for good; leave()
     the process ends by a signal            leave()
@@ -61,9 +61,8 @@ from raftkv.training.api.attachment import announce
 from raftkv.training.config import RunConfig
 from raftkv.training.errors import ClusterAway, GenerationOver, JoinTimeout, RunClosed, RunConflict
 from raftkv.training.keys import RunKeys
-from raftkv.training.process.exit_watch import WorkerWatch
-from raftkv.training.process.faults import End, Worker, signal_name
-from raftkv.training.rendezvous.participant import Progress, in_words, waiting
+from raftkv.training.process.faults import End, Worker, WorkerWatch, signal_name
+from raftkv.training.rendezvous.participant import Progress, explain_outage, waiting
 from raftkv.training.rendezvous.sync_participant import Participant
 from raftkv.training.rendezvous.world import World
 
@@ -134,7 +133,7 @@ def _first_contact(kv: Client, run: RunConfig) -> None:
     """Wait for the cluster, and say so. Raises StatusError: it refused, or did not answer in time."""
     loop, client = kv.target()
     key = RunKeys(run.run_id).state
-    with in_words(client, run.run_id, run.connect_timeout_s):
+    with explain_outage(client, run.run_id, run.connect_timeout_s):
         get = until_answered(
             lambda: client.get(key, serializable=True, timeout_s=FIRST_CONTACT_S), run.connect_timeout_s, waiting(_say)
         )

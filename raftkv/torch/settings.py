@@ -17,8 +17,7 @@ from raftkv.client.arguments import limit
 from raftkv.client.credentials import Secret, announce_settings
 from raftkv.client.sync.library import Client, connect
 from raftkv.errors import ConfigError
-from raftkv.training.config import OPTION_NAMES, RunConfig, parse_options
-from raftkv.training.rendezvous.address import guess_address
+from raftkv.training.config import OPTION_NAMES, RunConfig, guess_address, parse_options
 from raftkv.urls import Endpoint, parse_endpoints, require_ports
 
 if TYPE_CHECKING:

@@ -13,10 +13,13 @@ User code begins with ``join`` (package ``api``); ``raftkv.training.aio`` is the
 
     rendezvous   who takes part, in which rank, in which generation     scheduling  how runs share machines
     api          what user code sees                                    process     workers as processes
-    history      what happened in a run                                 horovod     Horovod's rendezvous
-    tcpstore     torch's store protocol, as a daemon                    torchft     torchft's service, as a daemon
+    tcpstore     torch's store protocol, as a daemon                    metrics     runs for Prometheus
+    history      reads what happened in a run                           timeline    folds it into generations
 
-    config, keys, records, errors: names, layout and values. What they stand on is in ``client.control``.
+    config, keys, records, errors: names, layout and values, on ``client.control``. ``callbacks`` is a module of its own
+    because four packages use it, ``aio`` because it is a public path.
+
+``raftkv.integrations`` holds the services for Horovod and torchft.
 
 All of it is a client of the store like any other, so it runs on raftkv and on etcd. Nothing here imports torch:
 ``raftkv.torch`` adapts this to it. A name is imported when it is first used.
@@ -29,11 +32,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from raftkv.training import aio as aio
-    from raftkv.training.api.generation import BarrierTimeout as BarrierTimeout
     from raftkv.training.api.run import Run as Run
     from raftkv.training.api.run import join as join
+    from raftkv.training.errors import BarrierTimeout as BarrierTimeout
     from raftkv.training.errors import ClusterAway as ClusterAway
-    from raftkv.training.errors import EpochOver as EpochOver
     from raftkv.training.errors import GenerationOver as GenerationOver
     from raftkv.training.errors import JoinTimeout as JoinTimeout
     from raftkv.training.errors import RunClosed as RunClosed
@@ -42,9 +44,8 @@ if TYPE_CHECKING:
     from raftkv.training.errors import TrainingError as TrainingError
 
 _PLACES: Final = {
-    "BarrierTimeout": "api.generation",
+    "BarrierTimeout": "errors",
     "ClusterAway": "errors",
-    "EpochOver": "errors",
     "GenerationOver": "errors",
     "JoinTimeout": "errors",
     "Run": "api.run",
@@ -56,7 +57,7 @@ _PLACES: Final = {
 }
 
 __all__ = [
-    "BarrierTimeout", "ClusterAway", "EpochOver", "GenerationOver", "JoinTimeout", "Run", "RunClosed", "RunConflict",
+    "BarrierTimeout", "ClusterAway", "GenerationOver", "JoinTimeout", "Run", "RunClosed", "RunConflict",
     "StateLost", "TrainingError", "aio", "join",
 ]  # fmt: skip
 
@@ -64,6 +65,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "aio":
         return import_module("raftkv.training.aio")
+    if name == "EpochOver":
+        errors = import_module("raftkv.training.errors")
+        errors.warn_deprecated(name, "GenerationOver")
+        return errors.GenerationOver
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"raftkv.training.{_PLACES[name]}"), name)

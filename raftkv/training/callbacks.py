@@ -1,4 +1,4 @@
-"""Callbacks: who wants to hear of changes, and how each takes its own back.
+"""Callbacks: a list of functions to be called on a change, each with a function that cancels it.
 
     changes: Callbacks[[Run]] = Callbacks()
     cancel = changes.add(print)
@@ -21,7 +21,7 @@ P = ParamSpec("P")
 
 
 class Callbacks(Generic[P]):
-    """A list of callbacks, each of which can be taken back."""
+    """A list of callbacks, each of which can be cancelled."""
 
     def __init__(self) -> None:
         self._callbacks: dict[int, Callable[P, object]] = {}
@@ -31,7 +31,7 @@ class Callbacks(Generic[P]):
         return len(self._callbacks)
 
     def add(self, callback: Callable[P, object]) -> Callable[[], None]:
-        """Have a function called from now on; returns how to take that back."""
+        """Have a function called from now on; returns a function that cancels it."""
         self._last += 1
         number = self._last
         self._callbacks[number] = function(callback, "a callback")

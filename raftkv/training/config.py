@@ -1,4 +1,4 @@
-"""What a node is started with: names, limits and times of a run.
+"""The configuration of a node: names, limits and times of a run.
 
 >>> parse_options({"lease_ttl": "2", "timeout": 900})
 {'lease_ttl_s': 2}
@@ -9,13 +9,14 @@ Owns the names that users write (``--rdzv-conf=lease_ttl=2,last_call_timeout=10`
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from raftkv.client.arguments import limit, text, whole
 from raftkv.errors import ConfigError
 from raftkv.training.keys import check_cluster, check_run_id
+from raftkv.urls import Endpoint
 
 APPEND: Final = "append"
 FILL: Final = "fill"
@@ -56,11 +57,11 @@ class RunConfig:
         connect_timeout_s: a node that starts tries so long to reach the store, as when all start at once.
         join_timeout_s: a node gives up waiting for a generation after so long.
         return_timeout_s: a member that holds its lease and has not come back so long after its generation broke, as one
-            whose workers do not end, is put out, if enough others are there; after half of ``join_timeout_s`` at the
+            whose workers do not end, is evicted, if enough others are there; after half of ``join_timeout_s`` at the
             latest, for then the others would give up; 0: never.
         expected_nodes: the first generation begins at once when so many are there; 0: not known.
         rank_policy: where newcomers go: ``append``: behind; ``fill``: into the places of those that are gone;
-            ``topology``: everybody is ordered by place each time.
+            ``topology``: all nodes are sorted by place each time.
         cluster: whose slots the run shares with others; empty: it has its machines to itself.
         weight: its share of them.
         fault_limit: a host that caused so many faults within ``fault_window_s`` is left out for
@@ -160,7 +161,7 @@ _OPTIONS: Final[dict[str, tuple[str, Callable[[str], Any], str]]] = {
     "host_slots": ("host_slots", int, "a number"),
 }
 OPTION_NAMES: Final = tuple(sorted(_OPTIONS))
-"""What users may give."""
+"""Names of options that users may give."""
 
 
 def _user_name(field_name: str) -> str:
@@ -187,3 +188,41 @@ def parse_options(options: Mapping[str, Any]) -> dict[str, Any]:
         elif name not in IGNORED:
             raise ConfigError(f"unknown option {name!r}; there are {', '.join(OPTION_NAMES)}")
     return fields
+
+
+# -- address --------------------------------------------------------------------------------------------------------
+#
+# A guess at this machine's address as other nodes see it: the one from which it speaks to the cluster.
+#
+# If the cluster is on this machine that says nothing; then it is what the machine's name stands for, or its loopback,
+# with which at least a job on one machine works.
+
+LOOPBACK: Final = "127.0.0.1"
+
+
+def guess_address(endpoints: Iterable[Endpoint]) -> str:
+    """Guess this machine's address, in numbers. May ask DNS, so it is not for an event loop; sends no packet."""
+    address = next(filter(None, map(_source_towards, endpoints)), LOOPBACK)
+    if not is_loopback(address):
+        return address
+    try:
+        named = str(socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return address
+    return address if is_loopback(named) else named
+
+
+def is_loopback(address: str) -> bool:
+    """Tell whether no other machine can reach an address."""
+    return address.startswith("127.") or address == "::1"
+
+
+def _source_towards(endpoint: Endpoint) -> str:
+    """Find the source address of packets to an endpoint; empty: there is no way."""
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(place)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""

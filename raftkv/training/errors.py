@@ -1,8 +1,32 @@
-"""What can go wrong in a run: one line each, saying what, where and what to do."""
+"""The errors of a run. Each is one line: what happened, where, and what to do."""
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 from raftkv.errors import UNAVAILABLE, RaftKVError, StatusError
+
+
+def warn_deprecated(old: str, new: str) -> None:
+    """Warn the caller's caller of a previous name."""
+    warnings.warn(f"{old} is deprecated; use {new}", DeprecationWarning, stacklevel=3)
+
+
+class DeprecatedAlias:
+    """A previous name of an attribute: it warns, and gives what the present name gives."""
+
+    def __init__(self, new: str) -> None:
+        self._old, self._new = "", new
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._old = name
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        warn_deprecated(self._old, self._new)
+        return getattr(instance, self._new)
 
 
 class TrainingError(RaftKVError):
@@ -62,14 +86,7 @@ class GenerationOver(TrainingError):
         self.generation = generation
         self.reason = reason
 
-    @property
-    def epoch(self) -> int:
-        """Alias of ``generation``."""
-        return self.generation
-
-
-EpochOver = GenerationOver
-"""Alias."""
+    epoch = DeprecatedAlias("generation")
 
 
 class StateLost(TrainingError):
@@ -80,4 +97,45 @@ class StateLost(TrainingError):
             f"run {run_id!r}: the rank that had the state was lost while it handed it out, and there is no checkpoint "
             "to load; start the job again from where its state is kept (ElasticGroup(..., load=, save=) does so itself)"
         )
+        self.run_id = run_id
+
+
+class BarrierTimeout(TrainingError, TimeoutError):
+    """Some ranks did not come to a barrier, or did not give their value, in time; calling again goes on waiting.
+
+    Arguments:
+        what: was waited for.
+        timeout_s: for so long.
+        missing: those ranks; None: the cluster does not answer.
+
+    Attributes:
+        missing: those ranks; empty: not known, or all have come by now.
+    """
+
+    definite = False
+
+    def __init__(self, what: str, timeout_s: float, missing: list[int] | None) -> None:
+        self.missing = missing or []
+        shown = ", ".join(map(str, self.missing[:16])) + (", ..." if len(self.missing) > 16 else "")
+        who = "the cluster does not answer" if missing is None else "all have come by now"
+        if missing:
+            who = f"missing: rank{'s' if len(missing) > 1 else ''} {shown}"
+        super().__init__(f"{what} was not complete within {timeout_s:g} s; {who}")
+
+
+class PostedLost(TrainingError):
+    """A key was deleted before this rank saw it: a later use of its name was posted, and no history tells of it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{name} was missed: a later use of the name has replaced it, and the store has compacted its history; "
+            "leave the generation, and go on in the next"
+        )
+
+
+class UnknownRun(TrainingError):
+    """There is no such run."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(f"there is no run {run_id!r}; `raftkvctl run list` shows those that there are")
         self.run_id = run_id

@@ -1,4 +1,4 @@
-"""Where a run keeps what: the layout of its keys.
+"""The layout of a run's keys.
 
 ::
 
@@ -11,7 +11,7 @@
     /raftkv/train/<run id>/store/<generation>/..   a torch.distributed.Store
     /raftkv/train/<run id>/sync/<generation>/..    barriers, counters, values of user code
 
-The order of the names matters: every node watches the two intervals ``calls`` and ``record`` only, whatever the size of
+The order of the names matters: every node watches the two intervals ``calls`` and ``record`` only, for any size of
 the run; the arbiter alone watches ``node/`` and ``fault/``. ``round`` and ``state`` outlive a run, so that the
 generations of an id never go back; all else is deleted with it, and the members of a large generation too.
 """
@@ -19,7 +19,6 @@ generations of an id never go back; all else is deleted with it, and the members
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
 
 from raftkv.errors import ConfigError
@@ -72,46 +71,28 @@ def check_cluster(cluster: str) -> str:
     return cluster
 
 
-@dataclass(frozen=True, slots=True)
 class RunKeys:
-    """The keys of one run."""
+    """The keys of one run.
 
-    run_id: str
+    Attributes:
+        base: before everything of the run.
+        arbiter: the node that decides.
+        round: the present generation; its mod_revision is the fence.
+        state: the phase of the run.
+        nodes: prefix of the nodes that are there.
+        calls: the interval of ``arbiter`` and ``boot/``.
+        record: the interval of ``round`` and ``state``, and nothing else.
+    """
 
-    @property
-    def base(self) -> str:
-        """Before everything of the run."""
-        return f"{ROOT}{self.run_id}/"
-
-    @property
-    def arbiter(self) -> str:
-        """Who decides."""
-        return f"{self.base}arbiter"
-
-    @property
-    def round(self) -> str:
-        """The present generation; its mod_revision is the fence."""
-        return f"{self.base}round"
-
-    @property
-    def state(self) -> str:
-        """What is going on."""
-        return f"{self.base}state"
-
-    @property
-    def calls(self) -> tuple[str, str]:
-        """The interval of ``arbiter`` and ``boot/``."""
-        return self.arbiter, f"{self.base}boot0"
-
-    @property
-    def record(self) -> tuple[str, str]:
-        """The interval of ``round`` and ``state``, and nothing else."""
-        return self.round, f"{self.state}\0"
-
-    @property
-    def nodes(self) -> str:
-        """Prefix of the nodes that are there."""
-        return f"{self.base}node/"
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        self.base = f"{ROOT}{run_id}/"
+        self.arbiter = f"{self.base}arbiter"
+        self.round = f"{self.base}round"
+        self.state = f"{self.base}state"
+        self.nodes = f"{self.base}node/"
+        self.calls = (self.arbiter, f"{self.base}boot0")
+        self.record = (self.round, f"{self.state}\0")
 
     def node(self, node_id: str) -> str:
         """Return the key of one node."""

@@ -1,6 +1,6 @@
-"""What the keys of a run hold: the fields of its records.
+"""The records of a run: the values of its keys.
 
-A value that somebody else wrote below a run's prefix is a ``RecordError``, never code (the stock rendezvous of torch
+A foreign value below a run's prefix is a ``RecordError``, never code (the stock rendezvous of torch
 unpickles its store); see ``client.control.records``. ``time`` is the writer's wall clock, for people to read: no
 decision depends on it.
 """
@@ -148,7 +148,7 @@ class GenerationRecord(TrainingRecord):
 
 @dataclass(frozen=True, slots=True)
 class State(TrainingRecord):
-    """What is going on in a run.
+    """The state of a run.
 
     Attributes:
         generation: the last that began; 0: none yet.
@@ -187,7 +187,7 @@ class State(TrainingRecord):
 
 @dataclass(frozen=True, slots=True)
 class Fault(TrainingRecord):
-    """Something that went wrong in a generation, as whoever saw it reports it.
+    """Something that went wrong in a generation, as its observer reports it.
 
     Attributes:
         generation: the one that it broke.

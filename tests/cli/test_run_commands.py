@@ -16,11 +16,11 @@ from raftkv.checkpoint.records import Checkpoint
 from raftkv.cli.output.table import clock
 from raftkv.cli.runs import commands
 from raftkv.cli.runs.view import Denied, Line, Narrator, Queue, members_text, ranks_text, waiting
-from raftkv.training.history.reader import RunSummary, list_runs
-from raftkv.training.history.timeline import fold, read_change
+from raftkv.training.history import RunSummary, list_runs
 from raftkv.training.keys import CLUSTER_ROOT, RunKeys
 from raftkv.training.records import CLOSED, GATHERING, RUNNING, GenerationRecord, Member, Node, State
-from raftkv.training.scheduling.record import Claim, Ledger, Need
+from raftkv.training.scheduling.admission import Claim, Ledger, Need
+from raftkv.training.timeline import fold, read_change
 from tests.cli.programs import Running, raftkvctl
 from tests.cli.runner import Ran, run_ctl
 from tests.training.scripted_run import GENERATION_2_RUNS, KEYS, SCRIPT, B, C, Script, encoded, members, state

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import raftkv
-from raftkv.training.rendezvous.address import guess_address
+from raftkv.training.config import guess_address
 from raftkv.urls import parse_endpoints
 from tests.cli.programs import Running, raftkvctl
 from tests.cli.runner import run_ctl

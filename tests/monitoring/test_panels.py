@@ -21,7 +21,7 @@ from deploy.grafana.generate import HERE, dashboards, written
 from raftkv.checkpoint.keys import AttemptId, RegistryKeys
 from raftkv.checkpoint.records import AttemptRecord, Checkpoint, Latest
 from raftkv.pb import rpc_pb2
-from raftkv.training.scheduling.record import Claim, ClusterKeys, Ledger, Need
+from raftkv.training.scheduling.admission import Claim, ClusterKeys, Ledger, Need
 from tests import installed
 from tests.compat.wire import Wire
 from tests.monitoring.expressions import configuration, in_grafana, labels_of, named, panels, rules

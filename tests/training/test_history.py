@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 import raftkv.aio
-from raftkv.training.history.reader import UnknownRun, count_nodes, follow, list_runs, read_history
-from raftkv.training.history.timeline import Change, Duration, Stamp, fold, read_change
+from raftkv.training.errors import UnknownRun
+from raftkv.training.history import count_nodes, follow, list_runs, read_history
 from raftkv.training.records import CLOSED, GenerationRecord, State
+from raftkv.training.timeline import Change, Duration, Stamp, fold, read_change
 from tests.procs import ETCD_FAST, Cluster
 from tests.training.scripted_run import COLLATERAL, KEYS, KILLED, SCRIPT, A, C, Script, encoded, members
 
@@ -49,7 +50,7 @@ def test_a_duration_by_two_clocks_says_so() -> None:
     assert Duration.between(Stamp(9.0, "a", 1), Stamp(8.0, "a", 2)) == Duration(0.0, approximate=True)
 
 
-def test_who_was_in_the_last_generation_is_known_though_its_record_names_nobody_any_more() -> None:
+def test_shortened_record_keeps_members_in_history() -> None:
     short = Change(50, "round", "", GenerationRecord(2, (), 109.75))
     history = fold(KEYS, [*changes(), short]).history(since_revision=2, complete=True)
     assert [[member.host for member in one.members] for one in history.generations] == [["a", "b"], ["a", "c"]]
@@ -78,7 +79,7 @@ def test_nodes_come_and_go() -> None:
     assert history.arbiter == "c-1"
 
 
-def test_what_others_wrote_is_left_out() -> None:
+def test_foreign_keys_are_left_out() -> None:
     base = KEYS.base.encode()
     assert read_change(KEYS, base + b"state", b"not json", 9) is None
     assert read_change(KEYS, base + b"state", b'{"epoch":1,"phase":"odd"}', 9) is None

@@ -13,14 +13,14 @@ import pytest
 import raftkv
 import raftkv.aio
 from raftkv.errors import CompactedError
+from raftkv.integrations.torchft.lighthouse import Lighthouse, LighthouseConfig
+from raftkv.integrations.torchft.rules import Rules
 from raftkv.training.aio import join
 from raftkv.training.config import RunConfig
 from raftkv.training.errors import GenerationOver
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import Fault
 from raftkv.training.rendezvous.participant import Participant
-from raftkv.training.torchft.lighthouse import Lighthouse, LighthouseConfig
-from raftkv.training.torchft.rules import Rules
 from tests.cli.runner import run_utl
 from tests.long import long_except
 from tests.training.torchft.test_lighthouse import Replica, together

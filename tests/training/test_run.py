@@ -7,6 +7,7 @@ import ipaddress
 import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy
@@ -20,13 +21,10 @@ from raftkv.training import BarrierTimeout, GenerationOver, JoinTimeout, RunClos
 from raftkv.training.aio import Run, join
 from raftkv.training.api import async_run
 from raftkv.training.api.attachment import announce
-from raftkv.training.api.collectives import Collectives
-from raftkv.training.api.counter import Counter
-from raftkv.training.api.generation import Generation
-from raftkv.training.api.posted_keys import PostedLost
-from raftkv.training.config import RunConfig
+from raftkv.training.api.collectives import Collectives, PostedLost
+from raftkv.training.api.generation import Counter, Generation
+from raftkv.training.config import RunConfig, guess_address, is_loopback
 from raftkv.training.keys import RunKeys
-from raftkv.training.rendezvous.address import guess_address, is_loopback
 from raftkv.training.rendezvous.participant import Participant
 from raftkv.urls import parse_endpoints
 from tests.client.waiting import until
@@ -251,7 +249,7 @@ def test_a_value_that_came_as_the_time_was_up_is_there_for_the_next_call(play):
     play(scenario)
 
 
-def test_what_cannot_be_shared(play):
+def test_invalid_values_are_refused(play):
     async def scenario(job: Job) -> None:
         runs = await job.join()
         with pytest.raises(ConfigError, match="rank 0 is the root of broadcast 'config' and gave no value"):
@@ -284,21 +282,31 @@ def test_a_counter_gives_every_rank_another_number(play):
     play(scenario)
 
 
-def test_names_of_earlier_versions_are_aliases(play):
-    """What users wrote before a generation had that name goes on working."""
+def test_previous_names_work_and_warn(play):
+    """A generation was called an epoch before."""
+
+    def old(names: str) -> AbstractContextManager[object]:
+        return pytest.warns(DeprecationWarning, match=f"^{names} is deprecated; use ")
 
     async def scenario(job: Job) -> None:
         (run,) = await job.join(1, min_nodes=1, max_nodes=1)
-        assert run.epoch == run.world.epoch == run.generation == 1
+        with old("epoch"):
+            assert run.epoch == run.world.epoch == run.generation == 1
         await run.put("x", b"1")
-        assert await run.get("x", epoch=1) == b"1"
-        async with run.term("writer") as term:
-            assert isinstance(term, raftkv.training.aio.RunTerm)
+        with old("epoch"):
+            assert await run.get("x", epoch=1) == b"1"
+        with old("term"):
+            leadership = run.term("writer")
+        async with leadership as term:
+            with old("RunTerm"):
+                assert isinstance(term, raftkv.training.aio.RunTerm)
         await run.rejoin()
-        assert await run.get("x", epoch=1) == b"1"
-        with pytest.raises(raftkv.training.EpochOver) as over:
+        with old("EpochOver"):
+            previous = raftkv.training.EpochOver
+        with pytest.raises(previous) as over:
             await term.campaign()
-        assert over.value.epoch == over.value.generation == 1
+        with old("epoch"):
+            assert over.value.epoch == over.value.generation == 1
 
     play(scenario)
 
@@ -393,7 +401,7 @@ def test_a_rank_that_missed_the_end_writes_nothing(play):
     play(scenario)
 
 
-def test_who_was_let_in_before_the_end_is_let_in(play):
+def test_barrier_that_opened_before_the_end_succeeds(play):
     """The end of a generation and the opening of its barrier come by different watches, in any order."""
 
     async def scenario(job: Job) -> None:
@@ -411,7 +419,7 @@ def test_who_was_let_in_before_the_end_is_let_in(play):
     play(scenario)
 
 
-def test_a_node_whose_key_somebody_deletes_comes_back_though_it_was_the_arbiter(play):
+def test_arbiter_whose_node_key_is_deleted_registers_again(play):
     async def scenario(job: Job) -> None:
         runs = await job.join(2, max_nodes=2)
         arbiter = (await job.kv.get(job.keys.arbiter)).text
@@ -424,7 +432,7 @@ def test_a_node_whose_key_somebody_deletes_comes_back_though_it_was_the_arbiter(
 
 
 @pytest.mark.parametrize("is_arbiter", [True, False])
-def test_a_node_that_does_not_come_back_holds_nobody_up_for_ever(play, is_arbiter):
+def test_node_that_does_not_return_is_evicted(play, is_arbiter):
     async def scenario(job: Job) -> None:
         runs = await job.join(3, return_timeout_s=0.5)
         arbiter, first = (await job.kv.get(job.keys.arbiter)).text, runs[0].generation
@@ -457,7 +465,7 @@ def test_a_block_that_ends_closes_the_run(play):
     play(scenario)
 
 
-def test_who_waits_in_a_run_is_told_that_its_client_was_closed(play):
+def test_closing_the_client_ends_waits_of_its_run(play):
     async def scenario(job):
         kv = connect(job.endpoints)
         alone = {"kv": kv, "min_nodes": 1, "lease_ttl_s": 10}
@@ -508,7 +516,7 @@ def test_an_error_in_a_block_is_not_held_up_by_a_cluster_that_is_away(play, monk
     play(scenario)
 
 
-def test_who_is_not_answered_as_it_leaves_asks_for_nothing_more(play, monkeypatch):
+def test_leave_without_answer_sends_no_more_requests(play, monkeypatch):
     ended = []
 
     async def away(*_):
@@ -543,7 +551,7 @@ def test_a_callback_that_fails_keeps_no_other_from_the_news(play):
     play(scenario)
 
 
-def test_wrong_arguments_are_refused_in_words_and_leave_nothing_behind(play):
+def test_wrong_arguments_are_refused_explain_outage_and_leave_nothing_behind(play):
     nan = float("nan")
     wrong = {
         "a run id is a text, not b'id'": lambda run: join(b"id", kv=run.kv),
@@ -666,7 +674,7 @@ def test_workers_attach_to_the_run_of_their_agents(play, monkeypatch):
     play(scenario)
 
 
-def test_an_address_that_nobody_told_is_guessed():
+def test_missing_address_is_guessed():
     assert guess_address(parse_endpoints("192.0.2.1.invalid:2379")) != ""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outside:
         outside.bind(("127.0.0.1", 0))

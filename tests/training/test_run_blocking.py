@@ -136,7 +136,7 @@ def test_a_program_that_never_leaves_its_run_ends_in_silence(cluster):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_who_has_left_cannot_come_back_and_says_so_at_once(cluster):
+def test_rejoin_after_leave_fails_at_once(cluster):
     """A run that has left asked itself, without a pause, whether it was registered: its thread did nothing else."""
     with cluster.connect() as kv:
         run = raftkv.training.join("left", kv=kv, min_nodes=1)

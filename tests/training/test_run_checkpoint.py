@@ -116,7 +116,7 @@ def test_an_error_of_rank_0_is_raised_by_all(ranks):
     assert [type(error) for error in in_all(ranks, lambda run: outcome(lambda: save(run, 7)))] == [StaleStep] * 2
 
 
-def test_whatever_fails_on_rank_0_is_told_to_all(ranks, monkeypatch):
+def test_every_failure_of_rank_0_reaches_all_ranks(ranks, monkeypatch):
     async def broken(*args, **options):
         raise OSError("the disk is gone")
 
@@ -146,7 +146,7 @@ def test_a_time_limit_holds_for_a_rank_0_that_does_not_come(ranks, begin):
     assert not ranks[1].changed
 
 
-def test_who_does_not_wait_has_prepared(ranks):
+def test_rank_that_does_not_wait_has_prepared(ranks):
     committed, nothing = in_all(ranks, lambda run: save(run, 3, wait=False))
     assert (committed.step, nothing) == (3, None)
 
@@ -262,7 +262,7 @@ def outcome_of(attempt: Attempt) -> object:
 
 @pytest.mark.parametrize("wait", [prepared, outcome_of])
 @pytest.mark.parametrize("how", ["leaves", "closes"])
-def test_waits_for_ranks_end_with_the_generation_though_nobody_claims_the_next(ranks, wait, how):
+def test_waits_end_with_the_generation_without_a_next_claim(ranks, wait, how):
     """Whoever waits is one of those without whom no next generation begins."""
     registry, world = ranks[0].checkpoints, ranks[0].world
     attempt = registry.begin(registry.claim_run(world.generation, world.revision, world.fence), 1, world_size=2)
@@ -277,7 +277,7 @@ def test_waits_for_ranks_end_with_the_generation_though_nobody_claims_the_next(r
     assert str(over).startswith(f"generation 1 of run {ranks[0].run_id!r} is over: ")
 
 
-def test_a_rank_that_waits_for_the_beginning_of_a_save_hears_that_the_generation_has_ended(ranks):
+def test_end_of_generation_interrupts_wait_for_the_start_of_a_save(ranks):
     registry, world = ranks[1].checkpoints, ranks[1].world
     claim = registry.claim_run(world.generation, world.revision, world.fence)
     with ThreadPoolExecutor() as threads:

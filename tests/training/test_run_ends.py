@@ -30,7 +30,7 @@ def test_a_run_that_was_closed_is_not_taken_for_a_restored_one(play):
     play(scenario)
 
 
-def test_a_barrier_that_opens_as_the_time_is_up_blames_nobody(play, monkeypatch):
+def test_barrier_that_opens_at_the_timeout_names_no_rank(play, monkeypatch):
     async def scenario(job: Job) -> None:
         runs = await job.join(2)
         look = Collectives._missing
@@ -78,7 +78,7 @@ def test_a_large_run_that_has_ended_keeps_a_short_record(play, monkeypatch):
     play(scenario)
 
 
-def test_those_who_wait_for_a_node_that_does_not_come_back_go_on_before_they_would_give_up(play):
+def test_member_that_does_not_return_is_evicted_before_join_timeout(play):
     async def scenario(job: Job) -> None:
         runs = await job.join(3, join_timeout_s=4.0)
         await runs[0].report(message="a fault")

@@ -60,7 +60,7 @@ def test_seeds_reach_every_fault_and_size() -> None:
     assert any(settings.finishes for settings in drawn)
 
 
-def test_a_replay_is_the_same_whatever_the_hashes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_replay_does_not_depend_on_hash_seed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seed", "17", "--trace"]) == 0
     here = capsys.readouterr().out
     assert " starts generation 1 as node " in here
@@ -82,7 +82,7 @@ def test_a_worker_that_fails_costs_one_generation(index: int) -> None:
         assert len(run.members) == 3
 
 
-def test_everybody_is_told_of_a_fault_before_its_reporter_has_stopped() -> None:
+def test_fault_reaches_all_nodes_before_its_reporter_has_stopped() -> None:
     with scenario(3, habits=Habits(stop_s=(5.0, 5.0))) as run:
         run.forms(3)
         run.node(1).fails = True
@@ -210,7 +210,7 @@ def test_a_node_that_leaves_costs_one_generation(index: int) -> None:
             assert len(run.members) == 2
 
 
-def test_a_node_that_comes_and_dies_in_the_same_instant_costs_at_most_its_own_generations() -> None:
+def test_short_lived_node_costs_only_its_own_generations() -> None:
     for pause_s in (0.0, 0.001, 0.003, 0.01, 0.1, 0.5):
         with scenario(3, max_nodes=4) as run:
             run.forms(3)
@@ -277,7 +277,7 @@ def test_losing_the_store_ends_nothing(kind: str, duration_s: float) -> None:
         assert all(agent.last_generation == 1 and agent.workers for agent in run.members)
 
 
-def test_a_worker_that_fails_while_the_store_is_away_costs_one_generation_when_it_is_back() -> None:
+def test_fault_during_an_outage_costs_one_generation() -> None:
     with scenario(3) as run:
         run.forms(3)
         with run.generations(1, limit_s=60.0):
@@ -340,7 +340,7 @@ def test_nothing_starts_before_the_minimum_is_there() -> None:
         assert not any(agent.workers for agent in run.live)
 
 
-def test_the_first_generation_waits_for_the_last_call_and_not_for_more_than_is_expected() -> None:
+def test_first_generation_waits_for_last_call_or_expected_nodes() -> None:
     with scenario(2, max_nodes=4, last_call_timeout_s=7.0) as run:
         run.pass_time(6.5)
         assert not run.checker.generations
@@ -362,7 +362,7 @@ def test_a_run_that_is_closed_leaves_its_generation_and_nothing_else() -> None:
         assert run.checker.generation == 2, "generations do not begin again with a run of the same id"
 
 
-def test_another_job_with_the_same_id_is_told_and_disturbs_nobody() -> None:
+def test_another_job_with_the_same_id_is_refused() -> None:
     with scenario(3) as run:
         run.forms(3)
         with run.generations(0):

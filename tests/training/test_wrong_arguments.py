@@ -116,6 +116,7 @@ def test_of_the_calls_of_a_client(kv):
     kv.put("k", "as before")
 
 
+@pytest.mark.filterwarnings("ignore:epoch is deprecated")
 def test_of_a_run(kv, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where a path "x" is
     run = raftkv.training.join("run", kv=kv, lease_ttl_s=60, disconnect_grace_s=0, checkpoints=tmp_path / "checkpoints")

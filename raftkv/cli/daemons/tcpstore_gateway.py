@@ -98,7 +98,7 @@ def make_config(values: dict[str, Any], given: set[str]) -> GatewayConfig:
 
 async def _serve(values: dict[str, Any], config: GatewayConfig) -> int:
     from raftkv.training.tcpstore.gateway import Gateway
-    from raftkv.training.tcpstore.writer import ATTEMPT_TIMEOUT_S
+    from raftkv.training.tcpstore.store import ATTEMPT_TIMEOUT_S
 
     async with daemon.connected(values, timeout_s=ATTEMPT_TIMEOUT_S) as (kv, stop):
         gateway = Gateway(kv, config)

@@ -23,7 +23,7 @@ from raftkv.errors import ConfigError, RaftKVError
 from raftkv.urls import join_address
 
 if TYPE_CHECKING:
-    from raftkv.training.torchft.lighthouse import Lighthouse, LighthouseConfig
+    from raftkv.integrations.torchft.lighthouse import Lighthouse, LighthouseConfig
 
 FLAGS = (
     Flag("listen", LIST, usage="[JOB=]HOST:PORT that torchft's managers connect to, one for each job"),
@@ -77,7 +77,7 @@ def _spelled(word: str) -> str:
 
 
 async def _serve(values: dict[str, Any]) -> int:
-    from raftkv.training.torchft.lighthouse import Lighthouse
+    from raftkv.integrations.torchft.lighthouse import Lighthouse
 
     async with daemon.connected(values) as (kv, stop):
         lighthouse = Lighthouse(kv, _config(values))
@@ -108,9 +108,9 @@ async def _listen(lighthouse: Lighthouse, text: str, default_job: str) -> str:
 
 
 def _config(values: dict[str, Any]) -> LighthouseConfig:
-    from raftkv.training.torchft.job import Timing
-    from raftkv.training.torchft.lighthouse import LighthouseConfig
-    from raftkv.training.torchft.rules import Rules
+    from raftkv.integrations.torchft.job import Timing
+    from raftkv.integrations.torchft.lighthouse import LighthouseConfig
+    from raftkv.integrations.torchft.rules import Rules
 
     return LighthouseConfig(
         rules=Rules(values["min-replicas"], values["join-timeout-ms"] / 1000),

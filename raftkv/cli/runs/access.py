@@ -35,11 +35,11 @@ from raftkv.errors import (
     RoleNotFoundError,
     RoleNotGrantedError,
 )
-from raftkv.training.horovod.scopes import ROOT as HOROVOD_ROOT
+from raftkv.integrations.horovod import ROOT as HOROVOD_ROOT
+from raftkv.integrations.torchft.rules import ROOT as TORCHFT_ROOT
 from raftkv.training.keys import CLUSTER_ROOT, STORE_ROOT, check_cluster, check_run_id
 from raftkv.training.keys import ROOT as RUN_ROOT
 from raftkv.training.tcpstore.gateway import ROOT as TCPSTORE_ROOT
-from raftkv.training.torchft.records import ROOT as TORCHFT_ROOT
 
 RUN, RUN_READ, CLUSTER, CLUSTER_READ, DATASET_READ = "run", "run-read", "cluster", "cluster-read", "dataset-read"
 _ROOT_ROLE: Final = "root"

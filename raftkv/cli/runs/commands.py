@@ -1,7 +1,7 @@
 """``run``: training runs, seen from outside: which there are, who is in them, what happened, what happens.
 
 Owns the commands' words, their failures and the choice between tables, plain text and JSON. Where the facts come from
-is ``raftkv.training.history.reader``; how they look is ``runs.view``; what a node waits for is ``runs.facts``.
+is ``raftkv.training.history``; how they look is ``runs.view``; what a node waits for is ``runs.facts``.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from raftkv.client.kv.kv import pipelined
 from raftkv.client.kv.operations import Compare, Delete, mod_revision, version
 from raftkv.client.library import Client
 from raftkv.errors import PermissionDeniedError
-from raftkv.training.history.progress import read_progress
-from raftkv.training.history.reader import RunSummary, UnknownRun, follow, list_runs, read_history
-from raftkv.training.history.timeline import RunHistory
-from raftkv.training.horovod.scopes import ROOT as HOROVOD_ROOT
+from raftkv.integrations.horovod import ROOT as HOROVOD_ROOT
+from raftkv.training.errors import UnknownRun
+from raftkv.training.history import RunSummary, follow, list_runs, read_history, read_progress
 from raftkv.training.keys import RunKeys, check_run_id
 from raftkv.training.records import CLOSED
-from raftkv.training.scheduling.view import ClusterView, describe_cluster, list_clusters
+from raftkv.training.scheduling.ledger import ClusterView, describe_cluster, list_clusters
+from raftkv.training.timeline import RunHistory
 
 
 def list_all(invocation: Invocation) -> None:

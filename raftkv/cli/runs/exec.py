@@ -18,14 +18,11 @@ from raftkv.cli.library import use_library
 from raftkv.cli.program import BAD_ARGUMENTS, CommandError
 from raftkv.client.credentials import announce_settings
 from raftkv.errors import ConfigError
-from raftkv.training.config import RunConfig, parse_options
+from raftkv.training.config import RunConfig, guess_address, parse_options
 from raftkv.training.process.environment import parse_styles
-from raftkv.training.process.output import Console, Destinations, Output, parse_streams
-from raftkv.training.process.output.destinations import make_directory, parse_ranks
-from raftkv.training.process.supervisor import PORTS_FIELD, Settings, Supervisor, free_port
-from raftkv.training.process.workers import WorkerStartError
+from raftkv.training.process.output import Console, Destinations, Output, make_directory, parse_ranks, parse_streams
+from raftkv.training.process.supervisor import PORTS_FIELD, Settings, Supervisor, WorkerStartError, free_port
 from raftkv.training.records import GATHERING, RUNNING
-from raftkv.training.rendezvous.address import guess_address
 from raftkv.training.rendezvous.participant import Participant, Progress, waiting
 from raftkv.urls import parse_endpoints
 

@@ -20,7 +20,7 @@ from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError
 from raftkv.client.library import Client
 from raftkv.rpc.server.http import HttpRequest, HttpResponse, text_response
 from raftkv.rpc.server.server import Server
-from raftkv.training.metrics.exporter import Exporter
+from raftkv.training.metrics import Exporter
 from raftkv.urls import split_address
 
 _METRICS: Final = (("content-type", CONTENT_TYPE_LATEST),)

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 from raftkv.cli.output.table import Rows, clock, count, out, printable
 from raftkv.client.control.records import RecordError
 from raftkv.errors import PermissionDeniedError
-from raftkv.training.history.reader import RunSummary, read_history
-from raftkv.training.history.timeline import Change, Fold, GenerationHistory, RunHistory
+from raftkv.training.history import RunSummary, read_history
 from raftkv.training.keys import CLUSTER_ROOT, RunKeys
 from raftkv.training.records import BROKEN, CLOSED, GATHERING, RUNNING, Fault, Member, Node, State, to_json
-from raftkv.training.rendezvous.ranks import first_ranks, world_size
+from raftkv.training.rendezvous.world import first_ranks, world_size
+from raftkv.training.scheduling.admission import Ledger
 from raftkv.training.scheduling.denylist import read_denial
-from raftkv.training.scheduling.record import Ledger
-from raftkv.training.scheduling.view import ClusterView, describe_cluster
+from raftkv.training.scheduling.ledger import ClusterView, describe_cluster
+from raftkv.training.timeline import Change, Fold, GenerationHistory, RunHistory
 
 if TYPE_CHECKING:
     from raftkv.client.library import Client

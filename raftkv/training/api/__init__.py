@@ -10,14 +10,14 @@
 
 ``async_run`` is the run, for asyncio; ``run`` wraps it for programs without an event loop. A run stands on an
 *attachment* (its own participant, or the node of the agent that has started this worker) and, for each generation, on a
-``Generation`` with its ``collectives`` (barrier, broadcast, gather), ``counter`` and ``leadership``; ``posted_keys`` is
-the one watch that all waits of a rank share.
+``generation.Generation`` with its counters and leadership, and on ``collectives`` (barrier, broadcast, gather), which
+share one watch for all waits of a rank.
 
 Invariants:
 
 1. Every write carries the fence of its generation: a rank that missed the end writes nothing and raises
    ``GenerationOver``.
-2. Whoever waits in a generation is interrupted at once when it ends.
+2. The end of a generation interrupts all waits in it at once.
 3. A call is repeated until the cluster answers, and done twice it is as good as done once.
 
 Leaves out large values (256 KiB at most: share the address of what is larger) and the tensors' own collectives, which

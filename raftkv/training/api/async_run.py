@@ -11,10 +11,10 @@
                 await run.rejoin()                  # the next generation: other members, maybe another rank
 
 ``Run`` puts together an attachment (``Participant``, or the agent's for a worker) and, for the present generation, a
-``Generation`` with its collectives, counters and leadership. What it holds to:
+``Generation`` with its collectives, counters and leadership. Invariants:
 
 1. Everything is fenced by the generation: a rank that missed its end writes nothing, it raises ``GenerationOver``.
-2. Whoever waits in a generation is interrupted at once when it ends, and ``changed`` costs nothing to ask.
+2. The end of a generation interrupts all waits in it at once, and ``changed`` costs nothing to ask.
 3. Losing the cluster ends nothing: calls wait for it, for as long as their ``timeout_s`` allows.
 
 ``run`` is the same for programs without an event loop.
@@ -40,33 +40,31 @@ from raftkv.rpc.client.connect import beside
 from raftkv.training.api.attachment import Attachment, WorkerAttachment, WorkerPlace, worker_place
 from raftkv.training.api.checkpoint import Options, Resuming, Saving, Together
 from raftkv.training.api.collectives import Collectives
-from raftkv.training.api.counter import Counter
-from raftkv.training.api.generation import Generation, checked_value, quoted
-from raftkv.training.api.leadership import Leadership, leader
+from raftkv.training.api.generation import Counter, Generation, Leadership, checked_value, leader, quoted
 from raftkv.training.callbacks import Callbacks, UserCallbacks
-from raftkv.training.config import CONNECT_TIMEOUT_S, RunConfig
-from raftkv.training.errors import JoinTimeout, RunClosed, TrainingError
+from raftkv.training.config import CONNECT_TIMEOUT_S, RunConfig, guess_address
+from raftkv.training.errors import JoinTimeout, RunClosed, TrainingError, warn_deprecated
 from raftkv.training.keys import RunKeys
-from raftkv.training.records import EXIT, Fault, Member
-from raftkv.training.rendezvous.address import guess_address
+from raftkv.training.records import EXIT, Fault
 from raftkv.training.rendezvous.participant import OnProgress, Participant
+from raftkv.training.rendezvous.world import RunPlace
 
 if TYPE_CHECKING:
     from raftkv.client.values import KeyValue
-    from raftkv.training.rendezvous.world import World, WorldFence
+    from raftkv.training.rendezvous.world import World
 
 DEFAULT_ENDPOINTS: Final = "127.0.0.1:2379"
 CHECKPOINT_URI: Final = "RAFTKV_CHECKPOINT_URI"
 """In the environment: below which URL or path checkpoints lie, if ``join`` is not told."""
 FAIL_S: Final = 10.0
-"""For recording why this rank leaves: whoever waits for the error is not to wait for a cluster that is away."""
+"""For recording why this rank leaves: an unreachable cluster must not delay the error."""
 INTERRUPTED_S: Final = 0.5
-"""The same after Ctrl-C: whoever pressed it waits for the prompt."""
+"""The same after Ctrl-C, when a person waits for the prompt."""
 FAREWELL: Final = "raftkv: end of the run"
 _OPTIONS: Final = tuple(sorted(field.name for field in fields(RunConfig) if field.name not in ("run_id", "slots")))
 
 
-class Run:
+class Run(RunPlace):
     """One process' place in a run; made by ``join``.
 
     Attributes:
@@ -96,7 +94,7 @@ class Run:
         self._enter(world)
 
     def _enter(self, world: World) -> None:
-        self.world = world
+        self._world = world
         self._generation = Generation(self.kv, world, world.rank if self._place is None else self._place.rank)
         self._collectives = Collectives(self._generation)
         self._counters: dict[str, Counter] = {}
@@ -109,19 +107,9 @@ class Run:
     # ---- where this rank is
 
     @property
-    def run_id(self) -> str:
-        """Id of the run."""
-        return self.world.run_id
-
-    @property
-    def generation(self) -> int:
-        """Number of the generation: grows by one with every world of the run, never goes back."""
-        return self.world.generation
-
-    @property
-    def epoch(self) -> int:
-        """Alias of ``generation``."""
-        return self.generation
+    def world(self) -> World:
+        """The generation as this node sees it."""
+        return self._world
 
     @property
     def rank(self) -> int:
@@ -133,41 +121,6 @@ class Run:
         """Whether this process is a worker of an agent, not a node of its own: it has this generation only."""
         return self._place is not None
 
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return self.world.world_size
-
-    @property
-    def local_rank(self) -> int:
-        """Number of this rank among those on its host."""
-        return self.world.placements[self.rank].local_rank
-
-    @property
-    def local_size(self) -> int:
-        """Ranks on this host."""
-        return self.world.placements[self.rank].local_size
-
-    @property
-    def cross_rank(self) -> int:
-        """Number of this host among those that have this local rank."""
-        return self.world.placements[self.rank].cross_rank
-
-    @property
-    def cross_size(self) -> int:
-        """Hosts that have this local rank."""
-        return self.world.placements[self.rank].cross_size
-
-    @property
-    def members(self) -> tuple[Member, ...]:
-        """The nodes of the generation, in the order of ranks."""
-        return self.world.members
-
-    @property
-    def fence(self) -> WorldFence:
-        """The ``fence=`` of writes that happen only while the generation lasts; else they raise ``GenerationOver``."""
-        return self.world.fence
-
     # ---- when the generation ends
 
     @property
@@ -176,7 +129,7 @@ class Run:
         return self._generation.is_over
 
     def on_change(self, callback: Callable[[Run], object]) -> Callable[[], None]:
-        """Call back, on the loop, when a generation ends: once each. Returns how to take that back."""
+        """Call back, on the loop, when a generation ends: once each. Returns a function that cancels it."""
         return self._callbacks.add(callback)
 
     async def wait_change(self, timeout_s: float | None = None) -> bool:
@@ -283,15 +236,12 @@ class Run:
         """
         return Leadership(self._generation, name, value)
 
-    term = leadership
-    """Alias."""
-
     async def elect(self, name: str, value: str | bytes = b"", *, timeout_s: float | None = None) -> Leadership:
         """Wait until this rank leads; the leadership is a fence, over with the generation at the latest.
 
         Arguments:
             name: of the election; every rank that wants to lead calls this.
-            value: what everybody sees of the leader; empty: its rank.
+            value: what all ranks see of the leader; empty: its rank.
             timeout_s: None: until the generation ends.
 
         Raises:
@@ -301,7 +251,7 @@ class Run:
         return await self.leadership(name, value).campaign(timeout_s)
 
     async def leader(self, name: str) -> KeyValue | None:
-        """Return who leads; None: nobody does."""
+        """Return the leader's key; None: no rank leads."""
         return await leader(self._generation, name)
 
     # ---- checkpoints
@@ -328,7 +278,7 @@ class Run:
     def resume(self, kind: str = "", *, trackers: Sequence[str] = (), timeout_s: float | None = None) -> Resuming:
         """Agree with all ranks on the checkpoint to go on from, in an ``async with`` block; None: there is none.
 
-        What the generations before have left undecided is decided first. To be called by all ranks, in every
+        Attempts that earlier generations left undecided are decided first. All ranks call this, in every
         generation before its first ``checkpoint``.
 
         Arguments:
@@ -365,8 +315,10 @@ class Run:
         Arguments:
             key: which.
             generation: of which generation, as the one before; 0: of the present one.
-            epoch: alias of ``generation``.
+            epoch: deprecated name of ``generation``.
         """
+        if epoch:
+            warn_deprecated("epoch", "generation")
         full = self._user_key(key, generation or epoch or self.generation)
         found = await self._generation.until_over(until_answered(lambda: self.kv.get(full)))
         return None if found is None else found.value
@@ -392,7 +344,7 @@ class Run:
     # ---- the end
 
     async def report(self, cause: str = EXIT, message: str = "", *, exit_code: int = 0, signal: str = "") -> None:
-        """Record a fault of this rank. The generation ends with it, for everybody and at once.
+        """Record a fault of this rank. The generation ends with it, at once and for all ranks.
 
         Arguments:
             cause: one of ``raftkv.training.records.CAUSES``.
@@ -421,7 +373,7 @@ class Run:
             await self.kv.close()
 
     async def close(self, reason: str = "finished") -> None:
-        """End the run for everybody, and leave. Of a worker: leave; the run is its agent's to close.
+        """End the run for all nodes, and leave. Of a worker: leave; the run is its agent's to close.
 
         Raises:
             StatusError: the cluster refused; this rank has left.
@@ -502,8 +454,8 @@ async def join(
         min_nodes, max_nodes: no generation begins with fewer, none has more; 0: as many as the minimum.
         timeout_s: for the store to answer, and for the minimum to be there; None: ``connect_timeout_s`` for the one,
             ``join_timeout_s`` for the other.
-        on_progress: called on the loop while nodes gather.
-        client: further settings of ``raftkv.aio.connect``: TLS files, user, password. What is not given is as
+        on_progress: called on the loop while nodes gather. client: further settings of ``raftkv.aio.connect``: TLS
+        files, user, password. Settings that are not given are as
             ``RAFTKV_USER``, ``RAFTKV_PASSWORD_FILE``, ``RAFTKV_CACERT``, ... say.
         checkpoints: URL or path, the same for all ranks, below which checkpoints lie in a directory named after the
             run; empty: ``RAFTKV_CHECKPOINT_URI``.
@@ -577,7 +529,7 @@ async def _as_node(
     clock = asyncio.get_running_loop().time
     began = clock()
     async with _in_time(config.run_id, timeout_s):
-        if config.address == config.host:  # nobody has told
+        if config.address == config.host:  # not given
             address = await beside(lambda: guess_address(kv.scope.core.endpoints))
             config = replace(config, address=address)
         participant = await Participant.open(kv, config, on_progress=on_progress)

@@ -1,4 +1,4 @@
-"""What a ``Run`` sits on: a node of its own, or a place in the run of the agent that started this process.
+"""The attachment of a ``Run``: a node of its own, or a place in the run of the agent that started this process.
 
 ``Participant`` is the first kind. ``WorkerAttachment`` is the second: under ``raftkvctl run exec`` or torchrun the node
 is the agent's, and a worker only takes part in the generation that it was started for. It holds no lease; its fence is
@@ -18,11 +18,9 @@ from raftkv.training.callbacks import Callbacks
 from raftkv.training.config import CONNECT_TIMEOUT_S
 from raftkv.training.errors import GenerationOver, RunClosed
 from raftkv.training.keys import RunKeys, check_run_id
-from raftkv.training.records import Fault, State
-from raftkv.training.rendezvous.participant import Participant, in_words
-from raftkv.training.rendezvous.ranks import first_ranks
-from raftkv.training.rendezvous.record_cache import RecordCache
-from raftkv.training.rendezvous.world import World
+from raftkv.training.records import Fault
+from raftkv.training.rendezvous.participant import Participant, explain_outage
+from raftkv.training.rendezvous.world import RecordCache, RecordView, World, first_ranks
 
 if TYPE_CHECKING:
     from raftkv.client.library import Client
@@ -67,7 +65,7 @@ def announce(run_id: str, generation: int, endpoints: str, environment: MutableM
     environment.pop("RAFTKV_RANK", None)  # of an agent that is itself a worker
 
 
-class WorkerAttachment:
+class WorkerAttachment(RecordView):
     """The attachment of a worker; made by ``take``."""
 
     def __init__(self, kv: Client, place: WorkerPlace) -> None:
@@ -96,7 +94,7 @@ class WorkerAttachment:
             StatusError: the cluster refused.
         """
         attachment = cls(check_whole(kv), place)
-        with in_words(kv, place.run_id, connect_timeout_s):
+        with explain_outage(kv, place.run_id, connect_timeout_s):
             record = await until_answered(lambda: kv.range(*attachment._keys.record), connect_timeout_s)
         attachment._cache.load(record, record.revision)
         try:
@@ -106,25 +104,8 @@ class WorkerAttachment:
             raise
         return attachment
 
-    @property
-    def nodes_waiting(self) -> int:
-        """Implement ``Participant.nodes_waiting``."""
-        return self._cache.nodes_waiting(self.world)
-
-    @property
-    def closed(self) -> bool:
-        """Implement ``Participant.closed``."""
-        return self._cache.closed
-
-    @property
-    def end(self) -> Exception | None:
-        """Implement ``Participant.end``."""
-        return self._cache.end
-
-    @property
-    def phase(self) -> State | None:
-        """Implement ``Participant.phase``."""
-        return self._cache.state
+    def _seen(self) -> tuple[RecordCache, World | None]:
+        return self._cache, self.world
 
     async def next_world(self, timeout_s: float | None = None) -> World:
         """Refuse: this process' node ends it, and starts another in the next generation."""
@@ -189,4 +170,4 @@ class WorkerAttachment:
 
 
 Attachment = Participant | WorkerAttachment
-"""What a ``Run`` stands on."""
+"""Both kinds of attachment of a ``Run``."""

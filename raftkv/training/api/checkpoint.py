@@ -11,7 +11,7 @@
             data = last.read(f"model-{run.rank}.bin")                       # its digest is right, or this raises
 
 Rank 0 begins, prepares last and commits; the others learn from it what to do by the run's own ``broadcast``, so an
-error of rank 0 is raised by all, and nobody waits beyond the end of the generation. A block that raises on any rank
+error of rank 0 is raised by all, and no rank waits beyond the end of the generation. A block that raises on any rank
 gives the attempt up for all of them: they raise ``AttemptOver``. If the process dies, the next generation decides.
 
 Leaves out what is in the files; ``raftkv.torch.checkpoint`` has tensors. ``run`` is the same without an event loop.
@@ -51,12 +51,12 @@ if TYPE_CHECKING:
 
 SAVE: Final = "raftkv: checkpoint"
 RESUME: Final = "raftkv: resume"
-_TOLD: Final = ("CheckpointExists", "StaleStep", "CheckpointNotFound", "StorageError")
+_RELAYED: Final = ("CheckpointExists", "StaleStep", "CheckpointNotFound", "StorageError")
 """Errors of rank 0 that the other ranks raise as what they are."""
 
 
 class Together(NamedTuple):
-    """What the ranks of a generation do checkpoints with.
+    """The parts with which the ranks of a generation do checkpoints.
 
     Attributes:
         generation: of the run.
@@ -76,7 +76,7 @@ class Together(NamedTuple):
     async def decide(
         self, name: str, make: Callable[[], Coroutine[Any, Any, dict[str, Any]]], timeout_s: float | None
     ) -> dict[str, Any]:
-        """Have rank 0 decide something for all; returns it. What it raises is raised by all.
+        """Have rank 0 decide something for all; returns it. All ranks raise its error.
 
         Arguments:
             name: of the broadcast.
@@ -90,7 +90,7 @@ class Together(NamedTuple):
             return told
         try:
             made = await self.generation.until_over(make())
-        except Exception as error:  # whatever it is: else the others would wait, and take the next answer for this one
+        except Exception as error:  # any: else the others would wait, and take the next answer for this one
             if not isinstance(error, GenerationOver):
                 kind, text = type(error).__name__, str(error)
                 told = {"error": text if isinstance(error, RaftKVError) else f"rank 0: {kind}: {text}", "kind": kind}
@@ -104,7 +104,7 @@ def _error_of(told: Mapping[str, Any]) -> RaftKVError:
     text, kind = str(told["error"]), str(told.get("kind"))
     if kind == ConfigError.__name__:
         return ConfigError(text)
-    known: type[CheckpointError] = getattr(errors, kind) if kind in _TOLD else CheckpointError
+    known: type[CheckpointError] = getattr(errors, kind) if kind in _RELAYED else CheckpointError
     return known(text)
 
 
@@ -126,7 +126,7 @@ class Saving:
     Attributes:
         step: of training.
         metrics: of rank 0: what is in it at the end of the block counts.
-        checkpoint: what was committed; None before the end of the block, or for who does not wait.
+        checkpoint: what was committed; None before the end of the block, or on ranks that do not wait.
     """
 
     def __init__(self, together: Together, step: int, options: Options) -> None:
@@ -219,13 +219,13 @@ class Saving:
             await attempt.prepare(rank, files)
             return await attempt.outcome(self._options.timeout_s) if self._options.wait else None
         await attempt.prepared(self._options.timeout_s, but=[0])
-        await attempt.prepare(0, files)  # the last: what all have prepared is whole, and whoever comes may commit it
+        await attempt.prepare(0, files)  # the last: what all have prepared is whole, and a later claim may commit it
         committed = await attempt.commit(metrics=self.metrics)
         await self._trackers.write()
         return committed
 
     async def _abort(self, error: BaseException) -> None:
-        """Give the attempt up for all ranks, so that nobody waits for this one."""
+        """Give the attempt up for all ranks, so that no rank waits for this one."""
         self._files = None
         if isinstance(error, GenerationOver | FenceBroken | AttemptOver) or self._attempt is None:
             return
@@ -268,7 +268,7 @@ class Resumed:
 class Resuming:
     """All ranks agree on the checkpoint to go on from, for ``async with``; made by ``Run.resume``.
 
-    Every rank pins it while its block lasts, so that nobody deletes what one of them still reads.
+    Every rank pins it while its block lasts, so that retention keeps files that a rank still reads.
     """
 
     def __init__(
@@ -293,7 +293,7 @@ class Resuming:
             return None
         found = Checkpoint.decode(told["checkpoint"].encode())
         if self._pin is None:
-            self._pin = self._pin_of(found)  # here before it is taken: whatever cuts this off, it is given back
+            self._pin = self._pin_of(found)  # here before it is taken: an interruption gives it back
             await self._together.generation.until_over(self._pin.take())
         await self._together.collectives.barrier(
             RESUME, self._timeout_s

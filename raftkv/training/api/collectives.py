@@ -8,34 +8,137 @@ What lies below ``sync/<generation>/`` for the third barrier ``"step"`` of three
     open/step/3                 not there yet: the last to come puts it
 
 Coming is one txn: put the own key and the count, and if the count's version says that this is the last, ``open`` as
-well. So a barrier costs one write a rank, and all wait for one key (``posted_keys``); nobody counts the others' keys.
+well. So a barrier costs one write a rank, and all wait for one key (``PostedKeys``); no rank counts the others' keys.
 The txn can be repeated after a failure that leaves it open whether it happened: the own key tells, or ``open``.
 
 Each name counts its uses, from 1, on every rank alike: all ranks use a name equally often, in the same order. The last
-to come to a use removes the use before: everybody has left that one, or would not have come. The last to come to a
-barrier removes what those before have put as well: nobody reads it, and of a name that is used once one key stays.
+to come to a use removes the use before: all ranks have left that one, or would not have come. The last to come to a
+barrier also removes what the others have put: no rank reads it, and of a name that is used once one key stays.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from raftkv.client.arguments import limit
+from raftkv.client.control.control import ClientControl
+from raftkv.client.control.reflector import Reflector, below
 from raftkv.client.kv.operations import Delete, Get, Put, version
 from raftkv.client.kv.txn import txn
+from raftkv.client.values import Event
 from raftkv.errors import ConfigError, StatusError
-from raftkv.training.api.generation import BarrierTimeout, checked_value, quoted
-from raftkv.training.api.posted_keys import PostedKeys
-from raftkv.training.errors import GenerationOver
-from raftkv.training.tcpstore.key_queue import KeyQueues
+from raftkv.training.api.generation import RESTORED, checked_value, quoted
+from raftkv.training.errors import BarrierTimeout, GenerationOver, PostedLost
 
 if TYPE_CHECKING:
     from raftkv.client.kv.txn import Txn
     from raftkv.client.values import KeyValue, TxnResult
     from raftkv.training.api.generation import Generation
+
+# -- posted_keys ----------------------------------------------------------------------------------------------------
+#
+# The keys that all ranks of a generation wait for: below one prefix, each put once, seen by one reflector.
+#
+#     posted = PostedKeys(generation, is_stale)
+#     value = await posted.wait("ready/0")      # put by the last rank to come, for all
+#
+# One watch a rank for any number of barriers: a member encodes an event once for all that watch the same interval, so a
+# barrier of 1,024 ranks is 1,024 writes and one event. The watch begins with the generation, so what was put before a
+# rank asked, even if it was deleted since, is seen; unless the store has compacted its history: then ``PostedLost`` is
+# raised as soon as a later use of the name shows it. A value is kept until it is forgotten: who took it may not have
+# got it, if its time was up in that moment. If the cluster is restored from a backup the generation ends: what ranks
+# have said since is gone, and no rank would say it again.
+
+
+class PostedKeys:
+    """The keys below one prefix that all ranks wait for, kept current by one reflector.
+
+    A key is ``<name>/<number of its use>``.
+
+    Arguments:
+        generation: whose keys.
+        is_stale: tells whether no caller will ask for a name any more.
+    """
+
+    def __init__(self, generation: Generation, is_stale: Callable[[str], bool]) -> None:
+        self.prefix = f"{generation.base}open/"
+        self._generation = generation
+        self._is_stale = is_stale
+        self._values: dict[str, bytes] = {}
+        self._newest: dict[str, int] = {}
+        self._waiting: dict[str, asyncio.Future[bytes]] = {}
+        self._reflector: Reflector | None = None
+        self._failure: Exception | None = None
+
+    async def wait(self, name: str) -> bytes:
+        """Wait for the value of a name.
+
+        Raises:
+            PostedLost: it was deleted before it could be seen here.
+            StatusError: the cluster refuses to be watched.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if name in self._values:
+            return self._values[name]
+        if self._is_behind(name):
+            raise PostedLost(name)
+        if self._reflector is None:
+            self._reflector = Reflector(
+                ClientControl(self._generation.kv),
+                below(self.prefix),
+                self._on_changes,
+                deletes=False,
+                on_refused=self._on_refused,
+                on_restored=lambda: self._generation.end(RESTORED),
+            )
+            self._reflector.start(revision=self._generation.world.revision)
+        waiter = self._waiting.setdefault(name, asyncio.get_running_loop().create_future())
+        # Shielded: another caller may wait for the same name, and one that gave up may come again.
+        value = await asyncio.shield(waiter)
+        self._waiting.pop(name, None)
+        return value
+
+    def forget(self, name: str) -> None:
+        """Drop the value of a name: no caller will ask for it any more."""
+        self._values.pop(name, None)
+
+    def close(self) -> None:
+        """Watch no more."""
+        if self._reflector is not None:
+            self._reflector.close()
+
+    def _on_changes(self, changes: Sequence[Event]) -> None:
+        for event in changes:
+            name = event.key.decode()[len(self.prefix) :]
+            if not self._is_stale(name):
+                self._values[name] = event.value
+            place, _, number = name.rpartition("/")
+            self._newest[place] = max(self._newest.get(place, 0), int(number))
+            waiter = self._waiting.get(name)
+            if waiter is not None and not waiter.done():
+                waiter.set_result(event.value)
+        for name, waiter in self._waiting.items():
+            if not waiter.done() and self._is_behind(name):
+                waiter.set_exception(PostedLost(name))
+                waiter.exception()  # seen: the waiter may have given up
+
+    def _is_behind(self, name: str) -> bool:
+        """Tell whether a later use of the name was posted; they come in order, so this one will not come any more."""
+        place, _, number = name.rpartition("/")
+        return int(number) < self._newest.get(place, 0)
+
+    def _on_refused(self, error: Exception) -> None:
+        self._failure = error
+        self.close()
+        for waiter in self._waiting.values():
+            if not waiter.done():
+                waiter.set_exception(error)
+                waiter.exception()  # seen: the waiter may have given up
+
 
 Result = TypeVar("Result")
 
@@ -50,7 +153,7 @@ class Collectives:
         self._generation = generation
         self._posted = PostedKeys(generation, self._is_past)
         self._uses: dict[str, int] = defaultdict(lambda: 1)
-        self._turns = KeyQueues()
+        self._turns: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def close(self) -> None:
         """Wait for nothing any more."""
@@ -74,7 +177,7 @@ class Collectives:
         Arguments:
             name: of the collective.
             value: of this rank.
-            root: who gets them; None: everybody.
+            root: the rank that gets them; None: all ranks.
             timeout_s: None: until the generation ends.
         """
         timeout_s = limit(timeout_s, "timeout_s")
@@ -84,7 +187,7 @@ class Collectives:
         return await self._meet(use, checked_value(value), timeout_s, wait=receives)
 
     async def broadcast(self, name: str, value: str | bytes | None, root: int, timeout_s: float | None) -> bytes:
-        """Give everybody the root's value.
+        """Give all ranks the root's value.
 
         Arguments:
             name: of the collective.
@@ -168,10 +271,10 @@ class Collectives:
             use: the present one; the next, if others of this rank are at it.
             timeout_s: None: until the generation ends.
             make: takes part.
-            root: who is waited for; None: everybody.
+            root: the rank that this one waits for; None: all ranks.
         """
         try:
-            async with asyncio.timeout(timeout_s) as within, self._turns.at(use.name.encode()):
+            async with asyncio.timeout(timeout_s) as within, self._turns[use.name]:
                 use = use.present()
                 result = await make(use)
                 self._finish(use)

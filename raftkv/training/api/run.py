@@ -29,7 +29,8 @@ from raftkv.client.arguments import function
 from raftkv.client.sync import library as sync
 from raftkv.client.sync.blocking import Blocking, blocking
 from raftkv.client.sync.loop import CallbackQueue
-from raftkv.training.api import async_run, checkpoint, counter, leadership
+from raftkv.training.api import async_run, checkpoint, generation
+from raftkv.training.rendezvous.world import RunPlace
 
 if TYPE_CHECKING:
     from raftkv.checkpoint.records import Checkpoint
@@ -37,27 +38,26 @@ if TYPE_CHECKING:
     from raftkv.client.sync.loop import LoopThread
     from raftkv.pb import rpc_pb2
     from raftkv.training.api.checkpoint import Resumed
-    from raftkv.training.records import Member
     from raftkv.training.rendezvous.participant import OnProgress
-    from raftkv.training.rendezvous.world import World, WorldFence
+    from raftkv.training.rendezvous.world import World
 
 
-class Counter(Blocking[counter.Counter]):
+class Counter(Blocking[generation.Counter]):
     """A sum over all ranks of a generation; made by ``Run.counter``."""
 
-    add = blocking(counter.Counter.add)
+    add = blocking(generation.Counter.add)
 
     @property
     def value(self) -> int:
-        """What it is; ``GenerationOver`` if the generation has ended."""
+        """The present sum; ``GenerationOver`` if the generation has ended."""
         return self._loop.run(self._inner.value())
 
 
-class Leadership(Blocking[leadership.Leadership]):
+class Leadership(Blocking[generation.Leadership]):
     """A candidacy among ranks; made by ``Run.elect`` and ``Run.leadership``. Usable as ``fence=``."""
 
-    resign = blocking(leadership.Leadership.resign)
-    proclaim = blocking(leadership.Leadership.proclaim)
+    resign = blocking(generation.Leadership.resign)
+    proclaim = blocking(generation.Leadership.proclaim)
 
     def campaign(self, timeout_s: float | None = None) -> Self:
         """Wait until it leads; see ``Run.elect``."""
@@ -107,7 +107,7 @@ class Saving(Blocking[checkpoint.Saving]):
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """What was committed; None before the end of the block, or for who does not wait."""
+        """What was committed; None before the end of the block, or on ranks that do not wait."""
         return self._inner.checkpoint
 
     @property
@@ -152,7 +152,7 @@ class Resuming(Blocking[checkpoint.Resuming]):
             self._loop.run(self._inner.__aexit__(kind, error, trace))
 
 
-class Run(Blocking[async_run.Run]):
+class Run(Blocking[async_run.Run], RunPlace):
     """One process' part in a run; made by ``join``. See the module.
 
     Attributes:
@@ -176,21 +176,6 @@ class Run(Blocking[async_run.Run]):
         return self._inner.world
 
     @property
-    def run_id(self) -> str:
-        """Id of the run."""
-        return self._inner.run_id
-
-    @property
-    def generation(self) -> int:
-        """Number of the generation: grows by one with every world of the run, never goes back."""
-        return self._inner.generation
-
-    @property
-    def epoch(self) -> int:
-        """Alias of ``generation``."""
-        return self.generation
-
-    @property
     def rank(self) -> int:
         """This rank; it may be another in the next generation."""
         return self._inner.rank
@@ -200,41 +185,6 @@ class Run(Blocking[async_run.Run]):
         """Whether this process is a worker of an agent, not a node of its own: it has this generation only."""
         return self._inner.is_worker
 
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return self._inner.world_size
-
-    @property
-    def local_rank(self) -> int:
-        """Number of this rank among those on its host."""
-        return self._inner.local_rank
-
-    @property
-    def local_size(self) -> int:
-        """Ranks on this host."""
-        return self._inner.local_size
-
-    @property
-    def cross_rank(self) -> int:
-        """Number of this host among those that have this local rank."""
-        return self._inner.cross_rank
-
-    @property
-    def cross_size(self) -> int:
-        """Hosts that have this local rank."""
-        return self._inner.cross_size
-
-    @property
-    def members(self) -> tuple[Member, ...]:
-        """The nodes of the generation, in the order of ranks."""
-        return self._inner.members
-
-    @property
-    def fence(self) -> WorldFence:
-        """For ``fence=`` of ``run.kv``: such writes happen only while the generation lasts, else ``GenerationOver``."""
-        return self._inner.fence
-
     # ---- when the generation ends
 
     @property
@@ -243,7 +193,7 @@ class Run(Blocking[async_run.Run]):
         return self._inner.changed
 
     def on_change(self, callback: Callable[[Run], object]) -> Callable[[], None]:
-        """Call back when a generation ends, once each, on a thread of its own. Returns how to take that back."""
+        """Call back when a generation ends, once each, on a thread of its own. Returns a function that cancels it."""
         function(callback, "a callback")
         return self.on_change_nowait(lambda: self._callbacks.call_soon(callback, self))
 
@@ -284,15 +234,12 @@ class Run(Blocking[async_run.Run]):
         """
         return Leadership(self, self._loop, self._ask(lambda run: run.leadership(name, value)))
 
-    term = leadership
-    """Alias."""
-
     def elect(self, name: str, value: str | bytes = b"", *, timeout_s: float | None = None) -> Leadership:
         """Wait until this rank leads; the leadership is a fence, over with the generation at the latest.
 
         Arguments:
             name: of the election; every rank that wants to lead calls this.
-            value: what everybody sees of the leader; empty: its rank.
+            value: what all ranks see of the leader; empty: its rank.
             timeout_s: None: until the generation ends.
 
         Raises:
@@ -328,7 +275,7 @@ class Run(Blocking[async_run.Run]):
         self._end(self._inner.leave)
 
     def close(self, reason: str = "finished") -> None:
-        """End the run for everybody, and leave. Of a worker: leave; the run is its agent's to close."""
+        """End the run for all nodes, and leave. Of a worker: leave; the run is its agent's to close."""
         self._end(lambda: self._inner.close(reason))
 
     def finish(self, timeout_s: float | None = None) -> None:
@@ -388,7 +335,7 @@ def join(
         timeout_s: for the store to answer, and for the minimum to be there; None: ``connect_timeout_s`` for the one,
             ``join_timeout_s`` for the other.
         on_progress: called while nodes gather, on the loop's own thread: it may print, and no more.
-        client: further settings of ``raftkv.connect``: TLS files, user, password. What is not given is as
+        client: further settings of ``raftkv.connect``: TLS files, user, password. Settings that are not given are as
             ``RAFTKV_USER``, ``RAFTKV_PASSWORD_FILE``, ``RAFTKV_CACERT``, ... say.
         checkpoints: URL or path, the same for all ranks, below which checkpoints lie in a directory named after the
             run; empty: ``RAFTKV_CHECKPOINT_URI``.

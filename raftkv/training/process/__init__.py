@@ -5,11 +5,10 @@
     code = await Supervisor(kv, participant, Settings(command=("python", "train.py"), max_restarts=3)).run()
 
     supervisor   a node that keeps its workers going from generation to generation: ``raftkvctl run exec``
+    guard        kills the workers of an agent that was killed; apart because it runs alone, without raftkv
     environment  what a worker finds in its environment, in the words of torch, TensorFlow and Horovod
-    workers      the processes of one node in one generation, in the process group of a ``guard``
-    exit_watch   how processes ended that somebody else has started, as torchrun's agent
-    faults       from an exit status to a fault: signals, out of memory, torch's error files
-    output       what workers print: whole lines with ranks, log files, and nobody who reads slowly delays a worker
+    faults       from an exit status to a fault; a watch on workers that torchrun's agent has started
+    output       what workers print: whole lines with ranks, log files, and a slow reader delays no worker
 
 Invariants:
 

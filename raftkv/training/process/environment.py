@@ -1,4 +1,4 @@
-"""What a worker finds in its environment: its place in the generation, in the words of every framework. Pure.
+"""The environment of a worker: its place in the generation, in the words of every framework. Pure.
 
 ::
 
@@ -163,7 +163,7 @@ def _torch(place: _Place) -> dict[str, str]:
         TORCHELASTIC_RUN_ID=place.world.run_id,
         TORCHELASTIC_RESTART_COUNT=place.extras.restarts,
         TORCHELASTIC_MAX_RESTARTS=place.extras.max_restarts,
-        # No agent holds a store here: rank 0 opens it on MASTER_PORT, whatever an outer torchrun has left behind.
+        # No agent holds a store here: rank 0 opens it on MASTER_PORT, also below an outer torchrun.
         TORCHELASTIC_USE_AGENT_STORE=False,
     )
 

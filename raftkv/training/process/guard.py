@@ -1,13 +1,13 @@
 """The process that outlives an agent killed with ``kill -9`` just long enough to end its workers.
 
-Owns the last resort of ``process.workers``, and the marks by which workers are found. It is run by path, alone
+Owns the last resort of ``supervisor.Workers``, and the marks by which workers are found. It is run by path, alone
 (``python -I -S guard.py MARK DIRECTORY``), and imports nothing of raftkv:
 
-1. it leads the process group of all workers, so that the group's number is not given to anybody else;
+1. it leads the process group of all workers, so that the kernel gives the group's number to no other process;
 2. it reads its standard input, a pipe whose other end only the agent holds; at its end, however the agent went, it
    kills the group;
-3. a copy of itself outside the group kills whoever has left the group (a launcher's own children, as torchrun's) but
-   still carries the mark in its environment, and removes the directory.
+3. a copy of itself outside the group kills processes that have left the group (a launcher's own children, as
+   torchrun's) but still carry the mark in its environment, and removes the directory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The rendezvous: who takes part in a run, in which rank, and when everybody begins again.
+"""The rendezvous: who takes part in a run, in which rank, and when all begin again.
 
 ::
 
@@ -19,13 +19,12 @@ that are left form the next. What one fault does to three nodes, two of which ru
 
 Read ``participant`` first, then ``arbiter`` (the rules, pure), then what they stand on:
 
-    participant       one node's part: next_world, report, publish, close, leave (``sync_participant``: for threads)
+    participant       one node's part: next_world, report, publish, close, leave (``sync_participant``: for
+                      threads; apart, since it loads the blocking client)
     registration      the lease and the node's key, written anew when the lease is lost
-    record_cache      the node's view of ``round`` and ``state``
-    arbiter_election  who decides, and how another takes over
-    arbiter_driver    what the arbiter sees and writes; ``eligibility``: whom it may choose
-    ranks, world      from members to ranks; a generation as a value, with its fence
-    address           how other nodes reach this machine
+    arbiter_driver    which node decides; what it sees and writes; which hosts and slots it may use
+    world             from members to ranks; a generation as a value, with its fence; the node's view of ``round`` and
+                      ``state``
 
 Invariants:
 

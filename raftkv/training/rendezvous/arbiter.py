@@ -1,21 +1,21 @@
-"""Who is in the next generation, and when the present one is over: the decisions of a run. Pure.
+"""The decisions of a run: the end of the present generation, and the members of the next. Pure.
 
 Owns the rules, not the keys: ``arbiter_driver`` hands it what it sees and carries out what it decides.
 
-    running   -> closed     the work of all members has ended well (the last mostly closes the run itself)
-    running   -> broken     a member is lost, came back, reported a fault; or newcomers are welcome
-    broken    -> running    every member that is still there has come back, and the minimum is there
-    gathering -> running    (nobody to come back) the maximum or the expected number is there, or the last call is over
+    running   -> closed     the work of all members has ended well (the last mostly closes the run itself) running   ->
+    broken     a member is lost, came back, reported a fault; or newcomers are welcome broken    -> running    every
+    member that is still there has come back, and the minimum is there gathering -> running    (no member is still out)
+    the maximum or the expected number is there, or the last call is over
 
 Rules:
 
 1. A generation begins only with nodes that run nothing of an earlier one: a member says so by ``want > generation``, a
    node that is no member by ``running == 0``. That is all the safety there is to it: one world at a time.
 2. It waits for every member that still holds its lease: so one fault makes one new generation, not two. One that does
-   not come back for long, as its workers do not end, is put out (its key is deleted), if enough others are there.
-3. Survivors keep their order; nobody is moved for a newcomer, unless ``rank_policy`` says so.
+   not come back for long, as its workers do not end, is evicted (its key is deleted), if enough others are there.
+3. Survivors keep their order; no survivor moves for a newcomer, unless ``rank_policy`` says so.
 4. After an outage of the store members are not taken for lost before they had time to register again
-   (``forgive_until``): losing the store must not cost a healthy worker.
+   (``postponed_until``): losing the store must not cost a healthy worker.
 
 5. A member whose work has ended well may go: it breaks no generation, and nor does a newcomer from then on.
 
@@ -81,7 +81,7 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class PutOut:
+class Evict:
     """Members that hold up all others: their keys go, as if their leases had ended."""
 
     nodes: tuple[Present, ...]
@@ -92,12 +92,12 @@ class Finish:
     """The work of all members has ended well: the run is over."""
 
 
-Decision = Break | Begin | PutOut | Finish
+Decision = Break | Begin | Evict | Finish
 
 
 @dataclass(slots=True)
 class View:
-    """What the arbiter sees.
+    """The run as the arbiter sees it.
 
     Attributes:
         round, state: as recorded; generation 0 has no members.
@@ -105,7 +105,7 @@ class View:
         faults: of the present generation, in the order in which they were recorded.
         finished: members of the present generation whose work has ended well, by their places in it.
         denied: hosts that are left out for now.
-        admitted: nodes that have slots in the cluster; None: the run shares its machines with nobody.
+        admitted: nodes that have slots in the cluster; None: the run has its machines to itself.
     """
 
     round: GenerationRecord
@@ -136,8 +136,8 @@ class View:
 
     def survivors(self) -> list[Node]:
         """Members that have come back, in rank order."""
-        present = (self.nodes.get(member.id) for member in self.round.members)
-        return [one.node for one in present if one is not None and self._has_stopped(one.node) and self._may(one.node)]
+        there = [one.node for member in self.round.members if (one := self.nodes.get(member.id)) is not None]
+        return [node for node in there if self._has_stopped(node) and self._is_eligible(node)]
 
     def newcomers(self) -> list[Node]:
         """Others that are ready, the first to come first."""
@@ -145,7 +145,7 @@ class View:
         others = [
             present
             for node_id, present in self.nodes.items()
-            if node_id not in members and present.node.running == 0 and self._may(present.node)
+            if node_id not in members and present.node.running == 0 and self._is_eligible(present.node)
         ]
         return [present.node for present in sorted(others, key=lambda present: present.since)]
 
@@ -153,7 +153,7 @@ class View:
         """Whether a member runs nothing; after a restore it may run a later generation than the last on record."""
         return node.want > self.generation and not node.running
 
-    def _may(self, node: Node) -> bool:
+    def _is_eligible(self, node: Node) -> bool:
         return node.host not in self.denied and (self.admitted is None or node.id in self.admitted)
 
 
@@ -168,7 +168,7 @@ class Arbiter:
 
     Attributes:
         look_again_at: when ``decide`` would say something else though nothing happened; None: never.
-        forgive_until: see rule 4.
+        postponed_until: see rule 4.
         is_short: a generation could begin, if there were more nodes.
     """
 
@@ -180,7 +180,7 @@ class Arbiter:
         return_timeout_s: float = 0.0,
     ) -> None:
         self.look_again_at: float | None = None
-        self.forgive_until = -math.inf
+        self.postponed_until = -math.inf
         self.is_short = False
         self._last_call_s = last_call_s
         self._expected_nodes = expected_nodes
@@ -229,16 +229,16 @@ class Arbiter:
 
     def _lost(self, view: View, now: float) -> tuple[Member, ...]:
         lost = view.lost()
-        if lost and now < self.forgive_until:
-            self.look_again_at = self.forgive_until
+        if lost and now < self.postponed_until:
+            self.look_again_at = self.postponed_until
             return ()
         return lost
 
     # -- who is in the next one?
 
-    def _next(self, view: View, now: float) -> Begin | PutOut | None:
+    def _next(self, view: View, now: float) -> Begin | Evict | None:
         if view.still_out():
-            return self._put_out(view, now)
+            return self._evict(view, now)
         self._out_since = None
         if view.lost() and not self._lost(view, now):
             return None
@@ -252,7 +252,7 @@ class Arbiter:
             return None
         return self.begin(view)
 
-    def _put_out(self, view: View, now: float) -> PutOut | None:
+    def _evict(self, view: View, now: float) -> Evict | None:
         """Wait for members that have not come back, but not for ever, if the others can go on without them."""
         if self._out_since is None:
             self._out_since = now
@@ -263,7 +263,7 @@ class Arbiter:
         if now < over_at:
             self.look_again_at = over_at
             return None
-        return PutOut(tuple(view.nodes[member.id] for member in view.still_out()))
+        return Evict(tuple(view.nodes[member.id] for member in view.still_out()))
 
     def begin(self, view: View) -> Begin | None:
         """Choose the next generation among those that may take part; None: they are too few."""
@@ -312,7 +312,7 @@ def _joined(hosts: Sequence[str]) -> str:
 
 
 def _filled(before: Sequence[Member], survivors: Sequence[Node], newcomers: Sequence[Node]) -> list[Node]:
-    """Survivors at their old ranks as far as newcomers fill the holes, then whoever is left."""
+    """Survivors at their old ranks as far as newcomers fill the holes, then the other newcomers."""
     alive = {node.id: node for node in survivors}
     waiting = list(newcomers)
     order: list[Node] = []

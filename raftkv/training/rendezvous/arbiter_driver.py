@@ -7,7 +7,7 @@ Owns the reflectors of ``node/`` and ``fault/``, and the two writes that move a 
     finish: state = closed
     begin:  round = the next generation, state = running; what the generation before the last has left is deleted
 
-A member that does not come back for long is put out by a third write: its key is deleted, and a fault says why.
+A member that does not come back for long is evicted by a third write: its key is deleted, and a fault says why.
 
 The ``arbiter`` key ends with its holder's lease: a holder that was frozen, or that another node has replaced, decides
 nothing any more. A decision whose answer was lost is either seen by the
@@ -22,16 +22,16 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
 
-from raftkv.client.control.control import Control
+from raftkv.client.control.control import RETRY_MAX_S, RETRY_MIN_S, Control
 from raftkv.client.control.records import RecordError, read
 from raftkv.client.control.reflector import Reflector, below
-from raftkv.client.kv.operations import Compare, Delete, GetRange, Operation, Put, mod_revision
+from raftkv.client.kv.operations import Compare, Delete, GetRange, Operation, Put, mod_revision, version
 from raftkv.client.rpc.retry import Backoff, is_transient
 from raftkv.client.values import DELETE, Event, KeyValue
-from raftkv.errors import StatusError
+from raftkv.errors import LeaseNotFoundError, StatusError
 from raftkv.training.config import RunConfig
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import (
@@ -51,15 +51,186 @@ from raftkv.training.rendezvous.arbiter import (
     Begin,
     Break,
     Decision,
+    Evict,
     Finish,
     Present,
-    PutOut,
     View,
     new_state,
 )
-from raftkv.training.rendezvous.eligibility import Eligibility
-from raftkv.training.rendezvous.record_cache import RecordCache
-from raftkv.training.scheduling.denylist import Reported
+from raftkv.training.rendezvous.registration import Registration
+from raftkv.training.rendezvous.world import RecordCache
+from raftkv.training.scheduling.admission import ClusterKeys
+from raftkv.training.scheduling.denylist import Denylist, Reported, pardon, root_cause
+from raftkv.training.scheduling.ledger import ClusterAdmission
+
+if TYPE_CHECKING:
+    from raftkv.client.kv.operations import Compare
+
+# -- eligibility ----------------------------------------------------------------------------------------------------
+#
+# What the arbiter asks before it moves a run on: which hosts are left out, and which slots of the cluster it may use.
+#
+# Stands between ``arbiter_driver``, which sees the nodes of the run, and two things that are not the run's alone: the
+# ``denylist`` (shared by the runs of a cluster) and the cluster's ledger (``scheduling.ledger``).
+#
+# - Before a generation begins, the root cause of the one before gets its strike: so the third fault of a host keeps
+# it
+#   out of the very next generation.
+# - A run with ``cluster`` begins a generation, or breaks one for newcomers, only with nodes whose slots it was
+# granted.
+#   While it waits ``State.waits_for`` says why.
+# - A run that goes on puts its claim into the ledger again if an operator has deleted it.
+# - A run that lost so many nodes that it cannot go on gives its slots back while it waits for more.
+#
+# Nothing here is asked again before something has changed.
+
+LOOK_AT_DAMAGE_S: Final = 1.0
+
+_NEVER_ASKED: Final = ("",)
+
+
+class Eligibility:
+    """Knows which hosts a run may use, and how many slots of them.
+
+    Arguments:
+        control: the store.
+        config: of this node.
+        is_arbiter: the condition under which this node decides.
+        look: called, on the loop, when something may be admitted that was not.
+    """
+
+    def __init__(self, control: Control, config: RunConfig, is_arbiter: Compare, look: Callable[[], None]) -> None:
+        self._run_id = config.run_id
+        self._cluster = config.cluster
+        self._is_arbiter = is_arbiter
+        self._denylist = Denylist.of(control, config)
+        self._unsubscribe = [self._denylist.on_change(look)]
+        self._admission: ClusterAdmission | None = None
+        self._asked: tuple[str, ...] = _NEVER_ASKED
+        self._granted: frozenset[str] = frozenset()
+        self._counted = 0
+        self._damage = ""
+        if config.cluster:
+            self._admission = ClusterAdmission(control, config.cluster, weight=config.weight)
+            self._unsubscribe.append(self._admission.on_change(self._ask_again))
+        self._look = look
+
+    def close(self) -> None:
+        """Ask nothing more; what the run was granted stays with it."""
+        for unsubscribe in self._unsubscribe:
+            unsubscribe()
+        self._denylist.close()
+        if self._admission is not None:
+            self._admission.close()
+
+    @property
+    def waits_for(self) -> str:
+        """What the run waits for beside its nodes; empty: nothing."""
+        reason = self._damage or (self._admission.reason if self._admission is not None else "")
+        return f"slots of cluster {self._cluster}: {reason}" if reason else ""
+
+    # -- hosts that are left out
+
+    async def refresh(self) -> None:
+        """Know what is denied.
+
+        Raises:
+            StatusError: the store did not answer.
+        """
+        await self._denylist.refresh()
+
+    def denied(self, view: View) -> frozenset[str]:
+        """Return the hosts that stay out of the next generation; ``view.denied`` plays no part."""
+        if not self._denylist.denied:
+            return frozenset()
+        members = [present.node for member in view.round.members if (present := view.nodes.get(member.id))]
+        inside = {node.id for node in members}
+        others = [one.node for one in sorted(view.nodes.values(), key=lambda one: one.since)]
+        hosts = [node.host for node in [*members, *(node for node in others if node.id not in inside)]]
+        return pardon(hosts, self._denylist.denied, view.state.min_nodes)
+
+    def left_out(self, view: View) -> dict[str, str]:
+        """Explain, for every host with a node that cannot take part, why."""
+        there = {present.node.host for present in view.nodes.values()}
+        return {host: self._denylist.why(host) for host in sorted(view.denied & there)}
+
+    async def count_root_cause(self, generation: int, faults: Sequence[Reported]) -> bool:
+        """Count the root cause of a broken generation against its host, once; True: that host is denied now.
+
+        Arguments:
+            generation: that broke.
+            faults: all that were reported in it.
+
+        Raises:
+            StatusError: the store did not answer; ask again.
+        """
+        if generation <= self._counted:
+            return False
+        cause = root_cause(faults)
+        denied = cause is not None and await self._denylist.strike(cause)
+        self._counted = generation
+        return denied
+
+    # -- slots
+
+    async def admit(self, view: View, decision: Decision | None, arbiter: Arbiter, now: float) -> Decision | None:
+        """Reduce a decision to what the run has slots for; None: it waits.
+
+        Arguments:
+            view: what the decision was made on; its ``admitted`` is set.
+            decision: of ``arbiter.decide``.
+            arbiter: to say who is in the generation, of those that are admitted.
+            now: as for ``decide``.
+
+        Raises:
+            StatusError: the store did not answer; ask again.
+        """
+        if self._admission is None or view.state.phase == CLOSED:
+            return decision
+        self._damage = ""
+        try:
+            return await self._admit(view, decision, arbiter, now)
+        except RecordError as error:
+            ledger = ClusterKeys(self._cluster).ledger
+            self._damage = f"the ledger cannot be read ({error}); delete {ledger}, and every run claims its slots anew"
+            arbiter.look_again_at = now + LOOK_AT_DAMAGE_S
+            return None
+
+    async def _admit(self, view: View, decision: Decision | None, arbiter: Arbiter, now: float) -> Decision | None:
+        if isinstance(decision, Begin):
+            view.admitted = await self._ask(view, [*view.survivors(), *view.newcomers()])
+            return arbiter.begin(view)
+        running = [present.node for member in view.round.members if (present := view.nodes.get(member.id))]
+        if isinstance(decision, Break) and decision.cause == SCALE_UP:
+            view.admitted = await self._ask(view, [*running, *view.newcomers()])
+            return arbiter.decide(view, now)
+        if decision is None and view.state.phase == RUNNING and self._asked == _NEVER_ASKED and not view.lost():
+            await self._ask(view, running)  # it runs on in any case: this is for others to know
+        if decision is None and view.state.phase != RUNNING and arbiter.is_short and view.generation:
+            await self._give_back(view)
+        return decision
+
+    async def _ask(self, view: View, candidates: Sequence[Node]) -> frozenset[str]:
+        ids = tuple(node.id for node in candidates)
+        if self._admission is not None and ids != self._asked:
+            limits = view.state.min_nodes, view.state.max_nodes
+            self._asked = ids  # before the call: what changes during it asks again
+            try:
+                grant = await self._admission.request(self._run_id, candidates, *limits, [self._is_arbiter])
+            except BaseException:
+                self._asked = _NEVER_ASKED
+                raise
+            self._granted = frozenset(grant.node_ids if grant is not None else ())
+        return self._granted
+
+    async def _give_back(self, view: View) -> None:
+        if self._granted or self._asked == _NEVER_ASKED:
+            await self._ask(view, [*view.survivors(), *view.newcomers()])
+
+    def _ask_again(self) -> None:
+        self._asked = _NEVER_ASKED
+        self._look()
+
 
 _log = logging.getLogger(__name__)
 
@@ -68,8 +239,8 @@ AFTER_ERROR_S: Final = 1.0
 REPORT_PROGRESS_S: Final = 1.0
 FAULTS_MAX: Final = 64
 """Lost members that are recorded one by one in a single decision; a txn has 128 operations at most."""
-PUT_OUT_MAX: Final = 60
-"""Members that are put out by a single decision, with a fault each."""
+EVICTED_MAX: Final = 60
+"""Members that are evicted by a single decision, with a fault each."""
 _ANYTHING: Final = "it"
 FAULT_GENERATIONS: Final = 16
 """Generations whose faults are kept for ``raftkvctl run show``; older ones are in the history of the store."""
@@ -83,25 +254,25 @@ class ArbiterDriver:
         config: of this node; the limits are the run's.
         cache: the node's view of ``round`` and ``state``.
         revision: mod_revision of the ``arbiter`` key under which this node decides.
-        forgive_until: see ``Arbiter``.
+        postponed_until: see ``Arbiter``.
 
     Attributes:
         revision: as given.
     """
 
     def __init__(
-        self, control: Control, config: RunConfig, cache: RecordCache, revision: int, forgive_until: float
+        self, control: Control, config: RunConfig, cache: RecordCache, revision: int, postponed_until: float
     ) -> None:
         self._control = control
         self._keys = RunKeys(config.run_id)
         self._cache = cache
         self.revision = revision
-        # Those who wait give up after the time to join: whoever holds them up must be out well before.
+        # Waiting nodes give up after the join timeout: members that hold them up must be out well before.
         self._return_timeout_s = min(config.return_timeout_s, config.join_timeout_s / 2)
         self._arbiter = Arbiter(
             config.last_call_timeout_s, config.expected_nodes, config.rank_policy, self._return_timeout_s
         )
-        self._arbiter.forgive_until = forgive_until
+        self._arbiter.postponed_until = postponed_until
         self._nodes: dict[str, Present] = {}
         self._faults: dict[bytes, tuple[int, Fault]] = {}
         self._is_loaded = False
@@ -134,9 +305,9 @@ class ArbiterDriver:
         """Decide again: something has changed."""
         self._wake.set()
 
-    def forgive(self, until: float) -> None:
+    def postpone_expiry(self, until: float) -> None:
         """Take no member for lost before ``until``: the store was out of reach."""
-        self._arbiter.forgive_until = max(self._arbiter.forgive_until, until)
+        self._arbiter.postponed_until = max(self._arbiter.postponed_until, until)
         self.look()
 
     # -- what is there
@@ -248,7 +419,7 @@ class ArbiterDriver:
         now = self._loop.time()
         decision = self._arbiter.decide(view, now)
         if isinstance(decision, Break) and (view.lost() or decision.cause == SCALE_UP):
-            # A member that is gone may have finished: that is read here, so that nobody has to watch it.
+            # A member that is gone may have finished: that is read here, so that no node has to watch it.
             view.finished = await self._read_finished(view)
             decision = self._arbiter.decide(view, now)
         if isinstance(decision, Begin) and await self._eligibility.count_root_cause(
@@ -279,8 +450,8 @@ class ArbiterDriver:
     async def _carry_out(self, view: View, decision: Decision, seen: list[Compare]) -> bool:
         """Write a decision; False: it did not happen, and what speaks against it is on its way through the watches."""
         self._asked = _ANYTHING
-        if isinstance(decision, PutOut):
-            return await self._put_out(view, decision, seen)
+        if isinstance(decision, Evict):
+            return await self._evict(view, decision, seen)
         if isinstance(decision, Finish):
             closed = new_state(view, phase=CLOSED, reason=SUCCEEDED, time=time.time())
             operations: list[Operation] = [Put(self._keys.state, closed.encode())]
@@ -293,17 +464,17 @@ class ArbiterDriver:
             await self._cache.reached(result.revision)
         return result.succeeded
 
-    async def _put_out(self, view: View, decision: PutOut, seen: list[Compare]) -> bool:
+    async def _evict(self, view: View, decision: Evict, seen: list[Compare]) -> bool:
         now, conditions, operations = time.time(), list(seen), list[Operation]()
-        message = f"it did not come back within {self._return_timeout_s:g} s, and was put out"
-        for present in decision.nodes[:PUT_OUT_MAX]:
+        message = f"it did not come back within {self._return_timeout_s:g} s, and was evicted"
+        for present in decision.nodes[:EVICTED_MAX]:
             node, key = present.node, self._keys.node(present.node.id)
             fault = Fault(view.generation, node.id, node.host, cause=LEFT, message=message, time=now)
             conditions.append(mod_revision(key) == present.written)  # it has not come back just now
             operations += [Delete(key), Put(self._keys.faults(view.generation) + fault.key, fault.encode())]
         result = await self._control.txn(conditions, operations)
         if result.succeeded:
-            for present in decision.nodes[:PUT_OUT_MAX]:
+            for present in decision.nodes[:EVICTED_MAX]:
                 _log.warning("raftkv: run %s: node %s left: %s", self._keys.run_id, present.node.id, message)
             await self._reflectors[0].reached(result.revision)
         return result.succeeded
@@ -340,7 +511,7 @@ class ArbiterDriver:
             Put(self._keys.round, record),
             Put(self._keys.state, state.encode()),
         ]
-        # After a restore nodes have seen later generations than the last on record: nobody is in that one any more.
+        # After a restore nodes have seen later generations than the last on record: no node is in that one any more.
         past = [view.generation - 1, *([view.generation] if generation > view.generation + 1 else [])]
         for old in (number for number in past if number > 0):
             operations += [
@@ -379,3 +550,143 @@ class ArbiterDriver:
 
 def _name(key: bytes) -> str:
     return key.decode(errors="backslashreplace").rsplit("/", 1)[1]
+
+
+# -- arbiter_election -----------------------------------------------------------------------------------------------
+#
+# The election of the arbiter, as one node sees it: the node that holds the ``arbiter`` key by its lease decides.
+#
+# Owns the node's view of that key, and the ``ArbiterDriver`` while the key is this node's. When the key has gone, with
+# the lease of its holder, members try to take it in rank order, a few milliseconds apart, so that a thousand nodes do
+# not ask at once; the first to come has it. An example, in which the arbiter a is killed:
+#
+#     a (rank 0)  holds arbiter ----X killed
+#     store                         | lease of a ends: arbiter and node/a are deleted
+#     b (rank 1)                    | sees it, waits 5 ms ----> put arbiter if absent: succeeds ---> decides
+#     c (rank 2)                    | sees it, waits 10 ms, sees arbiter = b: stands back
+#     b, as arbiter                                               lists node/, fault/: a is lost ---> state = broken
+#     b, c                                                        stop their workers, write want = 2
+#     b, as arbiter                                               round = 2 (b, c), state = running
+#
+# A node that holds the key under its present lease is the arbiter, and no other is.
+
+DELAY_S: Final = 0.005
+DELAY_MAX_S: Final = 0.25
+POSTPONE_TTLS: Final = 2.0
+POSTPONE_EXTRA_S: Final = 1.0
+
+
+class ArbiterElection:
+    """One node's candidacy for the arbiter.
+
+    Arguments:
+        control, config, cache, registration: of the node.
+    """
+
+    def __init__(self, control: Control, config: RunConfig, cache: RecordCache, registration: Registration) -> None:
+        self._control = control
+        self._config = config
+        self._cache = cache
+        self._registration = registration
+        self._keys = RunKeys(config.run_id)
+        self._holder: KeyValue | None = None
+        self._driver: ArbiterDriver | None = None
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._taking: asyncio.Task[None] | None = None
+        self._postponed_until = -math.inf
+        self._closed = False
+
+    @property
+    def is_arbiter(self) -> bool:
+        """Whether this node decides."""
+        return self._driver is not None
+
+    def on_arbiter(self, item: KeyValue | None) -> None:
+        """Take notice of the ``arbiter`` key as it is now; None: it is gone."""
+        self._holder = item
+        if self._closed:
+            return
+        if item is None or not self._is_mine(item):
+            self._resign()
+        elif self._driver is None or self._driver.revision != item.mod_revision:
+            self._resign()
+            self._driver = self._drive(item.mod_revision)
+        if item is not None:
+            self._forget()
+        elif self._timer is None and (self._taking is None or self._taking.done()):
+            self._timer = self._loop.call_later(self._delay_s(), self._stand)
+
+    def lost_lease(self) -> None:
+        """Stop deciding: the ``arbiter`` key, if it was this node's, is gone with its lease."""
+        self._resign()
+
+    def look(self) -> None:
+        """Let the arbiter decide again: the run's record has changed."""
+        if self._driver is not None:
+            self._driver.look()
+
+    def postpone_expiry(self) -> None:
+        """Give others the time to register again that this node had: the store was out of reach."""
+        grant = self._registration.grant
+        ttl_s = grant.ttl_s if grant is not None else self._config.lease_ttl_s
+        self._postponed_until = self._loop.time() + POSTPONE_TTLS * ttl_s + POSTPONE_EXTRA_S
+        if self._driver is not None:
+            self._driver.postpone_expiry(self._postponed_until)
+
+    def close(self) -> None:
+        """Stand for election no more."""
+        self._closed = True
+        self._resign()
+        self._forget()
+        if self._taking is not None:
+            self._taking.cancel()
+
+    def _is_mine(self, item: KeyValue) -> bool:
+        grant = self._registration.grant
+        return grant is not None and item.lease == grant.id
+
+    def _drive(self, revision: int) -> ArbiterDriver:
+        return ArbiterDriver(self._control, self._config, self._cache, revision, self._postponed_until)
+
+    def _resign(self) -> None:
+        if self._driver is not None:
+            self._driver.close()
+            self._driver = None
+
+    def _forget(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _delay_s(self) -> float:
+        current = self._cache.round
+        members = current.members if current is not None else ()
+        own_id = self._registration.node.id
+        place = next((index for index, member in enumerate(members) if member.id == own_id), len(members))
+        return min(place * DELAY_S, DELAY_MAX_S)
+
+    def _stand(self) -> None:
+        self._timer = None
+        self._taking = self._loop.create_task(self._campaign())
+
+    async def _campaign(self) -> None:
+        keys, registration = self._keys, self._registration
+        own_id = registration.node.id
+        wait_s = RETRY_MIN_S
+        while self._holder is None:
+            await registration.registered.wait()
+            grant = registration.grant
+            conditions = [version(keys.arbiter) == 0, version(keys.node(own_id)) > 0]
+            try:
+                if grant is not None:
+                    put = [Put(keys.arbiter, own_id, lease=grant.id)]
+                    if (await self._control.txn(conditions, put)).succeeded:
+                        return  # the watch brings the key, and this node begins to decide
+            except LeaseNotFoundError:
+                if grant is not None:
+                    registration.lose(grant.id)
+            except StatusError:
+                pass  # the store is out of reach; another node may have been faster meanwhile
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, RETRY_MAX_S)

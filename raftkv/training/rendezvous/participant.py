@@ -11,7 +11,7 @@
     await participant.finish()                       # the last one closes the run
     await participant.leave()
 
-What it holds to:
+Invariants:
 
 1. ``next_world`` writes that nothing of an earlier generation runs here any more, *before* it waits; so a world
    is never handed out while another may still run here.
@@ -20,8 +20,8 @@ What it holds to:
    long as no other generation has begun.
 3. Every write is conditional on the lease, and every write of a generation on the generation (``World.fence``).
 
-It puts together ``registration`` (the lease and the node's key), ``record_cache`` (what the run's record says) and
-``arbiter_election`` (who decides, and how this node comes to).
+Its parts: ``registration`` (the lease and the node's key), ``world.RecordCache`` (the records of the run) and
+``arbiter_driver.ArbiterElection`` (which node decides).
 """
 
 from __future__ import annotations
@@ -53,13 +53,12 @@ from raftkv.client.values import Event, KeyValue, TxnResult
 from raftkv.errors import StatusError
 from raftkv.training.callbacks import Callbacks
 from raftkv.training.config import RunConfig
-from raftkv.training.errors import ClusterAway, GenerationOver, JoinTimeout, RunClosed, RunConflict
+from raftkv.training.errors import ClusterAway, DeprecatedAlias, GenerationOver, JoinTimeout, RunClosed, RunConflict
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import BROKEN, CLOSED, GATHERING, LEFT, RUNNING, Fault, GenerationRecord, Node, State
-from raftkv.training.rendezvous.arbiter_election import ArbiterElection
-from raftkv.training.rendezvous.record_cache import RecordCache
+from raftkv.training.rendezvous.arbiter_driver import ArbiterElection
 from raftkv.training.rendezvous.registration import Registration
-from raftkv.training.rendezvous.world import World
+from raftkv.training.rendezvous.world import RecordCache, RecordView, World
 from raftkv.training.scheduling.ledger import HOST_SLOTS, give_back
 
 if TYPE_CHECKING:
@@ -87,16 +86,13 @@ class Progress:
     min_nodes: int
     max_nodes: int
 
-    @property
-    def epoch(self) -> int:
-        """Alias of ``generation``."""
-        return self.generation
+    epoch = DeprecatedAlias("generation")
 
 
 OnProgress = Callable[[Progress], None]
 
 
-class Participant:
+class Participant(RecordView):
     """One node's part in a run; made by ``open``.
 
     Attributes:
@@ -159,7 +155,7 @@ class Participant:
             RunConflict: its nodes were started with other limits.
             StatusError: the store refused.
         """
-        with in_words(check_whole(kv), config.run_id, config.connect_timeout_s):
+        with explain_outage(check_whole(kv), config.run_id, config.connect_timeout_s):
             return await cls.start(ClientControl(kv), config, data=data, on_progress=on_progress, on_trouble=on_trouble)
 
     @classmethod
@@ -185,7 +181,7 @@ class Participant:
             await participant._registration.open(on_trouble)
             await participant._check_run()
         except BaseException:
-            await participant._go()
+            await participant._deregister()
             raise
         return participant
 
@@ -199,27 +195,27 @@ class Participant:
             if is_away or self._left:
                 pass
             elif self.closed:
-                # What this node's workers still wrote after the run was closed goes with the last who leaves.
+                # The last node to leave deletes keys that workers wrote after the run was closed.
                 await self._control.txn([self._state_as_seen()], self._leftovers())
             elif self.world is not None and self.nodes_waiting == 0 and self._finished != self.world.generation:
                 await self._say_goodbye(self.world)
         except StatusError as error:
             is_away = is_transient(error)  # the end of the lease tells it as well, only later
         is_over = self.closed and not self._left
-        await self._go(is_away=is_away)
+        await self._deregister(is_away=is_away)
         if is_over and not is_away:
             await self._shorten()
 
     async def _shorten(self) -> None:
-        """Forget who was in the last generation of a closed run, if nobody is left: of 1,000 nodes that is 100 KB."""
+        """Forget who was in the last generation of a closed run, if no node is left: of 1,000 nodes that is 100 KB."""
         last = self._cache.round
         if last is None or len(last.members) <= MEMBERS_KEPT:
             return
-        nobody = create_revision(self._keys.nodes, prefix=True) == 0
+        deserted = create_revision(self._keys.nodes, prefix=True) == 0
         unchanged = mod_revision(self._keys.round) == self._cache.round_revision
         short = Put(self._keys.round, replace(last, members=()).encode())
         with suppress(StatusError):  # it stays as large as it is
-            await self._control.txn([nobody, unchanged, self._state_as_seen()], [short])
+            await self._control.txn([deserted, unchanged, self._state_as_seen()], [short])
 
     async def _say_goodbye(self, world: World) -> None:
         fault = Fault(world.generation, self.node.id, self.node.host, cause=LEFT, time=time.time())
@@ -231,7 +227,7 @@ class Participant:
         parts = ("boot", "deny", "fault", "store", "strike", "sync")
         return [Delete(f"{self._keys.base}{part}/", prefix=True) for part in parts]
 
-    async def _go(self, *, is_away: bool = False) -> None:
+    async def _deregister(self, *, is_away: bool = False) -> None:
         self._left = True
         self._election.close()
         self._cache.close()
@@ -267,7 +263,7 @@ class Participant:
         return self.closed
 
     async def close(self, reason: str = "finished") -> None:
-        """End the run for everybody: no generation begins any more. Does nothing if one has begun without this node.
+        """End the run for all nodes: no generation begins any more. Does nothing if one has begun without this node.
 
         Raises:
             StatusError: the store refused.
@@ -294,10 +290,10 @@ class Participant:
 
     def _lost_lease(self) -> None:
         self._election.lost_lease()
-        self._election.forgive()
+        self._election.postpone_expiry()
 
     def _outage(self) -> None:
-        self._election.forgive()
+        self._election.postpone_expiry()
 
     def _on_calls(self, changes: Sequence[Event]) -> None:
         self._election.on_arbiter(self._calls.get(self._keys.arbiter))
@@ -312,13 +308,13 @@ class Participant:
     # -- may this node take part?
 
     async def _check_run(self) -> None:
-        """Take over a run that is closed, or has other limits, if nobody is in it any more."""
+        """Take over a run that is closed, or has other limits, if no node is in it any more."""
         limits = self._limits
         while (state := self._cache.state) is not None:
             revision = self._cache.state_revision
             if state.phase != CLOSED and (state.min_nodes, state.max_nodes) == limits:
                 return
-            if await self._is_somebody_there(state, revision):
+            if await self._is_in_use(state, revision):
                 if state.phase == CLOSED:
                     raise RunClosed(self.config.run_id, state.reason)
                 raise self._conflict(state)
@@ -342,14 +338,14 @@ class Participant:
         ours = f"{self.config.min_nodes}:{self.config.max_nodes}"
         return RunConflict(self.config.run_id, f"{state.min_nodes}:{state.max_nodes}", ours)
 
-    async def _is_somebody_there(self, state: State, revision: int) -> bool:
+    async def _is_in_use(self, state: State, revision: int) -> bool:
         """Look for nodes of the run as it is, or for others that came before this one: of two newcomers one has it."""
         found = (await self._txn((), [GetRange(self._keys.nodes, prefix=True)])).results[0]
         others = [item for item in found if item.key != self._keys.node(self.node.id).encode()]
         if state.phase == CLOSED:
             return any(item.create_revision <= revision for item in others)
         mine = next((item.create_revision for item in found if item not in others), found.revision)
-        return any(item.create_revision < mine or _is_of(item, state) for item in others)
+        return any(item.create_revision < mine or _has_limits(item, state) for item in others)
 
     # -- worlds
 
@@ -379,7 +375,7 @@ class Participant:
                     return world
         except TimeoutError:
             why = self._why_not()
-            await self._go()
+            await self._deregister()
             raise JoinTimeout(self.config.run_id, limit_s, why) from None
 
     def _first_possible(self) -> int:
@@ -447,42 +443,20 @@ class Participant:
             return f"{state.joined} nodes are there, but others have not come back{because}"
         return f"{state.joined} of at least {state.min_nodes} nodes are there{because}"
 
-    # -- what anybody may ask
+    # -- state, for any thread
 
     @property
     def node(self) -> Node:
         """This node, as registered."""
         return self._registration.node
 
-    @property
-    def nodes_waiting(self) -> int:
-        """0 while the last world is whole; else come back with ``next_world``. No I/O; any thread may ask."""
-        return self._cache.nodes_waiting(self.world)
-
-    @property
-    def closed(self) -> bool:
-        """Whether the run is over."""
-        return self._cache.closed
-
-    @property
-    def end(self) -> Exception | None:
-        """Why nothing of the run will be known here any more: the client was closed; None: it is followed."""
-        return self._cache.end
-
-    @property
-    def phase(self) -> State | None:
-        """What is going on, as last seen."""
-        return self._cache.state
-
-    @property
-    def damage(self) -> str:
-        """Why a record of the run cannot be read; empty: all is well."""
-        return self._cache.damage
+    def _seen(self) -> tuple[RecordCache, World | None]:
+        return self._cache, self.world
 
     # -- what members tell each other
 
     async def report(self, fault: Fault) -> None:
-        """Record a fault of the present world: it ends for everybody at once. Nothing happens if it is over already.
+        """Record a fault of the present world: it ends for all nodes at once. Nothing happens if it is over already.
 
         Raises:
             StatusError: the store refused.
@@ -537,7 +511,7 @@ class Participant:
         return self.world
 
     def on_change(self, callback: Callable[[Participant], None]) -> Callable[[], None]:
-        """Call back, on the loop, whenever something about the run changes. Returns how to take that back."""
+        """Call back, on the loop, whenever something about the run changes. Returns a function that cancels it."""
         return self._callbacks.add(callback)
 
     def _changed(self) -> None:
@@ -570,7 +544,7 @@ class Participant:
 
 
 @contextmanager
-def in_words(kv: Client, run_id: str, timeout_s: float) -> Iterator[None]:
+def explain_outage(kv: Client, run_id: str, timeout_s: float) -> Iterator[None]:
     """Say of a start that the store did not answer what to do about it."""
     try:
         yield
@@ -607,7 +581,7 @@ def _new_node(config: RunConfig, data: Mapping[str, str]) -> Node:
     )
 
 
-def _is_of(item: KeyValue, state: State) -> bool:
+def _has_limits(item: KeyValue, state: State) -> bool:
     """Tell whether a node was started with the limits of a state."""
     try:
         node = read(Node, item)

@@ -151,7 +151,7 @@ class Registration:
             if not await self._write(grant):
                 self._declared = False
                 self.lose(grant.id)
-                # Somebody may have deleted the key alone, and this node be the arbiter: nothing may live by that lease.
+                # An operator may have deleted the key alone of the arbiter: no key may live by that lease.
                 self._ending = self._loop.create_task(self._drop(grant))
 
     async def _write(self, grant: Grant) -> bool:
@@ -231,7 +231,7 @@ class Registration:
             self.grant = None
 
     def _registration(self, grant: Grant) -> list[Operation]:
-        """Make the operations: the node's key; state and arbiter, if nobody has begun; and reads of what there is."""
+        """Make the operations: the node's key; state and arbiter, if absent; and reads of what there is."""
         config, keys = self._config, self._keys
         state = State(0, GATHERING, min_nodes=config.min_nodes, max_nodes=config.max_nodes, time=time.time())
         return [
@@ -246,7 +246,7 @@ class Registration:
         try:
             await self._control.end(grant, revoke=revoke)
         except StatusError:
-            return  # nobody keeps it alive: it ends with its TTL
+            return  # without keep-alives it ends with its TTL
 
     async def _register_again(self) -> None:
         running = 0 if self._declared else self.generation
@@ -264,7 +264,7 @@ class Registration:
                 _log.error("raftkv: node %s cannot register again in run %s: %s", self.node.id, run_id, error)
 
     async def _explain(self, generation: int, stood_still_s: float) -> None:
-        """Write, where the arbiter noted the loss, why the lease ended although this node lives: nobody else knows."""
+        """Write, where the arbiter noted the loss, why the lease of this live node ended: no other node knows."""
         if stood_still_s >= self._config.lease_ttl_s:
             cause, message = HEARTBEAT_LOST, f"the process stood still for {stood_still_s:.1f} s"
         else:

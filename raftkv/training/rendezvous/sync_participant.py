@@ -7,8 +7,8 @@
         world = participant.next_world()
         while workers_run() and not participant.nodes_waiting: ...
 
-It lives on the client's background thread, which keeps the lease alive whatever the program's own threads do. Callbacks
-(``on_change``, ``on_progress``) run there: they must be short, and must not make blocking calls.
+It lives on the client's background thread, which keeps the lease alive while the program's own threads are busy.
+Callbacks (``on_change``, ``on_progress``) run there: they must be short, and must not make blocking calls.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from raftkv.client.control.control import OnTrouble
 from raftkv.client.sync.blocking import Blocking, blocking
 from raftkv.client.sync.library import Client
 from raftkv.training.config import RunConfig
-from raftkv.training.records import Node, State
+from raftkv.training.records import Node
 from raftkv.training.rendezvous import participant as aio_participant
 from raftkv.training.rendezvous.participant import OnProgress
-from raftkv.training.rendezvous.world import World
+from raftkv.training.rendezvous.world import RecordCache, RecordView, World
 
 
-class Participant(Blocking[aio_participant.Participant]):
+class Participant(Blocking[aio_participant.Participant], RecordView):
     """A ``participant.Participant`` with blocking calls; made by ``open``."""
 
     @classmethod
@@ -75,25 +75,8 @@ class Participant(Blocking[aio_participant.Participant]):
         """The last one that ``next_world`` has returned."""
         return self._inner.world
 
-    @property
-    def nodes_waiting(self) -> int:
-        """0 while the last world is whole; else come back with ``next_world``. No I/O; any thread may ask."""
-        return self._inner.nodes_waiting
-
-    @property
-    def closed(self) -> bool:
-        """Whether the run is over."""
-        return self._inner.closed
-
-    @property
-    def phase(self) -> State | None:
-        """What is going on, as last seen."""
-        return self._inner.phase
-
-    @property
-    def damage(self) -> str:
-        """Why a record of the run cannot be read; empty: all is well."""
-        return self._inner.damage
+    def _seen(self) -> tuple[RecordCache, World | None]:
+        return self._inner._seen()
 
     def on_change(self, callback: Callable[[Participant], None]) -> Callable[[], None]:
         """Call back, on the client's thread, whenever something about the run changes; returns how to stop that."""

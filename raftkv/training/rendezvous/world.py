@@ -7,29 +7,191 @@
     await kv.put("checkpoints/latest", b"7", fence=world.fence)    # refused once the generation is over
 
 The fence of a world is two conditions on the store: ``round`` was not written since, and the leased key of this node
-is there. A process that slept through its lease therefore writes nothing, whatever it believes.
+is there. A process that slept through its lease therefore writes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
+from raftkv.client.control.control import Control
 from raftkv.client.control.records import RecordError
-from raftkv.client.control.reflector import Interval
+from raftkv.client.control.reflector import Interval, Reflector
 from raftkv.client.kv.operations import Compare, mod_revision, version
 from raftkv.client.scope import Space
-from raftkv.client.values import KeyValue
+from raftkv.client.values import DELETE, Event, KeyValue
 from raftkv.pb import rpc_pb2
-from raftkv.training.errors import GenerationOver
+from raftkv.training.errors import DeprecatedAlias, GenerationOver
 from raftkv.training.keys import RunKeys
-from raftkv.training.records import BROKEN, CLOSED, Member, State
-from raftkv.training.rendezvous import ranks
+from raftkv.training.records import BROKEN, CLOSED, GenerationRecord, Member, State
+
+# -- ranks ----------------------------------------------------------------------------------------------------------
+#
+# Ranks: from the members of a generation, in their order, to the place of every slot. Pure.
+#
+# Terms as in Horovod: the *local* rank counts the slots on one host, the *cross* rank the hosts that have a slot with
+# that local rank. Members on one host share its local ranks, in their order.
+
+
+class Placement(NamedTuple):
+    """The place of one slot.
+
+    Attributes:
+        member: index of its member: the node rank.
+        rank: among all slots.
+        local_rank, local_size: among those of its host.
+        cross_rank, cross_size: of its host, among the hosts that have this local rank.
+    """
+
+    member: int
+    rank: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+
+
+def world_size(members: Sequence[Member]) -> int:
+    """Count the slots of all members."""
+    return sum(member.slots for member in members)
+
+
+def first_ranks(members: Sequence[Member]) -> list[int]:
+    """Return the lowest rank of each member."""
+    firsts, total = [], 0
+    for member in members:
+        firsts.append(total)
+        total += member.slots
+    return firsts
+
+
+def find_slot(members: Sequence[Member], host: str, local_rank: int) -> Placement | None:
+    """Find one of the ``placements`` by its host and local rank, in a time that grows with the members alone.
+
+    Arguments:
+        members: of the generation, in the order of ranks.
+        host: name of the machine.
+        local_rank: of the slot, among those of its host.
+
+    Returns:
+        None: the host has no such slot.
+    """
+    used: dict[str, int] = defaultdict(int)
+    peers: list[str] = []
+    first, member, rank = 0, -1, -1
+    for index, each in enumerate(members):
+        before = used[each.host]
+        used[each.host] += each.slots
+        if before <= local_rank < used[each.host]:
+            peers.append(each.host)
+            if each.host == host:
+                member, rank = index, first + local_rank - before
+        first += each.slots
+    if rank < 0:
+        return None
+    return Placement(member, rank, local_rank, used[host], peers.index(host), len(peers))
+
+
+def placements(members: Sequence[Member]) -> list[Placement]:
+    """Compute the places of all slots, by rank.
+
+    >>> two = [Member("a-1", "a", slots=2), Member("b-1", "b", slots=1)]
+    >>> [(p.rank, p.local_rank, p.cross_rank, p.cross_size) for p in placements(two)]
+    [(0, 0, 0, 2), (1, 1, 0, 1), (2, 0, 1, 2)]
+    """
+    local_sizes: dict[str, int] = defaultdict(int)
+    slots: list[tuple[int, str, int]] = []
+    for index, member in enumerate(members):
+        for _ in range(member.slots):
+            slots.append((index, member.host, local_sizes[member.host]))
+            local_sizes[member.host] += 1
+    cross: dict[int, dict[str, int]] = defaultdict(dict)
+    for _, host, local_rank in slots:
+        cross[local_rank].setdefault(host, len(cross[local_rank]))
+    return [
+        Placement(index, rank, local_rank, local_sizes[host], cross[local_rank][host], len(cross[local_rank]))
+        for rank, (index, host, local_rank) in enumerate(slots)
+    ]
+
+
+class Place:
+    """The place of one rank in a generation, as a ``World`` and both kinds of ``Run`` show it."""
+
+    @property
+    def world(self) -> World:
+        """The generation as this node sees it."""
+        raise NotImplementedError
+
+    @property
+    def rank(self) -> int:
+        """This rank; it may be another in the next generation."""
+        raise NotImplementedError
+
+    @property
+    def placement(self) -> Placement:
+        """The place of this rank among all slots."""
+        return self.world.placements[self.rank]
+
+    @property
+    def local_rank(self) -> int:
+        """Number of this rank among those on its host."""
+        return self.placement.local_rank
+
+    @property
+    def local_size(self) -> int:
+        """Ranks on this host."""
+        return self.placement.local_size
+
+    @property
+    def cross_rank(self) -> int:
+        """Number of this host among those that have this local rank."""
+        return self.placement.cross_rank
+
+    @property
+    def cross_size(self) -> int:
+        """Hosts that have this local rank."""
+        return self.placement.cross_size
+
+    epoch = DeprecatedAlias("generation")
+
+
+class RunPlace(Place):
+    """The present generation of a run; no I/O."""
+
+    @property
+    def run_id(self) -> str:
+        """Id of the run."""
+        return self.world.run_id
+
+    @property
+    def generation(self) -> int:
+        """Number of the generation: grows by one with every world of the run, never goes back."""
+        return self.world.generation
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.world.world_size
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The nodes of the generation, in the order of ranks."""
+        return self.world.members
+
+    @property
+    def fence(self) -> WorldFence:
+        """The ``fence=`` of writes that happen only while the generation lasts; else they raise ``GenerationOver``."""
+        return self.world.fence
+
+    term = DeprecatedAlias("leadership")
 
 
 @dataclass(frozen=True)
-class World:
+class World(Place):
     """One generation as one of its nodes sees it.
 
     Attributes:
@@ -51,9 +213,9 @@ class World:
         return f"<World of run {self.run_id!r}: generation {self.generation}, {place}>"
 
     @property
-    def epoch(self) -> int:
-        """Alias of ``generation``."""
-        return self.generation
+    def world(self) -> World:
+        """Itself."""
+        return self
 
     @property
     def member(self) -> Member:
@@ -71,39 +233,19 @@ class World:
         return len(self.members)
 
     @cached_property
-    def placements(self) -> list[ranks.Placement]:
+    def placements(self) -> list[Placement]:
         """The places of all slots, by rank."""
-        return ranks.placements(self.members)
+        return placements(self.members)
 
     @cached_property
     def world_size(self) -> int:
         """Slots of all nodes."""
-        return ranks.world_size(self.members)
+        return world_size(self.members)
 
     @cached_property
     def rank(self) -> int:
         """The lowest rank on this node."""
-        return ranks.first_ranks(self.members)[self.index]
-
-    @property
-    def local_rank(self) -> int:
-        """Number of this node's lowest rank among those on its host."""
-        return self.placements[self.rank].local_rank
-
-    @property
-    def local_size(self) -> int:
-        """Slots on this node's host."""
-        return self.placements[self.rank].local_size
-
-    @property
-    def cross_rank(self) -> int:
-        """Number of this node's host among those that have its local rank."""
-        return self.placements[self.rank].cross_rank
-
-    @property
-    def cross_size(self) -> int:
-        """Hosts that have this node's local rank."""
-        return self.placements[self.rank].cross_size
+        return first_ranks(self.members)[self.index]
 
     @property
     def fence(self) -> WorldFence:
@@ -145,7 +287,7 @@ class WorldFence:
         try:
             state = None if item is None else State.decode(item.value)
         except RecordError:
-            return None  # whoever takes part in the run says so
+            return None  # the participants of the run report the damage
         if state is None or (state.phase != CLOSED and (state.phase, state.generation) != (BROKEN, world.generation)):
             return None
         return state.reason
@@ -157,3 +299,110 @@ class WorldFence:
             reason: of the end, if it is known.
         """
         return GenerationOver(self._world.run_id, self._world.generation, reason)
+
+
+# -- record_cache ---------------------------------------------------------------------------------------------------
+#
+# A node's view of ``round`` and ``state``: decoded, as of one revision, kept current by a reflector.
+
+
+class RecordCache(Reflector):
+    """The records ``round`` and ``state`` of a run, decoded and kept current.
+
+    Arguments:
+        control: the store.
+        run_id: of the run.
+        on_change: called on the loop when something is new.
+
+    Attributes:
+        round, state: as of ``revision``; None: not there.
+        round_revision, state_revision: their mod revisions; 0: not there.
+        end: why nothing new will come any more, as when the client was closed; None: it is followed.
+    """
+
+    def __init__(self, control: Control, run_id: str, on_change: Callable[[], None]) -> None:
+        keys = RunKeys(run_id)
+        super().__init__(control, keys.record, self._decode, on_end=self._ended)
+        self.round: GenerationRecord | None = None
+        self.state: State | None = None
+        self.round_revision = self.state_revision = 0
+        self.end: Exception | None = None
+        self._round_key, self._state_key = keys.round.encode(), keys.state.encode()
+        self._damage: dict[bytes, str] = {}
+        self._on_change = on_change
+
+    @property
+    def damage(self) -> str:
+        """Why a record cannot be read; empty: all is well."""
+        return next(iter(self._damage.values()), "")
+
+    @property
+    def closed(self) -> bool:
+        """Whether the run is over."""
+        return self.state is not None and self.state.phase == CLOSED
+
+    def nodes_waiting(self, world: World | None) -> int:
+        """Return 0 while a world is whole, as far as is known; else how many nodes wait for the next, at least 1."""
+        state = self.state
+        if world is None or state is None or state.phase == CLOSED:
+            return 0
+        if self.round_revision != world.revision:
+            return 1  # a later one; or that of then, or none, when the cluster was restored from a backup
+        return max(1, state.joined) if state.phase == BROKEN and state.generation == world.generation else 0
+
+    def _decode(self, changes: Sequence[Event]) -> None:
+        for event in changes:
+            self._apply(event.key, None if event.type == DELETE else event.kv)
+        self._on_change()
+
+    def _apply(self, key: bytes, item: KeyValue | None) -> None:
+        revision = item.mod_revision if item is not None else 0
+        self._damage.pop(key, None)
+        try:
+            if key == self._round_key:
+                self.round, self.round_revision = (
+                    GenerationRecord.decode(item.value) if item is not None else None,
+                    revision,
+                )
+            elif key == self._state_key:
+                self.state, self.state_revision = State.decode(item.value) if item is not None else None, revision
+        except RecordError as error:
+            self._damage[key] = f"{key.decode(errors='replace')}: {error}"
+
+    def _ended(self, error: Exception) -> None:
+        self.end = error
+        self._on_change()
+
+
+class RecordView:
+    """A node's last view of its run. It costs no I/O, and any thread may ask."""
+
+    def _seen(self) -> tuple[RecordCache, World | None]:
+        """Return the records, and the last world that began here."""
+        raise NotImplementedError
+
+    @property
+    def nodes_waiting(self) -> int:
+        """0 while the last world is whole; else come back with ``next_world``."""
+        records, world = self._seen()
+        return records.nodes_waiting(world)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the run is over."""
+        return self._seen()[0].closed
+
+    @property
+    def end(self) -> Exception | None:
+        """Why nothing of the run will be known here any more: the client was closed; None: it is followed."""
+        return self._seen()[0].end
+
+    @property
+    def phase(self) -> State | None:
+        """The record of the run's state."""
+        return self._seen()[0].state
+
+    @property
+    def damage(self) -> str:
+        """Why a record of the run cannot be read; empty: all is well."""
+        return self._seen()[0].damage

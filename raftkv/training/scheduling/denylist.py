@@ -13,7 +13,7 @@
 Of all that is reported of a generation only one thing is its cause: when a worker dies, its peers fail in their
 collectives a moment later, and they are not to blame. ``root_cause`` finds it, and only its host gets a strike.
 
-Strikes and denials are keys with leases of ``fault_window_s`` and ``fault_cooldown_s`` that nobody keeps alive: the
+Strikes and denials are keys with leases of ``fault_window_s`` and ``fault_cooldown_s`` without keep-alives: the
 members of the cluster time them, and no two machines' clocks are ever compared. Their place:
 
     /raftkv/train/<run id>/deny/<host>            the host is left out while the key is there
@@ -46,10 +46,10 @@ from raftkv.training.callbacks import Callbacks
 from raftkv.training.config import RunConfig
 from raftkv.training.keys import RunKeys, check_cluster
 from raftkv.training.records import Fault, TrainingRecord
-from raftkv.training.scheduling.record import ClusterKeys
+from raftkv.training.scheduling.admission import ClusterKeys
 
 _STOPPED: Final = frozenset(("SIGTERM", "SIGINT", "SIGHUP"))
-"""Somebody asked the worker to stop."""
+"""Signals with which an agent or a person asks a worker to stop."""
 
 _STOPPED_CODES: Final = frozenset((128 + 15, 128 + 2, 128 + 1))
 """The same, told by a shell."""
@@ -64,7 +64,7 @@ _PEER_WORDS: Final = (
     "ncclremoteerror", "ncclsystemerror", "nccl communicator was aborted", "watchdog caught collective",
     "gloo", "distbackenderror", "distnetworkerror", "timed out waiting",
 )  # fmt: skip
-"""What workers say whose collective failed because somebody else is gone."""
+"""Words in the messages of workers whose collective failed because a peer is gone."""
 
 _NEVER: Final = 9
 
@@ -96,7 +96,7 @@ def root_cause(faults: Iterable[Reported]) -> Fault | None:
 
 
 def blames_host(fault: Fault) -> bool:
-    """Tell whether a cause says something of the host: a failed collective alone says that somebody else is gone."""
+    """Tell whether a cause says something of the host: a failed collective alone says that a peer is gone."""
     return bool(fault.host) and _weakness(fault) < _NEVER and not _speaks_of_a_peer(fault)
 
 
@@ -199,7 +199,7 @@ class DenyKeys:
         return f"{self.base}strike/{host}/"
 
     def strike(self, run_id: str, fault: Fault) -> str:
-        """Return the key of one fault: the same whoever reports it, and however often.
+        """Return the key of one fault: the same for every reporter and every repetition.
 
         Arguments:
             run_id: in which it happened.

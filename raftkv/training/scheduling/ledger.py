@@ -9,9 +9,9 @@
         print(admission.reason)                     # number 2 in line for slots that bert-large holds
     await admission.release("job")
 
-The ledger is one record that everybody changes by comparing its mod_revision; what it becomes is decided by the pure
-rule in ``admission``. There is no process that owns it: whoever changes it hands out, in the same write, what has
-become free, to all runs alike. So a run that waits finds its grant in the ledger and is called back.
+The ledger is one record. Every run changes it by compare-and-set of its mod_revision, as the pure rule in ``admission``
+says. No process owns it: each change also grants, in the same write, what has become free, to all runs alike. So a run
+that waits finds its grant in the ledger and is called back.
 
 Invariants:
 
@@ -20,7 +20,7 @@ Invariants:
 3. A wake-up is never lost: what is watched is watched from the revision that was read.
 4. Without changes nothing is written and nothing is read.
 
-A run whose nodes all die at once can tell nobody. Those who wait watch the nodes of the runs in front of them, and drop
+A run whose nodes all die at once cannot say so. Waiting runs watch the nodes of the runs in front of them, and drop
 a run whose last node is gone. A host's slots may then be granted while a process there still runs that lost its lease
 without noticing: as within a run, a node without a lease counts as gone.
 """
@@ -29,9 +29,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from raftkv.client.control.control import Control, until_answered
 from raftkv.client.control.records import RecordError
@@ -40,9 +40,15 @@ from raftkv.client.kv.operations import Compare, Delete, Get, GetRange, Operatio
 from raftkv.client.values import PUT, Event, KeyValue, RangeResult
 from raftkv.errors import StatusError
 from raftkv.training.callbacks import Callbacks
-from raftkv.training.keys import RunKeys, check_cluster
+from raftkv.training.keys import CLUSTER_ROOT, RunKeys, check_cluster
+from raftkv.training.records import Node
 from raftkv.training.scheduling import admission
-from raftkv.training.scheduling.record import ClusterKeys, Ledger, Need, read_hosts
+from raftkv.training.scheduling.admission import Claim, ClusterKeys, Ledger, Need, read_hosts, slots_by_host
+from raftkv.training.scheduling.denylist import read_denial
+
+if TYPE_CHECKING:
+    from raftkv.client.library import Client
+    from raftkv.client.values import KeyValue
 
 HOST_SLOTS: Final = "host_slots"
 """Name in a node's ``data``: how many slots its host has for all runs together."""
@@ -54,30 +60,6 @@ _RUNS_PER_TXN: Final = 100
 """Members refuse txns of more than 128 operations or conditions."""
 
 Update = Callable[[Ledger], Ledger]
-
-
-class Candidate(Protocol):
-    """A node that would take part; ``records.Node`` is one."""
-
-    @property
-    def id(self) -> str:
-        """Id of this incarnation of the node."""
-        ...
-
-    @property
-    def host(self) -> str:
-        """Whose slots it would take."""
-        ...
-
-    @property
-    def slots(self) -> int:
-        """How many."""
-        ...
-
-    @property
-    def data(self) -> Mapping[str, str]:
-        """May hold ``host_slots``."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +119,7 @@ class ClusterAdmission:
     async def request(
         self,
         run_id: str,
-        candidates: Sequence[Candidate],
+        candidates: Sequence[Node],
         min_nodes: int,
         max_nodes: int,
         guards: Sequence[Compare] = (),
@@ -169,7 +151,7 @@ class ClusterAdmission:
         seen, ledger = await self._change(update, (is_there, *guards))
         claim = ledger.find(run_id) if ledger else None
         if ledger is None or claim is None:
-            self.reason = "whoever asks does not decide for the run any more"
+            self.reason = "this node does not decide for the run any more"
             return None
         self._answers[run_id] = claim.granted
         self._follow(run_id, seen, ledger)
@@ -290,7 +272,7 @@ class ClusterAdmission:
         return not complete and not {claim.run for claim in ledger.claims} <= {*self._runs, *self._answers}
 
     def _on_nodes(self, run: str, changes: Sequence[Event]) -> None:
-        """Notice when the last node of another run is gone: its slots are free for whoever asks."""
+        """Notice when the last node of another run is gone: the next request may take its slots."""
         if run in self._runs and not self._runs[run].items:
             self._runs.pop(run).close()
             self._notify()
@@ -306,7 +288,7 @@ class ClusterAdmission:
 async def give_back(control: Control, cluster: str, run_id: str) -> None:
     """Take away the claim of a run that has no nodes any more: the last that leaves does it.
 
-    If it fails nothing is lost: whoever waits for the slots sees that the run has no nodes.
+    If it fails nothing is lost: the runs that wait for the slots see that the run has no nodes.
 
     Arguments:
         control: the store.
@@ -326,7 +308,7 @@ async def give_back(control: Control, cluster: str, run_id: str) -> None:
         return
 
 
-def _declared(candidates: Sequence[Candidate]) -> dict[str, int]:
+def _declared(candidates: Sequence[Node]) -> dict[str, int]:
     """Return the slots of hosts, as their nodes declare them; what is not a number says nothing."""
     said = {each.host: each.data.get(HOST_SLOTS, "") for each in candidates}
     return {host: int(slots) for host, slots in said.items() if slots.isascii() and slots.isdecimal()}
@@ -334,3 +316,220 @@ def _declared(candidates: Sequence[Candidate]) -> dict[str, int]:
 
 def _gone(runs: Sequence[str]) -> list[Compare]:
     return [create_revision(RunKeys(run).nodes, prefix=True) == 0 for run in runs]
+
+
+# -- view -----------------------------------------------------------------------------------------------------------
+#
+# A cluster as people look at it: hosts, who holds their slots, who waits, who is left out. Only reads.
+#
+# ::
+#
+#     view = await describe_cluster(kv, "gpu")
+#     for host in view.hosts:
+#         print(host.host, host.free, "of", host.slots, host.held)          # h1 0 of 8 {'bert': 8}
+#     for waiting in view.queue:
+#         print(waiting.place, waiting.run, waiting.reason)
+#
+# Owns nothing; the queue is shown in the order in which slots that become free are handed out.
+
+
+@dataclass(frozen=True, slots=True)
+class HostView:
+    """A host that runs have claimed slots of, or that is known otherwise.
+
+    Attributes:
+        host: its name.
+        slots: that it has.
+        source: who says so: ``host`` itself, a run that ``declared`` it, or ``assumed`` from what is claimed.
+        held: slots by run.
+        strikes: faults that it caused lately.
+        denied: why it is left out; empty: it is not.
+    """
+
+    host: str
+    slots: int
+    source: str
+    held: Mapping[str, int] = field(default_factory=dict)
+    strikes: int = 0
+    denied: str = ""
+
+    @property
+    def free(self) -> int:
+        """Slots that no run holds."""
+        return max(self.slots - sum(self.held.values()), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class GrantView:
+    """A run that may run: its slots by host, of how many nodes, and what it could still use.
+
+    Attributes:
+        alive: it has nodes; False: the next request may take its slots.
+    """
+
+    run: str
+    weight: int
+    slots: Mapping[str, int]
+    nodes: int
+    min_nodes: int
+    max_nodes: int
+    candidates: int
+    alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingView:
+    """A run that waits.
+
+    Attributes:
+        place: in line, from 1; 0: no host has enough slots for it, and it delays no other run.
+        nodes: that are there.
+        hosts: that it would run on.
+        passed: how often others were served that came behind it.
+        reserves: what becomes free is kept for it.
+        reason: in one line.
+    """
+
+    place: int
+    run: str
+    weight: int
+    min_nodes: int
+    max_nodes: int
+    nodes: int
+    hosts: tuple[str, ...]
+    passed: int
+    reserves: bool
+    reason: str
+    alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """A cluster, as of one revision (whether runs are alive: a moment later)."""
+
+    cluster: str
+    revision: int
+    hosts: tuple[HostView, ...] = ()
+    grants: tuple[GrantView, ...] = ()
+    queue: tuple[WaitingView, ...] = ()
+
+    def to_plain(self) -> dict[str, Any]:
+        """Convert to what JSON can hold."""
+        plain = asdict(self)
+        for shown, host in zip(plain["hosts"], self.hosts, strict=True):
+            shown["free"] = host.free
+        return plain
+
+
+async def list_clusters(kv: Client) -> list[str]:
+    """List the names of the clusters of which something is known.
+
+    Raises:
+        StatusError: the store did not answer.
+    """
+    page = await kv.range(CLUSTER_ROOT, prefix=True, keys_only=True)
+    return sorted({item.key.decode(errors="replace").removeprefix(CLUSTER_ROOT).split("/")[0] for item in page})
+
+
+async def describe_cluster(kv: Client, cluster: str) -> ClusterView:
+    """Read a cluster.
+
+    Arguments:
+        kv: a client, whole, not a view.
+        cluster: its name; an unused one has an empty view.
+
+    Raises:
+        ConfigError: it cannot be a name.
+        RecordError: the ledger holds something that raftkv did not write.
+        StatusError: the store did not answer.
+    """
+    keys = ClusterKeys(check_cluster(cluster))
+    page = await kv.range(keys.base, prefix=True)
+    found = _Found(keys, page.items)
+    alive = await _alive(kv, [claim.run for claim in found.ledger.claims])
+    ledger = found.ledger
+    grants = tuple(_grant_view(claim, alive) for claim in ledger.claims if not claim.waits)
+    return ClusterView(cluster, page.revision, found.host_views(), grants, tuple(_queue(ledger, found.hosts, alive)))
+
+
+class _Found:
+    """What lies below a cluster, by kind."""
+
+    def __init__(self, keys: ClusterKeys, items: Sequence[KeyValue]) -> None:
+        by_name = {item.key.decode(errors="replace").removeprefix(keys.base): item.value for item in items}
+        self.ledger = Ledger.decode(by_name["ledger"]) if "ledger" in by_name else Ledger()
+        self.hosts = read_hosts(_below("host/", by_name).items())
+        self.denials = {host: read_denial(host, value).reason for host, value in _below("deny/", by_name).items()}
+        self.strikes = [name.split("/")[0] for name in _below("strike/", by_name)]
+
+    def host_views(self) -> tuple[HostView, ...]:
+        """Describe all hosts of which something is known."""
+        room = admission.capacity(self.ledger, self.hosts)
+        held: dict[str, dict[str, int]] = {}
+        for claim in self.ledger.claims:
+            for host, slots in slots_by_host(claim.holding).items():
+                held.setdefault(host, {})[claim.run] = slots
+        names = sorted({*room, *self.hosts, *self.denials, *self.strikes})
+        return tuple(
+            HostView(
+                host=host,
+                slots=self.hosts.get(host, room.get(host, 0)),
+                source=self._source(host),
+                held=held.get(host, {}),
+                strikes=self.strikes.count(host),
+                denied=self.denials.get(host, ""),
+            )
+            for host in names
+        )
+
+    def _source(self, host: str) -> str:
+        return "host" if host in self.hosts else "declared" if host in self.ledger.declared else "assumed"
+
+
+def _below(prefix: str, by_name: Mapping[str, bytes]) -> dict[str, bytes]:
+    return {name.removeprefix(prefix): value for name, value in by_name.items() if name.startswith(prefix)}
+
+
+async def _alive(kv: Client, runs: Sequence[str]) -> set[str]:
+    alive: set[str] = set()
+    for first in range(0, len(runs), _RUNS_PER_TXN):
+        part = runs[first : first + _RUNS_PER_TXN]
+        counts = [GetRange(RunKeys(run).nodes, prefix=True, count_only=True) for run in part]
+        _, pages = await kv.txn().then(*counts).commit()
+        alive.update(run for run, page in zip(part, pages, strict=True) if page.count)
+    return alive
+
+
+def _grant_view(claim: Claim, alive: set[str]) -> GrantView:
+    return GrantView(
+        run=claim.run,
+        weight=claim.weight,
+        slots=dict(sorted(slots_by_host(claim.holding).items())),
+        nodes=len(claim.granted),
+        min_nodes=claim.min_nodes,
+        max_nodes=claim.max_nodes,
+        candidates=len(claim.nodes),
+        alive=claim.run in alive,
+    )
+
+
+def _queue(ledger: Ledger, hosts: Mapping[str, int], alive: set[str]) -> list[WaitingView]:
+    queue = admission.queue(ledger, hosts)
+    places = {claim.run: place for place, claim in enumerate(queue, start=1)}
+    waiting = [*queue, *(claim for claim in ledger.claims if claim.waits and claim.run not in places)]
+    return [
+        WaitingView(
+            place=places.get(claim.run, 0),
+            run=claim.run,
+            weight=claim.weight,
+            min_nodes=claim.min_nodes,
+            max_nodes=claim.max_nodes,
+            nodes=len(claim.nodes),
+            hosts=tuple(sorted({need.host for need in claim.nodes})),
+            passed=claim.passed,
+            reserves=admission.reserves(claim),
+            reason=admission.why(ledger, claim.run, hosts),
+            alive=claim.run in alive,
+        )
+        for claim in waiting
+    ]

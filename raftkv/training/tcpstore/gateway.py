@@ -5,13 +5,12 @@
     raftkv tcpstore-gateway --listen 127.0.0.1:29400 --endpoints h1:2379,h2:2379,h3:2379
     torchrun --rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:29400 --rdzv-conf=is_host=0 ...
 
-For whatever knows only TCPStore: torchrun's c10d, NCCL's own threads, C++. Such a client never connects again, so a
+For clients that speak only TCPStore: torchrun's c10d, NCCL's own threads, C++. Such a client never connects again, so a
 gateway belongs on the node of its clients, and it is the gateway that goes from member to member of raftkv. Gateways of
 one name, on any number of nodes, serve one store.
 
-Reading order: ``tcpstore.wire`` (bytes), ``tcpstore.connection`` (a client),
-``tcpstore.budget`` (what all clients may hold), ``tcpstore.store`` (what an operation means),
-``tcpstore.writer`` (exactly once), ``tcpstore.lifetime`` (how long keys live).
+Reading order: ``wire`` (bytes), ``Connection`` (a client), ``Budget`` (what all clients may hold), ``store`` (what an
+operation means), ``StoreLifetime`` (how long keys live).
 """
 
 from __future__ import annotations
@@ -19,15 +18,513 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+import secrets
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from raftkv import aio
-from raftkv.errors import ConfigError, StatusError
-from raftkv.training.tcpstore.budget import Budgets
-from raftkv.training.tcpstore.connection import Connection
-from raftkv.training.tcpstore.lifetime import LINGER_S, StoreLifetime
-from raftkv.training.tcpstore.store import ReplicatedStore
+from raftkv.errors import ConfigError, RaftKVError, StatusError
+from raftkv.training.tcpstore import wire
+from raftkv.training.tcpstore.store import BATCH_BYTES_MAX, WATCHED_KEYS_MAX, OnTrouble, ReplicatedStore, persist
+from raftkv.training.tcpstore.wire import FrameError, Op, Reader, Request
+
+# -- connection -----------------------------------------------------------------------------------------------------
+#
+# One connection of a TCPStore client: its requests in order, its waits beside them.
+#
+# 1. Requests are done one after the other, but that runs of SET and MULTI_SET go to raftkv together.
+# 2. WAIT and BARRIER run as tasks: the client may ask other things meanwhile, or cancel them.
+# 3. Nothing that raftkv does breaks the connection: while no leader is there, the client waits. What raftkv refuses
+# for
+#    good (a value that is too large, no permission) closes it with a line in the log: TCPStore has no word for an
+#    error.
+#
+# The load of one client is bounded, and that of all clients together (``Budget``):
+#
+# 4. Requests that wait to be done stay bytes; beyond ``PENDING_BYTES_MAX`` nothing is read from the socket.
+# 5. After ``REQUESTS_PER_TURN`` requests, or a part of a long one, others have their turn.
+# 6. A long answer is sent in parts, the next when the client has read the one before; nothing comes between.
+# 7. A request that does not come whole in ``REQUEST_TIMEOUT_S``, and a client that reads nothing of its answers for
+#    ``ANSWER_STALL_S``, ends the connection.
+
+# -- budget ---------------------------------------------------------------------------------------------------------
+#
+# The budget of all connections of a gateway together: requests that are not done, and answers that are not read.
+#
+# Each connection has limits of its own; thousands of them together need one more. When a budget is exceeded, the
+# connection that holds most is closed, of equals the one that has held it longest: whoever asks for little and reads
+# its answers is never the one.
+
+REQUEST_BYTES_MAX: Final = 256 * 1024 * 1024
+ANSWER_BYTES_MAX: Final = 256 * 1024 * 1024
+
+
+class Budget:
+    """Bytes of one kind.
+
+    Arguments:
+        limit_bytes: of all holders together.
+        what: is held, for the log.
+    """
+
+    def __init__(self, limit_bytes: int, what: str) -> None:
+        self.total = 0
+        self._limit_bytes = limit_bytes
+        self._what = what
+        self._held: dict[Connection, int] = {}
+        """In the order in which they began to hold something."""
+
+    def hold(self, holder: Connection, size_bytes: int) -> None:
+        """Say how much a connection holds now; 0: nothing. May close a connection, this one or another.
+
+        Arguments:
+            holder: the connection.
+            size_bytes: of all that waits for it.
+        """
+        self.total += size_bytes - self._held.get(holder, 0)
+        if not size_bytes:
+            self._held.pop(holder, None)
+            return
+        self._held[holder] = size_bytes
+        while self.total > self._limit_bytes:
+            greediest = max(self._held, key=self._held.__getitem__)
+            held_bytes = self._held.pop(greediest)
+            self.total -= held_bytes
+            greediest.refuse(
+                f"it holds {held_bytes} bytes of {self._what}, more than any other, and all connections together more "
+                f"than the limit of {self._limit_bytes}"
+            )
+
+
+class Budgets:
+    """Those of one gateway.
+
+    Arguments:
+        request_bytes, answer_bytes: the limits.
+
+    Attributes:
+        listing: held while a list of all keys is read and put together, by one connection at a time: until it is
+            written, no budget counts it, and it may have a million keys.
+    """
+
+    def __init__(self, request_bytes: int = REQUEST_BYTES_MAX, answer_bytes: int = ANSWER_BYTES_MAX) -> None:
+        self.requests = Budget(request_bytes, "requests that are not done")
+        self.answers = Budget(answer_bytes, "answers that it does not read")
+        self.listing = asyncio.Lock()
+
+    def forget(self, holder: Connection) -> None:
+        """Drop the account of a connection that has ended."""
+        self.requests.hold(holder, 0)
+        self.answers.hold(holder, 0)
+
+
+PENDING_BYTES_MAX: Final = 1024 * 1024
+REQUESTS_PER_TURN: Final = 64
+WAITS_MAX: Final = 64
+"""Waits of one connection at once; torch's clients have one."""
+WATCH_BYTES: Final = 4096
+"""What a key costs while it is waited for, here and at a member; counted among what a connection holds."""
+REQUEST_TIMEOUT_S: Final = 60.0
+ANSWER_STALL_S: Final = 60.0
+_PAIRS_PER_WRITE: Final = 1000
+
+_READS: Final = frozenset(
+    (Op.GET, Op.MULTI_GET, Op.CHECK, Op.WAIT, Op.GETNUMKEYS, Op.LIST_KEYS, Op.QUEUE_LEN, Op.PING, Op.CANCEL_WAIT)
+)
+"""Not worth doing when the client has gone."""
+
+_log = logging.getLogger(__name__)
+
+
+class Connection(asyncio.Protocol):
+    """The protocol of one TCPStore client.
+
+    Arguments:
+        store: where everything is kept.
+        on_end: called when it has ended.
+        budgets: shared with all other connections of the gateway.
+    """
+
+    def __init__(self, store: ReplicatedStore, on_end: Callable[[Connection], None], budgets: Budgets) -> None:
+        self._store = store
+        self._on_end = on_end
+        self._budgets = budgets
+        self._loop = asyncio.get_running_loop()
+        self._reader = Reader()
+        self._next: Request | None = None
+        """Cut already, to see whether it is one more write; it is done next."""
+        self._doing_bytes = 0
+        self._waiting_bytes = 0
+        self._unfinished_since = self._loop.time()
+        """When what has come of the next request began to wait for its rest; inf: nothing has come of it."""
+        self._stalled_since = float("inf")
+        self._is_paused = False
+        self._is_validated = False
+        self._is_gone = False
+        self._is_refused = False
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._speaking = asyncio.Lock()
+        self._waits: set[asyncio.Task[None]] = set()
+        self._work: asyncio.Task[None] | None = None
+        self._transport: asyncio.Transport
+        self.peer = "a client"
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of requests that are not done: those that have not come as a whole, those that wait, and waits."""
+        return self._reader.held_bytes + self._doing_bytes + self._waiting_bytes
+
+    async def finished(self) -> None:
+        """Wait until what was asked for so far is done."""
+        if self._work is not None:
+            await asyncio.wait([self._work])
+
+    def close(self) -> None:
+        """Close it, without a word in the log."""
+        self._transport.close()
+
+    def check(self, now: float) -> None:
+        """Close it if it has waited for its client for too long; called every few seconds."""
+        if now - self._unfinished_since > REQUEST_TIMEOUT_S:
+            self.refuse(f"a request did not come whole in {REQUEST_TIMEOUT_S:g} s")
+        elif now - self._stalled_since > ANSWER_STALL_S:
+            self.refuse(f"it has not read its answers for {ANSWER_STALL_S:g} s")
+
+    # ---- the socket
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to serve a client."""
+        if not isinstance(transport, asyncio.Transport):
+            raise TypeError("the gateway serves streams")
+        self._transport = transport
+        name = transport.get_extra_info("peername")
+        self.peer = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "a client"
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes; what they ask for is found out when it is their turn."""
+        if self._is_refused:
+            return
+        self._reader.feed(data)
+        self._count_held()
+        if self._work is None and not self._is_refused:
+            self._work = self._loop.create_task(self._run())
+        if self._reader.buffered_bytes > PENDING_BYTES_MAX and not self._is_paused:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def pause_writing(self) -> None:
+        """Take no more requests: the client does not read its answers."""
+        self._writable.clear()
+        self._stalled_since = self._loop.time()
+
+    def resume_writing(self) -> None:
+        """Take requests again: the client reads."""
+        self._writable.set()
+        self._stalled_since = float("inf")
+        self._budgets.answers.hold(self, 0)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the waits of a client that has gone; what it wrote before is still done."""
+        self._is_gone = True
+        self._writable.set()
+        for task in self._waits:
+            task.cancel()
+        self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        if self._is_gone and self._work is None:
+            self._budgets.forget(self)
+            self._on_end(self)
+
+    def refuse(self, reason: str) -> None:
+        """Close the connection at once, and say why."""
+        if not self._transport.is_closing():
+            _log.warning("closed the connection of %s: %s", self.peer, reason)
+        self._is_refused = True
+        self._reader = Reader()
+        self._next = None
+        self._transport.abort()
+
+    # ---- requests
+
+    async def _run(self) -> None:
+        try:
+            await self._do_all()
+        except (RaftKVError, FrameError) as error:
+            self.refuse(str(error))
+        finally:
+            self._work = None
+            self._end_if_done()
+
+    async def _do_all(self) -> None:
+        in_turn = 0
+        while not self._is_refused:
+            await self._writable.wait()
+            request = self._take()
+            if request is not None:
+                await self._do(request)
+                in_turn += 1
+            elif not self._reader.is_cut_short:
+                return
+            self._count_held()
+            if in_turn >= REQUESTS_PER_TURN or request is None:
+                in_turn = 0
+                await asyncio.sleep(0)
+
+    def _take(self) -> Request | None:
+        """Take the next request; None: it has not come as a whole, or not all of it was looked at in this turn."""
+        request, self._next = self._next or self._reader.next(), None
+        if request is not None:
+            self._unfinished_since = float("inf")
+            self._doing_bytes = request.size_bytes
+        elif not self._reader.is_cut_short:
+            # Out of bytes: more are wanted, and if they are the rest of a request, not at any time.
+            if self._reader.held_bytes and self._unfinished_since == float("inf"):
+                self._unfinished_since = self._loop.time()
+            self._doing_bytes = 0
+        if self._is_paused and (request is None or self._reader.buffered_bytes <= PENDING_BYTES_MAX // 2):
+            self._is_paused = False
+            self._transport.resume_reading()
+        return request
+
+    def _count_held(self) -> None:
+        self._budgets.requests.hold(self, self.held_bytes)
+
+    async def _do(self, request: Request) -> None:
+        """Do a request, or as many writes without an answer as come next."""
+        if self._is_validated == (request.op is Op.VALIDATE):
+            raise FrameError("it validates twice" if self._is_validated else "it is not a client of TCPStore")
+        if request.op is Op.VALIDATE:
+            if request.number != wire.MAGIC:
+                raise FrameError("it is not a client of TCPStore: a wrong magic number")
+            self._is_validated = True
+        elif self._is_gone and request.op in _READS:
+            return
+        elif request.op in (Op.SET, Op.MULTI_SET):
+            await self._store.set_many(list(self._writes(request)))
+        elif request.op is Op.MULTI_GET:
+            await self._multi_get(request)
+        elif request.op is Op.LIST_KEYS:
+            await self._list()
+        elif answer := await _ANSWERS[request.op](self, request):
+            async with self._speaking:
+                self._answer(answer)
+
+    def _writes(self, request: Request) -> Iterator[tuple[bytes, bytes]]:
+        """Return the keys and values of a write, and of those that are there behind it."""
+        pairs, size_bytes = 0, 0
+        while True:
+            yield from zip(request.keys, request.values, strict=True)
+            pairs += len(request.keys)
+            size_bytes += request.size_bytes
+            if pairs >= _PAIRS_PER_WRITE or size_bytes >= BATCH_BYTES_MAX:
+                break
+            following = self._reader.next()
+            if following is None or following.op not in (Op.SET, Op.MULTI_SET):
+                self._next = following
+                break
+            request = following
+        self._doing_bytes = size_bytes + (self._next.size_bytes if self._next is not None else 0)
+
+    # ---- answers
+
+    def _answer(self, answer: bytes, more_bytes: int = 0) -> None:
+        """Send; ``more_bytes`` of the same answer are in memory and come next."""
+        if self._is_gone or self._transport.is_closing():
+            return
+        self._transport.write(answer)
+        unread = self._transport.get_write_buffer_size()
+        # A small answer on its way is not an unread answer, so no budget counts it.
+        self._budgets.answers.hold(self, unread + more_bytes if not self._writable.is_set() else 0)
+
+    async def _multi_get(self, request: Request) -> None:
+        async with self._speaking, aclosing(self._values(request)) as parts:
+            async for values in parts:
+                # A value that is there several times is in memory once.
+                left_bytes = sum({id(value): len(value) for value in values}.values())
+                for value in values:
+                    self._answer(wire.pack_bytes(value), left_bytes)
+                    await self._writable.wait()
+                    if self._is_gone or self._is_refused:
+                        return
+
+    async def _values(self, request: Request) -> AsyncGenerator[list[bytes], None]:
+        async for found in self._store.values(request.keys):
+            yield [value or b"" for value in found]
+
+    async def _get(self, request: Request) -> bytes:
+        return wire.pack_bytes(await self._store.get(request.key) or b"")
+
+    async def _add(self, request: Request) -> bytes:
+        return wire.pack_int(await self._store.add(request.key, request.number))
+
+    async def _append(self, request: Request) -> bytes:
+        await self._store.append(request.key, request.values[0])
+        return b""
+
+    async def _compare_set(self, request: Request) -> bytes:
+        return wire.pack_bytes(await self._store.compare_set(request.key, *request.values))
+
+    async def _delete(self, request: Request) -> bytes:
+        return wire.pack_int(await self._store.delete(request.key))
+
+    async def _check(self, request: Request) -> bytes:
+        return wire.NOT_READY if await self._store.missing(request.keys) else wire.READY
+
+    async def _count(self, request: Request) -> bytes:
+        return wire.pack_int(await self._store.count())
+
+    async def _list(self) -> None:
+        async with self._speaking, self._budgets.listing:
+            if not self._is_gone and not self._is_refused:
+                keys = await self._store.keys()
+                self._answer(wire.pack_int(len(keys)) + wire.pack_many(keys))
+
+    async def _ping(self, request: Request) -> bytes:
+        return wire.pack_nonce(request.number)
+
+    async def _push(self, request: Request) -> bytes:
+        await self._store.push(request.key, request.values[0])
+        return b""
+
+    async def _pop(self, request: Request) -> bytes:
+        count, value = await self._store.pop(request.key)
+        return wire.pack_int(count) + (wire.pack_bytes(value) if count else b"")
+
+    async def _length(self, request: Request) -> bytes:
+        return wire.pack_int(await self._store.length(request.key))
+
+    # ---- waits
+
+    # Whether there is something to wait for is found out in the order of the requests; only the rest runs beside them.
+
+    async def _wait(self, request: Request) -> bytes:
+        missing = await self._store.missing(request.keys)
+        if missing:
+            self._begin_wait(self._store.wait_for(missing), len(missing))
+        return b"" if missing else wire.READY
+
+    async def _barrier(self, request: Request) -> bytes:
+        if await self._store.arrive(request.key, request.number):
+            return wire.READY
+        self._begin_wait(self._store.wait_all_arrived(request.key, request.number), 1)
+        return b""
+
+    def _begin_wait(self, wait: Coroutine[Any, Any, None], keys: int) -> None:
+        if self._is_gone or len(self._waits) >= WAITS_MAX:
+            wait.close()
+            if not self._is_gone:
+                self.refuse(f"more than {WAITS_MAX} waits at once")
+            return
+        size_bytes = self._doing_bytes + min(keys, WATCHED_KEYS_MAX) * WATCH_BYTES
+        self._waiting_bytes += size_bytes
+        task = self._loop.create_task(self._answer_wait(wait))
+        self._waits.add(task)
+        task.add_done_callback(partial(self._wait_ended, size_bytes))
+
+    async def _answer_wait(self, wait: Coroutine[Any, Any, None]) -> None:
+        try:
+            await wait
+            async with self._speaking:
+                self._answer(wire.READY)
+        except RaftKVError as error:
+            self.refuse(str(error))
+
+    def _wait_ended(self, size_bytes: int, task: asyncio.Task[None]) -> None:
+        self._waits.discard(task)
+        self._waiting_bytes -= size_bytes
+        if not self._is_gone:
+            self._count_held()
+
+    async def _cancel_wait(self, request: Request) -> bytes:
+        for task in list(self._waits):
+            task.cancel()
+        return wire.CANCELED
+
+
+_ANSWERS: Final[dict[Op, Callable[[Connection, Request], Coroutine[Any, Any, bytes]]]] = {
+    Op.COMPARE_SET: Connection._compare_set,
+    Op.GET: Connection._get,
+    Op.ADD: Connection._add,
+    Op.CHECK: Connection._check,
+    Op.GETNUMKEYS: Connection._count,
+    Op.DELETE_KEY: Connection._delete,
+    Op.APPEND: Connection._append,
+    Op.CANCEL_WAIT: Connection._cancel_wait,
+    Op.PING: Connection._ping,
+    Op.QUEUE_PUSH: Connection._push,
+    Op.QUEUE_POP: Connection._pop,
+    Op.QUEUE_LEN: Connection._length,
+    Op.WAIT: Connection._wait,
+    Op.BARRIER: Connection._barrier,
+}
+"""Table of the class, not of each connection: one of bound methods would keep a closed one until the collector runs."""
+
+
+# -- lifetime -------------------------------------------------------------------------------------------------------
+#
+# How long the keys of a gateway's store live: as long as a gateway of that name does, and a while longer.
+#
+# The store of a job that has ended must not be met by the next job of that name: stock torchrun would find its run
+# closed. With TCPStore it is gone with its process; here it is with the *last* of the gateways, which may be many,
+# one a
+# node, and may be started again:
+#
+# 1. Each gateway keeps a leased key. One that is stopped gives the lease back; that of one that was killed ends later.
+# 2. A gateway that starts and finds no such key deletes what is there. Looking and deleting are one txn.
+# 3. A running gateway never deletes. If its lease is lost, as when all of raftkv was away, it takes another.
+
+LINGER_S: Final = 60
+_PARTS: Final = ("k/", "q/", "t/", "w/")
+
+
+class StoreLifetime:
+    """One gateway's part in the life of its store.
+
+    Arguments:
+        kv: the client.
+        prefix: of the store; ends with a slash.
+        linger_s: how long the keys outlive a gateway that was killed.
+        fresh: delete what is there in any case.
+    """
+
+    def __init__(
+        self, kv: aio.Client, prefix: str, linger_s: int, *, fresh: bool = False, on_trouble: OnTrouble | None = None
+    ) -> None:
+        self._kv = kv.view(prefix)
+        self._session = self._kv.session(linger_s)
+        self._fresh = fresh
+        self._on_trouble = on_trouble
+        self._key = f"g/{secrets.token_hex(6)}"
+
+    async def begin(self) -> bool:
+        """Move in; tells whether the store was begun anew. Tries until raftkv answers.
+
+        Raises:
+            StatusError: it refuses for good.
+        """
+        await persist(self._session.establish, self._on_trouble)
+        began = await persist(self._announce, self._on_trouble)
+        await persist(lambda: self._session.keep(self._key, b""), self._on_trouble)
+        return began
+
+    async def _announce(self) -> bool:
+        here = aio.put(self._key, lease=self._session)
+        # Holds for an interval without keys, and for no other. Its own key, if an earlier attempt came through, counts:
+        # a copy that was held up must not delete what clients have written since.
+        mine = aio.create_revision(self._key) == 0
+        alone = [mine] if self._fresh else [aio.create_revision("g/", prefix=True) == 0]
+        clear = [aio.delete(part, prefix=True) for part in _PARTS]
+        return (await self._kv.txn().when(*alone).then(*clear, here).otherwise(here).commit()).succeeded
+
+    async def end(self) -> None:
+        """Move out; after the last one, the next gateway of the name deletes the keys."""
+        await self._session.close()
+
 
 ROOT: Final = "/raftkv/tcpstore/"
 CONNECTIONS_MAX: Final = 4096
@@ -36,18 +533,16 @@ DESCRIPTORS_RESERVED: Final = 64
 _DRAIN_S: Final = 5.0
 _CHECK_INTERVAL_S: Final = 5.0
 
-_log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
-    """What a gateway serves.
+    """The configuration of a gateway.
 
     Attributes:
         host, port: to listen on; port 0: any that is free.
         prefix: of the store's keys; ends with a slash.
         linger_s: see ``tcpstore.lifetime``.
-        fresh: begin with an empty store whoever else serves it.
+        fresh: begin with an empty store, even if another gateway serves it.
     """
 
     host: str = "127.0.0.1"
@@ -164,7 +659,7 @@ class _Refusal(asyncio.Protocol):
 
 
 class _Trouble:
-    """One line when raftkv stops answering, one when it answers again, whatever the number of calls."""
+    """One line when raftkv stops answering, one when it answers again, for any number of calls."""
 
     def __init__(self) -> None:
         self._is_known = False

@@ -21,17 +21,395 @@ import asyncio
 import contextlib
 import re
 import secrets
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, TypeVar
 
 from raftkv import aio
-from raftkv.client.control.control import ClientControl
-from raftkv.client.kv.operations import Fence, Operation
-from raftkv.client.rpc.retry import Backoff
-from raftkv.errors import RaftKVError
-from raftkv.training.tcpstore.key_queue import ABSENT, KeyQueues, Seen
-from raftkv.training.tcpstore.wait import Wait, first_value, queue_prefix
-from raftkv.training.tcpstore.writer import ATTEMPT_TIMEOUT_S, OnTrouble, Outcome, Writer, Writers, persist
+from raftkv.client.control.control import ClientControl, Control
+from raftkv.client.control.reflector import Interval, OnChanges, Reflector, below
+from raftkv.client.kv.operations import Compare, Fence, Operation
+from raftkv.client.rpc.retry import Backoff, until_answered
+from raftkv.client.values import Event
+from raftkv.errors import RaftKVError, StatusError
+
+# -- wait -----------------------------------------------------------------------------------------------------------
+#
+# Waiting for keys of a store, by reflectors that begin at the revision at which a key was absent.
+#
+# A key comes true by a value, or by an item of the queue of that name. A value wakes all waiters of its key; an item
+# wakes one, as in torch's server, or consumers would be told of items that another has taken: each item comes with a
+# token, and the waiter that deletes that token wakes. Tokens older than the wait belong to no waiter and are left
+# alone; the item takes its token along when it is popped.
+
+TakeToken = Callable[[bytes, int], Awaitable[bool]]
+"""Whether it is for this waiter to be woken by a token (its key, its revision), and for no other."""
+
+
+def queue_prefix(kind: bytes, key: bytes) -> bytes:
+    """Return the prefix of a queue's items (``q/``) or tokens (``t/``); its length keeps ``a`` and ``a/b`` apart.
+
+    Arguments:
+        kind: ``q/`` or ``t/``.
+        key: of the queue.
+    """
+    return b"%s%d:%s/" % (kind, len(key), key)
+
+
+TOKENS_MAX: Final = 1024
+"""Tokens that are kept for one wait: with more items than these in its queue, a waiter is woken without one."""
+
+
+async def first_value(
+    control: Control, key: bytes, revision: int, accept: Callable[[bytes], bool] = lambda _: True
+) -> bytes:
+    """Wait for the first value that is written after a revision, among those accepted.
+
+    Arguments:
+        control: the keys of the store.
+        key: of the value.
+        revision: at which there was no such value.
+        accept: tells whether a value will do.
+
+    Raises:
+        WatchCanceled: the client was closed, or a member refused for good.
+    """
+    found: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def on_changes(changes: Sequence[Event]) -> None:
+        for event in changes:
+            if not found.done() and accept(event.value):
+                found.set_result(event.value)
+
+    reflector = _puts(control, (b"k/" + key, b""), revision, on_changes, found)
+    try:
+        return await found
+    finally:
+        reflector.close()
+
+
+class Wait:
+    """A wait for one key that was absent at a revision; it begins at once, and ends with the ``with`` block.
+
+    Arguments:
+        control: the keys of the store.
+        key: which.
+        revision: at which it was absent.
+        take_token: None: there are no queues.
+    """
+
+    def __init__(self, control: Control, key: bytes, revision: int, take_token: TakeToken | None) -> None:
+        self._take_token = take_token
+        self._there: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._tokens: asyncio.Queue[tuple[bytes, int]] = asyncio.Queue()
+        self._reflectors = [_puts(control, (b"k/" + key, b""), revision, self._on_values, self._there)]
+        if take_token is not None:
+            tokens = below(queue_prefix(b"t/", key))
+            self._reflectors.append(_puts(control, tokens, revision, self._on_tokens, self._there))
+
+    def __enter__(self) -> Wait:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for reflector in self._reflectors:
+            reflector.close()
+
+    def _on_values(self, changes: Sequence[Event]) -> None:
+        if changes and not self._there.done():
+            self._there.set_result(None)
+
+    def _on_tokens(self, changes: Sequence[Event]) -> None:
+        for event in changes:
+            if self._tokens.qsize() < TOKENS_MAX:
+                self._tokens.put_nowait((event.key, event.revision))
+            elif not self._there.done():
+                self._there.set_result(None)
+
+    async def finished(self) -> None:
+        """Return when the key has come true.
+
+        Raises:
+            WatchCanceled: the client was closed, or a member refused for good.
+        """
+        if self._take_token is None:
+            await self._there
+            return
+        woken = asyncio.ensure_future(self._woken(self._take_token))
+        try:
+            await asyncio.wait((self._there, woken), return_when=asyncio.FIRST_COMPLETED)
+            for waiting in (self._there, woken):
+                if waiting.done():
+                    waiting.result()
+        finally:
+            woken.cancel()
+            await asyncio.gather(woken, return_exceptions=True)
+
+    async def _woken(self, take_token: TakeToken) -> None:
+        while not await take_token(*await self._tokens.get()):
+            continue
+
+
+def _puts(
+    control: Control, interval: Interval, revision: int, on_changes: OnChanges, waiting: asyncio.Future[Any]
+) -> Reflector:
+    """Follow what is put into an interval after a revision; a refusal ends the waiting."""
+
+    def on_refused(error: Exception) -> None:
+        if not waiting.done():
+            waiting.set_exception(error)
+            waiting.exception()  # seen: the waiter may have given up
+
+    reflector = Reflector(control, interval, on_changes, deletes=False, on_refused=on_refused)
+    reflector.start(revision=revision)
+    return reflector
+
+
+# -- key_queue ------------------------------------------------------------------------------------------------------
+#
+# The order of changes to one value of a store, in this process: a queue for each key, and what was last seen there.
+#
+# Many connections of one gateway add to the same counter. If each tried for itself, all but one would fail each time;
+# in a queue each begins with what the one before has written, and usually succeeds at once. The seen value is a guess,
+# never an answer: others write too.
+
+REMEMBERED_MAX: Final = 256
+REMEMBERED_BYTES_MAX: Final = 64 * 1024
+"""A larger value is read again rather than kept."""
+
+
+class Seen(NamedTuple):
+    """A value (None: absent) and the revision that wrote it (0: absent)."""
+
+    value: bytes | None
+    revision: int
+
+    @classmethod
+    def of(cls, item: aio.KeyValue | None) -> Seen:
+        """Make one of what a read has found."""
+        return ABSENT if item is None else cls(item.value, item.mod_revision)
+
+
+ABSENT: Final = Seen(None, 0)
+
+
+@dataclass
+class KeyQueue:
+    """The queue of one key.
+
+    Attributes:
+        seen: what was last seen; None: nothing is known.
+        users: how many hold or wait for the lock.
+    """
+
+    seen: Seen | None = None
+    users: int = 0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class KeyQueues:
+    """The queues of one store; only ``REMEMBERED_MAX`` are kept without waiters."""
+
+    def __init__(self) -> None:
+        self._queues: OrderedDict[bytes, KeyQueue] = OrderedDict()
+
+    @contextlib.asynccontextmanager
+    async def at(self, key: bytes) -> AsyncIterator[KeyQueue]:
+        """Wait in the queue of a key until it is this caller's turn."""
+        queue = self._queues.setdefault(key, KeyQueue())
+        self._queues.move_to_end(key)
+        queue.users += 1
+        try:
+            async with queue.lock:
+                yield queue
+        finally:
+            queue.users -= 1
+            self._tidy(queue)
+
+    def _tidy(self, queue: KeyQueue) -> None:
+        if queue.seen is not None and queue.seen.value is not None and len(queue.seen.value) > REMEMBERED_BYTES_MAX:
+            queue.seen = None
+        while len(self._queues) > REMEMBERED_MAX:
+            oldest = next(iter(self._queues))
+            if self._queues[oldest].users:
+                return
+            del self._queues[oldest]
+
+
+# -- writer ---------------------------------------------------------------------------------------------------------
+#
+# Writes that happen exactly once, even if the member that was asked fails.
+#
+# A write whose answer is lost may have happened or not, and may still be on its way. To ask the store whether a counter
+# was incremented is no answer: others increment it too. So each txn of a ``Writer`` also writes a key of the writer's
+# own, on the condition that the key is unchanged since its last txn:
+#
+# 1. The txn is repeated as it is until an answer comes. Only one of its copies can find the writer's key untouched.
+# 2. If a copy finds it touched, an earlier copy has done the work: the key holds the mark of that very txn.
+# 3. If a copy finds that the txn's conditions do not hold, but another may still be under way, the key is touched
+# before
+#    anything else is done: a late copy must not find conditions that have come true since.
+# 4. A writer makes one txn at a time. One that is given up in the middle (a timeout, a cancelled task) is of no more
+#    use, and is not given back.
+#
+# ``Writers`` keeps those that are free: at most as many as there were writes at once.
+
+T = TypeVar("T")
+
+ATTEMPT_TIMEOUT_S: Final = 3.0
+"""Time limit of one attempt: a member that is frozen is left after this."""
+_PAUSE_MAX_S: Final = 0.25
+
+OnTrouble = Callable[[StatusError | None], None]
+"""Told of every attempt that failed, and with None of the success that follows."""
+
+
+class Outcome(NamedTuple):
+    """What became of a txn.
+
+    Attributes:
+        applied: its conditions held, and its operations happened.
+        revision: at which they did.
+        found: results of the operations for the other case.
+    """
+
+    applied: bool
+    revision: int = 0
+    found: Sequence[Any] = ()
+
+
+async def persist(attempt: Callable[[], Awaitable[T]], on_trouble: OnTrouble | None = None) -> T:
+    """Repeat what may be repeated until it works; bound it with ``asyncio.timeout``.
+
+    Arguments:
+        attempt: makes the call anew each time.
+        on_trouble: as for ``until_answered``.
+
+    Raises:
+        StatusError: the cluster refused for a reason that does not pass.
+    """
+    return await until_answered(attempt, max_wait_s=_PAUSE_MAX_S, on_trouble=on_trouble)
+
+
+class Writer:
+    """Writes each value exactly once, however often it has to be sent.
+
+    Arguments:
+        kv: the keys of the store.
+        key: this writer's own; no other writes it.
+        fence: every write depends on this lock, term or world.
+    """
+
+    def __init__(self, kv: aio.Client, key: bytes, fence: Fence | None, on_trouble: OnTrouble | None) -> None:
+        self.key = key
+        self._kv = kv
+        self._fence = fence
+        self._on_trouble = on_trouble
+        self._revision = 0
+        self._marks = 0
+
+    async def commit(
+        self,
+        conditions: Sequence[Compare],
+        operations: Sequence[Operation],
+        otherwise: Sequence[Operation] = (),
+    ) -> Outcome:
+        """Do the operations, once, if the conditions hold; else the others, which only read.
+
+        Arguments:
+            conditions: all must hold.
+            operations: what to write.
+            otherwise: reads.
+
+        Raises:
+            FenceLost: what the fence stands for is over; nothing was written.
+            StatusError: the cluster refused; nothing was written.
+        """
+        mark = self._next_mark()
+        inner = aio.txn().when(*conditions).then(aio.put(self.key, mark), *operations).otherwise(*otherwise)
+        while True:
+            outer, doubtful = await self._attempt_until_answered(inner)
+            if outer.succeeded:
+                result = self._outcome(outer)
+                return result if result.applied or not doubtful else await self._settle(result, mark)
+            if self._touched(outer.results[0]) == mark:
+                return Outcome(True, self._revision)
+
+    async def _settle(self, refused: Outcome, mark: bytes) -> Outcome:
+        """Make sure that no copy of a txn whose conditions did not hold can happen any more; one may be under way."""
+        touch = aio.txn().then(aio.put(self.key, self._next_mark()))
+        outer, _ = await self._attempt_until_answered(touch)
+        if outer.succeeded:
+            self._revision = outer.revision
+            return refused
+        return Outcome(True, self._revision) if self._touched(outer.results[0]) == mark else refused
+
+    def _next_mark(self) -> bytes:
+        self._marks += 1
+        return b"%d" % self._marks
+
+    def _touched(self, item: aio.KeyValue | None) -> bytes:
+        """Return the mark of the txn that wrote the key last; empty: the whole store was deleted since."""
+        self._revision = 0 if item is None else item.mod_revision
+        return b"" if item is None else item.value
+
+    def _outcome(self, outer: aio.TxnResult) -> Outcome:
+        applied: bool = outer.results[0].succeeded
+        if applied:
+            self._revision = outer.revision
+        return Outcome(applied, outer.revision, outer.results[0].results)
+
+    async def _attempt_until_answered(self, inner: aio.Txn) -> tuple[aio.TxnResult, bool]:
+        unsure = False
+
+        async def attempt() -> aio.TxnResult:
+            nonlocal unsure
+            untouched = aio.mod_revision(self.key) == self._revision
+            outer = self._kv.txn(fence=self._fence).when(untouched).then(inner).otherwise(aio.get(self.key))
+            try:
+                return await outer.commit(timeout_s=ATTEMPT_TIMEOUT_S)
+            except StatusError as error:
+                unsure = unsure or not error.definite
+                raise
+
+        return await persist(attempt, self._on_trouble), unsure
+
+
+class Writers:
+    """The writers of one process that are free.
+
+    Arguments:
+        kv, fence, on_trouble: as for ``Writer``.
+        prefix: of their keys.
+    """
+
+    def __init__(
+        self, kv: aio.Client, prefix: bytes, fence: Fence | None = None, on_trouble: OnTrouble | None = None
+    ) -> None:
+        self._kv = kv
+        self._prefix = prefix + secrets.token_hex(6).encode() + b"."
+        self._fence = fence
+        self._on_trouble = on_trouble
+        self._free: list[Writer] = []
+        self._made = 0
+
+    @contextlib.asynccontextmanager
+    async def one(self) -> AsyncIterator[Writer]:
+        """Lend a writer for one write or several, one after the other."""
+        writer = self._free.pop() if self._free else self._make()
+        yield writer
+        self._free.append(writer)  # not after an exception: see the module
+
+    async def forget(self) -> None:
+        """Delete the keys of the writers; only when no write is under way. Does its best, and no more."""
+        self._free.clear()
+        with contextlib.suppress(StatusError, asyncio.CancelledError):
+            await self._kv.delete(self._prefix, prefix=True, timeout_s=ATTEMPT_TIMEOUT_S)
+
+    def _make(self) -> Writer:
+        self._made += 1
+        return Writer(self._kv, self._prefix + str(self._made).encode(), self._fence, self._on_trouble)
+
 
 OPERATIONS_MAX: Final = 100
 """Operations of one txn: members allow 128, and a writer's own key is one of them."""
@@ -157,11 +535,11 @@ class ReplicatedStore:
                 await writer.commit((), [aio.put(b"k/" + key, value) for key, value in batch.items()])
 
     async def change(self, key: bytes, change: Change, *, likely_absent: bool = False) -> Any:
-        """Read, decide and write, with nobody in between.
+        """Read, decide and write, with no other write in between.
 
         Arguments:
             key: of the value.
-            change: decides; called again when somebody else has come in between.
+            change: decides; called again after another write in between.
             likely_absent: try it as if there were no value, which saves a read if there is none.
 
         Returns:
@@ -320,7 +698,7 @@ class ReplicatedStore:
         return await self.add(key, 1) >= size
 
     async def wait_all_arrived(self, key: bytes, size: int) -> None:
-        """Wait until so many have come, or somebody writes something else to the key.
+        """Wait until so many have come, or the key gets another kind of value.
 
         Arguments:
             key: of the barrier.

@@ -6,12 +6,12 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
+from raftkv.integrations.horovod import HorovodService
 from raftkv.rpc import Channel, ChannelOptions, RpcError, ServerLimits, framing, status
 from raftkv.rpc.framing import frame
 from raftkv.rpc.server.accept import Connection
 from raftkv.rpc.server.http import HttpRequest, HttpResponse, Origins, text_response
 from raftkv.server.http.access import HostCheck, HttpAccess
-from raftkv.training.horovod.routes import HorovodService
 from tests.fuzz.target import Target
 from tests.rpc import raw
 from tests.rpc import services as s

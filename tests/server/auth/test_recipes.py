@@ -6,9 +6,9 @@ import pytest
 
 from raftkv import errors
 from raftkv.apply.request import Kind
+from raftkv.integrations.horovod import extension
 from raftkv.pb import election_pb2, lock_pb2, rpc_pb2
 from raftkv.rpc.server.http import HttpRequest, HttpResponse
-from raftkv.training.horovod.routes import extension
 from tests.rpc.loop import on_loop, until
 from tests.server.auth.test_guard import BAD_TOKEN, DENIED, LET_IN, NOBODY, outcome
 from tests.server.auth.world import World

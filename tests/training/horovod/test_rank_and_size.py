@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 from raftkv.client.control.records import RecordError
 from raftkv.config import ServerConfig
 from raftkv.errors import ConfigError
+from raftkv.integrations.horovod import NO_SLOT, RESERVED, HorovodService, Scopes, Slot
 from raftkv.pb import kv_pb2, rpc_pb2
 from raftkv.rpc.server.http import HttpRequest, HttpResponse
 from raftkv.server.http.routes import CHECKS
-from raftkv.training.horovod.routes import RESERVED, HorovodService
-from raftkv.training.horovod.scopes import NO_SLOT, Scopes, Slot
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import RUNNING, GenerationRecord, Member, State
-from raftkv.training.rendezvous.ranks import placements, world_size
+from raftkv.training.rendezvous.world import placements, world_size
 
 KEYS = RunKeys("job")
 MEMBERS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 4)), max_size=6)
@@ -78,13 +77,13 @@ def test_every_slot_is_where_the_run_has_it(hosts: list[tuple[str, int]]) -> Non
         b"[" * 100_000,
     ],
 )
-def test_what_is_no_round_is_refused(value: bytes) -> None:
+def test_invalid_round_is_refused(value: bytes) -> None:
     with pytest.raises(RecordError):
         slot(value, "a", 0)
 
 
 @pytest.mark.parametrize("value", [b"", b"{}", b'{"epoch":1}', b'{"epoch":"1","phase":"running"}'])
-def test_what_is_no_state_is_refused(value: bytes) -> None:
+def test_invalid_state_is_refused(value: bytes) -> None:
     with pytest.raises(RecordError):
         slot(GenerationRecord(7).encode(), "a", 0, value)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from raftkv.integrations.horovod import SCOPE_KEYS_MAX, Scopes
 from raftkv.pb import kv_pb2, rpc_pb2
-from raftkv.training.horovod.scopes import SCOPE_KEYS_MAX, Scopes
 
 
 class _Store:

@@ -15,8 +15,7 @@ from raftkv.cli.runs.metrics import answer
 from raftkv.client.kv.operations import Delete, Put
 from raftkv.errors import PermissionDeniedError
 from raftkv.rpc.server.http import HttpRequest
-from raftkv.training.metrics import exporter as exporting
-from raftkv.training.metrics.exporter import Exporter
+from raftkv.training.metrics import Exporter
 from tests.procs import Cluster
 from tests.rpc.loop import until
 from tests.training.scripted_run import GENERATION_2_RUNS, KEYS, SCRIPT, encoded
@@ -85,7 +84,7 @@ def test_runs_and_checkpoints_are_followed(raftkv_cluster: Cluster, monkeypatch:
                 assert _value(exporter, "raftkv_checkpoint_last_step") == 100
                 assert _value(exporter, "raftkv_run_exporter_errors_total") == 0
                 # Who may not see clusters sees runs all the same; a value that nobody can read hides nothing else.
-                monkeypatch.setattr(exporting, "list_clusters", _refused)
+                monkeypatch.setattr("raftkv.training.metrics.list_clusters", _refused)
                 await exporter.look()
                 assert _value(exporter, "raftkv_run_exporter_errors_total") == 0
                 await kv.put(CHECKPOINTS.latest("other"), b"junk")

@@ -16,18 +16,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftkv.errors import ConfigError
-from raftkv.training.process.output import Console, Destinations, Output, destinations, lines, parse_streams
-from raftkv.training.process.output.console import Backlog, Writer
-from raftkv.training.process.output.destinations import parse_ranks
-from raftkv.training.process.output.lines import LINE_MAX_BYTES, Lines
+from raftkv.training.process import output
+from raftkv.training.process.output import (
+    LINE_MAX_BYTES,
+    Backlog,
+    Console,
+    Destinations,
+    Lines,
+    Output,
+    Writer,
+    parse_ranks,
+    parse_streams,
+)
 from tests.procs import wait_for
 
 WORKER = [sys.executable, "-I", "-S", "-u", "-c"]
 
 
-@pytest.mark.parametrize("module", [lines, destinations])
-def test_examples(module) -> None:
-    assert doctest.testmod(module).failed == 0
+def test_examples() -> None:
+    assert doctest.testmod(output).failed == 0
 
 
 @given(st.lists(st.binary(max_size=30)), st.sampled_from([b"\n", b"\r\n"]))
@@ -87,7 +94,7 @@ def read_all(descriptor: int) -> bytes:
         return file.read()
 
 
-def test_a_reader_that_takes_nothing_delays_nobody(pipe: tuple[int, int]) -> None:
+def test_stalled_reader_delays_no_worker(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
     writer = Writer(writing, Backlog(memory_max_bytes=1000))
     for number in range(50_000):  # far more than a pipe holds
@@ -117,7 +124,7 @@ def test_a_reader_that_leaves_costs_its_output_alone(pipe: tuple[int, int]) -> N
     writer.write(b"nobody\n")
 
 
-def test_what_was_dropped_is_told(pipe: tuple[int, int]) -> None:
+def test_dropped_output_is_reported(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
     backlog = Backlog(memory_max_bytes=0, file_max_bytes=0)
     writer = Writer(writing, backlog)
@@ -225,7 +232,7 @@ def test_one_place_for_both_streams_gets_whole_lines(tmp_path: Path) -> None:
 
 
 def test_a_process_that_keeps_the_pipe_does_not_keep_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raftkv.training.process.output.pump.PATIENCE_S", 1.0)
+    monkeypatch.setattr("raftkv.training.process.output.PIPE_PATIENCE_S", 1.0)
     code = "import os, sys\nprint('said')\nif os.fork() == 0:\n    open(sys.argv[1], 'w').close()\n    sys.stdin.read()"
     node = Node(tmp_path, Destinations())
     with node.output.of_worker(1, 0, 0) as (stdout, stderr):

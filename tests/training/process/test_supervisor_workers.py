@@ -16,8 +16,7 @@ import pytest
 
 from raftkv.training.process.faults import End
 from raftkv.training.process.guard import find_marked
-from raftkv.training.process.supervisor import Settings, Supervisor, exit_code, free_port
-from raftkv.training.process.workers import Workers, WorkerStartError
+from raftkv.training.process.supervisor import Settings, Supervisor, Workers, WorkerStartError, exit_code, free_port
 from raftkv.training.records import Member
 from raftkv.training.rendezvous.world import World
 from tests.procs import wait_for
@@ -95,7 +94,7 @@ def test_success_is_all_of_them() -> None:
     run("pass", use, count=2)
 
 
-def test_who_ignores_the_request_is_killed(tmp_path) -> None:
+def test_worker_that_ignores_sigterm_is_killed(tmp_path) -> None:
     ready = tmp_path / "ready"
 
     async def use(workers: Workers) -> None:
@@ -114,7 +113,7 @@ def test_a_worker_may_end_in_peace_when_asked() -> None:
     run(FOREVER, use)
 
 
-def test_what_is_cancelled_leaves_nothing() -> None:
+def test_cancelled_start_leaves_no_process() -> None:
     async def main() -> Workers:
         running: asyncio.Future[Workers] = asyncio.get_running_loop().create_future()
 
@@ -135,7 +134,7 @@ def test_what_is_cancelled_leaves_nothing() -> None:
 
 AGENT = f"""
 import asyncio, os, sys
-from raftkv.training.process.workers import Workers
+from raftkv.training.process.supervisor import Workers
 
 async def main():
     async with Workers.started([*{PYTHON!r}, {FOREVER!r}], [dict(os.environ)] * 2) as workers:

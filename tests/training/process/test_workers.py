@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from raftkv.training.process import exit_watch
-from raftkv.training.process.exit_watch import WorkerWatch
-from raftkv.training.process.faults import End, MemoryEvents, Worker, end_of
+from raftkv.training.process import faults
+from raftkv.training.process.faults import End, MemoryEvents, Worker, WorkerWatch, end_of
 from raftkv.training.records import EXIT, OUT_OF_MEMORY, SIGNAL
 from tests.procs import wait_for
 
@@ -107,7 +106,7 @@ def test_a_worker_that_was_started_by_others_can_be_added(
     assert ends.get(timeout=WAIT_S).worker == Worker(worker.pid, 4)
 
 
-def test_whoever_is_reaped_first_is_not_told_and_nothing_breaks(ends: queue.Queue[End], start: Starter) -> None:
+def test_worker_reaped_by_the_agent_is_not_reported(ends: queue.Queue[End], start: Starter) -> None:
     watch = WorkerWatch(ends.put, run_id=RUN)
     gone, stays = start("pass", rank=0), start(rank=1)
     gone.wait()
@@ -137,9 +136,7 @@ def test_children_are_found_without_the_kernels_list_of_them(
     assert watch.look() == 1
 
 
-def test_a_child_before_its_exec_shows_the_environment_of_its_parent_and_is_looked_at_again(
-    ends: queue.Queue[End], start: Starter, tmp_path: Path
-) -> None:
+def test_child_before_its_exec_is_looked_at_again(ends: queue.Queue[End], start: Starter, tmp_path: Path) -> None:
     worker = start(rank=3)
     for pid in ("self", str(worker.pid)):
         (tmp_path / pid).mkdir()
@@ -154,7 +151,7 @@ def test_a_child_before_its_exec_shows_the_environment_of_its_parent_and_is_look
 
 
 def test_elsewhere_nothing_is_watched(watch: WorkerWatch, start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exit_watch.sys, "platform", "darwin")
+    monkeypatch.setattr(faults.sys, "platform", "darwin")
     watch.add(start().pid)
     assert watch.look() == 0
 
@@ -196,7 +193,7 @@ def test_the_kernels_count_of_memory_kills_is_found(
     assert before.again().grew_since(before)
 
 
-def test_without_a_group_the_machine_is_asked_and_without_that_nobody(groups: tuple[Path, Path]) -> None:
+def test_memory_kills_fall_back_to_the_machine_then_to_none(groups: tuple[Path, Path]) -> None:
     assert MemoryEvents.of(1, *groups).kills == 40
     (groups[0] / "vmstat").unlink()
     nothing = MemoryEvents.of(1, *groups)

@@ -28,9 +28,9 @@ from raftkv.training.rendezvous.arbiter import (
     Arbiter,
     Begin,
     Break,
+    Evict,
     Finish,
     Present,
-    PutOut,
     View,
     by_place,
     new_state,
@@ -124,7 +124,7 @@ def test_a_newcomer_that_is_denied_or_still_runs_something_is_not_waited_for() -
 
 def test_members_are_not_taken_for_lost_before_they_had_time_to_come_back() -> None:
     arbiter = Arbiter(5.0)
-    arbiter.forgive_until = NOW + 3
+    arbiter.postponed_until = NOW + 3
     seen = view(RUNNING, 1, "ab", [node("a")])
     assert arbiter.decide(seen, NOW) is None
     assert arbiter.look_again_at == NOW + 3
@@ -145,12 +145,12 @@ def test_the_next_generation_waits_for_every_member_that_is_there() -> None:
     assert order(Arbiter(99.0).decide(view(BROKEN, 1, "ab", there), NOW)) == "abc"
 
 
-def test_a_member_that_does_not_come_back_is_put_out_if_the_others_can_go_on() -> None:
+def test_a_member_that_does_not_come_back_is_evict_if_the_others_can_go_on() -> None:
     arbiter = Arbiter(0.0, return_timeout_s=30.0)
     there = [node("a", want=2), node("b", want=1), node("c", want=2)]
     seen = view(BROKEN, 1, "abc", there, (2, 3))
     assert (arbiter.decide(seen, NOW), arbiter.look_again_at) == (None, NOW + 30.0)
-    assert arbiter.decide(seen, NOW + 30.0) == PutOut((seen.nodes["b-1"],))
+    assert arbiter.decide(seen, NOW + 30.0) == Evict((seen.nodes["b-1"],))
     assert order(arbiter.decide(view(BROKEN, 1, "abc", [there[0], there[2]], (2, 3)), NOW + 30.0)) == "ac"
     assert arbiter.decide(view(BROKEN, 1, "abc", there, (3, 3)), NOW + 99.0) is None
     assert Arbiter(0.0).decide(seen, NOW + 99.0) is None
@@ -164,7 +164,7 @@ def test_after_a_restore_the_next_generation_is_above_all_that_nodes_have_seen()
     assert (order(begun), isinstance(begun, Begin) and begun.generation) == ("abc", 5)
 
 
-def test_survivors_keep_their_order_and_newcomers_come_behind_in_the_order_of_arrival() -> None:
+def test_survivors_keep_order_and_newcomers_follow_by_arrival() -> None:
     there = [node("x"), node("d", want=2), node("w"), node("b", want=2), node("v")]
     assert order(Arbiter(0.0).decide(view(BROKEN, 1, "abcd", there, (1, 4)), NOW)) == "bdxw"
 
@@ -218,7 +218,7 @@ def test_a_node_that_may_still_run_an_older_generation_is_in_none() -> None:
 
 def test_the_next_generation_too_forgives_members_that_could_not_be_there() -> None:
     arbiter = Arbiter(0.0)
-    arbiter.forgive_until = NOW + 2
+    arbiter.postponed_until = NOW + 2
     seen = view(BROKEN, 1, "ab", [node("a", want=2)])
     assert arbiter.decide(seen, NOW) is None
     assert arbiter.look_again_at == NOW + 2
@@ -247,7 +247,7 @@ def test_the_last_call_begins_anew_when_the_minimum_is_lost() -> None:
 
 
 @pytest.mark.parametrize(("expected", "there"), [(0, "abcd"), (3, "abc"), (1, "ab"), (9, "abcd")])
-def test_it_is_cut_short_when_everybody_is_there(expected: int, there: str) -> None:
+def test_last_call_ends_when_all_nodes_are_there(expected: int, there: str) -> None:
     seen = view(GATHERING, 0, "", [node(name) for name in there], (2, 4))
     assert order(Arbiter(5.0, expected).decide(seen, NOW)) == there
 
@@ -309,7 +309,7 @@ def test_a_generation_begins_only_with_nodes_that_run_nothing(seen: View, arbite
 
 
 @given(views(), ARBITERS)
-def test_whoever_stays_keeps_the_order_and_has_his_place_before_newcomers(seen: View, arbiter: Arbiter) -> None:
+def test_remaining_members_precede_newcomers_in_order(seen: View, arbiter: Arbiter) -> None:
     decision = arbiter.decide(seen, NOW)
     if not isinstance(decision, Begin):
         return
@@ -318,7 +318,7 @@ def test_whoever_stays_keeps_the_order_and_has_his_place_before_newcomers(seen: 
     stayed = [node_id for node_id in ids if node_id in before]
     assert stayed == [node_id for node_id in before if node_id in ids]
     may = {one.id for one in seen.survivors()}
-    assert may <= set(ids), "nobody who may stay is put out for a newcomer"
+    assert may <= set(ids), "nobody who may stay is evicted for a newcomer"
 
 
 @given(views(), ARBITERS)
@@ -337,7 +337,7 @@ def _somebody_came_back(seen: View) -> bool:
 
 
 @given(views(), ARBITERS)
-def test_what_is_not_decided_is_looked_at_again_in_time_or_waits_for_somebody(seen: View, arbiter: Arbiter) -> None:
+def test_undecided_arbiter_has_a_next_look_or_waits_for_an_event(seen: View, arbiter: Arbiter) -> None:
     first = arbiter.decide(seen, NOW)
     again_at = arbiter.look_again_at
     assert arbiter.decide(seen, NOW) == first, "the same view at the same time is the same decision"

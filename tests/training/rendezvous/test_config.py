@@ -31,7 +31,7 @@ def test_every_option_has_its_field() -> None:
     assert (config.host, config.slots, config.host_slots, config.topology) == ("a", 8, 16, "row1/rack7")
 
 
-def test_what_torch_injects_is_passed_over() -> None:
+def test_options_injected_by_torch_are_ignored() -> None:
     assert parse_options({"timeout": 900, "rank": 0, "is_host": True, "lease_ttl": 1}) == {"lease_ttl_s": 1}
     assert not IGNORED & set(OPTION_NAMES)
 
@@ -83,7 +83,7 @@ def test_a_value_of_another_kind_is_named(name: str, value: str, kind: str) -> N
         ({"host": "a\nb"}, "node_name"),
     ],
 )
-def test_what_cannot_work_is_said_in_one_line(changes: dict[str, object], why: str) -> None:
+def test_impossible_option_is_refused_in_one_line(changes: dict[str, object], why: str) -> None:
     config = RunConfig(**{"run_id": "job", "max_nodes": 4, **changes})
     with pytest.raises(ConfigError) as caught:
         config.checked()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftkv.training.records import Member
-from raftkv.training.rendezvous.ranks import Placement, first_ranks, placements, world_size
+from raftkv.training.rendezvous.world import Placement, first_ranks, placements, world_size
 
 MEMBERS = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 5)), max_size=9).map(
     lambda drawn: [Member(f"{host}-{index}", host, slots=slots) for index, (host, slots) in enumerate(drawn)]
@@ -35,7 +35,7 @@ def test_members_on_one_host_share_its_local_ranks_even_apart() -> None:
     ]
 
 
-def test_nobody_has_no_ranks() -> None:
+def test_no_members_have_no_ranks() -> None:
     assert placements([]) == []
     assert world_size([]) == 0
     assert first_ranks([]) == []

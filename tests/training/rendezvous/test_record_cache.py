@@ -10,7 +10,7 @@ from raftkv.client.control.control import OnEvents, OnLost
 from raftkv.client.values import DELETE, PUT, Event, KeyValue
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import RUNNING, GenerationRecord, State
-from raftkv.training.rendezvous.record_cache import RecordCache
+from raftkv.training.rendezvous.world import RecordCache
 
 KEYS = RunKeys("job")
 
@@ -61,7 +61,7 @@ def test_it_takes_what_a_read_has_found_and_then_what_the_watch_brings(
     assert len(changes) == 2
 
 
-def test_what_is_gone_is_gone(cache: RecordCache, watched: Watched) -> None:
+def test_deleted_record_is_gone(cache: RecordCache, watched: Watched) -> None:
     cache.load([begun(1, 5), state(1, 5)], 5)
     watched.on_events(6, [Event(DELETE, item(KEYS.state, b"", 6))])
     assert (cache.state, cache.state_revision, cache.round) == (None, 0, GenerationRecord(1))
@@ -69,7 +69,7 @@ def test_what_is_gone_is_gone(cache: RecordCache, watched: Watched) -> None:
     assert (cache.round, cache.round_revision) == (None, 0)
 
 
-def test_what_cannot_be_read_is_told_and_changes_nothing(cache: RecordCache, watched: Watched) -> None:
+def test_unreadable_record_is_reported_and_changes_nothing(cache: RecordCache, watched: Watched) -> None:
     cache.load([state(1, 5)], 5)
     watched.on_events(6, [Event(PUT, item(KEYS.state, b"\x80\x04.", 6))])
     assert cache.state == State(1, RUNNING)

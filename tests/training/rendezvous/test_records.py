@@ -33,7 +33,7 @@ KINDS: list[type[Record]] = [Member, Node, GenerationRecord, State, Fault]
 
 
 @given(st.one_of(MEMBERS, NODES, ROUNDS, STATES, FAULTS))
-def test_what_is_written_is_read(record: Record) -> None:
+def test_record_survives_encoding(record: Record) -> None:
     value = record.encode()
     assert type(record).decode(value) == record
     assert b", " not in value.replace(b"\\", b"") or any(", " in text for text in _texts(json.loads(value)))
@@ -112,7 +112,7 @@ def test_fields_of_a_newer_version_are_passed_over() -> None:
         (Fault, b'{"epoch":"1","node":"a"}', "epoch is '1'"),
     ],
 )
-def test_what_is_wrong_is_named(kind: type[Record], value: bytes, why: str) -> None:
+def test_error_names_the_field(kind: type[Record], value: bytes, why: str) -> None:
     with pytest.raises(RecordError) as caught:
         kind.decode(value)
     assert why in str(caught.value)

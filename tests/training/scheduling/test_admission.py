@@ -12,8 +12,19 @@ from hypothesis import strategies as st
 from raftkv.client.control.records import RecordError
 from raftkv.errors import ConfigError
 from raftkv.training.keys import check_cluster
-from raftkv.training.scheduling.admission import PASSED_OVER_MAX, admit, capacity, claim, forget, release, why
-from raftkv.training.scheduling.record import Ledger, Need, read_hosts, slots_by_host
+from raftkv.training.scheduling.admission import (
+    PASSED_OVER_MAX,
+    Ledger,
+    Need,
+    admit,
+    capacity,
+    claim,
+    forget,
+    read_hosts,
+    release,
+    slots_by_host,
+    why,
+)
 
 
 def nodes(run: str, *hosts: str, slots: int = 1) -> list[Need]:
@@ -84,7 +95,7 @@ def test_a_big_run_is_passed_over_only_so_often() -> None:
     assert granted(late) == {"big": 2, "late": 0}
 
 
-def test_what_can_never_run_is_in_nobodys_way() -> None:
+def test_run_that_can_never_start_delays_no_other() -> None:
     hosts = {"h1": 1}
     ledger = admit(ask(Ledger(), "huge", "h1", slots=8), hosts)
     for number in range(10):
@@ -104,7 +115,7 @@ def test_a_host_of_which_nothing_is_known_serves_one_run_at_a_time() -> None:
     assert granted(admit(ask(Ledger(), "c", "h", slots=8), {})) == {"c": 1}
 
 
-def test_what_a_host_says_goes_before_what_a_run_declares() -> None:
+def test_slots_of_the_host_key_override_declared_slots() -> None:
     ledger = claim(Ledger(), "a", nodes("a", "h", "i"), 1, 2, declared={"h": 4, "i": 4})
     assert capacity(ledger, {"h": 8}) == {"h": 8, "i": 4}
     assert release(ledger, "a") == Ledger(arrivals=1), "hosts that nobody names are forgotten"
@@ -116,7 +127,7 @@ def test_a_preferred_node_that_is_too_big_does_not_keep_a_run_waiting() -> None:
     assert set(ledger.claims[0].granted) == {"one", "two"}
 
 
-def test_fewer_slots_than_before_drive_nobody_out() -> None:
+def test_fewer_slots_revoke_no_grant() -> None:
     ledger = admit(ask(Ledger(), "a", "h", "h", low=2), {"h": 2})
     ledger = admit(ask(ledger, "b", "h"), {"h": 1})
     assert granted(ledger) == {"a": 2, "b": 0}
@@ -143,7 +154,7 @@ def test_the_dead_are_forgotten() -> None:
         b'{"declared":{"h":"many"}}',
     ],
 )
-def test_a_ledger_that_somebody_else_wrote_is_refused(value: bytes) -> None:
+def test_foreign_ledger_is_refused(value: bytes) -> None:
     with pytest.raises(RecordError):
         Ledger.decode(value)
 
@@ -187,7 +198,7 @@ def steps(draw: st.DrawFn, ledger: Ledger) -> Ledger:
 
 
 @given(st.data())
-def test_whatever_happens(data: st.DataObject) -> None:
+def test_any_sequence_keeps_the_rule(data: st.DataObject) -> None:
     hosts = data.draw(st.dictionaries(st.sampled_from(HOSTS), st.integers(0, 6)))
     ledger = Ledger()
     for _ in range(data.draw(st.integers(1, 12))):

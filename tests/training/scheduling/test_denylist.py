@@ -175,7 +175,7 @@ def test_runs_of_a_cluster_share_what_they_know() -> None:
     play(story)
 
 
-def test_a_limit_of_zero_denies_nobody_and_writes_nothing() -> None:
+def test_limit_of_zero_denies_no_host_and_writes_nothing() -> None:
     async def story() -> None:
         world = LedgerWorld()
         denylist = Denylist.of(world.control(), replace(CONFIG, fault_limit=0))

@@ -14,8 +14,8 @@ from raftkv.client.control.records import RecordError
 from raftkv.client.kv.operations import Put, version
 from raftkv.errors import StatusError
 from raftkv.training.keys import RunKeys
+from raftkv.training.scheduling.admission import ClusterKeys, HostRecord, Ledger
 from raftkv.training.scheduling.ledger import ClusterAdmission, SlotGrant
-from raftkv.training.scheduling.record import ClusterKeys, HostRecord, Ledger
 from tests.training.scheduling.ledger_world import LedgerWorld
 
 KEYS = ClusterKeys("gpu")
@@ -187,7 +187,7 @@ def test_the_ghost_of_a_dead_run_gets_nothing() -> None:
     play(story)
 
 
-def test_who_does_not_decide_any_more_changes_nothing() -> None:
+def test_former_arbiter_changes_nothing() -> None:
     async def story() -> None:
         world = LedgerWorld()
         arbiter = Arbiter(world, "a", ["h1", "h2"], 1)
@@ -294,7 +294,7 @@ def test_watches_that_end_are_begun_again() -> None:
     play(story)
 
 
-def test_a_ledger_of_somebody_else_is_an_error_in_one_line() -> None:
+def test_foreign_ledger_is_an_error_in_one_line() -> None:
     async def story() -> None:
         world = LedgerWorld()
         world.store.txn((), (Put(KEYS.ledger, b"hello"),))

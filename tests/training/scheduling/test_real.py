@@ -14,8 +14,8 @@ from raftkv.training.keys import RunKeys
 from raftkv.training.records import RUNNING, Fault
 from raftkv.training.rendezvous.participant import Participant, Progress
 from raftkv.training.rendezvous.world import World
-from raftkv.training.scheduling.record import ClusterKeys
-from raftkv.training.scheduling.view import describe_cluster
+from raftkv.training.scheduling.admission import ClusterKeys
+from raftkv.training.scheduling.ledger import describe_cluster
 from tests.client.waiting import until
 from tests.procs import RAFTKV, Cluster
 

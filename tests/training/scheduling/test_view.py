@@ -12,10 +12,9 @@ from raftkv.client.local.cluster import LocalCluster
 from raftkv.errors import ConfigError
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import Fault
-from raftkv.training.scheduling.admission import admit, claim
+from raftkv.training.scheduling.admission import ClusterKeys, HostRecord, Ledger, Need, admit, claim
 from raftkv.training.scheduling.denylist import DenyKeys
-from raftkv.training.scheduling.record import ClusterKeys, HostRecord, Ledger, Need
-from raftkv.training.scheduling.view import ClusterView, describe_cluster, list_clusters
+from raftkv.training.scheduling.ledger import ClusterView, describe_cluster, list_clusters
 
 KEYS = ClusterKeys("gpu")
 

@@ -15,17 +15,18 @@ from typing import Any
 
 import pytest
 
-from raftkv.training.tcpstore.budget import Budgets
-from raftkv.training.tcpstore.connection import (
+from raftkv.training.tcpstore.gateway import (
     ANSWER_STALL_S,
+    CONNECTIONS_MAX,
     PENDING_BYTES_MAX,
     REQUEST_TIMEOUT_S,
     REQUESTS_PER_TURN,
     WAITS_MAX,
     WATCH_BYTES,
+    Budgets,
     Connection,
+    connections_allowed,
 )
-from raftkv.training.tcpstore.gateway import CONNECTIONS_MAX, connections_allowed
 from raftkv.training.tcpstore.store import ReplicatedStore
 from raftkv.training.tcpstore.wire import (
     READY,
@@ -189,7 +190,7 @@ def _calls_by_pieces(keys: int) -> int:
     return calls
 
 
-def test_what_has_come_of_a_request_is_not_looked_at_again() -> None:
+def test_bytes_of_a_partial_request_are_parsed_once() -> None:
     assert _calls_by_pieces(2000) < 2.5 * _calls_by_pieces(1000)
 
 
@@ -216,7 +217,7 @@ def test_a_request_of_very_many_keys_is_cut_in_several_turns() -> None:
     assert len(found.keys) == keys
 
 
-def test_what_a_reader_holds_counts_its_strings_not_only_their_bytes() -> None:
+def test_held_bytes_count_string_overhead() -> None:
     reader = Reader()
     reader.feed(bytes([Op.MULTI_GET]) + pack_int(1000) + pack_bytes(b"ab") * 900)
     assert reader.next() is None

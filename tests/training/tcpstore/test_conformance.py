@@ -201,9 +201,7 @@ BAD: list[bytes] = [
 
 
 @pytest.mark.parametrize("data", BAD, ids=range(len(BAD)))
-def test_what_makes_no_sense_closes_that_connection_alone(
-    gateway_port: int, uv_port: int, data: bytes, log: Path
-) -> None:
+def test_invalid_request_closes_only_its_connection(gateway_port: int, uv_port: int, data: bytes, log: Path) -> None:
     said = log.read_text()
     for port in (uv_port, gateway_port):
         bystander, client = RawClient(port), RawClient(port)
@@ -215,7 +213,7 @@ def test_what_makes_no_sense_closes_that_connection_alone(
     assert log.read_text().removeprefix(said).count("closed the connection of 127.0.0.1:") == 1
 
 
-def test_who_is_no_client_of_tcpstore_is_turned_away(gateway_port: int) -> None:
+def test_connection_without_validation_is_closed(gateway_port: int) -> None:
     for greeting in (b"\0\1\2\3\4", encode(Op.PING, 1), b"GET / HTTP/1.1\r\n\r\n"):
         with socket.create_connection(("127.0.0.1", gateway_port), timeout=60) as stranger:
             stranger.sendall(greeting)

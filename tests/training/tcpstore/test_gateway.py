@@ -20,7 +20,7 @@ import raftkv
 from raftkv import aio
 from raftkv.client.errors import from_status
 from raftkv.errors import UNAVAILABLE
-from raftkv.training.tcpstore.lifetime import StoreLifetime
+from raftkv.training.tcpstore.gateway import StoreLifetime
 from raftkv.training.tcpstore.store import ReplicatedStore
 from raftkv.training.tcpstore.wire import KEYS_MAX, VALIDATION, FrameError, Op, Reader, pack_bytes, pack_int
 from tests.procs import ETCD_FAST, Cluster
@@ -108,7 +108,7 @@ def test_a_run_of_writes_takes_few_revisions_and_keeps_its_order(raftkv_cluster:
         client.close()
 
 
-def test_what_was_written_before_the_client_left_is_done(raftkv_cluster: LocalCluster) -> None:
+def test_writes_of_a_departed_client_are_done(raftkv_cluster: LocalCluster) -> None:
     with gateway(raftkv_cluster.endpoints) as port:
         waiting = RawClient(port)
         waiting.send(encode(Op.WAIT, [b"k299"]))
@@ -119,9 +119,7 @@ def test_what_was_written_before_the_client_left_is_done(raftkv_cluster: LocalCl
         waiting.close()
 
 
-def test_what_raftkv_does_not_take_closes_the_connection_with_a_line(
-    raftkv_cluster: LocalCluster, tmp_path: Path
-) -> None:
+def test_refused_write_closes_the_connection_with_a_line(raftkv_cluster: LocalCluster, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with gateway(raftkv_cluster.endpoints, log=log) as port:
         client = RawClient(port)
@@ -439,7 +437,7 @@ def test_a_gateway_waits_for_raftkv_and_can_be_stopped_meanwhile(tmp_path: Path)
         (["--listen=192.0.2.1:1"], 1, "cannot listen on 192.0.2.1:1"),
     ],
 )
-def test_what_cannot_work_is_refused_in_one_line(flags: list[str], code: int, why: str) -> None:
+def test_impossible_option_is_refused_in_one_line(flags: list[str], code: int, why: str) -> None:
     command = [sys.executable, "-m", "raftkv", "tcpstore-gateway", *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert (done.returncode, done.stdout) == (code, "")

@@ -39,7 +39,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["--endpoints=ftp://x"], "endpoint 'ftp://x' is not host:port"),
     ],
 )
-def test_what_cannot_work_is_told_in_one_line(capsys, words, line):
+def test_impossible_option_is_refused_in_one_line(capsys, words, line):
     assert line in refusal(capsys, *words)
 
 

@@ -16,13 +16,11 @@ import pytest
 from raftkv.aio import Client, connect
 from raftkv.client.errors import from_status
 from raftkv.errors import UNAVAILABLE, ConfigError, PermissionDeniedError
+from raftkv.integrations.torchft.job import Job, Timing
+from raftkv.integrations.torchft.lighthouse import HEARTBEAT, QUORUM, Lighthouse, LighthouseConfig
+from raftkv.integrations.torchft.rules import WAITING_MAX, JobKeys, QuorumRecord, Rules
 from raftkv.pb import torchft_pb2
 from raftkv.rpc import Channel, RpcError
-from raftkv.training.torchft.job import Job, Timing
-from raftkv.training.torchft.lighthouse import HEARTBEAT, QUORUM, Lighthouse, LighthouseConfig
-from raftkv.training.torchft.records import JobKeys, QuorumRecord
-from raftkv.training.torchft.roster import WAITING_MAX
-from raftkv.training.torchft.rules import Rules
 from tests.spoiled import spoiled
 
 DEADLINE_S = 60.0
@@ -196,7 +194,7 @@ def test_a_closed_connection_is_a_death_and_silence_is_one_later(play):
     play(story)
 
 
-def test_who_gave_up_waiting_is_in_no_quorum(play):
+def test_replica_that_withdrew_is_in_no_quorum(play):
     async def story(stage: Stage) -> None:
         port = await stage.daemon()
         a, b = stage.replica("a", port), stage.replica("b", port)
@@ -219,7 +217,7 @@ def _ask(name: str) -> bytes:
     return torchft_pb2.LighthouseQuorumRequest(requester=member).SerializeToString()
 
 
-def test_what_is_no_request_is_refused(play):
+def test_invalid_request_is_refused(play):
     async def story(stage: Stage) -> None:
         replica = stage.replica("a", await stage.daemon())
         for path, body in ((QUORUM, b""), (QUORUM, _ask("")), (HEARTBEAT, b""), (QUORUM, b"\xff")):
@@ -297,7 +295,7 @@ def test_the_id_goes_on_where_it_was_when_all_daemons_are_new(play):
     play(story)
 
 
-def test_a_quorum_that_somebody_spoiled_is_decided_anew(play):
+def test_unreadable_quorum_is_decided_anew(play):
     async def story(stage: Stage) -> None:
         port = await stage.daemon()
         a, b = stage.replica("a", port), stage.replica("b", port)

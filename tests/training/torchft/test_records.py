@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftkv.client.control.records import RecordError
+from raftkv.integrations.torchft.rules import MEMBER_BYTES_MAX, Ask, JobKeys, MemberRecord, QuorumRecord, make_ask
 from raftkv.pb import torchft_pb2
-from raftkv.training.torchft.records import MEMBER_BYTES_MAX, JobKeys, MemberRecord, QuorumRecord, make_ask
-from raftkv.training.torchft.rules import Ask
 
 UNKNOWN_FIELD = bytes([0xFA, 0x3F, 2]) + b"hi"  # number 1023: of a torchft that nobody has seen yet
 
@@ -52,13 +51,13 @@ def test_one_replica_cannot_make_a_quorum_too_large_for_the_store():
 
 
 @pytest.mark.parametrize("message", [b"", b"\xff", torchft_pb2.QuorumMember(replica_id="x" * 513).SerializeToString()])
-def test_what_is_no_member_is_refused(message):
+def test_invalid_member_is_refused(message):
     with pytest.raises(RecordError):
         make_ask(message, "d/1")
 
 
 @pytest.mark.parametrize("value", [b"", b"[]", b'{"quorum_id":"1"}', b'{"quorum_id":1,"asks":{"a":1}}'])
-def test_what_is_no_quorum_is_refused(value):
+def test_invalid_quorum_is_refused(value):
     with pytest.raises(RecordError):
         QuorumRecord.decode(value)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from raftkv.training.torchft.roster import Roster
-from raftkv.training.torchft.rules import Ask
+from raftkv.integrations.torchft.rules import Ask, Roster
 
 
 def roster(*names: str) -> Roster:
@@ -36,7 +35,7 @@ def test_a_replica_is_gone_with_its_last_connection():
     assert seen.disconnected("never seen") == []
 
 
-def test_who_comes_back_within_the_grace_was_never_gone():
+def test_replica_that_reconnects_within_the_grace_stays():
     seen = roster("a")
     assert seen.disconnected("connection a") == ["a"]
     assert not seen.heard("a", "the next", 0.1)
@@ -50,7 +49,7 @@ def test_replicas_that_share_a_connection_go_together():
     assert seen.disconnected("shared") == ["a", "b"]
 
 
-def test_everybody_who_waits_gets_the_answer_to_the_latest_ask():
+def test_all_waiters_get_the_answer_to_the_latest_ask():
     seen, answers = roster("a"), []
     seen.asked(Ask("a", "d/1"), "first", answers.append, 1.0)
     seen.asked(Ask("a", "d/2"), "second", answers.append, 2.0)

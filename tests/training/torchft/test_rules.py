@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from raftkv.training.torchft.rules import Ask, Rules, View, decide
+from raftkv.integrations.torchft.rules import Ask, Rules, View, decide
 
 RULES = Rules(min_replicas=2, join_timeout_s=60.0)
 NAMES = "abcde"
@@ -34,7 +34,7 @@ def test_half_of_the_healthy_is_not_enough_however_long_they_wait():
     assert members(view("abcd", "abc"), now_s=1000.0) == "abc"
 
 
-def test_who_asks_and_is_not_heard_of_does_not_count():
+def test_silent_replica_does_not_count():
     assert members(view("ab", "abc")) == "ab"
     assert members(view("a", "abc")) == ""
 
@@ -45,19 +45,19 @@ def test_the_last_quorum_goes_on_at_once_and_takes_newcomers_that_ask():
     assert members(view("abcd", "a", "a"), Rules(min_replicas=3)) == "a"
 
 
-def test_survivors_wait_for_nobody_who_was_not_with_them():
+def test_survivors_wait_for_no_newcomer():
     assert members(view("abd", "ab", "abc")) == "ab"
     assert members(view("abd", "a", "abc")) == ""
     assert members(view("abd", "d", "abc"), Rules(min_replicas=1)) == ""
     assert members(view("ab", "a", "abc"), Rules(min_replicas=1)) == ""
 
 
-def test_members_of_a_quorum_that_is_long_gone_hold_nobody_up_and_push_nobody():
+def test_members_of_an_old_quorum_have_no_effect():
     assert members(view("de", "de", "abc")) == "de"
     assert members(view("def", "de", "abc")) == ""
 
 
-def test_newcomers_wait_while_somebody_only_shrinks():
+def test_newcomers_wait_while_a_replica_only_shrinks():
     assert members(view("abc", "abc", "ab", shrink="a")) == "ab"
     assert members(view("bc", "bc", "ab", shrink="c")) == "b"
     assert members(view("cd", "cd", "ab", shrink="c")) == ""
@@ -125,7 +125,7 @@ def test_a_quorum_is_of_those_who_are_there_and_ask_in_order(seen, rules, now_s)
 
 
 @given(views(), rules_of_any_kind)
-def test_what_time_alone_changes_is_told(seen, rules):
+def test_decision_names_the_time_of_the_next_look(seen, rules):
     """Either nothing changes as time goes by, or it changes exactly when it was said to."""
     now_s = 59.0
     first = decide(seen, rules, now_s)

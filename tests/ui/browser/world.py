@@ -19,8 +19,7 @@ from raftkv.checkpoint.storage.place import Place
 from raftkv.client.sync.lease import Lease
 from raftkv.training.keys import CLUSTER_ROOT, RunKeys
 from raftkv.training.records import BROKEN, CLOSED, GATHERING, RUNNING, Fault, GenerationRecord, Node, State
-from raftkv.training.scheduling.admission import admit, claim
-from raftkv.training.scheduling.record import HostRecord, Ledger, Need
+from raftkv.training.scheduling.admission import HostRecord, Ledger, Need, admit, claim
 
 RUN = "bert-large"
 STEPS = range(1000, 7000, 1000)

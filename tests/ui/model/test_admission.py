@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raftkv.training.keys import CLUSTER_ROOT
-from raftkv.training.scheduling.admission import PASSED_OVER_MAX, admit, claim
-from raftkv.training.scheduling.record import HostRecord, Ledger, Need
-from raftkv.training.scheduling.view import ClusterKeys, _Found, _grant_view, _queue
+from raftkv.training.scheduling.admission import PASSED_OVER_MAX, HostRecord, Ledger, Need, admit, claim
+from raftkv.training.scheduling.ledger import ClusterKeys, _Found, _grant_view, _queue
 from tests.ui.model.runner import Model, kv, plain
 
 HOSTS = st.dictionaries(st.sampled_from(["h1", "h2", "h3"]), st.integers(0, 4), max_size=3)

@@ -14,11 +14,10 @@ from raftkv.checkpoint.records import Checkpoint, Deleting
 from raftkv.cli.output.table import Rows
 from raftkv.cli.runs import view
 from raftkv.cli.runs.view import Denied, Facts, Queue, waiting
-from raftkv.training.history.progress import GivenUp, with_commits
-from raftkv.training.history.reader import RunSummary, count_nodes
-from raftkv.training.history.timeline import CommitHistory, RunHistory, Stamp, fold, read_change
+from raftkv.training.history import GivenUp, RunSummary, count_nodes, with_commits
 from raftkv.training.keys import ROOT
 from raftkv.training.records import CAUSES, PHASES, Fault, GenerationRecord, Member, Node, State
+from raftkv.training.timeline import CommitHistory, RunHistory, Stamp, fold, read_change
 from tests.training.scripted_run import GENERATION_2_RUNS, KEYS, SCRIPT, A, B, Script, encoded
 from tests.ui.model.runner import Model, event, kv, plain
 

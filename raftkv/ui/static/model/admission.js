@@ -1,6 +1,6 @@
 /**
  * Who holds the slots that runs of a cluster share, and who waits for them. Pure; the twin of
- * `raftkv.training.scheduling.view` and of the explanations in `scheduling.admission`.
+ * `raftkv.training.scheduling.ledger` and of the explanations in `scheduling.admission`.
  *
  *     describeClusters(items, alive)      // [{cluster, hosts, grants, queue}], out of the keys below CLUSTER_ROOT
  *

@@ -1,6 +1,6 @@
 /**
  * The checkpoints in the history of a run: what each generation committed, and what its end cost in work. Pure; the
- * twin of `raftkv.training.history.progress`.
+ * twin of `raftkv.training.history`.
  *
  *     const progress = new Progress("job");
  *     progress.record(item);  progress.deleting(item);        // every change, from the run's first revision on

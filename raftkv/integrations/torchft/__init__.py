@@ -7,9 +7,9 @@
 
     lighthouse  the daemon: a listener for each job, calls of managers
     job         one job in one daemon: announces its replicas, decides if it is the arbiter, hands out answers
-    rules       when replicas form a quorum: torchft's rule, pure
-    roster      the replicas of one daemon: heartbeats, connections, questions that wait
-    records     what the keys of a job hold; ``lease``: the one lease of a daemon
+    rules       when replicas form a quorum: torchft's rule, pure; the replicas of one daemon; the keys of a job
+
+Needs nothing beside a cluster: torchft is installed where its managers run (tested with torchft-nightly 2026.10.26).
 
 Invariants:
 

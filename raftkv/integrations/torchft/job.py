@@ -37,14 +37,96 @@ from raftkv.client.control.records import RecordError, read
 from raftkv.client.control.reflector import Reflector, below
 from raftkv.client.errors import is_client_closed
 from raftkv.client.kv.operations import Operation, create_revision, delete, get, mod_revision, put, version
+from raftkv.client.lease.lease import Lease
 from raftkv.client.library import Client
 from raftkv.client.rpc.retry import Backoff, is_transient
 from raftkv.client.values import Event, KeyValue
 from raftkv.errors import RaftKVError, StatusError
-from raftkv.training.torchft.lease import DaemonLease
-from raftkv.training.torchft.records import JobKeys, MemberRecord, QuorumRecord, make_ask
-from raftkv.training.torchft.roster import Answer, Roster
-from raftkv.training.torchft.rules import Ask, Decision, Rules, View, decide
+from raftkv.integrations.torchft.rules import (
+    Answer,
+    Ask,
+    Decision,
+    JobKeys,
+    MemberRecord,
+    QuorumRecord,
+    Roster,
+    Rules,
+    View,
+    decide,
+    make_ask,
+)
+
+# -- lease ----------------------------------------------------------------------------------------------------------
+#
+# The one lease of a lighthouse daemon: with it goes all that says that the daemon is there.
+#
+# It outlives an outage of the whole store, and ends within ``grace_s`` of the daemon's death. When the store says
+# that it
+# is gone, another one is granted; ``number`` tells the users that what they attached to the old one is gone with it.
+
+
+class DaemonLease:
+    """The lease by which the keys of this daemon live.
+
+    Attributes:
+        lease: the present one; None: there is none now.
+        number: grows with every lease.
+    """
+
+    def __init__(self, kv: Client, ttl_s: float, grace_s: float) -> None:
+        self.lease: Lease | None = None
+        self.number = 0
+        self._kv = kv
+        self._ttl_s = ttl_s
+        self._grace_s = grace_s
+        self._listeners: list[Callable[[], None]] = []
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Call back, on the loop, whenever a lease was granted or lost."""
+        self._listeners.append(callback)
+
+    @property
+    def cluster(self) -> str:
+        """Return the id of the cluster that has granted it, as a text; empty: there is none now, or it did not say."""
+        number = 0 if self.lease is None else self.lease.cluster_id
+        return f"{number:x}" if number else ""
+
+    async def run(self) -> None:
+        """Hold a lease until cancelled."""
+        backoff = Backoff(max_s=RETRY_MAX_S)
+        told = ""
+        while True:
+            lease = self._kv.lease(self._ttl_s, disconnect_grace_s=self._grace_s, patient=True, interrupt=False)
+            try:
+                await lease.grant()
+            except RaftKVError as error:
+                if str(error) != told:
+                    told = str(error)
+                    _log.warning("no lease: %s", told)
+                await backoff.wait()
+                continue
+            backoff.reset()
+            told = ""
+            self._set(lease)
+            await lease.lost.wait()
+            _log.warning("the lease is lost; registering again")
+            self._set(None)
+
+    async def end(self) -> None:
+        """Give it back, so that others need not wait for its end."""
+        lease, self.lease = self.lease, None
+        if lease is not None:
+            try:
+                await lease.revoke(timeout_s=1.0)
+            except RaftKVError as error:
+                _log.debug("the lease was not revoked: %s", error)
+
+    def _set(self, lease: Lease | None) -> None:
+        self.lease = lease
+        self.number += lease is not None
+        for callback in self._listeners:
+            callback()
+
 
 RETRY_MAX_S: Final = 0.25
 OPERATIONS_MAX: Final = 100
@@ -122,7 +204,7 @@ class Job:
         self._seen: dict[str, float] = {}
         self._awaited: frozenset[str] = frozenset()
         self._has_read = False
-        self._forgive_until_s = started_s + timing.heartbeat_timeout_s
+        self._postponed_until_s = started_s + timing.heartbeat_timeout_s
         self._reason = ""
         self._refusal = ""
         lease.on_change(self._wake.set)
@@ -194,7 +276,7 @@ class Job:
             self._leap()
 
     def _leap(self) -> None:
-        """Skip the ids that were given out after the backup: perhaps nobody is left who knows them.
+        """Skip the ids that were given out after the backup: perhaps no daemon is left that knows them.
 
         By a random distance, because the same backup may be restored twice, by daemons that know nothing of each other.
         """
@@ -207,7 +289,7 @@ class Job:
             try:
                 record = read(QuorumRecord, quorum)
                 self._deliver(record)
-            except RecordError as error:  # nobody knows which id it was
+            except RecordError as error:  # its id cannot be known
                 _log.warning("%s: the quorum is decided anew: %s", self.name, error)
                 self.record = None
                 self._leap()
@@ -256,8 +338,8 @@ class Job:
         """Until something happened, or time alone may change what is to be done."""
         now_s = self._loop.time()
         times = [self.roster.next_silence_s(now_s)]
-        if self._awaited and self._forgive_until_s > now_s:
-            times.append(self._forgive_until_s)
+        if self._awaited and self._postponed_until_s > now_s:
+            times.append(self._postponed_until_s)
         if self.decision.ask_again_s is not None:
             times.append(now_s + self.decision.ask_again_s)
         with contextlib.suppress(TimeoutError):
@@ -388,7 +470,7 @@ class Job:
                 asks[name] = ask, self._seen.setdefault(ask.number, now_s)
         self._seen = {ask.number: since for ask, since in asks.values()}
         self._awaited -= healthy
-        if now_s >= self._forgive_until_s:
+        if now_s >= self._postponed_until_s:
             self._awaited = frozenset()
         return View(frozenset(healthy | self._awaited), asks, self.record.members if self.record else None)
 

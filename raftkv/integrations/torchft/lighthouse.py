@@ -32,14 +32,11 @@ from raftkv.client.control.control import check_whole
 from raftkv.client.control.records import RecordError
 from raftkv.client.library import Client
 from raftkv.errors import ConfigError
+from raftkv.integrations.torchft.job import DaemonLease, Job, Timing
+from raftkv.integrations.torchft.rules import REPLICA_ID_MAX, WAITING_MAX, Rules, check_job
 from raftkv.pb import torchft_pb2
 from raftkv.rpc import Code, HttpRequest, HttpResponse, RpcError, Server, ServerLimits, UnaryCall
 from raftkv.rpc.server.accept import Connection
-from raftkv.training.torchft.job import Job, Timing
-from raftkv.training.torchft.lease import DaemonLease
-from raftkv.training.torchft.records import REPLICA_ID_MAX, check_job
-from raftkv.training.torchft.roster import WAITING_MAX
-from raftkv.training.torchft.rules import Rules
 
 QUORUM: Final = "/torchft.LighthouseService/Quorum"
 HEARTBEAT: Final = "/torchft.LighthouseService/Heartbeat"
@@ -52,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LighthouseConfig:
-    """What a daemon is started with.
+    """The configuration of a daemon.
 
     Attributes:
         rules: when a quorum is one.

@@ -1,4 +1,4 @@
-"""What happened in a run: its generations, nodes and faults, put together from the changes of its keys. Pure.
+"""The history of a run: its generations, nodes and faults, put together from the changes of its keys. Pure.
 
 ::
 
@@ -6,9 +6,9 @@
     for one in history.generations:
         print(one.generation, [member.host for member in one.members], one.reason, one.recovery)
 
-Nobody writes a log for this: the store keeps every change of a key until it is compacted, so the timeline of a run is
-what its keys went through. Owns the folding of these changes; ``history.reader`` fetches them, ``raftkvctl run`` shows
-them.
+No process writes a log for this: the store keeps every change of a key until it is compacted, so the timeline of a run
+is what its keys went through. Owns the folding of these changes; ``history.reader`` fetches them, ``raftkvctl run``
+shows them.
 
 Times are the wall clocks of those who wrote the records. A duration is exact only between two times of one writer,
 which is nearly always so: the arbiter writes both the end of a generation and the beginning of the next. If it was the
@@ -24,7 +24,7 @@ from typing import Any
 from raftkv.client.control.records import RecordError
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import BROKEN, CLOSED, Fault, GenerationRecord, Member, Node, State, to_json
-from raftkv.training.rendezvous.ranks import first_ranks
+from raftkv.training.rendezvous.world import first_ranks
 from raftkv.training.scheduling.denylist import Reported, root_cause
 
 Content = GenerationRecord | State | Fault | Node | str
@@ -99,9 +99,9 @@ class CommitHistory:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """What the end of a generation cost in work, as far as it is known.
+    """The work that the end of a generation cost, as far as it is known.
 
-    Nobody writes down each step, so the step at which a generation broke is not known. What is known is the newest
+    No record holds each step, so the step at which a generation broke is not known. Known are the newest
     checkpoint that survived, and how much time lay between the state that it keeps and the end.
 
     Attributes:
@@ -291,14 +291,14 @@ class Fold:
 
     def _begin(self, content: GenerationRecord, revision: int) -> None:
         if not content.members and self.round is not None and self.round.generation == content.generation:
-            return  # the run has ended, and its record names nobody any more
+            return  # the run has ended, and its record names no member any more
         began = Stamp(content.time, self.arbiter, revision)
         if self.generations:
             last = self.generations[-1]
             ended = last.ended or began
             recovery = None if last.closed else Duration.between(ended, began)
             self.generations[-1] = replace(last, ended=ended, recovery=recovery)
-        # Who stays is one object in all generations: a thousand nodes over a thousand generations are a million else.
+        # A lasting member is one object in all generations: else a thousand nodes and generations make a million.
         known = {member: member for member in (self.round.members if self.round is not None else ())}
         members = tuple(known.get(member, member) for member in content.members)
         self.round = replace(content, members=members)
@@ -392,5 +392,5 @@ def read_change(keys: RunKeys, key: bytes, value: bytes | None, revision: int) -
         record = records.get(kind)
         content: Content = value.decode() if record is None else record.decode(value)
     except (RecordError, UnicodeDecodeError):
-        return None  # somebody else wrote it; the run goes on without it, and so does its history
+        return None  # a foreign value; the run goes on without it, and so does its history
     return Change(revision, kind, name, content)

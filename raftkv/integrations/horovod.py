@@ -1,33 +1,70 @@
-"""Horovod's rendezvous scopes as keys of the cluster: any member answers, and none of them is missed.
+"""Horovod's HTTP rendezvous, served by members on their client port: ``GET``, ``PUT``, ``DELETE /<scope>/<key>``.
 
-::
+Needs nothing beside the member: Horovod is installed where its workers run (tested with 0.28.1). Its workers know one
+address, which leads to any member. A member knows nothing of runs: the command line hands it ``extension(run)``, which
+answers Horovod's requests, passes on all others, and uses keys through the member's own ``LocalStore``.
 
-    /raftkv/horovod/<run>/<generation>/key/<scope>/<key>       what workers put
-    /raftkv/horovod/<run>/<generation>/done/<scope>/<rank>     ranks that have finished with a scope
+For workers with ``HOROVOD_GLOO_RENDEZVOUS_ADDR`` and ``_PORT`` in their environment; served if ``--horovod-run`` names
+a run:
 
-The generation is that of the training run of the same id, 0 while there is none: what workers of an earlier world left
-behind is invisible to the next, and deleted at its first put. Every write carries the revision of the ``round`` record,
-so that none lands in a generation that has just ended; every read is confirmed with a quorum.
+    PUT /global/rank_0                       -> 200
+    GET /global/1                            -> 200 and the value, which may be empty; 404: absent, ask again
+    DELETE /global/0                         -> 200: rank 0 has finished with the scope
+    GET /rank_and_size/host-a:0              -> rank,size,local_rank,local_size,cross_rank,cross_size, once the run's
+                                                generation has begun; all -1: the run has no such slot
 
-A scope of workers (``global``, ``local_<host>``, ``cross_<n>``, each with or without a suffix for a set of processes)
-is over when all its ranks have finished with it. Its ranks are those that have put something: a worker puts its address
-before it looks for the others', and finishes after it has found all. All other scopes are plain tables.
+Horovod takes 200 and 404 for answers and tries again, a few times, after anything else; its HTTP client knows header
+names in their usual spelling only (``rpc/server/http1``). It names no job, so one run is served at a time. Browsers are
+refused: a page must not write through the port of a member.
 
-Left out: HTTP (``horovod``), and what the values mean: they are bytes here, also those that Horovod pickles.
+Where users are asked for, a request is its caller's: whose token is in ``Authorization``, or whose name is in the
+certificate, and who may read and write all keys of the run's scopes. 401: no caller is named; 403: the caller may not.
+Horovod's own client sends neither, so a proxy beside the workers has to add the header.
+
+Invariants: a worker of an earlier generation sees and changes nothing of the present one; a quorum confirms each read;
+no request makes a member look at more than ``SCOPE_KEYS_MAX`` keys or ``SLOTS_MAX`` slots.
+
+Left out: who may use plain HTTP at all (``http.access``). A worker that asks for
+its rank while the loss of another is not known yet gets its place in the old generation; it cannot meet all others
+there and asks again after Horovod's own timeout. Workers that are started anew for each generation (``raftkvctl run
+exec``) never ask.
 """
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
+from raftkv import errors
 from raftkv.client.control.records import RecordError
 from raftkv.client.scope import prefix_end
 from raftkv.pb import kv_pb2, rpc_pb2
+from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse, text_response
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import CLOSED, RUNNING, GenerationRecord, State
-from raftkv.training.rendezvous.ranks import find_slot, world_size
+from raftkv.training.rendezvous.world import find_slot, world_size
+
+# -- scopes ---------------------------------------------------------------------------------------------------------
+#
+# Horovod's rendezvous scopes as keys of the cluster: any member answers, and none of them is missed.
+#
+# ::
+#
+#     /raftkv/horovod/<run>/<generation>/key/<scope>/<key>       what workers put
+#     /raftkv/horovod/<run>/<generation>/done/<scope>/<rank>     ranks that have finished with a scope
+#
+# The generation is that of the training run of the same id, 0 while there is none: what workers of an earlier world
+# left behind is invisible to the next, and deleted at its first put. Every write carries the revision of the ``round``
+# record, so that none lands in a generation that has just ended; every read is confirmed with a quorum.
+#
+# A scope of workers (``global``, ``local_<host>``, ``cross_<n>``, each with or without a suffix for a set of processes)
+# is over when all its ranks have finished with it. Its ranks are those that have put something: a worker puts its
+# address before it looks for the others', and finishes after it has found all. All other scopes are plain tables.
+#
+# Left out: HTTP (``horovod``), and what the values mean: they are bytes here, also those that Horovod pickles.
 
 ROOT: Final = "/raftkv/horovod/"
 
@@ -238,7 +275,7 @@ class Scopes:
         return response.succeeded
 
     async def _clear_if_over(self, call: Any, scope: str, current: GenerationRecord | None) -> None:
-        """Delete a scope with which all its ranks have finished; one that somebody begins anew meanwhile stays.
+        """Delete a scope with which all its ranks have finished; one that workers begin anew meanwhile stays.
 
         One with more keys than ranks can have is left to the next generation: looking at all of them would hold the
         member.
@@ -286,3 +323,120 @@ def _unchanged(prefix: bytes, revision: int) -> rpc_pb2.Compare:
         result=rpc_pb2.Compare.LESS,
         mod_revision=revision + 1,
     )
+
+
+_log = logging.getLogger(__name__)
+
+NAME_BYTES_MAX: Final = 512
+"""Length of the name of a scope, and of a key: a host name and a rank."""
+
+VALUE_BYTES_MAX: Final = 1024 * 1024
+"""Size of what a worker puts: its addresses for all others, about 150 bytes each."""
+
+RESERVED: Final = frozenset(
+    {"debug", "health", "livez", "metrics", "readyz", "ui", "v2", "v3", "v3alpha", "v3beta", "version"}
+)
+"""First parts of paths that are not Horovod's."""
+
+RANK_AND_SIZE: Final = "rank_and_size"
+
+_PATH: Final = re.compile(r"/([!-.0-~]+)/([!-.0-~]+)")
+_SLOT: Final = re.compile(r"(.+):(\d{1,9})")
+_IDENTITY: Final = frozenset((b"token", b"authorization", b"grpcgateway-accept"))
+_OCTETS: Final = (("content-type", "application/octet-stream"),)
+
+
+@dataclass(slots=True)
+class HttpCall:
+    """On whose behalf: who calls is in the headers (``Authorization``), else in the certificate, as for gRPC.
+
+    Attributes:
+        headers: of the request, those that say who calls.
+        peer: has the certificate.
+        caller: as the member found out.
+    """
+
+    headers: tuple[tuple[bytes, bytes], ...]
+    peer: HttpRequest
+    caller: Any = None
+
+    @classmethod
+    def of(cls, request: HttpRequest) -> HttpCall:
+        """Make it from a request."""
+        pairs = ((name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in request.headers)
+        return cls(tuple(pair for pair in pairs if pair[0] in _IDENTITY), request)
+
+
+class HorovodService:
+    """Answers Horovod's requests, and hands on all others.
+
+    Arguments:
+        scopes: of the run.
+        otherwise: answers what is not Horovod's.
+    """
+
+    def __init__(self, scopes: Scopes, otherwise: HttpHandler) -> None:
+        self._scopes = scopes
+        self._otherwise = otherwise
+
+    async def handle(self, request: HttpRequest) -> HttpResponse:
+        """Answer one request."""
+        match = _PATH.fullmatch(request.path)
+        if match is None or match[1] in RESERVED:
+            return await self._otherwise(request)
+        if request.header("origin"):
+            return text_response(403, "pages in browsers may not use the rendezvous")
+        scope, key = match[1], match[2]
+        if len(scope) > NAME_BYTES_MAX or len(key) > NAME_BYTES_MAX:
+            return text_response(414, f"a scope or a key has more than {NAME_BYTES_MAX} bytes")
+        call = HttpCall.of(request)
+        response = await self._answer_or_refuse(call, request, scope, key)
+        return response if call.caller is None else replace(response, user=call.caller.user)
+
+    async def _answer_or_refuse(self, call: HttpCall, request: HttpRequest, scope: str, key: str) -> HttpResponse:
+        try:
+            return await self._answer(call, request, scope, key)
+        except errors.StatusError as error:
+            return text_response(_status_of(error), f"/{scope}/{key}: {error}")
+        except RecordError as error:
+            _log.error("horovod: a record of the run is damaged: %s", error)
+            return text_response(500, f"/{scope}/{key}: a record of the run is damaged: {error}")
+
+    async def _answer(self, call: HttpCall, request: HttpRequest, scope: str, key: str) -> HttpResponse:
+        match request.method:
+            case "GET" if scope == RANK_AND_SIZE:
+                return await self._slot(call, key)
+            case "GET":
+                value = await self._scopes.get(call, scope, key)
+                return HttpResponse(404 if value is None else 200, value or b"", _OCTETS)
+            case "PUT" if len(request.body) > VALUE_BYTES_MAX:
+                return text_response(413, f"a value has more than {VALUE_BYTES_MAX} bytes")
+            case "PUT":
+                await self._scopes.put(call, scope, key, request.body)
+            case "DELETE":
+                await self._scopes.finish(call, scope, key)
+            case _:
+                return HttpResponse(405, b"Method Not Allowed\n", (("allow", "GET, PUT, DELETE"),))
+        return HttpResponse(200, b"", _OCTETS)
+
+    async def _slot(self, call: HttpCall, key: str) -> HttpResponse:
+        match = _SLOT.fullmatch(key)
+        if match is None:
+            return text_response(400, f"{key} is not <host>:<local rank>")
+        slot = await self._scopes.slot(call, match[1], int(match[2]))
+        return HttpResponse(200, ",".join(map(str, slot)).encode(), _OCTETS)
+
+
+def extension(run_id: str) -> Callable[[LocalStore, HttpHandler], HttpHandler]:
+    """Make what a member's HTTP requests go through, so that it serves Horovod's workers of a run."""
+    return lambda store, otherwise: HorovodService(Scopes(store, run_id), otherwise).handle
+
+
+def _status_of(error: errors.StatusError) -> int:
+    if isinstance(error, errors.RequestTooLargeError):
+        return 413
+    if isinstance(error, errors.UserEmptyError | errors.InvalidAuthTokenError | errors.AuthOldRevisionError):
+        return 401
+    if isinstance(error, errors.PermissionDeniedError):
+        return 403
+    return 507 if isinstance(error, errors.NoSpaceError) else 503
