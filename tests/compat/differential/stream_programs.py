@@ -429,6 +429,7 @@ class Player:
 
         before = len(session.control)
         deadline = time.monotonic() + 60
+        session.is_asking = True
         while True:
             session.stream.send(rpc_pb2.WatchRequest(progress_request=rpc_pb2.WatchProgressRequest()))
             try:
@@ -437,7 +438,7 @@ class Player:
             except NothingCameError:
                 if time.monotonic() > deadline:
                     raise
-        # Another may be on its way if the first was slow; it would say the same.
+                session.asked_again += 1
         session.awaited = len(session.control)
 
     def _do_close(self, op: Op) -> None:

@@ -93,6 +93,9 @@ class WatchSession:
         self.all: list[Watched] = []
         self.control: list[tuple[Any, ...]] = []
         self.awaited = 0
+        self.asked_again = 0
+        """Requests for progress that were sent again: their answers may come late, or never."""
+        self.is_asking = False
         self._creating: list[tuple[rpc_pb2.WatchCreateRequest, bool]] = []
         self._read = 0
         self._side = side
@@ -125,7 +128,11 @@ class WatchSession:
         if message.created:
             self._created(message)
         elif message.watch_id == -1:
-            self.control.append(("progress", message.header.revision))
+            if self.asked_again and not self.is_asking:
+                self.asked_again -= 1  # the answer to a request that was sent again, though the first was only slow
+            else:
+                self.is_asking = False
+                self.control.append(("progress", message.header.revision))
         elif message.canceled:
             self._canceled(message)
         else:
