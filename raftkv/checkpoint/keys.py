@@ -31,7 +31,6 @@ from functools import lru_cache
 from typing import Final
 from urllib.parse import quote, unquote
 
-from raftkv.client.arguments import text
 from raftkv.errors import ConfigError
 
 ROOT: Final = "/raftkv/checkpoint/"
@@ -86,13 +85,19 @@ def _quote(text: str) -> str:
         raise ConfigError(f"{text!r} cannot be used: it is not Unicode text") from None
 
 
+def _text(value: str, name: str) -> str:
+    from raftkv.client.arguments import text  # late: the command line names kinds before it needs a client
+
+    return text(value, name)
+
+
 def check_metric(name: str) -> str:
     """Return the name of a metric that can be used, as ``loss`` or ``eval/loss``.
 
     Raises:
         ConfigError: it is empty, too long, or has control characters.
     """
-    if not (text(name, "the name of a metric") and 0 <= _size(name) <= NAME_BYTES_MAX and name.isprintable()):
+    if not (_text(name, "the name of a metric") and 0 <= _size(name) <= NAME_BYTES_MAX and name.isprintable()):
         raise ConfigError(f"metric {name!r} cannot be used: 1 to {NAME_BYTES_MAX} bytes, without control characters")
     return name
 
@@ -120,7 +125,7 @@ def check_file_name(name: str) -> str:
     Raises:
         ConfigError: it could lie outside of the checkpoint, or cannot be a name.
     """
-    parts = text(name, "a file name").split("/")
+    parts = _text(name, "a file name").split("/")
     if not 0 <= _size(name) <= 1024 or not all(_NAME.fullmatch(part) and part not in (".", "..") for part in parts):
         raise ConfigError(
             f"file name {name!r} cannot be used: a relative path of at most 1024 bytes, without '..', '\\' and "

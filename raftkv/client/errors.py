@@ -281,7 +281,6 @@ _BY_PATTERN: Final[tuple[tuple[re.Pattern[str], type[StatusError]], ...]] = tupl
         (errors.InvalidAlarmError.text.split(" or ")[0], errors.InvalidAlarmError),
         ("raftkv: (a password must have|hashedPassword must be) ", errors.InvalidPasswordError),
         (r"unknown service (etcdserverpb|v3lockpb|v3electionpb)\.", WrongPort),
-        ("RangeStream does not support ", errors.UnimplementedError),
     )
 )
 

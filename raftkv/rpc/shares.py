@@ -113,8 +113,10 @@ def name_of(identity: Identity) -> str:
     >>> name_of(b"alice"), name_of("address 10.0.0.7")
     ('user alice', 'address 10.0.0.7')
     """
+    if not identity:
+        return "this client"
     if isinstance(identity, str):
-        return identity or "this client"
+        return identity
     return f"user {identity.decode('utf-8', 'backslashreplace')}"
 
 

@@ -659,6 +659,8 @@ def resolve_address(address: str) -> tuple[str, int]:
     """
     try:
         host, port = split_address(address)
+        if not host:
+            raise ValueError(address)
     except ValueError:
         raise RecordError("boot", f"{address!r} is not an address and a port") from None
     return str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]), port

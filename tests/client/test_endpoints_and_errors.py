@@ -150,7 +150,6 @@ STATUSES = [
     (errors.ABORTED, "nothing of raftkv or etcd sends it", UnknownStatus),
     (errors.OUT_OF_RANGE, "another server's words", UnknownStatus),
     (errors.UNIMPLEMENTED, _SERVICE, WrongPort),
-    (errors.UNIMPLEMENTED, "RangeStream does not support custom sort orders", errors.UnimplementedError),
     (errors.INTERNAL, "internal error", UnknownStatus),
     (errors.UNAVAILABLE, "error reading from server: EOF", ConnectionLost),
     (errors.UNAVAILABLE, f"{errors.SnapshotGivenUpError.text}: no room", errors.SnapshotGivenUpError),

@@ -30,8 +30,9 @@ async def until(condition: Callable[[], object]) -> None:
 
     The pauses are a thread's: the loop's own time may stand still (``tests.rpc.clock``).
     """
+    loop = asyncio.get_running_loop()
     while not condition():
-        await asyncio.to_thread(time.sleep, 0.001)
+        await loop.run_in_executor(None, time.sleep, 0.001)  # not to_thread, which tests replace
 
 
 async def failure(awaitable: Awaitable[Any]) -> Any:

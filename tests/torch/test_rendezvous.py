@@ -222,9 +222,7 @@ def test_a_run_that_failed_for_good_stops_everybody(make: Make, pool: ThreadPool
         second.next_rendezvous()
 
 
-def test_a_node_that_finishes_while_others_go_on_does_not_close_the_run(
-    make: Make, pool: ThreadPoolExecutor
-) -> None:
+def test_a_node_that_finishes_while_others_go_on_does_not_close_the_run(make: Make, pool: ThreadPoolExecutor) -> None:
     handlers = [make(1, 3, expected_nodes=3, last_call_timeout=WAIT_S) for _ in range(3)]
     waiting = [pool.submit(handler.next_rendezvous) for handler in handlers]
     stores = [future.result(WAIT_S).store for future in waiting]

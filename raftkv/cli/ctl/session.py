@@ -24,9 +24,9 @@ from raftkv.cli.output.printer import Printer, make_printer
 from raftkv.cli.program import BAD_ARGUMENTS, BAD_CONNECTION, ERROR, CommandError
 from raftkv.client import Client, ClientOptions, Method
 from raftkv.client.credentials import NO_SECRET, Secret, client_settings, file_settings, password_of
-from raftkv.client.errors import AuthenticationFailed, EndpointsFailed
+from raftkv.client.errors import AuthenticationFailed, ConnectionLost, EndpointsFailed, MessageTooLarge, WrongPort
 from raftkv.client.rpc.transport import tls_context
-from raftkv.errors import ConfigError, ContextDeadlineExceededError, StatusError
+from raftkv.errors import CODE_NAMES, ConfigError, ContextDeadlineExceededError, StatusError
 
 if TYPE_CHECKING:
     import ssl
@@ -155,9 +155,12 @@ def failed(error: StatusError, code: int = ERROR) -> CommandError:
         code: exit code of the program.
     """
     # An error that explains itself names them in its own line.
-    explained = str(error) != ContextDeadlineExceededError.text
+    text = str(error)
+    explained = text != ContextDeadlineExceededError.text
+    if isinstance(error, MessageTooLarge | WrongPort | ConnectionLost):  # not in etcd's table: etcdctl prints the frame
+        text = f"rpc error: code = {CODE_NAMES[error.code]} desc = {text}"
     failures = error.failures if isinstance(error, EndpointsFailed) and not explained else {}
-    return CommandError(str(error), code, unanswered(failures))
+    return CommandError(text, code, unanswered(failures))
 
 
 def unanswered(failures: Mapping[str, str]) -> list[str]:

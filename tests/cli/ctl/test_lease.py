@@ -61,7 +61,6 @@ def same(ran: Ran) -> tuple[int, bytes, str]:
     "text",
     [
         "lease list",
-        "lease list and more words",
         "lease timetolive 7b",
         "lease timetolive 7b --keys",
         "lease timetolive 7c",

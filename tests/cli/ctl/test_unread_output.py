@@ -50,7 +50,7 @@ ANSWERS = [
     ("lease", "keep-alive", "7b"),
     ("run", "list", "--json"),
     ("top", "--json", "--interval", "1ms"),
-    ("bench", "put", "--total", "20", "--clients", "1", "--conns", "1"),
+    ("bench", "put", "--total", "20", "--clients", "1", "--conns", "1", "--json"),
 ]
 
 

@@ -125,7 +125,9 @@ async def test_what_waits_is_bounded_and_what_is_given_up_makes_room() -> None:
 @on_loop
 async def test_a_storm_of_made_up_names_keeps_no_user_or_other_address_out() -> None:
     go, passwords = threading.Event(), Passwords(COST, threads=1)
-    passwords._allowance.spend(PROMPT_BURST_S + 60.0)  # one thread, so passwords are served in the order of the line
+    passwords._allowance_all.spend(
+        PROMPT_BURST_S + 60.0
+    )  # one thread, so passwords are served in the order of the line
     served: list[str] = []
 
     def work(name: str) -> str:

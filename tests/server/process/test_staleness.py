@@ -96,5 +96,5 @@ def test_raftkvctl_states_a_bound(alone: str, bound: str, status: int, output: s
     program = [sys.executable, "-m", "raftkv.cli.ctl", "--endpoints", alone, "--command-timeout=400ms"]
     command = [*program, "get", "k", f"--max-staleness={bound}"]
     ran = forked.run(command, timeout_s=90)
-    shown = ran.stderr.splitlines(keepends=True)[-1] if status else ran.stdout
+    shown = ran.stderr.splitlines(keepends=True)[0] if status else ran.stdout
     assert (ran.returncode, shown) == (status, output)
