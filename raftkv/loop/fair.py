@@ -23,7 +23,7 @@ Leaves out: weights (all identities count the same), and limits on what may wait
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from heapq import heappop, heappush
 from typing import Final, Generic, TypeVar
 
@@ -84,6 +84,17 @@ class FairQueue(Generic[T]):
         if item not in line:
             line[item] = None
             self.length += 1
+
+    def pop_other_than(self, excepted: Callable[[Identity], bool]) -> tuple[Identity, T] | None:
+        """Take the oldest item of the first identity that is not excepted; None: all are."""
+        for identity, line in self._lines.items():
+            if not excepted(identity):
+                item, _none = line.popitem(last=False)
+                self.length -= 1
+                if not line:
+                    self._end(identity)
+                return identity, item
+        return None
 
     def put_back(self, identity: Identity, item: T) -> None:
         """Have an item wait again, before the others of its identity."""

@@ -73,8 +73,13 @@ class Limiter:
         """
         if not self.try_enter(weight):
             turn = asyncio.get_running_loop().create_future()
-            self.add(partial(self._wake, turn, weight, identity), identity)
-            await turn
+            wake = partial(self._wake, turn, weight, identity)
+            self.add(wake, identity)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                self._waiting.discard(identity, wake)
+                raise
 
     def _wake(self, turn: asyncio.Future[None], weight: int, identity: Identity) -> None:
         if turn.done():

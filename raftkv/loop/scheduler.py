@@ -105,6 +105,8 @@ class _Lane:
 
     def has_room(self, identity: Identity) -> bool:
         """Return whether another job of an identity may begin."""
+        if self._waiting.has(identity):
+            return False  # its older jobs come first
         active = len(self._active)
         return active < self._active_max or (active < 2 * self._active_max and not self._active.has(identity))
 
@@ -123,16 +125,26 @@ class _Lane:
             identity, job = self._waiting.pop()
             self._waiting.charge(identity, 1)
             self._active.add(identity, job)
+        # An identity without one may begin one all the same, and must not be overtaken by those that come later.
+        while len(self._active) < 2 * self._active_max:
+            found = self._waiting.pop_other_than(self._active.has)
+            if found is None:
+                break
+            self._waiting.charge(found[0], 1)
+            self._active.add(*found)
 
     def step(self, until: float) -> None:
         """A slice of the job whose turn it is."""
         began = perf_counter()
         identity, job = self._active.pop()
-        is_over = job.step(until)
-        self._active.charge(identity, perf_counter() - began)
-        if not is_over:
-            self._active.add(identity, job)
-        self._begin_next()
+        is_over = True
+        try:
+            is_over = job.step(until)
+        finally:
+            self._active.charge(identity, perf_counter() - began)
+            if not is_over:
+                self._active.add(identity, job)
+            self._begin_next()
 
 
 class Slices:
@@ -238,17 +250,19 @@ class Slices:
         self._scheduled = False
         self._inline_left_s, self.is_late = INLINE_S, False
         first, second = self._short, self._long
-        if self._ahead:
-            self._ahead.step(perf_counter() + SLICE_S)
-        now = perf_counter()
-        until = now + TURN_S
-        while (first or second) and now < until:
-            if first:
-                first.step(min(now + SLICE_S, until))
-            first, second = second, first
+        try:
+            if self._ahead:
+                self._ahead.step(perf_counter() + SLICE_S)
             now = perf_counter()
-        if first or second or self._ahead:
-            self._schedule()
+            until = now + TURN_S
+            while (first or second) and now < until:
+                if first:
+                    first.step(min(now + SLICE_S, until))
+                first, second = second, first
+                now = perf_counter()
+        finally:
+            if first or second or self._ahead:
+                self._schedule()
 
 
 def in_order(items: Iterable[T]) -> Work[Iterator[T]]:

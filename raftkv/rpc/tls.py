@@ -30,6 +30,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol, cast
 
 from raftkv.loop.cycle_free import forget_frames, nothing
+from raftkv.loop.fair import Identity
 from raftkv.rpc.protocol import READ_BYTES, read_buffer
 
 SERVER_PROTOCOLS: Final = ("h2", "http/1.1")
@@ -237,6 +238,11 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
     def _send(self) -> None:
         if self._outgoing.pending:
             self._below.write(self._outgoing.read())
+
+    @property
+    def queue(self) -> Identity | None:
+        """In which what the socket brings waits for its turn, as far as the protocol above knows."""
+        return getattr(self._protocol, "queue", None)
 
     # ---- what the socket brings
 

@@ -99,6 +99,18 @@ MANY = 100
 
 
 @on_loop
+async def test_cancelled_callers_leave_the_line() -> None:
+    limiter = Limiter(1)
+    assert limiter.try_enter()
+    waiting = [asyncio.create_task(limiter.enter(identity=b"mallory")) for _ in range(1000)]
+    await asyncio.sleep(0)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert len(limiter) == 0
+
+
+@on_loop
 async def test_so_many_enter_in_a_turn_in_the_order_in_which_they_came() -> None:
     limiter, entered = Limiter(IN_A_TURN), list[int]()
 

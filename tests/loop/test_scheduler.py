@@ -50,7 +50,9 @@ class Jobs:
         self.closed: list[str] = []
         self.errors: list[Exception] = []
 
-    def start(self, name: str, pieces: int, size: int, error: Exception | None = None) -> module.Job:
+    def start(
+        self, name: str, pieces: int, size: int, error: Exception | None = None, identity: bytes = b""
+    ) -> module.Job:
         def work() -> Work[None]:
             try:
                 for _ in range(pieces):
@@ -63,7 +65,7 @@ class Jobs:
             finally:
                 self.closed.append(name)
 
-        return self.slices.run(work, self.errors.append, size)
+        return self.slices.run(work, self.errors.append, size, identity)
 
     async def passes(self) -> AsyncIterator[str]:
         """What the jobs do in each pass of the loop from now on, until all are over."""
@@ -121,6 +123,51 @@ async def test_few_long_jobs_are_begun_at_a_time(clock: Clock) -> None:
         begun |= set(did)
         assert len(begun) <= LONG_ACTIVE_MAX + len(jobs.ended)
     assert sorted(jobs.ended) == list(names)
+
+
+@on_a_loop
+async def test_a_waiting_job_is_not_overtaken_for_ever(clock: Clock) -> None:
+    """Each of eight users keeps one long read under way; the ninth came while no more could begin."""
+    jobs = Jobs(clock)
+    users = [b"%d" % number for number in range(2 * LONG_ACTIVE_MAX)]
+    under_way = {user: jobs.start(user.decode(), 9, LONG, identity=user) for user in users}
+    ninth = jobs.start("ninth", 9, LONG, identity=b"ninth")
+    passes = 0
+    async for _ in jobs.passes():
+        if ninth.is_over:
+            break
+        passes += 1
+        assert passes < 200
+        for user, job in under_way.items():
+            if job.is_over:
+                under_way[user] = jobs.start(user.decode(), 9, LONG, identity=user)
+    for job in under_way.values():
+        job.cancel()
+
+
+@on_a_loop
+async def test_a_lane_goes_on_after_a_job_whose_failure_cannot_be_told(clock: Clock) -> None:
+    slices, done = Slices(), list[int]()
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+
+    def fails() -> Work[None]:
+        clock.now += 0.01
+        yield
+        raise ValueError
+
+    def told(error: Exception) -> None:
+        raise error
+
+    def works() -> Work[None]:
+        done.append(1)
+        yield
+
+    for _ in range(2 * LONG_ACTIVE_MAX):
+        slices.run(fails, told, LONG)
+    slices.run(works, told, LONG)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert (done, len(slices)) == ([1], 0)
 
 
 @on_a_loop

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import h11
 
 from raftkv.loop.cycle_free import forget_frames
+from raftkv.loop.fair import Identity
 from raftkv.rpc.protocol import StallGuard
 from raftkv.rpc.server.budget import NOT_FINISHED, RELIEF_INTERVAL_S, AnswerAccount
 from raftkv.rpc.server.carrier import Peer
@@ -152,6 +153,11 @@ class Http1Protocol(asyncio.Protocol):
         """Bytes of requests that are kept: unfinished, being served, or next."""
         return self._held_bytes
 
+    @property
+    def queue(self) -> Identity:
+        """In which its input waits for its turn."""
+        return queue_of(self._peer.identity)
+
     def queued_size(self) -> int:
         """Bytes of answers that wait here: none, all are with the transport."""
         return 0
@@ -207,7 +213,7 @@ class Http1Protocol(asyncio.Protocol):
                 if self._loop.time() > until_s and self._task is None and not self._finished:
                     self._is_behind = True
                     self._transport.pause_reading()
-                    self._server.backlog().add(self.go_on, queue_of(self._peer.identity))
+                    self._server.backlog().add(self.go_on, self.queue)
                     return
         except h11.RemoteProtocolError as error:
             forget_frames(error)

@@ -160,6 +160,8 @@ class CatchUp:
                 others.append(watcher)
         for watcher in others:
             self._add(watcher)
+        if batch:  # the others paid for nothing, so the one whose step it is pays as much: else they would never lead
+            self._queue.charge(batch[0].stream.queue, sum(one.size_bytes for one in others))
         return batch
 
     def _end(self, watcher: Watcher) -> None:

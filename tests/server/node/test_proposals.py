@@ -75,6 +75,16 @@ def test_a_flood_of_proposals_delays_another_user_by_one_append(proposals: Propo
     assert all(len(batch) <= 2 for batch in taken)
 
 
+def test_many_small_proposals_delay_another_user_by_one_append_too(proposals: Proposals) -> None:
+    """An append takes thousands of them: to look at no more than it takes would keep the order of arrival."""
+    proposals.shares.limit = 1 << 30
+    mallory = [proposals.add(Kind.PUT, bytes(100), Caller(b"mallory"), 0.0) for _ in range(18_000)]
+    alice = proposals.add(Kind.PUT, bytes(100), Caller(b"alice"), 0.0)
+    taken = [[request_id for request_id, _ in proposals.take_unsent(1 << 20)] for _ in range(2)]
+    assert len(taken[0]) < len(mallory)
+    assert alice in taken[1]
+
+
 def test_a_leader_takes_users_and_members_in_turn_from_what_is_forwarded() -> None:
     def forwarded(kind: int, member: int, user: bytes, body: bytes) -> bytes:
         request_id = next(request_ids(member, len(datas)))

@@ -400,3 +400,25 @@ def test_watchers_of_another_user_do_not_wait_for_thousands_that_are_behind(worl
         assert world.catch_up()
         steps += 1
     assert steps <= 3
+
+
+def test_watchers_far_behind_get_their_turn_beside_others_that_start_anew(world: World) -> None:
+    """Mallory's few watches near the head cost no events; alice's many are far behind, and paid in each step."""
+    for number in range(6 * REVISIONS_PER_STEP):
+        world.put(b"k", b"%d" % number)
+
+    def start_anew() -> None:
+        stream, _ = world.stream(identity=b"mallory")
+        for _ in range(3):
+            world.watch(stream, key=b"quiet", start_revision=world.store.revision - REVISIONS_PER_STEP)
+
+    start_anew()
+    alice, call = world.stream(identity=b"alice")
+    for _ in range(600):
+        world.watch(alice, key=b"k", start_revision=1)
+    steps = 0
+    while not any(response.events for response in call.read()):
+        world.catch_up()
+        start_anew()
+        steps += 1
+        assert steps < 20
