@@ -87,7 +87,7 @@ class AttemptRecord(Record):
 
     Attributes:
         step, generation, number: see ``AttemptId``.
-        kind: one of ``kinds.KINDS``.
+        kind: one of ``keys.KINDS``.
         world_size: how many ranks prepare a part.
         uri: of the directory of its bytes, of this attempt alone.
         parent: what it descends from; None: the run's own beginning.
@@ -163,7 +163,7 @@ class Checkpoint(Record):
     Attributes:
         run_id: of the run.
         step, generation, number: of the attempt that was committed; see ``AttemptId``.
-        kind: one of ``kinds.KINDS``.
+        kind: one of ``keys.KINDS``.
         world_size: how many ranks saved it.
         uri: of the directory of its bytes.
         manifest: digest of its manifest, which lists all files.

@@ -146,7 +146,7 @@ class Registry:
         Raises:
             FenceBroken, GenerationOver: it is over.
         """
-        return await attempts.take_over(self._means, claim, self._foreign_place)
+        return await attempts.take_over(self._means, claim, self.foreign_place)
 
     # ---- saving
 
@@ -166,7 +166,7 @@ class Registry:
             claim: under which.
             step: of training; above the latest.
             world_size: how many ranks will prepare a part.
-            kind: one of ``kinds.KINDS``.
+            kind: one of ``keys.KINDS``.
             parent: what it descends from, as the checkpoint of another run that was fine-tuned.
             metadata: of the user.
 
@@ -223,7 +223,7 @@ class Registry:
         """
         kind, step = check_kind(kind), check_step(step)
         attempt = await attempts.join(self._means, claim, kind, step, timeout_s, after=after, who=who)
-        if why := await self._foreign_place(attempt.record):
+        if why := await self.foreign_place(attempt.record):
             raise ConfigError(why)
         return attempt
 
@@ -255,17 +255,18 @@ class Registry:
     def _uri_of(self, attempt: AttemptId) -> str:
         return f"{self.uri}/{attempt.directory}"
 
-    async def _foreign_place(self, head: AttemptRecord) -> str:
+    async def foreign_place(self, head: AttemptRecord) -> str:
         """Return why nothing is written where the record of an attempt says that its bytes lie; empty: it may be.
 
         The record is input. Its directory is the attempt's own, or one below the uri that no other attempt has made.
         """
         if not self.uri or head.uri == self._uri_of(head.id):
             return ""
-        if AttemptId.of_directory(head.uri.rpartition("/")[2]) in (None, head.id):
-            with suppress(ConfigError):
-                if await asyncio.to_thread(lambda: Place(self.uri).contains(head.uri)):
-                    return ""
+        with suppress(ConfigError):
+            name = await asyncio.to_thread(lambda: Place(self.uri).real_name_below(head.uri))
+            # Not the directory of another attempt, nor one inside of it, however the record spells that.
+            if name and all(AttemptId.of_directory(part) in (None, head.id) for part in name.split("/")):
+                return ""
         return printable(
             f"step {head.step} of run {self.run_id!r} ({head.kind}) is not saved: its record names {head.uri}, which "
             f"does not lie below {self.uri} as a directory of its own; save again, check who may write its keys"

@@ -133,7 +133,7 @@ class Saver:
 
         Arguments:
             step: of training; above the latest.
-            kind: one of ``kinds.KINDS``.
+            kind: one of ``keys.KINDS``.
             metrics: by which the best is found.
             metadata: of the user.
 

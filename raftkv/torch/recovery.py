@@ -27,8 +27,8 @@ What it holds to:
    of them has completed; ``group.source`` is the lowest rank that has, and its state is what ``sync`` hands out. So a
    step must change the state only after its last collective.
 2. The end of a generation interrupts: who is blocked in a collective with a frozen peer is woken (``interrupt``) when
-   raftkv has noticed that the peer is gone, and given up (``waits``) where gloo does not wake it. NCCL's communicators
-   are aborted (``nccl``), and what they have left on the device is not used.
+   raftkv has noticed that the peer is gone, and given up (``Waits``) where gloo does not wake it. NCCL's communicators
+   are aborted (``Communicators``), and what they have left on the device is not used.
 3. One generation, one group: the old group is torn down before this rank says that it is ready for the next generation.
 
 Where the time goes is in ``group.last_recovery``. Between the death of a rank and the next collective there are: the

@@ -239,7 +239,7 @@ class QueueMetrics(Collector):
 
 # -- runs -----------------------------------------------------------------------------------------------------------
 #
-# Runs as families of metrics, out of what ``history.timeline`` folds. Pure, but for the clock.
+# Runs as families of metrics, out of what ``timeline`` folds. Pure, but for the clock.
 #
 # Times are those that nodes wrote. Open periods last until the exporter's own clock, so a machine with a
 # wrong clock shows a wrong time without a world until the next generation begins.

@@ -2,12 +2,12 @@
 
 ::
 
-    history = await read_history(kv, "job")            # see ``history.reader``
+    history = await read_history(kv, "job")            # see ``history``
     for one in history.generations:
         print(one.generation, [member.host for member in one.members], one.reason, one.recovery)
 
 No process writes a log for this: the store keeps every change of a key until it is compacted, so the timeline of a run
-is what its keys went through. Owns the folding of these changes; ``history.reader`` fetches them, ``raftkvctl run``
+is what its keys went through. Owns the folding of these changes; ``history`` fetches them, ``raftkvctl run``
 shows them.
 
 Times are the wall clocks of those who wrote the records. A duration is exact only between two times of one writer,
@@ -137,7 +137,7 @@ class GenerationHistory:
         closed: it ended because the run was closed.
         recovery: from its end to the beginning of the next generation; None: there is none (yet), or the run was
             closed.
-        commits: checkpoints whose saving began in it and that were committed; see ``history.progress``.
+        commits: checkpoints whose saving began in it and that were committed; see ``history``.
         lost: what its end cost; None: it goes on, or was closed, or nothing is known of checkpoints.
     """
 

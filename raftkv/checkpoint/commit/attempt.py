@@ -90,7 +90,7 @@ class Means:
         check_files: raises FilesChanged if what a manifest lists is not below that uri, or has another size.
         now: the wall clock in seconds, for people.
         draw: a random number below the one that is given.
-        leave_mark: leaves a file with a name and contents below a uri; None: no marks are left (``retention.marks``).
+        leave_mark: leaves a file with a name and contents below a uri (``retention.ownership``); None: no mark is left.
     """
 
     control: Control

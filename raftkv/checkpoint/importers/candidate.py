@@ -29,7 +29,7 @@ class Candidate:
 
     Attributes:
         tool: name of the importer.
-        kind: one of ``kinds.KINDS``.
+        kind: one of ``keys.KINDS``.
         path: where it lies below the source, for people.
         files: name in the checkpoint to size in bytes.
         base: what stands before those names in the source; empty, or with a slash at the end.

@@ -54,7 +54,7 @@ class Imported:
     Attributes:
         path: below the directory.
         tool: that wrote it.
-        kind: one of ``kinds.KINDS``; empty: it is no checkpoint.
+        kind: one of ``keys.KINDS``; empty: it is no checkpoint.
         step: None: unknown.
         action: ``imported``, ``skipped``, ``refused``, or ``found`` if nothing was to be registered.
         reason: why it was skipped or refused.

@@ -14,7 +14,7 @@ collectors at once delete the same twice, which does no harm. No claim is needed
 changes a key that the txn compares.
 
 Collected are, in this order: what earlier collections began; checkpoints by a policy; what ranks had prepared for
-attempts that are over; directories of earlier generations that no key names, where only this run writes (``marks``): a
+attempts that are over; directories of earlier generations that no key names, where only this run writes: a
 zombie of an attempt that was deleted may have written them. Attempts of dead generations that nobody has decided are
 left to ``Registry.take_over``.
 """

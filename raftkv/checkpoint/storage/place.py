@@ -341,10 +341,22 @@ class Place:
         Raises:
             ConfigError: the uri is none.
         """
-        name = self.name_below(uri)
-        if not name or not self.is_local:
-            return bool(name)
-        return os.path.realpath(self.path(name)) == f"{os.path.realpath(self.root)}/{name}"
+        return bool(self.real_name_below(uri))
+
+    def real_name_below(self, uri: str) -> str:
+        """Return the name below this one that a directory has when all links are followed; empty: it lies elsewhere.
+
+        Raises:
+            ConfigError: the uri is none.
+        """
+        found = Place(uri)
+        if not (self.is_local and found.is_local):
+            return self.name_below(uri)
+        root, path = os.path.realpath(self.root), os.path.realpath(found.root)
+        name = os.path.relpath(path, root)
+        with suppress(ConfigError):
+            return check_file_name(name)
+        return ""
 
     def name_below(self, uri: str) -> str:
         """Return the name that a directory has below this one; empty: it lies elsewhere.

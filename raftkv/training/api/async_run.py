@@ -261,7 +261,7 @@ class Run(RunPlace):
 
         Arguments:
             step: of training; above the latest.
-            options: ``kind``: what the files are (``checkpoint.kinds``). ``metrics``: of rank 0, by which the best is
+            options: ``kind``: what the files are (``checkpoint.keys``). ``metrics``: of rank 0, by which the best is
                 found. ``metadata``: texts of the user. ``parent``: what it descends from. ``timeout_s``: for the other
                 ranks; None: until the generation ends. ``wait=False``: this rank does not wait for the commit.
                 ``trackers``: ``"deepspeed"``, ``"megatron"``: whose files name the newest commit.

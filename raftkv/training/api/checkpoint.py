@@ -175,6 +175,8 @@ class Saving:
                 claim = Claim.from_token(told["claim"], self._together.generation.fence)
                 self._attempt = self._together.registry.attempt(claim, AttemptRecord.decode(told["attempt"].encode()))
             self._check_step(self._attempt.record.step)
+            if why := await self._together.registry.foreign_place(self._attempt.record):
+                raise ConfigError(why)
             self._files = await asyncio.to_thread(RankFiles, self._attempt.uri)
         except BaseException as error:
             await self._abort(error)

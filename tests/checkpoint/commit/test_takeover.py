@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from raftkv.checkpoint.errors import FenceBroken
+from raftkv.checkpoint.keys import AttemptId
 from raftkv.errors import ConfigError
 from tests.checkpoint.world import KEYS, KIND, World, files_of, play, prepared, saved
 
@@ -125,7 +126,16 @@ def test_attempt_whose_record_names_a_foreign_directory_is_neither_joined_nor_co
         old = await registry.claim()
         attempt = await prepared(registry, old, 100, ranks=1)
         head = KEYS.attempt(KIND, attempt.record.id).head
-        for uri in ("memory://victim/step-000000000001.g1.1", "memory://job/../victim", "/etc", "memory://job"):
+        directory = AttemptId(1, 1, 7).directory
+        other = f"memory://job/{directory}"
+        inside = (f"{other}/", f"{other}/.", f"{other}/sub", f"memory://job/x/../{directory}", other)
+        for uri in (
+            "memory://victim/step-000000000001.g1.1",
+            "memory://job/../victim",
+            "/etc",
+            "memory://job",
+            *inside,
+        ):
             world.put(head, replace(attempt.record, uri=uri).encode())
             with pytest.raises(ConfigError, match="does not lie below memory://job"):
                 await registry.join(old, 100)
