@@ -94,13 +94,25 @@ class UnknownStatus(WireStatus):
 
 
 class MessageTooLarge(errors.RequestTooLargeError):
-    """A message is larger than the client sends, or the member receives; it was not executed."""
+    """A request is larger than the client sends: it was not sent."""
 
     code = errors.RESOURCE_EXHAUSTED
 
     def __init__(self, text: str) -> None:
-        own = "of this client and " if text.startswith("trying to send") else ""
-        super().__init__(f"{text}: split the request, or raise --max-request-bytes {own}of the members")
+        super().__init__(f"{text}: split the request, or raise --max-request-bytes of this client and of the members")
+
+
+class ReceivedTooLarge(errors.ResponseTooLargeError):
+    """A message is larger than the other end takes: an answer for this client, or a request for a member.
+
+    Both ends say the same, so the request may have happened.
+    """
+
+    code = errors.RESOURCE_EXHAUSTED
+    definite = False
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f"{text}; the request may have happened")
 
 
 class WrongPort(errors.UnimplementedError):
@@ -274,7 +286,8 @@ _BY_PATTERN: Final[tuple[tuple[re.Pattern[str], type[StatusError]], ...]] = tupl
     for pattern, kind in (
         (re.escape(f"{errors.NoSpaceError.text} (raftkv: quota "), errors.QuotaExceededError),
         (".* has its share of the ", errors.ShareError),
-        (".*message larger than max ", MessageTooLarge),
+        ("trying to send message larger than max ", MessageTooLarge),
+        ("grpc: received message larger than max ", ReceivedTooLarge),
         (re.escape(errors.AuthLimitError.text), errors.AuthLimitError),
         (re.escape(errors.ConfChangeRefusedError.text), errors.ConfChangeRefusedError),
         (re.escape(errors.SnapshotGivenUpError.text), errors.SnapshotGivenUpError),

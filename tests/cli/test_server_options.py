@@ -315,12 +315,12 @@ def test_peers_off_this_machine_need_certificates_or_a_word_for_it():
 def test_sections_of_a_file_have_the_names_of_etcd(tmp_path):
     path = tmp_path / "etcd.yaml"
     path.write_text(
-        "client-transport-security: {trusted-ca-file: c, allowed-hostname: [a]}\n"
+        "client-transport-security: {trusted-ca-file: c, allowed-cn: [d]}\n"
         "peer-transport-security: {trusted-ca-file: p, allowed-cn: [b]}\n"
         "discovery-config: {token: ''}\n"
     )
     options = read(f"--config-file={path}")
-    assert (options.config.client_tls.allowed_hostname, options.config.peer_tls.allowed_cn) == (("a",), ("b",))
+    assert (options.config.client_tls.allowed_cn, options.config.peer_tls.allowed_cn) == (("d",), ("b",))
     assert options.warnings == []
 
 

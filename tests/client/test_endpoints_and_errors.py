@@ -14,6 +14,7 @@ from raftkv.client.errors import (
     ConnectionLost,
     EndpointsFailed,
     MessageTooLarge,
+    ReceivedTooLarge,
     UnknownStatus,
     WireStatus,
     WrongPort,
@@ -140,7 +141,7 @@ STATUSES = [
     (errors.ALREADY_EXISTS, "nothing of raftkv or etcd sends it", UnknownStatus),
     (errors.PERMISSION_DENIED, "RBAC: access denied", UnknownStatus),
     (errors.RESOURCE_EXHAUSTED, "trying to send message larger than max (3000015 vs. 2097152)", MessageTooLarge),
-    (errors.RESOURCE_EXHAUSTED, "grpc: received message larger than max (11 vs. 10)", MessageTooLarge),
+    (errors.RESOURCE_EXHAUSTED, "grpc: received message larger than max (11 vs. 10)", ReceivedTooLarge),
     (errors.RESOURCE_EXHAUSTED, refusal(b"alice", "64 passwords that may wait at one member"), errors.ShareError),
     (errors.RESOURCE_EXHAUSTED, f"{errors.NoSpaceError.text} (raftkv: quota of 'a/')", errors.QuotaExceededError),
     (errors.RESOURCE_EXHAUSTED, f"{errors.AuthLimitError.text} (10 users)", errors.AuthLimitError),
@@ -184,6 +185,13 @@ def test_request_that_is_too_large_names_the_limit_and_never_passes_by_itself():
     assert isinstance(error, errors.RequestTooLargeError)
     assert "(3000015 vs. 2097152)" in str(error)
     assert "--max-request-bytes" in str(error)
+    assert not is_transient(error, wait_for_room=True)
+
+
+def test_message_that_is_too_large_to_be_received_may_have_been_executed():
+    """Of an answer that is too large the client says the same as a member of a request: the key may be written."""
+    error = from_status(errors.RESOURCE_EXHAUSTED, "grpc: received message larger than max (45 vs. 10)")
+    assert not error.definite
     assert not is_transient(error, wait_for_room=True)
 
 

@@ -24,7 +24,14 @@ from raftkv.cli.output.printer import Printer, make_printer
 from raftkv.cli.program import BAD_ARGUMENTS, BAD_CONNECTION, ERROR, CommandError
 from raftkv.client import Client, ClientOptions, Method
 from raftkv.client.credentials import NO_SECRET, Secret, client_settings, file_settings, password_of
-from raftkv.client.errors import AuthenticationFailed, ConnectionLost, EndpointsFailed, MessageTooLarge, WrongPort
+from raftkv.client.errors import (
+    AuthenticationFailed,
+    ConnectionLost,
+    EndpointsFailed,
+    MessageTooLarge,
+    ReceivedTooLarge,
+    WrongPort,
+)
 from raftkv.client.rpc.transport import tls_context
 from raftkv.errors import CODE_NAMES, ConfigError, ContextDeadlineExceededError, StatusError
 
@@ -157,10 +164,14 @@ def failed(error: StatusError, code: int = ERROR) -> CommandError:
     # An error that explains itself names them in its own line.
     text = str(error)
     explained = text != ContextDeadlineExceededError.text
-    if isinstance(error, MessageTooLarge | WrongPort | ConnectionLost):  # not in etcd's table: etcdctl prints the frame
+    details = unanswered(error.failures if isinstance(error, EndpointsFailed) and not explained else {})
+    if isinstance(error, ConnectionLost):
+        text, details = "rpc error: code = Unavailable desc = error reading from server: EOF", [text]
+    elif isinstance(
+        error, MessageTooLarge | ReceivedTooLarge | WrongPort
+    ):  # not in etcd's table: etcdctl prints the frame
         text = f"rpc error: code = {CODE_NAMES[error.code]} desc = {text}"
-    failures = error.failures if isinstance(error, EndpointsFailed) and not explained else {}
-    return CommandError(text, code, unanswered(failures))
+    return CommandError(text, code, details)
 
 
 def unanswered(failures: Mapping[str, str]) -> list[str]:

@@ -194,6 +194,7 @@ _SECURITY = _settings(
     ("client-cert-auth", boolean, "client_tls.client_cert_auth", "require client certificates (with an authority)"),
     ("trusted-ca-file", string, "client_tls.trusted_ca_file", "authorities of clients, who then show certificates"),
     ("client-crl-file", string, "client_tls.crl_file", "revoked client certificates"),
+    ("client-cert-allowed-cn", words, "client_tls.allowed_cn", "common names that clients may have"),
     ("client-cert-allowed-hostname", words, "client_tls.allowed_hostname", "host names that clients may have"),
     ("auto-tls", boolean, "client_tls.self_signed", "make a certificate of the client ports: proves nothing (false)"),
     ("peer-cert-file", string, "peer_tls.cert_file", "certificate of the peer ports"),

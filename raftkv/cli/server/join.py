@@ -251,7 +251,13 @@ async def _among(client: Client, config: ServerConfig, say: Callable[[str], None
     say(f"cluster {listed.header.cluster_id:x} has {len(listed.members)} members: {_names(listed.members)}")
     own = _own(listed.members, config)
     if own is None:
-        check_free((*config.listen_peer_urls, *addresses(config.listen_client_urls)))
+        check_free(
+            (
+                *config.listen_peer_urls,
+                *addresses(config.listen_client_urls),
+                *addresses(config.listen_client_http_urls),
+            )
+        )
         request = rpc_pb2.MemberAddRequest(peerURLs=config.initial_advertise_peer_urls, isLearner=True)
         try:
             added = await client.call(methods.MEMBER_ADD, request, timeout_s=CALL_TIMEOUT_S)

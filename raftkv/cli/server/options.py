@@ -121,6 +121,7 @@ _SECTIONS = {
 }
 """Settings of a file that have settings of their own, and how the flags of these begin."""
 _NAMES_OF_SECTIONS: Final = {
+    ("", "allowed-cn"): "client-cert-allowed-cn",
     ("", "allowed-hostname"): "client-cert-allowed-hostname",
     ("peer-", "allowed-cn"): "peer-cert-allowed-cn",
     ("peer-", "allowed-hostname"): "peer-cert-allowed-hostname",

@@ -156,7 +156,6 @@ def required(invocation: Invocation, *names: str) -> str:
         CommandError: some are not given.
     """
     invocation.refuse_surplus()
-    invocation.refuse_surplus()
     missing = [f'"{name}"' for name in names if name not in invocation.changed]
     if missing:
         raise CommandError(f"required flag(s) {', '.join(missing)} not set", ERROR)

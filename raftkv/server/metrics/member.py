@@ -29,6 +29,7 @@ from raftkv.server.snapshots.files import Transfers
 from raftkv.server.watch.hub import WatchHub
 from raftkv.storage.mvcc import Store
 
+_ALL_FEATURES: Final = FEATURES | {"AllAlpha": (False, "ALPHA"), "AllBeta": (False, "BETA")}
 _DESCRIPTORS: Final = Path("/proc/self/fd")
 
 
@@ -88,7 +89,7 @@ class ServerMetrics(Collector):
         yield gauge(
             "etcd_server_feature_enabled",
             "Whether or not a feature is enabled. 1 is enabled, 0 is not.",
-            {(name, stage): self._features.get(name, is_on) for name, (is_on, stage) in FEATURES.items()},
+            {(name, stage): self._features.get(name, is_on) for name, (is_on, stage) in _ALL_FEATURES.items()},
             ["name", "stage"],
         )
         server_id = f"{self._node.settings.member_id:x}"

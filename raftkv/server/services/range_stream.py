@@ -109,7 +109,8 @@ class RangeStreamService:
 
 
 def _check_streamable(request: rpc_pb2.RangeRequest) -> None:
-    if request.sort_target != rpc_pb2.RangeRequest.KEY or request.sort_order == rpc_pb2.RangeRequest.DESCEND:
+    is_by_key = request.sort_target == rpc_pb2.RangeRequest.KEY and request.sort_order == rpc_pb2.RangeRequest.ASCEND
+    if request.sort_order != rpc_pb2.RangeRequest.NONE and not is_by_key:
         raise errors.UnimplementedError("RangeStream does not support custom sort orders")
     if (
         request.min_mod_revision

@@ -246,7 +246,7 @@ class WatchStream:
         return bool(self._ahead) and self._ahead[-1][0] > self._hub.revision
 
     def _free_id(self) -> int:
-        while self._next_id in self.watchers:
+        while self._next_id in self.watchers or self._next_id in self._compacted:
             self._next_id += 1
         self._next_id += 1
         return self._next_id - 1

@@ -73,7 +73,10 @@ def test_nothing_found(raftkv_store: Store) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"sort_target": rpc_pb2.RangeRequest.MOD}, "custom sort orders"),
+        (
+            {"sort_target": rpc_pb2.RangeRequest.MOD, "sort_order": rpc_pb2.RangeRequest.ASCEND},
+            "custom sort orders",
+        ),
         ({"sort_order": rpc_pb2.RangeRequest.DESCEND}, "custom sort orders"),
         ({"min_mod_revision": 1}, "revision filters"),
         ({"max_mod_revision": 1}, "revision filters"),

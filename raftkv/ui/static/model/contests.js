@@ -26,6 +26,12 @@ export function queueOf(item) {
   return BigInt.asUintN(64, BigInt(item.lease)) === BigInt(`0x${last}`) ? item.key.slice(0, slash) : null;
 }
 
+/** Whether a key may be an entry, by its name alone: a listing of names has no leases. */
+export function mayBeEntry(item) {
+  const slash = item.key.lastIndexOf("/");
+  return slash >= 0 && LEASE_HEX.test(item.key.slice(slash + 1));
+}
+
 /** What an entry says of itself: what it proclaims; empty: it is a lock's. */
 export function proclaimed(value) {
   const text = shownText(value);

@@ -8,7 +8,7 @@ import { h, perFrame, put } from "../frame/dom.js";
 import { badge, button, empty, failure, field, head, section } from "../frame/parts.js";
 import { go, href, view } from "../frame/router.js";
 import { watchRange } from "../frame/watch.js";
-import { Contests, queueOf } from "../model/contests.js";
+import { Contests, mayBeEntry, queueOf } from "../model/contests.js";
 import { count } from "../model/words.js";
 import { pagedTable } from "./pages.js";
 import { floodGate, getAll, interval, scan } from "./store.js";
@@ -96,7 +96,7 @@ class Page {
     const found = [];
     put(this.note, h("p", { class: "muted" }, "Reading the names of keys…"));
     try {
-      const onPage = (items) => found.push(...items.filter((item) => queueOf(item) !== null));
+      const onPage = (items) => found.push(...items.filter(mayBeEntry));
       const { revision, isWhole } = await scan(prefix, { onPage, max: KEYS_MAX }, this.scope);
       for (const kv of await getAll(found, this.scope)) if (kv) contests.put(kv);
       if (this.contests !== contests) return;

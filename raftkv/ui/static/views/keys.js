@@ -246,7 +246,7 @@ view("keys", {
     function drawRow(row) {
       const id = shown(row.path);
       const name = place.flat ? id : shown(row.path.slice(place.prefix.length)) || id;
-      const more = row.isFolder ? (row.isMore ? `${row.count}+ keys` : plural(row.count, "key")) : row.kv.lease !== "0" ? "leased" : "";
+      const more = row.isFolder ? (row.isMore ? `${row.count}+ keys` : plural(row.count, "key")) : "";
       const target = row.isFolder ? linkTo(row.path) : linkTo(place.prefix, id);
       const current = !row.isFolder && id === place.key;
       return h(
