@@ -124,7 +124,8 @@ def staying(command: str, check: str, clone: Path, environment: dict[str, str]) 
         wait_for(ready, f"{check} after {command}", READY_TIMEOUT_S)
         yield
     finally:
-        os.killpg(process.pid, signal.SIGINT)
+        with suppress(ProcessLookupError):  # it has ended, as the failure says
+            os.killpg(process.pid, signal.SIGINT)
         process.wait(COMMAND_TIMEOUT_S)
 
 

@@ -238,7 +238,7 @@ def _no_manifest(patches: Patches) -> None:
 
 @mutant("takeover without all ranks", "only what every rank has prepared is taken over")
 def _taken_in_parts(patches: Patches) -> None:
-    async def take(means: Means, claim: Claim, head: AttemptRecord) -> Taken:
+    async def take(means: Means, claim: Claim, head: AttemptRecord, refusal: object) -> Taken:
         attempt = Attempt(means, claim, head)
         attempt.prepared = partial(_lenient, attempt, attempt.prepared)  # type: ignore[method-assign]
         try:
