@@ -5,7 +5,7 @@
     /raftkv/data/<dataset>/head                       the newest version: root digest, number, counts
     /raftkv/data/<dataset>/version/<number>           each version that can be read
     /raftkv/data/<dataset>/keep/<number>/<why>        why a version must stay: its age (leased), or a pin
-    /raftkv/data/<dataset>/publishing/<id>            somebody publishes (leased)
+    /raftkv/data/<dataset>/publishing/<id>            a client publishes (leased)
     /raftkv/data/<dataset>/chunk/<digest>             chunks and index nodes, under the digest of their bytes
 
 ``<dataset>`` is quoted, so that it is one part.

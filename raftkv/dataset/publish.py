@@ -217,7 +217,7 @@ async def collect(
         control: the store.
         keys: of the dataset.
         fetch: reads an index node of the versions that stay.
-        keep_last: versions that stay whatever their age, the head among them.
+        keep_last: versions that stay at any age, the head among them.
         dry_run: delete nothing, and say what would be.
 
     Raises:
@@ -248,11 +248,11 @@ async def collect(
     garbage = [key for key in await chunk_keys(control, keys) if key.rpartition("/")[2] not in live]
     if dry_run:
         return Collected(tuple(dropped), len(garbage))
-    nobody = create_revision(keys.publishings, prefix=True) == 0
+    none_publishes = create_revision(keys.publishings, prefix=True) == 0
     for at in range(0, len(garbage), BATCH):
         batch = garbage[at : at + BATCH]
-        if not await _delete(control, [unmoved, nobody], batch):
-            why = "somebody publishes, or has published meanwhile; collect again afterwards"
+        if not await _delete(control, [unmoved, none_publishes], batch):
+            why = "another client publishes, or has published meanwhile; collect again afterwards"
             return Collected(tuple(dropped), at, why)
     return Collected(tuple(dropped), len(garbage))
 

@@ -19,7 +19,7 @@ Read ``replica`` and ``node`` first, then the way of one request: ``services/kv`
 Laws:
 
 - One loop, no locks: threads write the log and the database and read large files; results come back to the loop.
-- No turn of the loop is longer than 50 ms, whatever one client asks (``loop.turns``, ``loop.scheduler``).
+- No turn of the loop is longer than 50 ms for any request of one client (``loop.turns``, ``loop.scheduler``).
 - Nothing is acknowledged before the fsync that it depends on.
 - An exception in the loop stops the member; one in serving a read is that read's alone, unless it found damage.
 - Parts know each other through their constructors; every subscription among them is made in ``Replica.connect``.

@@ -169,7 +169,7 @@ GIVE_UP_S: Final = 0.1
 """What gloo has for failing a collective by itself, which takes it a millisecond or two."""
 
 _work: Final[Any] = Work
-"""Its methods can be replaced, whatever its stubs say."""
+"""Its methods can be replaced, though its stubs deny that."""
 _wait: Final[Callable[..., bool]] = _work.wait
 _present: list[Waits] = []
 

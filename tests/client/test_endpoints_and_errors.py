@@ -189,7 +189,7 @@ def test_request_that_is_too_large_names_the_limit_and_never_passes_by_itself():
 
 
 def test_message_that_is_too_large_to_be_received_may_have_been_executed():
-    """Of an answer that is too large the client says the same as a member of a request: the key may be written."""
+    """A client says of a large answer what a member says of a large request: the key may be written."""
     error = from_status(errors.RESOURCE_EXHAUSTED, "grpc: received message larger than max (45 vs. 10)")
     assert not error.definite
     assert not is_transient(error, wait_for_room=True)

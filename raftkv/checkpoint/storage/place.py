@@ -97,7 +97,7 @@ class _Follower:
                     return
             count = os.preadv(self._descriptor, [self._buffer[: min(left, BLOCK_BYTES)]], self._digested)
             if not count:
-                raise OSError("what was just written cannot be read back: somebody else has cut the file")
+                raise OSError("what was just written cannot be read back: another program has cut the file")
             self._digest.update(self._buffer[:count])
             self._digested += count
 
@@ -202,7 +202,7 @@ class Writer(io.BufferedIOBase):
             return
         with suppress(Exception):
             self._wait_for_digest()
-        # Whatever is left is in no list of files: it does no harm, and the error that led here is the one to tell.
+        # What is left is in no list of files and does no harm; the error that led here is the one to tell.
         with suppress(Exception):
             if hasattr(file, "discard") and not self._place.is_local:
                 file.discard()

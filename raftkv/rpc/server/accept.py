@@ -70,7 +70,7 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._since_s = 0.0
         self.queue: Identity = ""
-        """Of its address, in which its handshake waits, and its share of the connections."""
+        """Return the queue of its address: its handshake waits there, and its connections are counted there."""
         self._h2: ServerH2Protocol | None = None
         self._http1: Http1Protocol | None = None
         self._handshake: asyncio.Task[None] | None = None

@@ -38,7 +38,7 @@ TRIES_MAX: Final = 100
 """How often something is tried under ever newer users, before the caller is answered that they change too fast."""
 
 _ROOT_PERMISSION: Final = field(2, auth_pb2.Permission(permType="READWRITE", range_end=b"\0").SerializeToString())
-"""How etcd shows what the role root may do, whatever was granted to it."""
+"""How etcd shows what the role root may do; what was granted to it is not shown."""
 
 CHANGES: Final = {
     "AuthEnable": "enable",

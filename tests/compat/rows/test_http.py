@@ -86,7 +86,7 @@ def test_what_is_elsewhere(cluster: Cluster, method: str, path: str, location: s
 
 
 def test_the_head_of_a_call(raftkv: Cluster) -> None:
-    """As etcd 3.7; 3.5.1 says 405."""
+    """Answer as etcd 3.7 does; 3.5.1 says 405."""
     assert _ask(raftkv, "HEAD", "/v3/kv/range")[0].status == 400
     assert _ask(raftkv, "GET", "/v3/kv/range")[0].status == 405
 

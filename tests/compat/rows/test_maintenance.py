@@ -258,7 +258,7 @@ def _versions(wire: Wire, member: int) -> tuple[str, str, str]:
 
 
 def test_downgrade_job(store: Store) -> None:
-    """As of 3.7: it moves the versions of cluster and storage on all members, and to cancel none is no error."""
+    """Since 3.7 it moves the versions of cluster and storage on all members, and to cancel none is no error."""
     wire, is_etcd = store.wire, store.program == "etcd"
     target, cluster = ("3.4", "3.5") if is_etcd else ("3.6", "3.7")
 

@@ -179,7 +179,7 @@ async def test_users_see_themselves_and_their_roles() -> None:
 
 @on_loop
 async def test_everybody_may_ask_whether_users_are_on_and_do_nothing() -> None:
-    """As in etcd 3.7: neither needs a token, but one that is shown must be good."""
+    """Neither needs a token, as in etcd 3.7, but a token that is shown must be good."""
     world = await with_passwords()
     _, _, status = await world.call(f"{AUTH}/AuthStatus", rpc_pb2.AuthStatusRequest())
     assert (status.enabled, status.authRevision) == (True, world.auth.revision)
