@@ -209,6 +209,9 @@ class ServerConfig:
     """Refuse membership changes that would lose the quorum. Danger: off, one call can stop the cluster."""
     pre_vote: bool = True
     """Ask before raising the term, so that a member coming back does not disturb the leader."""
+    read_leases: bool = False
+    """Serve linearizable reads without a round while leading (``raft/read_lease``). Danger: a clock that runs more than
+    5 % fast or slow, or that stands still while the world goes on, can make a read stale."""
 
     # --- history
     auto_compaction_mode: str = "periodic"

@@ -3,6 +3,7 @@
     clock = SuspendClock()
     clock.has_slept()     # since the last call
     clock.total_s         # since the clock was made, as of the last call
+    elapsed_ns()          # since the machine was started
 
 The rest of the world goes on meanwhile: leases end, and states that were recent are old.
 """
@@ -20,6 +21,11 @@ READINGS_MAX: Final = 5
 
 _SINCE_BOOT: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """Linux alone has a clock that counts sleep."""
+
+
+def elapsed_ns() -> int:
+    """Return the nanoseconds since the machine was started, sleep included."""
+    return time.clock_gettime_ns(_SINCE_BOOT)
 
 
 def suspended_s() -> tuple[float, float]:

@@ -46,7 +46,7 @@ SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
 
 _OF_MEMBERS = {
     "raftkv/apply": "applier check compares plain quotas ranges request response txn",
-    "raftkv/raft": "confchange core log memory_log progress raw_node tracker types",
+    "raftkv/raft": "confchange core log memory_log progress raw_node read_lease tracker types",
     "raftkv/server/lease": "keep_alives lessor renewals times",
     "raftkv/server/node": "applying backlog node proposals reads waits",
     "raftkv/server/peer": "codec",

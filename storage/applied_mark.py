@@ -14,8 +14,9 @@ all the same, and a quorum says the rest (``server/node/readiness``).
 
 The format is 0, which stands for the first; a later one has its number (``datadir.format_refusal``) in both slots.
 
-Invariants: the slots are written in turn, each with its checksum, so that a process killed inside a store leaves the
-other one; a mark is only believed where the log has that index with that term.
+Invariants: the mark never goes back, also while a member that has started again applies older entries once more; the
+slots are written in turn, each with its checksum, so that a process killed inside a store leaves the other one; a mark
+is only believed where the log has that index with that term.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class AppliedMark:
         StorageError: the file cannot be opened or made.
 
     Attributes:
-        index, term: the newest entry noted, 0 if there is none.
+        index, term: the newest entry noted, 0 if there is none; 0 also makes the next note count, whatever its index.
     """
 
     def __init__(self, path: Path) -> None:
@@ -100,6 +101,10 @@ class AppliedMark:
             index: index of the entry.
             term: its term.
         """
+        # Applied again after a start: the mark of the life before stands until this one gets further.
+        if index <= self.index:
+            return
+        self.index, self.term = index, term
         # The slot that is not the newest: a process killed in mid-store leaves the other one whole.
         body = _BODY.pack(index, term)
         slot = self._slot

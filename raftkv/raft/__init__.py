@@ -49,7 +49,8 @@ THE CALLER'S DUTIES, in this order, for each ``ready = node.ready()``
     For a membership entry call ``node.apply_conf_change(confchange.decode(entry.data))`` and persist what it returns
     together with the applied index. Skip empty entries.
 7.  ``node.on_applied(index)`` for the last entry applied.
-8.  Answer reads: a read with ``ReadState(index, context)`` may be served once everything up to ``index`` is applied.
+8.  Answer reads: a read for which ``read_now`` gave an index, or with ``ReadState(index, context)``, may be
+    served once everything up to ``index`` is applied.
 9.  Call ``tick`` at regular intervals, ``report_unreachable`` when a message could not be delivered, and
     ``report_snapshot`` when the transfer that a SNAPSHOT message asks for has ended, well or not.
 10. On the receiver, step a SNAPSHOT message only after the data of the snapshot has arrived and was checked.
@@ -65,9 +66,9 @@ A caller without overlap does duties 1-7 in one go and calls ``node.advance(read
         if node.has_ready(): carry_out(node.ready())
 
 Reading order: ``types``, ``log``, ``core``, ``raw_node``; membership is ``confchange``, quorums and reads are
-    ``tracker``.
+    ``tracker``, reads without a round ``read_lease``.
 
-Left out: the disk and the network (they are the caller's), what entries mean, leases for reads.
+Left out: the disk and the network (they are the caller's), what entries mean.
 """
 
 from .confchange import Configuration

@@ -28,13 +28,15 @@ Three queues of messages, emptied by ``RawNode.ready``
 - ``messages_to_self`` are the same promises to this member itself: its own vote, and a leader's acknowledgement of
   its own entries. They are stepped when the disk has confirmed.
 
-Left out: leases for reads (ReadOnlyLeaseBased): clocks drift, and safe reads are batched anyway.
+A linearizable read is confirmed by a round of heartbeats, or served at once while the leader's lease holds
+(``read_lease``, which also holds back the commits of a new leader).
 """
 
 from __future__ import annotations
 
 import enum
 import random
+from collections.abc import Callable
 from typing import Final
 
 from . import confchange
@@ -55,6 +57,7 @@ from .errors import (
 from .log import REJECTED, RaftLog
 from .memory_log import LogReader
 from .progress import PROBE, REPLICATE, SNAPSHOT, Progress
+from .read_lease import LEASE_NS, ReadLease
 from .tracker import ReadIndexQueue, ReadRequest, Tracker, VoteResult
 from .types import (
     INDEX_MAX,
@@ -95,7 +98,13 @@ WITHOUT_TERM: Final = frozenset((MessageType.PROPOSE, MessageType.READ_INDEX))
 _WITH_OWN_TERM: Final = frozenset((_VOTE, _VOTE_RESPONSE, _PRE_VOTE, _PRE_VOTE_RESPONSE))
 
 CAMPAIGN_TRANSFER: Final = b"CampaignTransfer"
-"""Context of the vote requests of a leadership transfer: the leader itself asked for it, so leases do not hold."""
+"""Context of the vote requests of a leadership transfer: the leader itself asked for it, so voters grant it at once."""
+
+LEASED: Final = b"Leased"
+"""Context of APPEND: a read lease may rest on its entries (``read_lease``)."""
+
+LEASE_GIVEN_UP: Final = b"LeaseGivenUp"
+"""Context of TIMEOUT_NOW: the leader serves no more reads by its read lease (``read_lease``)."""
 
 
 class Campaign(enum.Enum):
@@ -117,6 +126,7 @@ class Raft:
         "heartbeat_elapsed",
         "id",
         "leader",
+        "lease",
         "log",
         "max_uncommitted_bytes",
         "messages",
@@ -136,7 +146,9 @@ class Raft:
         "vote",
     )
 
-    def __init__(self, config: RaftConfig, reader: LogReader, rng: random.Random) -> None:
+    def __init__(
+        self, config: RaftConfig, reader: LogReader, rng: random.Random, clock_ns: Callable[[], int] | None = None
+    ) -> None:
         self.config = config
         self.id = config.id
         self.rng = rng
@@ -149,6 +161,7 @@ class Raft:
         self.log = RaftLog(reader, max(page_bytes, 1))
         self.tracker = Tracker(config.id, config.max_inflight_messages, config.max_inflight_bytes)
         self.reads = ReadIndexQueue()
+        self.lease = ReadLease(clock_ns, config.starts_within_lease)
         self.read_states: list[ReadState] = []
         self.messages: list[Message] = []
         self.messages_after_append: list[Message] = []
@@ -245,6 +258,7 @@ class Raft:
         # There may be a membership change among the entries taken over: wait until all of them are applied.
         self.pending_conf_index = self.log.last_index
         self.term_start_index = self.log.last_index + 1
+        self.lease.begin(self.term)
         # Committing an entry of the own term is the only way to commit those of earlier ones (section 5.4.2).
         self._append_noop()
 
@@ -533,6 +547,8 @@ class Raft:
             self._forward_to_leader(message)
         # The leader hands over to us: campaign at once, and without a pre-vote: this member is not partitioned.
         elif kind == MessageType.TIMEOUT_NOW:
+            if message.context == LEASE_GIVEN_UP:
+                self.lease.released(self.term)
             self._campaign_if_eligible(Campaign.TRANSFER)
 
     def forget_leader(self) -> None:
@@ -580,6 +596,8 @@ class Raft:
             return
         last_new = log.maybe_append(index, message.log_term, message.entries, message.commit)
         if last_new != REJECTED:
+            if message.entries and message.context == LEASED:
+                self.lease.received()
             if message.quiet and not message.entries:
                 return
             self.send(Message(_APPEND_RESPONSE, message.from_, self.id, index=last_new))
@@ -653,6 +671,7 @@ class Raft:
         if log.applying > log.applied:
             return False
         log.restore(snapshot)
+        self.lease.received()
         self.switch_to(config)
         return True
 
@@ -672,6 +691,9 @@ class Raft:
         if self.role == StateRole.LEADER and self.heartbeat_elapsed >= self.config.heartbeat_ticks:
             self.heartbeat_elapsed = 0
             self.heartbeat_due = True
+        # The acknowledgements may all have come while the lease of another leader held.
+        if self.role == StateRole.LEADER and self.lease.is_waiting():
+            self._maybe_commit()
 
     def _check_quorum(self) -> None:
         """Step down if no quorum was heard from since the last check (thesis section 6.2); begin a new period."""
@@ -747,7 +769,7 @@ class Raft:
             self.append_due = True
         # It has everything: the transfer can take place.
         if message.from_ == self.transferee and progress.match == log.last_index:
-            self.send(Message(MessageType.TIMEOUT_NOW, to=message.from_))
+            self._send_timeout_now(message.from_)
 
     def _handle_rejection(self, message: Message, progress: Progress) -> None:
         probe = message.reject_hint
@@ -776,9 +798,10 @@ class Raft:
         log = self.log
         index = self.tracker.committed()
         # Entries of earlier terms commit only together with one of our own: counting them alone is unsafe (Figure 8).
-        if index <= log.committed or index < self.term_start_index:
+        if index <= log.committed or index < self.term_start_index or self.lease.must_wait():
             return False
         log.commit_to(index)
+        self.lease.committed(index)
         self.append_due = True
         # The first commit of the term: now we know what our predecessors committed, and can answer reads.
         if self.reads.deferred:
@@ -878,6 +901,7 @@ class Raft:
 
     def _append(self, entries: list[Entry]) -> None:
         self.log.append(entries)
+        self.lease.appended(self.log.last_index)
         # Our own acknowledgement, once our disk has them.
         self.messages_to_self.append(Message(_APPEND_RESPONSE, self.id, self.id, self.term, index=self.log.last_index))
         self.append_due = True
@@ -941,6 +965,8 @@ class Raft:
             return False
         message = Message(_APPEND, id, self.id, self.term, previous_term, next_index - 1, entries, log.committed)
         message.quiet = quiet and not entries
+        if entries and self.lease.marks():
+            message.context = LEASED
         self.messages.append(message)
         progress.sent_entries(len(entries), size_bytes)
         progress.sent_commit = log.committed
@@ -983,12 +1009,32 @@ class Raft:
         Arguments:
             request: who asks, and with which context.
         """
+        index = self.read_now()
+        if index:
+            request.index = index
+            self._answer_read(request)
         # Before the first commit of its term a leader may not know the last commits of its predecessor, however few
         # members there are. (etcd answers at once with a single member; its commit index may be old after a crash.)
-        if not self._has_committed_in_term():
+        elif not self._has_committed_in_term():
             self.reads.deferred.append(request)
         else:
             self._queue_read(request)
+
+    def read_now(self) -> int:
+        """Return the index at which a linearizable read that has arrived may be served without a round; 0: at none.
+
+        Keeps the lease alive: what it appends for that leaves with the next Ready.
+        """
+        lease = self.lease
+        if not lease.allowed or self.role != StateRole.LEADER:
+            return 0
+        left_ns = lease.left_ns()
+        if left_ns < LEASE_NS // 2 and not lease.is_renewing() and self._may_renew():
+            self._append_noop()
+        return self.log.committed if left_ns > 0 else 0
+
+    def _may_renew(self) -> bool:
+        return self.transferee == NONE and self.id in self.tracker.progress and self._has_committed_in_term()
 
     def _queue_read(self, request: ReadRequest) -> None:
         # No other member could have been elected.
@@ -1108,9 +1154,16 @@ class Raft:
         self.election_elapsed = 0
         self.transferee = id
         if progress.match == self.log.last_index:
-            self.send(Message(MessageType.TIMEOUT_NOW, to=id))
+            self._send_timeout_now(id)
         else:
             self._maybe_send_append(id, progress, send_if_empty=True)
+
+    def _send_timeout_now(self, id: int) -> None:
+        context = b""
+        # Before its first commit of the term a leader itself may have to wait for the lease of another.
+        if self._has_committed_in_term() and self.lease.give_up():
+            context = LEASE_GIVEN_UP
+        self.send(Message(MessageType.TIMEOUT_NOW, to=id, context=context))
 
     def report_unreachable(self, id: int) -> None:
         """Probe a follower that a message did not reach: what was streamed behind it is likely lost too.

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable
 
 from mypy_extensions import mypyc_attr
 
@@ -84,18 +85,22 @@ class _Append:
 class RawNode:
     """The Raft core of one member of one group."""
 
-    def __init__(self, config: RaftConfig, log: LogReader, rng: random.Random) -> None:
+    def __init__(
+        self, config: RaftConfig, log: LogReader, rng: random.Random, clock_ns: Callable[[], int] | None = None
+    ) -> None:
         """Start as a follower from what the log holds.
 
         Arguments:
             config: settings of the member.
             log: what it has on disk.
             rng: draws election timeouts and nothing else.
+            clock_ns: nanoseconds since any moment, suspension included, for read leases (``read_lease``); None: without
+                them.
 
         Raises:
             InvariantError, ConfChangeError: what was persisted contradicts itself.
         """
-        self.raft = Raft(config, log, rng)
+        self.raft = Raft(config, log, rng, clock_ns)
         self._soft = (self.raft.leader, self.raft.role)
         self._hard = self._hard_values()
         self._appends: deque[_Append] = deque()
@@ -172,6 +177,21 @@ class RawNode:
         context, so that a late answer to the old question is not taken for one to the new.
         """
         self.raft.step(Message(MessageType.READ_INDEX, from_=self.raft.id, context=context))
+
+    def read_now(self) -> int:
+        """Return the index at which a linearizable read that has arrived may be served at once, once it is applied.
+
+        0: there is no lease (``allow_leases``); ask for a round with ``read_index``. A Ready may follow either way.
+        """
+        return self.raft.read_now()
+
+    def allow_leases(self, allowed: bool) -> None:
+        """Allow this member, leading, to serve reads by a lease, or forbid it. All members must know of leases.
+
+        Arguments:
+            allowed: whether it may.
+        """
+        self.raft.lease.allow(allowed)
 
     def transfer_leader(self, id: int) -> None:
         """Ask the leader to hand over to ``id``. While that is under way proposals are dropped."""

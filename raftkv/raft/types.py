@@ -299,6 +299,9 @@ class RaftConfig:
     """Followers do not answer what only tells them the commit index (an append without entries) if their log matches:
     the answer says nothing new, and costs a leader with few proposals a wake-up from each follower. What was lost
     meanwhile shows at the next heartbeat. etcd-io/raft answers each, and so do members of earlier versions."""
+    starts_within_lease: bool = True
+    """When this member starts, a leader may hold a read lease that rests on entries in its log. False only for a log
+    that no elected leader has written to, or whose member is the only voter of a cluster without read leases."""
     applied: int = 0
     """Index up to which the caller's state machine already holds everything; set at restart, 0 for a fresh start."""
 

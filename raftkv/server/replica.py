@@ -32,10 +32,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from prometheus_client.registry import Collector
 
+from raftkv import suspend_clock
 from raftkv.apply.alarms import Alarms
 from raftkv.apply.applier import AT_ONCE_MAX, Applier
 from raftkv.apply.leases import Leases
@@ -111,9 +112,13 @@ class Peers(Sender, Followers, Protocol):
         """Return the metadata that a member wants to see."""
 
 
+READ_LEASES_KNOWN_IN: Final = (0, 2)
+"""The first version whose members wait for the lease of the leader before them."""
+
+
 def new_core(config: RaftConfig, log: MemoryLog) -> RawNode:
     """Make the Raft core of a member, whose timeouts are drawn from the chance of the system."""
-    return RawNode(config, log, random.Random(random.SystemRandom().getrandbits(64)))
+    return RawNode(config, log, random.Random(random.SystemRandom().getrandbits(64)), suspend_clock.elapsed_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +224,7 @@ class Replica:
             election_ticks=config.election_ticks,
             pre_vote=config.pre_vote,
             quiet_commits=True,
+            starts_within_lease=self._starts_within_lease(),
             applied=store.applied_index,
         )
         settings = NodeSettings(durable.member_id, config.heartbeat_interval_s, config.election_timeout_s)
@@ -240,7 +246,16 @@ class Replica:
             stages=devices.stages,
         )
         node.on_damage = self.damaged
+        node.may_hold_lease = self._may_hold_lease
         return node
+
+    def _starts_within_lease(self) -> bool:
+        hard_state, conf_state = self.durable.log.initial_state()
+        is_alone = conf_state.voters == (self.durable.member_id,) and not conf_state.voters_outgoing
+        return hard_state.term > 0 and (self.config.read_leases or not is_alone)
+
+    def _may_hold_lease(self) -> bool:
+        return self.config.read_leases and self.versions.lowest_version() >= READ_LEASES_KNOWN_IN
 
     def _watch_the_database(self, on_fatal: Callable[[BaseException], None]) -> None:
         """Make what looks for damage of the database, and for differences between members."""

@@ -35,6 +35,7 @@ from tests.sim.devices.calls import Handlers, Outbox
 from tests.sim.devices.database import CommitThread, Database, Directory, Mark, applied_meta
 from tests.sim.devices.snapshots import SnapshotCarrier
 from tests.sim.devices.wal_disk import Disk, DurableLog
+from tests.sim.journal import stream
 from tests.sim.replay import Change
 from tests.virtual_loop import NodeLoop
 
@@ -76,6 +77,9 @@ class MemberParameters:
     catch_up_bytes: int = 1 << 20
     at_once_max: int = 500
     ready_timeout_s: float = 5.0
+    read_leases: bool = False
+    clock_error: float = 0.0
+    """Largest share by which the clocks of members run fast or slow."""
     steps_are_slow: bool = False
     """Looks at the processor's clock find that much time has passed: work is done in many slices, with time between."""
 
@@ -191,6 +195,7 @@ class Assembly:
     directory: Directory
     parameters: MemberParameters
     accepts_clients: bool
+    clock_rate: float = 0.0
     node: Node | None
     replica: Replica
     _rng: random.Random
@@ -241,6 +246,8 @@ class Assembly:
         disks: tuple[Any, ...] = (self.log, log, self.database, store, self.mark, self.directory)
         self.replica = Replica(self._config(), Durable(CLUSTER_ID, self.id, *disks), devices, self._fatal, self._leave)
         self.node, self.applier = self.replica.node, self.replica.applier
+        if not self.cluster.parameters.is_managed:  # no member publishes its version
+            self.node.may_hold_lease = lambda: parameters.read_leases
         store.member = me
         self.cluster.checkers.started(me)
         self._serve(self.replica)
@@ -251,6 +258,7 @@ class Assembly:
             name=f"m{self.id:x}",
             initial_election_tick_advance=False,
             pre_vote=parameters.pre_vote,
+            read_leases=parameters.read_leases,
             snapshot_count=parameters.snapshot_entries,
             snapshot_bytes=parameters.snapshot_bytes,
             snapshot_catchup_entries=parameters.catch_up_entries,
@@ -278,9 +286,16 @@ class Assembly:
             max_committed_size_per_ready_bytes=parameters.max_applying_bytes,
             quiet_commits=parameters.quiet_commits,
         )
-        self.raw = _Core(config, log, random.Random(self._rng.random()))
+        self.raw = _Core(config, log, random.Random(self._rng.random()), self.elapsed_ns)
         self.raw.member = cast("Member", self)
         return self.raw
+
+    def elapsed_ns(self) -> int:
+        """Read the clock of this machine: it has a rate of its own, and none of its processes can stop it."""
+        if self.clock_rate == 0.0:
+            error = self.parameters.clock_error
+            self.clock_rate = 1.0 + stream(self.cluster.seed, f"clock {self.id}").uniform(-error, error)
+        return int(self.cluster.scheduler.now * self.clock_rate * 1e9) + 1
 
     def _note_id(self, request_id: int) -> int:
         self.last_id = request_id

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from raftkv.raft.read_lease import RATE_ERROR
 from tests.sim.journal import stream
 from tests.sim.nemesis import DEFRAGMENTING
 from tests.sim.swarm import RunParameters, draw, mixed
@@ -45,6 +46,28 @@ def read_corner(seed: int) -> RunParameters:
         duration_s_mean=3.0,
     )
     return replace(base, duration_s=15.0, workload=workload, nemesis=nemesis)
+
+
+def read_lease_corner(seed: int) -> RunParameters:
+    """Leaders read by leases, on clocks that differ as much as they may, and are lost, frozen and replaced early."""
+    base = (read_corner, read_corner, operators_corner)[seed % 3](seed)
+    rng = stream(seed, "read leases")
+    member = replace(
+        base.cluster.member,
+        read_leases=True,
+        clock_error=rng.choice((0.0, RATE_ERROR)),
+        check_quorum=rng.random() < 0.3,
+        election_ticks=rng.choice((2, 3, 5, 10)),
+        tick_s=rng.choice((0.02, 0.05, 0.1)),
+        snapshot_entries=rng.choice((5, 100)),
+    )
+    cluster = replace(base.cluster, member=member, voters_count=rng.choice((1, 2, 3, 3, 5)))
+    workload = replace(base.workload, clients_count=8, think_s_mean=0.02, read_weight=3, keys_count=1)
+    faults = ("isolate", "partition", "crash_leader", "pause_leader", "transfer", "crash", "crash_all", "links")
+    nemesis = replace(
+        base.nemesis, faults=faults, interval_s_mean=rng.choice((0.2, 0.7)), duration_s_mean=rng.choice((0.2, 1.0))
+    )
+    return replace(base, duration_s=10.0, cluster=cluster, workload=workload, nemesis=nemesis)
 
 
 def replica_corner(seed: int) -> RunParameters:
@@ -299,6 +322,7 @@ CORNERS: dict[str, Callable[[int], RunParameters]] = {
     "mixed": mixed,
     "membership": membership_corner,
     "read": read_corner,
+    "read_lease": read_lease_corner,
     "replica": replica_corner,
     "operators": operators_corner,
     "replacement": replacement_corner,

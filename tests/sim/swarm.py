@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 
+from raftkv.raft.read_lease import WAIT_NS
 from tests.sim.assembly import MemberParameters
 from tests.sim.clients.admins import Admin
 from tests.sim.clients.history import Outcome, Status, ViolationError, check_history
@@ -260,7 +261,10 @@ class Run:
         self._probe()
         pre_vote = self.parameters.cluster.member.pre_vote
         timeouts = RECOVERY_TIMEOUTS_MAX if pre_vote else RECOVERY_TIMEOUTS_MAX_WITHOUT_PRE_VOTE
-        self.cluster.run_until(healed_at + timeouts * self._election_s, lambda: self._probe_done)
+        limit_s = timeouts * self._election_s
+        if self.parameters.cluster.member.read_leases:
+            limit_s += 2 * WAIT_NS / 1e9  # the lease of the leader before, and of one that was elected while it waited
+        self.cluster.run_until(healed_at + limit_s, lambda: self._probe_done)
         self.recovery_s = scheduler.now - healed_at
         if not self._probe_done:
             raise ViolationError("R10", f"no commit within {self.recovery_s} s after the faults stopped")

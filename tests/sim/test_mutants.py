@@ -44,6 +44,7 @@ FIRST_SEEDS = {
     "applied mark not kept": 8,
     "applied mark not read": 12,
     "batch closed in the middle of an entry": 8,
+    "commits of a new leader not held back": 12,
     "compacted history passed over": 5,
     "deaf leader stays": 27,
     "deletes left out where no caller waits": 10,

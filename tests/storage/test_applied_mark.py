@@ -47,8 +47,18 @@ def test_the_newest_note_is_read_and_a_torn_one_leaves_the_one_before(
     expected = notes[-2] if len(notes) > 1 else 0
     assert read(path) == (expected, expected + 1 if expected else 0)
     again = AppliedMark(path)
-    again.note(notes[-1], 7)
-    assert read(path) == (notes[-1], 7)
+    again.note(notes[-1] + 1, 7)
+    assert read(path) == (notes[-1] + 1, 7)
+
+
+def test_a_mark_never_goes_back_while_entries_are_applied_again(tmp_path: Path) -> None:
+    """A member that was killed a second time, while it applied its log again, served less than it had shown before."""
+    first = AppliedMark(tmp_path / "applied")
+    first.note(443, 3)
+    again = AppliedMark(tmp_path / "applied")
+    for index in (420, 421, 422):
+        again.note(index, 3)
+    assert read(tmp_path / "applied") == (443, 3)
 
 
 @given(st.binary(max_size=200))

@@ -180,6 +180,12 @@ _CLUSTERING = _settings(
     ("initial-cluster-token", string, "initial_cluster_token", "part of all ids ('etcd-cluster')"),
     ("strict-reconfig-check", boolean, "strict_reconfig_check", "refuse changes that lose the quorum (true)"),
     ("pre-vote", boolean, "pre_vote", "ask before raising the term (true)"),
+    (
+        "read-leases",
+        boolean,
+        "read_leases",
+        "a leader reads without asking others; clocks must run within 5% of each other (false)",
+    ),
     ("auto-compaction-mode", string, "auto_compaction_mode", "periodic or revision (periodic)"),
     ("auto-compaction-retention", string, "auto_compaction_retention", "hours, a duration, or revisions (0: off)"),
     ("compaction-batch-limit", integer, "compaction_batch_limit", "keys looked at in one step (1000)"),

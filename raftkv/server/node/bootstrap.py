@@ -379,6 +379,7 @@ def take_mark(log: MemoryLog, mark: Applied, *, may_be_lost: bool = False) -> No
         if not may_be_lost:
             raise CorruptionError(f"{text}: this member has lost what it acknowledged")
         _log.error("%s: lost for want of fsync", text)
+        mark.index = mark.term = 0
         return
     state, _ = log.initial_state()
     log.set_hard_state(HardState(state.term, state.vote, max(state.commit, mark.index)))

@@ -141,10 +141,10 @@ class Node(AwaitableNode):
         self._ticked_at = math.inf
         self.proposals_dropped = 0
         self.leader_elected_at, self.leader_lost_at = 0.0, -math.inf
-        self.conf_changed_at = 0
-        self.stopped = False
+        self.conf_changed_at, self.stopped = 0, False
         self.on_leader_change: list[Callable[[], None]] = []
         self.on_damage: Callable[[errors.CorruptionError], None] | None = None
+        self.may_hold_lease: Callable[[], bool] = lambda: False
         self.on_applied: list[Callable[[], None]] = []
         self.on_conf_change: list[Callable[[], None]] = []
         self.proposals = Proposals(ids, settings.request_timeout_s)
@@ -270,6 +270,13 @@ class Node(AwaitableNode):
         """
         if self.stopped:
             raise errors.StoppedError
+        index = self.raw.read_now()
+        if index:
+            # Renews the lease.
+            if self.raw.raft.append_due:
+                self._wake()
+            self.reads.add_at(reader, index, self.applied, self._loop.time())
+            return
         if self._stages is not None:
             reader = self._stages.reading(reader)
         if staleness_s_max is not None:
@@ -462,6 +469,7 @@ class Node(AwaitableNode):
         try:
             # One tick however late: time in which this process stood still must not count as silence of others.
             self.raw.tick()
+            self.raw.allow_leases(self.may_hold_lease())
             self.backlog.tick()
             self.reads.tick(now)
             for waiter, sent in self.proposals.take_expired(now):

@@ -156,6 +156,8 @@ class Mark:
 
     def note(self, index: int, term: int) -> None:
         """Implement ``AppliedMark.note``."""
+        if index <= self.index:
+            return
         self.index, self.term = index, term
         self._newest.append((index, term))
 

@@ -11,6 +11,7 @@ from raftkv.raft.core import Raft
 from raftkv.raft.log import RaftLog
 from raftkv.raft.memory_log import MemoryLog
 from raftkv.raft.progress import PROBE, SNAPSHOT, Progress
+from raftkv.raft.read_lease import ReadLease
 from raftkv.raft.tracker import Tracker, committed_of
 from raftkv.raft.types import NONE, Message, MessageType, Ready, StateRole
 from raftkv.server.node.disk import Batch, Restore
@@ -25,6 +26,7 @@ from tests.sim.corners import (
     late_corner,
     membership_corner,
     read_corner,
+    read_lease_corner,
     snapshot_corner,
 )
 from tests.sim.devices.network import Network
@@ -361,6 +363,13 @@ def _serve_all(reads: ReadQueue, index: int) -> None:
     while reads._confirmed:
         for reader in reads._confirmed.popleft()[2]:
             reader.ready()
+
+
+@mutant(
+    "commits of a new leader not held back", "an earlier leader may still read by its lease (K3)", read_lease_corner
+)
+def _commits_at_once(patches: Patches) -> None:
+    patches.set(ReadLease, "must_wait", lambda lease: False)
 
 
 # -- the world around -------------------------------------------------------------------------------------------
