@@ -373,6 +373,12 @@ def run_of(key: bytes) -> str:
     return unquote(key.decode(errors="replace").removeprefix(ROOT).split("/")[1])
 
 
+def kind_of(key: bytes) -> str:
+    """Return the kind in the key of a summary, ``latest/<run>/<kind>``; empty: the key is foreign."""
+    _, *kind = key.decode(errors="replace").removeprefix(LATEST).split("/")
+    return kind[0] if len(kind) == 1 else ""
+
+
 def step_of(key: bytes) -> int | None:
     """Return the step at the end of a key of a record or of the index of a metric; None: the key is foreign."""
     last = key.rpartition(b"/")[2]

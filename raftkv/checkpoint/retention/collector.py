@@ -39,6 +39,7 @@ from raftkv.checkpoint.keys import (
     RegistryKeys,
     check_run_id,
     is_comparable,
+    kind_of,
 )
 from raftkv.checkpoint.records import Checkpoint, Deleting, Extremes, FenceRecord, Latest, Reference
 from raftkv.checkpoint.retention import ownership
@@ -151,8 +152,9 @@ async def load(control: Control, run_id: str) -> RunState:
     keys = RegistryKeys(run_id)
     listed = await until_answered(lambda: control.txn((), [get_range(keys.latest_all, prefix=True)]))
     kinds = {
-        item.key.decode(errors="replace").rpartition("/")[2]: KindState(latest, item.mod_revision)
+        kind_of(item.key): KindState(latest, item.mod_revision)
         for item in listed.results[0].items
+        if kind_of(item.key)
         for latest in readable(Latest, [item])
     }
     for name, kind in kinds.items():
