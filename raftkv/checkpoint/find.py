@@ -40,7 +40,7 @@ from raftkv.checkpoint.keys import (
     step_of,
 )
 from raftkv.checkpoint.records import Checkpoint, Latest, Reference
-from raftkv.client.control.control import Control, until_answered
+from raftkv.client.control.control import Control, txn_until_answered, until_answered
 from raftkv.client.control.records import RecordError, read, readable
 from raftkv.client.control.reflector import Reflector, below
 from raftkv.client.kv.operations import Operation, get, get_range
@@ -195,9 +195,8 @@ class Lookup:
         seen: int | None = None
         while True:
             page_of = get_range(start, end, limit=limit, keys_only=True, descending=mode == MAX)
-            summary, page = (
-                await until_answered(lambda: self._control.txn((), [get(keys.latest(kind)), page_of]))
-            ).results
+            read_both = await txn_until_answered(self._control, (), [get(keys.latest(kind)), page_of])
+            summary, page = read_both.results
             revision = 0 if summary is None else summary.mod_revision
             if seen not in (None, revision) and not last_try:
                 return None

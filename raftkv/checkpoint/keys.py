@@ -37,6 +37,8 @@ ROOT: Final = "/raftkv/checkpoint/"
 LATEST: Final = f"{ROOT}latest/"
 NAME_BYTES_MAX: Final = 200
 STEP_MAX: Final = 10**12 - 1
+METRICS_MAX: Final = 60
+"""Limit of one checkpoint. A change of one is two operations of a txn, of which etcd admits 128."""
 WORLD_SIZE_MAX: Final = 10**6
 RANDOM_DIGITS: Final = 10**5
 """Behind the revision in the number of an attempt; with them it stays below 2**53, where every program can read it."""

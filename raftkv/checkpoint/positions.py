@@ -37,7 +37,7 @@ from raftkv.checkpoint.storage.verify import read_verified
 from raftkv.client.arguments import instance, whole
 from raftkv.client.control.control import Control, until_answered
 from raftkv.client.control.records import Record, RecordError
-from raftkv.client.kv.operations import create_revision, delete, get, get_range, mod_revision, put, version
+from raftkv.client.kv.operations import create_revision, delete, get, get_range, mod_revision, put, value
 from raftkv.client.sync.blocking import Blocking, blocking
 from raftkv.client.values import KeyValue
 from raftkv.errors import ConfigError
@@ -464,7 +464,7 @@ class AsyncLedger:
             result = await under(
                 self._control,
                 claim,
-                [mod_revision(self._key) == seen.revision, version(key) > 0],
+                [mod_revision(self._key) == seen.revision, value(key) == taken.encode()],
                 [put(self._key, state.encode()), delete(key)],
             )
             if result.succeeded:

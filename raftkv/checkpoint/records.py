@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 from raftkv.checkpoint.keys import (
+    METRICS_MAX,
     WORLD_SIZE_MAX,
     AttemptId,
     RegistryKeys,
     check_file_name,
+    check_metric,
     check_run_id,
     check_step,
 )
@@ -210,6 +212,10 @@ class Checkpoint(Record):
         """Implement ``Record.check``."""
         self.reference.check()
         _check_attempt(self.kind, self.step, self.world_size)
+        if len(self.metrics) > METRICS_MAX:
+            raise ConfigError(f"{len(self.metrics)} metrics are more than {METRICS_MAX}")
+        for name in self.metrics:
+            check_metric(name)
 
     def belongs_to(self, key: str) -> bool:
         """Implement ``Record.belongs_to``."""

@@ -260,15 +260,23 @@ class Registry:
 
         The record is input. Its directory is the attempt's own, or one below the uri that no other attempt has made.
         """
-        if not self.uri or head.uri == self._uri_of(head.id):
+        what = f"step {head.step} of run {self.run_id!r} ({head.kind})"
+        if not self.uri:
+            return printable(f"{what} is not saved: this registry has no place; name it (Registry(uri=), --place)")
+        if head.uri == self._uri_of(head.id):
             return ""
         with suppress(ConfigError):
             name = await asyncio.to_thread(lambda: Place(self.uri).real_name_below(head.uri))
             # Not the directory of another attempt, nor one inside of it, however the record spells that.
             if name and all(AttemptId.of_directory(part) in (None, head.id) for part in name.split("/")):
                 return ""
+        if ownership.ADOPTED in head.metadata:
+            return printable(
+                f"{what} was being taken in where it lies, in {head.uri}, by a program that ended; only that program "
+                f"may write outside {self.uri}: take the directory in again"
+            )
         return printable(
-            f"step {head.step} of run {self.run_id!r} ({head.kind}) is not saved: its record names {head.uri}, which "
+            f"{what} is not saved: its record names {head.uri}, which "
             f"does not lie below {self.uri} as a directory of its own; save again, check who may write its keys"
         )
 

@@ -74,6 +74,7 @@ class RegistryCheckpoint(ModelCheckpoint):
         kind: of the checkpoints; ``dcp`` for strategies that write shards.
         weights_only: the model alone, without what resuming needs.
         directory: for checkpoints that do not lie on a local disk: where they are put to be loaded.
+        anywhere: load a checkpoint wherever its record says that it lies; else only below the ``uri`` of the registry.
 
     Raises:
         ConfigError: a number is negative, or there is no such mode.
@@ -93,6 +94,7 @@ class RegistryCheckpoint(ModelCheckpoint):
         kind: str = TORCH_SAVE,
         weights_only: bool = False,
         directory: str = "",
+        anywhere: bool = False,
     ) -> None:
         if every_n_train_steps < 0 or every_n_epochs < 0:
             raise ConfigError("a checkpoint is saved every 1 or more steps or epochs; give 0 for never")
@@ -100,7 +102,7 @@ class RegistryCheckpoint(ModelCheckpoint):
         self._saver = Saver(registry, claim=claim, policy=policy, monitor=best)
         self._steps = every_n_train_steps
         self._epochs = every_n_epochs or (0 if every_n_train_steps else 1)
-        self._kind, self._weights_only, self._directory = kind, weights_only, directory
+        self._kind, self._weights_only, self._directory, self._anywhere = kind, weights_only, directory, anywhere
         self.save_on_exception = save_on_exception
         self._last_step = 0
         self._measured: dict[str, tuple[Tensor, tuple[int, int], int]] = {}
@@ -117,7 +119,7 @@ class RegistryCheckpoint(ModelCheckpoint):
             DigestMismatch: a file of it is missing, or is not what was committed.
             ConfigError: this is one of several ranks, and none of them can ask the first one.
         """
-        found = newest_directory(self._saver, self._kind, self._directory, inherited=True)
+        found = newest_directory(self._saver, self._kind, self._directory, inherited=True, anywhere=self._anywhere)
         return None if found is None else f"{found}/{NAME}"
 
     @property
@@ -144,7 +146,8 @@ class RegistryCheckpoint(ModelCheckpoint):
 
     def _path(self, found: Checkpoint) -> str:
         if found.id not in self._paths:  # bytes are compared once in a process
-            require_below(found, self._saver.registry.uri)
+            if not self._anywhere:
+                require_below(found, self._saver.registry.uri)
             self._paths[found.id] = f"{local_directory(found, self._directory)}/{NAME}"
         return self._paths[found.id]
 

@@ -33,6 +33,7 @@ from raftkv.checkpoint.importers.source import Source
 from raftkv.checkpoint.retention.policy import Best
 from raftkv.checkpoint.saver import Saver, Termination
 from raftkv.checkpoint.storage.place import Place
+from raftkv.checkpoint.storage.verify import require_below
 from raftkv.errors import ConfigError
 from raftkv.torch.ranks import barrier, decide, directory_of, is_any, newest_directory
 
@@ -64,13 +65,20 @@ class RegistryCallback(TrainerCallback):
         claim: under which is written, as that of a generation of a run; None: a new one.
         policy: which checkpoints are kept after each commit; None: all.
         directory: for checkpoints that do not lie on a local disk: where they are put to be loaded.
+        anywhere: load a checkpoint wherever its record says that it lies; else only below the ``uri`` of the registry.
     """
 
     def __init__(
-        self, registry: Registry, *, claim: Claim | None = None, policy: Policy | None = None, directory: str = ""
+        self,
+        registry: Registry,
+        *,
+        claim: Claim | None = None,
+        policy: Policy | None = None,
+        directory: str = "",
+        anywhere: bool = False,
     ) -> None:
         self._saver = Saver(registry, claim=claim, policy=policy)
-        self._directory = directory
+        self._directory, self._anywhere = directory, anywhere
         self._output = ""
         self._step = -1
         self._told = Termination()
@@ -86,7 +94,7 @@ class RegistryCallback(TrainerCallback):
             DigestMismatch: a file of it is missing, or is not what was committed.
             ConfigError: this is one of several ranks, and ``torch.distributed`` does not connect them yet.
         """
-        return newest_directory(self._saver, kind, self._directory)
+        return newest_directory(self._saver, kind, self._directory, anywhere=self._anywhere)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Claim the checkpoints, and have the Trainer write below a directory that no other start of the job has.
@@ -112,7 +120,10 @@ class RegistryCallback(TrainerCallback):
         generation, best = self._saver.claim().generation, ""
         if state.best_global_step:
             with suppress(CheckpointNotFound):
-                place = Place(self._saver.registry.at(state.best_global_step).uri)
+                found = self._saver.registry.at(state.best_global_step)
+                if not self._anywhere:
+                    require_below(found, self._saver.registry.uri)
+                place = Place(found.uri)
                 best = place.root if place.is_local else ""
         return generation, best
 
@@ -131,7 +142,9 @@ class RegistryCallback(TrainerCallback):
             DigestMismatch: a file of it is missing, or is not what was committed.
         """
         if args.load_best_model_at_end and "train_runtime" in (logs or ()):
-            state.best_model_checkpoint = directory_of(self._saver, self._best, self._directory)
+            state.best_model_checkpoint = directory_of(
+                self._saver, self._best, self._directory, anywhere=self._anywhere
+            )
 
     def _best(self) -> Checkpoint | None:
         try:

@@ -392,6 +392,9 @@ def test_lightning_loads_no_checkpoint_whose_record_names_a_foreign_directory(re
     for ask in (lambda: again.best_model_path, lambda: again.last_model_path, again.resume_from):
         with pytest.raises(ConfigError, match="is not loaded: it lies in"):
             ask()
+    trusting = Fit(registry, monitor="loss", anywhere=True).callback
+    for ask in (lambda: trusting.best_model_path, lambda: trusting.last_model_path, trusting.resume_from):
+        assert Path(ask()).parent == planted
 
 
 class Connected:

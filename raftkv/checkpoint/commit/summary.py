@@ -18,7 +18,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from raftkv.checkpoint.errors import CheckpointNotFound
-from raftkv.checkpoint.keys import RegistryKeys, check_metric, check_step, from_ordered, is_comparable, step_of
+from raftkv.checkpoint.keys import (
+    METRICS_MAX,
+    RegistryKeys,
+    check_metric,
+    check_step,
+    from_ordered,
+    is_comparable,
+    step_of,
+)
 from raftkv.checkpoint.records import Checkpoint, Extremes, Latest
 from raftkv.client.control.control import Control, txn_until_answered, until_answered
 from raftkv.client.control.records import read
@@ -26,8 +34,6 @@ from raftkv.client.kv.operations import Operation, delete, get, get_range, mod_r
 from raftkv.client.values import RangeResult
 from raftkv.errors import ConfigError
 
-METRICS_MAX: Final = 60
-"""Limit of one checkpoint. A change of one is two operations of a txn, of which etcd admits 128."""
 SUMMARY_METRICS_MAX: Final = 100
 """Names in the summary of a kind, so that ``latest`` stays small whatever names a program makes up. The best of a run
 is found in the index, whatever its name; a search across runs knows the first hundred names of each."""

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Final
 
-from raftkv.checkpoint.commit.summary import METRICS_MAX
-from raftkv.checkpoint.keys import STEP_MAX, check_metric
+from raftkv.checkpoint.keys import METRICS_MAX, STEP_MAX, check_metric
 from raftkv.errors import ConfigError
 
 _STEP: Final = (

@@ -353,6 +353,9 @@ class Collector:
             found: KeyValue | None = read.results[1]
             if read.results[0] is None:
                 return False
+            if found is not None and not readable(Checkpoint, [found]):
+                self._fail(f"the bytes of attempt {attempt} ({kind}) stay: the record of its step cannot be read")
+                return False
             if found is not None and _is_of(found, attempt):
                 await self._txn([mod_revision(record) == found.mod_revision], [delete(key)])
                 return False
@@ -495,8 +498,9 @@ class Collector:
 
 
 def _is_of(item: KeyValue, attempt: AttemptId) -> bool:
-    """Return whether a record is that of an attempt."""
-    return any(checkpoint.id == attempt for checkpoint in readable(Checkpoint, [item]))
+    """Return whether a record may be that of an attempt: one that cannot be read, as of a later version, may be."""
+    found = readable(Checkpoint, [item])
+    return not found or found[0].id == attempt
 
 
 def _let_go_of_parent(checkpoint: Checkpoint) -> list[Operation]:

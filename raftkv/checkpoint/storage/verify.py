@@ -114,7 +114,7 @@ def require_below(checkpoint: Checkpoint, uri: str) -> None:
     if not uri or not Place(uri).contains(checkpoint.uri):
         raise ConfigError(
             f"{checkpoint.reference} is not loaded: it lies in {checkpoint.uri}, not below {uri or 'a given place'}; "
-            "if you trust its writers, name that place as the uri of the registry (a DCP Reader takes anywhere=True)"
+            "if you trust its writers, name that place as the uri of the registry, or give anywhere=True"
         )
 
 
