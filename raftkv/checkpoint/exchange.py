@@ -20,8 +20,8 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, TypeVar
 
 from raftkv.checkpoint.commit.attempt import PREPARED_MAX_BYTES, PREPARED_TOTAL_MAX_BYTES, Attempt
 from raftkv.checkpoint.commit.claim import Claim
@@ -68,6 +68,49 @@ class Incoming:
     parent: Reference | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+# ---- the outcome of an import from another tool (``raftkv.integrations.importers``)
+
+IMPORTED: Final = "imported"
+FOUND: Final = "found"
+SKIPPED: Final = "skipped"
+REFUSED: Final = "refused"
+
+
+@dataclass(frozen=True)
+class Imported:
+    """The outcome for one thing that ``Registry.import_directory`` found.
+
+    Attributes:
+        path: below the directory.
+        tool: that wrote it.
+        kind: one of ``keys.KINDS``; empty: it is no checkpoint.
+        step: None: unknown.
+        action: ``imported``, ``skipped``, ``refused``, or ``found`` if nothing was to be registered.
+        reason: why it was skipped or refused.
+        uri: where it lies now; empty: it was not imported.
+        file_count, size_bytes: of all its files.
+        metrics: that its tool noted.
+    """
+
+    path: str
+    tool: str
+    kind: str
+    step: int | None
+    action: str
+    reason: str = ""
+    uri: str = ""
+    file_count: int = 0
+    size_bytes: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return asdict(self)
+
+
+OnResult = Callable[[Imported], None]
 
 
 # ---- out

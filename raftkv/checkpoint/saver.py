@@ -25,9 +25,8 @@ from types import FrameType
 from typing import Any
 
 from raftkv.checkpoint.commit.claim import Claim
-from raftkv.checkpoint.commit.summary import checked_metrics, measured_at
+from raftkv.checkpoint.commit.summary import checked_metrics, measured_at, usable
 from raftkv.checkpoint.errors import CheckpointNotFound
-from raftkv.checkpoint.importers.candidate import usable
 from raftkv.checkpoint.keys import FILES, METRICS_MAX
 from raftkv.checkpoint.records import Checkpoint
 from raftkv.checkpoint.retention.policy import Best, Policy

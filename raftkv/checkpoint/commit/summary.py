@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -93,6 +93,34 @@ def _number(name: str, value: Any) -> float:
     except (TypeError, ValueError, OverflowError, RuntimeError):
         pass
     raise ConfigError(f"metric {name!r} is {value!r}, which is no number")
+
+
+def usable(values: Mapping[str, object], named: Collection[str] = ()) -> dict[str, float]:
+    """Return those of some values that can be metrics, finite numbers, under names that can be used.
+
+    Arguments:
+        values: name to anything.
+        named: names that a policy knows: these come first, as they are; of others a slash becomes an underscore.
+
+    >>> usable({"eval/loss": 0.5, "name": "x", "bad": float("nan"), "val/acc": 1}, ["val/acc"])
+    {'val/acc': 1.0, 'eval_loss': 0.5}
+    """
+    found: dict[str, float] = {}
+    for name, value in sorted(values.items(), key=lambda item: item[0] not in named):
+        stored = name if name in named else name.replace("/", "_")
+        if isinstance(value, int | float) and not isinstance(value, bool) and _is_name(stored):
+            number = float(str(value))  # an integer may be too large for a number of the machine: infinite then
+            if math.isfinite(number):
+                found.setdefault(stored, number)
+    return found
+
+
+def _is_name(name: str) -> bool:
+    try:
+        check_metric(name)
+    except ConfigError:
+        return False
+    return True
 
 
 def advanced(latest: Latest | None, checkpoint: Checkpoint) -> Latest:

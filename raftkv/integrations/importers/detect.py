@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from raftkv.checkpoint.importers import (
+from raftkv.integrations.importers import (
     deepspeed,
     distributed,
     lightning,
@@ -20,8 +20,8 @@ from raftkv.checkpoint.importers import (
     trainer,
     weights,
 )
-from raftkv.checkpoint.importers.candidate import Candidate, Facts
-from raftkv.checkpoint.importers.source import Listing, Source
+from raftkv.integrations.importers.candidate import Candidate, Facts
+from raftkv.integrations.importers.source import Listing, Source
 
 
 class Tool(NamedTuple):

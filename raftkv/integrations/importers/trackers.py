@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from raftkv.checkpoint.errors import printable
-from raftkv.checkpoint.importers.candidate import Candidate
-from raftkv.checkpoint.importers.source import Source
+from raftkv.integrations.importers.candidate import Candidate
+from raftkv.integrations.importers.source import Source
 
 TRACKERS: Final = {
     "latest": re.compile(r"(?P<name>[\w.-]{1,255})\s*"),
