@@ -39,13 +39,11 @@ from raftkv.client.kv.operations import version as version_of
 from raftkv.client.rpc.retry import until_answered
 from raftkv.client.sync.library import client_of
 from raftkv.client.sync.loop import LoopThread
+from raftkv.dataset import codec
 from raftkv.dataset import publish as collecting
 from raftkv.dataset import publish as publishing
 from raftkv.dataset.cache import Memory, SharedDirectory
-from raftkv.dataset.codec import chunk, node
-from raftkv.dataset.codec.blob import foreign, unseal
-from raftkv.dataset.codec.chunk import Chunk
-from raftkv.dataset.codec.node import Child
+from raftkv.dataset.codec import Child, Chunk, foreign, unseal
 from raftkv.dataset.entry import Entry
 from raftkv.dataset.errors import DatasetNotFound, InvalidEntry
 from raftkv.dataset.keys import DatasetKeys, Head, Note, check_name
@@ -164,7 +162,7 @@ class Snapshot(Sequence[Entry]):
         return chunk
 
 
-def leaves_below(root: str, read: Callable[[str], node.Node]) -> list[Child]:
+def leaves_below(root: str, read: Callable[[str], codec.Node]) -> list[Child]:
     """Return all chunks below a root, in order.
 
     Arguments:
@@ -190,7 +188,7 @@ def leaves_below(root: str, read: Callable[[str], node.Node]) -> list[Child]:
     return children
 
 
-def _is_what_is_said(found: node.Node, child: Child) -> bool:
+def _is_what_is_said(found: codec.Node, child: Child) -> bool:
     # With the first path no node can stand in two places, so there are no more of them than the store has.
     firsts = [below.first for below in found.children[:1]]
     return firsts == [child.first] and sum(below.entries for below in found.children) == child.entries
@@ -211,7 +209,7 @@ class _Local:
         self.loop = loop
         self.store = store
         self.blobs: Memory[bytes] = Memory(cache // 2)
-        self.chunks: Memory[chunk.Chunk] = Memory(cache - cache // 2)
+        self.chunks: Memory[codec.Chunk] = Memory(cache - cache // 2)
         self.source = Source(store, keys, directory, self.blobs)
         self.follower: Follower | None = None
         self.opening = threading.Lock()
@@ -411,12 +409,12 @@ class Dataset:
         """Bytes of what is cached in memory, at most ``cache_bytes``."""
         return self._local.blobs.size_bytes + self._local.chunks.size_bytes
 
-    def chunk(self, digest: str) -> chunk.Chunk:
+    def chunk(self, digest: str) -> codec.Chunk:
         """Implement ``snapshot.Chunks.chunk``."""
         local = self._local
         found = local.chunks.get(digest)
         if found is None:
-            found = chunk.decode(digest, unseal(digest, local.blob(digest)))
+            found = codec.decode_chunk(digest, unseal(digest, local.blob(digest)))
             local.chunks.put(digest, found, found.size_bytes)
         return found
 
@@ -432,8 +430,8 @@ class Dataset:
             if digest not in local.blobs:  # it may have come since it was asked for
                 local.source.start(digest)
 
-    def _node(self, digest: str) -> node.Node:
-        return node.decode(digest, unseal(digest, self._local.blob(digest)))
+    def _node(self, digest: str) -> codec.Node:
+        return codec.decode_node(digest, unseal(digest, self._local.blob(digest)))
 
     # ---- publishing
 

@@ -20,7 +20,7 @@ from typing import ClassVar, Final
 from urllib.parse import quote
 
 from raftkv.client.control.records import Record, RecordError
-from raftkv.dataset.codec.blob import is_digest
+from raftkv.dataset.codec import is_digest
 from raftkv.errors import ConfigError
 
 ROOT: Final = "/raftkv/data/"

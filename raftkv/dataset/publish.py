@@ -39,7 +39,7 @@ from raftkv.client.kv.operations import (
 from raftkv.client.rpc.retry import until_answered
 from raftkv.client.scope import prefix_end
 from raftkv.client.values import KeyValue
-from raftkv.dataset.codec import blob, node
+from raftkv.dataset import codec
 from raftkv.dataset.errors import PublishConflict
 from raftkv.dataset.keys import DatasetKeys, Head, Note
 from raftkv.dataset.tree import Builder, Sealed
@@ -277,7 +277,7 @@ async def _below(fetch: Fetch, root: str) -> set[str]:
     open_nodes = [root]
     while open_nodes:
         digest = open_nodes.pop()
-        found_node = node.decode(digest, blob.unseal(digest, await fetch(digest)))
+        found_node = codec.decode_node(digest, codec.unseal(digest, await fetch(digest)))
         below = {child.digest for child in found_node.children}
         if found_node.level > 1:
             open_nodes += below - found

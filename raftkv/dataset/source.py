@@ -18,7 +18,7 @@ from raftkv.client.control.reflector import Reflector
 from raftkv.client.rpc.retry import until_answered
 from raftkv.client.values import Event
 from raftkv.dataset.cache import Memory, SharedDirectory
-from raftkv.dataset.codec.blob import check
+from raftkv.dataset.codec import check
 from raftkv.dataset.errors import DatasetNotFound, StaleHead, VersionGone
 from raftkv.dataset.keys import DatasetKeys, Head
 

@@ -19,9 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from raftkv.client.arguments import instance
-from raftkv.dataset.codec.blob import RAW_BYTES_MAX, seal
-from raftkv.dataset.codec.chunk import ENTRIES_MAX, Columns
-from raftkv.dataset.codec.node import CHILDREN_MAX, LEVEL_MAX, Child, Node
+from raftkv.dataset.codec import CHILDREN_MAX, ENTRIES_MAX, LEVEL_MAX, RAW_BYTES_MAX, Child, Columns, Node, seal
 from raftkv.dataset.entry import DIGEST_BYTES_MAX, PATH_BYTES_MAX, SHARD_BYTES_MAX, Entry, check_entry
 from raftkv.dataset.errors import InvalidEntry
 
