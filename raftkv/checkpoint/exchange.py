@@ -7,9 +7,9 @@
     await registry.copy_from(claim, checkpoint)                        # of another run
     await registry.adopt(claim, "/shared/old/step-100", 100, kind=TORCH_SAVE)
 
-Whatever comes in is saved as any other checkpoint: begun, prepared when its bytes are durable, committed; so it exists
-whole or not at all, under the claim of whoever takes it in. Files that a manifest lists are checked while they are
-copied. What was cut off is garbage of an attempt, and is begun anew; an export goes on where it was.
+An import is saved as any other checkpoint: begun, prepared when its bytes are durable, committed; so it exists whole
+or not at all, under the claim of the importing program. Files that a manifest lists are checked while they are copied.
+An import that was cut off leaves garbage of an attempt, and begins anew; an export goes on where it was.
 
 An export is whole when its record is there, which is written last. Empty directories are not copied.
 """
@@ -53,7 +53,7 @@ Begin = Callable[..., Awaitable[Attempt]]
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """What is to become a checkpoint.
+    """A directory that is to become a checkpoint.
 
     Attributes:
         place: where its files lie.
@@ -117,7 +117,7 @@ OnResult = Callable[[Imported], None]
 
 
 async def export(checkpoint: Checkpoint, uri: str, on_progress: Progress | None = None) -> None:
-    """Copy a checkpoint to a directory; who was cut off calls it again. Its bytes must be pinned meanwhile.
+    """Copy a checkpoint to a directory; after an interruption call it again. Its bytes must be pinned meanwhile.
 
     Arguments:
         checkpoint: which.

@@ -114,7 +114,7 @@ class Lookup:
                 return await self.at(run_id, newest.latest.step, newest.kind)
             except CheckpointNotFound:
                 if newest.latest.step <= before:
-                    raise  # somebody has deleted the key of the record
+                    raise  # the key of the record was deleted
             before = newest.latest.step  # else a later one came, and this was deleted, between the two reads
         raise CheckpointNotFound(f"run {run_id!r} has no checkpoint{f' of kind {kind}' if kind else ''}")
 
@@ -123,7 +123,7 @@ class Lookup:
 
         Arguments:
             run_id, step: of the checkpoint.
-            kind: empty: whichever there is, the first by name.
+            kind: empty: the first by name that has the step.
 
         Raises:
             CheckpointNotFound: there is none, or not any more.
@@ -533,7 +533,7 @@ class Bests:
             except CheckpointNotFound:
                 continue
             except BaseException:
-                self._news.set()  # who waited has given up, or was refused, and was told nothing
+                self._news.set()  # the waiting caller has given up, or was refused, and knows of no change
                 raise
             if (best.kind, best.id) != self._last:
                 self._last = best.kind, best.id

@@ -226,7 +226,7 @@ class AttemptKeys:
 
     @property
     def head(self) -> str:
-        """What is being saved."""
+        """The checkpoint that is being saved."""
         return f"{self.base}head"
 
     @property
@@ -262,7 +262,7 @@ class RegistryKeys:
 
     @property
     def fence(self) -> str:
-        """Who may write; its mod_revision is the fence."""
+        """The present claim; its mod_revision is the fence."""
         return f"{self.base}fence"
 
     @property
@@ -352,7 +352,7 @@ class RegistryKeys:
 
     @property
     def mark(self) -> str:
-        """What marks the places that the run writes to."""
+        """The mark in the places that the run writes to."""
         return f"{self.base}mark"
 
 

@@ -328,7 +328,7 @@ class Registry:
         return found
 
     async def lineage(self, checkpoint: Checkpoint) -> list[Checkpoint]:
-        """Return a checkpoint and those it descends from, in whichever run, the nearest first."""
+        """Return a checkpoint and its ancestors in all runs, the nearest first."""
         return await self.lookup.lineage(instance(checkpoint, Checkpoint, "checkpoint"))
 
     async def runs(self) -> list[RunLatest]:

@@ -3,7 +3,7 @@
     memory      bounded by bytes, least recently used goes first
     directory   files named by digest; the first process reads the store, the others wait for the file
 
-What is cached never changes, so nothing is ever invalidated.
+Cached bytes never change, so nothing is ever invalidated.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Chunks and index nodes as bytes: ``blob`` (compressed, under its digest), ``chunk`` (entries), ``node`` (the index).
 
-Invariant: nothing that a reader is given, whatever its bytes, makes it use more memory than ``RAW_BYTES_MAX`` and
-some, or fails otherwise than with ``ChunkCorrupted``.
+Invariant: no bytes make a reader use more memory than ``RAW_BYTES_MAX`` and some, or fail otherwise than with
+``ChunkCorrupted``.
 """
 
 from __future__ import annotations
@@ -296,7 +296,7 @@ def _paths(shared: Sequence[int], suffixes: list[str]) -> list[str]:
         if total > 64 * 1024 * 1024:  # 16,384 paths of 4 KiB
             raise ValueError("its paths are too long")
         paths.append(path)
-    # What is read is used to open files: nothing that leads out of a folder may pass, and lookups need the order.
+    # Programs open files by these paths: none may lead out of a folder, and lookups need the order.
     text = "/" + "/\0/".join(paths) + "/"
     if any(part in text for part in ("//", "/./", "/../")):
         raise ValueError("a path that leads elsewhere")
@@ -349,7 +349,7 @@ _NODE_MARK: Final = b"N"
 
 
 class Child(NamedTuple):
-    """What lies below a node.
+    """A chunk or node below an index node.
 
     Attributes:
         digest: of its blob.

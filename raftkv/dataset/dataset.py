@@ -10,8 +10,8 @@
             for entry in files: ...
         data.collect()                         # what nothing needs any more
 
-A version that is pinned is read whatever happens to the cluster, as far as its chunks are cached. That it is the newest
-is said only if the store confirmed it at most ``max_staleness_s`` ago; else the store is asked, and if it does not
+A pinned version stays readable while the cluster is away, as far as its chunks are cached. A version counts as the
+newest only if the store confirmed it at most ``max_staleness_s`` ago; else the store is asked, and if it does not
 answer in time ``StaleHead`` is raised. ``follow=True`` moves ``current`` as soon as a version is published.
 
 Usable by any thread, and in other processes (as workers of a data loader, forked or not), which have caches and
@@ -201,7 +201,7 @@ TIMEOUT_S: Final = 10.0
 
 
 class _Local:
-    """What a dataset has in one process: caches, and what lives on the client's loop there."""
+    """The part of a dataset that all its users in one process share: caches, and tasks on the client's loop."""
 
     def __init__(
         self, loop: LoopThread, store: Store, keys: DatasetKeys, directory: SharedDirectory | None, cache: int
@@ -410,7 +410,7 @@ class Dataset:
         return self._local.blobs.size_bytes + self._local.chunks.size_bytes
 
     def chunk(self, digest: str) -> codec.Chunk:
-        """Implement ``snapshot.Chunks.chunk``."""
+        """Return a chunk, verified and decoded."""
         local = self._local
         found = local.chunks.get(digest)
         if found is None:
@@ -419,7 +419,7 @@ class Dataset:
         return found
 
     def fetch_ahead(self, digests: Sequence[str]) -> None:
-        """Implement ``snapshot.Chunks.fetch_ahead``."""
+        """Begin to fetch chunks that are read soon."""
         local = self._local
         wanted = [digest for digest in digests if digest not in local.blobs and digest not in local.chunks]
         if wanted:
@@ -456,7 +456,7 @@ class Dataset:
         Raises:
             ConfigError: ``keep_s`` is negative.
             InvalidEntry: an entry cannot be published, comes twice or out of order, or there is none.
-            PublishConflict: somebody else has published meanwhile.
+            PublishConflict: another publisher was faster.
             StatusError: the cluster refused, as for a quota. In each case readers see the version before.
         """
         if seconds(keep_s, "keep_s") < 0:
@@ -485,7 +485,7 @@ class Dataset:
                 raise InvalidEntry(f"no entries for dataset {self.name!r}; pass allow_empty=True to publish nothing")
             local.loop.run(under_way.put(ready))
             head = local.loop.run(under_way.finish(builder, time.time, math.ceil(keep_s)))
-            if local.follower is not None:  # who has published sees it in the next pass
+            if local.follower is not None:  # the publisher sees its version in the next pass
                 with contextlib.suppress(TimeoutError):
                     self.wait_version(head.version, self._timeout_s)
             return head
@@ -495,7 +495,7 @@ class Dataset:
     # ---- what stays and what goes
 
     def pin(self, version: int, name: str) -> None:
-        """Keep a version until ``unpin``, whatever is published: one pin for a job, not one for each rank.
+        """Keep a version until ``unpin``: one pin for a job, not one for each rank.
 
         Raises:
             DatasetNotFound: there is no such version, or not any more.

@@ -86,7 +86,7 @@ class Head(Record):
 
 @dataclass(frozen=True, slots=True)
 class Note(Record):
-    """Who publishes, or keeps a version, for people."""
+    """The client that publishes, or keeps a version, for people."""
 
     NAME: ClassVar[str] = "note"
     holder: str = ""

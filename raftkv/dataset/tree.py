@@ -6,7 +6,7 @@
     for digest, blob in builder.finish(): ...
     builder.root, builder.count
 
-Where a chunk ends is decided by its contents (an entry whose hash says so, between a least and a greatest number), so
+Its contents decide where a chunk ends (an entry whose hash says so, between a least and a greatest number), so
 an entry that comes or goes changes one or two chunks, and all others are stored already. Index nodes are cut alike, by
 the digests of what is below.
 """
@@ -27,7 +27,7 @@ Sealed = tuple[str, bytes]
 """Digest and stored bytes."""
 
 _ROOM: Final = PATH_BYTES_MAX + 2 * SHARD_BYTES_MAX + DIGEST_BYTES_MAX + 64
-"""What one more entry may add to a chunk."""
+"""Bytes that one more entry may add to a chunk."""
 _CHILD_BYTES: Final = 160
 
 

@@ -1,4 +1,4 @@
-"""What rank 0 decides and the others have to know, where a framework has no word for it.
+"""Decisions of rank 0 that the others have to know, where a framework has no call for it.
 
     path = decide(lambda: find_checkpoint())       # called by all ranks; only rank 0 looks
 
@@ -42,7 +42,7 @@ def barrier() -> None:
 
 
 def decide(make: Callable[[], str], *, inherited: bool = False) -> str:
-    """Return what rank 0 decides; called by all ranks at the same place. What it raises is raised by all.
+    """Return what rank 0 decides; called by all ranks at the same place. All raise its error.
 
     Arguments:
         make: called by rank 0.
@@ -81,7 +81,7 @@ def newest_directory(
 
     Arguments:
         saver: of the registry.
-        kind: of the checkpoint; empty: of whichever kind the newest is.
+        kind: of the checkpoint; empty: of the kind of the newest.
         directory, inherited, anywhere: as for ``directory_of``; so are the errors.
     """
     return directory_of(saver, lambda: saver.newest(kind), directory, inherited=inherited, anywhere=anywhere)

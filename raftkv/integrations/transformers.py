@@ -10,7 +10,7 @@
 The Trainer writes its folder as ever. Then all ranks wait for each other, the folder is checked (``importers.trainer``
 knows what belongs to one), moved below the uri of the registry, digested and committed: a folder of a crash is never
 resumed from, and two jobs that both think they are the one do not mix their files. So ``save_total_limit`` has nothing
-to do; ``policy`` says which checkpoints stay. The best by ``metric_for_best_model`` stays whatever it says, and
+to do; ``policy`` says which checkpoints stay. The best by ``metric_for_best_model`` stays under every policy, and
 ``load_best_model_at_end`` loads it, of an earlier start of the job and from a URL too. At SIGTERM the job saves, and
 ends.
 
@@ -88,7 +88,7 @@ class RegistryCallback(TrainerCallback):
         """Return the path of the newest checkpoint, verified, for ``train(resume_from_checkpoint=...)``; all ranks ask.
 
         Arguments:
-            kind: empty: of whichever kind the newest is.
+            kind: empty: of the kind of the newest.
 
         Raises:
             DigestMismatch: a file of it is missing, or is not what was committed.

@@ -1,12 +1,12 @@
-"""What goes with every commit, new metric and deletion: the summary of a kind (``latest``) and the index of metrics.
+"""Keys of every commit, new metric and deletion: the summary of a kind (``latest``) and the index of metrics.
 
 ::
 
     advanced(latest, checkpoint), indexed(run, checkpoint)          # a commit
     edges(run, kind, names) -> rearranged(...)                      # a metric that changes, a checkpoint that goes
 
-Invariant: ``latest`` is written with every change of the index, on condition of having been seen. So whoever has read
-both at one revision, and writes on condition of that ``latest``, knows the index.
+Invariant: ``latest`` is written with every change of the index, on condition of having been seen. So a writer that has
+read both at one revision, and writes on condition of that ``latest``, knows the index.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from raftkv.client.values import RangeResult
 from raftkv.errors import ConfigError
 
 SUMMARY_METRICS_MAX: Final = 100
-"""Names in the summary of a kind, so that ``latest`` stays small whatever names a program makes up. The best of a run
-is found in the index, whatever its name; a search across runs knows the first hundred names of each."""
+"""Names in the summary of a kind, so that ``latest`` stays small however many names a program has. The best of a run
+is found in the index by every name; a search across runs knows the first hundred names of each."""
 
 
 @dataclass(frozen=True, slots=True)

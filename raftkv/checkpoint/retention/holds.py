@@ -2,12 +2,12 @@
 
 ::
 
-    async with registry.pin(checkpoint, "evaluator"):      # nobody deletes it while the block lasts
+    async with registry.pin(checkpoint, "evaluator"):      # it is not deleted while the block lasts
         ...
     await registry.tag("release", checkpoint)              # until the tag is moved or taken away
 
-All holds of one checkpoint lie below one prefix. Who takes one asks in the same txn that the record exists; who deletes
-the record asks that the prefix is empty: the store decides which of both comes first, and the other one is refused.
+All holds of one checkpoint lie below one prefix. The txn that takes a hold compares the record; the txn that
+deletes the record compares the empty prefix: the store decides which comes first, and refuses the other one.
 
 A pin is kept alive by its process and ends with it. It is lost only on the word of the cluster (as after a freeze of
 the reader for longer than the TTL): then ``on_lost`` is called, ``check`` raises ``PinLost``, and so does the end of
@@ -127,7 +127,7 @@ class Pin:
         try:
             await _put_pin(self._control, self.checkpoint, self._reader, grant.id, self._hold)
         except BaseException:
-            with contextlib.suppress(StatusError):  # nobody keeps it alive: it ends with its TTL
+            with contextlib.suppress(StatusError):  # without keep-alives the lease ends with its TTL
                 await self._control.end(grant, revoke=True)
             raise
         return grant
@@ -200,7 +200,7 @@ def _pin_key(keys: RegistryKeys, checkpoint: Reference, reader: str, lease: int)
 
 
 async def pin_for(control: Control, checkpoint: Checkpoint, reader: str, duration_s: float, hold: Hold) -> None:
-    """Hold a checkpoint for a time, whatever becomes of this process.
+    """Hold a checkpoint for a time, also after the end of this process.
 
     Arguments:
         control: the store.
@@ -253,7 +253,7 @@ async def holds(control: Control, run_id: str) -> list[HoldInfo]:
 
 
 def _info(run_id: str, keys: RegistryKeys, item: KeyValue, hold: Hold = UNKNOWN) -> HoldInfo:
-    # What somebody else wrote there holds too: the deletion compares the whole prefix.
+    # A foreign key there holds too: the deletion compares the whole prefix.
     kind, step, why, quoted = [*item.key.decode(errors="replace").removeprefix(keys.holds).split("/", 3), "", "", ""][
         :4
     ]

@@ -1,4 +1,4 @@
-"""What may be a checkpoint, by the names of its files; and the numbers in names.
+"""Candidates for checkpoints, by the names of their files; and the numbers in names.
 
 >>> step_in("checkpoint-400"), step_in("epoch=3-step=400.ckpt"), step_in("iter_0000400"), step_in("model")
 (400, 400, 400, None)
@@ -23,7 +23,7 @@ _STEP: Final = (
 
 @dataclass(frozen=True)
 class Candidate:
-    """What may be a checkpoint.
+    """Files that may be a checkpoint.
 
     Attributes:
         tool: name of the importer.
@@ -57,7 +57,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the files of a whole checkpoint say of it.
+    """Facts that the files of a whole checkpoint state.
 
     Attributes:
         step: None: nothing.

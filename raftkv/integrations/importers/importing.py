@@ -6,7 +6,7 @@
     results = await import_directory(registry, "s3://bucket/exported", step=400, kind="safetensors")
     json.dumps([result.plain() for result in results])
 
-An import can be repeated: a step that is in the registry is skipped, so who was stopped goes on. It claims the
+An import can be repeated: it skips steps that are in the registry, and so goes on after an interruption. It claims the
 checkpoints of the run, as every writer does, when there is something to register: a job that trains on is then fenced
 out, unless its own claim is given. The bytes are copied below the uri of the registry and digested on the way, or, with
 ``in_place``, digested where they are: then they stay when the checkpoint is deleted.
@@ -68,7 +68,7 @@ async def import_directory(
         ConfigError: nothing is there that any tool has written; or ``step`` is given for several.
         NotWhole: a link leads out of the directory.
         StorageError: it could not be read, or the copy could not be written.
-        FenceBroken: somebody else has claimed the checkpoints meanwhile.
+        FenceBroken: another program has claimed the checkpoints meanwhile.
         StatusError: the cluster refused.
     """
     if kind:
