@@ -49,8 +49,8 @@ ALLOWED: dict[str, set[str]] = {
     "dataset": {"client", "pb", "errors"},
     "training": {"checkpoint", "client", "aio", "rpc", "pb", "errors", "urls"},
     "jax": {"checkpoint", "client", "training", "errors", "urls"},
-    "torch": {"checkpoint", "dataset", "training", "client", "aio", "pb", "errors", "urls"},
-    "integrations": {"client", "training", "rpc", "pb", "errors", "urls"},
+    "torch": {"checkpoint", "dataset", "integrations", "training", "client", "aio", "pb", "errors", "urls"},
+    "integrations": {"checkpoint", "client", "training", "rpc", "pb", "errors", "urls"},
     "cli": {
         "client",
         "server",

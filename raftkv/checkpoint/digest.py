@@ -11,9 +11,9 @@ False
 
 Text of a digest names its algorithm, and files may have any of ``ALGORITHMS``. MB/s of one core, measured on a server
 of 2023 (AMD, with the processor's own SHA-256): sha256 1,250, blake2b 840, crc32c 10,000 (and xxh3 14,600, a package
-more). sha256 is the default: nobody can make another file for it, it costs a second core 0.8 s for each GB while the
-first one writes, and disks that take more than it can hash are rare. crc32c finds what a disk or a network damaged, not
-what somebody forged.
+more). sha256 is the default: no second file can be made for it, it costs a second core 0.8 s for each GB while the
+first one writes, and disks that take more than it can hash are rare. crc32c finds what a disk or a network damaged, no
+forgery.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _NODE: Final = b"\1"
 
 
 class Hasher(Protocol):
-    """What digests bytes as they come."""
+    """A digest of bytes as they come."""
 
     def update(self, data: Any, /) -> None:
-        """Take more bytes; whoever calls this from a thread lets the others run meanwhile."""
+        """Take more bytes; other threads run meanwhile."""
         ...
 
     def hexdigest(self) -> str:

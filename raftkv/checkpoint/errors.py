@@ -1,4 +1,4 @@
-"""What can go wrong with checkpoints: one line each, saying what, where and what to do."""
+"""The errors of checkpoints: one line each, saying what, where and what to do."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class AttemptOver(CheckpointError):
 
 
 class PrepareConflict(CheckpointError):
-    """What ranks have prepared does not fit together: two lists of one rank, or two ranks with the same file."""
+    """The files of ranks do not fit together: two lists of one rank, or two ranks with the same file."""
 
     definite = True
 
@@ -115,7 +115,7 @@ PRINTABLE_CHARACTERS: Final = 1500
 
 
 class NotWhole(CheckpointError):
-    """What another tool has left is no whole checkpoint, or cannot be read safely; nothing was registered.
+    """A directory of another tool is no whole checkpoint, or cannot be read safely; nothing was registered.
 
     Attributes:
         why: what is missing or wrong, without the place.

@@ -7,9 +7,9 @@
     await registry.copy_from(claim, checkpoint)                        # of another run
     await registry.adopt(claim, "/shared/old/step-100", 100, kind=TORCH_SAVE)
 
-Whatever comes in is saved as any other checkpoint: begun, prepared when its bytes are durable, committed; so it exists
-whole or not at all, under the claim of whoever takes it in. Files that a manifest lists are checked while they are
-copied. What was cut off is garbage of an attempt, and is begun anew; an export goes on where it was.
+An import is saved as any other checkpoint: begun, prepared when its bytes are durable, committed; so it exists whole
+or not at all, under the claim of the importing program. Files that a manifest lists are checked while they are copied.
+An import that was cut off leaves garbage of an attempt, and begins anew; an export goes on where it was.
 
 An export is whole when its record is there, which is written last. Empty directories are not copied.
 """
@@ -20,8 +20,8 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, TypeVar
 
 from raftkv.checkpoint.commit.attempt import PREPARED_MAX_BYTES, PREPARED_TOTAL_MAX_BYTES, Attempt
 from raftkv.checkpoint.commit.claim import Claim
@@ -53,7 +53,7 @@ Begin = Callable[..., Awaitable[Attempt]]
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """What is to become a checkpoint.
+    """A directory that is to become a checkpoint.
 
     Attributes:
         place: where its files lie.
@@ -70,11 +70,54 @@ class Incoming:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
+# ---- the outcome of an import from another tool (``raftkv.integrations.importers``)
+
+IMPORTED: Final = "imported"
+FOUND: Final = "found"
+SKIPPED: Final = "skipped"
+REFUSED: Final = "refused"
+
+
+@dataclass(frozen=True)
+class Imported:
+    """The outcome for one thing that ``Registry.import_directory`` found.
+
+    Attributes:
+        path: below the directory.
+        tool: that wrote it.
+        kind: one of ``keys.KINDS``; empty: it is no checkpoint.
+        step: None: unknown.
+        action: ``imported``, ``skipped``, ``refused``, or ``found`` if nothing was to be registered.
+        reason: why it was skipped or refused.
+        uri: where it lies now; empty: it was not imported.
+        file_count, size_bytes: of all its files.
+        metrics: that its tool noted.
+    """
+
+    path: str
+    tool: str
+    kind: str
+    step: int | None
+    action: str
+    reason: str = ""
+    uri: str = ""
+    file_count: int = 0
+    size_bytes: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return asdict(self)
+
+
+OnResult = Callable[[Imported], None]
+
+
 # ---- out
 
 
 async def export(checkpoint: Checkpoint, uri: str, on_progress: Progress | None = None) -> None:
-    """Copy a checkpoint to a directory; who was cut off calls it again. Its bytes must be pinned meanwhile.
+    """Copy a checkpoint to a directory; after an interruption call it again. Its bytes must be pinned meanwhile.
 
     Arguments:
         checkpoint: which.

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
 import logging
 import math
 from collections import deque
@@ -27,9 +28,19 @@ from dataclasses import dataclass
 from typing import Final
 
 from raftkv.checkpoint.errors import CheckpointNotFound
-from raftkv.checkpoint.keys import LATEST, AttemptId, RegistryKeys, check_step, from_ordered, run_of, step_of
+from raftkv.checkpoint.keys import (
+    LATEST,
+    AttemptId,
+    RegistryKeys,
+    check_step,
+    from_ordered,
+    is_comparable,
+    kind_of,
+    run_of,
+    step_of,
+)
 from raftkv.checkpoint.records import Checkpoint, Latest, Reference
-from raftkv.client.control.control import Control, until_answered
+from raftkv.client.control.control import Control, txn_until_answered, until_answered
 from raftkv.client.control.records import RecordError, read, readable
 from raftkv.client.control.reflector import Reflector, below
 from raftkv.client.kv.operations import Operation, get, get_range
@@ -47,6 +58,8 @@ PAGE: Final = 500
 READS_MAX: Final = 100
 """Limit of one txn: etcd admits 128 operations."""
 LINEAGE_MAX: Final = 10_000
+BEST_TRIES: Final = 10
+"""Reads of an index that changes meanwhile; the last one takes what it finds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +91,7 @@ class Lookup:
         keys = RegistryKeys(run_id)
         operation = get_range(keys.latest(kind)) if kind else get_range(keys.latest_all, prefix=True)
         found = await self._range(operation)
-        return [_summary(item) for item in found.items]
+        return [_summary(item) for item in found.items if kind_of(item.key)]
 
     async def latest_of_all(self) -> list[RunLatest]:
         """Return the summaries of all runs and kinds, in the order of run ids; the log names what cannot be read."""
@@ -101,7 +114,7 @@ class Lookup:
                 return await self.at(run_id, newest.latest.step, newest.kind)
             except CheckpointNotFound:
                 if newest.latest.step <= before:
-                    raise  # somebody has deleted the key of the record
+                    raise  # the key of the record was deleted
             before = newest.latest.step  # else a later one came, and this was deleted, between the two reads
         raise CheckpointNotFound(f"run {run_id!r} has no checkpoint{f' of kind {kind}' if kind else ''}")
 
@@ -110,7 +123,7 @@ class Lookup:
 
         Arguments:
             run_id, step: of the checkpoint.
-            kind: empty: whichever there is, the first by name.
+            kind: empty: the first by name that has the step.
 
         Raises:
             CheckpointNotFound: there is none, or not any more.
@@ -161,24 +174,44 @@ class Lookup:
         return found[:count]
 
     async def _best(self, keys: RegistryKeys, kind: str, metric: str, mode: str, count: int) -> list[Checkpoint]:
-        found: list[Checkpoint] = []
-        # A metric may change, and a checkpoint go, between the reads: the index is read on until there are enough.
-        pages = self._pages(keys.metric_of(kind, metric), limit=count, keys_only=True, descending=mode == MAX)
-        async with aclosing(pages):
-            async for items in _batches(pages, min(count, READS_MAX)):
-                values = dict(_indexed(items))
-                steps = [step for step in values if all(step != checkpoint.step for checkpoint in found)]
-                records = await self._read([get(keys.record(kind, step)) for step in steps]) if steps else []
-                # The index is only a hint: a record whose value is worse than its place says, as after a change since
-                # the index was read, has its true place further on.
-                for checkpoint in readable(Checkpoint, [item for item in records if item is not None]):
-                    value, place = checkpoint.metrics.get(metric, math.nan), values[checkpoint.step]
-                    if value >= place if mode == MAX else value <= place:
-                        found.append(checkpoint)
-                if len(found) >= count:
-                    break
-        found.sort(key=lambda item: (item.metrics[metric], item.step), reverse=mode == MAX)
-        return found[:count]
+        for last_try in (False,) * (BEST_TRIES - 1) + (True,):
+            found = await self._best_once(keys, kind, metric, mode, count, last_try=last_try)
+            if found is not None:
+                break
+        return found or []
+
+    async def _best_once(
+        self, keys: RegistryKeys, kind: str, metric: str, mode: str, count: int, *, last_try: bool
+    ) -> list[Checkpoint] | None:
+        """Read the index until there are enough; None: it changed between two pages, so a checkpoint may have moved
+        from one that was not read yet to one that was.
+
+        The index is a hint, the record decides: a metric may change, and a checkpoint go, between the two reads. A
+        checkpoint counts once its own value is at least as good as the last place that was read.
+        """
+        found: dict[int, Checkpoint] = {}
+        start, end = keys.metric_of(kind, metric).encode(), prefix_end(keys.metric_of(kind, metric).encode())
+        limit, sign = min(count, READS_MAX), -1 if mode == MAX else 1
+        seen: int | None = None
+        while True:
+            page_of = get_range(start, end, limit=limit, keys_only=True, descending=mode == MAX)
+            read_both = await txn_until_answered(self._control, (), [get(keys.latest(kind)), page_of])
+            summary, page = read_both.results
+            revision = 0 if summary is None else summary.mod_revision
+            if seen not in (None, revision) and not last_try:
+                return None
+            seen, values = revision, dict(_indexed(page.items))
+            records = await self._read([get(keys.record(kind, step)) for step in values]) if values else []
+            for checkpoint in readable(Checkpoint, [item for item in records if item is not None]):
+                if is_comparable(checkpoint.metrics.get(metric, math.nan)):
+                    found[checkpoint.step] = checkpoint
+            reached = max((sign * value for value in values.values()), default=-math.inf)
+            is_enough = sum(sign * each.metrics[metric] <= reached for each in found.values()) >= count
+            if is_enough or not page.more:
+                best = sorted(found.values(), key=lambda each: (each.metrics[metric], each.step), reverse=mode == MAX)
+                return best[:count]
+            last = page.items[-1].key
+            start, end = (start, last) if mode == MAX else (last + b"\0", end)
 
     async def best_of_all(self, metric: str, mode: str, *, kind: str = "", count: int = 1) -> list[Checkpoint]:
         """Return the best checkpoints of all runs by a metric, at most one of each run and kind, the best first.
@@ -193,26 +226,38 @@ class Lookup:
             CheckpointNotFound: no checkpoint has such a metric.
         """
         check_mode(mode)
-        ranked = []
+        ranked: list[tuple[float, str, str, int]] = []
+        sign = -1 if mode == MAX else 1
         for summary in await self.latest_of_all():
             extremes = summary.latest.best.get(metric)
             if extremes is not None and kind in ("", summary.kind):
                 value, step = (
                     (extremes.min_value, extremes.min_step) if mode == MIN else (extremes.max_value, extremes.max_step)
                 )
-                ranked.append((value, summary.run_id, summary.kind, step))
-        ranked.sort(reverse=mode == MAX)
+                ranked.append((sign * value, summary.run_id, summary.kind, sign * step))
         if not ranked:
             raise CheckpointNotFound(f"no run has a checkpoint with the metric {metric!r}")
-        found_at: list[Checkpoint] = []
-        for value, run_id, name, step in ranked:
-            if len(found_at) == count:
-                break
-            with contextlib.suppress(CheckpointNotFound, RecordError):  # deleted since, or damaged
-                found = await self.at(run_id, step, name)
-                if found.metrics.get(metric) == value:  # the record decides: a summary is a hint, and another run's
-                    found_at.append(found)
-        return found_at
+        heapq.heapify(ranked)
+        known: dict[tuple[str, str], Checkpoint] = {}
+        found: list[Checkpoint] = []
+        while ranked and len(found) < count:
+            value, run_id, name, step = heapq.heappop(ranked)
+            best = known.get((run_id, name)) or await self._if_best(run_id, name, metric, sign * value, sign * step)
+            if best is not None:
+                found.append(best)
+                continue
+            # A summary is a hint, and another run's: the record decides. The run's own index has its best of now.
+            for best in await self._best(RegistryKeys(run_id), name, metric, mode, 1):
+                known[run_id, name] = best
+                heapq.heappush(ranked, (sign * best.metrics[metric], run_id, name, sign * best.step))
+        return found
+
+    async def _if_best(self, run_id: str, kind: str, metric: str, value: float, step: int) -> Checkpoint | None:
+        """Return the checkpoint of a step if its metric has this value; None: deleted since, changed, or damaged."""
+        with contextlib.suppress(CheckpointNotFound, RecordError):
+            found = await self.at(run_id, step, kind)
+            return found if found.metrics.get(metric) == value else None
+        return None
 
     async def checkpoints(
         self, run_id: str, kind: str = "", *, newest_first: bool = False, limit: int = 0
@@ -307,13 +352,14 @@ def check_mode(mode: str) -> str:
 
 
 def _summary(item: KeyValue) -> RunLatest:
-    run_id, kind = run_of(item.key), item.key.decode(errors="replace").rpartition("/")[2]
-    return RunLatest(run_id, kind, read(Latest, item))
+    return RunLatest(run_of(item.key), kind_of(item.key), read(Latest, item))
 
 
 def _readable(items: Sequence[KeyValue]) -> list[RunLatest]:
     found = []
     for item in items:
+        if not kind_of(item.key):
+            continue
         try:
             found.append(_summary(item))
         except RecordError as error:
@@ -487,7 +533,7 @@ class Bests:
             except CheckpointNotFound:
                 continue
             except BaseException:
-                self._news.set()  # who waited has given up, or was refused, and was told nothing
+                self._news.set()  # the waiting caller has given up, or was refused, and knows of no change
                 raise
             if (best.kind, best.id) != self._last:
                 self._last = best.kind, best.id

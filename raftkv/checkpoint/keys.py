@@ -37,6 +37,8 @@ ROOT: Final = "/raftkv/checkpoint/"
 LATEST: Final = f"{ROOT}latest/"
 NAME_BYTES_MAX: Final = 200
 STEP_MAX: Final = 10**12 - 1
+METRICS_MAX: Final = 60
+"""Limit of one checkpoint. A change of one is two operations of a txn, of which etcd admits 128."""
 WORLD_SIZE_MAX: Final = 10**6
 RANDOM_DIGITS: Final = 10**5
 """Behind the revision in the number of an attempt; with them it stays below 2**53, where every program can read it."""
@@ -224,7 +226,7 @@ class AttemptKeys:
 
     @property
     def head(self) -> str:
-        """What is being saved."""
+        """The checkpoint that is being saved."""
         return f"{self.base}head"
 
     @property
@@ -260,7 +262,7 @@ class RegistryKeys:
 
     @property
     def fence(self) -> str:
-        """Who may write; its mod_revision is the fence."""
+        """The present claim; its mod_revision is the fence."""
         return f"{self.base}fence"
 
     @property
@@ -350,7 +352,7 @@ class RegistryKeys:
 
     @property
     def mark(self) -> str:
-        """What marks the places that the run writes to."""
+        """The mark in the places that the run writes to."""
         return f"{self.base}mark"
 
 
@@ -371,6 +373,12 @@ def attempt_of(key: bytes, prefix: str) -> tuple[str, AttemptId, str] | None:
 def run_of(key: bytes) -> str:
     """Return the run id in a key below ``latest/`` or ``run/``."""
     return unquote(key.decode(errors="replace").removeprefix(ROOT).split("/")[1])
+
+
+def kind_of(key: bytes) -> str:
+    """Return the kind in the key of a summary, ``latest/<run>/<kind>``; empty: the key is foreign."""
+    _, *kind = key.decode(errors="replace").removeprefix(LATEST).split("/")
+    return kind[0] if len(kind) == 1 else ""
 
 
 def step_of(key: bytes) -> int | None:

@@ -37,7 +37,7 @@ from raftkv.checkpoint.storage.verify import read_verified
 from raftkv.client.arguments import instance, whole
 from raftkv.client.control.control import Control, until_answered
 from raftkv.client.control.records import Record, RecordError
-from raftkv.client.kv.operations import create_revision, delete, get, get_range, mod_revision, put, version
+from raftkv.client.kv.operations import create_revision, delete, get, get_range, mod_revision, put, value
 from raftkv.client.sync.blocking import Blocking, blocking
 from raftkv.client.values import KeyValue
 from raftkv.errors import ConfigError
@@ -116,7 +116,7 @@ class Position(Record):
         length: samples of the epoch.
         consumed: of these, how many were used.
         seed: of the order.
-        dataset: what the numbers are of, as the version and root of a manifest; for who resumes.
+        dataset: what the numbers are of, as the version and root of a manifest; for the program that resumes.
     """
 
     NAME: ClassVar[str] = "position"
@@ -257,7 +257,7 @@ class Used(_Ranges):
         epoch: from 0.
         length: samples of the epoch.
         done: those that were used.
-        dataset: what the numbers are of; for who resumes.
+        dataset: what the numbers are of; for the program that resumes.
     """
 
     NAME: ClassVar[str] = "used samples"
@@ -297,7 +297,7 @@ class State(_Ranges):
         epoch, length, dataset: as of ``Used``.
         range_size: samples of a range.
         generation: of the claim that opened it.
-        free: what nobody has taken.
+        free: samples that no rank has taken.
         done: what was used.
     """
 
@@ -319,7 +319,7 @@ class TakenRange(Record):
         first, end: the numbers from ``first`` to ``end`` - 1.
         done: the numbers before this one are used.
         epoch: of the pass.
-        rank: who has it.
+        rank: its owner.
         id: of the taking.
     """
 
@@ -393,7 +393,7 @@ class AsyncLedger:
 
         Arguments:
             claim: of the generation.
-            rank: who takes it.
+            rank: its new owner.
 
         Raises:
             FenceBroken, GenerationOver: the claim is over.
@@ -458,13 +458,13 @@ class AsyncLedger:
             mine = next((one for one in seen.taken if one.first == taken.first), None)
             if mine != taken:
                 if sent and (mine is None or mine.id != taken.id):
-                    return  # an earlier copy of the txn was answered late: nobody else settles this range
+                    return  # an earlier copy of the txn was answered late: no other rank settles this range
                 raise self._lost(taken)
             state = replace(seen.state, done=united(seen.state.done, *done), free=united(seen.state.free, *free))
             result = await under(
                 self._control,
                 claim,
-                [mod_revision(self._key) == seen.revision, version(key) > 0],
+                [mod_revision(self._key) == seen.revision, value(key) == taken.encode()],
                 [put(self._key, state.encode()), delete(key)],
             )
             if result.succeeded:
@@ -515,11 +515,11 @@ class AsyncLedger:
             fresh = replace(
                 state, epoch=epoch, length=samples, free=without((), samples), done=(), dataset=dataset or state.dataset
             )
-            nobody = create_revision(self._taken, prefix=True) == 0
+            none_taken = create_revision(self._taken, prefix=True) == 0
             await under(
                 self._control,
                 claim,
-                [mod_revision(self._key) == seen.revision, nobody],
+                [mod_revision(self._key) == seen.revision, none_taken],
                 [put(self._key, fresh.encode())],
             )
 
@@ -555,7 +555,7 @@ R = TypeVar("R", bound=Record)
 
 
 class Writes(Protocol):
-    """What a file is written to: a saving of ``run.checkpoint``, files of a rank."""
+    """The target of a file: a saving of ``run.checkpoint``, files of a rank."""
 
     def write(self, name: str, data: bytes, /) -> object:
         """Write a whole file."""
@@ -563,7 +563,7 @@ class Writes(Protocol):
 
 
 class Reads(Protocol):
-    """What a file is read from: a resumed checkpoint."""
+    """The source of a file: a resumed checkpoint."""
 
     def read(self, name: str, /) -> bytes:
         """Return a whole file, verified."""

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 from raftkv.checkpoint.keys import (
+    METRICS_MAX,
     WORLD_SIZE_MAX,
     AttemptId,
     RegistryKeys,
     check_file_name,
+    check_metric,
     check_run_id,
     check_step,
 )
@@ -27,10 +29,10 @@ _KIND: Final = re.compile(r"[\w.-]{1,100}")
 
 @dataclass(frozen=True, slots=True)
 class FenceRecord(Record):
-    """Who may write checkpoints of the run.
+    """The writer that may add checkpoints to the run.
 
     Attributes:
-        generation: grows by at least one with every claim; that of the run, unless somebody else has claimed between.
+        generation: grows by at least one with every claim; that of the run, unless another claimed in between.
         source: what the claim stands on: a generation of the run, or the claim's own name.
         holder: who made it, for people.
         time: of the claim.
@@ -131,7 +133,7 @@ class AttemptRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class Prepared(Record):
-    """What one rank has prepared: its files, durable before this was written."""
+    """The files that one rank has prepared; they were durable before this record was written."""
 
     NAME: ClassVar[str] = "prepared"
     rank: int
@@ -210,6 +212,10 @@ class Checkpoint(Record):
         """Implement ``Record.check``."""
         self.reference.check()
         _check_attempt(self.kind, self.step, self.world_size)
+        if len(self.metrics) > METRICS_MAX:
+            raise ConfigError(f"{len(self.metrics)} metrics are more than {METRICS_MAX}")
+        for name in self.metrics:
+            check_metric(name)
 
     def belongs_to(self, key: str) -> bool:
         """Implement ``Record.belongs_to``."""
@@ -279,7 +285,7 @@ class Latest(Record):
 
 @dataclass(frozen=True, slots=True)
 class Hold(Record):
-    """Why a checkpoint must stay: who reads it, which tag is on it, what descends from it."""
+    """A reason to keep a checkpoint: a reader, a tag, or a child."""
 
     NAME: ClassVar[str] = "hold"
     holder: str = ""

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from raftkv.checkpoint import exchange
@@ -33,7 +34,7 @@ from raftkv.checkpoint.commit.claim import CLAIM_NAME, Claim, WorldConditions, c
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
 from raftkv.checkpoint.commit.manifest import Manifest, is_anothers
 from raftkv.checkpoint.errors import PrepareConflict, printable
-from raftkv.checkpoint.exchange import Incoming
+from raftkv.checkpoint.exchange import Imported, Incoming, OnResult
 from raftkv.checkpoint.find import MIN, Bests, Commits, Lookup, RunLatest
 from raftkv.checkpoint.keys import FILES, PIN, AttemptId, RegistryKeys, check_kind, check_run_id, check_step
 from raftkv.checkpoint.records import AttemptRecord, Checkpoint, Hold, Reference
@@ -49,7 +50,6 @@ from raftkv.client.control.control import ClientControl, check_whole
 from raftkv.errors import ConfigError
 
 if TYPE_CHECKING:
-    from raftkv.checkpoint.importers.importing import Imported, OnResult
     from raftkv.client.library import Client
 
 _log = logging.getLogger(__name__)
@@ -260,15 +260,23 @@ class Registry:
 
         The record is input. Its directory is the attempt's own, or one below the uri that no other attempt has made.
         """
-        if not self.uri or head.uri == self._uri_of(head.id):
+        what = f"step {head.step} of run {self.run_id!r} ({head.kind})"
+        if not self.uri:
+            return printable(f"{what} is not saved: this registry has no place; name it (Registry(uri=), --place)")
+        if head.uri == self._uri_of(head.id):
             return ""
         with suppress(ConfigError):
             name = await asyncio.to_thread(lambda: Place(self.uri).real_name_below(head.uri))
             # Not the directory of another attempt, nor one inside of it, however the record spells that.
             if name and all(AttemptId.of_directory(part) in (None, head.id) for part in name.split("/")):
                 return ""
+        if ownership.ADOPTED in head.metadata:
+            return printable(
+                f"{what} was being taken in where it lies, in {head.uri}, by a program that ended; only that program "
+                f"may write outside {self.uri}: take the directory in again"
+            )
         return printable(
-            f"step {head.step} of run {self.run_id!r} ({head.kind}) is not saved: its record names {head.uri}, which "
+            f"{what} is not saved: its record names {head.uri}, which "
             f"does not lie below {self.uri} as a directory of its own; save again, check who may write its keys"
         )
 
@@ -308,19 +316,19 @@ class Registry:
         on_result: OnResult | None = None,
         on_progress: Progress | None = None,
     ) -> list[Imported]:
-        """Register the checkpoints that another tool has left in a directory, oldest first; see ``importers``.
+        """Register the checkpoints that another tool has left in a directory, oldest first.
 
-        Arguments and errors as for ``importers.importing.import_directory``.
+        Arguments and errors as for ``integrations.importers.importing.import_directory``.
         """
-        from raftkv.checkpoint.importers.importing import import_directory
-
-        return await import_directory(
+        importing = import_module("raftkv.integrations.importers.importing")  # by name: it stands on this module
+        found: list[Imported] = await importing.import_directory(
             self, uri, step=step, kind=kind, claim=claim, dry_run=dry_run, in_place=in_place, on_result=on_result,
             on_progress=on_progress,
         )  # fmt: skip
+        return found
 
     async def lineage(self, checkpoint: Checkpoint) -> list[Checkpoint]:
-        """Return a checkpoint and those it descends from, in whichever run, the nearest first."""
+        """Return a checkpoint and its ancestors in all runs, the nearest first."""
         return await self.lookup.lineage(instance(checkpoint, Checkpoint, "checkpoint"))
 
     async def runs(self) -> list[RunLatest]:

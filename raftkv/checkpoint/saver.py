@@ -6,7 +6,7 @@
     newest = saver.newest()                          # of before; what dead writers have left is decided first
     saver.save_directory(400, "out/checkpoint-400", kind=SAFETENSORS, metrics={"loss": 0.1})
     with saver.saving(800, kind=TORCH_SAVE) as saving:
-        torch.save(state, f"{saving.uri}/model.pt")  # whatever lies below the uri at the end is the checkpoint
+        torch.save(state, f"{saving.uri}/model.pt")  # all files below the uri at the end are the checkpoint
 
 It claims the checkpoints when it is first used: every writer that was there before is fenced out. The callbacks for
 frameworks (``raftkv.torch.transformers``, ``raftkv.torch.lightning``, ``raftkv.jax``) stand on it. Blocking. Leaves out
@@ -25,10 +25,9 @@ from types import FrameType
 from typing import Any
 
 from raftkv.checkpoint.commit.claim import Claim
-from raftkv.checkpoint.commit.summary import METRICS_MAX, checked_metrics, measured_at
+from raftkv.checkpoint.commit.summary import checked_metrics, measured_at, usable
 from raftkv.checkpoint.errors import CheckpointNotFound
-from raftkv.checkpoint.importers.candidate import usable
-from raftkv.checkpoint.keys import FILES
+from raftkv.checkpoint.keys import FILES, METRICS_MAX
 from raftkv.checkpoint.records import Checkpoint
 from raftkv.checkpoint.retention.policy import Best, Policy
 from raftkv.checkpoint.storage.transfer import digest_tree, make_directory, taken_in

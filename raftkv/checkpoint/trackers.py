@@ -9,7 +9,7 @@
 
 ``Writer(trackers=...)`` of ``raftkv.torch.checkpoint`` and ``run.checkpoint(step, trackers=...)`` do so. The registry
 is the truth, the files follow it: a process that dies between commit and tracker leaves the file of the
-step before, which exists too, and whoever starts next writes the right one. A file is replaced at once (a new one,
+step before, which exists too, and the next program writes the right one. A file is replaced at once (a new one,
 synced, is renamed over it), so no reader sees half a name. A frozen process may wake up between its look at the
 registry and its rename; it looks again after each rename, and writes again if the registry has gone on.
 
@@ -58,7 +58,7 @@ class Trackers:
     Arguments:
         registry: of the run; its ``uri`` is where the tools look.
         tools: ``DEEPSPEED``, ``MEGATRON``.
-        kind: of the checkpoints that they are to find; empty: of whichever kind the newest is.
+        kind: of the checkpoints that they are to find; empty: of the kind of the newest.
 
     Raises:
         ConfigError: a tool is not known, or the checkpoints lie on no disk.

@@ -9,8 +9,8 @@
     for entry in files: ...
 
 A manifest is cut into chunks of thousands of entries, each stored under the digest of its bytes. A chunk never changes,
-so a copy of one is never wrong, nobody need be told when it goes, and the store keeps one watch for each client: that
-of the head. Publishing writes the chunks that are new, and then one key.
+so a copy of one is never wrong, its end concerns no other program, and the store keeps one watch for each client:
+that of the head. Publishing writes the chunks that are new, and then one key.
 
     entry       what is known of a file, and what is refused        codec      chunks and index nodes as bytes
     keys        names, layout and values of keys                    tree       how entries become chunks and an index

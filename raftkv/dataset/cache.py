@@ -3,7 +3,7 @@
     memory      bounded by bytes, least recently used goes first
     directory   files named by digest; the first process reads the store, the others wait for the file
 
-What is cached never changes, so nothing is ever invalidated.
+Cached bytes never change, so nothing is ever invalidated.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
-from raftkv.dataset.codec.blob import BLOB_BYTES_MAX, digest_of, is_digest
+from raftkv.dataset.codec import BLOB_BYTES_MAX, digest_of, is_digest
 from raftkv.errors import ConfigError
 
 # ---- in memory: bounded by bytes, the least recently used goes first; any thread may use it

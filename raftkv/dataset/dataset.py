@@ -10,8 +10,8 @@
             for entry in files: ...
         data.collect()                         # what nothing needs any more
 
-A version that is pinned is read whatever happens to the cluster, as far as its chunks are cached. That it is the newest
-is said only if the store confirmed it at most ``max_staleness_s`` ago; else the store is asked, and if it does not
+A pinned version stays readable while the cluster is away, as far as its chunks are cached. A version counts as the
+newest only if the store confirmed it at most ``max_staleness_s`` ago; else the store is asked, and if it does not
 answer in time ``StaleHead`` is raised. ``follow=True`` moves ``current`` as soon as a version is published.
 
 Usable by any thread, and in other processes (as workers of a data loader, forked or not), which have caches and
@@ -39,13 +39,11 @@ from raftkv.client.kv.operations import version as version_of
 from raftkv.client.rpc.retry import until_answered
 from raftkv.client.sync.library import client_of
 from raftkv.client.sync.loop import LoopThread
+from raftkv.dataset import codec
 from raftkv.dataset import publish as collecting
 from raftkv.dataset import publish as publishing
 from raftkv.dataset.cache import Memory, SharedDirectory
-from raftkv.dataset.codec import chunk, node
-from raftkv.dataset.codec.blob import foreign, unseal
-from raftkv.dataset.codec.chunk import Chunk
-from raftkv.dataset.codec.node import Child
+from raftkv.dataset.codec import Child, Chunk, foreign, unseal
 from raftkv.dataset.entry import Entry
 from raftkv.dataset.errors import DatasetNotFound, InvalidEntry
 from raftkv.dataset.keys import DatasetKeys, Head, Note, check_name
@@ -164,7 +162,7 @@ class Snapshot(Sequence[Entry]):
         return chunk
 
 
-def leaves_below(root: str, read: Callable[[str], node.Node]) -> list[Child]:
+def leaves_below(root: str, read: Callable[[str], codec.Node]) -> list[Child]:
     """Return all chunks below a root, in order.
 
     Arguments:
@@ -190,7 +188,7 @@ def leaves_below(root: str, read: Callable[[str], node.Node]) -> list[Child]:
     return children
 
 
-def _is_what_is_said(found: node.Node, child: Child) -> bool:
+def _is_what_is_said(found: codec.Node, child: Child) -> bool:
     # With the first path no node can stand in two places, so there are no more of them than the store has.
     firsts = [below.first for below in found.children[:1]]
     return firsts == [child.first] and sum(below.entries for below in found.children) == child.entries
@@ -203,7 +201,7 @@ TIMEOUT_S: Final = 10.0
 
 
 class _Local:
-    """What a dataset has in one process: caches, and what lives on the client's loop there."""
+    """The part of a dataset that all its users in one process share: caches, and tasks on the client's loop."""
 
     def __init__(
         self, loop: LoopThread, store: Store, keys: DatasetKeys, directory: SharedDirectory | None, cache: int
@@ -211,7 +209,7 @@ class _Local:
         self.loop = loop
         self.store = store
         self.blobs: Memory[bytes] = Memory(cache // 2)
-        self.chunks: Memory[chunk.Chunk] = Memory(cache - cache // 2)
+        self.chunks: Memory[codec.Chunk] = Memory(cache - cache // 2)
         self.source = Source(store, keys, directory, self.blobs)
         self.follower: Follower | None = None
         self.opening = threading.Lock()
@@ -411,17 +409,17 @@ class Dataset:
         """Bytes of what is cached in memory, at most ``cache_bytes``."""
         return self._local.blobs.size_bytes + self._local.chunks.size_bytes
 
-    def chunk(self, digest: str) -> chunk.Chunk:
-        """Implement ``snapshot.Chunks.chunk``."""
+    def chunk(self, digest: str) -> codec.Chunk:
+        """Return a chunk, verified and decoded."""
         local = self._local
         found = local.chunks.get(digest)
         if found is None:
-            found = chunk.decode(digest, unseal(digest, local.blob(digest)))
+            found = codec.decode_chunk(digest, unseal(digest, local.blob(digest)))
             local.chunks.put(digest, found, found.size_bytes)
         return found
 
     def fetch_ahead(self, digests: Sequence[str]) -> None:
-        """Implement ``snapshot.Chunks.fetch_ahead``."""
+        """Begin to fetch chunks that are read soon."""
         local = self._local
         wanted = [digest for digest in digests if digest not in local.blobs and digest not in local.chunks]
         if wanted:
@@ -432,8 +430,8 @@ class Dataset:
             if digest not in local.blobs:  # it may have come since it was asked for
                 local.source.start(digest)
 
-    def _node(self, digest: str) -> node.Node:
-        return node.decode(digest, unseal(digest, self._local.blob(digest)))
+    def _node(self, digest: str) -> codec.Node:
+        return codec.decode_node(digest, unseal(digest, self._local.blob(digest)))
 
     # ---- publishing
 
@@ -458,7 +456,7 @@ class Dataset:
         Raises:
             ConfigError: ``keep_s`` is negative.
             InvalidEntry: an entry cannot be published, comes twice or out of order, or there is none.
-            PublishConflict: somebody else has published meanwhile.
+            PublishConflict: another publisher was faster.
             StatusError: the cluster refused, as for a quota. In each case readers see the version before.
         """
         if seconds(keep_s, "keep_s") < 0:
@@ -487,7 +485,7 @@ class Dataset:
                 raise InvalidEntry(f"no entries for dataset {self.name!r}; pass allow_empty=True to publish nothing")
             local.loop.run(under_way.put(ready))
             head = local.loop.run(under_way.finish(builder, time.time, math.ceil(keep_s)))
-            if local.follower is not None:  # who has published sees it in the next pass
+            if local.follower is not None:  # the publisher sees its version in the next pass
                 with contextlib.suppress(TimeoutError):
                     self.wait_version(head.version, self._timeout_s)
             return head
@@ -497,7 +495,7 @@ class Dataset:
     # ---- what stays and what goes
 
     def pin(self, version: int, name: str) -> None:
-        """Keep a version until ``unpin``, whatever is published: one pin for a job, not one for each rank.
+        """Keep a version until ``unpin``: one pin for a job, not one for each rank.
 
         Raises:
             DatasetNotFound: there is no such version, or not any more.

@@ -1,4 +1,4 @@
-"""What a manifest says of one file, and what cannot be said.
+"""The entry of one file in a manifest, and the entries that are refused.
 
 >>> check_entry(Entry("train/cat/1.jpg", 1024, shard="train-000.tar", offset=512))
 >>> check_entry(Entry("../secret", 1))

@@ -1,4 +1,4 @@
-"""What can go wrong with datasets: one line each, saying what, where and what to do."""
+"""The errors of datasets: one line each, saying what, where and what to do."""
 
 from __future__ import annotations
 

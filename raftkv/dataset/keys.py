@@ -20,7 +20,7 @@ from typing import ClassVar, Final
 from urllib.parse import quote
 
 from raftkv.client.control.records import Record, RecordError
-from raftkv.dataset.codec.blob import is_digest
+from raftkv.dataset.codec import is_digest
 from raftkv.errors import ConfigError
 
 ROOT: Final = "/raftkv/data/"
@@ -86,7 +86,7 @@ class Head(Record):
 
 @dataclass(frozen=True, slots=True)
 class Note(Record):
-    """Who publishes, or keeps a version, for people."""
+    """The client that publishes, or keeps a version, for people."""
 
     NAME: ClassVar[str] = "note"
     holder: str = ""

@@ -7,7 +7,7 @@
 
 Invariants:
 
-1. Whatever happens before the last txn, readers see the old version; what was written is garbage (``collect``).
+1. Until the last txn readers see the old version; after a failure the new chunks are garbage (``collect``).
 2. No chunk is deleted while a ``publishing`` key exists, and the head moves only while one's own does. So a chunk that
    was found here is there when the head names it.
 3. A store without room is not waited for, as runs do: a publisher has to know.
@@ -39,7 +39,7 @@ from raftkv.client.kv.operations import (
 from raftkv.client.rpc.retry import until_answered
 from raftkv.client.scope import prefix_end
 from raftkv.client.values import KeyValue
-from raftkv.dataset.codec import blob, node
+from raftkv.dataset import codec
 from raftkv.dataset.errors import PublishConflict
 from raftkv.dataset.keys import DatasetKeys, Head, Note
 from raftkv.dataset.tree import Builder, Sealed
@@ -109,7 +109,7 @@ class Publishing:
             keep_s: how long the version before stays.
 
         Raises:
-            PublishConflict: somebody else has published since ``open``, or this publisher's lease has ended.
+            PublishConflict: another publisher has moved the head since ``open``, or this publisher's lease has ended.
         """
         before = self.head
         if before is not None and before.root == builder.root:
@@ -133,7 +133,7 @@ class Publishing:
         newest = None if found is None else read(Head, found)
         if newest is not None and newest.id == self._id:
             return newest  # an earlier copy of this txn has done it
-        why = "this publisher was silent for too long" if own is None else "somebody else has published meanwhile"
+        why = "this publisher was silent for too long" if own is None else "another publisher was faster"
         raise PublishConflict(
             f"version {number} of dataset {self._keys.name!r} was not published: {why}; the newest is "
             f"{0 if newest is None else newest.version}; publish again if yours is still wanted"
@@ -195,12 +195,12 @@ BATCH: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What was done.
+    """The outcome of a collection.
 
     Attributes:
         versions: that were dropped.
         chunks: deleted.
-        hindered: why it did not come to its end; empty: it did. What is left is for the next time.
+        hindered: why it did not come to its end; empty: it did. The next collection deletes the rest.
     """
 
     versions: tuple[int, ...] = ()
@@ -277,7 +277,7 @@ async def _below(fetch: Fetch, root: str) -> set[str]:
     open_nodes = [root]
     while open_nodes:
         digest = open_nodes.pop()
-        found_node = node.decode(digest, blob.unseal(digest, await fetch(digest)))
+        found_node = codec.decode_node(digest, codec.unseal(digest, await fetch(digest)))
         below = {child.digest for child in found_node.children}
         if found_node.level > 1:
             open_nodes += below - found

@@ -123,7 +123,7 @@ class ChunkOrder(Sequence[int]):
         mixed = [operator.index(counts[chunk]) for chunk in self._chunks]
         windows = [sum(mixed[at : at + window]) for at in range(0, len(mixed), window)]
         self._ends = list(accumulate(windows))
-        # As one object, since threads share it: whoever takes it has all of one window, whatever the others open.
+        # One object, since threads share it: a thread that takes it has all of one window while others open theirs.
         self._opened = _Window(-1, 0, (), (), ())
 
     def __len__(self) -> int:

@@ -1,7 +1,7 @@
 """Chunks out of the store, and the head as it moves; on the event loop of the client.
 
 Every chunk is asked for once, however many threads want it, and once by all processes that share a directory. The head
-is one watch. What the watch says is as old as the last time that the store confirmed it: ``confirmed`` asks again if
+is one watch. Its news is as old as the last confirmation by the store: ``confirmed`` asks again if
 that is too long ago, which costs one read of one key.
 """
 
@@ -18,7 +18,7 @@ from raftkv.client.control.reflector import Reflector
 from raftkv.client.rpc.retry import until_answered
 from raftkv.client.values import Event
 from raftkv.dataset.cache import Memory, SharedDirectory
-from raftkv.dataset.codec.blob import check
+from raftkv.dataset.codec import check
 from raftkv.dataset.errors import DatasetNotFound, StaleHead, VersionGone
 from raftkv.dataset.keys import DatasetKeys, Head
 
@@ -34,7 +34,7 @@ Read = Callable[[str], Awaitable[bytes | None]]
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """What datasets work with.
+    """The store and caches that datasets work with.
 
     Attributes:
         control: transactions, watches, leases.
@@ -111,7 +111,7 @@ class Source:
     def _forget(self, digest: str, done: asyncio.Task[bytes]) -> None:
         self._under_way.pop(digest, None)
         if not done.cancelled():
-            done.exception()  # seen: nobody may have waited for what was fetched ahead
+            done.exception()  # seen: a chunk that was fetched ahead may have no reader
 
     async def _get(self, digest: str) -> bytes:
         if self._directory is None:

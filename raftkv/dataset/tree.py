@@ -6,7 +6,7 @@
     for digest, blob in builder.finish(): ...
     builder.root, builder.count
 
-Where a chunk ends is decided by its contents (an entry whose hash says so, between a least and a greatest number), so
+Its contents decide where a chunk ends (an entry whose hash says so, between a least and a greatest number), so
 an entry that comes or goes changes one or two chunks, and all others are stored already. Index nodes are cut alike, by
 the digests of what is below.
 """
@@ -19,9 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from raftkv.client.arguments import instance
-from raftkv.dataset.codec.blob import RAW_BYTES_MAX, seal
-from raftkv.dataset.codec.chunk import ENTRIES_MAX, Columns
-from raftkv.dataset.codec.node import CHILDREN_MAX, LEVEL_MAX, Child, Node
+from raftkv.dataset.codec import CHILDREN_MAX, ENTRIES_MAX, LEVEL_MAX, RAW_BYTES_MAX, Child, Columns, Node, seal
 from raftkv.dataset.entry import DIGEST_BYTES_MAX, PATH_BYTES_MAX, SHARD_BYTES_MAX, Entry, check_entry
 from raftkv.dataset.errors import InvalidEntry
 
@@ -29,7 +27,7 @@ Sealed = tuple[str, bytes]
 """Digest and stored bytes."""
 
 _ROOM: Final = PATH_BYTES_MAX + 2 * SHARD_BYTES_MAX + DIGEST_BYTES_MAX + 64
-"""What one more entry may add to a chunk."""
+"""Bytes that one more entry may add to a chunk."""
 _CHILD_BYTES: Final = 160
 
 

@@ -41,7 +41,7 @@ WINDOW: Final = 16
 
 
 class Ranked(Protocol):
-    """What knows where this process is in the present world; a run of ``raftkv.training`` does."""
+    """The place of this process in the present world; a run of ``raftkv.training`` does."""
 
     @property
     def rank(self) -> int:
@@ -159,10 +159,10 @@ class ElasticSampler(Sampler[int]):
 
     @property
     def position(self) -> Position:
-        """What the training loop has used: to be saved with the model.
+        """The samples that the training loop has used: to be saved with the model.
 
         Raises:
-            ConfigError: samples were taken, and nobody has said which of them the loop got.
+            ConfigError: samples were taken, and the loop has not said which of them it got.
         """
         if not self._is_counted and any(taken.steps for taken in self._passes):
             raise ConfigError(
@@ -269,7 +269,7 @@ class ElasticSampler(Sampler[int]):
         }  # fmt: skip
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a state, in whatever world it was saved.
+        """Go on from a state of a world of any size.
 
         Raises:
             ConfigError: it is of another dataset.

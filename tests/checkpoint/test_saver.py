@@ -28,7 +28,7 @@ from raftkv.checkpoint.storage.transfer import local_directory
 from raftkv.checkpoint.storage.verify import verify
 from raftkv.client.lease import lease
 from raftkv.errors import ConfigError
-from tests.checkpoint.importers import fabricated as made
+from tests.integrations.importers import fabricated as made
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ class World(StoreWorld):
         self.time_s = 1_800_000_000.0
         self.random = random.Random(7)
 
-    def registry(self, run_id: str = RUN, *, seed: int = 0, lost: float = 0.0) -> Registry:
+    def registry(self, run_id: str = RUN, *, seed: int = 0, lost: float = 0.0, uri: str | None = None) -> Registry:
         async def write_manifest(uri: str, data: bytes) -> None:
             await asyncio.sleep(0)
             self.files[uri] = data
@@ -55,7 +55,7 @@ class World(StoreWorld):
                     raise FilesChanged(uri, file.name, rank, "is not there any more")
 
         means = Means(self.control(seed, lost), write_manifest, check_files, lambda: self.time_s, self.random.randrange)
-        return Registry.from_parts(means, run_id, uri=f"memory://{run_id}")
+        return Registry.from_parts(means, run_id, uri=f"memory://{run_id}" if uri is None else uri)
 
     def put(self, key: str | bytes, value: bytes | str) -> None:
         self.store.txn((), [Put(key, value)])

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raftkv.dataset import codec
 from raftkv.dataset import entry as entry_module
 from raftkv.dataset import shuffle as shuffle_module
-from raftkv.dataset.codec import blob, chunk, node
 from raftkv.dataset.entry import NUMBER_MAX, Entry, check_entry
 from raftkv.dataset.errors import ChunkCorrupted, InvalidEntry
 from raftkv.dataset.tree import Builder
@@ -28,7 +28,7 @@ ENTRIES = st.builds(
 
 
 def packed(entries: list[Entry]) -> bytes:
-    columns = chunk.Columns()
+    columns = codec.Columns()
     for each in entries:
         columns.add(each)
     raw = columns.encode()
@@ -41,7 +41,7 @@ def test_a_chunk_holds_what_was_put_in(found: list[Entry]) -> None:
     found.sort()
     for each in found:
         check_entry(each)
-    read = chunk.decode("d", packed(found))
+    read = codec.decode_chunk("d", packed(found))
     assert list(read) == found
     assert [read[at] for at in range(len(read))] == found
     assert all(read.find(each.path) == each for each in found)
@@ -55,12 +55,12 @@ def test_no_bytes_break_a_reader(found: list[Entry], data: st.DataObject) -> Non
     for _ in range(data.draw(st.integers(1, 4))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     damaged = bytes(raw[: data.draw(st.integers(0, len(raw)))])
-    for decode in (chunk.decode, node.decode):
+    for decode in (codec.decode_chunk, codec.decode_node):
         try:
             read = decode("d", damaged)
         except ChunkCorrupted:
             continue
-        if isinstance(read, chunk.Chunk):  # some damage gives another chunk: what it holds is harmless
+        if isinstance(read, codec.Chunk):  # some damage gives another chunk: what it holds is harmless
             assert not any(part in ("", ".", "..") for each in read for part in each.path.split("/"))
 
 
@@ -105,27 +105,29 @@ def test_the_largest_entries_fit_into_chunks_that_can_be_stored() -> None:
         sealed += builder.add(large)
     sealed += builder.finish()
     assert builder.chunks > 3
-    assert max(len(stored) for _, stored in sealed) <= blob.BLOB_BYTES_MAX
-    assert sum(len(chunk.decode(digest, blob.unseal(digest, stored))) for digest, stored in sealed[: builder.chunks])
+    assert max(len(stored) for _, stored in sealed) <= codec.BLOB_BYTES_MAX
+    assert sum(
+        len(codec.decode_chunk(digest, codec.unseal(digest, stored))) for digest, stored in sealed[: builder.chunks]
+    )
 
 
 def test_a_bomb_is_not_unpacked() -> None:
-    digest, stored = blob.seal(b"C" + b"0" * (64 * 1024 * 1024))
-    assert len(stored) < blob.BLOB_BYTES_MAX
+    digest, stored = codec.seal(b"C" + b"0" * (64 * 1024 * 1024))
+    assert len(stored) < codec.BLOB_BYTES_MAX
     with pytest.raises(ChunkCorrupted, match="unpacks to more"):
-        blob.unseal(digest, stored)
+        codec.unseal(digest, stored)
 
 
 def test_bytes_of_another_digest_are_refused_before_they_are_unpacked() -> None:
-    digest, stored = blob.seal(b"C")
+    digest, stored = codec.seal(b"C")
     with pytest.raises(ChunkCorrupted, match="rewrite=True"):
-        blob.unseal(digest, stored[:-1])
+        codec.unseal(digest, stored[:-1])
     behind = stored + b"x"
     with pytest.raises(ChunkCorrupted, match="behind"):
-        blob.unseal(blob.digest_of(behind), behind)
+        codec.unseal(codec.digest_of(behind), behind)
     no_zlib = b"no zlib"
     with pytest.raises(ChunkCorrupted):
-        blob.unseal(blob.digest_of(no_zlib), no_zlib)
+        codec.unseal(codec.digest_of(no_zlib), no_zlib)
 
 
 @pytest.mark.parametrize("paths", [["a", "../b"], ["b", "a"], ["a", "a"], ["/a"], ["a//b"], ["a/./b"], ["a/.."], [""]])
@@ -133,38 +135,38 @@ def test_a_hostile_chunk_leads_nowhere(paths: list[str]) -> None:
     text = "\0".join(paths).encode()
     head = {"count": len(paths), "shards": [""], "offsets": False, "widths": "00000"}
     with pytest.raises(ChunkCorrupted):
-        chunk.decode("d", b"C" + json.dumps(head).encode() + b"\n" + text)
+        codec.decode_chunk("d", b"C" + json.dumps(head).encode() + b"\n" + text)
 
 
 @pytest.mark.parametrize("shard", ["../../etc/passwd", "a/..", "a\nb", "\x1b[31m"])
 def test_a_hostile_shard_leads_nowhere(shard: str) -> None:
     head = {"count": 1, "shards": [shard], "offsets": False, "widths": "00000"}
     with pytest.raises(ChunkCorrupted, match="a shard that leads elsewhere"):
-        chunk.decode("d", b"C" + json.dumps(head).encode() + b"\na")
+        codec.decode_chunk("d", b"C" + json.dumps(head).encode() + b"\na")
 
 
 @pytest.mark.parametrize("path", ["a\nb", "\x1b[31m", "a\x7f"])
 def test_control_characters_reach_no_terminal(path: str) -> None:
     head = {"count": 1, "shards": [""], "offsets": False, "widths": "00000"}
     with pytest.raises(ChunkCorrupted, match="control characters"):
-        chunk.decode("d", b"C" + json.dumps(head).encode() + b"\n" + path.encode())
+        codec.decode_chunk("d", b"C" + json.dumps(head).encode() + b"\n" + path.encode())
 
 
 @pytest.mark.parametrize("has_offsets", [False, True])
 def test_no_offset_is_negative(has_offsets: bool) -> None:
     head = {"count": 1, "shards": [""], "offsets": has_offsets, "widths": "000b0"}
     with pytest.raises(ChunkCorrupted, match="offset"):
-        chunk.decode("d", b"C" + json.dumps(head).encode() + b"\n" + b"\xfba")
+        codec.decode_chunk("d", b"C" + json.dumps(head).encode() + b"\n" + b"\xfba")
 
 
 def test_a_chunk_whose_paths_grow_without_end_is_refused() -> None:
-    count = chunk.ENTRIES_MAX
+    count = codec.ENTRIES_MAX
     head = {"count": count, "shards": [""], "offsets": False, "widths": "I0000"}
     shared = (2**31).to_bytes(4, "little") * count
     raw = b"C" + json.dumps(head).encode() + b"\n" + shared + b"\0".join([b"x" * 20] * count)
-    assert len(zlib.compress(raw)) < blob.BLOB_BYTES_MAX
+    assert len(zlib.compress(raw)) < codec.BLOB_BYTES_MAX
     with pytest.raises(ChunkCorrupted, match="too long"):
-        chunk.decode("d", raw)
+        codec.decode_chunk("d", raw)
 
 
 def test_examples_of_the_documentation() -> None:

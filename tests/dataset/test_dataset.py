@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import raftkv
-from raftkv.dataset.codec import blob
-from raftkv.dataset.codec.node import Child, Node
+from raftkv.dataset import codec
+from raftkv.dataset.codec import Child, Node
 from raftkv.dataset.dataset import Dataset, Snapshot
 from raftkv.dataset.entry import Entry
 from raftkv.dataset.errors import ChunkCorrupted, DatasetNotFound, StaleHead
@@ -164,7 +164,7 @@ def test_a_head_that_is_none_is_a_typed_error(world: World) -> None:
         world.dataset(timeout_s=0.1).next_pass()
 
 
-@pytest.mark.parametrize("hostile", [b"", b"x" * 100, zlib.compress(b"C" + bytes(10**6)), blob.seal(b"C{}\n")[1]])
+@pytest.mark.parametrize("hostile", [b"", b"x" * 100, zlib.compress(b"C" + bytes(10**6)), codec.seal(b"C{}\n")[1]])
 def test_a_damaged_chunk_is_a_typed_error(world: World, hostile: bytes) -> None:
     data = world.dataset()
     data.publish(entries(range(100)), cut=SMALL)
@@ -180,10 +180,10 @@ def test_a_damaged_chunk_is_a_typed_error(world: World, hostile: bytes) -> None:
 def test_an_index_that_names_other_chunks_is_refused(world: World) -> None:
     data = world.dataset()
     head = data.publish(entries(range(20)), cut=SMALL)
-    raw = blob.unseal(head.root, bytes(world.store.items[data.keys.chunk(head.root).encode()].value))
+    raw = codec.unseal(head.root, bytes(world.store.items[data.keys.chunk(head.root).encode()].value))
     plain = json.loads(raw[1:])
     plain["counts"][0] += 1
-    digest, stored = blob.seal(b"N" + json.dumps(plain).encode())
+    digest, stored = codec.seal(b"N" + json.dumps(plain).encode())
     world.put(data.keys.chunk(digest), stored)
     forged = Head(digest, 2, head.count, head.size_bytes, head.chunks, head.stored_bytes)
     world.put(data.keys.head, forged.encode())
@@ -194,7 +194,7 @@ def test_an_index_that_names_other_chunks_is_refused(world: World) -> None:
 def test_an_index_that_names_a_node_many_times_is_not_unpacked_many_times(world: World) -> None:
     def stored(level: int, child: str, count: int) -> str:
         children = [Child(child, f"{number:06d}", count, 1) for number in range(1000)]
-        digest, found = blob.seal(Node(level, tuple(children)).encode())
+        digest, found = codec.seal(Node(level, tuple(children)).encode())
         world.put(DatasetKeys("images").chunk(digest), found)
         return digest
 

@@ -13,7 +13,7 @@ import pytest
 
 from raftkv.dataset import cache as directory_module
 from raftkv.dataset.cache import Memory, SharedDirectory
-from raftkv.dataset.codec.blob import digest_of
+from raftkv.dataset.codec import digest_of
 
 
 def blobs(count: int, size: int = 1000) -> dict[str, bytes]:

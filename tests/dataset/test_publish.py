@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raftkv.client.sync.loop import LoopThread
+from raftkv.dataset import codec
 from raftkv.dataset import publish as publishing
-from raftkv.dataset.codec import blob, node
 from raftkv.dataset.entry import Entry
 from raftkv.dataset.errors import (
     ChunkCorrupted,
@@ -40,7 +40,7 @@ def test_a_version_is_read_as_it_was_published(world: World) -> None:
     files = data.next_pass()
     assert (head.version, head.count, head.size_bytes, len(files)) == (1, 500, 500, 500)
     assert list(files) == found
-    assert node.decode("d", blob.unseal(head.root, _stored(world, head.root))).level > 2
+    assert codec.decode_node("d", codec.unseal(head.root, _stored(world, head.root))).level > 2
     assert files[0] == found[0]
     assert files[-1] == found[-1]
     assert files[17:99] == found[17:99]
@@ -231,9 +231,9 @@ def _needed(world: World, data: Any) -> int:
         while open_nodes:
             digest = open_nodes.pop()
             needed.add(digest)
-            raw = blob.unseal(digest, _stored(world, digest))
+            raw = codec.unseal(digest, _stored(world, digest))
             if raw[:1] == b"N":
-                open_nodes += [child.digest for child in node.decode(digest, raw).children]
+                open_nodes += [child.digest for child in codec.decode_node(digest, raw).children]
     return len(needed)
 
 

@@ -23,8 +23,8 @@ from raftkv.checkpoint.errors import CheckpointError, CheckpointNotFound, FenceB
 from raftkv.checkpoint.keys import RegistryKeys
 from raftkv.checkpoint.retention.policy import Best, Policy
 from raftkv.errors import ConfigError
-from raftkv.torch import ranks
-from tests.checkpoint.importers import fabricated as made
+from raftkv.integrations import ranks
+from tests.integrations.importers import fabricated as made
 
 
 @pytest.fixture
@@ -44,7 +44,8 @@ def _packages(monkeypatch) -> None:
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, "lightning.pytorch.callbacks", callbacks)
     for name in ("transformers", "lightning"):
-        monkeypatch.delitem(sys.modules, f"raftkv.torch.{name}", raising=False)
+        for package in ("torch", "integrations"):
+            monkeypatch.delitem(sys.modules, f"raftkv.{package}.{name}", raising=False)
 
 
 class Trainer:
@@ -392,6 +393,9 @@ def test_lightning_loads_no_checkpoint_whose_record_names_a_foreign_directory(re
     for ask in (lambda: again.best_model_path, lambda: again.last_model_path, again.resume_from):
         with pytest.raises(ConfigError, match="is not loaded: it lies in"):
             ask()
+    trusting = Fit(registry, monitor="loss", anywhere=True).callback
+    for ask in (lambda: trusting.best_model_path, lambda: trusting.last_model_path, trusting.resume_from):
+        assert Path(ask()).parent == planted
 
 
 class Connected:

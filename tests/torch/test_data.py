@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from raftkv.checkpoint.positions import Position
 from raftkv.client.control.records import RecordError
-from raftkv.dataset.codec.node import Child
+from raftkv.dataset.codec import Child
 from raftkv.dataset.dataset import Snapshot
 from raftkv.dataset.entry import Entry
 from raftkv.dataset.keys import Head

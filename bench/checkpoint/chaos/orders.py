@@ -201,8 +201,12 @@ class Order:
         raise NotImplementedError
 
     def resume(self, size: int) -> Found:
-        """Find what to go on from, and load it."""
-        raise NotImplementedError
+        """Load the step that the tracker file names."""
+        path = self.root / self.TRACKER
+        if not path.exists():
+            return Found(SCRATCH)
+        text = path.read_text(encoding="ascii").strip()
+        return self.load(int(text), size) if text else Found(REFUSES)
 
     # ---- what they have in common
 
@@ -217,15 +221,6 @@ class Order:
         with (self.root / self.TRACKER).open("w", encoding="ascii") as file:  # truncated from here on
             self._points.reach(MID_TRACKER)
             file.write(text)
-
-    def _tracked(self, size: int) -> Found:
-        path = self.root / self.TRACKER
-        if not path.exists():
-            return Found(SCRATCH)
-        text = path.read_text(encoding="ascii").strip()
-        if not text:
-            return Found(REFUSES)
-        return self.load(int(text), size)
 
     def load(self, step: int, size: int) -> Found:
         """Load a step, as far as a loader can tell that it should not."""
@@ -262,10 +257,6 @@ class PlainDcp(Order):
             self._write_tracker(str(step))
         self._points.reach(AFTER_COMMIT)
 
-    def resume(self, size: int) -> Found:
-        """Implement ``Order.resume``."""
-        return self._tracked(size)
-
     def load(self, step: int, size: int) -> Found:
         """Implement ``Order.load``."""
         if not (self.folder(step) / ".metadata").exists():
@@ -287,10 +278,6 @@ class DeepSpeed(Order):
         self._points.barrier()
         self._points.reach(AFTER_COMMIT)
 
-    def resume(self, size: int) -> Found:
-        """Implement ``Order.resume``."""
-        return self._tracked(size)
-
 
 class Megatron(Order):
     """``save_checkpoint``: the tracker is truncated in place, after a barrier."""
@@ -307,10 +294,6 @@ class Megatron(Order):
             self._write_tracker(str(step))
         self._points.barrier()
         self._points.reach(AFTER_COMMIT)
-
-    def resume(self, size: int) -> Found:
-        """Implement ``Order.resume``."""
-        return self._tracked(size)
 
 
 class NewestFolder(Order):

@@ -9,7 +9,7 @@
 
 Every step may be repeated, by the same process or, after its death, by another with a later claim: a second ``prepare``
 of the same files and a second ``commit`` return what the first one did. The commit is one txn of constant size,
-whatever the number of ranks; what they prepared is folded into the Merkle root and the manifest.
+for any number of ranks; what they prepared is folded into the Merkle root and the manifest.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ WriteManifest = Callable[[str, bytes], Awaitable[None]]
 CheckFiles = Callable[[str, Manifest], Awaitable[None]]
 
 GIVE_UP_S: Final = 10.0
-"""For giving up an attempt that has failed: whoever waits for the error is not to wait for a cluster that is away."""
+"""For giving up an attempt that has failed: the caller waits for the error, not for an absent cluster."""
 PREPARED_MAX_BYTES: Final = 256 * 1024
 """Limit of what one rank prepares: about 1,700 files."""
 PREPARED_TOTAL_MAX_BYTES: Final = 256 * 1024 * 1024
-"""Limit of what all ranks prepare; who commits reads it at once. Beyond 1,024 ranks each has its share of it."""
+"""Limit of what all ranks prepare; the coordinator reads it at once. Beyond 1,024 ranks each has its share of it."""
 RECORD_MAX_BYTES: Final = 64 * 1024
 """Limit of the head of an attempt, with the metadata of the user; the record is not much longer."""
 _DIGEST: Final = re.compile(r"[a-z0-9]+:[0-9a-f]+")
@@ -82,7 +82,7 @@ _DIGEST: Final = re.compile(r"[a-z0-9]+:[0-9a-f]+")
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What attempts work with.
+    """The store, files and clock that attempts work with.
 
     Attributes:
         control: the store.
@@ -102,7 +102,7 @@ class Means:
 
 
 class _Seen(NamedTuple):
-    """What a decision is made on: keys at one revision."""
+    """The keys that a decision needs, at one revision."""
 
     head: KeyValue | None
     record: KeyValue | None
@@ -437,7 +437,7 @@ class Attempt:
         return AttemptOver(f"{self} was given up, or was committed and has been deleted since; save a later step")
 
     async def _clean(self) -> None:
-        """Delete what the ranks prepared: the manifest has it. What a crash leaves here the collector deletes."""
+        """Delete what the ranks prepared: the manifest has it. After a crash the collector deletes it."""
         with contextlib.suppress(StatusError):
             await until_answered(lambda: self._control.txn((), [delete(self._keys.ranks, prefix=True)]))
 
@@ -601,7 +601,7 @@ async def undecided(control: Control, run: RegistryKeys) -> list[AttemptRecord]:
         kind, attempt_id, last = (*item.key.removeprefix(run.attempts.encode()).split(b"/", 2), b"", b"")[:3]
         start = item.key + b"\0"
         if last >= b"head":
-            # What ranks have prepared lies behind the head, and is passed over in one step, however many they are.
+            # The keys of ranks lie behind the head: one step passes over all of them.
             start = run.attempts.encode() + kind + b"/" + attempt_id + b"0"
         if last != b"head":
             continue
@@ -627,7 +627,7 @@ _UNFIT: Final = (AttemptOver, CheckpointExists, CheckpointNotFound, FilesChanged
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What became of an attempt of a dead generation.
+    """The outcome of an attempt of a dead generation.
 
     Attributes:
         attempt: its head.

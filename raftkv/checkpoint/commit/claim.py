@@ -5,9 +5,9 @@
     claim = await claim_generation(control, "job", source=round_source(run.world), world=run.fence, at_least=7)
     await control.txn([], [guarded(claim, conditions, then, otherwise)])
 
-The fence is the mod_revision of one key. A generation of the run claims it once: whichever rank comes first writes the
+The fence is the mod_revision of one key. A generation of the run claims it once: its first rank writes the
 key, the others find their generation there. Programs outside a run claim it under a name of their own, and hand the
-claim on to their other ranks (``token``). Whoever claims ends all claims before: their writes raise ``FenceBroken``.
+claim on to their other ranks (``token``). A new claim ends all previous ones: their writes raise ``FenceBroken``.
 A claim of a run stands under the run's own fence too, so that a rank that slept through the end of its generation
 neither claims nor writes.
 

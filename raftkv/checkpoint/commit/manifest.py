@@ -1,7 +1,8 @@
 """The manifest of a checkpoint: all its files, with sizes and digests, as one file beside them.
 
-It is made of what the ranks prepared and of nothing else, so whoever commits the attempt writes the same bytes; its
-digest is in the record, so nobody can change it later. One JSON object a line: a head, then the files by rank and name.
+It is made of what the ranks prepared and of nothing else, so every process that commits the attempt writes the same
+bytes; its digest is in the record, so a later change is noticed. One JSON object a line: a head, then the
+files by rank and name.
 
     manifest = Manifest.of(attempt, parts)
     manifest.digest, manifest.root
@@ -119,7 +120,7 @@ def is_anothers(found: bytes, own: bytes) -> bool:
     """Return whether bytes that lie where a manifest goes are the manifest of another attempt.
 
     Arguments:
-        found: what lies there; part of a manifest is nobody's.
+        found: the bytes that lie there; part of a manifest belongs to no attempt.
         own: the manifest that goes there.
     """
     try:

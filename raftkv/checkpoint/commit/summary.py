@@ -1,24 +1,32 @@
-"""What goes with every commit, new metric and deletion: the summary of a kind (``latest``) and the index of metrics.
+"""Keys of every commit, new metric and deletion: the summary of a kind (``latest``) and the index of metrics.
 
 ::
 
     advanced(latest, checkpoint), indexed(run, checkpoint)          # a commit
     edges(run, kind, names) -> rearranged(...)                      # a metric that changes, a checkpoint that goes
 
-Invariant: ``latest`` is written with every change of the index, on condition of having been seen. So whoever has read
-both at one revision, and writes on condition of that ``latest``, knows the index.
+Invariant: ``latest`` is written with every change of the index, on condition of having been seen. So a writer that has
+read both at one revision, and writes on condition of that ``latest``, knows the index.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from raftkv.checkpoint.errors import CheckpointNotFound
-from raftkv.checkpoint.keys import RegistryKeys, check_metric, check_step, from_ordered, is_comparable, step_of
+from raftkv.checkpoint.keys import (
+    METRICS_MAX,
+    RegistryKeys,
+    check_metric,
+    check_step,
+    from_ordered,
+    is_comparable,
+    step_of,
+)
 from raftkv.checkpoint.records import Checkpoint, Extremes, Latest
 from raftkv.client.control.control import Control, txn_until_answered, until_answered
 from raftkv.client.control.records import read
@@ -26,11 +34,9 @@ from raftkv.client.kv.operations import Operation, delete, get, get_range, mod_r
 from raftkv.client.values import RangeResult
 from raftkv.errors import ConfigError
 
-METRICS_MAX: Final = 60
-"""Limit of one checkpoint. A change of one is two operations of a txn, of which etcd admits 128."""
 SUMMARY_METRICS_MAX: Final = 100
-"""Names in the summary of a kind, so that ``latest`` stays small whatever names a program makes up. The best of a run
-is found in the index, whatever its name; a search across runs knows the first hundred names of each."""
+"""Names in the summary of a kind, so that ``latest`` stays small however many names a program has. The best of a run
+is found in the index by every name; a search across runs knows the first hundred names of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,34 @@ def _number(name: str, value: Any) -> float:
     except (TypeError, ValueError, OverflowError, RuntimeError):
         pass
     raise ConfigError(f"metric {name!r} is {value!r}, which is no number")
+
+
+def usable(values: Mapping[str, object], named: Collection[str] = ()) -> dict[str, float]:
+    """Return those of some values that can be metrics, finite numbers, under names that can be used.
+
+    Arguments:
+        values: name to anything.
+        named: names that a policy knows: these come first, as they are; of others a slash becomes an underscore.
+
+    >>> usable({"eval/loss": 0.5, "name": "x", "bad": float("nan"), "val/acc": 1}, ["val/acc"])
+    {'val/acc': 1.0, 'eval_loss': 0.5}
+    """
+    found: dict[str, float] = {}
+    for name, value in sorted(values.items(), key=lambda item: item[0] not in named):
+        stored = name if name in named else name.replace("/", "_")
+        if isinstance(value, int | float) and not isinstance(value, bool) and _is_name(stored):
+            number = float(str(value))  # an integer may be too large for a number of the machine: infinite then
+            if math.isfinite(number):
+                found.setdefault(stored, number)
+    return found
+
+
+def _is_name(name: str) -> bool:
+    try:
+        check_metric(name)
+    except ConfigError:
+        return False
+    return True
 
 
 def advanced(latest: Latest | None, checkpoint: Checkpoint) -> Latest:

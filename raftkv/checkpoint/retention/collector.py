@@ -9,13 +9,13 @@
           v
         stays
 
-Every step may be cut off and is begun again by whoever collects next: what ``deleting`` says is deleted first. Two
-collectors at once delete the same twice, which does no harm. No claim is needed: what is committed or held meanwhile
-changes a key that the txn compares.
+A collection may be cut off at every step. The next one begins again there: it deletes first what ``deleting`` names.
+Two collectors at once delete the same twice, which does no harm. No claim is needed: a commit or hold meanwhile changes
+a key that the txn compares.
 
 Collected are, in this order: what earlier collections began; checkpoints by a policy; what ranks had prepared for
 attempts that are over; directories of earlier generations that no key names, where only this run writes: a
-zombie of an attempt that was deleted may have written them. Attempts of dead generations that nobody has decided are
+zombie of an attempt that was deleted may have written them. Undecided attempts of dead generations are
 left to ``Registry.take_over``.
 """
 
@@ -39,6 +39,7 @@ from raftkv.checkpoint.keys import (
     RegistryKeys,
     check_run_id,
     is_comparable,
+    kind_of,
 )
 from raftkv.checkpoint.records import Checkpoint, Deleting, Extremes, FenceRecord, Latest, Reference
 from raftkv.checkpoint.retention import ownership
@@ -151,8 +152,9 @@ async def load(control: Control, run_id: str) -> RunState:
     keys = RegistryKeys(run_id)
     listed = await until_answered(lambda: control.txn((), [get_range(keys.latest_all, prefix=True)]))
     kinds = {
-        item.key.decode(errors="replace").rpartition("/")[2]: KindState(latest, item.mod_revision)
+        kind_of(item.key): KindState(latest, item.mod_revision)
         for item in listed.results[0].items
+        if kind_of(item.key)
         for latest in readable(Latest, [item])
     }
     for name, kind in kinds.items():
@@ -180,7 +182,7 @@ NO_POLICY: Final = Policy()
 
 @dataclass(slots=True)
 class Collected:
-    """What a collection did, or, if it was a dry run, would do.
+    """The effects of a collection; of a dry run, those that it would have.
 
     Attributes:
         decisions: what became of each checkpoint, and why.
@@ -314,7 +316,7 @@ class Collector:
                 kind, text = item.key.decode().removeprefix(self._keys.deletings).split("/")
                 attempt = AttemptId.parse(text)
             except (RecordError, ValueError) as error:
-                self._fail(f"passed over: {error}")  # somebody else wrote it
+                self._fail(f"passed over: {error}")  # raftkv did not write it
                 continue
             if gone.uri in self._result.given_up:
                 continue  # it could not be deleted a moment ago
@@ -350,6 +352,9 @@ class Collector:
             read = await self._txn((), [get(key), get(record)])
             found: KeyValue | None = read.results[1]
             if read.results[0] is None:
+                return False
+            if found is not None and not readable(Checkpoint, [found]):
+                self._fail(f"the bytes of attempt {attempt} ({kind}) stay: the record of its step cannot be read")
                 return False
             if found is not None and _is_of(found, attempt):
                 await self._txn([mod_revision(record) == found.mod_revision], [delete(key)])
@@ -440,7 +445,7 @@ class Collector:
     async def _delete_prepared(self) -> None:
         """Delete what ranks had prepared for attempts that are committed or given up."""
         listed = await self._txn((), [get_range(self._keys.attempts, prefix=True, keys_only=True)])
-        # <kind>/<attempt>/head, or <kind>/<attempt>/rank/<rank>; anything else is somebody else's.
+        # <kind>/<attempt>/head, or <kind>/<attempt>/rank/<rank>; any other key is foreign.
         found = [item.key[len(self._keys.attempts.encode()) :].split(b"/") for item in listed.results[0].items]
         with_head = {tuple(parts[:2]) for parts in found if parts[2:] == [b"head"]}
         for kind, attempt in sorted({tuple(parts[:2]) for parts in found if parts[2:3] == [b"rank"]} - with_head):
@@ -455,7 +460,7 @@ class Collector:
         except StorageError as error:
             self._fail(str(error))
             return
-        # The mark is read after the names: who has a directory there has left his mark before.
+        # The mark is read after the names: a run leaves its mark before it makes a directory there.
         own = (await self._txn((), [get(self._keys.mark)])).results[0]
         if not ownership.is_alone(names, own and own.value):
             return
@@ -493,8 +498,9 @@ class Collector:
 
 
 def _is_of(item: KeyValue, attempt: AttemptId) -> bool:
-    """Return whether a record is that of an attempt."""
-    return any(checkpoint.id == attempt for checkpoint in readable(Checkpoint, [item]))
+    """Return whether a record may be that of an attempt: one that cannot be read, as of a later version, may be."""
+    found = readable(Checkpoint, [item])
+    return not found or found[0].id == attempt
 
 
 def _let_go_of_parent(checkpoint: Checkpoint) -> list[Operation]:

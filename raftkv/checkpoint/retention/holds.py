@@ -2,12 +2,12 @@
 
 ::
 
-    async with registry.pin(checkpoint, "evaluator"):      # nobody deletes it while the block lasts
+    async with registry.pin(checkpoint, "evaluator"):      # it is not deleted while the block lasts
         ...
     await registry.tag("release", checkpoint)              # until the tag is moved or taken away
 
-All holds of one checkpoint lie below one prefix. Who takes one asks in the same txn that the record exists; who deletes
-the record asks that the prefix is empty: the store decides which of both comes first, and the other one is refused.
+All holds of one checkpoint lie below one prefix. The txn that takes a hold compares the record; the txn that
+deletes the record compares the empty prefix: the store decides which comes first, and refuses the other one.
 
 A pin is kept alive by its process and ends with it. It is lost only on the word of the cluster (as after a freeze of
 the reader for longer than the TTL): then ``on_lost`` is called, ``check`` raises ``PinLost``, and so does the end of
@@ -32,7 +32,7 @@ from raftkv.checkpoint.records import Checkpoint, Hold, Reference
 from raftkv.client.arguments import instance, seconds
 from raftkv.client.control.control import Control, Grant, txn_until_answered, until_answered
 from raftkv.client.control.records import read, readable
-from raftkv.client.kv.operations import Operation, delete, get, get_range, mod_revision, put, version
+from raftkv.client.kv.operations import Compare, Operation, delete, get, get_range, mod_revision, put
 from raftkv.client.values import KeyValue
 from raftkv.errors import ConfigError, LeaseNotFoundError, StatusError
 
@@ -127,7 +127,7 @@ class Pin:
         try:
             await _put_pin(self._control, self.checkpoint, self._reader, grant.id, self._hold)
         except BaseException:
-            with contextlib.suppress(StatusError):  # nobody keeps it alive: it ends with its TTL
+            with contextlib.suppress(StatusError):  # without keep-alives the lease ends with its TTL
                 await self._control.end(grant, revoke=True)
             raise
         return grant
@@ -166,21 +166,32 @@ class Pin:
 
 
 async def _put_pin(control: Control, checkpoint: Checkpoint, reader: str, lease: int, hold: Hold) -> None:
-    keys = RegistryKeys(checkpoint.run_id)
-    record = keys.record(checkpoint.kind, checkpoint.step)
-    key = _pin_key(keys, checkpoint.reference, reader, lease)
-    there = [version(record) > 0]
+    key = _pin_key(RegistryKeys(checkpoint.run_id), checkpoint.reference, reader, lease)
     try:
-        result = await until_answered(
-            lambda: control.txn(there, [put(key, hold.encode(), lease=lease or None), get(record)])
-        )
+        await _hold_while_there(control, checkpoint, [], [put(key, hold.encode(), lease=lease or None)])
     except LeaseNotFoundError:
         raise PinLost(f"the pin on {checkpoint.reference} ended before it was taken; take it again") from None
-    if result.succeeded and read(Checkpoint, result.results[1]).id != checkpoint.id:
-        await until_answered(lambda: control.txn((), [delete(key)]))  # another attempt has the step
-    elif result.succeeded:
-        return
-    raise CheckpointNotFound(f"{checkpoint.reference} is deleted, or about to be; look the latest up again")
+
+
+async def _hold_while_there(
+    control: Control, checkpoint: Checkpoint, seen: Sequence[Compare], then: Sequence[Operation]
+) -> bool:
+    """Do something on condition that this very checkpoint exists; False: ``seen`` did not hold.
+
+    Raises:
+        CheckpointNotFound: it is deleted, or another attempt has the step.
+    """
+    record = RegistryKeys(checkpoint.run_id).record(checkpoint.kind, checkpoint.step)
+    while True:
+        found = await _read(control, record)
+        if found is None or read(Checkpoint, found).id != checkpoint.id:
+            raise CheckpointNotFound(f"{checkpoint.reference} is deleted, or about to be; look the latest up again")
+        there = mod_revision(record) == found.mod_revision
+        result = await txn_until_answered(control, [*seen, there], then, [get(record)])
+        if result.succeeded:
+            return True
+        if result.results[0] is not None and result.results[0].mod_revision == found.mod_revision:
+            return False  # else the record got another metric meanwhile, or went
 
 
 def _pin_key(keys: RegistryKeys, checkpoint: Reference, reader: str, lease: int) -> str:
@@ -189,7 +200,7 @@ def _pin_key(keys: RegistryKeys, checkpoint: Reference, reader: str, lease: int)
 
 
 async def pin_for(control: Control, checkpoint: Checkpoint, reader: str, duration_s: float, hold: Hold) -> None:
-    """Hold a checkpoint for a time, whatever becomes of this process.
+    """Hold a checkpoint for a time, also after the end of this process.
 
     Arguments:
         control: the store.
@@ -242,7 +253,7 @@ async def holds(control: Control, run_id: str) -> list[HoldInfo]:
 
 
 def _info(run_id: str, keys: RegistryKeys, item: KeyValue, hold: Hold = UNKNOWN) -> HoldInfo:
-    # What somebody else wrote there holds too: the deletion compares the whole prefix.
+    # A foreign key there holds too: the deletion compares the whole prefix.
     kind, step, why, quoted = [*item.key.decode(errors="replace").removeprefix(keys.holds).split("/", 3), "", "", ""][
         :4
     ]
@@ -275,23 +286,17 @@ async def tag(control: Control, run_id: str, name: str, checkpoint: Checkpoint, 
         CheckpointNotFound: the checkpoint is deleted, or about to be.
         ConfigError: the name cannot be used.
     """
-    key, target = (
-        RegistryKeys(run_id).tag(check_name("tag", name)),
-        instance(checkpoint, Checkpoint, "checkpoint").reference,
-    )
-    record = RegistryKeys(target.run_id).record(target.kind, target.step)
+    key = RegistryKeys(run_id).tag(check_name("tag", name))
+    target = instance(checkpoint, Checkpoint, "checkpoint").reference
     new = _tag_hold(run_id, name, target)
     while True:
         found = await _read(control, key)
         operations: list[Operation] = [put(key, target.encode()), put(new, hold.encode())]
         olds = [_tag_hold(run_id, name, old) for old in readable(Reference, [found] if found else [])]
         operations += [delete(old) for old in olds if old != new]
-        seen = [mod_revision(key) == (0 if found is None else found.mod_revision), version(record) > 0]
-        result = await txn_until_answered(control, seen, operations, [get(record)])
-        if result.succeeded:
+        seen = mod_revision(key) == (0 if found is None else found.mod_revision)
+        if await _hold_while_there(control, checkpoint, [seen], operations):
             return
-        if result.results[0] is None:
-            raise CheckpointNotFound(f"{target} is deleted, or about to be; put the tag {name!r} on another")
 
 
 async def untag(control: Control, run_id: str, name: str) -> bool:

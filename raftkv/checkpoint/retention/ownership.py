@@ -1,14 +1,14 @@
-"""Whose bytes they are: which ones may be deleted with a checkpoint.
+"""The owner of bytes: which of them may be deleted with a checkpoint.
 
-A record is input: whoever may write below one run could name any directory in it. So nothing is deleted but below the
-place that the collector was given, where the run has left its mark.
+A record is input: a writer of one run's keys could name any directory in it. So the collector deletes only below the
+place that it was given, where the run has left its mark.
 
 - A directory right below that place that has the name of the attempt was made by it, for it alone: it is deleted whole.
-- An existing directory that was registered in place belongs to whoever made it. It is left alone, unless it was handed
+- An existing directory that was registered in place belongs to its maker. It is left alone, unless it was handed
   over (``adopt(..., owned=True)``): then the files that its manifest lists are deleted, and nothing else, if the
   manifest is that of the attempt.
 
-What was handed over is noted in the metadata of the checkpoint.
+The metadata of the checkpoint notes a directory that was handed over.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def is_own(uri: str, attempt: AttemptId) -> bool:
 
 
 def deleting(checkpoint: Checkpoint, reason: str, now: float, collector: str) -> Deleting:
-    """Return what to delete of a checkpoint that nobody can find any more.
+    """Return what to delete of a checkpoint that has no record any more.
 
     Arguments:
         checkpoint: which.

@@ -12,7 +12,7 @@ The rules
 - ``max_...`` limit. With a limit, a checkpoint that nothing protects stays until the limit is passed; without one it
   goes at once. ``max_age_s`` deletes those that are older; ``max_bytes`` deletes the oldest that nothing protects until
   the rest fits. A limit never deletes what a rule protects, so more than ``max_bytes`` may stay.
-- The latest of each kind, and what somebody holds (a pin, a tag, a child), stays, whatever the policy says.
+- The latest of each kind stays under every policy, and so does a checkpoint with a hold (a pin, a tag, a child).
 - A policy without any rule deletes nothing.
 - The best by a metric stays while ``keep_best`` names it. A program that repeats the value of an older validation at
   later steps displaces nothing: of each of the best values the oldest checkpoint and the newest stay. While no
@@ -23,8 +23,8 @@ keeps the first checkpoint of each thousand steps: those at multiples of 1000, i
 
 Age. Times are the wall clocks of those who committed, which may be hours off; the order of steps is certain. So the age
 of a checkpoint is how long ago it was followed by the next one, with the latest time known up to there, as of the
-newest checkpoint's time or the collector's clock, whichever is earlier. One wrong clock, whosever it is and in
-whichever direction, can only make checkpoints look younger. A run that has ended does not age any further.
+newest checkpoint's time or the collector's clock, the earlier of the two. One wrong clock, fast or slow,
+can only make checkpoints look younger. A run that has ended does not age any further.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What is kept, and how long; see the module.
+    """The rules that keep checkpoints; see the module.
 
     Attributes:
         keep_last: the newest so many.
@@ -116,7 +116,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What becomes of a checkpoint.
+    """The decision on one checkpoint.
 
     Attributes:
         checkpoint: which.

@@ -1,4 +1,4 @@
-"""What every user of fsspec here needs: a URL as a file system, its errors in one line, names and contents on disk.
+"""Helpers around fsspec: a URL as a file system, its errors in one line, names and contents on disk.
 
     files = open_url("s3://bucket/job")       # files.fs, files.root, files.is_local
     describe(error)                           # one line, and what to do about it

@@ -9,8 +9,8 @@
     file.record                                     # name, size and digest, for ``Attempt.prepare``
     place.list(), place.read("model.bin"), place.delete_tree()
 
-Blocking: programs with an event loop call it on a thread (``asyncio.to_thread``). Whatever a file system raises becomes
-a ``StorageError`` of one line.
+Blocking: programs with an event loop call it on a thread (``asyncio.to_thread``). Every error of a file system
+becomes a ``StorageError`` of one line.
 
 A file that was not finished counts nowhere: no rank has prepared it. Symbolic links are read through (a digest decides
 what is right) but never walked into: neither ``list`` nor ``delete_tree`` leaves the directory.
@@ -202,7 +202,7 @@ class Writer(io.BufferedIOBase):
             return
         with suppress(Exception):
             self._wait_for_digest()
-        # What is left is in no list of files and does no harm; the error that led here is the one to tell.
+        # The rest is in no list of files and does no harm; the error that led here is the one to report.
         with suppress(Exception):
             if hasattr(file, "discard") and not self._place.is_local:
                 file.discard()
@@ -422,7 +422,7 @@ class Place:
         return True
 
     def open_writer(self, name: str, *, digest: str = SHA256) -> Writer:
-        """Open a new file that is digested while it is written; see ``writer.Writer``.
+        """Open a new file that is digested while it is written; see ``Writer``.
 
         Arguments:
             name: of the file.
@@ -505,14 +505,14 @@ class Place:
         return open(path, "rb") if self.is_local else cast("IO[bytes]", self.fs.open(path, "rb"))
 
     def exists(self, name: str) -> bool:
-        """Return whether there is such a file now, whatever was remembered. Raises StorageError."""
+        """Return whether there is such a file now; no cache is asked. Raises StorageError."""
         with self.named("look for", name):
             if not self.is_local:
                 self.fs.invalidate_cache()
             return bool(self.fs.isfile(self.path(name)))
 
     def size_now(self, name: str) -> int | None:
-        """Return the length that a file has now, whatever was remembered; None: it is gone. Raises StorageError."""
+        """Return the length that a file has now; no cache is asked; None: it is gone. Raises StorageError."""
         with self.named("look for", name), suppress(FileNotFoundError, NotADirectoryError):
             if not self.is_local:
                 self.fs.invalidate_cache()

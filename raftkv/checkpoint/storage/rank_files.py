@@ -3,7 +3,7 @@
     files = RankFiles(attempt.uri)
     files.write("rank-3/data.json", b"...")
     with files.open("rank-3/model.bin") as file: ...
-    files.path("rank-3/by-name")            # for whoever writes files by name: a file, or a directory of files
+    files.path("rank-3/by-name")            # for code that writes files by name: a file, or a directory of files
     await attempt.prepare(3, files.finish())
 
 Blocking: programs with an event loop call ``finish`` on a thread.

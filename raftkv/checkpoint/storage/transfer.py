@@ -178,7 +178,7 @@ def _each(
 _log = logging.getLogger(__name__)
 
 _WITHOUT_LOCKS: Final = frozenset((errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP))
-"""What file systems answer that know no locks, as some shared ones do: each process looks for itself then."""
+"""Errors of file systems without locks, as some shared ones are: each process then looks for itself."""
 
 
 def make_directory(uri: str) -> None:
@@ -209,7 +209,7 @@ def taken_in(directory: str, uri: str) -> Iterator[list[FileRecord]]:
     """
     if os.path.islink(
         os.fspath(directory).rstrip("/")
-    ):  # it would be moved, and what it leads to stay for anybody to delete
+    ):  # the link would be moved, and its target could be deleted later
         raise ConfigError(f"{directory} is a link; name the directory that it leads to")
     place = Place(uri)
     is_moved = is_given = False

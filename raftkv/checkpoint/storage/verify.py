@@ -8,7 +8,7 @@
     check_there(place, manifest)                                 # before a commit: sizes only
 
 The record has the digest of the manifest, the manifest those of all files: so the store vouches for every byte, and
-whoever can write to the place of the bytes alone can change nothing unnoticed. Digests are made on several threads, a
+a writer to the place of the bytes alone can change nothing unnoticed. Digests are made on several threads, a
 piece of a file at a time: the size of a file, or of a checkpoint, is no matter of memory.
 
 Blocking, as ``place`` is.
@@ -37,13 +37,13 @@ Progress = Callable[[int, int], None]
 """Told of how many bytes are done, and of how many in all. Called from several threads, one at a time."""
 
 SMALL_BYTES: Final = 64 << 20
-"""Files up to this size are checked in memory, so that nobody can change them between the check and the reader."""
+"""Files up to this size are checked in memory, so that they cannot change between the check and the reader."""
 THREADS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What ``verify`` found; names are below the checkpoint.
+    """The findings of ``verify``; names are below the checkpoint.
 
     Attributes:
         checkpoint: which.
@@ -114,7 +114,7 @@ def require_below(checkpoint: Checkpoint, uri: str) -> None:
     if not uri or not Place(uri).contains(checkpoint.uri):
         raise ConfigError(
             f"{checkpoint.reference} is not loaded: it lies in {checkpoint.uri}, not below {uri or 'a given place'}; "
-            "if you trust its writers, name that place as the uri of the registry (a DCP Reader takes anywhere=True)"
+            "if you trust its writers, name that place as the uri of the registry, or give anywhere=True"
         )
 
 
@@ -171,7 +171,7 @@ def check_there(place: Place, manifest: Manifest) -> None:
     for rank, file in manifest.files:
         if there.get(file.name) == file.size_bytes:
             continue
-        # A list may be older than the file on a network file system. Who opens the file hears what is there now.
+        # A list may be older than the file on a network file system. Opening the file shows its present size.
         size_bytes = place.size_now(file.name)
         if size_bytes is None:
             raise FilesChanged(place.uri, file.name, rank, "is not there any more")
@@ -264,7 +264,7 @@ def open_verified(checkpoint: Checkpoint, name: str, *, file: FileRecord | None 
     """Open a file that was checked: no byte is handed out before all of them have been found right.
 
     A file up to 64 MiB is read into memory and checked there. A larger one is read twice: first to check it, then by
-    the caller, through the same descriptor on a local disk; who writes into it between the two is not noticed.
+    the caller, through the same descriptor on a local disk; a change between the two is not noticed.
     ``stream_verified`` reads once.
 
     Arguments:

@@ -8,9 +8,8 @@ import socket
 from collections.abc import Sequence
 
 from raftkv.checkpoint.errors import CheckpointNotFound
-from raftkv.checkpoint.exchange import RECORD
+from raftkv.checkpoint.exchange import IMPORTED, RECORD, REFUSED, Imported
 from raftkv.checkpoint.find import MIN
-from raftkv.checkpoint.importers.importing import IMPORTED, REFUSED, Imported
 from raftkv.checkpoint.keys import check_run_id, check_step
 from raftkv.checkpoint.records import Checkpoint
 from raftkv.checkpoint.registry import Registry

@@ -10,7 +10,7 @@
 
     dcp.load(state, storage_reader=Reader(registry, "latest"))         # or a step, a tag, ("best", "loss")
 
-Everything in ``state``, and whatever ``Writer(files=...)`` adds, is one commit: model, optimizer, position in the data
+The ``state`` and the files of ``Writer(files=...)`` are one commit: model, optimizer, position in the data
 and random numbers are of the same step, or the checkpoint does not exist.
 
     writer   DCP's StorageWriter: bytes in a directory of the attempt's own, digests beside writing, prepare, commit
@@ -22,7 +22,7 @@ Invariants
 
 1. ``.metadata`` is written only while the claim lasts, and is in what the coordinator prepares, the last of all.
 2. Nothing is read, and above all nothing is unpickled, before its digest was found right.
-3. What fails on one rank fails on all, by DCP's own collectives; the rank that failed gives the attempt up.
+3. A failure of one rank fails all, by DCP's own collectives; the rank that failed gives the attempt up.
 
 A name is imported when it is first used; only then is torch.
 """

@@ -28,7 +28,7 @@ from raftkv.training.api.run import Run
 T = TypeVar("T")
 
 Source = Run | Registry
-"""What users give: a run, or the registry of a program that is no run."""
+"""The source that users give: a run, or the registry of a program that is no run."""
 
 _claims: Final[WeakKeyDictionary[Registry, Claim]] = WeakKeyDictionary()
 _clients: Final[dict[tuple[Any, ...], raftkv.Client]] = {}
@@ -165,12 +165,12 @@ def is_distributed(no_dist: bool = False) -> bool:
 
 
 def from_rank_0(group: dist.ProcessGroup | None, make: Callable[[], T], *, no_dist: bool = False) -> T:
-    """Have the first rank of a process group do something; returns it on all. What it raises is raised by all.
+    """Have the first rank of a process group do something; returns it on all. All raise its error.
 
     Arguments:
         group: of torch; None: the default one.
         make: called by the first rank; what it returns can be pickled.
-        no_dist: this process is alone, whatever torch says.
+        no_dist: this process is alone; torch is not asked.
     """
     if not is_distributed(no_dist):
         return make()

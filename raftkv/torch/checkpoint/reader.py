@@ -64,7 +64,7 @@ _TYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "collections": ("OrderedDict",),
     "builtins": ("set", "frozenset", "bytearray", "complex"),
 }  # fmt: skip
-"""What the metadata of DCP is made of, beside what pickle has operations for."""
+"""The types in the metadata of DCP, beside those that pickle has operations for."""
 
 Which = int | str | tuple[str, ...] | Checkpoint
 """``"latest"``, a step, a tag, ``("best", metric)``, ``("best", metric, "max")``, or a checkpoint that was found."""
@@ -314,7 +314,7 @@ class _MetadataUnpickler(pickle.Unpickler):
 
 
 class _Checked(FileSystemBase):
-    """What torch's reader asks of a file system, for the files of one checkpoint."""
+    """The file system that torch's reader asks, for the files of one checkpoint."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader

@@ -85,7 +85,7 @@ class Writer(FileSystemWriter):
         process_group: as given to ``dcp.save``.
         claim, client: see ``link.Link``.
         digest: algorithm. ``sha256`` costs a second core 0.6 to 0.8 s for each GB; where there is none to spare,
-            ``crc32c`` costs a tenth, and finds what a disk has damaged, not what somebody has forged.
+            ``crc32c`` costs a tenth, and finds damage by a disk, but no forgery.
         single_file_per_rank, thread_count: as for torch's ``FileSystemWriter``. Files are always synced.
 
     Raises:
@@ -132,7 +132,7 @@ class Writer(FileSystemWriter):
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """What was committed.
+        """The committed checkpoint.
 
         Raises:
             CheckpointNotFound: nothing was, or not yet.
@@ -285,7 +285,7 @@ class Writer(FileSystemWriter):
             loop.run(Trackers(registry, self._trackers, kind=self._kind).write())
 
     def _give_up(self, error: BaseException) -> None:
-        """Give the attempt up for all ranks, so that nobody waits for this one."""
+        """Give the attempt up for all ranks, so that no rank waits for this one."""
         if self._attempt is None or isinstance(error, GenerationOver | FenceBroken | AttemptOver):
             return
         with contextlib.suppress(RaftKVError):  # as when the client is closed: the first error is the one to tell
@@ -301,9 +301,9 @@ class Writer(FileSystemWriter):
 
 
 class _Streams(FileSystemBase):
-    """What torch's writer asks of a file system, for the files of one rank: new ones, digested while written.
+    """The file system that torch's writer asks, for the files of one rank: new ones, digested while written.
 
-    ``.metadata`` is written under its own name at once: nobody reads it before the commit, and the directory is new.
+    ``.metadata`` is written under its own name at once: no reader looks before the commit, and the directory is new.
     """
 
     def __init__(self, files: RankFiles) -> None:

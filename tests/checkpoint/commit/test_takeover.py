@@ -9,6 +9,7 @@ import pytest
 
 from raftkv.checkpoint.errors import FenceBroken
 from raftkv.checkpoint.keys import AttemptId
+from raftkv.checkpoint.retention.ownership import ADOPTED, KEPT
 from raftkv.errors import ConfigError
 from tests.checkpoint.world import KEYS, KIND, World, files_of, play, prepared, saved
 
@@ -142,5 +143,36 @@ def test_attempt_whose_record_names_a_foreign_directory_is_neither_joined_nor_co
         (taken,) = await registry.take_over(await registry.claim())
         assert (taken.checkpoint, world.files) == (None, {})
         assert "does not lie below memory://job" in taken.reason
+
+    play(story())
+
+
+def test_adoption_that_a_takeover_gives_up_says_to_take_the_directory_in_again() -> None:
+    async def story() -> None:
+        world = World()
+        registry = world.registry()
+        attempt = await prepared(registry, await registry.claim(), 100, ranks=1, metadata={ADOPTED: KEPT})
+        world.put(
+            KEYS.attempt(KIND, attempt.record.id).head, replace(attempt.record, uri="memory://old/step-100").encode()
+        )
+        (taken,) = await registry.take_over(await registry.claim())
+        assert taken.checkpoint is None
+        assert "was being taken in where it lies, in memory://old/step-100" in taken.reason
+        assert "take the directory in again" in taken.reason
+
+    play(story())
+
+
+def test_registry_without_a_place_writes_nowhere_that_a_record_names() -> None:
+    async def story() -> None:
+        world = World()
+        registry = world.registry()
+        claim = await registry.claim()
+        await prepared(registry, claim, 100)
+        nowhere = world.registry(uri="")
+        with pytest.raises(ConfigError, match="this registry has no place"):
+            await nowhere.join(claim, 100)
+        (taken,) = await nowhere.take_over(await nowhere.claim())
+        assert (taken.checkpoint, world.files) == (None, {})
 
     play(story())

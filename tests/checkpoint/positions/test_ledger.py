@@ -174,6 +174,31 @@ def test_a_range_that_was_given_back_is_lost() -> None:
     _alone(act)
 
 
+def test_mark_that_comes_while_a_range_is_given_back_is_not_taken_again() -> None:
+    async def run() -> None:
+        world = StoreWorld()
+        ledger, other = Ledger(slow := world.control(), RUN), Ledger(world.control(), RUN)
+        claim = await claim_generation(slow, RUN, "claim/a", now=lambda: 0.0)
+        await ledger.open(claim, Used.begin(10), range_size=10)
+        taken = await ledger.take(claim, 0)
+        assert taken is not None
+        txn, calls = slow.txn, 0
+
+        async def marked_before_the_second(*arguments: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == 2:
+                await other.mark(claim, taken, 4)
+            return await txn(*arguments)
+
+        slow.txn = marked_before_the_second  # type: ignore[method-assign]
+        with pytest.raises(RangeLost):
+            await ledger.give_back(claim, taken)
+        assert (await ledger.used()).done == ((0, 4),)
+
+    asyncio.run(run())
+
+
 def test_what_cannot_be_is_refused_in_one_line() -> None:
     async def act(ledger: Ledger, claim: Claim) -> None:
         with pytest.raises(ConfigError, match=r"not open: call open\(\)"):

@@ -368,3 +368,40 @@ def test_a_record_that_names_another_lets_go_of_no_hold_of_another(tmp_path: Pat
         assert world.keys(held) == [f"{held}child/tuned%40files%401"]
 
     play(story())
+
+
+@pytest.mark.parametrize("damage", ["later version", "metric without a key", "too many metrics"])
+def test_bytes_of_a_checkpoint_whose_record_cannot_be_read_stay(damage: str, tmp_path: Path) -> None:
+    async def story() -> None:
+        world = Kept(tmp_path)
+        saved = [await world.save(step, {"loss": 1.0}) for step in (1, 2)]
+        await world.next_generation()
+        key = KEYS.record(saved[0].kind, 1)
+        spoilt = {
+            "later version": b'{"step":1,"format":2}',
+            "metric without a key": saved[0].encode().replace(b'"loss"', b'"\\ud800"'),
+            "too many metrics": replace(saved[0], metrics={f"m{number}": 1.0 for number in range(200)}).encode(),
+        }
+        world.put(key, spoilt[damage])
+        world.put(KEYS.deleting(saved[0].kind, saved[0].id), Deleting(saved[0].uri).encode())
+        done = await world.collect(Policy(keep_last=1))
+        assert "the record of its step cannot be read" in done.failures[0]
+        world.delete(KEYS.deleting(saved[0].kind, saved[0].id))
+        Place(saved[0].uri).delete("sub/a.bin")  # no whole checkpoint, which would stay anyway
+        done = await world.collect(Policy(keep_last=1))
+        assert (done.orphans, len(world.directories())) == ([], 2)
+
+    play(story())
+
+
+def test_summary_below_a_foreign_key_ends_no_collection(tmp_path: Path) -> None:
+    async def story() -> None:
+        world = Kept(tmp_path)
+        for step in (1, 2):
+            await world.save(step)
+        world.put(f"{KEYS.latest_all}x/{FILES}", world.latest().encode())
+        await world.collect(Policy(keep_last=1))
+        assert world.steps() == [2]
+        assert [each.kind for each in await world.registry().runs()] == [FILES]
+
+    play(story())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,23 @@ def test_a_tag_moves_with_its_hold(tmp_path: Path) -> None:
             assert held == [(checkpoint.reference, TAG, "release candidate")]
         assert [await registry.untag("release candidate") for _ in range(2)] == [True, False]
         assert (world.keys(KEYS.holds), world.keys(KEYS.tags)) == ([], [])
+
+    play(story())
+
+
+def test_pin_and_tag_on_an_attempt_that_is_gone_leave_those_of_its_successor(tmp_path: Path) -> None:
+    async def story() -> None:
+        world = Kept(tmp_path)
+        present = await world.save(1)
+        gone = replace(present, number=present.number - 1)
+        registry = world.registry()
+        await registry.pin_for(present, "evaluator", 0)
+        await registry.tag("release", present)
+        before = world.keys(KEYS.base)
+        for refused in (registry.pin_for(gone, "evaluator", 0), registry.tag("other", gone)):
+            with pytest.raises(CheckpointNotFound, match="is deleted, or about to be"):
+                await refused
+        assert world.keys(KEYS.base) == before
 
     play(story())
 

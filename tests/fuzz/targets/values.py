@@ -13,7 +13,7 @@ from raftkv.client.control.records import Record, RecordError
 from raftkv.client.library import Client as Library
 from raftkv.client.library import open_scope
 from raftkv.client.rpc.core import Client as Core
-from raftkv.dataset.codec import blob, chunk, node
+from raftkv.dataset import codec
 from raftkv.dataset.errors import ChunkCorrupted
 from raftkv.errors import CorruptionError, InvariantError, RaftKVError, StorageError
 from raftkv.pb import kv_pb2, rpc_pb2
@@ -68,25 +68,25 @@ def _records() -> list[bytes]:
 def _blob(data: bytes) -> None:
     """Input: what is stored under its own digest, as a publisher that is somebody else's may."""
     digest = hashlib.sha256(data).hexdigest()
-    raw = blob.unseal(digest, data)
-    (node if raw[:1] == b"N" else chunk).decode(digest, raw)
+    raw = codec.unseal(digest, data)
+    (codec.decode_node if raw[:1] == b"N" else codec.decode_chunk)(digest, raw)
 
 
 def _raw(data: bytes) -> None:
     """Input: a chunk or node as it is after unpacking."""
     digest = "0" * 64
-    found = (chunk if data[:1] == b"C" else node).decode(digest, data)
-    if isinstance(found, chunk.Chunk):
+    found = (codec.decode_chunk if data[:1] == b"C" else codec.decode_node)(digest, data)
+    if isinstance(found, codec.Chunk):
         assert len(list(found)) == len(found)
 
 
 def _chunks() -> list[bytes]:
     from raftkv.dataset.entry import Entry
 
-    columns = chunk.Columns()
+    columns = codec.Columns()
     for number in range(3):
         columns.add(Entry(f"train/{number}.jpg", 10 + number, "a.tar", 512 * number, bytes(32)))
-    index = node.Node(1, (node.Child("0" * 64, "train/0.jpg", 3, 33), node.Child("1" * 64, "train/9.jpg", 1, 3)))
+    index = codec.Node(1, (codec.Child("0" * 64, "train/0.jpg", 3, 33), codec.Child("1" * 64, "train/9.jpg", 1, 3)))
     return [columns.encode(), index.encode()]
 
 

@@ -1,4 +1,4 @@
-"""What rank 0 decides and the others have to know, where a framework has no word for it.
+"""Decisions of rank 0 that the others have to know, where a framework has no call for it.
 
     path = decide(lambda: find_checkpoint())       # called by all ranks; only rank 0 looks
 
@@ -42,7 +42,7 @@ def barrier() -> None:
 
 
 def decide(make: Callable[[], str], *, inherited: bool = False) -> str:
-    """Return what rank 0 decides; called by all ranks at the same place. What it raises is raised by all.
+    """Return what rank 0 decides; called by all ranks at the same place. All raise its error.
 
     Arguments:
         make: called by rank 0.
@@ -74,19 +74,26 @@ def decide(make: Callable[[], str], *, inherited: bool = False) -> str:
     return str(told[0])
 
 
-def newest_directory(saver: Saver, kind: str, directory: str, *, inherited: bool = False) -> str | None:
+def newest_directory(
+    saver: Saver, kind: str, directory: str, *, inherited: bool = False, anywhere: bool = False
+) -> str | None:
     """Return a local directory with the newest checkpoint, as ``directory_of`` does.
 
     Arguments:
         saver: of the registry.
-        kind: of the checkpoint; empty: of whichever kind the newest is.
-        directory, inherited: as for ``directory_of``; so are the errors.
+        kind: of the checkpoint; empty: of the kind of the newest.
+        directory, inherited, anywhere: as for ``directory_of``; so are the errors.
     """
-    return directory_of(saver, lambda: saver.newest(kind), directory, inherited=inherited)
+    return directory_of(saver, lambda: saver.newest(kind), directory, inherited=inherited, anywhere=anywhere)
 
 
 def directory_of(
-    saver: Saver, find: Callable[[], Checkpoint | None], directory: str, *, inherited: bool = False
+    saver: Saver,
+    find: Callable[[], Checkpoint | None],
+    directory: str,
+    *,
+    inherited: bool = False,
+    anywhere: bool = False,
 ) -> str | None:
     """Return a local directory with a checkpoint, verified; None: there is none. Called by all ranks.
 
@@ -95,6 +102,7 @@ def directory_of(
         find: called by rank 0.
         directory: where checkpoints that do not lie on a local disk are put.
         inherited: as for ``decide``; so are the errors.
+        anywhere: load a checkpoint wherever its record says that it lies; else only below the ``uri`` of the registry.
 
     Raises:
         DigestMismatch: a file is missing, or is not what was committed.
@@ -105,7 +113,8 @@ def directory_of(
         checkpoint = find()
         if checkpoint is None:
             return ""
-        require_below(checkpoint, saver.registry.uri)
+        if not anywhere:
+            require_below(checkpoint, saver.registry.uri)
         look = uuid4().hex
         local_directory(checkpoint, directory, look)
         return f"{look} {checkpoint.encode().decode()}"

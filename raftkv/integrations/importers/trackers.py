@@ -1,7 +1,7 @@
 """Files that name the newest checkpoint of a directory: DeepSpeed's, Megatron's and TensorFlow's.
 
 They are the reason why a directory is worth a look: written before what they name is whole, truncated before they are
-written, or left behind by what was deleted. What they name is compared with what is there.
+written, or left behind by a deletion. The importer compares the named checkpoint with the files that exist.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from raftkv.checkpoint.errors import printable
-from raftkv.checkpoint.importers.candidate import Candidate
-from raftkv.checkpoint.importers.source import Source
+from raftkv.integrations.importers.candidate import Candidate
+from raftkv.integrations.importers.source import Source
 
 TRACKERS: Final = {
     "latest": re.compile(r"(?P<name>[\w.-]{1,255})\s*"),

@@ -10,10 +10,10 @@ import re
 from typing import Final
 
 from raftkv.checkpoint.errors import NotWhole
-from raftkv.checkpoint.importers.candidate import Candidate, Facts, first_missing, step_in
-from raftkv.checkpoint.importers.formats import check_torch, number_in_torch
-from raftkv.checkpoint.importers.source import Listing, Source
 from raftkv.checkpoint.keys import DEEPSPEED_ZERO
+from raftkv.integrations.importers.candidate import Candidate, Facts, first_missing, step_in
+from raftkv.integrations.importers.formats import check_torch, number_in_torch
+from raftkv.integrations.importers.source import Listing, Source
 
 NAME: Final = "deepspeed"
 _MODEL: Final = re.compile(r"(?:zero_pp_rank_(\d{1,6})_)?mp_rank_(\d{1,6})_model_states\.pt")

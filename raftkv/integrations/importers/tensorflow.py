@@ -6,9 +6,9 @@ import re
 from typing import Final
 
 from raftkv.checkpoint.errors import NotWhole
-from raftkv.checkpoint.importers.candidate import Candidate, Facts, first_missing, step_in
-from raftkv.checkpoint.importers.source import Listing, Source
 from raftkv.checkpoint.keys import TF_FROZEN, TF_SAVEDMODEL, TF_VARIABLES
+from raftkv.integrations.importers.candidate import Candidate, Facts, first_missing, step_in
+from raftkv.integrations.importers.source import Listing, Source
 
 NAME: Final = "tensorflow"
 GRAPHS: Final = ("saved_model.pb", "saved_model.pbtxt")

@@ -9,11 +9,11 @@ import re
 from typing import Final
 
 from raftkv.checkpoint.errors import NotWhole
-from raftkv.checkpoint.importers.candidate import Candidate, Facts, first_missing
-from raftkv.checkpoint.importers.distributed import METADATA, check_shards
-from raftkv.checkpoint.importers.formats import check_torch
-from raftkv.checkpoint.importers.source import Listing, Source
 from raftkv.checkpoint.keys import MEGATRON_DIST, TORCH_SAVE
+from raftkv.integrations.importers.candidate import Candidate, Facts, first_missing
+from raftkv.integrations.importers.distributed import METADATA, check_shards
+from raftkv.integrations.importers.formats import check_torch
+from raftkv.integrations.importers.source import Listing, Source
 
 NAME: Final = "megatron"
 _FOLDER: Final = re.compile(r"iter_(\d{7,12})")

@@ -55,7 +55,7 @@ class Listing:
 
 
 class Source:
-    """A directory, or one file, that somebody else's tool has written.
+    """A directory, or one file, that another tool has written.
 
     Arguments:
         uri: path or URL.

@@ -1,30 +1,106 @@
-"""A chunk: thousands of entries, sorted by path, as columns.
+"""Chunks and index nodes as bytes: ``blob`` (compressed, under its digest), ``chunk`` (entries), ``node`` (the index).
 
-::
-
-    C {"count": 2, "shards": ["a.tar"], ...}\n | shared: 0 6 | sizes | shards | gaps | digests | train/ \0 1.jpg
-
-Columns compress better than rows, and are read by C: an array each, of the narrowest width that holds it; a column of
-zeros is left out. Of a path there is the number of characters that it shares with the one before, and the rest. Of an
-offset there is the gap behind the end of the file before.
+Invariant: no bytes make a reader use more memory than ``RAW_BYTES_MAX`` and some, or fail otherwise than with
+``ChunkCorrupted``.
 """
 
 from __future__ import annotations
 
 import bisect
+import hashlib
 import json
 import operator
+import re
 import sys
+import zlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from raftkv.dataset.codec.blob import foreign
 from raftkv.dataset.entry import BAD_SHARD, Entry
+from raftkv.dataset.errors import ChunkCorrupted
+
+# ---- blobs: compressed bytes under the digest of what is stored
+#
+#     digest, blob = seal(raw)
+#     raw = unseal(digest, blob)         # ChunkCorrupted: not what the digest says, or more than a chunk may be
+#
+# The digest is that of the compressed bytes, so nothing is handed to zlib that was not verified before.
+
+BLOB_BYTES_MAX: Final = 512 * 1024
+"""Stored: a third of what one request of etcd admits."""
+RAW_BYTES_MAX: Final = BLOB_BYTES_MAX - 1024
+"""Unpacked; less, so that the worst that zlib makes of it can be stored."""
+DIGEST_CHARACTERS: Final = 64
+LEVEL: Final = 6
+_DIGEST: Final = re.compile("[0-9a-f]" * DIGEST_CHARACTERS)
+
+
+def digest_of(blob: bytes) -> str:
+    """Return the digest under which bytes are stored."""
+    return hashlib.sha256(blob).hexdigest()
+
+
+def is_digest(text: object) -> bool:
+    """Return whether something has the form of a digest, so that it can be a part of a key, and the name of a file."""
+    return isinstance(text, str) and _DIGEST.fullmatch(text) is not None
+
+
+def seal(raw: bytes) -> tuple[str, bytes]:
+    """Return digest and stored form of a chunk or node."""
+    blob = zlib.compress(raw, LEVEL)
+    return digest_of(blob), blob
+
+
+def check(digest: str, blob: bytes) -> bytes:
+    """Return the stored bytes of a digest.
+
+    Raises:
+        ChunkCorrupted: they are others.
+    """
+    if len(blob) > BLOB_BYTES_MAX or digest_of(blob) != digest:
+        raise ChunkCorrupted(
+            f"chunk {digest[:16]} is not what was published: {len(blob)} bytes with another digest; "
+            "publish the dataset again with rewrite=True, and have the store's disks looked at"
+        )
+    return blob
+
+
+def unseal(digest: str, blob: bytes) -> bytes:
+    """Return what was sealed.
+
+    Raises:
+        ChunkCorrupted: the bytes are not those of the digest, or no publisher has made them.
+    """
+    unpacking = zlib.decompressobj()
+    try:
+        raw = unpacking.decompress(check(digest, blob), RAW_BYTES_MAX + 1)
+    except zlib.error as error:
+        raise foreign(digest, str(error)) from None
+    if len(raw) > RAW_BYTES_MAX or not unpacking.eof or unpacking.unused_data:
+        raise foreign(digest, f"it unpacks to more than {RAW_BYTES_MAX} bytes, or has others behind it")
+    return raw
+
+
+def foreign(digest: str, why: str) -> ChunkCorrupted:
+    """Make the error for bytes that are those of the digest, and still none that raftkv publishes."""
+    return ChunkCorrupted(
+        f"chunk {digest[:16]} holds what raftkv does not publish: {why}; find out who may write below /raftkv/data/"
+    )
+
+
+# ---- chunks: thousands of entries, sorted by path, as columns
+#
+#     C {"count": 2, "shards": ["a.tar"], ...}\n | shared: 0 6 | sizes | shards | gaps | digests | train/ \0 1.jpg
+#
+# Columns compress better than rows, and are read by C: an array each, of the narrowest width that holds it; a column of
+# zeros is left out. Of a path there is the number of characters that it shares with the one before, and the rest. Of an
+# offset there is the gap behind the end of the file before.
 
 ENTRIES_MAX: Final = 16384
-_MARK: Final = b"C"
+_CHUNK_MARK: Final = b"C"
 _UNSIGNED: Final = (("B", 1 << 8), ("H", 1 << 16), ("I", 1 << 32), ("Q", 1 << 64))
 _SIGNED: Final = (("b", 1 << 7), ("h", 1 << 15), ("i", 1 << 31), ("q", 1 << 63))
 _HEAD_BYTES: Final = 512
@@ -94,7 +170,7 @@ class Columns:
         }
         line = json.dumps(head, ensure_ascii=False, separators=(",", ":")).encode()
         data = b"".join([*(data for _, data in columns), *self._digests])
-        return b"".join([_MARK, line, b"\n", data, "\0".join(self._suffixes).encode()])
+        return b"".join([_CHUNK_MARK, line, b"\n", data, "\0".join(self._suffixes).encode()])
 
 
 class Chunk:
@@ -159,12 +235,12 @@ def shared_length(one: str, other: str) -> int:
     return low
 
 
-def decode(digest: str, raw: bytes) -> Chunk:
+def decode_chunk(digest: str, raw: bytes) -> Chunk:
     """Read a chunk.
 
     Arguments:
         digest: of its bytes, for errors.
-        raw: what ``blob.unseal`` returned.
+        raw: what ``unseal`` returned.
 
     Raises:
         ChunkCorrupted: no publisher has written it.
@@ -177,7 +253,7 @@ def decode(digest: str, raw: bytes) -> Chunk:
 
 def _decode(raw: bytes) -> Chunk:
     line, _, data = raw.partition(b"\n")
-    if line[:1] != _MARK:
+    if line[:1] != _CHUNK_MARK:
         raise ValueError("it is no chunk")
     head = json.loads(line[1:])
     count, shards, codes = int(head["count"]), list(head["shards"]), str(head["widths"])
@@ -220,7 +296,7 @@ def _paths(shared: Sequence[int], suffixes: list[str]) -> list[str]:
         if total > 64 * 1024 * 1024:  # 16,384 paths of 4 KiB
             raise ValueError("its paths are too long")
         paths.append(path)
-    # What is read is used to open files: nothing that leads out of a folder may pass, and lookups need the order.
+    # Programs open files by these paths: none may lead out of a folder, and lookups need the order.
     text = "/" + "/\0/".join(paths) + "/"
     if any(part in text for part in ("//", "/./", "/../")):
         raise ValueError("a path that leads elsewhere")
@@ -261,3 +337,79 @@ def _unpacked(code: str, admitted: str, count: int, data: memoryview) -> tuple[S
     if sys.byteorder == "big":
         column.byteswap()
     return column, used
+
+
+# ---- index nodes: what lies below, in order; nodes of level 1 have chunks below them, others nodes
+#
+#     N {"level": 1, "digests": ["ab..", ...], "first": ["a/1", ...], "counts": [8192, ...], "sizes": [...]}
+
+CHILDREN_MAX: Final = 1024
+LEVEL_MAX: Final = 6
+_NODE_MARK: Final = b"N"
+
+
+class Child(NamedTuple):
+    """A chunk or node below an index node.
+
+    Attributes:
+        digest: of its blob.
+        first: path of its first entry.
+        entries: how many are below it.
+        size_bytes: of the files that they name.
+    """
+
+    digest: str
+    first: str
+    entries: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """An index node."""
+
+    level: int
+    children: tuple[Child, ...]
+
+    def encode(self) -> bytes:
+        """Return the node, to be sealed."""
+        names = ("digests", "first", "counts", "sizes")
+        columns = zip(*self.children, strict=True) if self.children else ((),) * 4
+        plain = {"level": self.level, **dict(zip(names, columns, strict=True))}
+        return _NODE_MARK + json.dumps(plain, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def decode_node(digest: str, raw: bytes) -> Node:
+    """Read a node.
+
+    Arguments:
+        digest: of its bytes, for errors.
+        raw: what ``unseal`` returned.
+
+    Raises:
+        ChunkCorrupted: no publisher has written it.
+    """
+    try:
+        if raw[:1] != _NODE_MARK:
+            raise ValueError("it is no index node")
+        plain = json.loads(raw[1:])
+        level = plain["level"]
+        columns = zip(plain["digests"], plain["first"], plain["counts"], plain["sizes"], strict=True)
+        children = tuple(_checked(columns))
+        if not isinstance(level, int) or not 1 <= level <= LEVEL_MAX:
+            raise ValueError(f"level {level!r}")
+        firsts = [child.first for child in children]
+        if sorted(set(firsts)) != firsts:
+            raise ValueError("its children are not sorted")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise foreign(digest, f"{type(error).__name__}: {error}") from None
+    return Node(level, children)
+
+
+def _checked(columns: Iterable[tuple[object, object, object, object]]) -> Iterable[Child]:
+    for digest, first, count, size in columns:
+        if not isinstance(digest, str) or not is_digest(digest):
+            raise ValueError(f"digest {digest!r}")
+        if not isinstance(first, str) or not isinstance(count, int) or not isinstance(size, int) or count < 1:
+            raise ValueError(f"child {first!r}")
+        yield Child(digest, first, count, size)

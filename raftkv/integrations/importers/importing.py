@@ -6,7 +6,7 @@
     results = await import_directory(registry, "s3://bucket/exported", step=400, kind="safetensors")
     json.dumps([result.plain() for result in results])
 
-An import can be repeated: a step that is in the registry is skipped, so who was stopped goes on. It claims the
+An import can be repeated: it skips steps that are in the registry, and so goes on after an interruption. It claims the
 checkpoints of the run, as every writer does, when there is something to register: a job that trains on is then fenced
 out, unless its own claim is given. The bytes are copied below the uri of the registry and digested on the way, or, with
 ``in_place``, digested where they are: then they stay when the checkpoint is deleted.
@@ -15,9 +15,6 @@ out, unless its own claim is given. The bytes are copied below the uri of the re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final
 
 from raftkv.checkpoint.commit.claim import Claim
 from raftkv.checkpoint.errors import (
@@ -28,11 +25,7 @@ from raftkv.checkpoint.errors import (
     StaleStep,
     StorageError,
 )
-from raftkv.checkpoint.exchange import Incoming, save_copy
-from raftkv.checkpoint.importers.candidate import Candidate, Facts
-from raftkv.checkpoint.importers.detect import TOOLS, detect
-from raftkv.checkpoint.importers.source import Source
-from raftkv.checkpoint.importers.trackers import wrong_trackers
+from raftkv.checkpoint.exchange import FOUND, IMPORTED, REFUSED, SKIPPED, Imported, Incoming, OnResult, save_copy
 from raftkv.checkpoint.keys import check_kind, check_step
 from raftkv.checkpoint.records import Checkpoint, FileRecord
 from raftkv.checkpoint.registry import Registry
@@ -40,46 +33,10 @@ from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.transfer import UNKNOWN
 from raftkv.checkpoint.storage.verify import Counter, Progress
 from raftkv.errors import ConfigError
-
-IMPORTED: Final = "imported"
-FOUND: Final = "found"
-SKIPPED: Final = "skipped"
-REFUSED: Final = "refused"
-
-
-@dataclass(frozen=True)
-class Imported:
-    """What became of one thing in the directory.
-
-    Attributes:
-        path: below the directory.
-        tool: that wrote it.
-        kind: one of ``keys.KINDS``; empty: it is no checkpoint.
-        step: None: unknown.
-        action: ``imported``, ``skipped``, ``refused``, or ``found`` if nothing was to be registered.
-        reason: why it was skipped or refused.
-        uri: where it lies now; empty: it was not imported.
-        file_count, size_bytes: of all its files.
-        metrics: that its tool noted.
-    """
-
-    path: str
-    tool: str
-    kind: str
-    step: int | None
-    action: str
-    reason: str = ""
-    uri: str = ""
-    file_count: int = 0
-    size_bytes: int = 0
-    metrics: dict[str, float] = field(default_factory=dict)
-
-    def plain(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        return asdict(self)
-
-
-OnResult = Callable[[Imported], None]
+from raftkv.integrations.importers.candidate import Candidate, Facts
+from raftkv.integrations.importers.detect import TOOLS, detect
+from raftkv.integrations.importers.source import Source
+from raftkv.integrations.importers.trackers import wrong_trackers
 
 
 async def import_directory(
@@ -111,7 +68,7 @@ async def import_directory(
         ConfigError: nothing is there that any tool has written; or ``step`` is given for several.
         NotWhole: a link leads out of the directory.
         StorageError: it could not be read, or the copy could not be written.
-        FenceBroken: somebody else has claimed the checkpoints meanwhile.
+        FenceBroken: another program has claimed the checkpoints meanwhile.
         StatusError: the cluster refused.
     """
     if kind:

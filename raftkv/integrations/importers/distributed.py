@@ -10,10 +10,10 @@ import re
 from typing import Final
 
 from raftkv.checkpoint.errors import NotWhole
-from raftkv.checkpoint.importers.candidate import Candidate, Facts, first_missing, step_in
-from raftkv.checkpoint.importers.formats import check_torch
-from raftkv.checkpoint.importers.source import Listing, Source
 from raftkv.checkpoint.keys import DCP, DCP_PER_RANK
+from raftkv.integrations.importers.candidate import Candidate, Facts, first_missing, step_in
+from raftkv.integrations.importers.formats import check_torch
+from raftkv.integrations.importers.source import Listing, Source
 
 NAME: Final = "dcp"
 METADATA: Final = ".metadata"

@@ -10,10 +10,10 @@ import re
 from typing import Final
 
 from raftkv.checkpoint.errors import NotWhole
-from raftkv.checkpoint.importers.candidate import Candidate, Facts, numeric
-from raftkv.checkpoint.importers.formats import check_torch, number_in_torch
-from raftkv.checkpoint.importers.source import Listing, Source
 from raftkv.checkpoint.keys import STEP_MAX, TORCH_SAVE
+from raftkv.integrations.importers.candidate import Candidate, Facts, numeric
+from raftkv.integrations.importers.formats import check_torch, number_in_torch
+from raftkv.integrations.importers.source import Listing, Source
 
 NAME: Final = "lightning"
 SUFFIX: Final = ".ckpt"

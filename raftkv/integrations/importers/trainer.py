@@ -13,13 +13,13 @@ from typing import Any, Final
 
 from raftkv.checkpoint.commit.summary import Measured, measured_at
 from raftkv.checkpoint.errors import NotWhole
-from raftkv.checkpoint.importers import deepspeed
-from raftkv.checkpoint.importers.candidate import Candidate, Facts, first_missing, numeric
-from raftkv.checkpoint.importers.distributed import check_shards
-from raftkv.checkpoint.importers.formats import check_torch
-from raftkv.checkpoint.importers.source import Listing, Source
-from raftkv.checkpoint.importers.weights import check_weights, is_weights
 from raftkv.checkpoint.keys import DCP, DEEPSPEED_ZERO, FILES, SAFETENSORS, TORCH_SAVE
+from raftkv.integrations.importers import deepspeed
+from raftkv.integrations.importers.candidate import Candidate, Facts, first_missing, numeric
+from raftkv.integrations.importers.distributed import check_shards
+from raftkv.integrations.importers.formats import check_torch
+from raftkv.integrations.importers.source import Listing, Source
+from raftkv.integrations.importers.weights import check_weights, is_weights
 
 NAME: Final = "trainer"
 STATE: Final = "trainer_state.json"

@@ -1,4 +1,4 @@
-"""Which tool has written what in a directory: from the names of files alone.
+"""Find the tools that have written to a directory, from the names of files alone.
 
 Directories are looked at from the top; a tool that knows one takes its files, and what is left is shown to the next.
 The order is that of how much a tool's names say: a directory of Megatron's has DCP's files in it, for example.
@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from raftkv.checkpoint.importers import (
+from raftkv.integrations.importers import (
     deepspeed,
     distributed,
     lightning,
@@ -20,8 +20,8 @@ from raftkv.checkpoint.importers import (
     trainer,
     weights,
 )
-from raftkv.checkpoint.importers.candidate import Candidate, Facts
-from raftkv.checkpoint.importers.source import Listing, Source
+from raftkv.integrations.importers.candidate import Candidate, Facts
+from raftkv.integrations.importers.source import Listing, Source
 
 
 class Tool(NamedTuple):
@@ -55,7 +55,7 @@ def detect(listing: Listing) -> list[Candidate]:
 
 
 def _left(directory: str, listing: Listing, names: list[str], taken: set[str]) -> Listing:
-    """Return what nobody has taken of a directory: its names are neighbours in the order of all."""
+    """Return the files of a directory that no tool has taken; in the order of all names they are neighbours."""
     start = f"{directory}/" if directory else ""
     first, end = (bisect_left(names, start), bisect_left(names, f"{directory}0")) if directory else (0, len(names))
     left = {name[len(start) :]: listing.files[name] for name in names[first:end] if name not in taken}

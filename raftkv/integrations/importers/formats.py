@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from raftkv.checkpoint.errors import NotWhole
-from raftkv.checkpoint.importers.source import Source
+from raftkv.integrations.importers.source import Source
 
 HEADER_MAX_BYTES: Final = 16 * 1024 * 1024
 """Limit of the header of a safetensors file: 100,000 tensors."""

@@ -18,7 +18,7 @@ Invariants
 
 1. Nothing is unpickled, and no archive is unpacked: steps are read from names, from JSON, or from single numbers in
    the bytes of a pickle.
-2. What is read of a file is bounded, whatever the file says of itself; a link out of the directory is refused.
+2. Reads of a file are bounded, also against its own header; a link out of the directory is refused.
 3. A checkpoint is registered only if all files that its tool's own index or numbering names are there and not cut off.
 
 Leaves out tools that name neither a step nor an index: give ``step`` and ``kind``.

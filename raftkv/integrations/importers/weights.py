@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from typing import Final
 
 from raftkv.checkpoint.errors import NotWhole
-from raftkv.checkpoint.importers.candidate import Candidate, Facts, first_missing, step_in
-from raftkv.checkpoint.importers.formats import check_safetensors, check_torch
-from raftkv.checkpoint.importers.source import Listing, Source
 from raftkv.checkpoint.keys import SAFETENSORS
+from raftkv.integrations.importers.candidate import Candidate, Facts, first_missing, step_in
+from raftkv.integrations.importers.formats import check_safetensors, check_torch
+from raftkv.integrations.importers.source import Listing, Source
 
 NAME: Final = "safetensors"
 INDEX: Final = ".index.json"

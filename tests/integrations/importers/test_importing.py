@@ -14,7 +14,7 @@ from raftkv.checkpoint.errors import FenceBroken
 from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.verify import verify
 from raftkv.errors import ConfigError
-from tests.checkpoint.importers import fabricated as made
+from tests.integrations.importers import fabricated as made
 
 
 @pytest.fixture

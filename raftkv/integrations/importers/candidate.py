@@ -1,4 +1,4 @@
-"""What may be a checkpoint, by the names of its files; and the numbers in names.
+"""Candidates for checkpoints, by the names of their files; and the numbers in names.
 
 >>> step_in("checkpoint-400"), step_in("epoch=3-step=400.ckpt"), step_in("iter_0000400"), step_in("model")
 (400, 400, 400, None)
@@ -6,16 +6,14 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Final
 
-from raftkv.checkpoint.commit.summary import METRICS_MAX
-from raftkv.checkpoint.keys import STEP_MAX, check_metric
-from raftkv.errors import ConfigError
+from raftkv.checkpoint.commit.summary import usable
+from raftkv.checkpoint.keys import METRICS_MAX, STEP_MAX
 
 _STEP: Final = (
     re.compile(r"step[=_-]?(\d{1,12})(?!\d)"),
@@ -25,7 +23,7 @@ _STEP: Final = (
 
 @dataclass(frozen=True)
 class Candidate:
-    """What may be a checkpoint.
+    """Files that may be a checkpoint.
 
     Attributes:
         tool: name of the importer.
@@ -59,7 +57,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the files of a whole checkpoint say of it.
+    """Facts that the files of a whole checkpoint state.
 
     Attributes:
         step: None: nothing.
@@ -95,31 +93,3 @@ def first_missing(numbers: Iterable[int], count: int = 0) -> int | None:
 def numeric(values: Mapping[str, object]) -> dict[str, float]:
     """Return those of some values that can be metrics, as ``usable`` finds them, and not too many of them."""
     return dict(islice(usable(values).items(), METRICS_MAX))
-
-
-def usable(values: Mapping[str, object], named: Collection[str] = ()) -> dict[str, float]:
-    """Return those of some values that can be metrics, finite numbers, under names that can be used.
-
-    Arguments:
-        values: name to anything.
-        named: names that a policy knows: these come first, as they are; of others a slash becomes an underscore.
-
-    >>> usable({"eval/loss": 0.5, "name": "x", "bad": float("nan"), "val/acc": 1}, ["val/acc"])
-    {'val/acc': 1.0, 'eval_loss': 0.5}
-    """
-    found: dict[str, float] = {}
-    for name, value in sorted(values.items(), key=lambda item: item[0] not in named):
-        stored = name if name in named else name.replace("/", "_")
-        if isinstance(value, int | float) and not isinstance(value, bool) and _is_name(stored):
-            number = float(str(value))  # an integer may be too large for a number of the machine: infinite then
-            if math.isfinite(number):
-                found.setdefault(stored, number)
-    return found
-
-
-def _is_name(name: str) -> bool:
-    try:
-        check_metric(name)
-    except ConfigError:
-        return False
-    return True

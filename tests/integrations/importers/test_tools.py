@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raftkv.checkpoint.errors import NotWhole
-from raftkv.checkpoint.importers import formats, source
-from raftkv.checkpoint.importers.candidate import Candidate, Facts
-from raftkv.checkpoint.importers.detect import TOOLS, detect
-from raftkv.checkpoint.importers.source import Listing, Source
-from raftkv.checkpoint.importers.trackers import wrong_trackers
 from raftkv.checkpoint.keys import check_name, check_step
 from raftkv.errors import ConfigError
-from tests.checkpoint.importers import fabricated as made
+from raftkv.integrations.importers import formats, source
+from raftkv.integrations.importers.candidate import Candidate, Facts
+from raftkv.integrations.importers.detect import TOOLS, detect
+from raftkv.integrations.importers.source import Listing, Source
+from raftkv.integrations.importers.trackers import wrong_trackers
+from tests.integrations.importers import fabricated as made
 
 SHARDS = [f"model-{number:05d}-of-00003.safetensors" for number in (1, 2, 3)]
 SHARDED = {"model.safetensors.index.json": made.index(SHARDS), **{name: made.safetensors() for name in SHARDS}}

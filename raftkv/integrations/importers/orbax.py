@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from raftkv.checkpoint.errors import NotWhole
-from raftkv.checkpoint.importers.candidate import Candidate, Facts, numeric, step_in
-from raftkv.checkpoint.importers.source import Listing, Source
 from raftkv.checkpoint.keys import ORBAX
+from raftkv.integrations.importers.candidate import Candidate, Facts, numeric, step_in
+from raftkv.integrations.importers.source import Listing, Source
 
 NAME: Final = "orbax"
 METADATA: Final = "_CHECKPOINT_METADATA"
