@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from raftkv import __version__
+from raftkv.cli.command import Branch, Leaf
 from raftkv.cli.ctl import tree as ctl_tree
-from raftkv.cli.goflags.command import Branch, Leaf
 from raftkv.cli.utl import tree as utl_tree
 from tests.cli.programs import Running
 from tests.cli.runner import run_ctl, run_server, run_utl
