@@ -1,7 +1,7 @@
 // The key browser: a level of keys as folders and leaves, or all keys below a prefix, a page at a time; one key beside it.
 //
-// Never more is read than a page (`tree.readLevel`); a search over values reads up to a thousand keys a time. The shown level is watched; where it changes faster than people
-// read, the watch is given up and the list is read again on request.
+// Never more is read than a page (`tree.readLevel`); a search over values reads up to a thousand keys a time. The shown
+// level is watched; where it changes faster than people read, the watch is given up and the list is read again on request.
 
 import { KeyValue, base64, prefixEnd, shown, unbase64, unshown } from "../frame/bytes.js";
 import { CallError, call } from "../frame/call.js";
