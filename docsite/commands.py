@@ -18,10 +18,10 @@ from pathlib import Path
 import click
 
 from raftkv import __version__
+from raftkv.cli.command import Branch, External, Leaf, Page, flag_row
 from raftkv.cli.ctl.__main__ import main as run_ctl
-from raftkv.cli.goflags.command import Branch, External, Leaf, Page, flag_row
-from raftkv.cli.goflags.pflag import Flag
 from raftkv.cli.main import USAGE, main
+from raftkv.cli.pflag import Flag
 
 MARK = re.compile(r"^<!-- commands: (\w+) -->$", re.MULTILINE)
 
@@ -48,7 +48,7 @@ def _fenced(text: str) -> str:
 
 def server() -> str:
     """Return the flags of a member, then the help of the other commands of ``raftkv``."""
-    from raftkv.cli.server.flags import _ALIASES, FLAGS, IDLE, REFUSED, SETTING
+    from raftkv.cli.server_options import _ALIASES, FLAGS, IDLE, REFUSED, SETTING
 
     aliases = {name: alias for alias, name in _ALIASES.items()}
     settings = [flag for name, flag in FLAGS.items() if flag.fate == SETTING and name not in _ALIASES]

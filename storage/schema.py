@@ -79,6 +79,17 @@ CLUSTER_VERSION_PREFIX: Final = b"raftkv_version/"
 """Keys of ``cluster`` with the version that a member published, by its id. Not part of the state that members compare:
 versions that did not know of it yet left it out."""
 
+CLUSTER_DOWNGRADE: Final = b"downgrade"
+"""Key in ``cluster`` of a downgrade that is under way, or was."""
+
+CLUSTER_VERSION: Final = "3.7.0"
+"""Version of the cluster and of its storage, as etcd counts them, while no downgrade is under way."""
+
+CLUSTER_QUOTA_PREFIX: Final = b"raftkv_quota/"
+"""Begins the keys of quotas in ``cluster``: the prefix follows, and the value begins with its two limits."""
+QUOTA_PREFIX_BYTES_MAX: Final = 256
+QUOTA_LIMIT_MAX: Final = (1 << 63) - 1
+
 META_KEY_BYTES_MAX: Final = 511
 """Longest key of any bucket (LMDB's own limit)."""
 
@@ -104,6 +115,23 @@ def reading(bucket: bytes) -> Iterator[None]:
     except (struct.error, DecodeError, ValueError, KeyError, TypeError, RecursionError) as error:
         text = f"a record of the bucket {bucket.decode()} is not what was written: {type(error).__name__}: {error}"
         raise CorruptionError(text) from None
+
+
+def decode_downgrade(record: bytes | None) -> tuple[bool, str]:
+    """Return whether a downgrade is under way, and the version that it goes to.
+
+    Raises:
+        CorruptionError: the record is none.
+    """
+    if record is None:
+        return False, ""
+    with reading(CLUSTER):
+        fields = json.loads(record)
+        enabled, target = fields["enabled"], fields["target-version"]
+        if not isinstance(enabled, bool) or not isinstance(target, str):
+            raise TypeError(f"enabled is {enabled!r}, target-version {target!r}")
+        target.encode()  # refuses half of a surrogate pair, which no answer can hold
+        return enabled, target
 
 
 def encode_integer(number: int) -> bytes:

@@ -35,11 +35,11 @@ ROOT = Path(__file__).resolve().parents[1]
 REQUEST_BYTES_MAX = 1 << 20
 PR_SET_CHILD_SUBREAPER = 36
 PROGRAMS = {
-    "raftkv": ("raftkv.cli.main", "raftkv.cli.server.options", "raftkv.server.main"),
+    "raftkv": ("raftkv.cli.main", "raftkv.cli.server_options", "raftkv.server.main"),
     "raftkv.cli.ctl": (
         "raftkv.cli.ctl.__main__",
-        *(f"raftkv.cli.ctl.{name}" for name in ("check", "contest", "kv", "lease", "mirror", "watch")),
-        *(f"raftkv.cli.bench.{name}" for name in ("command", "watch_commands")),
+        *(f"raftkv.cli.ctl.{name}" for name in ("check", "contest", "kv", "mirror", "watch")),
+        "raftkv.cli.bench.command",
     ),
 }
 """By the word after ``python -m``: the module of its ``main``, and what it imports once it knows its command."""

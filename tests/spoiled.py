@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from raftkv.checkpoint import positions
 from raftkv.checkpoint import records as checkpoint
 from raftkv.checkpoint.keys import AttemptId, RegistryKeys
-from raftkv.cli.backup.place import Manifest
+from raftkv.cli.backup import Manifest
 from raftkv.client.control.records import Record
 from raftkv.dataset.keys import DatasetKeys, Head, Note
 from raftkv.integrations.torchft.rules import JobKeys, MemberRecord, QuorumRecord

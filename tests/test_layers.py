@@ -29,6 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "apply": {"storage", "raft", "pb", "errors", "cluster_id"},
     "offline": {"apply", "storage", "raft", "pb", "errors", "config", "cluster_id"},
     "server": {
+        "offline",
         "apply",
         "storage",
         "raft",

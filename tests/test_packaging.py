@@ -18,8 +18,7 @@ import yaml
 import bench.compare
 from docsite.commands import write_manuals
 from raftkv import __version__
-from raftkv.cli.server.flags import FLAGS
-from raftkv.cli.server.options import read_options
+from raftkv.cli.server_options import FLAGS, read_options
 
 ROOT = Path(__file__).resolve().parents[1]
 

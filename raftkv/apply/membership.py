@@ -333,25 +333,6 @@ class Membership:
 # that version restores. raftkv's own format stays the same. Leaves out which versions may be asked for
 # (``server/maintenance/service``).
 
-DOWNGRADE_KEY: Final = b"downgrade"
-
-CLUSTER_VERSION: Final = "3.7.0"
-"""Version of the cluster and of its storage, as etcd counts them, while there is no job."""
-
-
-def read_downgrade(record: bytes | None) -> rpc_pb2.DowngradeInfo:
-    """Return the job that a record of the cluster bucket says."""
-    if record is None:
-        return rpc_pb2.DowngradeInfo()
-    with schema.reading(schema.CLUSTER):
-        fields = json.loads(record)
-        return rpc_pb2.DowngradeInfo(enabled=fields["enabled"], targetVersion=fields["target-version"])
-
-
-def cluster_version(info: rpc_pb2.DowngradeInfo) -> str:
-    """Return the version of a cluster with a job, or without: that of its storage too."""
-    return info.targetVersion if info.enabled else CLUSTER_VERSION
-
 
 class Downgrade:
     """The job, if there is one.
@@ -370,12 +351,14 @@ class Downgrade:
 
     def reload(self) -> None:
         """Read the job back from the store: at start, and after a snapshot replaced it."""
-        self.info = read_downgrade(dict(self._store.meta_items(schema.CLUSTER)).get(DOWNGRADE_KEY))
+        record = dict(self._store.meta_items(schema.CLUSTER)).get(schema.CLUSTER_DOWNGRADE)
+        enabled, target = schema.decode_downgrade(record)
+        self.info = rpc_pb2.DowngradeInfo(enabled=enabled, targetVersion=target)
 
     @property
     def cluster_version(self) -> str:
         """Version of the cluster, and of its storage: ``MAJOR.MINOR.0``."""
-        return cluster_version(self.info)
+        return self.info.targetVersion if self.info.enabled else schema.CLUSTER_VERSION
 
     def execute(self, wanted: rpc_pb2.DowngradeInfo) -> None:
         """Begin a job, or cancel it if ``wanted`` is not enabled.
@@ -391,4 +374,6 @@ class Downgrade:
         target = wanted.targetVersion if wanted.enabled else ""
         self.info = rpc_pb2.DowngradeInfo(enabled=wanted.enabled, targetVersion=target)
         record = {"target-version": target, "enabled": wanted.enabled}
-        self._store.meta_put(schema.CLUSTER, DOWNGRADE_KEY, json.dumps(record, separators=(",", ":")).encode())
+        self._store.meta_put(
+            schema.CLUSTER, schema.CLUSTER_DOWNGRADE, json.dumps(record, separators=(",", ":")).encode()
+        )

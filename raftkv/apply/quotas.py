@@ -47,9 +47,7 @@ from raftkv.storage.mvcc import Store
 from raftkv.storage.mvcc_txn import Change
 from raftkv.storage.selection import Selection, finish
 
-PREFIX_BYTES_MAX: Final = 256
 QUOTAS_MAX: Final = 1_000
-LIMIT_MAX: Final = (1 << 63) - 1
 REMOVE: Final = -1
 """Both limits in an entry that removes a quota."""
 COUNT_ON: Final = -2
@@ -65,8 +63,6 @@ as large as a request.
 KEY_COST_BYTES: Final = 1024
 """Bytes that a key counts for beside its value."""
 
-KEY_PREFIX: Final = b"raftkv_quota/"
-"""Begins the keys of quotas in ``cluster``: the prefix follows, and the value begins with its two limits."""
 _RECORD: Final = struct.Struct(">QQQQ")
 _CURSOR: Final = struct.Struct(">QI")
 _COUNTED: Final = (1 << 64) - 1
@@ -287,8 +283,8 @@ class Quotas:
         self._accounted = 0
         with schema.reading(schema.CLUSTER):
             for key, value in self._store.meta_items(schema.CLUSTER):
-                if key.startswith(KEY_PREFIX):
-                    prefix = key.removeprefix(KEY_PREFIX)
+                if key.startswith(schema.CLUSTER_QUOTA_PREFIX):
+                    prefix = key.removeprefix(schema.CLUSTER_QUOTA_PREFIX)
                     self._quotas[prefix] = Quota.decode(prefix, value)
         self._changed()
 
@@ -338,7 +334,7 @@ class Quotas:
             TooManyQuotasError: there are ``QUOTAS_MAX``.
         """
         prefix = request.prefix
-        if len(prefix) > PREFIX_BYTES_MAX:
+        if len(prefix) > schema.QUOTA_PREFIX_BYTES_MAX:
             raise errors.InvalidQuotaError
         if request.bytes_max == request.keys_max == REMOVE:
             self._remove(prefix)
@@ -366,7 +362,7 @@ class Quotas:
         if self._quotas.pop(prefix, None) is None:
             raise errors.QuotaNotFoundError
         self._unsaved.pop(prefix, None)
-        self._store.meta_delete(schema.CLUSTER, KEY_PREFIX + prefix)
+        self._store.meta_delete(schema.CLUSTER, schema.CLUSTER_QUOTA_PREFIX + prefix)
         self._changed()
 
     def _count(self, prefix: bytes) -> Generator[None, None, Quota]:
@@ -417,12 +413,14 @@ class Quotas:
     def _save(self, quota: Quota) -> None:
         # A quota that is counted anew takes the place of one whose changes are not saved yet.
         self._unsaved.pop(quota.prefix, None)
-        self._store.meta_put(schema.CLUSTER, KEY_PREFIX + quota.prefix, quota.encode())
+        self._store.meta_put(schema.CLUSTER, schema.CLUSTER_QUOTA_PREFIX + quota.prefix, quota.encode())
 
     def take_records(self) -> dict[tuple[bytes, bytes], bytes | None]:
         """Return the records that changed since the last call, for the batch that has the entries which did it."""
         unsaved, self._unsaved = self._unsaved, {}
-        return {(schema.CLUSTER, KEY_PREFIX + prefix): quota.encode() for prefix, quota in unsaved.items()}
+        return {
+            (schema.CLUSTER, schema.CLUSTER_QUOTA_PREFIX + prefix): quota.encode() for prefix, quota in unsaved.items()
+        }
 
     def compact(self, revision: int) -> None:
         """Give back what a compaction at a main revision, whose entry is being applied, removes."""

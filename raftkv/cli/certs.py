@@ -24,9 +24,8 @@ from typing import Any, Final
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
-from raftkv.cli.daemons import daemon
-from raftkv.cli.goflags import pflag
-from raftkv.cli.goflags.pflag import BOOL, LIST, UINT, Flag
+from raftkv.cli import daemon, pflag
+from raftkv.cli.pflag import BOOL, LIST, UINT, Flag
 from raftkv.cli.program import BAD_FLAGS, ERROR, SUCCESS, CommandError
 from raftkv.errors import ConfigError, RaftKVError
 from raftkv.server.tls.certificates import decoding
@@ -479,7 +478,7 @@ def _print(made: Sequence[Made], starts: Mapping[str, Sequence[str]], *, is_json
             json.dumps({"certificates": certificates, "start": {name: list(words) for name, words in starts.items()}})
         )
         return
-    from raftkv.cli.output.table import render
+    from raftkv.cli.table import render
 
     rows = [[one.kind, one.name, ",".join(one.hosts), one.expires.strftime("%Y-%m-%d"), str(one.path)] for one in made]
     print(render(["kind", "name", "hosts", "expires", "file"], rows))

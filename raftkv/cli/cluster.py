@@ -24,10 +24,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raftkv.cli.daemons import daemon
-from raftkv.cli.goflags import pflag
-from raftkv.cli.goflags.pflag import INT, LIST, Flag
-from raftkv.cli.output.printer import human_size, role_of
+from raftkv.cli import daemon, pflag
+from raftkv.cli.pflag import INT, LIST, Flag
+from raftkv.cli.printer import human_size, role_of
 from raftkv.cli.program import BAD_FLAGS, ERROR, SUCCESS, CommandError
 from raftkv.client import Client, ClientOptions
 from raftkv.client.local.process import HOST, LocalClusterError, ServerProcess, initial_cluster, stop_all

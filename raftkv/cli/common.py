@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raftkv import __version__
-from raftkv.cli.goflags.command import Branch, Invocation, Leaf, MakeLeaf
-from raftkv.cli.goflags.pflag import BOOL, INT, UINT, Flag
+from raftkv.cli.command import Branch, Invocation, Leaf, MakeLeaf
+from raftkv.cli.pflag import BOOL, INT, UINT, Flag
 from raftkv.cli.program import API_VERSION, BAD_ARGUMENTS, ERROR, CommandError, leave
 
 if TYPE_CHECKING:

@@ -89,7 +89,7 @@ def _unknown(command: str) -> str:
 
 
 def _serve(words: list[str]) -> int:
-    from raftkv.cli.server.options import read_options
+    from raftkv.cli.server_options import read_options
     from raftkv.errors import RaftKVError
 
     options = read_options(words, os.environ)
@@ -129,7 +129,7 @@ def _version() -> int:
 
 
 def _help() -> int:
-    from raftkv.cli.server import flags as server_flags
+    from raftkv.cli import server_options as server_flags
 
     print(USAGE)
     print(server_flags.usage())

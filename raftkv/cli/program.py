@@ -63,12 +63,12 @@ API_VERSION: Final = "3.7"
 
 COMMANDS: Final[Mapping[str, str]] = {
     "cluster": "raftkv.cli.cluster",
-    "backup": "raftkv.cli.backup.command",
-    "doctor": "raftkv.cli.doctor.command",
+    "backup": "raftkv.cli.backup",
+    "doctor": "raftkv.cli.doctor",
     "certs": "raftkv.cli.certs",
-    "join": "raftkv.cli.server.join",
-    "torchft-lighthouse": "raftkv.cli.daemons.torchft_lighthouse",
-    "tcpstore-gateway": "raftkv.cli.daemons.tcpstore_gateway",
+    "join": "raftkv.cli.join",
+    "torchft-lighthouse": "raftkv.cli.torchft_lighthouse",
+    "tcpstore-gateway": "raftkv.cli.tcpstore_gateway",
 }
 """The commands of ``raftkv``, each with the module whose ``main`` runs it; error lines of the other programs use it."""
 

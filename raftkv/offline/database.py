@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from raftkv.apply.quotas import KEY_PREFIX
 from raftkv.errors import CorruptionError, StorageError
 from raftkv.offline.directory import database_of, held, refuse_running
 from raftkv.storage import schema
@@ -210,7 +209,7 @@ def _copy_small(read: ReadTxn, backend: LMDBBackend) -> None:
             batch.values.update({(bucket, key): value for key, value in read.items(bucket)})
     # Quotas decide which entries take effect.
     for key, quota in read.items(schema.CLUSTER):
-        if key.startswith(KEY_PREFIX):
+        if key.startswith(schema.CLUSTER_QUOTA_PREFIX):
             batch.values[schema.CLUSTER, key] = quota
     for name in _META_TAKEN:
         if (value := read.get(schema.META, name)) is not None:

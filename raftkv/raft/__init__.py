@@ -71,45 +71,48 @@ Reading order: ``types``, ``log``, ``core``, ``raw_node``; membership is ``confc
 Left out: the disk and the network (they are the caller's), what entries mean.
 """
 
-from .confchange import Configuration
-from .core import Raft
-from .describe import ProgressStatus, Status
-from .errors import (
-    CompactedError,
-    ConfChangeError,
-    InvalidMessage,
-    InvariantError,
-    LogError,
-    ProposalDropped,
-    RaftError,
-    SnapshotOutOfDateError,
-    SnapshotTemporarilyUnavailable,
-    StepLocalMessage,
-    StepPeerNotFound,
-    UnavailableError,
-)
-from .memory_log import ENTRY_OVERHEAD_BYTES, LogReader, MemoryLog
-from .progress import ProgressState
-from .raw_node import RawNode
-from .types import (
-    NONE,
-    ConfChange,
-    ConfChangeSingle,
-    ConfChangeTransition,
-    ConfChangeType,
-    ConfState,
-    Entry,
-    EntryType,
-    HardState,
-    Message,
-    MessageType,
-    RaftConfig,
-    ReadState,
-    Ready,
-    SnapshotMeta,
-    SoftState,
-    StateRole,
-)
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .confchange import Configuration
+    from .core import Raft
+    from .describe import ProgressStatus, Status
+    from .errors import (
+        CompactedError,
+        ConfChangeError,
+        InvalidMessage,
+        InvariantError,
+        LogError,
+        ProposalDropped,
+        RaftError,
+        SnapshotOutOfDateError,
+        SnapshotTemporarilyUnavailable,
+        StepLocalMessage,
+        StepPeerNotFound,
+        UnavailableError,
+    )
+    from .memory_log import ENTRY_OVERHEAD_BYTES, LogReader, MemoryLog
+    from .progress import ProgressState
+    from .raw_node import RawNode
+    from .types import (
+        NONE,
+        ConfChange,
+        ConfChangeSingle,
+        ConfChangeTransition,
+        ConfChangeType,
+        ConfState,
+        Entry,
+        EntryType,
+        HardState,
+        Message,
+        MessageType,
+        RaftConfig,
+        ReadState,
+        Ready,
+        SnapshotMeta,
+        SoftState,
+        StateRole,
+    )
 
 __all__ = [
     "ENTRY_OVERHEAD_BYTES",
@@ -151,3 +154,15 @@ __all__ = [
     "StepPeerNotFound",
     "UnavailableError",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is first used: programs that only read ``types`` do without the rest."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import confchange, core, describe, errors, memory_log, progress, raw_node, types
+
+    modules = (confchange, core, describe, errors, memory_log, progress, raw_node, types)
+    value = next(getattr(module, name) for module in modules if hasattr(module, name))
+    globals()[name] = value
+    return value

@@ -17,7 +17,7 @@ from raftkv.apply.applier import Outcome
 from raftkv.apply.quotas import COUNT_ON, QUOTAS_MAX, REMOVE, RUNS, History, kept_bytes
 from raftkv.apply.request import Kind, versioned
 from raftkv.pb import admin_pb2, kv_pb2, rpc_pb2
-from raftkv.storage import mvcc_txn, selection
+from raftkv.storage import mvcc_txn, schema, selection
 from raftkv.storage.backend.lmdb import LMDBBackend
 from raftkv.storage.revision import SUB_BITS, from_key, is_tombstone
 from tests.apply.arbitrary import build
@@ -442,7 +442,7 @@ def test_what_is_no_quota_is_refused_alike() -> None:
         (remove(b"a"), errors.QuotaNotFoundError),
     ):
         assert isinstance(apply(machine, request).error, kind)
-    assert apply(machine, set_quota(bytes(256), quotas.LIMIT_MAX, quotas.LIMIT_MAX)).error is None
+    assert apply(machine, set_quota(bytes(256), schema.QUOTA_LIMIT_MAX, schema.QUOTA_LIMIT_MAX)).error is None
 
 
 def test_quotas_are_limited() -> None:

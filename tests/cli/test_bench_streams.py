@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from raftkv.cli.bench.watch_commands import Arrivals, CountingStream
+from raftkv.cli.bench.command import Arrivals, CountingStream
 from raftkv.cli.ctl import top
 from raftkv.pb import kv_pb2, rpc_pb2
 from tests import forked

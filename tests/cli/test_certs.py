@@ -14,7 +14,7 @@ import pytest
 
 from raftkv.cli import certs as command
 from raftkv.cli.program import CommandError
-from raftkv.cli.server.options import read_options
+from raftkv.cli.server_options import read_options
 from raftkv.config import TLSFiles
 from raftkv.rpc.status import Code
 from raftkv.server.tls.certificates import Revocations

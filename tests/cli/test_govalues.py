@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv.cli.goflags import pflag
+from raftkv.cli import pflag
 
 
 @pytest.mark.parametrize(

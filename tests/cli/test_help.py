@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import click
 import pytest
 
+from raftkv.cli.command import Branch, External, Leaf
 from raftkv.cli.ctl.tree import GLOBAL_FLAGS, make_tree
-from raftkv.cli.goflags.command import Branch, External, Leaf
 from tests.cli.runner import run_ctl, run_server
 from tests.procs import find_tool
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv.cli.goflags.pflag import BOOL, DURATION, INT, LIST, Flag, FlagError, HelpRequested, parse
+from raftkv.cli.pflag import BOOL, DURATION, INT, LIST, Flag, FlagError, HelpRequested, parse
 
 FLAGS = [
     Flag("write-out", default="simple", short="w"),

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from raftkv import __version__
+from raftkv.cli.command import Branch, Leaf
 from raftkv.cli.ctl import tree as ctl_tree
-from raftkv.cli.goflags.command import Branch, Leaf
 from raftkv.cli.utl import tree as utl_tree
 from tests.cli.programs import Running
 from tests.cli.runner import run_ctl, run_server, run_utl
@@ -141,7 +141,13 @@ def test_start_up_imports_only_what_is_needed():
     light = imported_by("from raftkv.cli.ctl.__main__ import main; main(['version'])")
     assert not {"asyncio", "google.protobuf", "rich", "yaml", "lmdb"} & light
     client = imported_by("from raftkv.cli.ctl.__main__ import main; main(['get', 'a', '--command-timeout=1ms'])")
-    assert not {"rich", "yaml", "lmdb", "raftkv.raft", "raftkv.storage", "raftkv.server"} & client
+    assert not {"rich", "yaml", "lmdb", "cryptography", "multiprocessing", "http.client"} & client
+    packages = {name.split(".")[1] for name in client if name.startswith("raftkv.")}
+    assert packages == {"checkpoint", "cli", "client", "errors", "loop", "pb", "rpc", "urls"}
+    assert {name for name in client if name.startswith("raftkv.checkpoint.")} == {"raftkv.checkpoint.keys"}
+    assert {name for name in client if name.startswith("raftkv.cli.ctl.")} == {
+        f"raftkv.cli.ctl.{name}" for name in ("__main__", "kv", "session", "tree")
+    }
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from raftkv.cli.output.table import Rows, out, plain
+from raftkv.cli.table import Rows, out, plain
 
 ROWS = Rows(("run", "phase", "reason"), [("bert-large-2026", "waiting", "1 of 2 nodes are there")])
 

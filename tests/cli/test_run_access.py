@@ -12,7 +12,7 @@ import pytest
 import raftkv
 import raftkv.training
 from raftkv import errors
-from raftkv.cli.runs.access import Pattern, needs
+from raftkv.cli.runs import Pattern, needs
 from raftkv.client.rpc import methods
 from raftkv.dataset.keys import DatasetKeys
 from raftkv.pb import rpc_pb2

@@ -13,9 +13,9 @@ import pytest
 import raftkv
 from raftkv.checkpoint.keys import RANDOM_DIGITS, AttemptId, RegistryKeys
 from raftkv.checkpoint.records import Checkpoint
-from raftkv.cli.output.table import clock
-from raftkv.cli.runs import commands
-from raftkv.cli.runs.view import Denied, Line, Narrator, Queue, members_text, ranks_text, waiting
+from raftkv.cli import runs as commands
+from raftkv.cli.run_view import Denied, Line, Narrator, Queue, members_text, ranks_text, waiting
+from raftkv.cli.table import clock
 from raftkv.training.history import RunSummary, list_runs
 from raftkv.training.keys import CLUSTER_ROOT, RunKeys
 from raftkv.training.records import CLOSED, GATHERING, RUNNING, GenerationRecord, Member, Node, State

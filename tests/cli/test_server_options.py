@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftkv.cli.program import CommandError
-from raftkv.cli.server.flags import FLAGS, SETTING
-from raftkv.cli.server.options import read_options
+from raftkv.cli.server_options import FLAGS, SETTING, read_options
 from raftkv.config import FEATURES, LogRotation, ServerConfig, TLSFiles, Tracing
 from raftkv.server.listening import addresses
 

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from raftkv import cluster_id
-from raftkv.cli.server.options import read_options
+from raftkv.cli.server_options import read_options
 from raftkv.pb import rpc_pb2
 from tests.cli.runner import run_server
 from tests.procs import ETCD_FAST, Cluster, find_tool

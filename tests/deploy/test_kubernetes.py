@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from raftkv.cli.server.options import read_options
+from raftkv.cli.server_options import read_options
 from tests import installed
 from tests.foreign.environments import interpreter
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from raftkv.cli.server.join import read_plan
-from raftkv.cli.server.options import read_options
+from raftkv.cli.join import read_plan
+from raftkv.cli.server_options import read_options
 from raftkv.config import ServerConfig
 from raftkv.server import main
 from tests import installed

@@ -10,7 +10,7 @@ import os
 import pytest
 
 from raftkv.cli.program import CommandError
-from raftkv.cli.server.options import read_options
+from raftkv.cli.server_options import read_options
 from raftkv.raft.types import Entry, HardState
 from raftkv.storage.wal import WALCorruptError
 from raftkv.storage.wal.frame import HEADER_BYTES, encode_frame

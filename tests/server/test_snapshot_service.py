@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from raftkv.apply.membership import CLUSTER_VERSION
 from raftkv.offline.etcd.export import LENGTH, OTHER_FILE_STATUS
 from raftkv.offline.etcd.file import snapshot_status
 from raftkv.pb import rpc_pb2
@@ -24,6 +25,7 @@ from raftkv.storage.backend.writer import ThreadWriter
 from raftkv.storage.failpoints import arm, disarm_all
 from raftkv.storage.mvcc import Store
 from raftkv.storage.revision import to_key
+from raftkv.storage.schema import CLUSTER_VERSION
 
 
 class Call:
@@ -109,6 +111,40 @@ def test_a_snapshot_is_everything_that_was_answered_before(member: Member, tmp_p
     assert (blobs[-1].remaining_bytes, last.remaining_bytes) == (0, 0)
     assert not last.HasField("header")
     assert member.pins() == 0
+
+
+def test_small_database_is_sent_without_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", None)
+    member = Member(tmp_path / "db")
+    member.put(b"k")
+    try:
+        call = asyncio.run(member.send(Call()))
+        path = tmp_path / "file"
+        path.write_bytes(call.file())
+        assert snapshot_status(path).revision == member.store.revision == 2
+        assert member.pins() == 0
+    finally:
+        member.store.close()
+        member.backend.close()
+
+
+def test_export_process_loads_neither_consensus_nor_apply() -> None:
+    code = (
+        "import sys, raftkv.offline.etcd.export; print(*(name for name in sys.modules if name.startswith('raftkv.')))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name for name in ran.stdout.split() if not name.startswith(("raftkv.pb", "raftkv.storage.b"))}
+    assert loaded == {
+        "raftkv.errors",
+        "raftkv.offline",
+        "raftkv.offline.etcd",
+        "raftkv.offline.etcd.export",
+        "raftkv.offline.etcd.records",
+        "raftkv.raft",
+        "raftkv.raft.types",
+        *(f"raftkv.{name}" for name in ("storage", "storage.datadir", "storage.failpoints", "storage.key_value")),
+        *(f"raftkv.storage.{name}" for name in ("revision", "schema")),
+    }
 
 
 def test_what_was_answered_is_waited_for_until_it_is_on_the_disk(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 import raftkv
 from bench.restart_faults import find_leader
 from bench.restart_job import BACKENDS, Job
-from raftkv.cli.runs.access import Pattern, needs
+from raftkv.cli.runs import Pattern, needs
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import CLOSED, RUNNING, SIGNAL, Fault, State
 from tests.cli.runner import run_ctl

@@ -19,9 +19,9 @@ from typing import Any, TypeVar, cast
 import click
 
 from raftkv.cli.bench.load import PREFIX, Load, LoadError, Request, Result, Runnable
-from raftkv.cli.goflags.command import HELP_ROW
-from raftkv.cli.output.table import progress_bar
+from raftkv.cli.command import HELP_ROW
 from raftkv.cli.program import CTRL_C
+from raftkv.cli.table import progress_bar
 from raftkv.client import Client, ClientOptions
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.transport import tls_context

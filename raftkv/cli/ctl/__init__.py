@@ -14,6 +14,6 @@ Example::
     session = open_session(invocation)
     session.printer.get(session.call(methods.RANGE, request))
 
-Read ``tree``, ``session``, then any command. Leaves out: how flags are read (``cli.goflags``), how answers look
-(``cli.output``).
+Read ``tree``, ``session``, then any command. Leaves out: how flags are read (``cli.pflag``), how answers look
+(``cli.printer``).
 """

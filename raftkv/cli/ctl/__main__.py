@@ -1,7 +1,7 @@
 """raftkvctl: the command line of a cluster, with etcdctl's commands, flags, output and exit codes.
 
 Owns the program: its failures become one line and an exit code. ``tree`` names the commands and the functions that they
-run; ``session`` connects to the cluster; ``cli.output.printer`` prints answers.
+run; ``session`` connects to the cluster; ``cli.printer`` prints answers.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import os
 import sys
 from collections.abc import Sequence
 
+from raftkv.cli.command import Branch, dispatch
 from raftkv.cli.common import run_program
 from raftkv.cli.ctl.tree import make_tree
-from raftkv.cli.goflags.command import Branch, dispatch
 from raftkv.cli.program import ERROR, CommandError
 
 

@@ -15,10 +15,10 @@ from typing import Final, NoReturn
 
 from raftkv.cli.bench.load import Load, Request, Result
 from raftkv.cli.bench.options import call_bar
+from raftkv.cli.command import Invocation
 from raftkv.cli.ctl import top
 from raftkv.cli.ctl.session import Session, open_session
-from raftkv.cli.goflags.command import Invocation
-from raftkv.cli.goflags.pflag import quote, text_bytes
+from raftkv.cli.pflag import quote, text_bytes
 from raftkv.cli.program import BAD_FEATURE, CTRL_C, ERROR, INVALID_INPUT, CommandError
 from raftkv.client import Client
 from raftkv.client.rpc import methods

@@ -18,11 +18,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from raftkv import cluster_id
+from raftkv.cli import pflag
+from raftkv.cli.command import Invocation
 from raftkv.cli.ctl.kv import is_serializable
 from raftkv.cli.ctl.session import Session, failed, open_session, remark
-from raftkv.cli.goflags import pflag
-from raftkv.cli.goflags.command import Invocation
-from raftkv.cli.output.printer import EndpointAnswer, EndpointHealth
+from raftkv.cli.printer import EndpointAnswer, EndpointHealth
 from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError
 from raftkv.client import Client, Method
 from raftkv.client.rpc import methods

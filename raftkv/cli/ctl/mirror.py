@@ -15,10 +15,10 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from raftkv.cli.command import Invocation
 from raftkv.cli.ctl.session import client_options, connection_settings, open_session, remark
 from raftkv.cli.ctl.watch import watching
-from raftkv.cli.goflags.command import Invocation
-from raftkv.cli.goflags.pflag import text_bytes
+from raftkv.cli.pflag import text_bytes
 from raftkv.cli.program import BAD_ARGUMENTS, BAD_CONNECTION, CommandError
 from raftkv.client import Client, ClientOptions, Method
 from raftkv.client.rpc import methods

@@ -15,13 +15,14 @@ import os
 import re
 import sys
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from raftkv.cli.goflags import pflag
-from raftkv.cli.goflags.command import Invocation
-from raftkv.cli.goflags.pflag import quote
-from raftkv.cli.output.printer import Printer, make_printer
-from raftkv.cli.program import BAD_ARGUMENTS, BAD_CONNECTION, ERROR, CommandError
+from raftkv.cli import pflag
+from raftkv.cli.command import Invocation
+from raftkv.cli.pflag import quote
+from raftkv.cli.printer import Printer, make_printer
+from raftkv.cli.program import BAD_ARGUMENTS, BAD_CONNECTION, BAD_FEATURE, ERROR, CommandError
 from raftkv.client import Client, ClientOptions, Method
 from raftkv.client.credentials import NO_SECRET, Secret, client_settings, file_settings, password_of
 from raftkv.client.errors import (
@@ -33,12 +34,21 @@ from raftkv.client.errors import (
     WrongPort,
 )
 from raftkv.client.rpc.transport import tls_context
-from raftkv.errors import CODE_NAMES, ConfigError, ContextDeadlineExceededError, StatusError
+from raftkv.errors import (
+    CODE_NAMES,
+    CompactedError,
+    ConfigError,
+    ContextDeadlineExceededError,
+    RaftKVError,
+    StatusError,
+)
 
 if TYPE_CHECKING:
     import ssl
 
     from google.protobuf.message import Message
+
+    from raftkv.client import library
 
 
 LOOKUP_TIMEOUT_S: Final = 5.0
@@ -350,3 +360,52 @@ def _tls_context(invocation: Invocation, connection: Mapping[str, Any]) -> ssl.S
         return tls_context(authorities, cert, key, verify=verify)
     except OSError as error:
         raise CommandError(f"cannot use the certificates: {error}", BAD_ARGUMENTS) from None
+
+
+# Commands that are not etcdctl's use the client library. They print tables for people, and JSON by ``--json`` or
+# ``-w json``.
+
+
+def open_library(invocation: Invocation) -> tuple[Session, bool]:
+    """Return the session of a command, and whether JSON is wanted.
+
+    Raises:
+        CommandError: a setting cannot be used, or the output format is one of etcdctl's.
+    """
+    wanted = invocation["write-out"]
+    if wanted not in ("simple", "table", "json"):
+        raise CommandError(f"{wanted} not supported as output format", BAD_FEATURE)
+    session = open_session(invocation)
+    session.options = replace(session.options, explain=True)
+    return session, invocation["json"] or wanted == "json"
+
+
+def use_library(session: Session, use: Callable[[library.Client], Awaitable[T]]) -> T:
+    """Use the library's client; each failure becomes one line.
+
+    Arguments:
+        session: of the command.
+        use: what to do with the client.
+
+    Raises:
+        CommandError: it failed.
+    """
+    from raftkv.client import library
+    from raftkv.client.errors import HistoryReplaced
+
+    async def with_library(core: Client) -> T:
+        try:
+            async with library.open_scope(core, session.timeout_s) as scope:
+                return await use(library.Client(scope))
+        except ConfigError as error:
+            raise CommandError(str(error), BAD_ARGUMENTS) from None
+        except HistoryReplaced as error:
+            raise CommandError(f"what was shown is {error}; start again", ERROR) from None
+        except CompactedError:
+            raise CommandError("the history was compacted while it was read; try again", ERROR) from None
+        except StatusError:
+            raise
+        except RaftKVError as error:
+            raise CommandError(str(error), ERROR) from None
+
+    return session.run(with_library)

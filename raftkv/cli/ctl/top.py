@@ -21,9 +21,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from raftkv.cli.command import Invocation
 from raftkv.cli.ctl.session import Session, open_session
-from raftkv.cli.goflags.command import Invocation
-from raftkv.cli.output.printer import human_size, role_of
+from raftkv.cli.printer import human_size, role_of
 from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError
 from raftkv.client import Client
 from raftkv.client.rpc import methods

@@ -1,6 +1,6 @@
 """The commands of raftkvctl: their names, flags, help and examples, and the functions that they run.
 
-Owns the tree. Leaves name their function as ``module:function``; see ``goflags.command``. A command that only prints
+Owns the tree. Leaves name their function as ``module:function``; see ``cli.command``. A command that only prints
 its help must not wait for the modules that talk to a cluster: none of them is imported here.
 """
 
@@ -11,9 +11,9 @@ from dataclasses import replace
 import click
 
 from raftkv.checkpoint.keys import KINDS
+from raftkv.cli.command import Branch, External, Invocation, Leaf, Page, flag_row, leaf_maker
 from raftkv.cli.common import FORMATS_FLAG, about_commands, file_commands
-from raftkv.cli.goflags.command import Branch, External, Invocation, Leaf, Page, flag_row, leaf_maker
-from raftkv.cli.goflags.pflag import BOOL, DURATION, INT, LIST, Flag
+from raftkv.cli.pflag import BOOL, DURATION, INT, LIST, Flag
 
 NAME = "raftkvctl"
 ENVIRONMENT_PREFIX = "ETCDCTL_"
@@ -148,7 +148,7 @@ def _kv_commands() -> list[Leaf]:
         _leaf("del", "ctl.kv:delete", "KEY [END]", "Delete a key, or the keys from KEY up to END", DELETE_FLAGS)(
             "del greeting", "del jobs/ --prefix"
         ),
-        _leaf("txn", "ctl.txn:txn", "", "Compare and change keys in one step", (interactive,), _TXN_DETAILS)(
+        _leaf("txn", "ctl.kv:txn", "", "Compare and change keys in one step", (interactive,), _TXN_DETAILS)(
             "txn --interactive", "txn < transaction.txt"
         ),
         _leaf("compaction", "ctl.kv:compaction", "REVISION", "Forget the history before a revision", (physical,))(
@@ -169,15 +169,15 @@ def _lease_commands() -> Branch:
     once = Flag("once", BOOL, usage="renew the lease once and end")
     keys = Flag("keys", BOOL, usage="also print the keys that are attached to the lease")
     children = [
-        _leaf("grant", "ctl.lease:grant", "TTL", "Make a lease that lives for TTL seconds")("lease grant 60"),
-        _leaf("revoke", "ctl.lease:revoke", "LEASE", "End a lease and delete its keys")(
+        _leaf("grant", "ctl.contest:grant", "TTL", "Make a lease that lives for TTL seconds")("lease grant 60"),
+        _leaf("revoke", "ctl.contest:revoke", "LEASE", "End a lease and delete its keys")(
             "lease revoke 32695410dcc0ca06"
         ),
-        _leaf("timetolive", "ctl.lease:time_to_live", "LEASE", "Print how many seconds a lease has left", (keys,))(
+        _leaf("timetolive", "ctl.contest:time_to_live", "LEASE", "Print how many seconds a lease has left", (keys,))(
             "lease timetolive 32695410dcc0ca06 --keys"
         ),
-        _leaf("list", "ctl.lease:list_leases", "", "List all leases")("lease list"),
-        _leaf("keep-alive", "ctl.lease:keep_alive", "LEASE", "Renew a lease until it ends", (once,))(
+        _leaf("list", "ctl.contest:list_leases", "", "List all leases")("lease list"),
+        _leaf("keep-alive", "ctl.contest:keep_alive", "LEASE", "Renew a lease until it ends", (once,))(
             "lease keep-alive 32695410dcc0ca06"
         ),
     ]
@@ -271,9 +271,9 @@ _PERMISSION_DETAILS = """KIND is read, write or readwrite. Without END and flags
 
 def _auth_commands() -> list[Branch]:
     auth = [
-        _leaf("enable", "ctl.users:auth_enable", "", "Enable authentication", (), _ENABLE_DETAILS)("auth enable"),
-        _leaf("disable", "ctl.users:auth_disable", "", "Disable authentication")("auth disable --user root"),
-        _leaf("status", "ctl.users:auth_status", "", "Print whether authentication is enabled")(
+        _leaf("enable", "ctl.maintenance:auth_enable", "", "Enable authentication", (), _ENABLE_DETAILS)("auth enable"),
+        _leaf("disable", "ctl.maintenance:auth_disable", "", "Disable authentication")("auth disable --user root"),
+        _leaf("status", "ctl.maintenance:auth_status", "", "Print whether authentication is enabled")(
             "auth status --user root"
         ),
     ]
@@ -291,7 +291,7 @@ def _user_commands() -> list[Leaf]:
         Flag("no-password", BOOL, usage="the user has no password: its certificate says who it is"),
     )
     detail = Flag("detail", BOOL, usage="print what its roles may do")
-    at = "ctl.users"
+    at = "ctl.maintenance"
     return [
         _leaf("add", f"{at}:user_add", "NAME[:PASSWORD]", "Add a user", add, _USER_DETAILS)(
             "user add alice", "user add agent7 --no-password"
@@ -310,7 +310,7 @@ def _user_commands() -> list[Leaf]:
 
 
 def _role_commands() -> list[Leaf]:
-    at = "ctl.users"
+    at = "ctl.maintenance"
     return [
         _leaf("add", f"{at}:role_add", "ROLE", "Add a role")("role add jobs"),
         _leaf("delete", f"{at}:role_delete", "ROLE", "Delete a role, also from its users")("role delete jobs"),
@@ -512,7 +512,7 @@ def _access_commands() -> list[Leaf]:
 these runs and of their checkpoints and no others, and gives it to USER. A user with --cluster
 can change what the ledger says of other runs, but not read or change their keys or checkpoints."""
     revoke = "Takes the roles that run grant has given with the same words. A role without users is deleted."
-    at = "runs.access"
+    at = "runs"
     return [
         _leaf("grant", f"{at}:grant", "USER RUNS", "Let a user take part in runs", (*shared, _JSON), grant)(
             "run grant alice 'bert-*'", "run grant alice 'bert-*' --cluster gpu --dataset imagenet"
@@ -541,20 +541,20 @@ def _run_commands() -> Branch:
     )
     delete = "Faults and generations are forgotten; the next run of that id begins with generation 1."
     children = [
-        _leaf("list", "runs.commands:list_all", "", "List the runs", flags)("run list"),
-        _leaf(
-            "show", "runs.commands:show", "RUN", "Print who is in a run, who waits and why, and the last faults", flags
-        )("run show job7"),
+        _leaf("list", "runs:list_all", "", "List the runs", flags)("run list"),
+        _leaf("show", "runs:show", "RUN", "Print who is in a run, who waits and why, and the last faults", flags)(
+            "run show job7"
+        ),
         _leaf(
             "timeline",
-            "runs.commands:timeline",
+            "runs:timeline",
             "RUN",
             "Print what happened: generations, ranks, causes, seconds",
             flags,
         )("run timeline job7"),
         _leaf(
             "watch",
-            "runs.commands:watch",
+            "runs:watch",
             "RUN",
             "Print what happens until SIGINT or SIGTERM arrives",
             flags,
@@ -562,7 +562,7 @@ def _run_commands() -> Branch:
         )("run watch job7"),
         _leaf(
             "metrics",
-            "runs.metrics:serve",
+            "runs:serve",
             "",
             "Serve metrics of runs and checkpoints to Prometheus until SIGINT or SIGTERM arrives",
             _ours(
@@ -573,18 +573,18 @@ def _run_commands() -> Branch:
         )("run metrics", "run metrics --listen :9379"),
         _leaf(
             "queue",
-            "runs.commands:queue",
+            "runs:queue",
             "[CLUSTER]",
             "Print who holds the slots that runs share, and who waits",
             flags,
         )("run queue", "run queue gpu"),
-        _leaf("exec", "runs.exec:execute", "-- COMMAND ...", "Take part in a run", _EXEC_FLAGS, _EXEC_DETAILS)(
+        _leaf("exec", "runs:execute", "-- COMMAND ...", "Take part in a run", _EXEC_FLAGS, _EXEC_DETAILS)(
             "run exec --job job7 --nnodes 2:4 -- python train.py"
         ),
         *_access_commands(),
         _leaf(
             "delete",
-            "runs.commands:delete",
+            "runs:delete",
             "[RUN]",
             "Delete all keys of a run, or of those that have ended",
             (*flags, *sure),
@@ -617,7 +617,7 @@ def _finding_commands() -> list[Leaf]:
         Flag("from-revision", INT, usage="begin with the commits of this revision; 1 means all, 0 from now on"),
         Flag("count", INT, usage="end after so many commits; 0 means never"),
     )
-    at = "checkpoints.finding"
+    at = "checkpoints"
     return [
         _leaf("runs", f"{at}:runs", "", "List the runs that have checkpoints, with their latest", (_JSON,))(
             "checkpoint runs"
@@ -639,7 +639,7 @@ def _finding_commands() -> list[Leaf]:
         ),
         _leaf(
             "watch",
-            "checkpoints.finding:watch",
+            "checkpoints:watch",
             "RUN",
             "Print commits as they happen, each once",
             (*_BOTH, *watch_flags, *_URI),
@@ -671,7 +671,7 @@ def _contents_commands() -> list[Leaf]:
     return [
         _leaf(
             "verify",
-            "checkpoints.finding:verify",
+            "checkpoints:verify",
             "RUN [WHICH]",
             "Compare the files of a checkpoint with what was committed",
             (*_BOTH, *every),
@@ -679,7 +679,7 @@ def _contents_commands() -> list[Leaf]:
         )("checkpoint verify bert", "checkpoint verify bert --all --json"),
         _leaf(
             "export",
-            "checkpoints.keeping:export",
+            "checkpoints:export",
             "RUN WHICH DIRECTORY",
             "Copy a checkpoint out, with what the store knows of it",
             _BOTH,
@@ -687,7 +687,7 @@ def _contents_commands() -> list[Leaf]:
         )("checkpoint export bert latest s3://archive/bert", "checkpoint export bert tag:release /mnt/usb/bert"),
         _leaf(
             "import",
-            "checkpoints.keeping:take_in",
+            "checkpoints:take_in",
             "RUN DIRECTORY",
             "Copy checkpoints in: an export, or what other tools have saved",
             (*_BOTH, place, step, dry_run),
@@ -695,7 +695,7 @@ def _contents_commands() -> list[Leaf]:
         )("checkpoint import bert /mnt/usb/bert", "checkpoint import old-job /shared/output --dry-run"),
         _leaf(
             "copy",
-            "checkpoints.keeping:copy",
+            "checkpoints:copy",
             "RUN WHICH INTO-RUN",
             "Copy a checkpoint into another run, which descends from it",
             (*_BOTH, place, step),
@@ -714,7 +714,7 @@ point and run by several at once."""
 
 def _keeping_commands() -> list[Leaf]:
     """Make the commands that say how long checkpoints stay."""
-    at = "checkpoints.keeping"
+    at = "checkpoints"
     (reader,) = _ours(Flag("reader", usage="name of who reads it; without it USER-HOST"))
     (duration,) = _ours(Flag("for", DURATION, usage="how long, as 90m or 24h; 0 means until unpin"))
     return [

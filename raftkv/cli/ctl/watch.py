@@ -17,11 +17,11 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import NoReturn
 
+from raftkv.cli import pflag
+from raftkv.cli.command import Invocation
+from raftkv.cli.ctl.kv import split_words
 from raftkv.cli.ctl.session import Session, open_session, remark, unanswered
-from raftkv.cli.ctl.txn import split_words
-from raftkv.cli.goflags import pflag
-from raftkv.cli.goflags.command import Invocation
-from raftkv.cli.goflags.pflag import quote, text_bytes
+from raftkv.cli.pflag import quote, text_bytes
 from raftkv.cli.program import BAD_ARGUMENTS, ERROR, INTERRUPTED, INVALID_INPUT, CommandError
 from raftkv.client import Client
 from raftkv.client.errors import explain_failures

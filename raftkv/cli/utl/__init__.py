@@ -4,5 +4,5 @@
 
 Laws: a failure is one line on standard error and a code, never a traceback; nothing here talks to a member.
 Example: ``raftkvutl hashkv default.etcd``. Read ``tree``, then any command. Leaves out: how flags are read
-(``cli.goflags``), and the work itself (``raftkv.offline``).
+(``cli.pflag``), and the work itself (``raftkv.offline``).
 """

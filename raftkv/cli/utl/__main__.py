@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from raftkv.cli.command import dispatch
 from raftkv.cli.common import run_program
-from raftkv.cli.goflags.command import dispatch
 from raftkv.cli.program import ERROR, CommandError
 from raftkv.cli.utl.tree import make_tree
 from raftkv.errors import RaftKVError

@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Final
 
 from raftkv import cluster_id
+from raftkv.cli.command import Invocation
 from raftkv.cli.common import FORMATS, forward_of
-from raftkv.cli.goflags.command import Invocation
-from raftkv.cli.goflags.pflag import quote
-from raftkv.cli.output.printer import human_size
-from raftkv.cli.output.simple import encode, plain
+from raftkv.cli.pflag import quote
+from raftkv.cli.printer import encode, human_size, plain
 from raftkv.cli.program import BAD_ARGUMENTS, BAD_FEATURE, ERROR, CommandError
 from raftkv.config import ServerConfig
 from raftkv.errors import RaftKVError
@@ -65,11 +64,11 @@ def rendered(write_out: str, cells: Sequence[Cell]) -> str:
     if write_out == "fields":
         return "\n".join(f'"{cell.field}" : {cell.value}' for cell in cells)
     if write_out == "json":
-        from raftkv.cli.output.simple import encode
+        from raftkv.cli.printer import encode
 
         return encode({cell.json_name: cell.value for cell in cells})
     if write_out == "table":
-        from raftkv.cli.output.table import render
+        from raftkv.cli.table import render
 
         return render([cell.title for cell in cells], [[cell.text for cell in cells]])
     check_format(write_out)

@@ -1,15 +1,15 @@
 """The commands of raftkvutl: their names, flags, help and examples, and the functions that they run.
 
-Owns the tree. Leaves name their function as ``module:function``; see ``cli.goflags.command``.
+Owns the tree. Leaves name their function as ``module:function``; see ``cli.command``.
 """
 
 from __future__ import annotations
 
 import click
 
+from raftkv.cli.command import Branch, leaf_maker
 from raftkv.cli.common import FORMATS_FLAG, about_commands, file_commands
-from raftkv.cli.goflags.command import Branch, leaf_maker
-from raftkv.cli.goflags.pflag import BOOL, INT, Flag
+from raftkv.cli.pflag import BOOL, INT, Flag
 
 NAME = "raftkvutl"
 

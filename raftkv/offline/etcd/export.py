@@ -24,8 +24,6 @@ from pathlib import Path
 from struct import Struct
 from typing import Final
 
-from raftkv.apply.membership import DOWNGRADE_KEY, cluster_version, read_downgrade
-from raftkv.apply.quotas import KEY_PREFIX
 from raftkv.errors import CorruptionError, InvariantError, RaftKVError
 from raftkv.offline.etcd import records
 from raftkv.pb import rpc_pb2
@@ -92,14 +90,15 @@ def _removed(read: ReadTxn, bucket: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 def _version(read: ReadTxn) -> bytes:
     """Return the version of etcd whose fields the file has: that which a downgrade goes to, if one is under way."""
-    return cluster_version(read_downgrade(read.get(schema.CLUSTER, DOWNGRADE_KEY))).encode()
+    enabled, target = schema.decode_downgrade(read.get(schema.CLUSTER, schema.CLUSTER_DOWNGRADE))
+    return (target if enabled else schema.CLUSTER_VERSION).encode()
 
 
 def _cluster(read: ReadTxn, bucket: bytes) -> Iterator[tuple[bytes, bytes]]:
     yield records.CLUSTER_VERSION_KEY, _version(read)
     # Quotas are raftkv's own, and go through etcd unseen; what is used is counted again where the file is restored.
-    for key, value in read.items(bucket, KEY_PREFIX):
-        if not key.startswith(KEY_PREFIX):
+    for key, value in read.items(bucket, schema.CLUSTER_QUOTA_PREFIX):
+        if not key.startswith(schema.CLUSTER_QUOTA_PREFIX):
             return
         yield key, value[: records.QUOTA_LIMITS.size]
 

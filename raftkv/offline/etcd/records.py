@@ -19,7 +19,6 @@ from typing import Final, cast
 
 from google.protobuf.message import DecodeError
 
-from raftkv.apply.quotas import KEY_PREFIX, LIMIT_MAX, PREFIX_BYTES_MAX
 from raftkv.errors import StorageError
 from raftkv.pb import admin_pb2, rpc_pb2
 from raftkv.raft.types import ConfState
@@ -137,9 +136,9 @@ def quota_from_etcd(key: bytes, value: bytes) -> admin_pb2.QuotaSetRequest:
     Raises:
         StorageError: it is none.
     """
-    prefix = key.removeprefix(KEY_PREFIX)
-    limits = QUOTA_LIMITS.unpack(value) if len(value) == QUOTA_LIMITS.size else (LIMIT_MAX + 1,)
-    if len(prefix) > PREFIX_BYTES_MAX or max(limits) > LIMIT_MAX:
+    prefix = key.removeprefix(schema.CLUSTER_QUOTA_PREFIX)
+    limits = QUOTA_LIMITS.unpack(value) if len(value) == QUOTA_LIMITS.size else (schema.QUOTA_LIMIT_MAX + 1,)
+    if len(prefix) > schema.QUOTA_PREFIX_BYTES_MAX or max(limits) > schema.QUOTA_LIMIT_MAX:
         raise StorageError(f"entry {key[:64].hex()} of the bucket cluster is not a quota")
     return admin_pb2.QuotaSetRequest(prefix=prefix, bytes_max=limits[0], keys_max=limits[1])
 

@@ -30,7 +30,7 @@ from google.protobuf.message import DecodeError
 from raftkv import cluster_id
 from raftkv.apply.auth.store import AuthStore
 from raftkv.apply.membership import Membership
-from raftkv.apply.quotas import KEY_PREFIX, QUOTAS_MAX, Quotas
+from raftkv.apply.quotas import QUOTAS_MAX, Quotas
 from raftkv.config import ServerConfig
 from raftkv.errors import CorruptionError, StorageError
 from raftkv.offline.database import Base, Forward, copy_database, is_database
@@ -365,7 +365,7 @@ class _Copy:
             kept = records.alarm_from_etcd(key)
             values[schema.ALARM, kept[0]] = kept[1]
         for key, value in file.items(schema.CLUSTER):
-            if key.startswith(KEY_PREFIX) and len(self.quotas) < QUOTAS_MAX:
+            if key.startswith(schema.CLUSTER_QUOTA_PREFIX) and len(self.quotas) < QUOTAS_MAX:
                 self.quotas.append(records.quota_from_etcd(key, value))
         for bucket in (schema.AUTH, schema.AUTH_USERS, schema.AUTH_ROLES):
             for key, value in file.items(bucket):

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from raftkv.cli.backup import command
-from raftkv.cli.backup.command import Report
-from raftkv.cli.backup.place import Place
+from raftkv.cli import backup as command
+from raftkv.cli.backup import Place, Report
 from tests.cli.programs import TIMEOUT_S, Running
 from tests.cli.runner import Ran, run_ctl, run_server, run_utl
 from tests.cli.test_programs import BIN

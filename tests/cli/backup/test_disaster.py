@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import raftkv
-from raftkv.cli.backup.place import Place
+from raftkv.cli.backup import Place
 from tests.cli.runner import run_ctl, run_server, run_utl
 from tests.long import long_except
 from tests.procs import RAFTKV, Cluster, Member, wait_for

@@ -12,16 +12,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv.cli.backup.command import TAKE_FLAGS, Report, _chosen, _prune, preferred, take_one, temporary_directory
-from raftkv.cli.backup.place import (
+from raftkv.cli.backup import (
     DAY_S,
     LEFT_OVER_S,
     MANIFEST_BYTES_MAX,
+    TAKE_FLAGS,
     Manifest,
     Place,
+    Report,
+    _chosen,
+    _prune,
     name_of,
     not_needed,
     oldest_first,
+    preferred,
+    take_one,
+    temporary_directory,
     time_of,
 )
 from raftkv.cli.program import CommandError

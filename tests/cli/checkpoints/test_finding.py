@@ -11,8 +11,8 @@ import pytest
 
 import raftkv
 from raftkv.checkpoint import Reference
-from raftkv.cli.checkpoints.frame import checkpoints_table
-from raftkv.cli.output.table import clock
+from raftkv.cli.checkpoints import checkpoints_table
+from raftkv.cli.table import clock
 from tests.cli.checkpoints.registered import ctl, save, text_of
 from tests.cli.programs import Running, raftkvctl
 from tests.cli.runner import run_ctl

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from raftkv.cli.output.printer import EndpointAnswer, EndpointHealth, make_printer
-from raftkv.cli.output.simple import encode
+from raftkv.cli.printer import EndpointAnswer, EndpointHealth, encode, make_printer
 from raftkv.cli.program import BAD_FEATURE, CommandError
 from raftkv.pb import rpc_pb2
 

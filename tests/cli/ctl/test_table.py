@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv.cli.output.printer import human_size
-from raftkv.cli.output.table import fold, render, width
+from raftkv.cli.printer import human_size
+from raftkv.cli.table import fold, render, width
 
 ENDPOINTS = """\
 +-----------------+------------+

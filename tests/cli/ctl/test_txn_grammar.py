@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv.cli.ctl import txn as ctl_txn
-from raftkv.cli.goflags.pflag import quote
+from raftkv.cli.ctl import kv as ctl_txn
+from raftkv.cli.pflag import quote
 from raftkv.cli.program import INVALID_INPUT, CommandError
 from raftkv.pb import rpc_pb2
 

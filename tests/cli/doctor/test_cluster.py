@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from raftkv import __version__, aio
-from raftkv.cli.doctor import command
-from raftkv.cli.doctor.judgement import Level, judge
+from raftkv.cli import doctor as command
+from raftkv.cli.doctor import Level, judge
 from raftkv.config import Tracing
 from tests.rpc.loop import on_loop
 from tests.server.tracing.members import running

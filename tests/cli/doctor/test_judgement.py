@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from raftkv.cli.doctor.judgement import FRAGMENTED_BYTES, LAG_MAX, Answer, Finding, Level, Picture, at_most, judge
+from raftkv.cli.doctor import FRAGMENTED_BYTES, LAG_MAX, Answer, Finding, Level, Picture, at_most, judge
 from raftkv.config import ServerConfig
 from raftkv.pb import rpc_pb2
 

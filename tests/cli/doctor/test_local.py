@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from raftkv.cli.backup.place import Manifest, name_of
-from raftkv.cli.doctor import command, machine
-from raftkv.cli.doctor.command import check_certificates, check_files
-from raftkv.cli.doctor.judgement import Finding, Level
+from raftkv.cli import doctor as command
+from raftkv.cli.backup import Manifest, name_of
+from raftkv.cli.doctor import Finding, Level, check_certificates, check_files
 from raftkv.cli.main import main as raftkv
 from raftkv.cli.program import CommandError
 from raftkv.config import ServerConfig, TLSFiles
@@ -26,7 +25,7 @@ from tests.offline.directory import DataDirectory, put
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "SYNCS", 5)
+    monkeypatch.setattr(command, "SYNCS", 5)
 
 
 def by_subject(found) -> dict[str, tuple[Level, str]]:
@@ -37,7 +36,7 @@ def test_a_directory_is_tried_without_a_trace(tmp_path: Path):
     data = tmp_path / "data"
     data.mkdir(mode=0o700)
     before = os.stat(data).st_mtime_ns
-    found = by_subject(machine.check_disk(str(data)))
+    found = by_subject(command.check_disk(str(data)))
     assert found["data directory"] == (Level.OK, f"{data}, mode 0700")
     assert found["data directory: fdatasync"][1].endswith(" of 5")
     assert list(data.iterdir()) == []
@@ -53,7 +52,7 @@ def test_a_file_system_without_nameless_files(tmp_path: Path, monkeypatch: pytes
         return real(path, flags, *rest, **more)
 
     monkeypatch.setattr(os, "open", without)
-    assert len(machine.sync_times_ms(tmp_path)) == 5
+    assert len(command.sync_times_ms(tmp_path)) == 5
     assert list(tmp_path.iterdir()) == []
 
 
@@ -61,8 +60,8 @@ def test_a_file_system_that_is_mounted_read_only(tmp_path: Path, monkeypatch: py
     def refused(*_: object) -> int:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(machine, "_nameless", refused)
-    assert machine.check_latency("sync", tmp_path) == Finding(
+    monkeypatch.setattr(command, "_nameless", refused)
+    assert command.check_latency("sync", tmp_path) == Finding(
         "sync",
         Level.FAILURE,
         "cannot write there: Read-only file system",
@@ -72,10 +71,10 @@ def test_a_file_system_that_is_mounted_read_only(tmp_path: Path, monkeypatch: py
 
 def test_rights_of_a_directory(tmp_path: Path):
     tmp_path.chmod(0o770)
-    assert by_subject(machine.check_disk(str(tmp_path)))["data directory"][0] == Level.FAILURE
+    assert by_subject(command.check_disk(str(tmp_path)))["data directory"][0] == Level.FAILURE
     tmp_path.chmod(0o755)
-    assert by_subject(machine.check_disk(str(tmp_path)))["data directory"][0] == Level.WARNING
-    there = by_subject(machine.check_disk(str(tmp_path / "not" / "there")))
+    assert by_subject(command.check_disk(str(tmp_path)))["data directory"][0] == Level.WARNING
+    there = by_subject(command.check_disk(str(tmp_path / "not" / "there")))
     assert there["data directory"][0] == Level.SKIPPED
     assert there["data directory: free space"][1]
 
@@ -83,7 +82,7 @@ def test_rights_of_a_directory(tmp_path: Path):
 def test_a_directory_without_a_member_in_it_is_named(tmp_path: Path):
     tmp_path.chmod(0o700)
     (tmp_path / "member").mkdir()
-    level, figure = by_subject(machine.check_disk(str(tmp_path)))["data directory: member"]
+    level, figure = by_subject(command.check_disk(str(tmp_path)))["data directory: member"]
     assert (level, "\n" in figure) == (Level.FAILURE, False)
 
 
@@ -91,7 +90,7 @@ def test_a_file_in_the_place_of_a_directory_is_named(tmp_path: Path):
     file = tmp_path / "file"
     file.touch()
     for path in (file, file / "below"):
-        (found,) = machine.check_disk(str(path))
+        (found,) = command.check_disk(str(path))
         assert (found.level, found.figure) == (Level.FAILURE, f"{file} is not a directory")
 
 
@@ -101,22 +100,22 @@ def test_a_damaged_log_is_found_before_the_next_start(tmp_path: Path):
     snap.mkdir(parents=True)
     (snap / "db").write_bytes(bytes(4096))
     log.mkdir(mode=0o700)
-    assert by_subject(machine.check_disk(str(data)))["data directory: member"][0] == Level.FAILURE
+    assert by_subject(command.check_disk(str(data)))["data directory: member"][0] == Level.FAILURE
     log.rmdir()
     wal = WAL.create(str(log), raft_pb2.WALMetadata(cluster_id=1, member_id=2).SerializeToString(), segment_bytes=8192)
     for index in range(1, 9):
         wal.append(HardState(1, 1, index - 1), [Entry(1, index, b"x" * 200)])
         wal.sync()
-    running = by_subject(machine.check_disk(str(data)))
+    running = by_subject(command.check_disk(str(data)))
     wal.close()
-    whole = by_subject(machine.check_disk(str(data)))
+    whole = by_subject(command.check_disk(str(data)))
     expected = (Level.OK, "entries 1 to 8 in 8.2 kB, all checksums right")
     assert running["data directory: log"] == whole["data directory: log"] == expected
     segment = next(log.glob("*.wal"))
     damaged = bytearray(segment.read_bytes())
     damaged[600] ^= 1
     segment.write_bytes(damaged)
-    level, figure = by_subject(machine.check_disk(str(data)))["data directory: log"]
+    level, figure = by_subject(command.check_disk(str(data)))["data directory: log"]
     assert (level, "\n" in figure) == (Level.FAILURE, False)
     assert figure.startswith(f"write-ahead log {segment} is damaged at offset ")
 
@@ -124,16 +123,16 @@ def test_a_damaged_log_is_found_before_the_next_start(tmp_path: Path):
 def test_a_damaged_database_is_found_before_the_next_start(tmp_path: Path):
     directory = DataDirectory(tmp_path / "data")
     directory.write(put(b"key %d" % number, b"needle") for number in range(9))
-    running = by_subject(machine.check_disk(str(directory.path)))["data directory: database"]
+    running = by_subject(command.check_disk(str(directory.path)))["data directory: database"]
     assert running == (Level.SKIPPED, "the member runs, and checks what it reads")
     directory.close()
-    whole = by_subject(machine.check_disk(str(directory.path)))["data directory: database"]
+    whole = by_subject(command.check_disk(str(directory.path)))["data directory: database"]
     assert whole == (Level.OK, "revision 10, all checksums right")
     database = directory.snapshots / "db"
     damaged = bytearray(database.read_bytes())
     damaged[damaged.rindex(b"needle")] ^= 1
     database.write_bytes(damaged)
-    level, figure = by_subject(machine.check_disk(str(directory.path)))["data directory: database"]
+    level, figure = by_subject(command.check_disk(str(directory.path)))["data directory: database"]
     assert (level, figure) == (Level.FAILURE, "record of revision 2.0 is corrupt: its checksum is wrong")
 
 
@@ -149,19 +148,19 @@ def test_a_damaged_database_is_found_before_the_next_start(tmp_path: Path):
 def test_kinds_of_file_systems(tmp_path: Path, mounts: str, kind: str):
     listed = tmp_path / "mountinfo"
     listed.write_text(mounts.replace("{above}", os.path.realpath(tmp_path)))
-    assert machine.kind_of(tmp_path, listed) == kind
+    assert command.kind_of(tmp_path, listed) == kind
 
 
 def test_limits_of_control_groups(tmp_path: Path):
     group = tmp_path / "sys/fs/cgroup/a/b"
     group.mkdir(parents=True)
     (tmp_path / "proc/self").mkdir(parents=True)
-    assert machine.cgroup_limit(tmp_path) is None
+    assert command.cgroup_limit(tmp_path) is None
     (tmp_path / "proc/self/cgroup").write_text("0::/a/b\n")
     (group / "memory.max").write_text("max\n")
-    assert machine.cgroup_limit(tmp_path) is None
+    assert command.cgroup_limit(tmp_path) is None
     (group.parent / "memory.max").write_text("4096\n")
-    assert machine.cgroup_limit(tmp_path) == 4096
+    assert command.cgroup_limit(tmp_path) == 4096
 
 
 def test_machines(tmp_path: Path):
@@ -172,18 +171,18 @@ def test_machines(tmp_path: Path):
     (tmp_path / "proc/meminfo").write_text(
         "MemTotal: 1000000 kB\nMemAvailable: 1000 kB\nSwapTotal: 2000000 kB\nSwapFree: 1000 kB\n"
     )
-    found = by_subject(machine.check_machine(tmp_path))
+    found = by_subject(command.check_machine(tmp_path))
     assert [found[name][0] for name in ("memory", "swap", "transparent huge pages")] == [Level.WARNING] * 3
-    nothing = by_subject(machine.check_machine(tmp_path / "nothing"))
+    nothing = by_subject(command.check_machine(tmp_path / "nothing"))
     assert [nothing[name][0] for name in ("memory", "swap", "transparent huge pages")] == [Level.SKIPPED] * 3
     assert nothing["libraries"][0] == Level.OK
 
 
 def test_clocks_and_files():
-    assert machine.check_clock(lambda: (0, 1500)).figure == "yes, within 1.5 ms"
-    assert machine.check_clock(lambda: (5, 0)).level == Level.WARNING
-    assert machine.check_clock(lambda: (-1, 0)).level == Level.SKIPPED
-    assert [machine.check_files(hard).level for hard in (-1, 1024, 65536)] == [Level.OK, Level.WARNING, Level.OK]
+    assert command.check_clock(lambda: (0, 1500)).figure == "yes, within 1.5 ms"
+    assert command.check_clock(lambda: (5, 0)).level == Level.WARNING
+    assert command.check_clock(lambda: (-1, 0)).level == Level.SKIPPED
+    assert [command.check_descriptors(hard).level for hard in (-1, 1024, 65536)] == [Level.OK, Level.WARNING, Level.OK]
 
 
 def test_versions_of_libraries():
@@ -193,10 +192,10 @@ def test_versions_of_libraries():
         return "0.15.0"
 
     wanted = ["h11<1,>=0.16", "lmdb>=1", "click>=0.15", 'torch>=2; extra == "torch"', "rich"]
-    _, libraries = machine.check_versions((3, 11), wanted, version_of)
+    _, libraries = command.check_versions((3, 11), wanted, version_of)
     assert (libraries.level, libraries.figure) == (Level.FAILURE, "h11 0.15.0 is older than 0.16; lmdb is missing")
     assert libraries.advice == "pip install --upgrade h11 lmdb"
-    assert machine.check_versions((3, 10), [], version_of)[0].level == Level.FAILURE
+    assert command.check_versions((3, 10), [], version_of)[0].level == Level.FAILURE
 
 
 def test_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

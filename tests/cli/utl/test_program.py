@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raftkv import __version__
-from raftkv.cli.goflags.command import Leaf
+from raftkv.cli.command import Leaf
 from raftkv.cli.program import CommandError
 from raftkv.cli.utl.files import Cell, rendered
 from raftkv.cli.utl.tree import make_tree

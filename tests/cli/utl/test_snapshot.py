@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from raftkv.cli.server.options import read_options
+from raftkv.cli.server_options import read_options
 from raftkv.storage.wal import WAL
 from tests.cli.runner import Ran, run_ctl, run_utl
 from tests.offline.etcd.files import file_of, make_database, saved

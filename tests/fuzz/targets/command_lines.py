@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from raftkv.cli import command
 from raftkv.cli.ctl import tree as ctl
-from raftkv.cli.goflags import command
 from raftkv.cli.program import CommandError
-from raftkv.cli.server.flags import FLAGS
-from raftkv.cli.server.options import read_options
+from raftkv.cli.server_options import FLAGS, read_options
 from raftkv.cli.utl import tree as utl
 from tests.fuzz.target import Parse, Target
 

@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import asdict
 
 from raftkv import cluster_id
-from raftkv.cli.backup.place import FORMAT, Manifest, not_needed
-from raftkv.cli.ctl.txn import read_txn
-from raftkv.cli.goflags import pflag
+from raftkv.cli import pflag
+from raftkv.cli.backup import FORMAT, Manifest, not_needed
+from raftkv.cli.ctl.kv import read_txn
 from raftkv.cli.program import CommandError
 from raftkv.client.control.records import RecordError
 from raftkv.errors import ConfigError

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from raftkv.apply.membership import CLUSTER_VERSION
 from raftkv.errors import CorruptionError, StorageError
 from raftkv.offline.etcd import records
 from raftkv.offline.etcd.export import BLOB_BYTES, blobs, snapshot
@@ -21,6 +20,7 @@ from raftkv.storage.backend.lmdb import LMDBBackend
 from raftkv.storage.bolt.writer import Layout
 from raftkv.storage.key_value import encode
 from raftkv.storage.revision import seal, to_key
+from raftkv.storage.schema import CLUSTER_VERSION
 from tests.offline.etcd.files import (
     LEASE_ID,
     MAP_SIZE_BYTES,

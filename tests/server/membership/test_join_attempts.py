@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raftkv.cli.server import join
+from raftkv.cli import join
 from raftkv.config import ServerConfig
 from raftkv.errors import LeaderChangedError, PeerURLExistsError, RequestTimeoutError, StatusError, UnhealthyError
 from raftkv.pb import rpc_pb2

@@ -147,7 +147,7 @@ def test_a_member_and_a_client_import_nothing_for_it():
     """What runs without the flag has no module of opentelemetry, grpc or this package."""
     program = """
 import sys
-import raftkv.server.main, raftkv.client.library, raftkv.cli.main, raftkv.cli.server.options
+import raftkv.server.main, raftkv.client.library, raftkv.cli.main, raftkv.cli.server_options
 print([name for name in sys.modules if name.startswith(("opentelemetry", "grpc", "raftkv.server.tracing"))])
 """
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import raftkv.aio
 from raftkv.checkpoint.keys import AttemptId, RegistryKeys
 from raftkv.checkpoint.records import AttemptRecord, Checkpoint, Latest
-from raftkv.cli.runs.metrics import answer
+from raftkv.cli.runs import answer
 from raftkv.client.kv.operations import Delete, Put
 from raftkv.errors import PermissionDeniedError
 from raftkv.rpc.server.http import HttpRequest

@@ -55,3 +55,29 @@ def test_keys_lead_through_the_views(chromium: Chromium, page: Page) -> None:
     page.keyboard.press("j")
     page.keyboard.press("Enter")
     page.get_by_role("heading", name=RUN, exact=True).wait_for()
+
+
+def test_link_of_a_view_opens_it_again(chromium: Chromium, page: Page) -> None:
+    place = "#/keys?prefix=config%2F&flat=1"
+    page.set_viewport_size(DESKTOP)
+    page.show(place)
+    page.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    page.get_by_role("button", name="Copy a link to this view").click()
+    page.wait_text("Link copied")
+    link = page.evaluate("window.copied")
+    page.show("#/cluster")
+    assert link.endswith(place)
+    page.show(place)
+    page.get_by_label("Keys that begin with").wait_for()
+    assert page.get_by_label("Keys that begin with").input_value() == "config/"
+
+
+def test_keys_are_searched_by_value(chromium: Chromium, page: Page) -> None:
+    page.set_viewport_size(DESKTOP)
+    page.show("#/keys?prefix=%2Fapp%2F&find=web%3A7")
+    page.get_by_role("link", name="/app/config/07").wait_for()
+    assert page.get_by_role("list", name="Keys").get_by_role("link").count() == 1
+    page.get_by_label("Values that contain").fill("no such text")
+    page.wait_text("No value contains no such text")
+    page.get_by_label("Values that contain").fill("")
+    page.get_by_role("link", name="config/").first.wait_for()

@@ -11,7 +11,7 @@ import pytest
 import raftkv
 from raftkv.checkpoint import FileRecord, digest
 from raftkv.checkpoint.keys import LATEST, RegistryKeys
-from raftkv.cli.checkpoints import frame
+from raftkv.cli import checkpoints as frame
 from tests.cli.checkpoints.registered import ctl, save, text_of
 from tests.cli.runner import Ran
 from tests.ui.model.runner import Model, kv

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from raftkv.checkpoint.keys import RANDOM_DIGITS, AttemptId, RegistryKeys
 from raftkv.checkpoint.records import Checkpoint, Deleting
-from raftkv.cli.output.table import Rows
-from raftkv.cli.runs import view
-from raftkv.cli.runs.view import Denied, Facts, Queue, waiting
+from raftkv.cli import run_view as view
+from raftkv.cli.run_view import Denied, Facts, Queue, waiting
+from raftkv.cli.table import Rows
 from raftkv.training.history import GivenUp, RunSummary, count_nodes, with_commits
 from raftkv.training.keys import ROOT
 from raftkv.training.records import CAUSES, PHASES, Fault, GenerationRecord, Member, Node, State

@@ -64,6 +64,10 @@ function turnEdit() {
   toast(editing.get() ? "Edit is on: views offer what changes the store" : "Read-only again");
 }
 
+/** The address names the view, the key, the prefix and the revision that are shown; without a clipboard it is shown. */
+const copyLink = () =>
+  navigator.clipboard ? navigator.clipboard.writeText(location.href).then(() => toast("Link copied")) : toast(location.href);
+
 function drawTools() {
   const user = signedIn.get();
   const parts = [
@@ -81,6 +85,7 @@ function drawTools() {
       "aria-label": `Theme: ${THEMES[theme()]}`,
       title: `Theme: ${THEMES[theme()]} (t)`,
     }),
+    button("Link", copyLink, { kind: "plain", "aria-label": "Copy a link to this view", title: "Copy a link to this view (l)" }),
     button("?", help, { kind: "plain", "aria-label": "Shortcuts", title: "Shortcuts (?)" }),
   ];
   put(document.getElementById("tools"), parts);
@@ -139,6 +144,7 @@ function begin() {
   drawTools();
   startKeyboard();
   for (const one of allViews()) if (one.key) shortcut(`g ${one.key}`, one.title, () => go(one.name), "Go to");
+  shortcut("l", "Copy a link to this view", copyLink, "Everywhere");
   shortcut("e", "Turn Edit on or off", turnEdit, "Everywhere");
   shortcut("t", "Light, dark, or as the system", turnTheme, "Everywhere");
   startRouter(shown);

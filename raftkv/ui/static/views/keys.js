@@ -1,7 +1,7 @@
 // The key browser: a level of keys as folders and leaves, or all keys below a prefix, a page at a time; one key beside it.
 //
-// Never more is read than a page (`tree.readLevel`). The shown level is watched; where it changes faster than people
-// read, the watch is given up and the list is read again on request.
+// Never more is read than a page (`tree.readLevel`); a search over values reads up to a thousand keys a time. The shown
+// level is watched; where it changes faster than people read, the watch is given up and the list is read again on request.
 
 import { KeyValue, base64, prefixEnd, shown, unbase64, unshown } from "../frame/bytes.js";
 import { CallError, call } from "../frame/call.js";
@@ -17,6 +17,9 @@ import { create, detail } from "./key.js";
 
 const PAGE = 100;
 const EVENTS_PER_S_MAX = 100;
+// A search reads values, which may be large: few at a time, and at most a thousand before it asks whether to go on.
+const SEARCH_PAGE = 20;
+const SEARCH_PAGES = 50;
 const ALL = Uint8Array.of(0);
 
 const icon = (path) =>
@@ -27,11 +30,11 @@ const LEAF = "M4 1.5h5.5L12.5 4.5v10h-8.5z M9.5 1.5v3h3";
 const rangeOf = (prefix) =>
   prefix.length ? { key: base64(prefix), range_end: base64(prefixEnd(prefix)) } : { key: base64(ALL), range_end: base64(ALL) };
 
-async function page(start, prefix, limit, signal) {
+async function page(start, prefix, limit, keysOnly, signal) {
   const range = rangeOf(prefix);
   const answer = await call(
     "/v3/kv/range",
-    { ...range, key: base64(start.length ? start : ALL), limit: String(limit), keys_only: true },
+    { ...range, key: base64(start.length ? start : ALL), limit: String(limit), keys_only: keysOnly },
     { signal },
   );
   return { kvs: (answer.kvs ?? []).map((one) => new KeyValue(one)), more: Boolean(answer.more), revision: Number(answer.header.revision) };
@@ -39,8 +42,8 @@ async function page(start, prefix, limit, signal) {
 
 /** One list of keys: read in pages, watched from the revision of its first page on. */
 class Listing {
-  constructor(prefix, flat, changed) {
-    Object.assign(this, { prefix, flat, changed, rows: [], next: null, error: null, loading: true, fast: false, touched: new Set() });
+  constructor(prefix, flat, find, changed) {
+    Object.assign(this, { prefix, flat, find, changed, rows: [], next: null, error: null, loading: true, fast: false, touched: new Set() });
     this.controller = new AbortController();
     this.stop = () => {};
     this.seen = 0;
@@ -55,14 +58,17 @@ class Listing {
     let revision = 0;
     try {
       const read = async (from, limit) => {
-        const found = await page(from, this.prefix, limit, this.controller.signal);
+        const found = await page(from, this.prefix, limit, !this.find, this.controller.signal);
         revision ||= found.revision;
         return found;
       };
-      const found = this.flat ? await flatPage(start, read) : await readLevel(this.prefix, start, { read, rowsMax: PAGE });
+      const found = this.find
+        ? await searchPage(start, read, this.find)
+        : this.flat ? await flatPage(start, read, PAGE) : await readLevel(this.prefix, start, { read, rowsMax: PAGE });
       this.rows = [...(isFirst ? [] : this.rows), ...found.rows];
       this.next = found.next;
-      if (isFirst) this.watch(revision + 1);
+      // Events come without values: what is found stays as it was read.
+      if (isFirst && !this.find) this.watch(revision + 1);
     } catch (error) {
       if (this.controller.signal.aborted) return;
       this.error = error;
@@ -134,11 +140,23 @@ async function allowed(signal) {
   return [...new Set(rights.map((right) => shown(unbase64(right.key))))].sort();
 }
 
-async function flatPage(start, read) {
-  const { kvs, more } = await read(start, PAGE);
+async function flatPage(start, read, limit) {
+  const { kvs, more } = await read(start, limit);
   const rows = kvs.map((kv) => ({ path: kv.keyBytes, isFolder: false, kv, count: 1 }));
   const last = kvs.at(-1)?.keyBytes;
   return { rows, next: more && last ? Uint8Array.of(...last, 0) : null };
+}
+
+/** Keys from `start` on whose values contain a text, and the key at which the search goes on. */
+async function searchPage(start, read, find) {
+  const rows = [];
+  let next = start;
+  for (let pages = 0; pages < SEARCH_PAGES && next && rows.length < PAGE; pages++) {
+    const found = await flatPage(next, read, SEARCH_PAGE);
+    rows.push(...found.rows.filter(({ kv }) => (kv.text ?? "").includes(find)));
+    next = found.next;
+  }
+  return { rows, next };
 }
 
 view("keys", {
@@ -152,8 +170,10 @@ view("keys", {
     let stopDetail = () => {};
     const search = field("Keys that begin with", { "data-search": true, placeholder: "all keys", type: "search" });
     search.element.classList.add("grow");
-    const mode = choice("How keys are shown", [["tree", "Tree"], ["flat", "Flat"]], "tree", (value) => move({ flat: value === "flat" ? "1" : "" }));
-    const form = h("form", { class: "seek", role: "search" }, search.element, h("div", { class: "row end" }, mode.element));
+    const within = field("Values that contain", { placeholder: "any value", type: "search" });
+    within.element.classList.add("grow");
+    const mode = choice("How keys are shown", [["tree", "Tree"], ["flat", "Flat"]], "tree", (value) => move(value === "flat" ? { flat: "1" } : { flat: "", find: "" }));
+    const form = h("form", { class: "seek", role: "search" }, search.element, within.element, h("div", { class: "row end" }, mode.element));
     const trail = h("ol", { class: "crumbs", "aria-label": "Where this is" });
     const list = h("div", { class: "part" });
     const side = h("div", { class: "detail" });
@@ -162,7 +182,7 @@ view("keys", {
     root.append(header, form, h("div", { class: "browser" }, h("div", { class: "part" }, trail, list), side));
 
     function move(changes) {
-      const now = { prefix: shown(place.prefix), key: place.key, flat: place.flat ? "1" : "", ...changes };
+      const now = { prefix: shown(place.prefix), key: place.key, flat: place.flat ? "1" : "", find: place.find, ...changes };
       go("keys", [], now);
     }
 
@@ -170,10 +190,12 @@ view("keys", {
       const prefix = unshown(next.query.get("prefix") ?? "");
       const flat = next.query.get("flat") === "1";
       const key = next.query.get("key") ?? "";
-      const isOther = !listing || shown(prefix) !== shown(place.prefix) || flat !== place.flat;
+      const find = next.query.get("find") ?? "";
+      const isOther = !listing || shown(prefix) !== shown(place.prefix) || flat !== place.flat || find !== place.find;
       const isOtherKey = key !== place.key;
-      place = { prefix, flat, key };
-      mode.set(flat ? "flat" : "tree");
+      place = { prefix, flat, key, find };
+      mode.set(flat || find ? "flat" : "tree");
+      if (document.activeElement !== within.input) within.input.value = find;
       if (document.activeElement !== search.input) search.input.value = shown(prefix);
       if (isOther) open();
       else draw();
@@ -182,7 +204,7 @@ view("keys", {
 
     function open() {
       listing?.close();
-      listing = new Listing(place.prefix, place.flat, draw);
+      listing = new Listing(place.prefix, place.flat || Boolean(place.find), place.find, draw);
       drawTrail();
       draw();
     }
@@ -202,7 +224,7 @@ view("keys", {
       put(list, failure(listing.error), h("p", { class: "muted" }, `${signedIn.get().user} may read:`), h("ul", { class: "keys-list" }, links));
     }
 
-    const linkTo = (prefix, key = "") => href("keys", [], { prefix: shown(prefix), key, flat: place.flat ? "1" : "" });
+    const linkTo = (prefix, key = "") => href("keys", [], { prefix: shown(prefix), key, flat: place.flat ? "1" : "", find: place.find });
 
     function drawTrail() {
       const parts = crumbs(place.prefix, shown);
@@ -232,7 +254,7 @@ view("keys", {
           "p",
           { class: "row muted", role: "status" },
           listing.loading ? "Reading…" : rows.length ? `${plural(rows.length, "row")}${listing.next ? ", more below" : ""}` : "",
-          !listing.loading && listing.next && button("Show more", () => listing.load(listing.next, false), { small: true }),
+          !listing.loading && listing.next && button(place.find ? "Search on" : "Show more", () => listing.load(listing.next, false), { small: true }),
         ),
       );
       if (focused) [...list.querySelectorAll("[data-row]")].find((one) => one.dataset.row === focused)?.focus();
@@ -240,12 +262,13 @@ view("keys", {
 
     function nothing() {
       const prefix = shown(place.prefix);
+      if (place.find) return empty(`No value ${listing.next ? "that was read so far " : ""}contains ${place.find}`);
       return prefix ? empty(`No key begins with ${prefix}`) : empty("No keys yet.", "raftkvctl put hello world");
     }
 
     function drawRow(row) {
       const id = shown(row.path);
-      const name = place.flat ? id : shown(row.path.slice(place.prefix.length)) || id;
+      const name = listing.flat ? id : shown(row.path.slice(place.prefix.length)) || id;
       const more = row.isFolder ? (row.isMore ? `${row.count}+ keys` : plural(row.count, "key")) : "";
       const target = row.isFolder ? linkTo(row.path) : linkTo(place.prefix, id);
       const current = !row.isFolder && id === place.key;
@@ -264,12 +287,14 @@ view("keys", {
 
     form.addEventListener("submit", (event) => {
       event.preventDefault();
-      move({ prefix: search.value, key: "" });
+      seek();
     });
-    search.input.addEventListener("input", () => {
-      clearTimeout(typed);
-      typed = setTimeout(() => move({ prefix: search.value, key: "" }), 300);
-    });
+    const seek = () => move({ prefix: search.value, find: within.value, key: "" });
+    for (const { input } of [search, within])
+      input.addEventListener("input", () => {
+        clearTimeout(typed);
+        typed = setTimeout(seek, 300);
+      });
     let typed = null;
     scope.on(shortcut("u", "One level up", () => move({ prefix: shown(above(place.prefix)), key: "" })));
     scope.on(shortcut("r", "Read again", open));

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 
 from raftkv import cluster_id
 from raftkv.cli.program import BAD_FLAGS, ERROR, CommandError
-from raftkv.cli.server.options import read_options
+from raftkv.cli.server_options import read_options
 from raftkv.client import Client, ClientOptions
 from raftkv.client.credentials import file_settings
 from raftkv.client.errors import EndpointsFailed

@@ -15,8 +15,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from raftkv.cli.daemons import daemon
-from raftkv.cli.goflags.pflag import BOOL, INT, Flag
+from raftkv.cli import daemon
+from raftkv.cli.pflag import BOOL, INT, Flag
 from raftkv.cli.program import ERROR, SUCCESS, CommandError
 from raftkv.client.errors import EndpointsFailed
 from raftkv.errors import ConfigError, RaftKVError

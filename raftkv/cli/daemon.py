@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from raftkv.cli.goflags import pflag
-from raftkv.cli.goflags.pflag import Flag, Parsed
+from raftkv.cli import pflag
+from raftkv.cli.pflag import Flag, Parsed
 from raftkv.cli.program import BAD_FLAGS, CommandError
 from raftkv.errors import ConfigError, StatusError
 from raftkv.urls import split_address

@@ -18,8 +18,8 @@ from typing import Any
 
 import click
 
-from raftkv.cli.goflags import pflag
-from raftkv.cli.goflags.pflag import BOOL, DURATION, INT, LIST, STRING, UINT, Flag, quote
+from raftkv.cli import pflag
+from raftkv.cli.pflag import BOOL, DURATION, INT, LIST, STRING, UINT, Flag, quote
 from raftkv.cli.program import BAD_ARGUMENTS, COMMANDS, ERROR, SUCCESS, CommandError
 
 

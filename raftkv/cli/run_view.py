@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from raftkv.cli.output.table import Rows, clock, count, out, printable
+from raftkv.cli.table import Rows, clock, count, out, printable
 from raftkv.client.control.records import RecordError
 from raftkv.errors import PermissionDeniedError
 from raftkv.training.history import RunSummary, read_history

@@ -1,0 +1,863 @@
+"""``raftkvctl checkpoint``: the registry of checkpoints on the command line.
+
+Every command begins with a ``Call``: its arguments checked, the registry of a run, and its failures::
+
+    call = Call(invocation, "show", "RUN [WHICH]")
+    found = call.run(lambda registry: find(registry, call.which(1), call.kind))
+
+A registry waits for a store that does not answer as long as it takes, as training jobs must. A command must not: it
+asks once with the time limit of all commands before it begins, and what only reads the store ends after that limit.
+
+``raftkv.checkpoint`` is the registry itself; flags, help and examples are in ``cli.ctl.tree``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import json
+import math
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from typing import Any, Final, TypeVar
+
+from raftkv.checkpoint.errors import CheckpointNotFound
+from raftkv.checkpoint.exchange import IMPORTED, RECORD, REFUSED, Imported
+from raftkv.checkpoint.find import MAX, MIN, Commit, Commits, RunLatest
+from raftkv.checkpoint.keys import CHILD, PIN, TAG, RegistryKeys, check_kind, check_run_id, check_step
+from raftkv.checkpoint.records import Checkpoint, Extremes
+from raftkv.checkpoint.registry import Registry
+from raftkv.checkpoint.retention.collector import Collected
+from raftkv.checkpoint.retention.policy import Best, Decision, Policy
+from raftkv.checkpoint.storage.place import Place
+from raftkv.checkpoint.storage.verify import Report, load_manifest
+from raftkv.checkpoint.storage.verify import verify as verify_bytes
+from raftkv.cli.command import Invocation
+from raftkv.cli.ctl.maintenance import parse_size
+from raftkv.cli.ctl.session import open_library, remark, use_library
+from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError
+from raftkv.cli.table import Rows, byte_bar, clock, count, out, printable
+from raftkv.client.library import Client
+from raftkv.errors import ConfigError, RaftKVError
+
+LATEST = "latest"
+WORDS = "latest, a step, tag:NAME, min:METRIC or max:METRIC"
+
+
+def check_which(word: str) -> str:
+    """Return a word that names a checkpoint of a run.
+
+    latest          the newest; the default
+    100             the one of that step
+    tag:release     the one that the tag is on
+    min:loss        the best by a metric; max:accuracy
+
+    Raises:
+        CommandError: it does not.
+    """
+    prefix, colon, name = word.partition(":")
+    is_step = not colon and word.isascii() and word.isdecimal()
+    if word != LATEST and not is_step and not (name and prefix in (TAG, MIN, MAX)):
+        raise CommandError(f"{word!r} names no checkpoint: write {WORDS}", BAD_ARGUMENTS)
+    return word
+
+
+async def find(registry: Registry, word: str, kind: str) -> Checkpoint:
+    """Return the checkpoint that a word names.
+
+    Arguments:
+        registry: of the run.
+        word: as ``check_which`` has it.
+        kind: empty: of any kind.
+
+    Raises:
+        ConfigError: the step is too large.
+        CheckpointNotFound: there is none.
+    """
+    prefix, colon, name = word.partition(":")
+    if word == LATEST:
+        return await registry.latest(kind)
+    if not colon:
+        return await registry.at(check_step(int(word)), kind)
+    return await (registry.tagged(name) if prefix == TAG else registry.best(name, prefix, kind=kind))
+
+
+T = TypeVar("T")
+
+
+class Call:
+    """One run of a command.
+
+    Arguments:
+        invocation: its words.
+        name: of the command, for errors.
+        usage: its arguments; those in brackets may be left out.
+
+    Attributes:
+        as_json: whether JSON is wanted.
+        run_id: the first argument, if the usage begins with RUN; else empty.
+        kv: the client, inside ``run``.
+
+    Raises:
+        CommandError: too few or too many arguments, or one that cannot be.
+    """
+
+    def __init__(self, invocation: Invocation, name: str, usage: str) -> None:
+        words, most = usage.split(), len(usage.split())
+        least = sum(not word.startswith("[") for word in words)
+        if not least <= len(invocation.arguments) <= most:
+            raise CommandError(f"checkpoint {name} needs {usage or 'no arguments'}", BAD_ARGUMENTS)
+        self.invocation = invocation
+        self.session, self.as_json = open_library(invocation)
+        self.kv: Client
+        self.run_id = ""
+        if usage.startswith("RUN"):
+            self.run_id = outside_the_store(lambda: check_run_id(invocation.arguments[0]))
+
+    def __getitem__(self, flag: str) -> Any:
+        return self.invocation[flag]
+
+    @property
+    def kind(self) -> str:
+        """Return the kind of the checkpoints that are meant; empty: any."""
+        wanted: str = self["kind"]
+        return outside_the_store(lambda: check_kind(wanted)) if wanted else ""
+
+    def which(self, place: int) -> str:
+        """Return the argument that names a checkpoint; the latest if it was left out.
+
+        Arguments:
+            place: of the argument, from 0.
+        """
+        return check_which(self.argument(place) or LATEST)
+
+    def argument(self, place: int) -> str:
+        """Return an argument; empty: it was left out."""
+        given = self.invocation.arguments
+        return given[place] if place < len(given) else ""
+
+    def run(self, use: Callable[[Registry], Awaitable[T]], *, uri: str = "", limited: bool = True) -> T:
+        """Use the registry of the run.
+
+        Arguments:
+            use: what to do with it.
+            uri: below which new checkpoints lie.
+            limited: whether it must end within the time limit of commands, as reads of the store.
+
+        Raises:
+            CommandError: it failed.
+        """
+        return use_library(self.session, lambda kv: self._used(kv, use, uri, limited))
+
+    async def _used(self, kv: Client, use: Callable[[Registry], Awaitable[T]], uri: str, limited: bool) -> T:
+        limit_s, self.kv = self.session.timeout_s, kv
+        await kv.get(RegistryKeys(self.run_id or "-").fence, timeout_s=limit_s)
+        registry = Registry(kv, self.run_id or "-", uri=uri)
+        try:
+            async with asyncio.timeout(limit_s if limited and limit_s else None) as limit:
+                return await use(registry)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise CommandError(
+                f"the store did not answer within {limit_s:g} s; see `raftkvctl endpoint health`, or give more time "
+                "with --command-timeout",
+                ERROR,
+            ) from None
+
+
+def outside_the_store(work: Callable[[], T]) -> T:
+    """Do something with the bytes of checkpoints; a failure becomes one line.
+
+    Raises:
+        CommandError: it failed.
+    """
+    try:
+        return work()
+    except ConfigError as error:
+        raise CommandError(str(error), BAD_ARGUMENTS) from None
+    except RaftKVError as error:
+        raise CommandError(str(error), ERROR) from None
+
+
+# -- view -----------------------------------------------------------------------------------------------------------
+#
+# How checkpoints look: cells of tables, lines, JSON. Pure, but for the printing.
+
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+LATEST_STYLE: Final = "bold green"
+
+
+def size(size_bytes: float) -> str:
+    """Format a number of bytes.
+
+    >>> size(999), size(1536), size(5 << 40)
+    ('999 B', '1.5 KiB', '5.0 TiB')
+    """
+    unit = 0
+    while size_bytes >= 1024 and unit < len(_UNITS) - 1:
+        size_bytes /= 1024
+        unit += 1
+    return f"{size_bytes:.1f} {_UNITS[unit]}" if unit else f"{size_bytes:.0f} B"
+
+
+def span(seconds: float) -> str:
+    """Format a duration.
+
+    >>> span(0.25), span(75), span(7500)
+    ('0.25 s', '1 min 15 s', '2 h 5 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.2f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def metrics_text(metrics: Mapping[str, float]) -> str:
+    """Format as ``accuracy 0.5, loss 0.25``."""
+    return ", ".join(f"{printable(name)} {value:.6g}" for name, value in sorted(metrics.items()))
+
+
+def to_plain(value: Any) -> Any:
+    """Convert to what JSON can hold: records to objects, numbers that JSON does not have to their names.
+
+    >>> to_plain({"loss": math.nan, "steps": (1, 2)})
+    {'loss': 'NaN', 'steps': [1, 2]}
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        return to_plain(asdict(value))
+    if isinstance(value, Mapping):
+        return {name: to_plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def print_json(value: Any) -> None:
+    """Print one line of JSON, at once."""
+    print(json.dumps(to_plain(value), allow_nan=False), flush=True)
+
+
+def checkpoints_table(checkpoints: Sequence[Checkpoint], held: Mapping[tuple[str, int], Sequence[str]]) -> Rows:
+    """Lay out the checkpoints of a run.
+
+    Arguments:
+        checkpoints: in the order of the rows.
+        held: why one must stay, by kind and step.
+    """
+    newest: dict[str, int] = {}
+    for one in checkpoints:
+        newest[one.kind] = max(newest.get(one.kind, 0), one.step)
+    rows, styles = [], []
+    for one in checkpoints:
+        is_latest = newest[one.kind] == one.step
+        why = ", ".join([*(["latest"] if is_latest else []), *held.get((one.kind, one.step), ())])
+        rows.append(
+            (
+                str(one.step), one.kind, str(one.generation), str(one.world_size), str(one.file_count),
+                size(one.size_bytes), clock(one.time), span(one.duration_s), metrics_text(one.metrics), why,
+            )
+        )  # fmt: skip
+        styles.append(LATEST_STYLE if is_latest else "")
+    header = ("step", "kind", "generation", "ranks", "files", "size", "committed", "took", "metrics", "kept as")
+    return Rows(header, rows, styles)
+
+
+def runs_table(summaries: Sequence[RunLatest]) -> Rows:
+    """Lay out all runs and kinds."""
+    rows = [
+        (
+            one.run_id, one.kind, str(one.latest.step), clock(one.latest.time), str(one.latest.count),
+            size(one.latest.size_bytes), _best_text(one.latest.best),
+        )
+        for one in summaries
+    ]  # fmt: skip
+    return Rows(("run", "kind", "latest", "committed", "checkpoints", "size", "metrics (from to)"), rows)
+
+
+def _best_text(best: Mapping[str, Extremes]) -> str:
+    return ", ".join(f"{name} {one.min_value:.6g} {one.max_value:.6g}" for name, one in sorted(best.items()))
+
+
+def lineage_table(checkpoints: Sequence[Checkpoint]) -> Rows:
+    """Lay out a checkpoint and those it descends from."""
+    rows = [
+        (one.run_id, str(one.step), one.kind, clock(one.time), size(one.size_bytes), metrics_text(one.metrics))
+        for one in checkpoints
+    ]
+    return Rows(("run", "step", "kind", "committed", "size", "metrics"), rows, [LATEST_STYLE])
+
+
+def best_table(checkpoints: Sequence[Checkpoint], metric: str) -> Rows:
+    """Lay out the best checkpoints by a metric, the best first."""
+    rows = [
+        (f"{one.metrics[metric]:.6g}", one.run_id, str(one.step), one.kind, clock(one.time), one.uri)
+        for one in checkpoints
+    ]
+    return Rows((metric, "run", "step", "kind", "committed", "uri"), rows, [LATEST_STYLE])
+
+
+def details(checkpoint: Checkpoint, held: Sequence[str]) -> list[tuple[str, str]]:
+    """Describe one checkpoint, a name and a value each."""
+    one = checkpoint
+    lines = [
+        ("uri", printable(one.uri)),
+        ("kind", one.kind),
+        ("attempt", f"generation {one.generation}, number {one.number}"),
+        ("saved by", f"{one.world_size} rank{'' if one.world_size == 1 else 's'}, {printable(one.holder)}"),
+        ("files", f"{one.file_count}, {size(one.size_bytes)} ({one.size_bytes} bytes)"),
+        ("committed", f"{clock(one.time)}, {span(one.duration_s)} after its beginning"),
+        ("manifest", one.manifest),
+        ("root", one.root),
+    ]
+    lines += [("descends from", printable(str(one.parent)))] if one.parent is not None else []
+    lines += [("metric", f"{printable(name)} {value!r}") for name, value in sorted(one.metrics.items())]
+    lines += [("metadata", printable(f"{name}={value}")) for name, value in sorted(one.metadata.items())]
+    return [*lines, *(("kept as", printable(why)) for why in held)]
+
+
+def commit_line(checkpoint: Checkpoint, revision: int) -> str:
+    """Describe a commit in one line."""
+    one = checkpoint
+    told = [f"{one.file_count} files" if one.file_count != 1 else "1 file", size(one.size_bytes)]
+    told += [metrics_text(one.metrics)] if one.metrics else []
+    return (
+        f"{clock(one.time)}  step {one.step} ({one.kind}): {', '.join(told)}; revision {revision}; {printable(one.uri)}"
+    )
+
+
+# -- finding --------------------------------------------------------------------------------------------------------
+#
+# ``checkpoint list|show|latest|best|runs|lineage|watch|verify``: the commands that only read.
+
+_WORDS = {PIN: "pinned by", TAG: "tag", CHILD: "parent of"}
+Held = Mapping[tuple[str, int], Sequence[str]]
+
+
+def list_all(invocation: Invocation) -> None:
+    """Print the checkpoints of a run."""
+    call = Call(invocation, "list", "RUN")
+    limit = call["limit"]
+    if limit < 0:
+        raise CommandError(f"--limit must not be negative, and is {limit}", BAD_ARGUMENTS)
+
+    async def read(registry: Registry) -> tuple[list[Checkpoint], Held]:
+        found = await registry.checkpoints(call.kind, newest_first=bool(limit), limit=limit)
+        if not found and not await registry.lookup.summary(registry.run_id):
+            raise CheckpointNotFound(_no_checkpoints(call.run_id))
+        return found, await held(registry)
+
+    checkpoints, reasons = call.run(read)
+    if call.as_json:
+        print_json([_with_holds(one, reasons) for one in checkpoints])
+    else:
+        out(checkpoints_table(checkpoints, reasons))
+
+
+def _no_checkpoints(run_id: str) -> str:
+    return f"run {run_id!r} has no checkpoints; `raftkvctl checkpoint runs` shows the runs that have some"
+
+
+def show(invocation: Invocation) -> None:
+    """Print one checkpoint, and with --files what is in it."""
+    call = Call(invocation, "show", "RUN [WHICH]")
+    which = call.which(1)
+
+    async def read(registry: Registry) -> tuple[Checkpoint, Held]:
+        return await find(registry, which, call.kind), await held(registry)
+
+    checkpoint, reasons = call.run(read)
+    manifest = outside_the_store(lambda: load_manifest(checkpoint)) if call["files"] else None
+    if call.as_json:
+        files = {} if manifest is None else {"files": [{"rank": rank, **asdict(file)} for rank, file in manifest.files]}
+        print_json({**_with_holds(checkpoint, reasons), **files})
+        return
+    print(f"run {printable(checkpoint.run_id)}, step {checkpoint.step}")
+    for name, value in details(checkpoint, reasons.get((checkpoint.kind, checkpoint.step), ())):
+        print(f"  {name:14}{value}")
+    if manifest is not None:
+        print()
+        rows = [(str(rank), file.name, size(file.size_bytes), file.digest) for rank, file in manifest.files]
+        out(Rows(("rank", "file", "size", "digest"), rows))
+
+
+def latest(invocation: Invocation) -> None:
+    """Print the newest checkpoint of a run; with --uri where it lies."""
+    call = Call(invocation, "latest", "RUN")
+    _print_one(call, call.run(lambda registry: registry.latest(call.kind)))
+
+
+def _print_one(call: Call, checkpoint: Checkpoint) -> None:
+    if call["uri"]:
+        print(checkpoint.uri)
+    elif call.as_json:
+        print_json(checkpoint)
+    else:
+        out(checkpoints_table([checkpoint], {}))
+
+
+def best(invocation: Invocation) -> None:
+    """Print the best checkpoints by a metric, of one run or of all."""
+    call = Call(invocation, "best", "METRIC" if invocation["all-runs"] else "RUN METRIC")
+    metric, mode, wanted = call.argument(0 if call["all-runs"] else 1), call["mode"], call["count"]
+    if wanted < 1:
+        raise CommandError(f"--count must be at least 1, not {wanted}", BAD_ARGUMENTS)
+
+    async def read(registry: Registry) -> list[Checkpoint]:
+        if call["all-runs"]:
+            return await registry.lookup.best_of_all(metric, mode, kind=call.kind, count=wanted)
+        return await registry.lookup.best(registry.run_id, metric, mode, kind=call.kind, count=wanted)
+
+    found = call.run(read)
+    if call["uri"]:
+        print("\n".join(one.uri for one in found))
+    elif call.as_json:
+        print_json(found)
+    else:
+        out(best_table(found, metric))
+
+
+def runs(invocation: Invocation) -> None:
+    """Print which runs have checkpoints."""
+    call = Call(invocation, "runs", "")
+
+    async def read(registry: Registry) -> list[RunLatest]:
+        return await registry.lookup.latest_of_all()
+
+    found = call.run(read)
+    if call.as_json:
+        print_json([{"run_id": one.run_id, "kind": one.kind, **asdict(one.latest)} for one in found])
+    else:
+        out(runs_table(found))
+
+
+def lineage(invocation: Invocation) -> None:
+    """Print what a checkpoint descends from."""
+    call = Call(invocation, "lineage", "RUN [WHICH]")
+    which = call.which(1)
+
+    async def read(registry: Registry) -> list[Checkpoint]:
+        return await registry.lookup.lineage(await find(registry, which, call.kind))
+
+    found = call.run(read)
+    lost = found[-1].parent
+    if call.as_json:
+        print_json({"checkpoints": found, "ends_at": lost})
+        return
+    out(lineage_table(found))
+    if lost is not None:
+        print(f"it descends from {printable(str(lost))}, which does not exist any more")
+
+
+async def held(registry: Registry) -> Held:
+    """Read why checkpoints of a run must stay, by kind and step."""
+    found: dict[tuple[str, int], list[str]] = {}
+    for one in await registry.holds():
+        found.setdefault((one.checkpoint.kind, one.checkpoint.step), []).append(
+            f"{_WORDS.get(one.why, one.why)} {one.name}"
+        )
+    return found
+
+
+def _with_holds(checkpoint: Checkpoint, reasons: Held) -> dict[str, Any]:
+    return {**asdict(checkpoint), "kept_as": reasons.get((checkpoint.kind, checkpoint.step), ())}
+
+
+def watch(invocation: Invocation) -> None:
+    """Print each commit once until SIGINT or SIGTERM arrives, or ``--count`` have come; then where to go on."""
+    call = Call(invocation, "watch", "RUN")
+    first, wanted = call["from-revision"], call["count"]
+    if first < 0 or wanted < 0:
+        raise CommandError("--from-revision and --count must not be negative", BAD_ARGUMENTS)
+
+    async def follow(registry: Registry) -> int:
+        commits = registry.watch(call.kind, start_revision=first)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, commits.cancel)
+        try:
+            known = await commits.ready()
+            # What exists already is printed, too, if the watch begins in the past: then nothing is known to be over.
+            return await _print_commits(commits, call, first or known + 1, wanted)
+        finally:
+            commits.cancel()
+
+    go_on = call.run(follow, limited=False)
+    if not call.as_json:
+        remark(f"to go on: --from-revision {go_on}")
+
+
+async def _print_commits(commits: Commits, call: Call, go_on: int, wanted: int) -> int:
+    """Print commits; return the revision from which to go on."""
+    printed = 0
+    async for commit in commits:
+        go_on = commit.revision + 1
+        _print_commit(call, commit)
+        printed += 1
+        if printed == wanted:
+            break
+    return go_on
+
+
+def _print_commit(call: Call, commit: Commit) -> None:
+    if call["uri"]:
+        print(commit.checkpoint.uri, flush=True)
+    elif call.as_json:
+        place = {"revision": commit.revision, "next_revision": commit.revision + 1}
+        print_json({**place, "checkpoint": commit.checkpoint})
+    else:
+        print(commit_line(commit.checkpoint, commit.revision), flush=True)
+
+
+def verify(invocation: Invocation) -> None:
+    """Compare the files of one checkpoint, or of all of a run, with what was committed."""
+    call = Call(invocation, "verify", "RUN [WHICH]")
+    if call["all"] and call.argument(1):
+        raise CommandError("checkpoint verify takes --all or WHICH, not both", BAD_ARGUMENTS)
+    which = call.which(1)
+
+    async def read(registry: Registry) -> list[Checkpoint]:
+        if not call["all"]:
+            return [await find(registry, which, call.kind)]
+        found = await registry.checkpoints(call.kind)
+        if not found:
+            raise CheckpointNotFound(f"run {call.run_id!r} has no checkpoints to verify")
+        return found
+
+    damaged = [one for one in call.run(read) if not _verify(call, one)]
+    if damaged:
+        steps = ", ".join(f"{one.step} ({one.kind})" for one in damaged)
+        text = f"step {steps} of run {call.run_id!r} cannot be trusted; load another one, and have this looked at"
+        raise CommandError(text, ERROR)
+
+
+def _verify(call: Call, checkpoint: Checkpoint) -> bool:
+    """Verify one, and print what was found; whether it is whole."""
+    try:
+        with byte_bar(f"verifying step {checkpoint.step}", hidden=call.as_json) as on_progress:
+            report = outside_the_store(lambda: verify_bytes(checkpoint, on_progress=on_progress))
+    except CommandError as error:
+        if error.code != ERROR:
+            raise
+        _tell_verified(call, checkpoint, {"error": str(error)}, [str(error)])
+        return False
+    facts = asdict(report)
+    del facts["checkpoint"]
+    _tell_verified(call, checkpoint, {"whole": report.is_whole, **facts}, _lines(report))
+    return report.is_whole
+
+
+def _tell_verified(call: Call, checkpoint: Checkpoint, facts: dict[str, object], lines: list[str]) -> None:
+    name = {"run_id": checkpoint.run_id, "kind": checkpoint.kind, "step": checkpoint.step}
+    if call.as_json:
+        print_json({**name, "whole": False, **facts})
+        return
+    if facts.get("whole"):
+        print(f"step {checkpoint.step} ({checkpoint.kind}): {lines[0]}", flush=True)
+        lines = lines[1:]
+    for line in lines:
+        remark(f"step {checkpoint.step} ({checkpoint.kind}): {line}")
+
+
+def _lines(report: Report) -> list[str]:
+    found = [f"{name} is missing" for name in report.missing]
+    found += [f"{name} has another size than was committed" for name in report.wrong_size]
+    found += [f"{name} has other contents than were committed" for name in report.wrong_digest]
+    found += [f"{name}: {why}" for name, why in report.unreadable]
+    whole = [f"{count(report.file_count, 'file')}, {size(report.size_bytes)}, all digests match"]
+    extra = [f"{name} belongs to no rank; it does no harm" for name in report.extra]
+    return [*(whole if report.is_whole else []), *found, *extra]
+
+
+# -- keeping --------------------------------------------------------------------------------------------------------
+#
+# ``checkpoint pin|unpin|tag|untag|gc``: what keeps a checkpoint, and what deletes those that nothing keeps.
+
+_GONE_STYLE = "red"
+
+
+def pin(invocation: Invocation) -> None:
+    """Keep a checkpoint for a time, or until ``unpin``."""
+    call = Call(invocation, "pin", "RUN [WHICH]")
+    which, reader, duration_s = call.which(1), call["reader"] or default_reader(), call["for"]
+
+    async def keep(registry: Registry) -> int:
+        checkpoint = await find(registry, which, call.kind)
+        await registry.pin_for(checkpoint, reader, duration_s)
+        return checkpoint.step
+
+    step = call.run(keep)
+    until = f"for {span(duration_s)}" if duration_s else f"until `raftkvctl checkpoint unpin {call.run_id} {step}`"
+    told = f"step {step} of run {call.run_id!r} is pinned by {reader!r} {until}"
+    _tell(call, {"step": step, "reader": reader, "duration_s": duration_s}, told)
+
+
+def unpin(invocation: Invocation) -> None:
+    """Take the pins of a reader on a checkpoint away."""
+    call = Call(invocation, "unpin", "RUN [WHICH]")
+    which, reader = call.which(1), call["reader"] or default_reader()
+
+    async def let_go(registry: Registry) -> tuple[int, int]:
+        checkpoint = await find(registry, which, call.kind)
+        return checkpoint.step, await registry.unpin(checkpoint, reader)
+
+    step, taken = call.run(let_go)
+    if not taken:
+        raise CommandError(f"step {step} of run {call.run_id!r} has no pin of {reader!r}; `show` names its pins", ERROR)
+    _tell(
+        call,
+        {"step": step, "reader": reader, "pins": taken},
+        f"{count(taken, 'pin')} of {reader!r} on step {step} gone",
+    )
+
+
+def default_reader() -> str:
+    """Return the name under which a person pins: USER-HOST."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container without a name for its user
+        user = "raftkvctl"
+    return f"{user}-{socket.gethostname()}"
+
+
+def tag(invocation: Invocation) -> None:
+    """Put a tag on a checkpoint, or move it there."""
+    call = Call(invocation, "tag", "RUN NAME [WHICH]")
+    name, which = call.argument(1), call.which(2)
+
+    async def put(registry: Registry) -> int:
+        checkpoint = await find(registry, which, call.kind)
+        await registry.tag(name, checkpoint)
+        return checkpoint.step
+
+    step = call.run(put)
+    _tell(call, {"tag": name, "step": step}, f"tag {name!r} of run {call.run_id!r} is on step {step}")
+
+
+def untag(invocation: Invocation) -> None:
+    """Take a tag away."""
+    call = Call(invocation, "untag", "RUN NAME")
+    name = call.argument(1)
+    if not call.run(lambda registry: registry.untag(name)):
+        raise CommandError(f"run {call.run_id!r} has no tag {name!r}; `list` shows the tags", ERROR)
+    _tell(call, {"tag": name}, f"tag {name!r} of run {call.run_id!r} is gone")
+
+
+def _tell(call: Call, facts: dict[str, object], text: str) -> None:
+    if call.as_json:
+        print_json({"run_id": call.run_id, **facts})
+    else:
+        print(text)
+
+
+# ---- gc
+
+
+def collect(invocation: Invocation) -> None:
+    """Delete what a policy does not keep, and what dead attempts have left."""
+    call = Call(invocation, "gc", "RUN")
+    policy, dry_run = _policy(call), call["dry-run"]
+    with byte_bar("deleting", hidden=call.as_json or dry_run) as on_progress:
+        result = call.run(
+            lambda registry: registry.collect(policy, dry_run=dry_run, on_progress=on_progress),
+            uri=call["place"],
+            limited=False,
+        )
+    if call.as_json:
+        print_json({"run_id": call.run_id, "dry_run": dry_run, **_plain(result)})
+    else:
+        _print(result, dry_run)
+    if result.failures:
+        failures = count(len(result.failures), "directory").replace("directorys", "directories")
+        raise CommandError(f"{failures} could not be deleted; the next gc tries again", ERROR, result.failures)
+
+
+def _policy(call: Call) -> Policy:
+    best = [_best(text) for text in call["keep-best"]]
+    given = call.invocation.changed
+    return outside_the_store(
+        lambda: Policy(
+            keep_last=call["keep-last"],
+            keep_every=call["keep-every"],
+            keep_best=best,
+            keep_for_s=call["keep-for"],
+            max_age_s=call["max-age"] if "max-age" in given else None,
+            max_bytes=parse_size(call["max-bytes"], "--max-bytes") if "max-bytes" in given else None,
+        )
+    )
+
+
+def _best(text: str) -> Best:
+    """Read METRIC, METRIC:MODE or METRIC:MODE:COUNT."""
+    metric, *rest = text.split(":")
+    try:
+        return Best(metric, rest[0] if rest else MIN, *map(int, rest[1:]))
+    except (ValueError, TypeError):
+        raise CommandError(
+            f"--keep-best {text!r} is not METRIC, METRIC:MODE or METRIC:MODE:COUNT", BAD_ARGUMENTS
+        ) from None
+
+
+def _print(result: Collected, dry_run: bool) -> None:
+    gone = [one for one in result.decisions if not one.is_kept]
+    if result.decisions:
+        out(_decisions_table(result.decisions, "would go" if dry_run else "gone"))
+        print()
+    for words, uris in (("attempt that was given up", result.given_up), ("orphan", result.orphans)):
+        for uri in uris:
+            print(f"{words}: {uri}")
+    for uri in result.kept_bytes:
+        print(f"not in the registry any more, its bytes stay: {uri}")
+    for uri in result.unknown:
+        print(f"a whole checkpoint that the store does not know, it stays: {uri} (import it, or delete it)")
+    size_freed = size(sum(one.checkpoint.size_bytes for one in gone))
+    verb = "would be deleted" if dry_run else "deleted"
+    left = count(len(result.given_up) + len(result.orphans), "directory").replace("directorys", "directories")
+    print(f"{len(gone)} of {count(len(result.decisions), 'checkpoint')} {verb}, {size_freed}; {left} of dead attempts")
+
+
+def _decisions_table(decisions: Sequence[Decision], going: str) -> Rows:
+    rows, styles = [], []
+    for one in decisions:
+        what = one.checkpoint
+        verdict = "stays" if one.is_kept else going
+        why = ", ".join(one.why)
+        rows.append((str(what.step), what.kind, size(what.size_bytes), clock(what.time), verdict, why))
+        styles.append("" if one.is_kept else _GONE_STYLE)
+    return Rows(("step", "kind", "size", "committed", "", "because"), rows, styles)
+
+
+def _plain(result: Collected) -> dict[str, object]:
+    def named(decision: Decision) -> dict[str, object]:
+        one = decision.checkpoint
+        return {"kind": one.kind, "step": one.step, "size_bytes": one.size_bytes, "uri": one.uri, "why": decision.why}
+
+    return {
+        "kept": [named(one) for one in result.decisions if one.is_kept],
+        "deleted": [named(one) for one in result.decisions if not one.is_kept],
+        "given_up": result.given_up,
+        "orphans": result.orphans,
+        "unknown": result.unknown,
+        "kept_bytes": result.kept_bytes,
+        "failures": result.failures,
+    }
+
+
+# -- moving ---------------------------------------------------------------------------------------------------------
+#
+# ``checkpoint export|import|copy``: checkpoints that leave the registry, come into it, or go to another run.
+
+_STYLES = {IMPORTED: "green", REFUSED: "red"}
+
+
+def export(invocation: Invocation) -> None:
+    """Copy a checkpoint to a directory, verified on the way."""
+    call = Call(invocation, "export", "RUN WHICH DIRECTORY")
+    which, uri = check_which(call.argument(1)), call.argument(2)
+
+    async def copy(registry: Registry) -> Checkpoint:
+        checkpoint = await find(registry, which, call.kind)
+        await registry.export(checkpoint, uri, on_progress=on_progress)
+        return checkpoint
+
+    with byte_bar("exporting", hidden=call.as_json) as on_progress:
+        done = call.run(copy, limited=False)
+    _tell_place(call, done, f"step {done.step} ({done.kind}) of run {done.run_id!r} is exported to {uri}", uri)
+
+
+def _tell_place(call: Call, checkpoint: Checkpoint, text: str, uri: str) -> None:
+    one = checkpoint
+    if call.as_json:
+        name = {"run_id": one.run_id, "kind": one.kind, "step": one.step, "uri": uri}
+        print_json({**name, "file_count": one.file_count, "size_bytes": one.size_bytes})
+    else:
+        print(f"{text}: {count(one.file_count, 'file')}, {size(one.size_bytes)}, all digests match")
+
+
+def copy(invocation: Invocation) -> None:
+    """Copy a checkpoint of one run into another."""
+    call = Call(invocation, "copy", "RUN WHICH INTO-RUN")
+    which, step, place = check_which(call.argument(1)), _step(call), _place(call)
+    into = outside_the_store(lambda: check_run_id(call.argument(2)))
+
+    async def take(registry: Registry) -> Checkpoint:
+        checkpoint = await find(registry, which, call.kind)
+        target = await registry_of(call, into, place)
+        return await target.copy_from(await target.claim(), checkpoint, step=step, on_progress=on_progress)
+
+    with byte_bar("copying", hidden=call.as_json) as on_progress:
+        done = call.run(take, limited=False)
+    _tell_place(call, done, f"step {done.step} ({done.kind}) is in run {into!r}", done.uri)
+
+
+def take_in(invocation: Invocation) -> None:
+    """Register what lies in a directory: an export, or what another tool has saved there."""
+    call = Call(invocation, "import", "RUN DIRECTORY")
+    uri, step = call.argument(1), _step(call)
+    is_export = outside_the_store(lambda: Place(uri).exists(RECORD))
+    if is_export and (call.kind or call["dry-run"]):
+        raise CommandError(f"{uri} is an export, which says its kind: give neither --kind nor --dry-run", BAD_ARGUMENTS)
+    place = _place(call)
+
+    async def take(registry: Registry) -> Checkpoint | list[Imported]:
+        into = registry if call["dry-run"] else await registry_of(call, call.run_id, place)
+        if is_export:
+            return await into.import_export(await into.claim(), uri, step=step, on_progress=on_progress)
+        return await into.import_directory(
+            uri, step=step, kind=call.kind, dry_run=call["dry-run"], on_progress=on_progress
+        )
+
+    with byte_bar("importing", hidden=call.as_json) as on_progress:
+        found = call.run(take, limited=False)
+    if isinstance(found, Checkpoint):
+        _tell_place(call, found, f"step {found.step} ({found.kind}) is in run {call.run_id!r}", found.uri)
+        return
+    if call.as_json:
+        print_json({"run_id": call.run_id, "results": [one.plain() for one in found]})
+    else:
+        _print_imports(found)
+    if refused := sum(one.action == REFUSED for one in found):
+        text = f"{count(refused, 'thing')} in {uri} could not be imported, each for the reason in its line"
+        raise CommandError(text, ERROR)
+
+
+async def registry_of(call: Call, run_id: str, place: str) -> Registry:
+    """Return the registry of a run with the place of its checkpoints: the one given, or where its latest lies.
+
+    Raises:
+        CommandError: none is given, and the run has no checkpoints.
+    """
+    found = Registry(call.kv, run_id, uri=place)
+    if place:
+        return found
+    try:
+        latest = await found.latest()
+    except CheckpointNotFound:
+        text = f"run {run_id!r} has no checkpoints yet: say where they are to lie, as --place /shared/checkpoints"
+        raise CommandError(text, BAD_ARGUMENTS) from None
+    return Registry(call.kv, run_id, uri=latest.uri.rpartition("/")[0])
+
+
+def _place(call: Call) -> str:
+    """Return the place that was given; a path is made absolute, for others will look from elsewhere."""
+    place: str = call["place"]
+    return os.path.abspath(place) if place and "://" not in place else place
+
+
+def _step(call: Call) -> int | None:
+    wanted: int = call["step"]
+    return outside_the_store(lambda: check_step(wanted)) if "step" in call.invocation.changed else None
+
+
+def _print_imports(found: Sequence[Imported]) -> None:
+    rows = [
+        (one.action, "" if one.step is None else str(one.step), one.kind, one.tool, size(one.size_bytes),
+         one.path, one.reason or one.uri)
+        for one in found
+    ]  # fmt: skip
+    styles = [_STYLES.get(one.action, "") for one in found]
+    out(Rows(("", "step", "kind", "saved by", "size", "path", ""), rows, styles))

@@ -1,0 +1,1222 @@
+"""``raftkv doctor``: checks of this machine, a data directory and a cluster, each with an advice.
+
+    raftkv doctor --config-file raftkv.yml          a member's own settings: directories, certificates, addresses
+    raftkv doctor --data-dir /var/lib/raftkv        of a stopped member, or of one that runs
+    raftkv doctor --endpoints 10.0.0.1:2379,...     a cluster
+
+Laws: the doctor changes nothing (it measures the disk in a file without a name, which goes with the process). Every
+check ends within seconds; one that cannot be made is skipped, with the reason. Each warning and each failure says in
+one line what to do. Exit codes: 0 nothing is broken (there may be warnings), 1 something is, 2 a flag that cannot be
+read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import errno
+import http.client
+import importlib.metadata
+import ipaddress
+import json
+import math
+import os
+import platform
+import re
+import resource
+import ssl
+import stat
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from email.utils import parsedate_to_datetime
+from enum import IntEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from raftkv import __version__
+from raftkv.cli import daemon
+from raftkv.cli.ctl import top
+from raftkv.cli.pflag import BOOL, Flag
+from raftkv.cli.printer import human_size
+from raftkv.cli.program import BAD_FLAGS, ERROR, SUCCESS, CommandError
+from raftkv.cli.table import Rows, out, progress_bar
+from raftkv.client.rpc import methods
+from raftkv.cluster_id import split_url
+from raftkv.config import ServerConfig, TLSFiles
+from raftkv.errors import (
+    INVALID_ARGUMENT,
+    PERMISSION_DENIED,
+    UNAUTHENTICATED,
+    ConfigError,
+    RaftKVError,
+    StatusError,
+    StorageError,
+)
+from raftkv.offline.database import hash_database_file
+from raftkv.offline.directory import database_of, is_running, log_of, obstacle
+from raftkv.offline.log import verify
+from raftkv.pb import rpc_pb2
+from raftkv.pb.enums import alarm_name
+from raftkv.rpc.client.connect import addresses
+from raftkv.server.tls.certificates import WARNING_S, ends_of, is_open_to_others
+
+if TYPE_CHECKING:
+    from raftkv.client.library import Client
+    from raftkv.client.rpc.core import Client as Core
+
+# -- judgement ------------------------------------------------------------------------------------------------------
+#
+# What a check has found, and what the answers of members mean. Pure: a picture in, findings out.
+#
+# >>> at_most("p99", 0.2, "ms", warning=10, failure=100, advice="use an SSD").level.word
+# 'ok'
+
+
+class Level(IntEnum):
+    """How well it is; the highest of a report decides its exit code."""
+
+    OK = 0
+    SKIPPED = 1
+    WARNING = 2
+    FAILURE = 3
+
+    @property
+    def word(self) -> str:
+        """Return the text that is printed."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        subject: what was looked at.
+        level: how well it is.
+        figure: what was found, or why nothing was.
+        advice: what to do, in one line; empty if nothing.
+    """
+
+    subject: str
+    level: Level
+    figure: str
+    advice: str = ""
+
+
+def ok(subject: str, figure: str) -> Finding:
+    """Return that all is well."""
+    return Finding(subject, Level.OK, figure)
+
+
+def skipped(subject: str, reason: str) -> Finding:
+    """Return that the check could not be made, and why."""
+    return Finding(subject, Level.SKIPPED, reason)
+
+
+def warning(subject: str, figure: str, advice: str) -> Finding:
+    """Return what should be changed."""
+    return Finding(subject, Level.WARNING, figure, advice)
+
+
+def failure(subject: str, figure: str, advice: str) -> Finding:
+    """Return what must be changed."""
+    return Finding(subject, Level.FAILURE, figure, advice)
+
+
+def at_most(subject: str, value: float, unit: str, *, warning: float, failure: float, advice: str) -> Finding:
+    """Return a finding about a figure that should be small.
+
+    Arguments:
+        subject: what it is of.
+        value, unit: the figure.
+        warning, failure: from which on it is one.
+        advice: what to do then.
+    """
+    level = Level.FAILURE if value >= failure else Level.WARNING if value >= warning else Level.OK
+    figure = f"{value:.3g} {unit}"
+    return Finding(subject, level, figure, advice if level is not Level.OK else "")
+
+
+LAG_MAX: Final = 5_000
+"""Entries: beyond it the leader refuses writes ("too many requests"), or sends the member a copy of the database."""
+
+CLOCK_MAX_S: Final = 1.0
+ROUND_TRIPS: Final = 10
+"""etcd's rule: an election takes at least so many round trips."""
+
+SLOW_SYNC_MS: Final = 10.0
+FAR_TOO_SLOW_SYNC_MS: Final = 1000.0
+"""etcd's limit of the 99th percentile is 10 ms: a warning. A histogram covers months: one bad hour is no failure."""
+
+SLOW_PEERS_MS: Final = 100.0
+"""The default heartbeat interval."""
+
+QUOTA_WARNING: Final = 0.8
+QUOTA_FAILURE: Final = 0.95
+TLS_TROUBLE: Final = ("certificate", "TLS", "closed the connection before its HTTP/2 settings came")
+"""Parts of errors of a listening member that refuses the connection; the last one answers plain text to a TLS port."""
+
+FRAGMENTED_SHARE: Final = 0.5
+FRAGMENTED_BYTES: Final = 256 * 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one endpoint said.
+
+    Attributes:
+        endpoint: as it was asked.
+        status: its answer; None: there is none, and ``error`` says why.
+        is_refusal: whether the member itself refused this user.
+        rtt_ms: shortest round trip of a call.
+        clock_s: between which two figures its clock is ahead of this machine's; None: unknown.
+        program: what runs there, e.g. ``raftkv/0.2.0``; empty: it does not say.
+        fsync_p99_ms, peers_p99_ms: of its syncs, and of round trips to its peers, since it started; None: unknown.
+    """
+
+    endpoint: str
+    status: rpc_pb2.StatusResponse | None = None
+    error: str = ""
+    is_refusal: bool = False
+    rtt_ms: float = 0.0
+    clock_s: tuple[float, float] | None = None
+    program: str = ""
+    fsync_p99_ms: float | None = None
+    peers_p99_ms: float | None = None
+
+    @property
+    def member_id(self) -> int:
+        """Id of the member that answered; 0: none did."""
+        return self.status.header.member_id if self.status is not None else 0
+
+
+@dataclass(slots=True)
+class Picture:
+    """What a cluster said.
+
+    Attributes:
+        members: of the cluster; empty: no member listed them, and ``error`` tells why.
+        answers: of its endpoints.
+        alarms: member and kind.
+        peers: name, peer URL and milliseconds of a connection from here, None where there is none.
+    """
+
+    members: list[rpc_pb2.Member] = field(default_factory=list)
+    error: str = ""
+    answers: list[Answer] = field(default_factory=list)
+    alarms: list[tuple[int, str]] = field(default_factory=list)
+    peers: list[tuple[str, str, float | None]] = field(default_factory=list)
+
+
+def judge(picture: Picture, timing: ServerConfig | None = None) -> Iterator[Finding]:
+    """Yield what is found.
+
+    Arguments:
+        picture: of the cluster.
+        timing: settings of its members, as far as they are known; None: etcd's defaults are taken.
+    """
+    answered = [answer for answer in picture.answers if answer.status is not None]
+    yield from _members(picture)
+    if not answered:
+        return
+    yield _quorum(picture, answered)
+    yield _leader(picture, answered)
+    yield _versions(answered)
+    yield _alarms(picture)
+    yield _lag(answered)
+    yield from _space(answered)
+    yield _clocks(answered)
+    yield from _measured(answered)
+    yield from _ways(picture, timing or ServerConfig())
+
+
+def _name(picture: Picture, member_id: int) -> str:
+    names = {member.ID: member.name for member in picture.members}
+    return names.get(member_id) or f"{member_id:x}"
+
+
+def _advice(answer: Answer) -> str:
+    """Return what to do about a member that has not told its status: one that runs must not be replaced."""
+    if answer.is_refusal:
+        return "it runs, and asks for a user who may see its status: --user root, or root's --cert and --key"
+    if any(words in answer.error for words in TLS_TROUBLE):
+        return "it runs, but not with this TLS: https://, --cacert, --cert, --key; raftkv certs list: what has expired"
+    return "start it, or open the way to it; if it is gone for good: raftkvctl member replace"
+
+
+def _members(picture: Picture) -> Iterator[Finding]:
+    for answer in picture.answers:
+        if answer.status is None:
+            yield failure(f"member at {answer.endpoint}", answer.error, _advice(answer))
+        else:
+            yield ok(
+                f"member at {answer.endpoint}", f"{_name(picture, answer.member_id)}, {answer.rtt_ms:.2f} ms a call"
+            )
+    never = [member for member in picture.members if not member.clientURLs]
+    for member in never:
+        advice = "start it with --initial-cluster-state existing, or raftkvctl member remove"
+        yield warning(f"member {member.ID:x}", "it was added and has never been started", advice)
+
+
+def _quorum(picture: Picture, answered: list[Answer]) -> Finding:
+    voters = {member.ID for member in picture.members if not member.isLearner}
+    if not voters:
+        return skipped("quorum", picture.error or "no member lists the members")
+    there = len(voters & {answer.member_id for answer in answered})
+    quorum = len(voters) // 2 + 1
+    figure = f"{there} of {len(voters)} voters answer, {quorum} are needed"
+    if there < quorum:
+        return failure("quorum", figure, "start members until there is one; lost for good: docs, 'Lost quorum'")
+    if len(voters) == 1:
+        return warning("quorum", figure, "one member: its disk is the data; raftkv join adds others")
+    if there == quorum:
+        return warning("quorum", figure, "one more failure stops writes: bring the others back, or replace them")
+    if len(voters) % 2 == 0:
+        return warning("quorum", figure, "an even number survives no more failures than one member fewer: add one")
+    return ok("quorum", figure)
+
+
+def _leader(picture: Picture, answered: list[Answer]) -> Finding:
+    leaders = Counter(answer.status.leader for answer in answered if answer.status is not None)
+    terms = {answer.status.raftTerm for answer in answered if answer.status is not None}
+    if set(leaders) == {0}:
+        return failure("leader", "none", "a quorum of members must reach each other's peer ports")
+    if len(leaders) > 1:
+        return warning("leader", "members do not agree", "ask again: an election is under way, or a member is cut off")
+    return ok("leader", f"{_name(picture, next(iter(leaders)))} in term {max(terms)}")
+
+
+def _versions(answered: list[Answer]) -> Finding:
+    versions = Counter(
+        answer.program or f"etcd {answer.status.version}" for answer in answered if answer.status is not None
+    )
+    figure = ", ".join(f"{version} ({count})" for version, count in sorted(versions.items()))
+    if len(versions) > 1:
+        return warning("versions", figure, "finish the upgrade: what not all members know is refused")
+    return ok("versions", figure)
+
+
+def _alarms(picture: Picture) -> Finding:
+    if not picture.alarms:
+        return ok("alarms", "none")
+    figure = ", ".join(f"{kind} of {_name(picture, member_id)}" for member_id, kind in picture.alarms)
+    if any(kind == "CORRUPT" for _, kind in picture.alarms):
+        return failure("alarms", figure, "the member has other data than the rest: remove it, and join again with none")
+    return failure(
+        "alarms", figure, "compact, raftkvctl defrag or raise --quota-backend-bytes, then raftkvctl alarm disarm"
+    )
+
+
+def _lag(answered: list[Answer]) -> Finding:
+    indexes = {
+        answer.endpoint: (answer.status.raftIndex, answer.status.raftAppliedIndex)
+        for answer in answered
+        if answer.status is not None
+    }
+    newest = max(index for index, _ in indexes.values())
+    lags = {endpoint: newest - applied for endpoint, (_, applied) in indexes.items()}
+    endpoint, lag = max(lags.items(), key=lambda item: item[1])
+    if lag > LAG_MAX:
+        return warning("lag", f"{lag} entries at {endpoint}", "its disk, its processor or the way to it is too slow")
+    return ok("lag", f"{lag} entries at most")
+
+
+def _space(answered: list[Answer]) -> Iterator[Finding]:
+    for answer in answered:
+        status = answer.status
+        if status is None:
+            continue
+        subject, quota = f"database at {answer.endpoint}", status.dbSizeQuota
+        figure = f"{human_size(status.dbSizeInUse)} in use of {human_size(status.dbSize)}"
+        figure += f", quota {human_size(quota)}" if quota else ""
+        share = status.dbSizeInUse / quota if quota else 0.0
+        loose_bytes = status.dbSize - status.dbSizeInUse
+        if share >= QUOTA_FAILURE:
+            yield failure(subject, figure, "writes are about to stop: compact, delete, or raise --quota-backend-bytes")
+        elif share >= QUOTA_WARNING:
+            yield warning(subject, figure, "compact (--auto-compaction-retention), delete, or raise the quota")
+        elif loose_bytes > FRAGMENTED_BYTES and loose_bytes > FRAGMENTED_SHARE * status.dbSize:
+            yield warning(subject, figure, "raftkvctl defrag gives the rest back to the file system")
+        else:
+            yield ok(subject, figure)
+
+
+def _clocks(answered: list[Answer]) -> Finding:
+    offsets = [answer.clock_s for answer in answered if answer.clock_s is not None]
+    if not offsets:
+        return skipped("clock: offset", "no member says what time it is")
+    # Only a certain offset counts: a clock that may be right gets no warning.
+    certain = [max(low, -high, 0.0) for low, high in offsets]
+    largest = max(certain)
+    figure = f"{largest:.1f} s at least, of {len(offsets)} members to this machine"
+    if largest > CLOCK_MAX_S:
+        advice = "run chrony or systemd-timesyncd: certificates, tokens and logs go by the clock (leases do not)"
+        return warning("clock: offset", figure, advice)
+    return ok("clock: offset", f"below a second, {len(offsets)} members to this machine")
+
+
+def _measured(answered: list[Answer]) -> Iterator[Finding]:
+    """Yield what members have measured themselves, the worst of them."""
+    for subject, figures, slow_ms, far_too_slow_ms, advice in (
+        (
+            "disks of members: p99 of fsync",
+            {answer.endpoint: answer.fsync_p99_ms for answer in answered},
+            *(
+                SLOW_SYNC_MS,
+                FAR_TOO_SLOW_SYNC_MS,
+                "use an SSD of its own; raftkv doctor --data-dir there",
+            ),
+        ),
+        (
+            "round trips of members: p99",
+            {answer.endpoint: answer.peers_p99_ms for answer in answered},
+            *(SLOW_PEERS_MS, math.inf, "raise --heartbeat-interval and --election-timeout, or mend the network"),
+        ),
+    ):
+        known = {endpoint: figure for endpoint, figure in figures.items() if figure is not None}
+        if not known:
+            yield skipped(subject, "no member shows enough figures in its metrics yet")
+            continue
+        endpoint, worst = max(known.items(), key=lambda item: item[1])
+        found = at_most(subject, worst, "ms", warning=slow_ms, failure=far_too_slow_ms, advice=advice)
+        yield replace(found, figure=f"up to {found.figure}, at {endpoint}")
+
+
+def _ways(picture: Picture, timing: ServerConfig) -> Iterator[Finding]:
+    for name, url, rtt_ms in picture.peers:
+        if rtt_ms is None:
+            advice = "if members cannot reach it either: start it, or open the way (docs: ports)"
+            yield warning(f"peer port of {name}", f"{url} cannot be reached from here", advice)
+    times = [rtt_ms for _, _, rtt_ms in picture.peers if rtt_ms is not None]
+    times += [answer.rtt_ms for answer in picture.answers if answer.status is not None]
+    if not times:
+        return
+    slowest, election_ms = max(times), timing.election_timeout_s * 1000
+    figure = f"slowest round trip {slowest:.2f} ms, election timeout {election_ms:g} ms"
+    if slowest * ROUND_TRIPS > election_ms:
+        advice = f"--election-timeout {slowest * ROUND_TRIPS:.0f}, --heartbeat-interval {slowest:.0f} or more, on all"
+        yield warning("network", figure, advice)
+    else:
+        yield ok("network", figure)
+
+
+# -- machine --------------------------------------------------------------------------------------------------------
+#
+# This machine: its clock, its limits and memory, and the versions of what is installed.
+
+FILES_MIN: Final = 4096
+MEMORY_MIN_BYTES: Final = 512 * 1024**2
+_TIME_ERROR: Final = 5
+_TIMEX_BYTES: Final = 512
+_MAX_ERROR_AT: Final = 24
+_LIBRARIES: Final = re.compile(r"([A-Za-z0-9._-]+)\s*(?:\[[^]]*\])?\s*([^;]*)(;.*)?")
+
+
+def check_machine(root: Path = Path("/")) -> list[Finding]:
+    """Look at this machine.
+
+    Arguments:
+        root: where ``proc`` and ``sys`` are.
+    """
+    return [
+        check_clock(_adjtimex),
+        check_descriptors(resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
+        _check_memory(root),
+        _check_swap(root),
+        _check_huge_pages(root),
+        *check_versions(sys.version_info[:2], _requirements(), importlib.metadata.version),
+        _check_crc(),
+    ]
+
+
+def _adjtimex() -> tuple[int, int]:
+    """State of the kernel's clock and its largest error in microseconds; nothing is set."""
+    buffer = ctypes.create_string_buffer(_TIMEX_BYTES)
+    state = ctypes.CDLL(None, use_errno=True).adjtimex(buffer)
+    return state, int.from_bytes(buffer.raw[_MAX_ERROR_AT : _MAX_ERROR_AT + 8], sys.byteorder, signed=True)
+
+
+def check_clock(adjtimex: Callable[[], tuple[int, int]]) -> Finding:
+    """Look whether the clock is kept right.
+
+    Arguments:
+        adjtimex: returns the state of the kernel's clock, and its largest error in microseconds.
+    """
+    subject = "clock: synchronised"
+    try:
+        state, error_us = adjtimex()
+    except (OSError, AttributeError):
+        return skipped(subject, "this system does not tell")
+    if state < 0:
+        return skipped(subject, "the kernel does not tell")
+    if state == _TIME_ERROR:
+        advice = "run chrony or systemd-timesyncd: certificates, tokens and logs go by the clock (leases do not)"
+        return warning(subject, "no", advice)
+    return ok(subject, f"yes, within {error_us / 1000:.3g} ms")
+
+
+def check_descriptors(hard: int) -> Finding:
+    """Look how many descriptors a member can have: it raises its own limit to the hard one.
+
+    Arguments:
+        hard: limit; negative: none.
+    """
+    subject = "limit: open files"
+    figure = "none" if hard < 0 else f"{hard} (of this shell)"
+    if 0 <= hard < FILES_MIN:
+        return warning(subject, figure, "each connection takes one: LimitNOFILE=65536 in the unit, or ulimit -Hn")
+    return ok(subject, figure)
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """Figures of a file such as ``meminfo``, in bytes."""
+    lines = (line.split() for line in path.read_text(encoding="ascii").splitlines())
+    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) > 1 and words[1].isdigit()}
+
+
+def _check_memory(root: Path) -> Finding:
+    subject = "memory"
+    try:
+        found = _fields(root / "proc/meminfo")
+    except OSError:
+        return skipped(subject, "this system does not tell")
+    limit, available = cgroup_limit(root), found.get("MemAvailable", 0)
+    shown = f"{human_size(available)} available of {human_size(found.get('MemTotal', 0))}"
+    if limit is not None:
+        shown += f", limit of the control group {human_size(limit)}"
+        available = min(available, limit)
+    if available < MEMORY_MIN_BYTES:
+        return warning(subject, shown, "the index of all keys is in memory: give a member 512 MiB and 300 bytes a key")
+    return ok(subject, shown)
+
+
+def cgroup_limit(root: Path) -> int | None:
+    """Return the least memory that a control group above this process may have; None: as much as there is."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    group = next((line[3:] for line in lines if line.startswith("0::")), "/")
+    base = root / "sys/fs/cgroup"
+    here = base / group.strip("/")
+    limits: list[int] = []
+    for folder in (here, *here.parents):
+        if base not in (folder, *folder.parents):
+            break
+        try:
+            text = (folder / "memory.max").read_text(encoding="ascii").strip()
+        except OSError:
+            continue
+        limits += [int(text)] if text.isdigit() else []
+    return min(limits, default=None)
+
+
+def _check_swap(root: Path) -> Finding:
+    subject = "swap"
+    try:
+        found = _fields(root / "proc/meminfo")
+    except OSError:
+        return skipped(subject, "this system does not tell")
+    used = found.get("SwapTotal", 0) - found.get("SwapFree", 0)
+    if used > MEMORY_MIN_BYTES:
+        advice = "a member that is swapped out misses heartbeats: give the machine memory, or swapoff"
+        return warning(subject, f"{human_size(used)} in use", advice)
+    return ok(subject, f"{human_size(used)} in use")
+
+
+def _check_huge_pages(root: Path) -> Finding:
+    subject = "transparent huge pages"
+    try:
+        text = (root / "sys/kernel/mm/transparent_hugepage/enabled").read_text(encoding="ascii")
+    except OSError:
+        return skipped(subject, "this system does not tell")
+    chosen = text[text.find("[") + 1 : text.find("]")]
+    if chosen == "always":
+        advice = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled: compacting them pauses processes"
+        return warning(subject, chosen, advice)
+    return ok(subject, chosen)
+
+
+def _requirements() -> list[str]:
+    try:
+        return importlib.metadata.requires("raftkv") or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+
+
+def check_versions(python: tuple[int, ...], requirements: list[str], version_of: Callable[[str], str]) -> list[Finding]:
+    """Compare what is installed with what raftkv asks for.
+
+    Arguments:
+        python: version of the interpreter.
+        requirements: of raftkv, as its metadata has them.
+        version_of: returns the version of a package, or raises ``PackageNotFoundError``.
+    """
+    found = [ok("raftkv", f"{__version__} on Python {platform.python_version()}")]
+    if python < (3, 11):
+        found = [failure("raftkv", f"Python {'.'.join(map(str, python))}", "install Python 3.11 or later")]
+    wrong: dict[str, str] = {}
+    names = 0
+    for requirement in requirements:
+        match = _LIBRARIES.fullmatch(requirement.strip())
+        if match is None or "extra" in (match[3] or ""):
+            continue
+        names += 1
+        if fault := _fault(match[1], match[2], version_of):
+            wrong[match[1]] = fault
+    if wrong:
+        advice = f"pip install --upgrade {' '.join(sorted(wrong))}"
+        found.append(failure("libraries", "; ".join(f"{name} {text}" for name, text in wrong.items()), advice))
+    else:
+        found.append(ok("libraries", f"{names} as asked for"))
+    return found
+
+
+def _fault(name: str, wanted: str, version_of: Callable[[str], str]) -> str:
+    try:
+        version = version_of(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "is missing"
+    lowest = re.search(r">=\s*([0-9.]+)", wanted)
+    if lowest and _numbers(version) < _numbers(lowest[1]):
+        return f"{version} is older than {lowest[1]}"
+    return ""
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    match = re.match(r"[0-9]+(\.[0-9]+)*", version)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
+
+
+def _check_crc() -> Finding:
+    import google_crc32c
+
+    if google_crc32c.implementation == "c":
+        return ok("checksums", "CRC32C of the processor")
+    return warning("checksums", "CRC32C in Python: slow", "install a wheel of google-crc32c for this platform")
+
+
+# -- disk -----------------------------------------------------------------------------------------------------------
+#
+# The disk below a data directory: how long a sync takes, how much room there is, whose it is, who has it open.
+
+WRITE_BYTES: Final = 2300
+"""Bytes between two syncs, as etcd's documentation has ``fio`` write: about a small batch of puts."""
+
+SYNCS: Final = 500
+TIME_S: Final = 3.0
+"""A measurement ends after ``SYNCS`` syncs or ``TIME_S`` seconds."""
+
+FAR_TOO_SLOW_MS: Final = 100.0
+"""The heartbeat interval: slower syncs make followers start elections."""
+
+FREE_MIN_BYTES: Final = 256 * 1024**2
+FREE_LOW_BYTES: Final = 2 * 1024**3
+FREE_LOW_SHARE: Final = 0.1
+
+_AFTER_DAMAGE: Final = (
+    "if the other members are well, remove this one and let it join again with none; else restore a backup"
+)
+
+_NOT_DURABLE: Final = {
+    "tmpfs": "it is memory: a restart of the machine loses all; use a disk",
+    "ramfs": "it is memory: a restart of the machine loses all; use a disk",
+    "overlay": "it goes with its container: mount a volume at the data directory",
+    "nfs": "syncs and locks depend on a server: use a local disk",
+    "nfs4": "syncs and locks depend on a server: use a local disk",
+    "cifs": "syncs and locks depend on a server: use a local disk",
+    "smb3": "syncs and locks depend on a server: use a local disk",
+    "9p": "syncs depend on the host: use a disk of this machine",
+    "fuse.sshfs": "syncs and locks depend on a server: use a local disk",
+}
+
+
+def check_disk(data_dir: str, wal_dir: str = "") -> list[Finding]:
+    """Look at the directories of a member.
+
+    Arguments:
+        data_dir: of the member; it need not be there yet.
+        wal_dir: of its log, if it lies elsewhere.
+    """
+    found: list[Finding] = []
+    for subject, path in (("data directory", data_dir), ("log directory", wal_dir)):
+        if path:
+            found += _check_directory(subject, path)
+    if os.path.isdir(os.path.join(data_dir, "member")):
+        found += _check_member(data_dir, wal_dir)
+    return found
+
+
+def _check_directory(subject: str, path: str) -> list[Finding]:
+    if in_the_way := obstacle(path):
+        return [failure(subject, in_the_way, "give another directory, or move what is in its way")]
+    there = _nearest(path)
+    found = [_check_rights(subject, path)] if there == Path(path) else [skipped(subject, f"{path} is not there yet")]
+    found.append(_check_kind(f"{subject}: file system", there))
+    found.append(check_room(f"{subject}: free space", there))
+    # Only the owner may write to its directory: other users cannot try the disk.
+    found.append(check_latency(f"{subject}: fdatasync", there))
+    return found
+
+
+def _nearest(path: str) -> Path:
+    """Return the directory itself, or the nearest above that is there."""
+    there = Path(os.path.abspath(path))
+    while not there.is_dir():
+        there = there.parent
+    return there if str(there) != os.path.abspath(path) else Path(path)
+
+
+def _check_rights(subject: str, path: str) -> Finding:
+    # A user who can write to the log can forge votes.
+    found = os.stat(path)
+    mode = stat.S_IMODE(found.st_mode)
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return failure(subject, f"{path} has mode {mode:04o}: others may write to it", f"chmod 0700 {path}")
+    if found.st_uid != os.geteuid():
+        figure = f"{path} belongs to user {found.st_uid}, and this is user {os.geteuid()}"
+        return warning(subject, figure, "run the doctor as the user of the member")
+    if mode & (stat.S_IROTH | stat.S_IXOTH):
+        return warning(subject, f"{path} has mode {mode:04o}: others may look into it", f"chmod 0700 {path}")
+    return ok(subject, f"{path}, mode {mode:04o}")
+
+
+def _check_kind(subject: str, path: Path) -> Finding:
+    kind = kind_of(path, Path("/proc/self/mountinfo"))
+    if not kind:
+        return skipped(subject, "this system does not tell")
+    advice = _NOT_DURABLE.get(kind, "")
+    return warning(subject, kind, advice) if advice else ok(subject, kind)
+
+
+def kind_of(path: Path, mounts: Path) -> str:
+    """Return the kind of the file system that has a path; empty: unknown.
+
+    Arguments:
+        path: that is there.
+        mounts: ``/proc/self/mountinfo``.
+    """
+    try:
+        device = os.stat(path).st_dev
+        lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    wanted, real = f"{os.major(device)}:{os.minor(device)}", os.path.realpath(path)
+    best, kind = -1, ""
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        fields = before.split()
+        point = fields[4].replace("\\040", " ")
+        is_above = real == point or real.startswith(point.rstrip("/") + "/")
+        # The longest point above; of several on one another the last.
+        if is_above and len(point) + (fields[2] == wanted) >= best:
+            best, kind = len(point) + (fields[2] == wanted), after.split()[0]
+    return kind
+
+
+def check_room(subject: str, path: Path) -> Finding:
+    """Look how much room there is."""
+    room = os.statvfs(path)
+    free, size = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
+    share = free / size if size else 0.0
+    figure = f"{human_size(free)} of {human_size(size)}"
+    if room.f_files and not room.f_favail:
+        return failure(subject, "no inode is left", "delete files of others on this file system")
+    if free < FREE_MIN_BYTES:
+        return failure(subject, figure, "writes stop when it is full: make room, or move the member to a larger disk")
+    if free < FREE_LOW_BYTES or share < FREE_LOW_SHARE:
+        return warning(subject, figure, "make room: the log, the database and snapshots of it need it")
+    return ok(subject, figure)
+
+
+def check_latency(subject: str, path: Path) -> Finding:
+    """Write and sync like a member, in a file that has no name."""
+    try:
+        times_ms = sync_times_ms(path)
+    except OSError as error:
+        figure = f"cannot write there: {error.strerror}"
+        if error.errno == errno.EROFS:
+            advice = "no member starts there: the kernel does that after an error of the disk (dmesg)"
+            return failure(subject, figure, advice)
+        return skipped(subject, figure)
+    p50, p99 = (times_ms[min(int(len(times_ms) * share), len(times_ms) - 1)] for share in (0.5, 0.99))
+    figure = f"p50 {p50:.2f} ms, p99 {p99:.2f} ms of {len(times_ms)}"
+    advice = f"below {SLOW_SYNC_MS:g} ms is asked for: use an SSD of its own"
+    found = at_most(subject, p99, "ms", warning=SLOW_SYNC_MS, failure=FAR_TOO_SLOW_MS, advice=advice)
+    return replace(found, figure=figure)
+
+
+def sync_times_ms(directory: Path) -> list[float]:
+    """Return how long syncs took, sorted.
+
+    Raises:
+        OSError: the directory cannot be written to.
+    """
+    descriptor = _nameless(directory)
+    try:
+        block = os.urandom(WRITE_BYTES)
+        # As in a segment of the log, the blocks were written before, as zeros.
+        os.pwrite(descriptor, bytes(WRITE_BYTES * SYNCS), 0)
+        os.fsync(descriptor)
+        times: list[float] = []
+        until = time.perf_counter() + TIME_S
+        while len(times) < SYNCS and (not times or time.perf_counter() < until):
+            os.write(descriptor, block)
+            began = time.perf_counter()
+            os.fdatasync(descriptor)
+            times.append((time.perf_counter() - began) * 1000)
+        return sorted(times)
+    finally:
+        os.close(descriptor)
+
+
+def _nameless(directory: Path) -> int:
+    try:
+        return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError:  # not every file system can
+        descriptor, name = tempfile.mkstemp(prefix=".raftkv-doctor-", dir=directory)
+        os.unlink(name)
+        return descriptor
+
+
+def _check_member(data_dir: str, wal_dir: str) -> list[Finding]:
+    member = _check_user(data_dir, wal_dir)
+    if member.level is not Level.OK:
+        return [member]
+    log = wal_dir or log_of(data_dir)
+    return [member, _check_log(log), _check_database(data_dir, log)]
+
+
+def _check_user(data_dir: str, wal_dir: str) -> Finding:
+    subject = "data directory: member"
+    try:
+        log = wal_dir or log_of(data_dir)
+        size = database_of(data_dir).stat().st_size
+    except (StorageError, OSError) as error:
+        return failure(
+            subject,
+            " ".join(str(error).split()),
+            "if it was a member's: restore it from a backup, or join again with none",
+        )
+    state = "runs" if is_running(log) else "is stopped"
+    return ok(subject, f"the member {state}; its database has {human_size(size)}")
+
+
+def _check_log(directory: str) -> Finding:
+    """Read the whole log: damage in it shows at a start, which may be the next night."""
+    subject = "data directory: log"
+    try:
+        found = verify(directory)
+    except (RaftKVError, OSError) as error:
+        return failure(subject, " ".join(str(error).split()), _AFTER_DAMAGE)
+    entries = f"entries {found.first_index} to {found.last_index}" if found.last_index else "no entries"
+    end = f", a write at its end was cut off: {found.torn}" if found.torn else ""
+    return ok(subject, f"{entries} in {human_size(found.size_bytes)}, all checksums right{end}")
+
+
+def _check_database(data_dir: str, log: str) -> Finding:
+    """Read all of the database, as a start does."""
+    subject = "data directory: database"
+    if is_running(log):
+        return skipped(subject, "the member runs, and checks what it reads")
+    try:
+        found = hash_database_file(data_dir)
+    except (RaftKVError, OSError) as error:
+        return failure(subject, " ".join(str(error).split()), _AFTER_DAMAGE)
+    return ok(subject, f"revision {found.revision}, all checksums right")
+
+
+# -- certificates ---------------------------------------------------------------------------------------------------
+#
+# Certificates of a member, or of this client: when they end, whom they name, whether the keys are private.
+
+_DAY_S: Final = 86_400
+
+
+def check_certificates(config: ServerConfig) -> list[Finding]:
+    """Look at the files that a member is configured with.
+
+    Arguments:
+        config: of the member.
+    """
+    found: list[Finding] = []
+    for subject, files, urls in (
+        ("client port", config.client_tls, config.advertise_client_urls),
+        ("peer port", config.peer_tls, config.initial_advertise_peer_urls),
+    ):
+        found += check_files(f"certificates of the {subject}", files, _hosts(urls))
+    return found
+
+
+def check_files(subject: str, files: TLSFiles, hosts: Iterable[str] = ()) -> list[Finding]:
+    """Look at certificates of one use; nothing, if there are none.
+
+    Arguments:
+        subject: what they are of.
+        files: where they are.
+        hosts: that the certificate must name.
+    """
+    if not any(files.paths):
+        return []
+    try:
+        found = [_check_end(f"{subject}: {end.what}", end.path, end.time_s) for end in ends_of(files, None).values()]
+        keys = filter(None, (files.key_file, files.client_key_file))
+        found += [_check_mode(f"{subject}: key", key) for key in keys]
+        if files.cert_file and files.key_file:
+            _check_pair(files.cert_file, files.key_file)
+    except ConfigError as error:
+        return [failure(subject, str(error), "mend the file; raftkv certs makes new ones")]
+    except OSError as error:
+        return [failure(subject, f"{error.filename}: {error.strerror}", "name files that this user can read")]
+    if files.cert_file and hosts:
+        found.append(_check_names(f"{subject}: names", files.cert_file, hosts))
+    return found
+
+
+def _check_end(subject: str, path: str, ends_s: float) -> Finding:
+    days = (ends_s - time.time()) / _DAY_S
+    advice = "raftkv certs renew, or have your authority make new ones: members take them up while they run"
+    if days < 0:
+        return failure(subject, f"{path} ended {-days:.0f} days ago", advice)
+    figure = f"{path} ends in {days:.0f} days"
+    return warning(subject, figure, advice) if days * _DAY_S < WARNING_S else ok(subject, figure)
+
+
+def _check_mode(subject: str, key: str) -> Finding:
+    if is_open_to_others(key):
+        return warning(subject, f"other users of this machine may read {key}", f"chmod 0600 {key}")
+    return ok(subject, f"{key} is private")
+
+
+def _check_pair(certificate: str, key: str) -> None:
+    try:
+        # An empty password: a key that has one would ask for it here, and in every handshake.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=lambda: b"")
+    except (ssl.SSLError, ValueError):
+        raise ConfigError(f"certificate {certificate} and key {key} cannot be used together") from None
+
+
+def _check_names(subject: str, path: str, hosts: Iterable[str]) -> Finding:
+    from cryptography import x509
+
+    certificate = x509.load_pem_x509_certificates(Path(path).read_bytes())[0]
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return failure(subject, f"{path} names no host", "make one with the names and addresses of the member")
+    known = {str(name).lower() for name in names.get_values_for_type(x509.DNSName)}
+    known |= {str(address) for address in names.get_values_for_type(x509.IPAddress)}
+    missing = sorted({host for host in hosts if not _is_named(host, known)})
+    if missing:
+        figure = f"{path} does not name {', '.join(missing)}"
+        return failure(subject, figure, "make one that names the host of every URL that the member advertises")
+    return ok(subject, ", ".join(sorted(known)))
+
+
+def _is_named(host: str, known: set[str]) -> bool:
+    try:
+        return str(ipaddress.ip_address(host)) in known
+    except ValueError:
+        return host.lower() in known or f"*.{host.lower().partition('.')[2]}" in known
+
+
+def _hosts(urls: Iterable[str]) -> list[str]:
+    parts = [split_url(url) for url in urls]
+    return [host.strip("[]") for scheme, host, _ in parts if scheme == "https"]
+
+
+# -- cluster --------------------------------------------------------------------------------------------------------
+#
+# Asks the members of a cluster, side by side; ``judgement`` tells what their answers mean.
+#
+# Each call has a deadline of a few seconds, and a member that does not answer is part of the picture.
+
+_FSYNC: Final = "etcd_disk_wal_fsync_duration_seconds"
+_ROUND_TRIP: Final = "etcd_network_peer_round_trip_time_seconds"
+
+_REFUSALS: Final = (PERMISSION_DENIED, UNAUTHENTICATED, INVALID_ARGUMENT)
+"""Codes by which a member refuses a user without the right, an old token, and a call without a user."""
+
+FIGURES_MIN: Final = 100
+"""Fewer figures tell nothing: the slowest one of a start would be the 99th percentile."""
+
+TIMEOUT_S: Final = 3.0
+TRIES: Final = 5
+"""Number of round trips that are timed; the shortest counts: longer ones include other work of the two machines."""
+
+
+async def ask(kv: Client) -> Picture:
+    """Ask the members that the client knows, and those that they name.
+
+    Arguments:
+        kv: a client of the cluster.
+    """
+    core = kv.scope.core
+    picture = Picture()
+    try:
+        members = await core.call(methods.MEMBER_LIST, rpc_pb2.MemberListRequest(), timeout_s=TIMEOUT_S)
+        picture.members = list(members.members)
+    except StatusError as error:
+        picture.error = str(error)
+    with contextlib.suppress(StatusError):
+        request = rpc_pb2.AlarmRequest(action=rpc_pb2.AlarmRequest.GET)
+        alarms = await core.call(methods.ALARM, request, timeout_s=TIMEOUT_S)
+        picture.alarms = [(alarm.memberID, alarm_name(alarm.alarm)) for alarm in alarms.alarms]
+    given = [endpoint.text for endpoint in core.endpoints]
+    answers = await asyncio.gather(*(_ask_member(core, endpoint) for endpoint in given))
+    known = {answer.member_id for answer in answers}
+    others = [member.clientURLs[0] for member in picture.members if member.ID not in known and member.clientURLs]
+    # An endpoint of a member that does not answer need not be the URL that the member list has.
+    more = [url for url in others if url not in given]
+    picture.answers = [*answers, *await asyncio.gather(*(_ask_member(core, url) for url in more))]
+    urls = [(member.name or f"{member.ID:x}", url) for member in picture.members for url in member.peerURLs]
+    rtts = await asyncio.gather(*(_reach(url) for _, url in urls))
+    picture.peers = [(name, url, rtt_ms) for (name, url), rtt_ms in zip(urls, rtts, strict=True)]
+    return picture
+
+
+async def _ask_member(core: Core, endpoint: str) -> Answer:
+    async def ask_status() -> rpc_pb2.StatusResponse:
+        return await core.call_at(endpoint, methods.STATUS, rpc_pb2.StatusRequest(), timeout_s=TIMEOUT_S)
+
+    try:
+        status = await ask_status()  # opens the connection
+        rtt_ms = await _shortest_ms(ask_status)
+    except (StatusError, ConfigError) as error:
+        is_refusal = isinstance(error, StatusError) and error.code in _REFUSALS
+        return Answer(endpoint, error=str(error), is_refusal=is_refusal)
+    program, clock_s = await asyncio.to_thread(_ask_http, core, endpoint)
+    fsync_ms, peers_ms = await asyncio.to_thread(_ask_metrics, core, endpoint)
+    return Answer(
+        endpoint,
+        status=status,
+        rtt_ms=rtt_ms,
+        clock_s=clock_s,
+        program=program,
+        fsync_p99_ms=fsync_ms,
+        peers_p99_ms=peers_ms,
+    )
+
+
+async def _shortest_ms(call: Callable[[], Awaitable[object]]) -> float:
+    times: list[float] = []
+    for _ in range(TRIES):
+        began = time.perf_counter()
+        await call()
+        times.append((time.perf_counter() - began) * 1000)
+    return min(times)
+
+
+async def _reach(url: str) -> float | None:
+    """Milliseconds of a TCP connection from here to a peer port; None: it cannot be reached."""
+    host, _, port = url.partition("://")[2].rpartition(":")
+
+    async def connect() -> None:
+        address, *_ = await addresses(host.strip("[]"), int(port))
+        _, writer = await asyncio.open_connection(address, int(port))
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            return await _shortest_ms(connect)
+    except (OSError, ValueError, TimeoutError):
+        return None
+
+
+def _ask_metrics(core: Core, endpoint: str) -> tuple[float | None, float | None]:
+    """99th percentiles that a member has measured (ms): of its syncs, of round trips to its peers; None: unknown."""
+    try:
+        text = top.fetch_text(endpoint, core.options.tls, TIMEOUT_S)
+        found = [top.quantile(text, name, 0.99, FIGURES_MIN) for name in (_FSYNC, _ROUND_TRIP)]
+    except (OSError, ValueError):
+        return None, None
+    fsync_ms, peers_ms = (None if seconds is None else seconds * 1000 for seconds in found)
+    return fsync_ms, peers_ms
+
+
+def _ask_http(core: Core, endpoint: str) -> tuple[str, tuple[float, float] | None]:
+    """What runs there, and between which two figures its clock is ahead of this one (seconds), by its HTTP answer.
+
+    The date is a whole second, so the two figures lie a second and a round trip apart. Empty and None: it does not say.
+    """
+    try:
+        connection = top.connect(endpoint, core.options.tls, TIMEOUT_S)
+    except OSError:
+        return "", None
+    with contextlib.closing(connection):
+        try:
+            sent_s = time.time()
+            connection.request("GET", "/version")
+            answer = connection.getresponse()
+            received_s = time.time()
+            program, date = answer.getheader("Server", ""), answer.getheader("Date")
+            theirs_s = None if date is None else parsedate_to_datetime(date).timestamp()
+        except (OSError, http.client.HTTPException, ValueError):
+            return "", None
+    return program, None if theirs_s is None else (theirs_s - received_s, theirs_s + 1.0 - sent_s)
+
+
+BACKUP_AGE_S: Final = 2 * 86_400.0
+"""A warning tells of a last backup older than this."""
+
+CLOCK_S: Final = 300.0
+"""A warning tells of a last backup from further in the future than this: it would hide that backups have stopped."""
+
+CLUSTER_TIME_S: Final = 20.0
+"""Longest time for all questions to a cluster."""
+
+FLAGS: Final = (
+    Flag("config-file", usage="the member's own settings: directories, certificates, timing, addresses"),
+    Flag("data-dir", usage="data directory of a member, stopped or not"),
+    Flag("wal-dir", usage="directory of its log, if on its own disk"),
+    Flag("endpoints", usage="members of a running cluster, comma-separated"),
+    *daemon.CREDENTIALS,
+    Flag("backup", usage="URL that raftkv backup writes to: when was the last one"),
+    Flag("json", BOOL, usage="print JSON"),
+)
+_USAGE = """Usage:
+  raftkv doctor [flags]    look at this machine, a data directory and a cluster, and say what to do
+
+Without flags it looks at this machine, and at the cluster on 127.0.0.1:2379 if there is one.
+
+Examples:
+  raftkv doctor --config-file /etc/raftkv/raftkv.yml
+  raftkv doctor --data-dir /var/lib/raftkv
+  raftkv doctor --endpoints 10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379 --backup s3://bucket/raftkv
+
+Flags:"""
+_STYLES: Final = {Level.OK: "green", Level.SKIPPED: "dim", Level.WARNING: "yellow", Level.FAILURE: "bold red"}
+DEFAULT_ENDPOINT: Final = "127.0.0.1:2379"
+
+
+def main(words: Sequence[str]) -> int:
+    """Run ``raftkv doctor``.
+
+    Arguments:
+        words: the command line after ``doctor``.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        CommandError: a flag cannot be used; one line.
+    """
+    parsed = daemon.parse(FLAGS, words, "doctor", _USAGE)
+    if parsed is None:
+        return SUCCESS
+    values = parsed.values
+    config = _config_of(values)
+    found = list(_examine(_parts(values, config), hidden=values["json"]))
+    if values["json"]:
+        _print_json(found)
+    else:
+        _print_table(found)
+    return ERROR if any(finding.level is Level.FAILURE for finding in found) else SUCCESS
+
+
+def _config_of(values: dict[str, Any]) -> ServerConfig | None:
+    """Return the settings of the member, if its file is given; only the file counts, as for a member."""
+    if not values["config-file"]:
+        return None
+    from raftkv.cli.server_options import read_options
+
+    try:
+        return read_options([f"--config-file={values['config-file']}"], {}).config
+    except CommandError as error:
+        raise CommandError(str(error), BAD_FLAGS) from None
+
+
+Part = tuple[str, Callable[[], list[Finding]]]
+
+
+def _parts(values: dict[str, Any], config: ServerConfig | None) -> Iterator[Part]:
+    """What is looked at, in this order."""
+    yield "machine", check_machine
+    data_dir = values["data-dir"] or (config.data_dir if config else "")
+    if data_dir:
+        wal_dir = values["wal-dir"] or (config.wal_dir if config else "")
+        yield "disk", lambda: check_disk(data_dir, wal_dir)
+    if config is not None:
+        yield "certificates", lambda: check_certificates(config)
+    files = TLSFiles(values["cert"], values["key"], trusted_ca_file=values["cacert"])
+    if any(files.paths):
+        yield "certificates", lambda: check_files("certificates of this client", files)
+    if values["backup"]:
+        yield "backup", lambda: [_check_backup(values["backup"])]
+    endpoints = values["endpoints"] or (",".join(config.advertise_client_urls) if config else "")
+    is_asked = bool(values["endpoints"])
+    if endpoints or not data_dir:
+        yield "cluster", lambda: _check_cluster(values, endpoints or DEFAULT_ENDPOINT, config, is_asked)
+
+
+def _examine(parts: Iterator[Part], *, hidden: bool) -> Iterator[Finding]:
+    every = list(parts)
+    with progress_bar("looking", (), len(every), hidden=hidden) as update:
+        for name, look in every:
+            update(description=f"looking at the {name}", advance=1)
+            try:
+                yield from look()
+            except OSError as error:
+                yield skipped(name, f"{error.filename or ''} {error.strerror or error}".strip())
+
+
+def _check_backup(url: str) -> Finding:
+    from raftkv.cli.backup import Place
+
+    subject, advice = "backup", "raftkv backup URL --every 1h, and look at its log"
+    try:
+        backups = Place(url).backups()
+    except (RaftKVError, CommandError) as error:
+        return failure(subject, " ".join(str(error).split()), advice)
+    if not backups:
+        return failure(subject, f"there is none in {url}", advice)
+    age_s = time.time() - backups[-1].taken_s
+    if age_s < -CLOCK_S:
+        figure = f"the last of {len(backups)} was taken {-age_s / 3600:.1f} h from now"
+        return warning(subject, figure, "set the clocks of this machine and of the one that takes the backups")
+    figure = f"the last of {len(backups)} is {age_s / 3600:.1f} h old"
+    return warning(subject, figure, advice) if age_s > BACKUP_AGE_S else ok(subject, figure)
+
+
+def _check_cluster(
+    values: dict[str, Any], endpoints: str, config: ServerConfig | None, is_asked: bool
+) -> list[Finding]:
+    """Ask a cluster. A member that does not run is a failure only if ``--endpoints`` was given."""
+    from raftkv.client.library import connect
+
+    async def ask_cluster() -> Picture:
+        async with connect(endpoints.split(","), **daemon.connection(values)) as kv:
+            async with asyncio.timeout(CLUSTER_TIME_S):
+                return await ask(kv)
+
+    try:
+        picture = asyncio.run(ask_cluster())
+    except TimeoutError:
+        return [failure("cluster", f"no answer within {CLUSTER_TIME_S:g} s", "name members that run with --endpoints")]
+    except RaftKVError as error:
+        raise CommandError(" ".join(str(error).split()), BAD_FLAGS) from None
+    if not is_asked and all(answer.status is None for answer in picture.answers):
+        return [skipped("cluster", f"no member at {endpoints}: --endpoints names others")]
+    return list(judge(picture, config))
+
+
+def _print_json(found: list[Finding]) -> None:
+    worst = max((finding.level for finding in found), default=Level.OK)
+    lines = [
+        {"subject": one.subject, "level": one.level.word, "figure": one.figure, "advice": one.advice} for one in found
+    ]
+    print(json.dumps({"level": (Level.OK if worst is Level.SKIPPED else worst).word, "findings": lines}, indent=1))
+
+
+def _print_table(found: list[Finding]) -> None:
+    rows = [(one.level.word, one.subject, one.figure, one.advice) for one in found]
+    out(Rows(("", "subject", "found", "what to do"), rows, [_STYLES[one.level] for one in found]))
+    counts = {level: sum(one.level is level for one in found) for level in (Level.WARNING, Level.FAILURE)}
+    print(os.linesep.join(["", f"{counts[Level.FAILURE]} failures, {counts[Level.WARNING]} warnings"]))

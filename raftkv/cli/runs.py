@@ -1,0 +1,772 @@
+"""``raftkvctl run``: training runs on the command line.
+
+Commands look at runs from outside (list, show, queue, timeline, watch, metrics), delete them, say who may take part in
+them, or take part in a run with any command as its workers (exec). ``run_view`` puts together what ``show`` prints (for
+every node that waits, why) and how runs look, as tables and as JSON.
+
+Leaves out where the facts come from (``raftkv.training.history``, ``raftkv.training.scheduling.ledger``), and how
+workers live (``raftkv.training.process``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import quote
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from raftkv.checkpoint import keys as checkpoint_keys
+from raftkv.cli import run_view
+from raftkv.cli.command import Invocation
+from raftkv.cli.ctl.session import Session, open_library, open_session, remark, use_library
+from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError
+from raftkv.cli.run_view import Facts, read_facts
+from raftkv.cli.table import Rows, count, out, progress_bar
+from raftkv.client.admin import Permission, interval
+from raftkv.client.credentials import announce_settings
+from raftkv.client.kv.kv import pipelined
+from raftkv.client.kv.operations import Compare, Delete, mod_revision, version
+from raftkv.client.library import Client
+from raftkv.dataset import keys as dataset_keys
+from raftkv.errors import (
+    ConfigError,
+    PermissionDeniedError,
+    PermissionNotGrantedError,
+    RoleAlreadyExistError,
+    RoleNotFoundError,
+    RoleNotGrantedError,
+)
+from raftkv.integrations.horovod import ROOT as HOROVOD_ROOT
+from raftkv.integrations.torchft.rules import ROOT as TORCHFT_ROOT
+from raftkv.rpc.server.http import HttpRequest, HttpResponse, text_response
+from raftkv.rpc.server.server import Server
+from raftkv.training.config import RunConfig, guess_address, parse_options
+from raftkv.training.errors import UnknownRun
+from raftkv.training.history import RunSummary, follow, list_runs, read_history, read_progress
+from raftkv.training.keys import CLUSTER_ROOT, STORE_ROOT, RunKeys, check_cluster, check_run_id
+from raftkv.training.keys import ROOT as RUN_ROOT
+from raftkv.training.metrics import Exporter
+from raftkv.training.process.environment import parse_styles
+from raftkv.training.process.output import Console, Destinations, Output, make_directory, parse_ranks, parse_streams
+from raftkv.training.process.supervisor import PORTS_FIELD, Settings, Supervisor, WorkerStartError, free_port
+from raftkv.training.records import CLOSED, GATHERING, RUNNING
+from raftkv.training.rendezvous.participant import Participant, Progress, waiting
+from raftkv.training.scheduling.ledger import ClusterView, describe_cluster, list_clusters
+from raftkv.training.tcpstore.gateway import ROOT as TCPSTORE_ROOT
+from raftkv.training.timeline import RunHistory
+from raftkv.urls import parse_endpoints, split_address
+
+if TYPE_CHECKING:
+    from raftkv.client.library import Client
+
+
+def list_all(invocation: Invocation) -> None:
+    """Print every run."""
+    invocation.refuse_arguments("run list accepts no arguments")
+    session, as_json = open_library(invocation)
+    runs = use_library(session, list_runs)
+    if as_json:
+        print(json.dumps([run_view.summary_to_plain(one) for one in runs]))
+    else:
+        out(run_view.runs_table(runs))
+
+
+def show(invocation: Invocation) -> None:
+    """Print one run as it is."""
+    run_id = invocation.argument("run show needs the id of one run")
+    session, as_json = open_library(invocation)
+
+    async def read(kv: Client) -> Facts:
+        return await read_facts(kv, run_id)
+
+    facts = use_library(session, read)
+    if as_json:
+        print(json.dumps(facts.to_plain()))
+    else:
+        run_view.show(facts)
+
+
+def queue(invocation: Invocation) -> None:
+    """Print who holds the slots of a cluster that runs share, and who waits for them."""
+    if len(invocation.arguments) > 1:
+        raise CommandError("run queue takes the name of one cluster, or none", BAD_ARGUMENTS)
+    session, as_json = open_library(invocation)
+
+    async def read(kv: Client) -> list[ClusterView]:
+        names = invocation.arguments or await list_clusters(kv)
+        return [await describe_cluster(kv, name) for name in names]
+
+    views = use_library(session, read)
+    if not views and not as_json:
+        print("No cluster shares its slots among runs. A run joins one with the setting cluster=NAME.")
+    if as_json:
+        print(json.dumps([view.to_plain() for view in views]))
+        return
+    for number, view in enumerate(views):
+        print("\n" if number else "", end="")
+        run_view.queue(view)
+
+
+def timeline(invocation: Invocation) -> None:
+    """Print what happened in one run."""
+    run_id = invocation.argument("run timeline needs the id of one run")
+    session, as_json = open_library(invocation)
+
+    async def read(kv: Client) -> RunHistory:
+        return await read_progress(kv, await read_history(kv, run_id))
+
+    history = use_library(session, read)
+    if as_json:
+        print(json.dumps(history.to_plain()))
+    else:
+        run_view.timeline(history)
+
+
+def watch(invocation: Invocation) -> None:
+    """Print what happens in one run, as it happens."""
+    run_id = invocation.argument("run watch needs the id of one run")
+    session, as_json = open_library(invocation)
+
+    async def print_changes(kv: Client) -> None:
+        narrator = run_view.Narrator()
+        async for change, fold in follow(kv, run_id):
+            for line in narrator.lines(change, fold):
+                if as_json:
+                    print(json.dumps(line.to_plain()), flush=True)
+                else:
+                    run_view.emit(line)
+
+    async def until_interrupted(kv: Client) -> None:
+        printing = asyncio.ensure_future(print_changes(kv))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, printing.cancel)
+        try:
+            await printing
+        except asyncio.CancelledError:
+            return
+
+    use_library(session, until_interrupted)
+
+
+# -- deleting -------------------------------------------------------------------------------------------------------
+#
+# ``run delete``: what is known of runs is forgotten, of one by its id or of all that have ended.
+#
+#     raftkvctl run delete job7
+#     raftkvctl run delete --ended --older-than 168h --dry-run
+#
+# A run has ended when it is closed and has no node. A run without nodes that was never closed may go on, as after a
+# power
+# cut: it stays until a user names it.
+
+PARTS: Final = ("boot/", "deny/", "fault/", "node/", "store/", "strike/", "sync/")
+"""What a run has besides ``arbiter``, ``round`` and ``state``; deleted one by one, for below the same prefix there may
+be other runs (``jobs/a`` below ``jobs``)."""
+WINDOW: Final = 16
+"""Runs that are deleted side by side."""
+_HOROVOD_GENERATION: Final = re.compile(r"(\d{12}/)(?:key|done)/")
+
+
+def delete(invocation: Invocation) -> None:
+    """Delete everything that is known of one run, or of all that have ended."""
+    if invocation["ended"]:
+        _delete_ended(invocation)
+        return
+    for flag in ("dry-run", "older-than"):
+        if flag in invocation.changed:
+            raise CommandError(f"--{flag} goes with --ended, which finds the runs to delete", BAD_ARGUMENTS)
+    run_id = invocation.argument("run delete needs the id of one run, or --ended")
+    session, as_json = open_library(invocation)
+
+    async def alive(kv: Client) -> int:
+        keys = RunKeys(check_run_id(run_id))
+        if not len(await kv.range(*keys.record)) and not await kv.count(keys.nodes, prefix=True):
+            raise UnknownRun(run_id)
+        return await kv.count(keys.nodes, prefix=True)
+
+    async def forget(kv: Client) -> int:
+        # Each node that comes makes sure that there is an arbiter: without one, none has come since ``alive`` looked.
+        deleted = await _delete(kv, run_id, [] if invocation["force"] else [version(RunKeys(run_id).arbiter) == 0])
+        if deleted is None:
+            raise CommandError(_in_use(run_id, await kv.count(RunKeys(run_id).nodes, prefix=True)), ERROR)
+        return deleted
+
+    nodes = use_library(session, alive)
+    if nodes and not invocation["force"]:
+        raise CommandError(_in_use(run_id, nodes), ERROR)
+    present = f", in which {nodes} nodes are alive," if nodes else ""
+    if not _is_confirmed(invocation, f"Delete run {run_id!r}{present} with its generations and faults?"):
+        raise CommandError(f"run {run_id!r} was not deleted", ERROR)
+    deleted = use_library(session, forget)
+    told = f"run {run_id!r} is deleted: {count(deleted, 'key')}"
+    print(json.dumps({"run": run_id, "deleted": deleted}) if as_json else told)
+
+
+def _in_use(run_id: str, nodes: int) -> str:
+    are = "1 node is" if nodes == 1 else f"{nodes} nodes are"
+    return f"{are} alive in run {run_id!r}: end them first, or give --force"
+
+
+def _is_confirmed(invocation: Invocation, question: str) -> bool:
+    if invocation["yes"]:
+        return True
+    if not sys.stdin.isatty():
+        raise CommandError("there is no terminal to confirm it on: give --yes", BAD_ARGUMENTS)
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+# ---- all that have ended
+
+
+def _delete_ended(invocation: Invocation) -> None:
+    if invocation.arguments or invocation["force"]:
+        text = "run delete --ended takes no id and no --force: it deletes the runs that are closed and have no nodes"
+        raise CommandError(text, BAD_ARGUMENTS)
+    if invocation["older-than"] < 0:
+        raise CommandError(f"--older-than must not be negative: {invocation['older-than']:g}s", BAD_ARGUMENTS)
+    session, as_json = open_library(invocation)
+    runs, dry_run = use_library(session, list_runs), invocation["dry-run"]
+    ended = [one for one in runs if _has_ended(one, invocation["older-than"])]
+    gone: list[int | None] = []
+    if ended and not dry_run:
+        question = f"Delete {count(len(ended), 'run')} of {len(runs)}, with generations and faults: all that have ended"
+        if not _is_confirmed(invocation, f"{question}?"):
+            raise CommandError("no run was deleted", ERROR)
+        with progress_bar("deleting runs", ("MofNComplete",), len(ended), hidden=as_json) as update:
+
+            async def forget(kv: Client, summary: RunSummary) -> int | None:
+                state = mod_revision(RunKeys(summary.run_id).state) == summary.revision
+                deleted = await _delete(kv, summary.run_id, [state, version(RunKeys(summary.run_id).arbiter) == 0])
+                update(advance=1)
+                return deleted
+
+            gone = use_library(session, lambda kv: pipelined(lambda one: forget(kv, one), ended, WINDOW))
+    _tell_ended(runs, ended, gone, as_json=as_json, dry_run=dry_run)
+
+
+def _has_ended(run: RunSummary, age_s: float) -> bool:
+    is_over = run.state is not None and run.state.phase == CLOSED and not run.nodes
+    return is_over and run.state is not None and run.state.time <= time.time() - age_s
+
+
+def _tell_ended(
+    runs: Sequence[RunSummary],
+    ended: Sequence[RunSummary],
+    gone: Sequence[int | None],
+    *,
+    as_json: bool,
+    dry_run: bool,
+) -> None:
+    again = [one.run_id for one, keys in zip(ended, gone, strict=False) if keys is None]
+    deleted, keys = [one.run_id for one in ended if one.run_id not in again], sum(found or 0 for found in gone)
+    dead = sum(not one.nodes and (one.state is None or one.state.phase != CLOSED) for one in runs)
+    if as_json:
+        print(json.dumps({"dry_run": dry_run, "deleted": deleted, "keys": keys, "begun_again": again, "dead": dead}))
+        return
+    if dry_run and ended:
+        out(run_view.runs_table(ended))
+        print()
+    verb = "would be deleted" if dry_run else "deleted"
+    size = "" if dry_run else f": {count(keys, 'key')}"
+    print(f"{len(deleted)} of {count(len(runs), 'run')} {verb}{size}")
+    for run_id in again:
+        print(f"run {run_id!r} has begun again meanwhile, and stays")
+    if dead:
+        are = "1 run that was never closed stays" if dead == 1 else f"{dead} runs that were never closed stay"
+        print(f"{are}, though no node is there: name each to delete it")
+
+
+# ---- the keys
+
+
+async def _delete(kv: Client, run_id: str, conditions: Sequence[Compare]) -> int | None:
+    """Delete the keys of a run, and tell how many there were; None: a condition does not hold."""
+    keys = RunKeys(run_id)
+    operations = [Delete(keys.base + part, prefix=True) for part in PARTS]
+    operations += [Delete(key) for key in (keys.arbiter, keys.round, keys.state)]
+    done = await kv.txn().when(*conditions).then(*operations).commit()
+    if not done.succeeded:
+        return None
+    deleted: int = sum(result.deleted for result in done.results)
+    return deleted + await _delete_horovod(kv, run_id)
+
+
+async def _delete_horovod(kv: Client, run_id: str) -> int:
+    """Delete what workers of Horovod have left: the next run of that id comes to the same generations again."""
+    root = f"{HOROVOD_ROOT}{run_id}/"
+    generations, deleted = set(), 0
+    try:
+        async for item in kv.scan(root, prefix=True, keys_only=True):
+            if found := _HOROVOD_GENERATION.match(item.key.decode(errors="replace"), len(root)):
+                generations.add(found[1])
+        for generation in generations:
+            deleted += (await kv.delete(f"{root}{generation}", prefix=True)).deleted
+    except PermissionDeniedError:
+        return deleted  # a user of runs need not be one of Horovod's
+    return deleted
+
+
+# -- access ---------------------------------------------------------------------------------------------------------
+#
+# ``run grant``, ``run revoke`` and ``run access``: which user may take part in which training runs.
+#
+#     raftkvctl run grant alice 'bert-*' --cluster gpu --dataset imagenet
+#         role run:bert-*             reads and writes the keys of these runs and their checkpoints, and no others
+#         role cluster:gpu            reads and writes the ledger of the slots that runs share
+#         role dataset-read:imagenet  reads the manifests of a dataset
+#
+# Owns what a run needs (``needs``). The roles are ordinary ones: ``raftkvctl role get`` shows them. Each command may
+# be
+# repeated; a role that has more or less than it should is put right.
+#
+# Roles do not separate what runs share. A user with the role of a cluster may change what its ledger says of other
+# teams'
+# runs, and so delay or stop them, but cannot read or change their keys or checkpoints.
+
+RUN, RUN_READ, CLUSTER, CLUSTER_READ, DATASET_READ = "run", "run-read", "cluster", "cluster-read", "dataset-read"
+_ROOT_ROLE: Final = "root"
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """One name, or all that begin alike: ``bert-7``, ``bert-*``.
+
+    Attributes:
+        text: as it was given.
+        stem: without the star.
+        is_prefix: whether it had one.
+    """
+
+    text: str
+    stem: str
+    is_prefix: bool
+
+    @classmethod
+    def of_runs(cls, text: str) -> Pattern:
+        """Read the runs of a command line.
+
+        Raises:
+            ConfigError: no run can have such a name.
+        """
+        pattern = cls(text, text.removesuffix("*"), text.endswith("*"))
+        if "*" in pattern.stem:
+            raise ConfigError(f"{text!r}: a star stands at the end alone, for all runs that begin so")
+        check_run_id(f"{pattern.stem}x" if pattern.is_prefix else pattern.stem)
+        return pattern
+
+    def below(self, root: str, *, quoted: bool = False) -> tuple[bytes, bytes]:
+        """Return the interval of what lies below the names under a root.
+
+        Arguments:
+            root: before the names.
+            quoted: as the registry of checkpoints writes them.
+        """
+        stem = quote(self.stem, safe="") if quoted else self.stem
+        return interval(f"{root}{stem}{'' if self.is_prefix else '/'}", prefix=True)
+
+
+def needs(runs: Pattern, *, read_only: bool = False) -> list[Permission]:
+    """Return what a user of these runs needs, of the store as a whole.
+
+    Arguments:
+        runs: which.
+        read_only: to look, not to take part.
+    """
+    kind = "read" if read_only else "readwrite"
+    intervals = [
+        runs.below(RUN_ROOT),
+        runs.below(f"{checkpoint_keys.ROOT}run/", quoted=True),
+        runs.below(checkpoint_keys.LATEST, quoted=True),
+        *(runs.below(root) for root in (HOROVOD_ROOT, STORE_ROOT, TCPSTORE_ROOT, TORCHFT_ROOT)),
+    ]
+    return [Permission(kind, *one) for one in intervals]
+
+
+def roles_of(
+    runs: Pattern, clusters: Sequence[str], datasets: Sequence[str], *, read: bool
+) -> dict[str, list[Permission]]:
+    """Return the roles of a grant, and what each may do.
+
+    Arguments:
+        runs: which.
+        clusters, datasets: what they share with others.
+        read: to look, not to take part.
+
+    Raises:
+        ConfigError: a name cannot be one.
+    """
+    roles = {f"{RUN_READ if read else RUN}:{runs.text}": needs(runs, read_only=read)}
+    for cluster in clusters:
+        shared = interval(f"{CLUSTER_ROOT}{check_cluster(cluster)}/", prefix=True)
+        name = f"{CLUSTER_READ if read else CLUSTER}:{cluster}"
+        roles[name] = [Permission("read" if read else "readwrite", *shared)]
+    for name in datasets:
+        base = dataset_keys.DatasetKeys(dataset_keys.check_name("dataset", name)).base
+        roles[f"{DATASET_READ}:{name}"] = [Permission("read", *interval(base, prefix=True))]
+    return roles
+
+
+async def put_right(kv: Client, role: str, wanted: Sequence[Permission]) -> None:
+    """Make a role that has exactly these permissions; an existing one is changed.
+
+    Arguments:
+        kv: client of a user who may change roles.
+        role: its name.
+        wanted: its permissions.
+    """
+    try:
+        have = await kv.roles.get(role)
+    except RoleNotFoundError:
+        have = []
+        try:
+            await kv.roles.add(role)
+        except RoleAlreadyExistError:
+            have = await kv.roles.get(role)
+    for one in have:
+        if (one.key, one.range_end) not in {(other.key, other.range_end) for other in wanted}:
+            await _ignore_missing(kv, role, one)
+    for one in wanted:
+        if one not in have:
+            await kv.roles.grant(role, one.kind, one.key, one.range_end)
+
+
+async def _ignore_missing(kv: Client, role: str, permission: Permission) -> None:
+    try:
+        await kv.roles.revoke(role, permission.key, permission.range_end)
+    except PermissionNotGrantedError:
+        return  # another command has revoked it
+
+
+def grant(invocation: Invocation) -> None:
+    """Let a user take part in runs."""
+    user, roles = _wanted(invocation, "grant")
+    session, as_json = open_library(invocation)
+
+    async def change(kv: Client) -> None:
+        await kv.users.get(user)  # before anything is made
+        for role, permissions in roles.items():
+            await put_right(kv, role, permissions)
+            await kv.users.grant_role(user, role)
+
+    use_library(session, change)
+    _tell(as_json, user, roles, "has")
+
+
+def revoke(invocation: Invocation) -> None:
+    """Take runs from a user; a role without users is deleted."""
+    user, roles = _wanted(invocation, "revoke")
+    session, as_json = open_library(invocation)
+
+    async def change(kv: Client) -> None:
+        for role in roles:
+            try:
+                await kv.users.revoke_role(user, role)
+            except RoleNotGrantedError:
+                continue
+        left = {role for name in await kv.users.list() for role in await kv.users.get(name)}
+        for role in roles:
+            if role not in left:
+                await _delete_role(kv, role)
+
+    use_library(session, change)
+    _tell(as_json, user, roles, "no longer has")
+
+
+async def _delete_role(kv: Client, role: str) -> None:
+    try:
+        await kv.roles.delete(role)
+    except RoleNotFoundError:
+        return
+
+
+def access(invocation: Invocation) -> None:
+    """Print who may take part in which runs; with RUN who may read or change that run, by any role."""
+    if len(invocation.arguments) > 1:
+        raise CommandError("run access takes the id of one run, or none", BAD_ARGUMENTS)
+    session, as_json = open_library(invocation)
+    run = invocation.arguments[0] if invocation.arguments else ""
+    rows = use_library(session, lambda kv: _rows(kv, run))
+    if as_json:
+        print(json.dumps([dict(zip(("user", "role", "rights"), row, strict=True)) for row in rows]))
+    else:
+        out(Rows(("user", "role", "rights"), rows))
+
+
+async def _rows(kv: Client, run: str) -> list[tuple[str, str, str]]:
+    rights: dict[str, str] = {}
+    try:
+        keys = needs(Pattern.of_runs(run)) if run else []
+    except ConfigError as error:
+        raise CommandError(str(error), BAD_ARGUMENTS) from None
+    for role in await kv.roles.list():
+        permissions = await kv.roles.get(role)
+        if not run and role.partition(":")[0] in (RUN, RUN_READ, CLUSTER, CLUSTER_READ, DATASET_READ):
+            rights[role] = permissions[0].kind if permissions else "nothing"
+        elif touching := {one.kind for one in permissions if any(_touches(one, other) for other in keys)}:
+            rights[role] = "readwrite" if len(touching) > 1 else touching.pop()
+    if run:
+        rights[_ROOT_ROLE] = "everything"
+    return [
+        (user, role, rights[role])
+        for user in await kv.users.list()
+        for role in sorted(await kv.users.get(user))
+        if role in rights
+    ]
+
+
+def _touches(permission: Permission, keys: Permission) -> bool:
+    end = permission.range_end or permission.key + b"\0"
+    return permission.key < keys.range_end and (permission.is_open_ended or end > keys.key)
+
+
+def _wanted(invocation: Invocation, word: str) -> tuple[str, dict[str, list[Permission]]]:
+    if len(invocation.arguments) != 2:
+        raise CommandError(f"run {word} needs a user and runs, as in: run {word} alice 'bert-*'", BAD_ARGUMENTS)
+    user, text = invocation.arguments
+    try:
+        runs = Pattern.of_runs(text)
+        return user, roles_of(runs, invocation["cluster"], invocation["dataset"], read=invocation["read"])
+    except ConfigError as error:
+        raise CommandError(str(error), BAD_ARGUMENTS) from None
+
+
+def _tell(as_json: bool, user: str, roles: Iterable[str], verb: str) -> None:
+    if as_json:
+        print(json.dumps({"user": user, "roles": list(roles)}))
+    else:
+        print(f"user {user} {verb} {', '.join(roles)}")
+
+
+# -- metrics --------------------------------------------------------------------------------------------------------
+#
+# ``run metrics``: serves what is known of training runs and checkpoints to Prometheus, until it is ended.
+#
+# Owns the address and the answers of HTTP; the families are ``raftkv.training.metrics``. It watches with the client's
+# own
+# credentials, and needs to read runs and checkpoints: give it a user that may.
+
+_METRICS: Final = (("content-type", CONTENT_TYPE_LATEST),)
+
+
+def serve(invocation: Invocation) -> None:
+    """Serve until SIGINT or SIGTERM arrives."""
+    invocation.refuse_arguments("run metrics accepts no arguments")
+    host, port = _address(invocation["listen"])
+    interval_s = invocation["interval"]
+    if interval_s <= 0:
+        raise CommandError("--interval must be above 0", BAD_ARGUMENTS)
+    session = open_session(invocation)
+    session.options = replace(session.options, explain=True)
+
+    async def until_interrupted(kv: Client) -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        async with Exporter(kv, interval_s) as exporter:
+            server = Server(http_handler=lambda request: answer(exporter, request))
+            try:
+                bound = await server.listen(host, port)
+            except OSError as error:
+                raise CommandError(
+                    f"cannot listen on {invocation['listen']}: {error.strerror or error}", ERROR
+                ) from None
+            remark(f"metrics of runs and checkpoints: http://{bound[0][0]}:{bound[0][1]}/metrics")
+            try:
+                await stop.wait()
+            finally:
+                await server.close()
+
+    use_library(session, until_interrupted)
+
+
+async def answer(exporter: Exporter, request: HttpRequest) -> HttpResponse:
+    """Answer one request.
+
+    Arguments:
+        exporter: whose metrics are asked for.
+        request: of Prometheus, or of a probe.
+    """
+    if request.path not in ("/metrics", "/health"):
+        return text_response(404, "404 page not found")
+    if request.method != "GET":
+        return text_response(405, "Method Not Allowed")
+    if request.path == "/health":
+        return text_response(200, "ok")
+    return HttpResponse(200, generate_latest(exporter.registry), _METRICS)
+
+
+def _address(text: str) -> tuple[str, int]:
+    try:
+        return split_address(text)
+    except ValueError:
+        raise CommandError(f"--listen {text}: want HOST:PORT, as 127.0.0.1:9379", BAD_ARGUMENTS) from None
+
+
+# -- exec -----------------------------------------------------------------------------------------------------------
+#
+# ``run exec``: take part in a run as a node, with any command as its workers.
+#
+# Owns the words of the command line and the signals; what happens is ``raftkv.training.process.supervisor``'s.
+
+Value = TypeVar("Value")
+
+PASSED_ON: Final = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that workers get and that end nothing here, unless ``--signals-to-handle`` names them."""
+_UNUSABLE: Final = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD)
+KEEPALIVE_TIME_S: Final = 10.0
+
+
+def execute(invocation: Invocation) -> None:
+    """Join, run, leave with the workers' exit code."""
+    command = tuple(invocation.arguments)
+    if not command:
+        text = "run exec needs a command, as in: run exec --job j --nnodes 2:4 -- python train.py"
+        raise CommandError(text, BAD_ARGUMENTS)
+    session = open_session(invocation)
+    session.options = replace(session.options, explain=True, keepalive_time_s=KEEPALIVE_TIME_S)
+    console = Console()
+    try:
+        config, settings = _read(invocation, session, command, console)
+        code = use_library(session, lambda kv: _take_part(kv, config, settings))
+    finally:
+        console.close()
+    if code:
+        raise CommandError("", code)
+
+
+def _read(
+    invocation: Invocation, session: Session, command: tuple[str, ...], console: Console
+) -> tuple[RunConfig, Settings]:
+    try:
+        config = _config(invocation, session)
+        settings = _settings(invocation, session, command, console)
+        return config, replace(settings, output=Output(console, _destinations(invocation, config, settings)))
+    except ConfigError as error:
+        raise CommandError(str(error), BAD_ARGUMENTS) from None
+
+
+def parse_nodes(text: str) -> tuple[int, int]:
+    """Minimum and maximum of ``--nnodes``.
+
+    >>> parse_nodes("2:4"), parse_nodes("3")
+    ((2, 4), (3, 3))
+
+    Raises:
+        ConfigError: it is neither a number nor two.
+    """
+    least, separator, most = text.partition(":")
+    if not least.isdecimal() or (separator and not most.isdecimal()):
+        raise ConfigError(f"--nnodes is a number or MIN:MAX, not {text!r}")
+    return int(least), int(most or least)
+
+
+def parse_signals(text: str) -> tuple[signal.Signals, ...]:
+    """Signals of ``--signals-to-handle``.
+
+    >>> [one.name for one in parse_signals("SIGTERM, SIGUSR1")]
+    ['SIGTERM', 'SIGUSR1']
+
+    Raises:
+        ConfigError: one has no such name, or cannot be handled.
+    """
+    named = {one.name: one for one in signal.Signals if one not in _UNUSABLE}
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in named:
+            raise ConfigError(f"--signals-to-handle is a list of signals, as in SIGTERM,SIGUSR1, without {name!r}")
+    return tuple(named[name] for name in names)
+
+
+def _config(invocation: Invocation, session: Session) -> RunConfig:
+    if not invocation["job"]:
+        raise ConfigError("--job is missing: the id of the run, the same on all of its nodes")
+    for name, least in (("max-restarts", 0), ("stop-grace", 0), ("nproc-per-node", 1)):
+        if invocation[name] < least:
+            raise ConfigError(f"--{name} must be at least {least}, not {invocation[name]:g}")
+    pairs = (pair.partition("=") for pair in invocation["conf"])
+    fields: dict[str, Any] = parse_options({name.strip(): value.strip() for name, _, value in pairs})
+    fields["slots"] = invocation["nproc-per-node"]
+    if invocation["node-name"]:
+        fields["host"] = invocation["node-name"]
+    fewest, most = parse_nodes(invocation["nnodes"])
+    address = invocation["local-addr"] or guess_address(parse_endpoints(session.endpoints))
+    return RunConfig(run_id=invocation["job"], min_nodes=fewest, max_nodes=most, address=address, **fields).checked()
+
+
+def _destinations(invocation: Invocation, config: RunConfig, settings: Settings) -> Destinations:
+    chosen = {name: _parsed(invocation, name, parse_streams) for name in ("redirects", "tee")}
+    base, asked = invocation["log-dir"], {invocation[name] for name in chosen} != {""}
+    directory = None
+    if base or asked:
+        try:
+            directory = make_directory(base, config.run_id)
+        except OSError as error:
+            raise ConfigError(f"--log-dir: {error.filename}: {(error.strerror or str(error)).lower()}") from None
+        settings.tell(f"logs are in {directory}")
+    if base and not asked:
+        chosen["tee"] = parse_streams("3")
+    shown = _parsed(invocation, "local-ranks-filter", parse_ranks)
+    return Destinations(directory, **chosen, shown=shown, prefixed=not invocation["no-prefix"])
+
+
+def _parsed(invocation: Invocation, name: str, parse: Callable[[str], Value]) -> Value:
+    try:
+        return parse(invocation[name] or ("0" if parse is parse_streams else ""))
+    except ConfigError as error:
+        raise ConfigError(f"--{name} {error}") from None
+
+
+def _settings(invocation: Invocation, session: Session, command: tuple[str, ...], console: Console) -> Settings:
+    # Into a pipe Python would print in blocks of some KiB, and a log would come minutes late.
+    inherited = {"PYTHONUNBUFFERED": "1", **os.environ}
+    announce_settings(session.connection, inherited)
+    return Settings(
+        command=command,
+        max_restarts=invocation["max-restarts"],
+        stop_grace_s=invocation["stop-grace"],
+        stop_signals=parse_signals(invocation["signals-to-handle"]),
+        styles=parse_styles(invocation["env-style"]),
+        endpoints=tuple(session.endpoints),
+        inherited=inherited,
+        tell=lambda text: None if invocation["quiet"] else console.tell(text),
+    )
+
+
+async def _take_part(kv: Client, config: RunConfig, settings: Settings) -> int:
+    ports = ",".join(str(free_port()) for _ in range(config.slots)) if "tf" in settings.styles else ""
+    data = {PORTS_FIELD: ports} if ports else {}
+    participant = await Participant.open(
+        kv, config, data=data, on_progress=lambda one: _tell_progress(settings, one), on_trouble=waiting(settings.tell)
+    )
+    supervisor = Supervisor(kv, participant, settings)
+    loop = asyncio.get_running_loop()
+    handled = dict.fromkeys(PASSED_ON, supervisor.pass_on)
+    handled |= dict.fromkeys(settings.stop_signals, supervisor.stop)
+    for number, handle in handled.items():
+        loop.add_signal_handler(number, handle, number)
+    try:
+        return await supervisor.run()
+    except WorkerStartError as error:
+        raise CommandError(str(error), error.code) from None
+    finally:
+        for number in handled:
+            loop.remove_signal_handler(number)
+
+
+def _tell_progress(settings: Settings, progress: Progress) -> None:
+    if progress.phase == RUNNING:
+        settings.tell(f"generation {progress.generation} runs without this node: waiting for a place")
+        return
+    because = f" after: {progress.reason}" if progress.reason and progress.phase != GATHERING else ""
+    limits = f"{progress.min_nodes}:{progress.max_nodes}"
+    settings.tell(f"gathering{because}: {progress.joined} ready, {limits} wanted")

@@ -1,0 +1,823 @@
+"""From words, environment and file to a ``ServerConfig``, by etcd's rules.
+
+Owns the order of precedence: with ``--config-file`` the file alone counts; otherwise flags, then ``ETCD_*``, and the
+same setting given both ways is refused. ``Options.warnings`` has a line for each setting that has no effect.
+
+    options = read_options(["--name=a", "-data-dir", "/tmp/a"], os.environ)
+    options.config.name
+
+Flags are those of ``FLAGS``, with one dash or two, ``--flag=value`` or ``--flag value``; booleans take a
+value only after ``=``; the first word that is no flag is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from raftkv import cluster_id
+from raftkv.cli import pflag
+from raftkv.cli.pflag import did_you_mean
+from raftkv.cli.program import BAD_FLAGS, ERROR, CommandError
+from raftkv.config import FEATURES, LogRotation, ServerConfig, TLSFiles, Tracing
+from raftkv.errors import ConfigError
+from raftkv.server.insecure_settings import hardened, list_insecure_settings, refusal
+
+# -- flags ----------------------------------------------------------------------------------------------------------
+#
+# Every flag of the etcd server, and what raftkv does with it.
+#
+# Owns the table. A row is one of four things:
+#
+# - a *setting*: it has a field of ``ServerConfig``;
+# - an *alias*: etcd's older ``experimental-`` name of a setting;
+# - *idle*: the flag has no effect in raftkv, which does no harm: raftkv starts, and one line says so;
+# - *refused*: the flag has no effect in raftkv, and safety or security may rest on it: raftkv does not start.
+#
+# Idle and refused flags have values that ask for nothing (mostly etcd's defaults): these are accepted without a line.
+#
+# A flag that is not here is unknown.
+
+
+def urls(text: str) -> tuple[str, ...]:
+    """Return a list of URLs; empty text is an empty list."""
+    return cluster_id.parse_urls(text) if text else ()
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Return a comma-separated list."""
+    return tuple(sorted({part.strip() for part in text.split(",")} - {""}))
+
+
+def origins(text: str) -> tuple[str, ...]:
+    """Return a comma-separated list of URLs; ``*`` stands for all."""
+    return tuple(part if part == "*" else urls(part)[0] for part in words(text))
+
+
+def _parse_error(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Word errors as Go's flag package does, which tells only two apart."""
+
+    def wrapped(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            known = "value out of range"
+            raise ValueError(known if str(error).endswith(known) else "parse error") from None
+
+    return wrapped
+
+
+string: Callable[[str], str] = str
+boolean = _parse_error(pflag.parse_bool)
+duration = _parse_error(pflag.parse_duration_s)
+integer = _parse_error(pflag.parse_int)
+unsigned = _parse_error(lambda text: pflag.parse_int(text, signed=False))
+milliseconds = _parse_error(lambda text: pflag.parse_int(text, signed=False) / 1000)
+
+
+def choice(*choices: str) -> Callable[[str], str]:
+    """Make a reader of one of a few words."""
+
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError("invalid value")
+        return text
+
+    return parse
+
+
+def extensive(text: str) -> bool:
+    """Read which metrics there are: whether they are ``extensive``, and not ``basic``."""
+    return choice("basic", "extensive")(text) == "extensive"
+
+
+GATE_FIELDS: Final = {"InitialCorruptCheck": "initial_corrupt_check", "CompactHashCheck": "compact_hash_check"}
+"""Feature gates of etcd that are settings here; the value is the field of ``ServerConfig``. Both are alpha."""
+ALL_ALPHA: Final = "AllAlpha"
+_IDLE_GATES: Final = frozenset((*FEATURES, ALL_ALPHA, "AllBeta")) - GATE_FIELDS.keys()
+
+
+def feature_gates(text: str) -> dict[str, bool]:
+    """Return the gates of ``NAME=BOOL,...``, those of etcd 3.6 and 3.7.
+
+    Raises:
+        ValueError: with etcd's words.
+    """
+    found: dict[str, bool] = {}
+    for part in filter(None, text.split(",")):
+        name, separator, value = (piece.strip() for piece in part.partition("="))
+        if not separator:
+            raise ValueError(f"missing bool value for {name}")
+        try:
+            is_on = pflag.parse_bool(value)
+        except ValueError as error:
+            raise ValueError(f"invalid value of {name}={value}, err: {error}") from None
+        if name not in GATE_FIELDS and name not in _IDLE_GATES:
+            raise ValueError(f"unrecognized feature gate: {name}")
+        found[name] = is_on
+    return found
+
+
+SETTING: Final = "setting"
+IDLE: Final = "idle"
+REFUSED: Final = "refused"
+
+
+@dataclass(frozen=True)
+class ServerFlag:
+    """One flag.
+
+    ``field`` is a path in ``ServerConfig`` such as ``client_tls.cert_file``; ``allowed`` are the values of an idle or
+    refused flag that ask for nothing.
+    """
+
+    name: str
+    parse: Callable[[str], Any]
+    fate: str = SETTING
+    field: str = ""
+    help: str = ""
+    allowed: tuple[Any, ...] = ()
+    group: str = ""
+
+
+def _settings(group: str, *rows: tuple[str, Callable[[str], Any], str, str]) -> list[ServerFlag]:
+    return [ServerFlag(name, parse, SETTING, field, text, group=group) for name, parse, field, text in rows]
+
+
+_MEMBER = _settings(
+    "Member",
+    ("name", string, "name", "name of this member ('default')"),
+    ("data-dir", string, "data_dir", "directory of everything durable ('${name}.etcd')"),
+    ("wal-dir", string, "wal_dir", "directory of the write-ahead log, if on its own disk"),
+    ("snapshot-count", unsigned, "snapshot_count", "entries between snapshots (10000)"),
+    ("snapshot-bytes", unsigned, "snapshot_bytes", "bytes of the log between snapshots (67108864)"),
+    ("snapshot-catchup-entries", unsigned, "snapshot_catchup_entries", "entries kept for slow followers (5000)"),
+    ("snapshot-catchup-bytes", unsigned, "snapshot_catchup_bytes", "bytes kept for slow followers (67108864)"),
+    ("heartbeat-interval", milliseconds, "heartbeat_interval_s", "milliseconds between heartbeats (100)"),
+    ("election-timeout", milliseconds, "election_timeout_s", "milliseconds of silence before an election (1000)"),
+    ("initial-election-tick-advance", boolean, "initial_election_tick_advance", "shorten the first wait (true)"),
+    ("listen-peer-urls", urls, "listen_peer_urls", "where members connect (http://localhost:2380)"),
+    ("listen-client-urls", urls, "listen_client_urls", "where clients connect (http://localhost:2379)"),
+    ("listen-client-http-urls", urls, "listen_client_http_urls", "where plain HTTP is, and no more at the former"),
+    ("metrics", extensive, "extensive_metrics", "basic, or extensive: every call is timed (basic)"),
+    ("listen-metrics-urls", urls, "listen_metrics_urls", "more addresses, for metrics and health alone"),
+    ("quota-backend-bytes", integer, "quota_backend_bytes", "database size limit, 0 for 2 GiB, negative for none"),
+    ("backend-batch-interval", duration, "backend_batch_interval_s", "time between database commits (100ms)"),
+    ("backend-batch-limit", integer, "backend_batch_limit", "operations between database commits (10000)"),
+    ("max-txn-ops", unsigned, "max_txn_ops", "operations in a transaction (128)"),
+    ("max-request-bytes", unsigned, "max_request_bytes", "largest write (1572864)"),
+    ("max-concurrent-streams", unsigned, "max_concurrent_streams", "open calls of one connection (4294967295)"),
+    ("auto-promote", boolean, "auto_promote", "if this is a learner, let it vote as soon as it is in sync (false)"),
+    ("max-learners", integer, "max_learners", "learners in the cluster (1)"),
+    (
+        "watch-progress-notify-interval",
+        duration,
+        "watch_progress_notify_interval_s",
+        "time between progress notifications of idle watches (10m)",
+    ),
+    (
+        "wait-cluster-ready-timeout",
+        duration,
+        "wait_cluster_ready_timeout_s",
+        "longest wait for a quorum before clients are served (5s)",
+    ),
+    ("lease-min-ttl", integer, "lease_min_ttl_s", "shortest TTL of a lease in seconds (1.5 election timeouts)"),
+    ("grpc-keepalive-min-time", duration, "grpc_keepalive_min_time_s", "shortest time between client pings (5s)"),
+    ("grpc-keepalive-interval", duration, "grpc_keepalive_interval_s", "idle time before a ping, 0 for never (2h)"),
+    ("grpc-keepalive-timeout", duration, "grpc_keepalive_timeout_s", "wait for that ping (20s)"),
+)
+
+_CLUSTERING = _settings(
+    "Clustering",
+    ("initial-advertise-peer-urls", urls, "initial_advertise_peer_urls", "peer URLs as other members reach them"),
+    ("advertise-client-urls", urls, "advertise_client_urls", "client URLs as clients reach them"),
+    ("initial-cluster", string, "initial_cluster", "name=URL,... of all founding members"),
+    ("initial-cluster-state", choice("new", "existing"), "initial_cluster_state", "new or existing (new)"),
+    ("initial-cluster-token", string, "initial_cluster_token", "part of all ids ('etcd-cluster')"),
+    ("strict-reconfig-check", boolean, "strict_reconfig_check", "refuse changes that lose the quorum (true)"),
+    ("pre-vote", boolean, "pre_vote", "ask before raising the term (true)"),
+    (
+        "read-leases",
+        boolean,
+        "read_leases",
+        "a leader reads without asking others; clocks must run within 5% of each other (false)",
+    ),
+    ("auto-compaction-mode", string, "auto_compaction_mode", "periodic or revision (periodic)"),
+    ("auto-compaction-retention", string, "auto_compaction_retention", "hours, a duration, or revisions (0: off)"),
+    ("compaction-batch-limit", integer, "compaction_batch_limit", "keys looked at in one step (1000)"),
+    ("compaction-sleep-interval", duration, "compaction_sleep_interval_s", "pause between the steps (10ms)"),
+)
+
+_SECURITY = _settings(
+    "Security",
+    ("secure", boolean, "secure", "start only if nothing is open to strangers; with an audit log (false)"),
+    ("cert-file", string, "client_tls.cert_file", "certificate of the client ports"),
+    ("key-file", string, "client_tls.key_file", "its key"),
+    ("client-cert-auth", boolean, "client_tls.client_cert_auth", "require client certificates (with an authority)"),
+    ("trusted-ca-file", string, "client_tls.trusted_ca_file", "authorities of clients, who then show certificates"),
+    ("client-crl-file", string, "client_tls.crl_file", "revoked client certificates"),
+    ("client-cert-allowed-cn", words, "client_tls.allowed_cn", "common names that clients may have"),
+    ("client-cert-allowed-hostname", words, "client_tls.allowed_hostname", "host names that clients may have"),
+    ("auto-tls", boolean, "client_tls.self_signed", "make a certificate of the client ports: proves nothing (false)"),
+    ("peer-cert-file", string, "peer_tls.cert_file", "certificate of the peer ports"),
+    ("peer-key-file", string, "peer_tls.key_file", "its key"),
+    ("peer-client-cert-file", string, "peer_tls.client_cert_file", "certificate for outgoing peer connections"),
+    ("peer-client-key-file", string, "peer_tls.client_key_file", "its key"),
+    ("peer-client-cert-auth", boolean, "peer_tls.client_cert_auth", "require peer certificates (with an authority)"),
+    ("peer-trusted-ca-file", string, "peer_tls.trusted_ca_file", "authorities of peers, who then show certificates"),
+    ("peer-crl-file", string, "peer_tls.crl_file", "revoked peer certificates"),
+    ("peer-cert-allowed-cn", words, "peer_tls.allowed_cn", "common names that peers may have"),
+    ("peer-cert-allowed-hostname", words, "peer_tls.allowed_hostname", "host names that peers may have"),
+    (
+        "peer-skip-client-san-verification",
+        boolean,
+        "peer_tls.skip_san_verification",
+        "take peers whose certificate names neither their address nor a member's (false)",
+    ),
+    ("peer-auto-tls", boolean, "peer_tls.self_signed", "make a certificate of the peer ports: proves nothing (false)"),
+    ("insecure-peers", boolean, "insecure_peers", "listen for peers off this machine without certificates (false)"),
+    ("self-signed-cert-validity", unsigned, "self_signed_validity_years", "years that such certificates hold (1)"),
+    ("cipher-suites", words, "cipher_suites", "cipher suites up to TLS1.2, Go's names (OpenSSL's choice)"),
+    ("tls-min-version", string, "tls_min_version", "oldest TLS: TLS1.2 or TLS1.3 (TLS1.2)"),
+    ("tls-max-version", string, "tls_max_version", "newest TLS (the newest there is)"),
+    ("cors", origins, "cors", "origins whose web pages may call, * for all (none)"),
+    ("audit-log", string, "audit_log", "where requests are noted: a file, - or stderr (nowhere)"),
+    ("audit-level", string, "audit_level", "what is noted: auth, writes or all (writes)"),
+    (
+        "audit-log-max-size",
+        integer,
+        "audit_log_max_size_bytes",
+        "bytes before it is rotated, 0: never (104857600)",
+    ),
+    ("audit-log-keep", integer, "audit_log_keep", "rotated files that stay (10)"),
+    ("host-whitelist", words, "host_whitelist", "names asked for in plain HTTP, * for all (all; few on loopback)"),
+    ("enable-ui", boolean, "enable_ui", "serve the dashboard on the client ports, at /ui/ (true)"),
+)
+
+_AUTH = _settings(
+    "Auth",
+    ("auth-token", string, "auth_token", "simple, or jwt,pub-key=FILE,priv-key=FILE,sign-method=RS256,... (simple)"),
+    ("auth-token-ttl", unsigned, "auth_token_ttl_s", "seconds that a simple token lives unused (300)"),
+    ("bcrypt-cost", unsigned, "bcrypt_cost", "cost of hashes of passwords, 4 to 31 (10)"),
+    ("auth-min-password-length", unsigned, "auth_min_password_length", "characters of a new password (0: any)"),
+)
+
+_RECOVERY = _settings(
+    "Recovery",
+    ("wal-archive-dir", string, "wal_archive_dir", "directory that closed segments of the log are copied to"),
+    ("wal-archive-command", string, "wal_archive_command", "command for each: %p is its path, %f its name"),
+    ("wal-archive-timeout", duration, "wal_archive_timeout_s", "longest wait in the open segment, 0 for ever (5m)"),
+    ("wal-archive-held-bytes", integer, "wal_archive_held_bytes", "what may wait for the archive (4294967296)"),
+)
+
+_TRAINING = _settings(
+    "Training",
+    ("horovod-run", string, "horovod_run", "run whose Horovod workers meet on the client ports, over HTTP (none)"),
+)
+
+_MONITORING = _settings(
+    "Monitoring and logging",
+    ("feature-gates", feature_gates, "feature_gates", "GATE=true|false,... : InitialCorruptCheck, CompactHashCheck"),
+    ("corrupt-check-time", duration, "corrupt_check_time_s", "time between comparisons of all members (0: none)"),
+    ("compact-hash-check-time", duration, "compact_hash_check_time_s", "the same at compacted revisions (1m)"),
+    ("experimental-initial-corrupt-check", boolean, "initial_corrupt_check", "as gate InitialCorruptCheck (false)"),
+    ("experimental-compact-hash-check-enabled", boolean, "compact_hash_check", "as gate CompactHashCheck (false)"),
+    ("enable-pprof", boolean, "enable_pprof", "answer /debug/pprof/ on the client ports (false)"),
+    ("log-level", string, "log_level", "debug, info, warn, error, panic or fatal (info)"),
+    ("log-format", string, "log_format", "json or console (json)"),
+    ("log-outputs", words, "log_outputs", "default, stderr, stdout or files (default)"),
+    ("enable-log-rotation", boolean, "log_rotation", "rotate the one file of --log-outputs (false)"),
+    (
+        "log-rotation-config-json",
+        string,
+        "log_rotation_json",
+        'how: {"maxsize": 100 (MiB), "maxage": 0 (days), "maxbackups": 0, "localtime": false, "compress": false}',
+    ),
+)
+
+_TRACING = _settings(
+    "Tracing",
+    ("enable-distributed-tracing", boolean, "tracing.enabled", "send spans to a collector; extra 'tracing' (false)"),
+    ("distributed-tracing-address", string, "tracing.address", "where it takes OTLP over gRPC (localhost:4317)"),
+    ("distributed-tracing-service-name", string, "tracing.service_name", "service.name of the spans (etcd)"),
+    ("distributed-tracing-instance-id", string, "tracing.instance_id", "service.instance.id, one a member (none)"),
+    (
+        "distributed-tracing-sampling-rate",
+        integer,
+        "tracing.sampling_rate",
+        "traces begun here, of a million calls without one (0: clients' alone)",
+    ),
+)
+
+_UNSAFE = _settings(
+    "Unsafe",
+    ("unsafe-no-fsync", boolean, "unsafe_no_fsync", "never wait for the disk: loses data"),
+    ("force-new-cluster", boolean, "force_new_cluster", "go on alone, all others removed: for a quorum lost for good"),
+)
+
+_ALIASES = {
+    "experimental-corrupt-check-time": "corrupt-check-time",
+    "experimental-compact-hash-check-time": "compact-hash-check-time",
+    "experimental-snapshot-catchup-entries": "snapshot-catchup-entries",
+    "experimental-compaction-batch-limit": "compaction-batch-limit",
+    "experimental-compaction-sleep-interval": "compaction-sleep-interval",
+    "experimental-max-learners": "max-learners",
+    "experimental-peer-skip-client-san-verification": "peer-skip-client-san-verification",
+    "experimental-watch-progress-notify-interval": "watch-progress-notify-interval",
+    "experimental-wait-cluster-ready-timeout": "wait-cluster-ready-timeout",
+    **{f"experimental-{name}": name for name in (flag.name for flag in _TRACING)},
+}
+
+
+def _idle(parse: Callable[[str], Any], *names: str, allowed: tuple[Any, ...] = ()) -> list[ServerFlag]:
+    return [ServerFlag(name, parse, IDLE, allowed=allowed) for name in names]
+
+
+_IDLE = [
+    # Segments of the log go as soon as nothing needs them, and there are no snapshot files.
+    *_idle(unsigned, "max-snapshots", "max-wals"),
+    *_idle(string, "logger", allowed=("zap",)),
+    # Certificates of etcd's HTTP gateway for calling itself.
+    *_idle(string, "client-cert-file", "client-key-file"),
+    *_idle(string, "backend-bbolt-freelist-type", "v2-deprecation", "discovery-fallback"),
+    *_idle(boolean, "socket-reuse-port", "socket-reuse-address", "enable-grpc-gateway"),
+    *_idle(duration, "raft-read-timeout", "raft-write-timeout"),
+    *_idle(duration, "warning-apply-duration", "experimental-warning-apply-duration"),
+    *_idle(duration, "warning-unary-request-duration", "experimental-warning-unary-request-duration"),
+    *_idle(duration, "downgrade-check-time", "experimental-downgrade-check-time"),
+    *_idle(boolean, "memory-mlock", "experimental-memory-mlock", "experimental-txn-mode-write-with-shared-buffer"),
+    *_idle(unsigned, "bootstrap-defrag-threshold-megabytes", "experimental-bootstrap-defrag-threshold-megabytes"),
+    *_idle(boolean, "experimental-enable-lease-checkpoint", "experimental-enable-lease-checkpoint-persist"),
+    *_idle(boolean, "experimental-stop-grpc-service-on-defrag", allowed=(False,)),
+    *_idle(string, "cluster-active-size", "cluster-remove-delay", "cluster-sync-interval", "config", "force"),
+    *_idle(string, "max-result-buffer", "max-retry-attempts", "peer-heartbeat-interval", "peer-election-timeout"),
+    *_idle(string, "retry-interval", "snapshot", "v", "vv"),
+]
+
+
+def _refused(parse: Callable[[str], Any], allowed: tuple[Any, ...], *names: str) -> list[ServerFlag]:
+    return [ServerFlag(name, parse, REFUSED, allowed=allowed) for name in names]
+
+
+_REFUSED = [
+    *_refused(string, ("",), "discovery", "discovery-proxy", "discovery-srv", "discovery-srv-name"),
+    *_refused(string, ("",), "discovery-token", "discovery-endpoints", "discovery-user", "discovery-password"),
+    *_refused(string, ("",), "discovery-cert", "discovery-key", "discovery-cacert"),
+    *_refused(duration, (2.0,), "discovery-dial-timeout", "discovery-keepalive-time"),
+    *_refused(duration, (5.0,), "discovery-request-timeout"),
+    *_refused(duration, (6.0,), "discovery-keepalive-timeout"),
+    *_refused(boolean, (True,), "discovery-insecure-transport"),
+    *_refused(boolean, (False,), "discovery-insecure-skip-tls-verify"),
+    *_refused(boolean, (False,), "enable-v2"),
+    *_refused(string, ("",), "experimental-enable-v2v3"),
+    *_refused(string, ("off",), "proxy"),
+    *_refused(unsigned, (5000,), "proxy-failure-wait", "proxy-write-timeout"),
+    *_refused(unsigned, (30000,), "proxy-refresh-interval"),
+    *_refused(unsigned, (1000,), "proxy-dial-timeout"),
+    *_refused(unsigned, (0,), "proxy-read-timeout"),
+]
+
+_ROWS = [
+    *(*_MEMBER, *_CLUSTERING, *_SECURITY, *_AUTH, *_RECOVERY, *_TRAINING, *_MONITORING, *_TRACING, *_UNSAFE),
+    *(*_IDLE, *_REFUSED),
+]
+FLAGS: Final[dict[str, ServerFlag]] = {flag.name: flag for flag in _ROWS}
+FLAGS.update({alias: FLAGS[name] for alias, name in _ALIASES.items()})
+
+BOOLEANS: Final = frozenset(name for name, flag in FLAGS.items() if flag.parse is boolean) | {"version", "help", "h"}
+"""Flags that take a value only after ``=``."""
+
+
+def usage() -> str:
+    """Return what ``raftkv --help`` prints about flags."""
+    lines = []
+    for group in dict.fromkeys(flag.group for flag in _ROWS if flag.group):
+        lines += ["", f"{group}:"]
+        lines += [f"  --{flag.name:<30} {flag.help}" for flag in _ROWS if flag.group == group]
+    return "\n".join(lines)
+
+
+_ROTATION_FIELDS: Final = {field.name: type(field.default) for field in dataclasses.fields(LogRotation)}
+_GO_NAMES: Final = {bool: "bool", int: "number", float: "number", str: "string", list: "array", dict: "object"}
+
+
+_WHOLE: Final = re.compile("-?[0-9]{1,12}")
+
+
+class _Number(str):
+    """A number as it was written."""
+
+
+def read_rotation(text: str) -> LogRotation:
+    """Return the settings of ``--log-rotation-config-json``, lumberjack's as JSON; refused in the words of etcd and Go.
+
+    Names count in any case, and unknown ones are ignored, as in Go.
+
+    Arguments:
+        text: of the flag, such as ``{"maxsize": 10, "maxbackups": 3}``.
+
+    Raises:
+        ConfigError: they cannot be read.
+    """
+    _check_syntax(text.encode())
+    # Numbers stay texts, so that the refusal of a fraction shows it as it was written.
+    document = json.loads(text, parse_int=_Number, parse_float=_Number)
+    if document is None:
+        return LogRotation()
+    if not isinstance(document, dict):
+        raise ConfigError(
+            f"invalid log rotation config: json: cannot unmarshal {_go_name(document)} into Go value of type "
+            "embed.logRotationConfig"
+        )
+    found: dict[str, Any] = {}
+    for name, value in document.items():
+        kind = _ROTATION_FIELDS.get(name.lower())
+        if kind is not None and value is not None:
+            found[name.lower()] = _rotation_value(name.lower(), kind, value)
+    return LogRotation(**found)
+
+
+def _check_syntax(data: bytes) -> None:
+    from raftkv.server.gateway.syntax import CutError, JsonError, quoted, scan, skip_space
+
+    try:
+        for _ in scan(data, skip_space(data, 0)):
+            pass
+    except JsonError as error:
+        fault = "unexpected end of JSON input" if isinstance(error, CutError) else error
+        raise ConfigError(f"improperly formatted log rotation config: {fault}") from None
+    try:
+        json.loads(data, parse_int=_Number)
+    except json.JSONDecodeError as error:
+        text = f"invalid character {quoted(data[error.pos])} after top-level value"
+        raise ConfigError(f"improperly formatted log rotation config: {text}") from None
+    except RecursionError:
+        raise ConfigError("improperly formatted log rotation config: exceeded max depth") from None
+
+
+def _rotation_value(name: str, kind: type, value: Any) -> Any:
+    if kind is bool and isinstance(value, bool):
+        return value
+    if kind is int and isinstance(value, _Number) and _WHOLE.fullmatch(value):
+        if value.startswith("-"):
+            raise ConfigError(f"--log-rotation-config-json: {name} must not be negative (set to {value})")
+        return int(value)
+    shown = f"{_go_name(value)} {value}" if kind is int and isinstance(value, _Number) else _go_name(value)
+    raise ConfigError(
+        f"invalid log rotation config: json: cannot unmarshal {shown} into Go struct field "
+        f"logRotationConfig.{name} of type {kind.__name__}"
+    )
+
+
+def _go_name(value: Any) -> str:
+    return "number" if isinstance(value, _Number) else _GO_NAMES[type(value)]
+
+
+ENVIRONMENT_PREFIX = "ETCD_"
+# Read by etcd itself or set by its packages; no flags.
+_OTHER_ENVIRONMENT = {"ETCD_UNSUPPORTED_ARCH", "ETCD_VERSION", "ETCD_CONFIG_FILE"}
+_PARTS: dict[str, Callable[..., Any]] = {"client_tls": TLSFiles, "peer_tls": TLSFiles, "tracing": Tracing}
+"""Fields of the configuration that are values of several settings."""
+_DEPTH_MAX: Final = 64
+"""Levels of a configuration file; settings need two."""
+
+_SECTIONS = {
+    "client-transport-security": "",
+    "peer-transport-security": "peer-",
+    "socket-options": "socket-",
+    "discovery-config": "discovery-",
+}
+"""Settings of a file that have settings of their own, and how the flags of these begin."""
+_NAMES_OF_SECTIONS: Final = {
+    ("", "allowed-cn"): "client-cert-allowed-cn",
+    ("", "allowed-hostname"): "client-cert-allowed-hostname",
+    ("peer-", "allowed-cn"): "peer-cert-allowed-cn",
+    ("peer-", "allowed-hostname"): "peer-cert-allowed-hostname",
+}
+"""Settings of sections whose flags have other names."""
+
+
+_EMPTY_IS_DEFAULT: Final = frozenset(
+    {"auto-compaction-mode", "auto-compaction-retention", "initial-cluster-state", "log-level"}
+)
+"""Settings of a file that may be given as an empty text."""
+
+_FLOAT: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$")
+"""Numbers of YAML 1.2: PyYAML takes ``1e4`` for a text."""
+
+
+@dataclass
+class Options:
+    """The configuration, and the warnings about it."""
+
+    config: ServerConfig
+    warnings: list[str] = field(default_factory=list)
+    help: bool = False
+    version: bool = False
+
+
+Complete = Callable[[dict[str, str]], None]
+"""Adds the text of flags that are not given."""
+
+
+def read_options(
+    words: Sequence[str], environment: Mapping[str, str], complete: Complete = lambda texts: None
+) -> Options:
+    """Read everything that configures a member.
+
+    Arguments:
+        words: the command line after the program's name.
+        environment: the process environment.
+        complete: adds the text of flags that are not given; it gets those that are.
+
+    Raises:
+        CommandError: one line for the user; code 2 for a flag that cannot be read, else 1.
+    """
+    given = _read_words(words)
+    if given.keys() & {"help", "h"}:
+        return Options(ServerConfig(), help=True)
+    if pflag.parse_bool(given.pop("version", "false")):
+        return Options(ServerConfig(), version=True)
+    warnings: list[str] = []
+    path = given.pop("config-file", "") or environment.get("ETCD_CONFIG_FILE", "")
+    try:
+        if path:
+            texts = _read_file(path, warnings)
+        else:
+            texts = {**_read_environment(environment, given, warnings), **given}
+        complete(texts)
+        values = _convert(texts, warnings, from_file=bool(path))
+        _apply_own_certificates(values, warnings)
+        config = _make_config(values, warnings, from_file=bool(path))
+        if config.secure:
+            config = hardened(config)
+            if open_to_strangers := list_insecure_settings(config):
+                raise ConfigError(refusal(open_to_strangers))
+    except ConfigError as error:
+        raise CommandError(str(error), ERROR) from None
+    if config.quota_is_large:
+        warnings.append("--quota-backend-bytes is above the recommended maximum of 8 GiB")
+    return Options(config, warnings)
+
+
+def _read_words(words: Sequence[str]) -> dict[str, str]:
+    """Flag name to text; the last of several counts."""
+    given: dict[str, str] = {}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if word == "--":
+            break
+        if not word.startswith("-") or word == "-":
+            raise CommandError(f"'{word}' is not a valid flag", ERROR)
+        name, separator, value = word[2 if word.startswith("--") else 1 :].partition("=")
+        if not name or name.startswith("-"):
+            raise CommandError(f"bad flag syntax: {word}", BAD_FLAGS)
+        if name not in FLAGS and name not in ("version", "help", "h", "config-file"):
+            raise CommandError(f"flag provided but not defined: -{name}" + did_you_mean(name, FLAGS, "--"), BAD_FLAGS)
+        if not separator:
+            if name in BOOLEANS:
+                value = "true"
+            elif not rest:
+                raise CommandError(f"flag needs an argument: -{name}", BAD_FLAGS)
+            else:
+                value = rest.pop(0)
+        given[name] = value
+        _parse_flag(name, value)
+    if rest:
+        raise CommandError(f"'{rest[0]}' is not a valid flag", ERROR)
+    return given
+
+
+def _parse_flag(name: str, text: str) -> Any:
+    """Return the value of a flag on the command line; here a bad one ends the command with code 2."""
+    flag = FLAGS.get(name)
+    try:
+        return flag.parse(text) if flag else boolean(text) if name == "version" else text
+    except (ValueError, ConfigError) as error:
+        kind = "boolean value" if name in BOOLEANS else "value"
+        where = f"-{name}" if kind == "boolean value" else f"flag -{name}"
+        raise CommandError(f"invalid {kind} {pflag.quote(text)} for {where}: {error}", BAD_FLAGS) from None
+
+
+def _read_environment(environment: Mapping[str, str], given: Mapping[str, str], warnings: list[str]) -> dict[str, str]:
+    names = {ENVIRONMENT_PREFIX + name.upper().replace("-", "_"): name for name in FLAGS}
+    found: dict[str, str] = {}
+    for key, text in sorted(environment.items()):
+        if not key.startswith(ENVIRONMENT_PREFIX) or key in _OTHER_ENVIRONMENT:
+            continue
+        name = names.get(key)
+        if name is None:
+            warnings.append(f"unrecognized environment variable {key}={text}")
+        elif name in given:
+            raise ConfigError(
+                f"conflicting environment variable {key} is shadowed by corresponding command-line flag "
+                "(either unset environment variable or disable flag)"
+            )
+        elif text:
+            _parse_environment(key, name, text)
+            found[name] = text
+    return found
+
+
+def _parse_environment(key: str, name: str, text: str) -> None:
+    try:
+        FLAGS[name].parse(text)
+    except (ValueError, ConfigError) as error:
+        raise ConfigError(f"invalid value {pflag.quote(text)} for {key}: {error}") from None
+
+
+def _read_file(path: str, warnings: list[str]) -> dict[str, str]:
+    document = _read_document(path)
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path}: expected settings as 'name: value'")
+    texts: dict[str, str] = {}
+    for key, value in document.items():
+        for name, item in _file_entry(path, str(key), value):
+            if item is None or (item == "" and name in _EMPTY_IS_DEFAULT):
+                continue
+            if name in FLAGS:
+                texts[name] = _file_text(path, name, item)
+            else:
+                warnings.append(f"{path}: unknown setting {name!r} is ignored")
+    return texts
+
+
+def _read_document(path: str) -> Any:
+    """Return what a file of YAML holds, or one of JSON."""
+    import yaml
+
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"open {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from None
+    if "\t" in text:
+        # JSON may have tabs between its tokens. PyYAML refuses tabs; the parser of etcd accepts them.
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(text)
+    try:
+        _check_depth(text)
+
+        class Loader(yaml.SafeLoader):
+            """Takes for numbers what etcd does."""
+
+        Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+        return Loader(text).get_single_data()
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
+    # PyYAML raises these for impossible dates and numbers, and for deep nesting.
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ConfigError(f"{path}: it cannot be read as YAML: {type(error).__name__}: {error}") from None
+
+
+def _check_depth(text: str) -> None:
+    """Refuse deep nesting: PyYAML reads it in time that grows with the square of its depth."""
+    import yaml
+
+    depth = 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEPTH_MAX:
+            raise ValueError(f"more than {_DEPTH_MAX} levels")
+
+
+def _file_entry(path: str, key: str, value: Any) -> list[tuple[str, Any]]:
+    """Return the flags that an entry of the file sets: a section of certificates sets several.
+
+    Raises:
+        ConfigError: a section has a plain value. Ignoring it would leave a port open that its user thinks closed.
+    """
+    prefix = _SECTIONS.get(key)
+    if prefix is None:
+        return [(key, value)]
+    if value is None:
+        return []
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: {key} has settings of its own, as 'name: value' below it; it is given {value!r}")
+    return [(_NAMES_OF_SECTIONS.get((prefix, str(name)), prefix + str(name)), item) for name, item in value.items()]
+
+
+def _file_text(path: str, name: str, value: Any) -> str:
+    """Return a value of the file as the text of the flag, checked."""
+    if isinstance(value, bool):
+        text = "true" if value else "false"
+    elif isinstance(value, list):
+        text = ",".join(map(str, value))
+    elif isinstance(value, dict):
+        raise ConfigError(
+            f"{path}: {name} takes a value, and is given settings of its own: {', '.join(map(str, value))}"
+        )
+    else:
+        # etcd turns YAML into JSON first: a float that is an integer is that integer.
+        value = int(value) if isinstance(value, float) and value.is_integer() else value
+        text = str(value)
+    if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+        raise ConfigError(f"{path}: {name} has what no name of a file can have: {text!r}")
+    # In etcd's files a bare number for a duration means nanoseconds.
+    if isinstance(value, int) and FLAGS[name].parse is duration:
+        text += "ns"
+    try:
+        FLAGS[name].parse(text)
+    except (ValueError, ConfigError) as error:
+        raise ConfigError(f"{path}: invalid value {pflag.quote(text)} for {name}: {error}") from None
+    return text
+
+
+def _convert(texts: Mapping[str, str], warnings: list[str], *, from_file: bool) -> dict[str, Any]:
+    """Return field path to value for the settings; warn of the other flags, or refuse them."""
+    values: dict[str, Any] = {}
+    for name, text in texts.items():
+        flag = FLAGS[name]
+        value = flag.parse(text)
+        dashes = "" if from_file else "--"
+        if flag.fate == IDLE:
+            if value not in flag.allowed:
+                warnings.append(f"{dashes}{name} has no effect in raftkv")
+        elif flag.fate == REFUSED:
+            if value not in flag.allowed:
+                raise ConfigError(f"{dashes}{name} is not implemented in raftkv")
+        else:
+            values[flag.field] = value
+    return values
+
+
+def _make_config(values: dict[str, Any], warnings: list[str], *, from_file: bool) -> ServerConfig:
+    _apply_retention(values)
+    _apply_gates(values, warnings)
+    text = values.pop("log_rotation_json", "{}")
+    values["log_rotation"] = read_rotation(text) if values.get("log_rotation") else None
+    parts: dict[str, Any] = {
+        kind: made(**{key.split(".")[1]: values.pop(key) for key in list(values) if key.startswith(f"{kind}.")})
+        for kind, made in _PARTS.items()
+    }
+    default = ServerConfig()
+    if "listen_client_urls" in values and not from_file:
+        values.setdefault("advertise_client_urls", ())
+    values["tls_min_version"] = values.get("tls_min_version") or default.tls_min_version
+    name = values.get("name", default.name)
+    values["data_dir"] = values.get("data_dir") or f"{name}.etcd"
+    if values.get("initial_cluster", default.initial_cluster) == default.initial_cluster and name != default.name:
+        advertised = values.get("initial_advertise_peer_urls", default.initial_advertise_peer_urls)
+        values["initial_cluster"] = ",".join(f"{name}={url}" for url in advertised)
+    return replace(default, **values, **parts)
+
+
+def _apply_own_certificates(values: dict[str, Any], warnings: list[str]) -> None:
+    """Prefer a given certificate over a self-signed one, as etcd does."""
+    for kind, flag in (("client_tls", "auto-tls"), ("peer_tls", "peer-auto-tls")):
+        if values.get(f"{kind}.self_signed") and values.get(f"{kind}.cert_file"):
+            del values[f"{kind}.self_signed"]
+            warnings.append(f"--{flag} is ignored: a certificate is given")
+
+
+def _apply_gates(values: dict[str, Any], warnings: list[str]) -> None:
+    """Apply ``feature-gates``, unless a flag of an older version sets the same field; say which have no effect.
+
+    Raises:
+        ConfigError: both are given.
+    """
+    gates: dict[str, bool] = values.pop("feature_gates", {})
+    if ALL_ALPHA in gates:
+        gates = {**dict.fromkeys(GATE_FIELDS, gates.pop(ALL_ALPHA)), **gates}
+    for gate, is_on in gates.items():
+        if gate not in GATE_FIELDS:
+            if is_on != FEATURES.get(gate, (False, ""))[0]:
+                warnings.append(f"feature gate {gate} has no effect in raftkv")
+            continue
+        field_name = GATE_FIELDS[gate]
+        if field_name in values:
+            flag = next(name for name, flag in FLAGS.items() if flag.field == field_name)
+            raise ConfigError(
+                f"cannot specify both flags: --{flag}={str(values[field_name]).lower()} and "
+                f"--feature-gates={gate}={str(is_on).lower()} at the same time, "
+                f"please just use --feature-gates={gate}={str(is_on).lower()}"
+            )
+        values[field_name] = is_on
+
+
+def _apply_retention(values: dict[str, Any]) -> None:
+    """Read ``auto-compaction-retention`` as revisions, hours or a duration, by the mode."""
+    text = values.pop("auto_compaction_retention", "0")
+    if text.isascii() and text.isdigit():
+        number = int(text)
+        if values.get("auto_compaction_mode") == "revision":
+            values["auto_compaction_retention_revisions"] = number
+        else:
+            values["auto_compaction_retention_s"] = number * 3600.0
+        return
+    try:
+        values["auto_compaction_retention_s"] = pflag.parse_duration_s(text)
+    except ValueError as error:
+        raise ConfigError(f"error parsing CompactionRetention: {error}") from None
+    if values.get("auto_compaction_mode") == "revision":
+        raise ConfigError(f"--auto-compaction-retention must be a number of revisions (set to {text})")
