@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.lease import test_story
+from tests.replica.lease import test_story
 from tests.server.peer import test_snapshot_sender
 from tests.sim.clients.history import Status, ViolationError
 from tests.sim.directed import Stage

@@ -16,6 +16,7 @@ from raftkv.apply.applier import Applier
 from raftkv.apply.request import Caller
 from raftkv.config import ServerConfig
 from raftkv.loop.scheduler import Slices
+from raftkv.replica.node.node import Node
 from raftkv.rpc.server.calls import ServerCall
 from raftkv.rpc.server.http import HttpRequest
 from raftkv.rpc.server.server import Server
@@ -26,7 +27,6 @@ from raftkv.server.auth.live import LiveCalls
 from raftkv.server.auth.passwords import Passwords
 from raftkv.server.auth.service import AuthService
 from raftkv.server.auth.simple_tokens import SimpleTokens
-from raftkv.server.node.node import Node
 from raftkv.server.services.responder import Responder
 
 

@@ -25,5 +25,5 @@ Example::
     defragmenter = Defragmenter(store, directory, on_fatal, histogram.observe)
     MaintenanceService(responder, store, quota_bytes, check_capable, defragmenter, hashes).register(server)
 
-Leaves out: databases for other members (``server.snapshots``), membership (``server.membership``).
+Leaves out: databases for other members (``replica.snapshots``), membership (``replica.membership``).
 """

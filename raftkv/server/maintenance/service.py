@@ -21,13 +21,13 @@ from raftkv.pb import rpc_pb2
 from raftkv.pb.enums import alarm_name
 from raftkv.pb.services import SERVICES
 from raftkv.raft.types import NONE
+from raftkv.replica.durable import when_durable
+from raftkv.replica.maintenance.defragmentation import DefragmentCommand, Defragmenter
+from raftkv.replica.maintenance.hashes import Hashes, scan
+from raftkv.replica.node.node import Node
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.server import ETCD_VERSION
-from raftkv.server.durable import when_durable
-from raftkv.server.maintenance.defragmentation import DefragmentCommand, Defragmenter
-from raftkv.server.maintenance.hashes import Hashes, scan
-from raftkv.server.node.node import Node
 from raftkv.server.services.responder import PendingWrite, Responder, fail, parse, parse_or_raise, refusals
 from raftkv.storage.hash import hash_database
 from raftkv.storage.mvcc import Store

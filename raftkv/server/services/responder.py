@@ -24,13 +24,13 @@ from raftkv.apply.auth.rights import Rights
 from raftkv.apply.request import Caller
 from raftkv.apply.response import HeaderEncoder
 from raftkv.loop.scheduler import Slices, Work, hold
+from raftkv.replica.node.admission import Admission
+from raftkv.replica.node.proposals import Waiter
+from raftkv.replica.node.surroundings import MemberLoop
 from raftkv.rpc.server.budget import CONNECTION_FULL
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.shares import Identity, identity_of, queue_of_call
 from raftkv.rpc.status import RpcError
-from raftkv.server.node.admission import Admission
-from raftkv.server.node.proposals import Waiter
-from raftkv.server.node.surroundings import MemberLoop
 from raftkv.storage.mvcc_range import PinnedView
 
 _log = logging.getLogger(__name__)
