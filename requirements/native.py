@@ -48,7 +48,7 @@ _OF_MEMBERS = {
     "raftkv/apply": "applier check compares plain quotas ranges request response txn",
     "raftkv/raft": "confchange core log memory_log progress raw_node tracker types",
     "raftkv/replica": "codec",
-    "raftkv/replica/lease": "lessor renewals times",
+    "raftkv/replica/lease": "graces lessor renewals times",
     "raftkv/replica/node": "applying backlog node proposals reads waits",
     "raftkv/server/services": "kv responder",
     "raftkv/server/streams": "keep_alives",

@@ -40,7 +40,6 @@ ALLOWED: dict[str, set[str]] = {
         "config",
         "cluster_id",
         "suspend_clock",
-        "server",
     },
     "server": {
         "replica",
@@ -182,6 +181,15 @@ def test_the_core_is_pure() -> None:
     for path in sources("raftkv/raft"):
         foreign = {name for name in _imports(path) if not name.startswith("raftkv.raft")}
         assert foreign <= RAFT_STDLIB, path
+
+
+def test_the_replica_has_no_sockets() -> None:
+    """It sends by the devices that it is given. ``Channel`` and calls are types of those devices."""
+    allowed = {"client.calls", "client.channel", "framing", "server.calls", "server.stream", "shares", "status"}
+    for path in sources("raftkv/replica"):
+        imported = {name.removeprefix("raftkv.rpc.") for name in _imports(path) if name.startswith("raftkv.rpc")}
+        assert imported <= allowed, path
+        assert not {"socket", "ssl", "http"} & {name.split(".")[0] for name in _imports(path)}, path
 
 
 def test_no_library_speaks_http2_for_the_product() -> None:

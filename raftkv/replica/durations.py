@@ -15,10 +15,9 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from raftkv.apply.request import Kind
-from raftkv.histograms import Buckets, histogram_family
+from raftkv.histograms import Buckets, gauges, histogram_family
 from raftkv.replica.node.applying import ApplyTimes
 from raftkv.replica.node.housekeeping import CompactionTimes
-from raftkv.server.metrics.exposition import gauges
 
 OPERATIONS: Final[Mapping[int, str]] = {
     Kind.PUT: "Put",

@@ -16,8 +16,8 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from raftkv.apply.quotas import Quotas
-from raftkv.config import FEATURES
-from raftkv.histograms import histogram_family
+from raftkv.config import ETCD_VERSION, FEATURES
+from raftkv.histograms import counter, counters, gauge, gauges, histogram_family
 from raftkv.pb.enums import alarm_name
 from raftkv.replica.lease.times import LeaseTimes
 from raftkv.replica.membership.changes import Changes
@@ -25,8 +25,6 @@ from raftkv.replica.node.node import Node
 from raftkv.replica.snapshots import Installer
 from raftkv.replica.snapshots.files import Transfers
 from raftkv.replica.watch.hub import WatchHub
-from raftkv.server import ETCD_VERSION
-from raftkv.server.metrics.exposition import counter, counters, gauge, gauges
 from raftkv.storage.mvcc import Store
 
 _ALL_FEATURES: Final = FEATURES | {"AllAlpha": (False, "ALPHA"), "AllBeta": (False, "BETA")}

@@ -1,7 +1,7 @@
 """A member without its sockets: all parts of its state machine are made, connected, started and stopped here.
 
     replica = Replica(config, durable, Devices(disk=disk, peers=transport, cork=cork, ids=ids), on_fatal, on_removed)
-    replica.connect(graces=leases.graces, users=users)      # with what its owner made around it
+    replica.connect(graces=leases.graces)                   # with what its owner made around it
     replica.start()
     ... housekeeping.run(), corruption.run(), scrub.run()
     replica.leave(); await replica.stop()
@@ -50,6 +50,7 @@ from raftkv.raft.memory_log import MemoryLog
 from raftkv.raft.raw_node import RawNode
 from raftkv.raft.types import Message, RaftConfig, SnapshotMeta, StateRole
 from raftkv.replica.durations import Durations, WorkMetrics
+from raftkv.replica.lease.graces import Graces
 from raftkv.replica.lease.lessor import Lessor
 from raftkv.replica.maintenance.corruption import CorruptionChecker, CorruptionSettings, Members
 from raftkv.replica.maintenance.damage import Damage, Scrub
@@ -81,11 +82,8 @@ from raftkv.replica.node.readiness import Readiness
 from raftkv.replica.node.surroundings import NodeSettings, Sender, Stages
 from raftkv.replica.snapshots import Installer, SnapshotReceiver, SnapshotSender
 from raftkv.replica.snapshots.files import check_room, free_disk_bytes
-from raftkv.replica.watch.hub import WatchHub
+from raftkv.replica.watch.hub import WatchHub, WatchRunner
 from raftkv.rpc.client.channel import Channel
-from raftkv.server.auth.users import Users
-from raftkv.server.streams.keep_alives import Graces
-from raftkv.server.streams.watch import WatchRunner
 from raftkv.storage import schema
 
 
@@ -347,7 +345,8 @@ class Replica:
         self,
         *,
         graces: Graces | None = None,
-        users: Users | None = None,
+        check_rights: Callable[[], None] | None = None,
+        forget_tokens: Callable[[], None] | None = None,
         leader_log: LeaderLog | None = None,
         followers: tuple[Followers, ...] = (),
     ) -> None:
@@ -355,7 +354,8 @@ class Replica:
 
         Arguments:
             graces: leases whose owner's connection is watched; None: there are no connections.
-            users: who calls; None: callers are not authenticated.
+            check_rights: ends watches that may not go on; None: callers are not authenticated.
+            forget_tokens: called when passwords may have changed in entries that this member has never seen.
             leader_log: writes about leaders to the log.
             followers: connections that follow the members after those of ``Devices.peers``.
         """
@@ -373,11 +373,8 @@ class Replica:
         hub.on_damage = node.damaged
         # Before all of them, watches that may not go on are ended: their clients may not see what was written after the
         # change of users.
-        if users is not None:
-            node.on_applied.append(users.live.applied)
-            applier.auth.on_token_grant.append(users.granted)
-            applier.auth.on_password_change.append(users.tokens.forget_user)
-            applier.auth.on_change.append(users.changed)
+        if check_rights is not None:
+            node.on_applied.append(check_rights)
         node.on_applied += [hub.applied, lessor.applied]
 
         # The guard only starts or stops a timer. The lessor must know the new role before any other part acts on it:
@@ -393,9 +390,9 @@ class Replica:
         for each in (self.peers, *followers):
             node.on_conf_change.append(partial(_follow, each, applier.membership))
 
-        self._subscribe_to_databases(users)
+        self._subscribe_to_databases(forget_tokens)
 
-    def _subscribe_to_databases(self, users: Users | None) -> None:
+    def _subscribe_to_databases(self, forget_tokens: Callable[[], None] | None) -> None:
         """Have everything follow when a received database takes the place of the store's.
 
         The log is cut to the new database first. Then what is kept in memory beside the store is read again, and only
@@ -413,10 +410,8 @@ class Replica:
             lambda _: applier.leases.reload(),
             lambda _: hub.restored(),
         ]
-        if users is not None:
-            # Passwords may have changed in entries that this member has never seen.
-            tokens = users.tokens
-            installer.on_swapped.append(lambda _: tokens.forget_all())
+        if forget_tokens is not None:
+            installer.on_swapped.append(lambda _: forget_tokens())
         installer.on_swapped.append(lambda _: hashes.forget())
 
     # -- metrics -----------------------------------------------------------------------------------------------------

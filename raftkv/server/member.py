@@ -26,6 +26,7 @@ from raftkv.replica.membership.presence import promote_itself
 from raftkv.replica.metrics import new_registry
 from raftkv.replica.node.bootstrap import Durable, Origin, open_durable, open_writer
 from raftkv.replica.node.disk import Disk
+from raftkv.replica.node.leader_guard import hand_over
 from raftkv.replica.node.leader_log import LeaderLog
 from raftkv.replica.node.proposals import new_start, request_ids
 from raftkv.replica.replica import Devices, Replica
@@ -49,7 +50,7 @@ from raftkv.server.listening import (
     peer_limits,
 )
 from raftkv.server.maintenance.quotas import QuotaService
-from raftkv.server.maintenance.service import MaintenanceService, hand_over
+from raftkv.server.maintenance.service import MaintenanceService
 from raftkv.server.maintenance.snapshot import SnapshotService
 from raftkv.server.metrics.budgets import BudgetMetrics
 from raftkv.server.metrics.calls import AuthMetrics, CallMetrics, CallTimes, HealthMetrics
@@ -167,7 +168,8 @@ class Member:
         )
         replica.connect(
             graces=self._lease_service.graces,
-            users=self._users,
+            check_rights=self._users.live.applied,
+            forget_tokens=self._users.tokens.forget_all,
             leader_log=self._leader_log,
             followers=(self._peer_service,),
         )

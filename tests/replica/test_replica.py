@@ -11,7 +11,7 @@ from typing import Any, cast
 from raftkv.raft.types import SnapshotMeta
 from raftkv.replica.replica import Replica
 
-SERVER = Path(__file__).parents[2] / "raftkv" / "server"
+PRODUCT = Path(__file__).parents[2] / "raftkv"
 SUBSCRIPTION = re.compile(
     r"\.(on_applied|on_leader_change|on_conf_change|on_swapped|on_end)(\.append|\.extend| \+=)|\.on_changes = "
 )
@@ -79,8 +79,9 @@ def test_subscribers_are_called_in_the_order_that_connect_shows() -> None:
 
 def test_nobody_subscribes_elsewhere() -> None:
     elsewhere = [
-        f"{path.relative_to(SERVER)}: {line.strip()}"
-        for path in sorted(SERVER.rglob("*.py"))
+        f"{path.relative_to(PRODUCT)}: {line.strip()}"
+        for room in ("replica", "server")
+        for path in sorted((PRODUCT / room).rglob("*.py"))
         if path.name != "replica.py"
         for line in path.read_text().splitlines()
         if SUBSCRIPTION.search(line)

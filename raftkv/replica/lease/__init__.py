@@ -38,8 +38,8 @@ Example::
     lessor.start()
     lease_id = await lessor.grant(60, caller, identity)
 
-Modules: ``service`` (RPC), ``keep_alives`` (those that wait, lost connections), ``lessor`` (roles, timer),
-``on_leader`` (ask the leader), ``renewals`` (RENEW and EXPIRE), ``times`` (when leases end; pure).
+Modules: ``lessor`` (roles, timer), ``on_leader`` (ask the leader), ``renewals`` (RENEW and EXPIRE), ``graces`` (lost
+connections), ``times`` (when leases end; pure).
 
-Leaves out: what a lease is (``apply/leases``), which keys hang on it (``storage/mvcc_txn``).
+Leaves out: the RPCs (``server.streams``), the lease itself (``apply/leases``), its keys (``storage/mvcc_txn``).
 """

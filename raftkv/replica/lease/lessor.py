@@ -36,6 +36,7 @@ from raftkv.loop.cork import Cork
 from raftkv.loop.limiter import Limiter
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.types import NO_LIMIT, Entry, StateRole
+from raftkv.replica.lease.graces import ConnectionLost
 from raftkv.replica.lease.on_leader import RENEW, SHORTEN, TIME_TO_LIVE, OnLeader, Question
 from raftkv.replica.lease.renewals import (
     FAILED_AT_ONCE,
@@ -52,7 +53,6 @@ from raftkv.replica.node.node import Node
 from raftkv.replica.node.proposals import Waiter
 from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.shares import Identity, Shares, refusal
-from raftkv.server.streams.keep_alives import ConnectionLost
 
 # -- granters -------------------------------------------------------------------------------------------------------
 #

@@ -30,8 +30,8 @@ from prometheus_client.registry import Collector
 from raftkv.errors import CorruptionError, MapFullError, StorageError
 from raftkv.raft.types import NONE, ConfState
 from raftkv.replica.maintenance.hashes import scan
+from raftkv.replica.node.leader_guard import hand_over
 from raftkv.replica.node.node import Node
-from raftkv.server.maintenance.service import hand_over
 from raftkv.storage.mvcc import Store
 
 _log = logging.getLogger(__name__)

@@ -23,13 +23,9 @@ from typing import Final
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from raftkv.errors import RESOURCE_EXHAUSTED, UNKNOWN, CorruptionError, InvariantError, SpaceError, StorageError
+from raftkv.errors import CorruptionError, StorageError
 from raftkv.loop.limiter import Limiter
-from raftkv.pb import rpc_pb2
 from raftkv.replica.snapshots.files import check_room, on_thread, outgoing_path
-from raftkv.rpc.server.calls import UnaryCall
-from raftkv.rpc.status import RpcError
-from raftkv.server.services.responder import Responder, refusals
 from raftkv.storage.backend.base import Defragmentation
 from raftkv.storage.mvcc import Store
 
@@ -43,7 +39,6 @@ CLOSE_TIMEOUT_S: Final = 5.0
 """How long the end of the member waits for the end of a run."""
 TOLD_IN_A_TURN: Final = 100
 """Callers that are answered in a turn of the loop: about 2 ms."""
-_NO_HEADER: Final = rpc_pb2.DefragmentResponse().SerializeToString()
 
 
 class Defragmenter(Collector):
@@ -152,31 +147,6 @@ class Defragmenter(Collector):
                 task.cancel()
             if waiting:
                 await asyncio.wait(waiting)
-
-
-class DefragmentCommand:
-    """Handler of Defragment.
-
-    Arguments:
-        responder: the member's shared parts.
-        defragmenter: of the member.
-    """
-
-    def __init__(self, responder: Responder, defragmenter: Defragmenter) -> None:
-        self._responder = responder
-        self._defragmenter = defragmenter
-
-    async def handle(self, _data: bytes, call: UnaryCall) -> bytes:
-        """Defragment this member alone; the answer has no header."""
-        with refusals():
-            self._responder.admission.check_read(call, serializable=False)
-        try:
-            await self._defragmenter.run()
-        except SpaceError as error:
-            raise RpcError(RESOURCE_EXHAUSTED, f"raftkv: {error}") from None
-        except (StorageError, InvariantError) as error:
-            raise RpcError(UNKNOWN, f"raftkv: {error}") from None
-        return _NO_HEADER
 
 
 def _prepare(defragmentation: Defragmentation) -> None:

@@ -26,10 +26,9 @@ from raftkv.histograms import Buckets, doubling
 from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.replica.durable import when_durable
+from raftkv.replica.node.admission import parse_or_raise, refusals
 from raftkv.replica.snapshots.files import on_thread
-from raftkv.rpc.server.calls import UnaryCall
-from raftkv.rpc.server.server import AsyncUnaryHandler
-from raftkv.server.services.responder import parse_or_raise, refusals
+from raftkv.rpc.server.calls import AsyncUnaryHandler, UnaryCall
 from raftkv.storage.hash import KVHash
 from raftkv.storage.mvcc import Store
 

@@ -1,10 +1,10 @@
 """Changes of the members of a running cluster: what is asked, who may do it, how a member comes and goes.
 
-    client -> ``service`` -> ``changes``: rules before proposing, promotion and replacement on the leader
+    client -> ``services.cluster`` -> ``changes``: rules before proposing, promotion and replacement on the leader
            -> node.change_members -> the log -> ``apply.membership`` decides -> Raft's configuration, buckets
            -> node.on_conf_change -> peers, admission, ``presence``
 
-    a new member            ``joining`` asks the cluster for its id and the members, before anything is on the disk
+    a new member            ``server.joining`` asks the cluster for its id and the members, before any data
     a removed member        ``presence`` stops it, by its own log or by the word of the others
 
 Laws:

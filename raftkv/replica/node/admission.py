@@ -9,17 +9,21 @@ alarm through the log, which then refuses on all.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NoReturn
+
+from google.protobuf.message import DecodeError
 
 from raftkv import errors
 from raftkv.apply.alarms import can_grow
 from raftkv.apply.applier import Applier
 from raftkv.replica.node.node import Node
+from raftkv.replica.node.surroundings import MemberLoop
 from raftkv.replica.snapshots.files import free_disk_bytes
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
-from raftkv.rpc.status import Headers
+from raftkv.rpc.status import Headers, RpcError
 
 _log = logging.getLogger(__name__)
 
@@ -259,3 +263,42 @@ def _is_text(value: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+def parse_or_raise(message: type[Any], data: bytes | None) -> Any:
+    """Return the request, for handlers that refuse by raising.
+
+    Arguments:
+        message: its type.
+        data: its bytes; None, if the client has ended a stream without one.
+
+    Raises:
+        RpcError: the bytes are none.
+    """
+    if data is None:
+        raise RpcError(errors.INTERNAL, "a request is missing")
+    try:
+        return message.FromString(data)
+    except DecodeError as error:
+        raise RpcError(errors.INTERNAL, f"grpc: error unmarshalling request: {error}") from None
+
+
+@contextmanager
+def refusals(node: MemberLoop | None = None) -> Iterator[None]:
+    """Within the block, a refusal of this member ends the call with its own code and text.
+
+    Arguments:
+        node: hears of damage that a read met, which is refused too; None: nothing is read.
+
+    Raises:
+        RpcError: in place of every StatusError.
+    """
+    try:
+        yield
+    except errors.CorruptionError as error:
+        if node is None:
+            raise
+        node.damaged(error)
+        raise RpcError(errors.DamagedError.code, errors.DamagedError.text) from None
+    except errors.StatusError as error:
+        raise RpcError(error.code, str(error)) from None

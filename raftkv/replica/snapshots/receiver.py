@@ -38,7 +38,7 @@ from raftkv.replica.snapshots.files import (
     remove_soon,
     snapshot_path,
 )
-from raftkv.rpc.server.server import AsyncUnaryHandler
+from raftkv.rpc.server.calls import AsyncUnaryHandler
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import RpcError
 from raftkv.storage.backend.copying import SteadyFile

@@ -21,6 +21,7 @@ Leaves out: sockets (``stream``, ``service``) and time (``service``).
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -611,3 +612,33 @@ class WatchHub:
         behind = [stream for stream in self.streams if stream.unsynced_count][:BEHIND_MAX]
         parked = [stream.parked_revision for stream in behind]
         return max(self._store.revision + 1 - min(self._catch_up.next_revision, *parked, self._store.revision + 1), 0)
+
+
+class WatchRunner:
+    """Runs what the hub has to do for watchers that are behind, between other work of the loop."""
+
+    def __init__(self) -> None:
+        self.hub: WatchHub | None = None
+        self._loop = asyncio.get_running_loop()
+        self._scheduled = False
+
+    def wake(self) -> None:
+        """There is something to do."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._run)
+
+    def _run(self) -> None:
+        self._scheduled = False
+        if self.hub is None:
+            return
+        more = True
+        started_at = self._loop.time()
+        try:
+            more = self.hub.catch_up()
+        except errors.CorruptionError as error:
+            self.hub.on_damage(error)
+        if more and not self._scheduled:
+            self._scheduled = True
+            # The loop does other work for as long as this took.
+            self._loop.call_later(self._loop.time() - started_at, self._run)

@@ -18,11 +18,11 @@ from sortedcontainers import SortedList
 from raftkv import errors
 from raftkv.loop.cork import Cork
 from raftkv.pb import rpc_pb2
+from raftkv.replica.node.admission import parse_or_raise
 from raftkv.replica.watch import messages
 from raftkv.replica.watch.index import WATCHER_BYTES, Watcher
 from raftkv.rpc.framing import PREFIX
 from raftkv.rpc.shares import Identity, queue_of
-from raftkv.server.services.responder import parse_or_raise
 
 QUEUED_MAX_BYTES: Final = 256 * 1024
 """Bytes of one stream that may wait for the client before its watchers fall behind."""

@@ -3,7 +3,7 @@
 users = Users(config, applier, node, slices)
 server = Server(..., around=(users.guard.around,))
 users.serve(server, responder, check_capable)       # the Auth service
-replica.connect(..., users=users)                   # hears of changes of users
+replica.connect(..., check_rights=users.live.applied, forget_tokens=users.tokens.forget_all)
 """
 
 from __future__ import annotations
@@ -58,6 +58,10 @@ class Users:
         self.guard = Guard(
             applier.auth, applier.rights, self._callers, self.live, node, slices, txn_operations_max=config.max_txn_ops
         )
+
+        applier.auth.on_token_grant.append(self.granted)
+        applier.auth.on_password_change.append(self.tokens.forget_user)
+        applier.auth.on_change.append(self.changed)
 
     def serve(self, server: Server, responder: Responder, check_capable: Callable[[tuple[int, int]], None]) -> None:
         """Serve the Auth service, and find callers for reads that wait.

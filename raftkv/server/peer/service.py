@@ -27,8 +27,8 @@ from raftkv.pb.services import SERVICES
 from raftkv.raft.types import Message, MessageType
 from raftkv.replica.codec import decode
 from raftkv.replica.membership.versions import Versions, forget_oldest_unknown, wire_refusal
-from raftkv.rpc.server.calls import ServerCall, UnaryCall
-from raftkv.rpc.server.server import AsyncUnaryHandler, Server
+from raftkv.rpc.server.calls import AsyncUnaryHandler, ServerCall, UnaryCall
+from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import RpcError
 from raftkv.rpc.tls import RefusedPeerError

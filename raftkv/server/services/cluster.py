@@ -22,9 +22,10 @@ from raftkv.pb import admin_pb2, raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.raft.types import NONE
 from raftkv.replica.membership.changes import Changes, forwarded_caller
-from raftkv.rpc.server.calls import UnaryCall
-from raftkv.rpc.server.server import AsyncUnaryHandler, Server
-from raftkv.server.services.responder import PendingRead, Responder, fail, parse, parse_or_raise, refusals
+from raftkv.replica.node.admission import parse_or_raise, refusals
+from raftkv.rpc.server.calls import AsyncUnaryHandler, UnaryCall
+from raftkv.rpc.server.server import Server
+from raftkv.server.services.responder import PendingRead, Responder, fail, parse
 
 _METHODS: Final = SERVICES["etcdserverpb.Cluster"]
 _PEER: Final = SERVICES["raftkvpb.Peer"]

@@ -27,17 +27,19 @@ from raftkv.loop.cork import Cork
 from raftkv.loop.scheduler import Work, encoded, in_order
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES, Method
+from raftkv.replica.lease.graces import ConnectionLost, Graces
 from raftkv.replica.lease.lessor import Lessor
 from raftkv.replica.lease.on_leader import RENEW, SHORTEN, TIME_TO_LIVE
+from raftkv.replica.node.admission import parse_or_raise, refusals
 from raftkv.replica.node.leader_guard import LeaderGuard
-from raftkv.rpc.server.calls import ServerCall, UnaryCall
-from raftkv.rpc.server.server import AsyncUnaryHandler, Server
+from raftkv.rpc.server.calls import AsyncUnaryHandler, ServerCall, UnaryCall
+from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import ListenedCall
 from raftkv.rpc.shares import Identity, Shares, identity_of, queue_of_call
 from raftkv.rpc.status import RpcError
 from raftkv.server.auth.live import LiveCalls
-from raftkv.server.services.responder import PendingWrite, Responder, fail, parse, parse_or_raise, refusals
-from raftkv.server.streams.keep_alives import WAITING_MAX, ConnectionLost, Graces, KeepAliveStream, MemberBatch
+from raftkv.server.services.responder import PendingWrite, Responder, fail, parse
+from raftkv.server.streams.keep_alives import WAITING_MAX, KeepAliveStream, MemberBatch
 
 T = TypeVar("T", bound=Any)
 LeaderHandler = Callable[[Any], Awaitable[list[bytes]]]

@@ -15,7 +15,7 @@ from typing import Final
 from raftkv import errors
 from raftkv.loop.limiter import Limiter
 from raftkv.pb.services import SERVICES
-from raftkv.replica.node.admission import Admission
+from raftkv.replica.node.admission import Admission, refusals
 from raftkv.replica.node.leader_guard import LeaderGuard
 from raftkv.replica.watch.hub import WatchHub
 from raftkv.replica.watch.stream import Refusal, WatchStream
@@ -24,7 +24,6 @@ from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.shares import identity_of
 from raftkv.rpc.status import RpcError
 from raftkv.server.auth.live import LiveCalls
-from raftkv.server.services.responder import refusals
 
 _PATH: Final = SERVICES["etcdserverpb.Watch"]["Watch"].path
 REQUESTS_PER_PASS: Final = 200
@@ -34,36 +33,6 @@ BYTES_AS_A_REQUEST: Final = 8 * 1024
 PROGRESS_JITTER: Final = 0.1
 PROGRESS_DEFAULT_S: Final = 600.0
 PROGRESS_MIN_S: Final = 0.1
-
-
-class WatchRunner:
-    """Runs what the hub has to do for watchers that are behind, between other work of the loop."""
-
-    def __init__(self) -> None:
-        self.hub: WatchHub | None = None
-        self._loop = asyncio.get_running_loop()
-        self._scheduled = False
-
-    def wake(self) -> None:
-        """There is something to do."""
-        if not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._run)
-
-    def _run(self) -> None:
-        self._scheduled = False
-        if self.hub is None:
-            return
-        more = True
-        started_at = self._loop.time()
-        try:
-            more = self.hub.catch_up()
-        except errors.CorruptionError as error:
-            self.hub.on_damage(error)
-        if more and not self._scheduled:
-            self._scheduled = True
-            # The loop does other work for as long as this took.
-            self._loop.call_later(self._loop.time() - started_at, self._run)
 
 
 OnRefused = Callable[[StreamCall, bytes, bytes, str], None]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from raftkv.server.streams import keep_alives
-from raftkv.server.streams.keep_alives import ConnectionLost, Graces
+from raftkv.replica.lease import graces
+from raftkv.replica.lease.graces import ConnectionLost, Graces
 
 
 class Kept:
@@ -71,7 +71,7 @@ def test_what_is_gone_is_forgotten() -> None:
 
 @pytest.mark.interpreted
 def test_a_stream_has_a_bounded_number_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keep_alives, "KEPT_MAX", 2)
+    monkeypatch.setattr(graces, "KEPT_MAX", 2)
     kept = Kept()
     for lease_id in (1, 2, 3):
         kept.answered("a", lease_id)

@@ -13,6 +13,7 @@ from raftkv import errors
 from raftkv.apply.auth.store import AuthStore
 from raftkv.loop.cork import Cork
 from raftkv.pb import rpc_pb2
+from raftkv.replica.lease.graces import Graces
 from raftkv.replica.lease.renewals import PendingKeepAlive
 from raftkv.replica.node.leader_guard import LeaderGuard
 from raftkv.rpc.framing import MessageAssembler
@@ -20,7 +21,7 @@ from raftkv.rpc.server.stream import ListenedCall
 from raftkv.rpc.shares import Shares
 from raftkv.rpc.status import RpcError
 from raftkv.server.streams import keep_alives
-from raftkv.server.streams.keep_alives import WAITING_MAX, Graces, KeepAliveStream, MemberBatch
+from raftkv.server.streams.keep_alives import WAITING_MAX, KeepAliveStream, MemberBatch
 
 
 class Call:

@@ -18,6 +18,7 @@ from raftkv.loop.cork import Cork
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.types import NONE, StateRole
 from raftkv.replica.lease import lessor as lessor_module
+from raftkv.replica.lease.graces import GRACE_MAX_MS, ConnectionLost, Graces
 from raftkv.replica.lease.lessor import SHORTEN_MAX, Lessor
 from raftkv.replica.lease.on_leader import SHORTEN, WOKEN_AT_ONCE
 from raftkv.replica.lease.renewals import FAILED_AT_ONCE, RENEW_MAX, PendingKeepAlive
@@ -25,7 +26,6 @@ from raftkv.replica.lease.times import BEAT_S, LOGGED_S, OUTAGE_GRACE_S, PATIENC
 from raftkv.replica.node.surroundings import NodeSettings
 from raftkv.replica.node.waits import AwaitableNode
 from raftkv.rpc.status import Code, RpcError
-from raftkv.server.streams.keep_alives import GRACE_MAX_MS, ConnectionLost, Graces
 from tests.apply.machine import Machine
 from tests.rpc.attacks.test_work_of_a_read import Turns
 

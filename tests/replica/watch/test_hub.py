@@ -17,12 +17,12 @@ from raftkv.replica.node.admission import Admission
 from raftkv.replica.node.leader_guard import LeaderGuard
 from raftkv.replica.watch import hub as hub_module
 from raftkv.replica.watch import stream as stream_module
-from raftkv.replica.watch.hub import WatchHub
+from raftkv.replica.watch.hub import WatchHub, WatchRunner
 from raftkv.replica.watch.index import WATCHER_BYTES, Watcher, WatcherIndex
 from raftkv.replica.watch.stream import WatchStream
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.server.auth.live import LiveCalls
-from raftkv.server.streams.watch import BYTES_AS_A_REQUEST, REQUESTS_PER_PASS, WatchRunner, WatchService
+from raftkv.server.streams.watch import BYTES_AS_A_REQUEST, REQUESTS_PER_PASS, WatchService
 from raftkv.storage import schema
 from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.mvcc import Store

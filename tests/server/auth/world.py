@@ -24,6 +24,7 @@ from raftkv.config import ServerConfig
 from raftkv.loop.cork import Cork
 from raftkv.pb import auth_pb2, raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES, Method
+from raftkv.replica.lease.graces import ConnectionLost
 from raftkv.replica.lease.lessor import Granters, Lessor
 from raftkv.replica.node.admission import Admission
 from raftkv.replica.node.leader_guard import LeaderGuard
@@ -45,7 +46,6 @@ from raftkv.server.recipes.lock import LockService
 from raftkv.server.services.kv import KVService
 from raftkv.server.services.range_stream import RangeStreamService
 from raftkv.server.services.responder import Responder
-from raftkv.server.streams.keep_alives import ConnectionLost
 from raftkv.server.streams.lease import LeaseService
 from raftkv.server.streams.watch import WatchService
 from tests.apply.machine import Machine
