@@ -49,7 +49,7 @@ _OF_MEMBERS = {
     "raftkv/raft": "confchange core log memory_log progress raw_node tracker types",
     "raftkv/replica": "codec",
     "raftkv/replica/lease": "graces lessor renewals times",
-    "raftkv/replica/node": "applying backlog node proposals reads waits",
+    "raftkv/replica/node": "applying node proposals reads waits",
     "raftkv/server/services": "kv responder",
     "raftkv/server/streams": "keep_alives",
     "raftkv/replica/watch": "hub index intervals messages piece stream",

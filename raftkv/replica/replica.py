@@ -49,7 +49,6 @@ from raftkv.pb import rpc_pb2
 from raftkv.raft.memory_log import MemoryLog
 from raftkv.raft.raw_node import RawNode
 from raftkv.raft.types import Message, RaftConfig, SnapshotMeta, StateRole
-from raftkv.replica.durations import Durations, WorkMetrics
 from raftkv.replica.lease.graces import Graces
 from raftkv.replica.lease.lessor import Lessor
 from raftkv.replica.maintenance.corruption import CorruptionChecker, CorruptionSettings, Members
@@ -61,22 +60,22 @@ from raftkv.replica.membership.changes import Changes, PeerAccess
 from raftkv.replica.membership.presence import Attributes, Departure, Publication
 from raftkv.replica.membership.versions import Versions
 from raftkv.replica.metrics import (
+    Durations,
     LeaseMetrics,
     QuotaMetrics,
     ServerMetrics,
     StoreMetrics,
     TransferMetrics,
     WatchMetrics,
+    WorkMetrics,
 )
 from raftkv.replica.node.admission import Admission
 from raftkv.replica.node.auto_compaction import AutoCompaction, PeriodicPolicy, Policy, RevisionPolicy
 from raftkv.replica.node.bootstrap import Durable
 from raftkv.replica.node.disk import Disk, Marker
 from raftkv.replica.node.housekeeping import Housekeeping
-from raftkv.replica.node.leader_guard import LeaderGuard
-from raftkv.replica.node.leader_log import LeaderLog
+from raftkv.replica.node.leadership import LeaderGuard, LeaderLog, LostLeader
 from raftkv.replica.node.log_cut import LogCut, Retention
-from raftkv.replica.node.lost_leader import LostLeader
 from raftkv.replica.node.node import Node
 from raftkv.replica.node.readiness import Readiness
 from raftkv.replica.node.surroundings import NodeSettings, Sender, Stages

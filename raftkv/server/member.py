@@ -21,13 +21,11 @@ from raftkv.loop.cork import Cork
 from raftkv.loop.turns import LoopTurns
 from raftkv.raft.types import Message
 from raftkv.replica.archiver import make_archiver
-from raftkv.replica.durations import Durations
 from raftkv.replica.membership.presence import promote_itself
-from raftkv.replica.metrics import new_registry
+from raftkv.replica.metrics import Durations, new_registry
 from raftkv.replica.node.bootstrap import Durable, Origin, open_durable, open_writer
 from raftkv.replica.node.disk import Disk
-from raftkv.replica.node.leader_guard import hand_over
-from raftkv.replica.node.leader_log import LeaderLog
+from raftkv.replica.node.leadership import LeaderLog, hand_over
 from raftkv.replica.node.proposals import new_start, request_ids
 from raftkv.replica.replica import Devices, Replica
 from raftkv.rpc.server.budget import AnswerBudget

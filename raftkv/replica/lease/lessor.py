@@ -48,7 +48,7 @@ from raftkv.replica.lease.renewals import (
     fail_each,
 )
 from raftkv.replica.lease.times import BEAT_S, FRESH, PATIENCE_S, LeaseClock, LeaseTimes
-from raftkv.replica.node.leader_guard import ELECTIONS
+from raftkv.replica.node.leadership import ELECTIONS
 from raftkv.replica.node.node import Node
 from raftkv.replica.node.proposals import Waiter
 from raftkv.rpc.client.channel import Channel

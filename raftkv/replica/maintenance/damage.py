@@ -30,7 +30,7 @@ from prometheus_client.registry import Collector
 from raftkv.errors import CorruptionError, MapFullError, StorageError
 from raftkv.raft.types import NONE, ConfState
 from raftkv.replica.maintenance.hashes import scan
-from raftkv.replica.node.leader_guard import hand_over
+from raftkv.replica.node.leadership import hand_over
 from raftkv.replica.node.node import Node
 from raftkv.storage.mvcc import Store
 

@@ -25,9 +25,8 @@ from raftkv import errors
 from raftkv.histograms import Buckets, doubling
 from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES
-from raftkv.replica.durable import when_durable
 from raftkv.replica.node.admission import parse_or_raise, refusals
-from raftkv.replica.snapshots.files import on_thread
+from raftkv.replica.snapshots.files import on_thread, when_durable
 from raftkv.rpc.server.calls import AsyncUnaryHandler, UnaryCall
 from raftkv.storage.hash import KVHash
 from raftkv.storage.mvcc import Store

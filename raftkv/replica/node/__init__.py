@@ -29,7 +29,7 @@ Example::
 
 Modules: ``node`` (the turn), ``proposals``, ``reads``, ``waits`` (both, for coroutines), ``disk``, ``applying``,
 ``admission`` (what is refused), ``bootstrap`` and ``readiness`` (start), ``housekeeping``,
-``log_cut``, ``auto_compaction``, ``conf_changes`` (one at a time), ``lost_leader`` and ``leader_log``, ``survivor``
+``log_cut``, ``auto_compaction``, ``conf_changes`` (one at a time), ``leadership``, ``survivor``
 (``--force-new-cluster``), ``surroundings`` (what a node is given).
 
 Leaves out: connections, the meaning of requests, and files below ``disk``.

@@ -58,8 +58,7 @@ from raftkv.raft.types import (
     StateRole,
 )
 from raftkv.replica import codec
-from raftkv.replica.node.applying import Applying
-from raftkv.replica.node.backlog import Backlog
+from raftkv.replica.node.applying import Applying, Backlog
 from raftkv.replica.node.conf_changes import ConfChanges, has_change, hide_beginning
 from raftkv.replica.node.disk import Batch, Disk, Restore
 from raftkv.replica.node.proposals import Forwarded, Proposals, Waiter, answer

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from raftkv.errors import CorruptionError, MapFullError, StorageError
-from raftkv.replica.durable import flushed
-from raftkv.replica.snapshots.files import check_room, on_thread, outgoing_path, remove_database
+from raftkv.replica.snapshots.files import check_room, flushed, on_thread, outgoing_path, remove_database
 from raftkv.storage.mvcc import Store
 from raftkv.storage.snapshot import SnapshotInfo, write_snapshot
 

@@ -22,10 +22,10 @@ from raftkv.pb import rpc_pb2
 from raftkv.pb.enums import alarm_name
 from raftkv.pb.services import SERVICES
 from raftkv.raft.types import NONE
-from raftkv.replica.durable import when_durable
 from raftkv.replica.maintenance.defragmentation import Defragmenter
 from raftkv.replica.maintenance.hashes import Hashes, scan
 from raftkv.replica.node.admission import parse_or_raise, refusals
+from raftkv.replica.snapshots.files import when_durable
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.status import RpcError

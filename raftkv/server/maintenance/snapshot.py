@@ -30,8 +30,8 @@ from raftkv import errors
 from raftkv.histograms import Buckets, doubling
 from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES
-from raftkv.replica.durable import flushed
 from raftkv.replica.node.admission import parse_or_raise, refusals
+from raftkv.replica.snapshots.files import flushed
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.storage import schema

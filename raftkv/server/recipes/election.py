@@ -16,7 +16,7 @@ from typing import Final
 from raftkv import errors
 from raftkv.pb import election_pb2, kv_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
-from raftkv.replica.node.leader_guard import LeaderGuard
+from raftkv.replica.node.leadership import LeaderGuard
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall

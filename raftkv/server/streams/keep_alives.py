@@ -22,7 +22,7 @@ from raftkv.apply.response import integer
 from raftkv.loop.cork import Cork
 from raftkv.replica.lease.graces import Graces
 from raftkv.replica.lease.renewals import PendingKeepAlive
-from raftkv.replica.node.leader_guard import LeaderGuard
+from raftkv.replica.node.leadership import LeaderGuard
 from raftkv.rpc.framing import PREFIX
 from raftkv.rpc.server.calls import ServerCall
 from raftkv.rpc.server.stream import ListenedCall

@@ -31,7 +31,7 @@ from raftkv.replica.lease.graces import ConnectionLost, Graces
 from raftkv.replica.lease.lessor import Lessor
 from raftkv.replica.lease.on_leader import RENEW, SHORTEN, TIME_TO_LIVE
 from raftkv.replica.node.admission import parse_or_raise, refusals
-from raftkv.replica.node.leader_guard import LeaderGuard
+from raftkv.replica.node.leadership import LeaderGuard
 from raftkv.rpc.server.calls import AsyncUnaryHandler, ServerCall, UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import ListenedCall

@@ -16,7 +16,7 @@ from raftkv import errors
 from raftkv.loop.limiter import Limiter
 from raftkv.pb.services import SERVICES
 from raftkv.replica.node.admission import Admission, refusals
-from raftkv.replica.node.leader_guard import LeaderGuard
+from raftkv.replica.node.leadership import LeaderGuard
 from raftkv.replica.watch.hub import WatchHub
 from raftkv.replica.watch.stream import Refusal, WatchStream
 from raftkv.rpc.server.server import Server

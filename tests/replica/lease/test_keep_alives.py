@@ -15,7 +15,7 @@ from raftkv.loop.cork import Cork
 from raftkv.pb import rpc_pb2
 from raftkv.replica.lease.graces import Graces
 from raftkv.replica.lease.renewals import PendingKeepAlive
-from raftkv.replica.node.leader_guard import LeaderGuard
+from raftkv.replica.node.leadership import LeaderGuard
 from raftkv.rpc.framing import MessageAssembler
 from raftkv.rpc.server.stream import ListenedCall
 from raftkv.rpc.shares import Shares

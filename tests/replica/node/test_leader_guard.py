@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from raftkv.raft.types import NONE
-from raftkv.replica.node.leader_guard import ENDED_AT_ONCE, LeaderGuard
+from raftkv.replica.node.leadership import ENDED_AT_ONCE, LeaderGuard
 from raftkv.replica.node.node import Node
 from raftkv.rpc.server.calls import ServerCall
 from raftkv.rpc.status import RpcError

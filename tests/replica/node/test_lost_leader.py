@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from raftkv.raft.types import NONE, MessageType, StateRole
-from raftkv.replica.node.lost_leader import LostLeader
+from raftkv.replica.node.leadership import LostLeader
 from raftkv.replica.node.surroundings import NodeSettings
 from tests.replica.node.node_world import World
 

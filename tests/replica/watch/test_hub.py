@@ -14,7 +14,7 @@ from raftkv.errors import CorruptionError, DamagedError, StoppedError
 from raftkv.loop.cork import Cork
 from raftkv.pb import rpc_pb2
 from raftkv.replica.node.admission import Admission
-from raftkv.replica.node.leader_guard import LeaderGuard
+from raftkv.replica.node.leadership import LeaderGuard
 from raftkv.replica.watch import hub as hub_module
 from raftkv.replica.watch import stream as stream_module
 from raftkv.replica.watch.hub import WatchHub, WatchRunner

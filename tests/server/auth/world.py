@@ -27,7 +27,7 @@ from raftkv.pb.services import SERVICES, Method
 from raftkv.replica.lease.graces import ConnectionLost
 from raftkv.replica.lease.lessor import Granters, Lessor
 from raftkv.replica.node.admission import Admission
-from raftkv.replica.node.leader_guard import LeaderGuard
+from raftkv.replica.node.leadership import LeaderGuard
 from raftkv.replica.node.node import Node
 from raftkv.replica.node.proposals import Waiter
 from raftkv.replica.node.reads import Reader

@@ -19,7 +19,7 @@ from raftkv.apply.response import HeaderEncoder
 from raftkv.loop.cork import Cork
 from raftkv.pb import election_pb2, lock_pb2, rpc_pb2
 from raftkv.replica.node.admission import Admission
-from raftkv.replica.node.leader_guard import LeaderGuard
+from raftkv.replica.node.leadership import LeaderGuard
 from raftkv.replica.node.node import Node
 from raftkv.replica.node.proposals import Waiter
 from raftkv.replica.node.reads import Reader

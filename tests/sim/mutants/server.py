@@ -11,8 +11,7 @@ from raftkv.apply.leases import Leases
 from raftkv.raft.types import HardState, Message, Ready
 from raftkv.replica import replica
 from raftkv.replica.node import node as node_module
-from raftkv.replica.node.applying import Applying
-from raftkv.replica.node.backlog import Backlog
+from raftkv.replica.node.applying import Applying, Backlog
 from raftkv.replica.node.disk import Marker
 from raftkv.replica.node.log_cut import LogCut
 from raftkv.replica.node.node import Node

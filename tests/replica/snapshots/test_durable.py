@@ -10,9 +10,9 @@ from typing import cast
 import pytest
 
 from raftkv.errors import RESOURCE_EXHAUSTED, UnwrittenError
-from raftkv.replica.durable import flushed
 from raftkv.replica.maintenance.hashes import Hashes
 from raftkv.replica.node.bootstrap import open_writer
+from raftkv.replica.snapshots.files import flushed
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import RpcError
 from raftkv.server.maintenance.snapshot import SnapshotService
