@@ -31,6 +31,7 @@ import random
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Protocol
 
@@ -286,7 +287,7 @@ class Replica:
             max_request_bytes=config.max_request_bytes,
             quota_bytes=config.quota_bytes,
             # Pages that a compaction freed are written again, so they count as space.
-            size_bytes=lambda: store.size_in_use_bytes,
+            size_bytes=partial(attrgetter("size_in_use_bytes"), store),
             data_dir=config.data_dir,
             raise_no_space=space.raise_no_space,
             make_room=space.make_room,

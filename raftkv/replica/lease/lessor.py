@@ -330,7 +330,7 @@ class Lessor:
 
     def applied(self) -> None:
         """Answer keep-alives of leases that ended in the entries just applied, of very many in turns to come."""
-        if self._renewals.applied():
+        if self._renewals.over and self._renewals.applied():
             self._failing.add(self.applied)
 
     def leader_changed(self) -> None:

@@ -115,7 +115,8 @@ class Renewals:
         self._unlogged: list[PendingKeepAlive] = []
         self._in_flight: list[PendingKeepAlive] = []
         self._expiring: dict[int, list[PendingKeepAlive]] = {}
-        self._over: list[PendingKeepAlive] = []
+        self.over: list[PendingKeepAlive] = []
+        """Keep-alives of leases that the entries applied have ended; they are not answered yet."""
         # Proposals of an earlier leadership may still call back.
         self._leadership = 0
 
@@ -191,15 +192,15 @@ class Renewals:
 
     def lease_ended(self, lease_id: int) -> None:
         """Note that a lease is gone, in the entry being applied."""
-        self._over += self._expiring.pop(lease_id, ())
+        self.over += self._expiring.pop(lease_id, ())
 
     def applied(self) -> bool:
         """Answer some keep-alives of leases that the entries just applied have ended; whether there are more."""
-        if self._over:
-            over, self._over = self._over[:RENEW_MAX], self._over[RENEW_MAX:]
+        if self.over:
+            over, self.over = self.over[:RENEW_MAX], self.over[RENEW_MAX:]
             for pending in over:
                 pending.answer(0)
-        return bool(self._over)
+        return bool(self.over)
 
     def look_again(self) -> None:
         """Let keep-alives that wait for the end of a lease renew it, as leases were given time; not if it is ending."""

@@ -201,23 +201,31 @@ class Admission:
         self.check_size(len(data))
         if self._node.backlog.is_long:
             raise errors.TooManyRequestsError
-        if can_grow(kind, request):
-            self._check_space(len(data))
+        cost_bytes = len(data) + PUT_OVERHEAD_BYTES
+        if self._may_lack_space(cost_bytes) and can_grow(kind, request):
+            self._check_space(cost_bytes)
 
     def check_size(self, size_bytes: int) -> None:
         """Refuse a request of so many bytes if that is too many. Raises RequestTooLargeError."""
         if size_bytes + REQUEST_OVERHEAD_BYTES > self._max_request_bytes:
             raise errors.RequestTooLargeError
 
-    def _check_space(self, size_bytes: int) -> None:
+    def _may_lack_space(self, cost_bytes: int) -> bool:
+        """Look at what is known, so that a write for which there is room is asked for nothing more."""
+        return (
+            self._applier.alarms.no_space
+            or self._disk_free_bytes - cost_bytes < DISK_RESERVE_BYTES
+            or (self._quota_bytes is not None and self._size_bytes() + cost_bytes >= self._quota_bytes)
+        )
+
+    def _check_space(self, cost_bytes: int) -> None:
         if self._applier.alarms.no_space:
             if self._applier.alarms.corrupt:  # of both alarms applying tells this one, which is the graver
                 raise errors.CorruptClusterError
             raise errors.NoSpaceError
-        cost = size_bytes + PUT_OVERHEAD_BYTES
-        if self._is_over_quota(self._size_bytes() + cost):
+        if self._is_over_quota(self._size_bytes() + cost_bytes):
             self._refuse(self._over_quota())
-        if self._is_disk_full(cost):
+        if self._is_disk_full(cost_bytes):
             self._refuse(f"the disk of {self._data_dir} has {self._disk_free_bytes >> 20} MiB left")
 
     def _is_over_quota(self, size_bytes: int) -> bool:

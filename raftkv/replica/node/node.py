@@ -163,7 +163,7 @@ class Node(AwaitableNode):
         self._loop = asyncio.get_running_loop()
         # What a request's handler has in its context ends with the request: a turn is for all of them.
         self._context = copy_context()
-        self._scheduled = self._in_turn = False
+        self._scheduled = self._in_turn = self._has_conf_changes = False
         self.applying = Applying(self, self._wake)
         self._unwritten_hard_state: HardState | None = None
         self._forwarded = Forwarded()
@@ -253,6 +253,7 @@ class Node(AwaitableNode):
         self._conf_changes.check_room()
         record.request_id = self.proposals.expect(waiter, self._loop.time())
         self._conf_changes.add(record.request_id, conf_change_of(record))
+        self._has_conf_changes = True
         self._wake()
         return record.request_id
 
@@ -330,7 +331,10 @@ class Node(AwaitableNode):
     def _take_forwarded(self, entries: list[Entry]) -> None:
         plain = [entry.data for entry in entries if entry.type == EntryType.NORMAL]
         changes = [entry for entry in entries if entry.type != EntryType.NORMAL]
-        self.proposals_dropped += self._forwarded.add(plain) + self._conf_changes.forwarded(changes)
+        self.proposals_dropped += self._forwarded.add(plain)
+        if changes:
+            self.proposals_dropped += self._conf_changes.forwarded(changes)
+            self._has_conf_changes = True
 
     def report_unreachable(self, peer_id: int) -> None:
         """Messages to a peer were lost."""
@@ -434,8 +438,9 @@ class Node(AwaitableNode):
         self.reads.serve()
         if self._forwarded.size_bytes or self.proposals.unsent_bytes:
             self._propose_unsent()
-        if self._conf_changes:
+        if self._has_conf_changes:
             self._conf_changes.propose()
+            self._has_conf_changes = len(self._conf_changes) > 0
         self.reads.start(self._loop.time())
         while self.raw.has_ready():
             applied += self._carry_out(self.raw.ready())
@@ -444,7 +449,7 @@ class Node(AwaitableNode):
                 break
         # What was refused is tried again at the next tick, or when applying may have made room.
         waits = self._forwarded.size_bytes or self.proposals.unsent_bytes
-        if (waits and (applied or not self._refused)) or (applied and self._conf_changes):
+        if (waits and (applied or not self._refused)) or (applied and self._has_conf_changes):
             self._wake()
 
     def _look_at_conditions(self) -> None:

@@ -99,17 +99,13 @@ class Proposals:
         self._unsent: list[tuple[int, bytes]] = []
         self._crowd = FairQueue[_Item]()
         """While more waits than one append takes: what was unsent first, so that identities take turns by bytes."""
-        self._unsent_bytes = 0
+        self.unsent_bytes = 0
+        """What waits to be proposed."""
         self.shares = Shares(PENDING_BYTES_MAX)
         self.failed = 0
 
     def __len__(self) -> int:
         return len(self._waiters)
-
-    @property
-    def unsent_bytes(self) -> int:
-        """What waits to be proposed."""
-        return self._unsent_bytes
 
     def add(self, kind: int, body: bytes, waiter: Waiter, now: float) -> int:
         """Queue a proposal.
@@ -127,7 +123,7 @@ class Proposals:
         """
         request_id = self.expect(waiter, now, len(body))
         self._unsent.append((request_id, requests.encode(kind, request_id, body)))
-        self._unsent_bytes += len(self._unsent[-1][1])
+        self.unsent_bytes += len(self._unsent[-1][1])
         return request_id
 
     def add_ahead(
@@ -185,8 +181,8 @@ class Proposals:
             bytes_max: as many as fit, but at least one.
         """
         unsent = self._unsent
-        if self._unsent_bytes <= bytes_max and not self._crowd.length:
-            self._unsent, self._unsent_bytes = [], 0
+        if self.unsent_bytes <= bytes_max and not self._crowd.length:
+            self._unsent, self.unsent_bytes = [], 0
             return [item for item in unsent if item[0] in self._waiters]
         return self._take_in_turns(bytes_max)
 
@@ -199,26 +195,26 @@ class Proposals:
         for request_id, data in first:
             waiter = waiters.get(request_id)
             if waiter is None:
-                self._unsent_bytes -= len(data)
+                self.unsent_bytes -= len(data)
                 continue
             if waiter.held_by != identity:
                 identity = waiter.held_by
                 queue = queue_of(identity)
             crowd.add(queue, _Item(request_id, data))
         taken = _take_fitting(crowd, bytes_max)
-        self._unsent_bytes -= sum(len(item.data) for item in taken)
+        self.unsent_bytes -= sum(len(item.data) for item in taken)
         return [(item.number, item.data) for item in taken if item.number in waiters]
 
     def give_back(self, unsent: list[tuple[int, bytes]]) -> None:
         """Queue again, in front, what the core did not take: there is no leader, or its limit is reached."""
-        self._unsent_bytes += sum(len(data) for _, data in unsent)
+        self.unsent_bytes += sum(len(data) for _, data in unsent)
         if not self._crowd.length:
             self._unsent = unsent + self._unsent
             return
         for request_id, data in reversed(unsent):
             waiter = self._waiters.get(request_id)
             if waiter is None:
-                self._unsent_bytes -= len(data)
+                self.unsent_bytes -= len(data)
             else:
                 self._crowd.put_back(queue_of(waiter.held_by), _Item(request_id, data))
 
@@ -264,7 +260,7 @@ class Proposals:
         """Fail everything: the member stops."""
         waiters = list(self._waiters.values())
         self._waiters.clear()
-        self._unsent, self._unsent_bytes = [], 0
+        self._unsent, self.unsent_bytes = [], 0
         self._crowd.clear()
         for waiter in waiters:
             self.shares.give_back(waiter.held_by, waiter.held_bytes)

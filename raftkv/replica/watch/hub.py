@@ -263,7 +263,7 @@ class WatchHub:
         if self._pending:
             pending, self._pending = self._pending, []
             self._deliveries_left, self._bytes_left = DELIVERIES_PER_TURN, BYTES_PER_TURN
-            batches = self._by_group(pending)
+            batches = self._by_group(pending) if self._index.size else {}
             if batches is None:
                 self._all_fall_behind(pending[0][0])
             else:
