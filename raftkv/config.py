@@ -25,6 +25,8 @@ DEFAULT_PEER_URL = "http://localhost:2380"
 DEFAULT_CLIENT_URL = "http://localhost:2379"
 DEFAULT_QUOTA_BYTES = 2 * 1024**3
 LOG_LEVELS = ("debug", "info", "warn", "error", "panic", "fatal")
+ETCD_VERSION = "3.7.1"
+"""The etcd version whose behaviour a member shows: clients choose what to send by it."""
 FEATURES = {
     "CompactHashCheck": (False, "ALPHA"),
     "FastLeaseKeepAlive": (True, "BETA"),

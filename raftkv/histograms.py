@@ -13,11 +13,11 @@ Leaves out: which families there are (``server.metrics``).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Final, TypeVar
 
-from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
 
 Values = TypeVar("Values", bound=tuple[str, ...])
@@ -99,4 +99,43 @@ def histogram_family(name: str, text: str, found: Mapping[Values, Buckets], labe
         names = [*map(go_float, buckets.bounds), "+Inf"]
         sums = list(zip(names, map(float, accumulate(buckets.counts)), strict=True))
         family.add_metric(values, sums, buckets.total)
+    return family
+
+
+Row = tuple[str, str, float]
+"""Name, text, value."""
+
+
+def gauges(*rows: Row) -> Iterator[Metric]:
+    """Make a gauge of each row."""
+    for name, text, value in rows:
+        yield GaugeMetricFamily(name, text, float(value))
+
+
+def counters(*rows: Row) -> Iterator[Metric]:
+    """Make a counter of each row."""
+    for name, text, value in rows:
+        yield counter(name, text, {(): value})
+
+
+def counter(name: str, text: str, found: Mapping[Values, float], labels: Sequence[str] = ()) -> Metric:
+    """Make a counter.
+
+    Arguments:
+        name: as it stands in /metrics.
+        text: what it counts.
+        found: the value for each tuple of label values.
+        labels: names of the labels.
+    """
+    family = Metric(name.removesuffix("_total"), text, "counter")
+    for values, value in found.items():
+        family.add_sample(name, dict(zip(labels, values, strict=True)), float(value))
+    return family
+
+
+def gauge(name: str, text: str, found: Mapping[Values, float], labels: Sequence[str] = ()) -> Metric:
+    """Make a gauge with labels; the arguments are those of ``counter``."""
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for values, value in found.items():
+        family.add_metric(values, float(value))
     return family

@@ -47,11 +47,12 @@ SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
 _OF_MEMBERS = {
     "raftkv/apply": "applier check compares plain quotas ranges request response txn",
     "raftkv/raft": "confchange core log memory_log progress raw_node read_lease tracker types",
-    "raftkv/server/lease": "keep_alives lessor renewals times",
-    "raftkv/server/node": "applying backlog node proposals reads waits",
-    "raftkv/server/peer": "codec",
+    "raftkv/replica": "codec",
+    "raftkv/replica/lease": "graces lessor renewals times",
+    "raftkv/replica/node": "applying node proposals reads waits",
     "raftkv/server/services": "kv responder",
-    "raftkv/server/watch": "hub index intervals messages piece stream",
+    "raftkv/server/streams": "keep_alives",
+    "raftkv/replica/watch": "hub index intervals messages piece stream",
     "raftkv/storage": (
         "applied_mark failpoints index key_index key_value mvcc mvcc_range mvcc_txn overlay restore "
         "revision schema selection"
@@ -75,8 +76,8 @@ TOGETHER = _paths(_OF_MEMBERS)
 APART = {
     "raftkv_native_rpc": _paths(_OF_CALLS),
     "raftkv_native_peer": ["raftkv/server/peer/transport.py"],
-    "raftkv_native_admission": ["raftkv/server/node/admission.py"],
-    "raftkv_native_disk": ["raftkv/server/node/disk.py"],
+    "raftkv_native_admission": ["raftkv/replica/node/admission.py"],
+    "raftkv_native_disk": ["raftkv/replica/node/disk.py"],
     "raftkv_native_client": ["raftkv/rpc/client/core.py", "raftkv/rpc/client/stream.py"],
 }
 """Each group compiled for itself, by the name of the library that its modules share: calls across its edge are those of

@@ -43,7 +43,7 @@ Example::
 
 Reading order: ``revision``, ``key_index``, ``index``, ``overlay``, ``mvcc_txn``, ``mvcc``; then ``wal``.
 
-Left out: what a request means (``raftkv.apply``), when to sync, commit, compact and release (``raftkv.server.node``),
+Left out: what a request means (``raftkv.apply``), when to sync, commit, compact and release (``raftkv.replica.node``),
 watchers, and leases but for the keys that are attached to them (``mvcc_txn``).
 """
 

@@ -28,8 +28,22 @@ ALLOWED: dict[str, set[str]] = {
     "storage": {"raft", "pb", "errors"},
     "apply": {"storage", "raft", "pb", "errors", "cluster_id"},
     "offline": {"apply", "storage", "raft", "pb", "errors", "config", "cluster_id"},
+    "replica": {
+        "apply",
+        "storage",
+        "raft",
+        "rpc",
+        "loop",
+        "histograms",
+        "pb",
+        "errors",
+        "config",
+        "cluster_id",
+        "suspend_clock",
+    },
     "server": {
         "offline",
+        "replica",
         "apply",
         "storage",
         "raft",
@@ -54,6 +68,7 @@ ALLOWED: dict[str, set[str]] = {
     "integrations": {"checkpoint", "client", "training", "rpc", "pb", "errors", "urls"},
     "cli": {
         "client",
+        "replica",
         "server",
         "offline",
         "rpc",
@@ -167,6 +182,15 @@ def test_the_core_is_pure() -> None:
     for path in sources("raftkv/raft"):
         foreign = {name for name in _imports(path) if not name.startswith("raftkv.raft")}
         assert foreign <= RAFT_STDLIB, path
+
+
+def test_the_replica_has_no_sockets() -> None:
+    """It sends by the devices that it is given. ``Channel`` and calls are types of those devices."""
+    allowed = {"client.calls", "client.channel", "framing", "server.calls", "server.stream", "shares", "status"}
+    for path in sources("raftkv/replica"):
+        imported = {name.removeprefix("raftkv.rpc.") for name in _imports(path) if name.startswith("raftkv.rpc")}
+        assert imported <= allowed, path
+        assert not {"socket", "ssl", "http"} & {name.split(".")[0] for name in _imports(path)}, path
 
 
 def test_no_library_speaks_http2_for_the_product() -> None:

@@ -96,7 +96,7 @@ def test_no_modules_import_each_other() -> None:
     assert circles(_graph()) == []
 
 
-@pytest.mark.parametrize("part", ["server", "client", "rpc", "training", "cli", "storage", "torch"])
+@pytest.mark.parametrize("part", ["replica", "server", "client", "rpc", "training", "cli", "storage", "torch"])
 def test_no_rooms_of_a_part_import_each_other(part: str) -> None:
     prefix = f"raftkv.{part}."
     rooms: dict[str, set[str]] = {}

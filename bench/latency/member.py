@@ -17,10 +17,10 @@ from typing import Any
 
 from bench.latency.stages import Stamps
 from raftkv.cli.main import main
+from raftkv.replica.node.disk import Disk
+from raftkv.replica.node.node import Node
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.server import member
-from raftkv.server.node.disk import Disk
-from raftkv.server.node.node import Node
 from raftkv.server.peer.transport import Transport
 from raftkv.server.services.kv import KVService
 

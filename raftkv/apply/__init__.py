@@ -29,6 +29,6 @@ Example::
     outcome = applier.apply(kind, body)
     store.set_applied(entry.index, entry.term)
 
-Left out: which member answers, when a lease ends (``raftkv.server.lease`` decides, the log says), and watchers, which
+Left out: which member answers, when a lease ends (``raftkv.replica.lease`` decides, the log says), and watchers, which
 follow the changes of the store.
 """

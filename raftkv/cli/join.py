@@ -116,8 +116,8 @@ def main(words: Sequence[str]) -> int:
     if not words or words[0].lstrip("-") in ("help", "h"):
         print(USAGE)
         return 0 if words else BAD_FLAGS
+    from raftkv.replica.node.bootstrap import is_new
     from raftkv.server.main import run
-    from raftkv.server.node.bootstrap import is_new
 
     try:
         plan = read_plan(words, os.environ)

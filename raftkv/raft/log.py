@@ -386,9 +386,9 @@ class RaftLog:
 
     def next_committed(self) -> list[Entry]:
         """Return the committed entries that were not handed out yet, as many as the limit allows, and note it."""
-        if not self.has_next_committed():
-            return []
         high = self.max_appliable()
+        if self.applying_paused or self.unstable.snapshot is not None or self.applying >= high:
+            return []
         entries = self.reader.entries(self.applying + 1, high + 1, self.max_applying_bytes - self.applying_bytes)
         if not entries:
             raise InvariantError(f"no entries in {self.applying + 1}..{high}")

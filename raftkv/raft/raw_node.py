@@ -102,7 +102,7 @@ class RawNode:
         """
         self.raft = Raft(config, log, rng, clock_ns)
         self._soft = (self.raft.leader, self.raft.role)
-        self._hard = self._hard_values()
+        self._hard = (self.raft.term, self.raft.vote, self.raft.log.committed)
         self._appends: deque[_Append] = deque()
         self._append_number = 0
 
@@ -239,7 +239,7 @@ class RawNode:
             or raft.read_states
             or unstable.next_snapshot() is not None
             or self._soft != (raft.leader, raft.role)
-            or self._hard != self._hard_values()
+            or self._hard != (raft.term, raft.vote, log.committed)
         )
 
     def ready(self) -> Ready:
@@ -277,17 +277,13 @@ class RawNode:
         if soft != self._soft:
             self._soft = soft
             ready.soft_state = SoftState(*soft)
-        hard = self._hard_values()
+        hard = (raft.term, raft.vote, raft.log.committed)
         if hard != self._hard:
             # Term and vote must be durable before anything that follows from them; the commit index need not, it
             # can be found again.
             ready.must_sync = hard[:2] != self._hard[:2]
             self._hard = hard
             ready.hard_state = HardState(*hard)
-
-    def _hard_values(self) -> tuple[int, int, int]:
-        raft = self.raft
-        return raft.term, raft.vote, raft.log.committed
 
     def _number(self, ready: Ready) -> None:
         """Remember what the confirmation of this Ready's write will mean."""

@@ -2,7 +2,7 @@
 
 Owns the vocabulary shared by the core, the WAL, the transport and the simulator. Everything here is plain data:
 ``Entry`` and ``Message`` are classes with slots because thousands are made per second; the rest are frozen
-dataclasses. Nothing here knows protobuf: the transport translates (``raftkv/server/peer/codec.py``).
+dataclasses. Nothing here knows protobuf: the transport translates (``raftkv/replica/codec.py``).
 
 Terms and indexes are non-negative; 0 means "none". Member ids are unsigned 64-bit and never 0.
 Names follow the Raft paper (Ongaro & Ousterhout 2014) and thesis (Ongaro 2014); message kinds follow etcd-io/raft.

@@ -23,15 +23,15 @@ Every budget of a member, and how it is shared:
     handshakes       unfinished         taken back: the oldest of the address with most         ``rpc/server/accept``
     answers          bytes not read     taken back: a connection of the greediest is ended     ``rpc/server/budget``
     requests         bytes unfinished   taken back: likewise                                   ``rpc/server/budget``
-    watchers         bytes              taken back: its newest watchers are cancelled          ``server/watch/hub``
+    watchers         bytes              taken back: its newest watchers are cancelled          ``replica/watch/hub``
     dashboard        open pages         taken back: its oldest page ends                       ``server/ui/live``
     tokens ahead     calls that wait    taken back: its oldest is refused, for its own newer one too: who is honest
                                         waits for a moment                                     ``server/auth/guard``
     logins           passwords          taken back, by address and, within one, by name (all names that no user has are
                                         one): its newest is refused; each in turn is served    ``server/auth/passwords``
-    proposals        bytes, and calls   not taken back: they may be in the log already         ``server/node/proposals``
-    keep-alives      that wait          not taken back: as proposals                        ``server/lease/keep_alives``
-    leases           count              not taken back: keys hang on them                      ``server/lease/lessor``
+    proposals        bytes, and calls   not taken back: they may be in the log already ``replica/node/proposals``
+    keep-alives      that wait          not taken back: as proposals                   ``server/streams/keep_alives``
+    leases           count              not taken back: keys hang on them                      ``replica/lease/lessor``
 
 Not shared, since only root or members ask for it: changes of members that wait, snapshot streams, messages between
 members. Not shared either, and full for all when one fills it: tokens (one user has a tenth at most); audit lines and

@@ -26,14 +26,14 @@ from raftkv.errors import (
 from raftkv.loop.cycle_free import collect_in_small_passes, look_at_young_objects
 from raftkv.loop.turns import LoopTurns, TurnSelector
 from raftkv.native import is_compiled
+from raftkv.replica.node.bootstrap import is_new
 from raftkv.server import descriptors
 from raftkv.server.audit.trail import open_destination
 from raftkv.server.auth.jwt_tokens import JWTTokens, parse_options
+from raftkv.server.joining import origin_of
 from raftkv.server.listening import addresses, check_free
 from raftkv.server.logs import outputs as logs
 from raftkv.server.member import ExtendHttp, Member, OnReady
-from raftkv.server.membership.joining import origin_of
-from raftkv.server.node.bootstrap import is_new
 from raftkv.server.supervisor import Supervisor
 from raftkv.server.tls.ports import Ports
 from raftkv.storage.datadir import ensure_private_directory

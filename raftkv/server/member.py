@@ -1,4 +1,4 @@
-"""One member: a replica (``server.replica``) with its disks, its connections to members, its services and its ports.
+"""One member: a replica (``replica.replica``) with its disks, its connections to members, its services and its ports.
 
 Owns the order of start and stop. Start: read the disk, listen (so that a port in use is found before anything is
 promised), take part, serve clients once the state is as new as it ever was (``readiness``). Stop: hand leadership
@@ -20,11 +20,18 @@ from raftkv.histograms import DISK_S, Buckets
 from raftkv.loop.cork import Cork
 from raftkv.loop.turns import LoopTurns
 from raftkv.raft.types import Message
+from raftkv.replica.archiver import make_archiver
+from raftkv.replica.membership.presence import promote_itself
+from raftkv.replica.metrics import Durations, new_registry
+from raftkv.replica.node.bootstrap import Durable, Origin, open_durable, open_writer
+from raftkv.replica.node.disk import Disk
+from raftkv.replica.node.leadership import LeaderLog, hand_over
+from raftkv.replica.node.proposals import new_start, request_ids
+from raftkv.replica.replica import Devices, Replica
 from raftkv.rpc.server.budget import AnswerBudget
 from raftkv.rpc.server.http import HttpHandler, Origins
 from raftkv.rpc.server.router import Around
 from raftkv.rpc.server.server import Server
-from raftkv.server.archiver import make_archiver
 from raftkv.server.audit.calls import make_audit
 from raftkv.server.auth.users import Users
 from raftkv.server.gateway.handler import Gateway
@@ -32,7 +39,6 @@ from raftkv.server.http.access import HostCheck, HttpAccess, own_names
 from raftkv.server.http.debug import DebugService
 from raftkv.server.http.routes import HttpService
 from raftkv.server.insecure_settings import list_insecure_settings
-from raftkv.server.lease.service import LeaseService
 from raftkv.server.listening import (
     METRICS_LIMITS,
     RECEIVE_OVERHEAD_BYTES,
@@ -42,35 +48,28 @@ from raftkv.server.listening import (
     peer_limits,
 )
 from raftkv.server.maintenance.quotas import QuotaService
-from raftkv.server.maintenance.service import MaintenanceService, hand_over
+from raftkv.server.maintenance.service import MaintenanceService
 from raftkv.server.maintenance.snapshot import SnapshotService
-from raftkv.server.membership.presence import promote_itself
-from raftkv.server.membership.service import ClusterService
 from raftkv.server.metrics.budgets import BudgetMetrics
 from raftkv.server.metrics.calls import AuthMetrics, CallMetrics, CallTimes, HealthMetrics
-from raftkv.server.metrics.durations import Durations
 from raftkv.server.metrics.exposition import Exposition
-from raftkv.server.metrics.member import new_registry
 from raftkv.server.metrics.peers import PeerMetrics
-from raftkv.server.node.bootstrap import Durable, Origin, open_durable, open_writer
-from raftkv.server.node.disk import Disk
-from raftkv.server.node.leader_log import LeaderLog
-from raftkv.server.node.proposals import new_start, request_ids
 from raftkv.server.peer.service import PeerService
 from raftkv.server.peer.transport import Transport
 from raftkv.server.recipes.election import ElectionService
 from raftkv.server.recipes.local_client import Recipe
 from raftkv.server.recipes.lock import LockService
-from raftkv.server.replica import Devices, Replica
 from raftkv.server.services import crowded, health
+from raftkv.server.services.cluster import ClusterService
 from raftkv.server.services.kv import KVService
 from raftkv.server.services.range_stream import RangeStreamService
 from raftkv.server.services.responder import Responder
+from raftkv.server.streams.lease import LeaseService
+from raftkv.server.streams.watch import WatchService
 from raftkv.server.tls.ports import Ports, peer_hosts
 from raftkv.server.ui.cluster import ClusterFigures, Identity
 from raftkv.server.ui.figures import Figures
 from raftkv.server.ui.service import Dashboard
-from raftkv.server.watch.service import WatchService
 from raftkv.storage.wal.kernel_sync import KernelSync
 
 if TYPE_CHECKING:
@@ -167,7 +166,8 @@ class Member:
         )
         replica.connect(
             graces=self._lease_service.graces,
-            users=self._users,
+            check_rights=self._users.live.applied,
+            forget_tokens=self._users.tokens.forget_all,
             leader_log=self._leader_log,
             followers=(self._peer_service,),
         )

@@ -13,7 +13,7 @@ Laws: a name in the archive holds a whole file (written under a temporary name, 
 what is there is never overwritten with other contents; zeros that were never written take no room (the copy is
 sparse). ``Progress`` notes beside the log how far the archive is, so that a restart does not begin again.
 
-Leaves out: when to archive and what to do when it fails (``raftkv.server.archiver``), and reading (``raftkv.offline``).
+Leaves out: when to archive and what to do at a failure (``raftkv.replica.archiver``), and reading (``raftkv.offline``).
 """
 
 from __future__ import annotations

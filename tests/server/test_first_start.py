@@ -10,8 +10,8 @@ import pytest
 
 from raftkv.config import ServerConfig
 from raftkv.errors import ConfigError, StorageError
-from raftkv.server.node import bootstrap
-from raftkv.server.node.bootstrap import Durable, open_durable
+from raftkv.replica.node import bootstrap
+from raftkv.replica.node.bootstrap import Durable, open_durable
 from raftkv.storage.backend.writer import InlineWriter
 from raftkv.storage.wal.disk import RealDisk
 from raftkv.storage.wal.segment import LOCK_NAME

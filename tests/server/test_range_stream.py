@@ -11,10 +11,10 @@ from raftkv import errors
 from raftkv.apply.applier import Applier
 from raftkv.apply.response import HeaderEncoder
 from raftkv.pb import rpc_pb2
+from raftkv.replica.node.admission import Admission
+from raftkv.replica.node.node import Node
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import RpcError
-from raftkv.server.node.admission import Admission
-from raftkv.server.node.node import Node
 from raftkv.server.services.range_stream import RangeStreamService
 from raftkv.server.services.responder import Responder
 from raftkv.storage.index import Index

@@ -27,8 +27,8 @@ from raftkv.errors import UNKNOWN, ConfigError, RaftKVError, StatusError, Storag
 from raftkv.loop.turns import LoopTurns
 from raftkv.pb import rpc_pb2
 from raftkv.server import main
+from raftkv.server.joining import origin_of
 from raftkv.server.member import Member
-from raftkv.server.membership.joining import origin_of
 from raftkv.server.tls.ports import Ports
 from tests.procs import free_port
 from tests.rpc.loop import until

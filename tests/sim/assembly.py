@@ -1,4 +1,4 @@
-"""A life of a simulated member: the production replica (``server.replica``) on simulated devices, and the places where
+"""A life of a simulated member: the production replica (``replica.replica``) on simulated devices, and the places where
 the checkers look in.
 
 Owns the devices of a life, and the services that clients reach without ports. Only what touches sockets, threads and
@@ -17,17 +17,17 @@ from raftkv.config import ServerConfig
 from raftkv.loop.cork import Cork
 from raftkv.raft import MemoryLog, RaftConfig, RawNode
 from raftkv.raft.types import ConfChange, ConfState, Ready, SnapshotMeta
-from raftkv.server.lease.service import LeaseService
-from raftkv.server.membership.service import ClusterService
-from raftkv.server.node.bootstrap import Durable, memory_log, take_mark
-from raftkv.server.node.node import Node
-from raftkv.server.node.proposals import request_ids
-from raftkv.server.node.surroundings import NodeSettings
+from raftkv.replica.node.bootstrap import Durable, memory_log, take_mark
+from raftkv.replica.node.node import Node
+from raftkv.replica.node.proposals import request_ids
+from raftkv.replica.node.surroundings import NodeSettings
+from raftkv.replica.replica import Devices, Replica
 from raftkv.server.peer.service import PeerService
-from raftkv.server.replica import Devices, Replica
+from raftkv.server.services.cluster import ClusterService
 from raftkv.server.services.kv import KVService
 from raftkv.server.services.responder import Responder
-from raftkv.server.watch.service import WatchService
+from raftkv.server.streams.lease import LeaseService
+from raftkv.server.streams.watch import WatchService
 from raftkv.storage.failpoints import FailpointPanic
 from raftkv.storage.mvcc import Store
 from tests.sim.clients.history import ViolationError

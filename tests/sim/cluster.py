@@ -19,9 +19,9 @@ from raftkv.apply.membership import Membership
 from raftkv.loop import scheduler
 from raftkv.pb import rpc_pb2
 from raftkv.raft.types import ConfState
-from raftkv.server.membership import service as membership_service
-from raftkv.server.node import applying
-from raftkv.server.watch import service as watch_service
+from raftkv.replica.node import applying
+from raftkv.server.services import cluster as membership_service
+from raftkv.server.streams import watch as watch_service
 from raftkv.storage import failpoints
 from raftkv.storage.failpoints import FailpointPanic
 from raftkv.storage.hash import KVHash

@@ -21,7 +21,7 @@ from raftkv.loop.cork import Cork
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft import ProposalDropped, Raft
 from raftkv.raft.types import ConfChange, ConfState, Message, MessageType, SnapshotMeta, StateRole
-from raftkv.server.node.node import Node
+from raftkv.replica.node.node import Node
 from raftkv.server.peer.transport import LEAVING_S, peer_metadata
 from raftkv.storage.failpoints import FailpointPanic
 from raftkv.storage.mvcc import Store

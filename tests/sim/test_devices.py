@@ -11,7 +11,7 @@ import pytest
 
 from raftkv.pb import rpc_pb2
 from raftkv.raft.types import Entry, HardState, Message, MessageType, SnapshotMeta
-from raftkv.server.node.disk import Batch
+from raftkv.replica.node.disk import Batch
 from raftkv.storage.backend.base import WriteBatch
 from raftkv.storage.failpoints import FailpointPanic
 from tests.sim.clients.history import ViolationError

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.lease import test_story
-from tests.server.peer import test_snapshot_sender
+from tests.replica.lease import test_story
+from tests.replica.snapshots import test_sender
 from tests.sim.clients.history import Status, ViolationError
 from tests.sim.directed import Stage
 from tests.sim.mutants import MUTANTS
@@ -189,4 +189,4 @@ def test_the_decision_of_a_deposed_leader_is_caught() -> None:
 def test_a_copy_made_before_a_member_joined_is_caught(tmp_path: Path) -> None:
     mutant = MUTANTS["a copy made before a member joined"]
     with mutant.planted(), pytest.raises(AssertionError):
-        test_snapshot_sender.test_a_member_newer_than_the_kept_copy_is_sent_another(tmp_path)
+        test_sender.test_a_member_newer_than_the_kept_copy_is_sent_another(tmp_path)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from raftkv.errors import CorruptionError, InvariantError, SpaceError, StorageError
-from raftkv.server.snapshots.files import check_room, outgoing_path, remove_database, remove_leftovers, remove_soon
+from raftkv.replica.snapshots.files import check_room, outgoing_path, remove_database, remove_leftovers, remove_soon
 from raftkv.storage import schema
 from raftkv.storage.backend.lmdb import LMDBBackend
 from raftkv.storage.mvcc import Store

@@ -7,7 +7,7 @@ in the handler and raises ``CallStateError``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from mypy_extensions import mypyc_attr
@@ -27,6 +27,9 @@ CANCELLED: Final = 2
 
 UnaryHandler = Callable[["UnaryCall", bytes], None]
 """Gets the call and the request's bytes; answers now, or later from the loop."""
+
+AsyncUnaryHandler = Callable[[bytes, "UnaryCall"], Awaitable[bytes | list[bytes]]]
+"""Returns the response message; a large one in pieces, so that it need not be put together."""
 
 
 Observer = Callable[[int, bytes], None]

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl as ssl_module
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from raftkv.loop.timers import DeadlineWheel, WheelTimer
 from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server.accept import Connection, ConnectionLimit, Handshakes
 from raftkv.rpc.server.budget import AnswerBudget
-from raftkv.rpc.server.calls import UnaryCall, UnaryHandler
+from raftkv.rpc.server.calls import AsyncUnaryHandler, UnaryCall, UnaryHandler
 from raftkv.rpc.server.carrier import Environment, Traffic
 from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse, Origins
 from raftkv.rpc.server.http2_plain import http_route
@@ -57,9 +57,6 @@ tasks takes little, so that it ends no turn, and the first step of all of them w
 
 BYTES_AS_A_CALL = 16 * 1024
 """A request counts as one more call for each such part of it: large ones take longer to parse and to check."""
-
-AsyncUnaryHandler = Callable[[bytes, UnaryCall], Awaitable[bytes | list[bytes]]]
-"""Returns the response message; a large one in pieces, so that it need not be put together."""
 
 
 class Server:

@@ -24,6 +24,8 @@ from raftkv.apply.auth.store import AuthStore
 from raftkv.apply.request import Caller
 from raftkv.loop.scheduler import Slices, Work
 from raftkv.pb.services import Method
+from raftkv.replica.node.admission import parse_or_raise, refusals
+from raftkv.replica.node.node import Node
 from raftkv.rpc.server.calls import Observer, ServerCall, UnaryCall
 from raftkv.rpc.server.router import Kind
 from raftkv.rpc.server.stream import ListenedCall, StreamCall
@@ -31,8 +33,7 @@ from raftkv.rpc.shares import Identity, Shares, identity_of, queue_of_call
 from raftkv.server.auth.callers import Callers, Credential, TokenAheadError
 from raftkv.server.auth.live import LiveCalls
 from raftkv.server.auth.table import OPEN, Row, row_of
-from raftkv.server.node.node import Node
-from raftkv.server.services.responder import fail, parse, parse_or_raise, refusals
+from raftkv.server.services.responder import fail, parse
 
 AHEAD_MAX_S: Final = 2.0
 """How long a call waits for the entry that makes its token known, on a member that is behind."""

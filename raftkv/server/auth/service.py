@@ -23,13 +23,14 @@ from raftkv.apply.response import field
 from raftkv.loop.scheduler import Work, encoded, in_order
 from raftkv.pb import auth_pb2, raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES, Method
-from raftkv.rpc.server.calls import ServerCall, UnaryCall
-from raftkv.rpc.server.server import AsyncUnaryHandler, Server
+from raftkv.replica.node.admission import parse_or_raise, refusals
+from raftkv.rpc.server.calls import AsyncUnaryHandler, ServerCall, UnaryCall
+from raftkv.rpc.server.server import Server
 from raftkv.rpc.shares import queue_of_call
 from raftkv.server.auth.jwt_tokens import JWTTokens
 from raftkv.server.auth.passwords import Passwords, costs_of, decoy_cost, is_hash
 from raftkv.server.auth.simple_tokens import digest_of, new_secret
-from raftkv.server.services.responder import Responder, parse_or_raise, refusals
+from raftkv.server.services.responder import Responder
 
 T = TypeVar("T")
 

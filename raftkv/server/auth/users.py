@@ -3,7 +3,7 @@
 users = Users(config, applier, node, slices)
 server = Server(..., around=(users.guard.around,))
 users.serve(server, responder, check_capable)       # the Auth service
-replica.connect(..., users=users)                   # hears of changes of users
+replica.connect(..., check_rights=users.live.applied, forget_tokens=users.tokens.forget_all)
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from raftkv.apply.applier import Applier
 from raftkv.apply.request import Caller
 from raftkv.config import ServerConfig
 from raftkv.loop.scheduler import Slices
+from raftkv.replica.node.node import Node
 from raftkv.rpc.server.calls import ServerCall
 from raftkv.rpc.server.http import HttpRequest
 from raftkv.rpc.server.server import Server
@@ -26,7 +27,6 @@ from raftkv.server.auth.live import LiveCalls
 from raftkv.server.auth.passwords import Passwords
 from raftkv.server.auth.service import AuthService
 from raftkv.server.auth.simple_tokens import SimpleTokens
-from raftkv.server.node.node import Node
 from raftkv.server.services.responder import Responder
 
 
@@ -58,6 +58,10 @@ class Users:
         self.guard = Guard(
             applier.auth, applier.rights, self._callers, self.live, node, slices, txn_operations_max=config.max_txn_ops
         )
+
+        applier.auth.on_token_grant.append(self.granted)
+        applier.auth.on_password_change.append(self.tokens.forget_user)
+        applier.auth.on_change.append(self.changed)
 
     def serve(self, server: Server, responder: Responder, check_capable: Callable[[tuple[int, int]], None]) -> None:
         """Serve the Auth service, and find callers for reads that wait.

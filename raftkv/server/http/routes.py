@@ -13,13 +13,13 @@ from urllib.parse import parse_qs
 
 from raftkv import __version__, errors
 from raftkv.apply.applier import Applier
+from raftkv.config import ETCD_VERSION
 from raftkv.pb import rpc_pb2
 from raftkv.pb.enums import alarm_name
+from raftkv.replica.node.admission import Admission
+from raftkv.replica.node.node import Node
+from raftkv.replica.node.readiness import Readiness
 from raftkv.rpc.server.http import HttpRequest, HttpResponse
-from raftkv.server import ETCD_VERSION
-from raftkv.server.node.admission import Admission
-from raftkv.server.node.node import Node
-from raftkv.server.node.readiness import Readiness
 
 _JSON: Final = (("content-type", "application/json"),)
 _TEXT: Final = (("content-type", "text/plain; charset=utf-8"),)

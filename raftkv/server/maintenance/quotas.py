@@ -21,9 +21,10 @@ from raftkv.apply.quotas import COUNT_ON, REMOVE
 from raftkv.apply.request import FIRST_KNOWN_IN, Caller, Kind, versioned
 from raftkv.pb import admin_pb2
 from raftkv.pb.services import SERVICES
+from raftkv.replica.node.admission import parse_or_raise, refusals
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.server import Server
-from raftkv.server.services.responder import Responder, parse_or_raise, refusals
+from raftkv.server.services.responder import Responder
 
 _log = logging.getLogger(__name__)
 _METHODS: Final = SERVICES["raftkvpb.Admin"]

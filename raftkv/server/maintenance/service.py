@@ -17,18 +17,19 @@ from typing import Final
 from raftkv import errors
 from raftkv.apply import check
 from raftkv.apply.request import FIRST_KNOWN_IN, Caller, Kind, versioned
+from raftkv.config import ETCD_VERSION
 from raftkv.pb import rpc_pb2
 from raftkv.pb.enums import alarm_name
 from raftkv.pb.services import SERVICES
 from raftkv.raft.types import NONE
+from raftkv.replica.maintenance.defragmentation import Defragmenter
+from raftkv.replica.maintenance.hashes import Hashes, scan
+from raftkv.replica.node.admission import parse_or_raise, refusals
+from raftkv.replica.snapshots.files import when_durable
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.server import Server
-from raftkv.server import ETCD_VERSION
-from raftkv.server.durable import when_durable
-from raftkv.server.maintenance.defragmentation import DefragmentCommand, Defragmenter
-from raftkv.server.maintenance.hashes import Hashes, scan
-from raftkv.server.node.node import Node
-from raftkv.server.services.responder import PendingWrite, Responder, fail, parse, parse_or_raise, refusals
+from raftkv.rpc.status import RpcError
+from raftkv.server.services.responder import PendingWrite, Responder, fail, parse
 from raftkv.storage.hash import hash_database
 from raftkv.storage.mvcc import Store
 
@@ -80,28 +81,6 @@ class LeaderMove:
             raise errors.LeaderTransferTimeoutError from None
         if node.leader != target:
             raise errors.StoppedError
-
-
-async def hand_over(node: Node, connected_since: Callable[[int], float | None]) -> None:
-    """Give leadership, if this member has it, to the voter that has been connected longest, as etcd does at a stop.
-
-    One that has all that is committed comes before one that would have to catch up first.
-
-    Arguments:
-        node: of the member.
-        connected_since: loop time since when a peer is connected, None while it is not.
-    """
-    own_id = node.settings.member_id
-    connected = {peer: since for peer in node.conf_state.voters if (since := connected_since(peer)) is not None}
-    if node.leader != own_id or not connected:
-        return
-    committed = node.committed
-    node.transfer_leader(min(connected, key=lambda peer: (not node.has_log(peer, committed), connected[peer])))
-    try:
-        async with asyncio.timeout(node.settings.election_s):
-            await node.wait_until(lambda: node.leader not in (NONE, own_id))
-    except TimeoutError:
-        _log.warning("leadership was not taken over in time")
 
 
 # -- downgrade ------------------------------------------------------------------------------------------------------
@@ -208,6 +187,7 @@ def _parse(text: str) -> tuple[int, int]:
 
 
 _METHODS: Final = SERVICES["etcdserverpb.Maintenance"]
+_DEFRAGMENTED: Final = rpc_pb2.DefragmentResponse().SerializeToString()
 
 
 class MaintenanceService:
@@ -235,7 +215,7 @@ class MaintenanceService:
         self._quota_bytes = quota_bytes
         self._hashes = hashes
         self._move = LeaderMove(responder)
-        self._defragment = DefragmentCommand(responder, defragmenter)
+        self._defragmenter = defragmenter
         self._downgrade = DowngradeCommand(responder, check_capable)
 
     def register(self, server: Server) -> None:
@@ -244,7 +224,7 @@ class MaintenanceService:
         server.unary(_METHODS["Alarm"].path, self.alarm)
         server.unary_async(_METHODS["Hash"].path, self.hash)
         server.unary_async(_METHODS["HashKV"].path, self.hash_kv)
-        server.unary_async(_METHODS["Defragment"].path, self._defragment.handle)
+        server.unary_async(_METHODS["Defragment"].path, self._defragment)
         server.unary_async(_METHODS["MoveLeader"].path, self._move.handle)
         server.unary_async(_METHODS["Downgrade"].path, self._downgrade.handle)
 
@@ -304,6 +284,17 @@ class MaintenanceService:
         async with self._hashes.clients_turn:
             value, _ = await scan(partial(hash_database, self._store.backend))
         return self._header() + rpc_pb2.HashResponse(hash=value).SerializeToString()
+
+    async def _defragment(self, _data: bytes, call: UnaryCall) -> bytes:
+        """Defragment this member alone; the answer has no header."""
+        self._check(call)
+        try:
+            await self._defragmenter.run()
+        except errors.SpaceError as error:
+            raise RpcError(errors.RESOURCE_EXHAUSTED, f"raftkv: {error}") from None
+        except (errors.StorageError, errors.InvariantError) as error:
+            raise RpcError(errors.UNKNOWN, f"raftkv: {error}") from None
+        return _DEFRAGMENTED
 
     def _settle(self, done: Callable[[None], None]) -> None:
         self._responder.applier.when_compacted(lambda: self._store.flush(lambda: done(None)))

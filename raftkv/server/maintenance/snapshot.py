@@ -31,10 +31,10 @@ from raftkv.histograms import Buckets, doubling
 from raftkv.offline.etcd.export import messages
 from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES
+from raftkv.replica.node.admission import parse_or_raise, refusals
+from raftkv.replica.snapshots.files import flushed
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
-from raftkv.server.durable import flushed
-from raftkv.server.services.responder import parse_or_raise, refusals
 from raftkv.storage import schema
 from raftkv.storage.backend.lmdb import LMDBBackend
 from raftkv.storage.mvcc import Store

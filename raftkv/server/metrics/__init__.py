@@ -3,9 +3,8 @@
 Owns which families /metrics has. The parts of a member count for themselves, in plain integers and ``Buckets``
 (``raftkv.histograms``); a collector here reads them when it is scraped and gives them their names.
 
-    exposition     families, and their text, in slices between which the loop does other work
-    member         the node, the store, watches, leases, quotas, databases on their way; versions, the process
-    durations      histograms: disk, commits, applying, ranges, hashes, compactions
+    exposition     the text of families, in slices between which the loop does other work
+    (``raftkv.replica.metrics`` has those of the replica: its collectors are registered here with the others)
     calls          grpc_server_*, requests by client version, users, health, durations of calls (--metrics=extensive)
     peers          the other members: bytes, failures, round trips
     budgets        what has a limit: how much of it is used

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from raftkv.histograms import counters, gauge, gauges
+from raftkv.replica.node.admission import DISK_RESERVE_BYTES, Admission
+from raftkv.replica.node.node import Node
+from raftkv.replica.watch.hub import WatchHub
 from raftkv.rpc.server.budget import AnswerBudget
 from raftkv.rpc.server.server import Server
-from raftkv.server.metrics.exposition import counters, gauge, gauges
-from raftkv.server.node.admission import DISK_RESERVE_BYTES, Admission
-from raftkv.server.node.node import Node
 from raftkv.server.peer.transport import SEND_BUFFER_MAX_BYTES, Transport
-from raftkv.server.watch.hub import WatchHub
 
 
 class BudgetMetrics(Collector):

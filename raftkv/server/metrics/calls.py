@@ -19,8 +19,9 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from raftkv.apply.auth.store import AuthStore
-from raftkv.histograms import Buckets, doubling, histogram_family
+from raftkv.histograms import Buckets, counter, counters, doubling, gauge, gauges, histogram_family
 from raftkv.pb.services import SERVICES
+from raftkv.replica.node.admission import Admission
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.router import CallCounts, Kind, Router
 from raftkv.rpc.server.server import Server
@@ -28,8 +29,6 @@ from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import Code
 from raftkv.server.auth.users import Users
 from raftkv.server.http.routes import HttpService
-from raftkv.server.metrics.exposition import counter, counters, gauge, gauges
-from raftkv.server.node.admission import Admission
 
 _LABELS: Final = ("grpc_method", "grpc_service", "grpc_type")
 _HANDLING_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

@@ -11,58 +11,15 @@ families of counters are made by hand. And a whole number has no fraction: 1, no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from time import perf_counter
-from typing import Final, TypeVar
+from typing import Final
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
-from raftkv.histograms import go_float
+from raftkv.histograms import counter, gauge, go_float
 from raftkv.loop.limiter import SharedText
-
-Values = TypeVar("Values", bound=tuple[str, ...])
-"""Values of labels, in their order."""
-
-Row = tuple[str, str, float]
-"""Name, text, value."""
-
-
-def gauges(*rows: Row) -> Iterator[Metric]:
-    """Make a gauge of each row."""
-    for name, text, value in rows:
-        yield GaugeMetricFamily(name, text, float(value))
-
-
-def counters(*rows: Row) -> Iterator[Metric]:
-    """Make a counter of each row."""
-    for name, text, value in rows:
-        yield counter(name, text, {(): value})
-
-
-def counter(name: str, text: str, found: Mapping[Values, float], labels: Sequence[str] = ()) -> Metric:
-    """Make a counter.
-
-    Arguments:
-        name: as it stands in /metrics.
-        text: what it counts.
-        found: the value for each tuple of label values.
-        labels: names of the labels.
-    """
-    family = Metric(name.removesuffix("_total"), text, "counter")
-    for values, value in found.items():
-        family.add_sample(name, dict(zip(labels, values, strict=True)), float(value))
-    return family
-
-
-def gauge(name: str, text: str, found: Mapping[Values, float], labels: Sequence[str] = ()) -> Metric:
-    """Make a gauge with labels; the arguments are those of ``counter``."""
-    family = GaugeMetricFamily(name, text, labels=labels)
-    for values, value in found.items():
-        family.add_metric(values, float(value))
-    return family
-
 
 SLICE_S: Final = 0.002
 """How long a turn of the loop works on a scrape; a family is never cut."""

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from raftkv.histograms import histogram_family
-from raftkv.server.metrics.exposition import counter, gauge
+from raftkv.histograms import counter, gauge, histogram_family
 from raftkv.server.peer.service import PeerService
 from raftkv.server.peer.transport import Transport
 

@@ -1,7 +1,7 @@
 """Messages between members: one long stream to each other member, over the peer port.
 
-Owns both halves of the way from one node to another: ``transport`` sends, ``service`` receives, ``codec`` is the bytes
-and refuses numbers that no member sends.
+Owns both halves of the way from one node to another: ``transport`` sends, ``service`` receives; ``replica.codec`` is
+the bytes.
 
     node's turn -> transport.send -> one MessageBatch a peer -> stream -> service.raft -> node.receive
     lease.on_leader -> channel of the same peer -> unary call -> service -> LeaseService.for_members

@@ -25,14 +25,14 @@ from raftkv.apply.membership import Membership
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.raft.types import Message, MessageType
-from raftkv.rpc.server.calls import ServerCall, UnaryCall
-from raftkv.rpc.server.server import AsyncUnaryHandler, Server
+from raftkv.replica.codec import decode
+from raftkv.replica.membership.versions import Versions, forget_oldest_unknown, wire_refusal
+from raftkv.rpc.server.calls import AsyncUnaryHandler, ServerCall, UnaryCall
+from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import RpcError
 from raftkv.rpc.tls import RefusedPeerError
-from raftkv.server.peer.codec import decode
 from raftkv.server.peer.transport import CLUSTER_ID_KEY, FROM_KEY, LEAVING_S, TO_KEY, URLS_KEY
-from raftkv.server.peer.versions import Versions, forget_oldest_unknown, wire_refusal
 from raftkv.server.tls.identity import check_sender, hosts_of
 
 _log = logging.getLogger(__name__)

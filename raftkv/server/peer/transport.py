@@ -30,13 +30,13 @@ from raftkv.histograms import Buckets, doubling
 from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.raft.types import Message, MessageType
+from raftkv.replica.codec import BatchEncoder
+from raftkv.replica.membership.versions import introduction
 from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.client.stream import ClientStream
 from raftkv.rpc.limits import ChannelOptions
 from raftkv.rpc.status import RpcError
 from raftkv.rpc.tls import Security
-from raftkv.server.peer.codec import BatchEncoder
-from raftkv.server.peer.versions import introduction
 
 _log = logging.getLogger(__name__)
 RAFT_PATH: Final = SERVICES["raftkvpb.Peer"]["Raft"].path

@@ -16,13 +16,13 @@ from typing import Final
 from raftkv import errors
 from raftkv.pb import election_pb2, kv_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
+from raftkv.replica.node.leadership import LeaderGuard
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.shares import identity_of
 from raftkv.server.recipes.local_client import LocalWatch, Recipe, created_at, prefix_end, refusal
 from raftkv.server.recipes.lock import LEASE_TTL_S, Queue, QueueEntry
-from raftkv.server.services.leader_guard import LeaderGuard
 
 # -- observer -------------------------------------------------------------------------------------------------------
 #

@@ -32,15 +32,16 @@ from raftkv.loop.limiter import Limiter
 from raftkv.loop.scheduler import Work, hold
 from raftkv.pb import kv_pb2, rpc_pb2
 from raftkv.pb.services import Method
+from raftkv.replica.lease.lessor import Lessor
+from raftkv.replica.node.admission import parse_or_raise, refusals
+from raftkv.replica.watch.hub import WatchHub
+from raftkv.replica.watch.stream import WatchStream
 from raftkv.rpc.framing import MessageAssembler
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.shares import Identity, identity_of
 from raftkv.rpc.status import RpcError
-from raftkv.server.lease.lessor import Lessor
-from raftkv.server.services.responder import Responder, parse_or_raise, refusals
-from raftkv.server.watch.hub import WatchHub
-from raftkv.server.watch.stream import WatchStream
+from raftkv.server.services.responder import Responder
 
 KEYS_AT_ONCE: Final = 128
 """Keys below a prefix that are looked at without a pause."""

@@ -1,4 +1,4 @@
-"""The gRPC services that need only the store and the loop: KV and Health.
+"""The gRPC services whose calls end with one answer: KV, Cluster and Health.
 
 Owns the way of a request through this member: parsed, checked, then proposed (writes), confirmed with a quorum
 (linearizable reads) or answered at once (serializable reads, Status).
@@ -19,8 +19,8 @@ Example::
     responder = Responder(node, applier, header, admission)
     KVService(responder, txn_operations_max=128).register(server)
 
-Modules: ``kv``, ``range_stream`` (a range in chunks), ``health``, ``responder``, ``crowded`` (refuses txns of far too
-many operations), ``leader_guard`` (ends streams that insist on a leader).
+Modules: ``kv``, ``range_stream`` (a range in chunks), ``cluster`` (members), ``health``, ``responder``, ``crowded``
+(refuses txns of far too many operations).
 
-Leaves out: leases, watches, recipes, membership and maintenance, which have packages of their own.
+Leaves out: leases, watches, recipes and maintenance, which have packages of their own.
 """

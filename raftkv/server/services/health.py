@@ -8,10 +8,11 @@ from typing import Final
 from raftkv import errors
 from raftkv.pb import health_pb2
 from raftkv.pb.services import SERVICES
+from raftkv.replica.node.admission import parse_or_raise
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
-from raftkv.server.services.responder import parse, parse_or_raise
+from raftkv.server.services.responder import parse
 
 _METHODS: Final = SERVICES["grpc.health.v1.Health"]
 _SERVING: Final = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING).SerializeToString()

@@ -14,10 +14,11 @@ from raftkv.apply import check, response
 from raftkv.loop.scheduler import Work, hold
 from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES
+from raftkv.replica.node.admission import parse_or_raise, refusals
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.shares import queue_of_call
-from raftkv.server.services.responder import Responder, parse_or_raise, refusals
+from raftkv.server.services.responder import Responder
 from raftkv.storage.key_value import key_of
 from raftkv.storage.mvcc_range import PinnedView
 from raftkv.storage.selection import Selection, collect

@@ -10,8 +10,7 @@ Callbacks answer their call with ``fail``; coroutines raise, within ``refusals()
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -24,13 +23,13 @@ from raftkv.apply.auth.rights import Rights
 from raftkv.apply.request import Caller
 from raftkv.apply.response import HeaderEncoder
 from raftkv.loop.scheduler import Slices, Work, hold
+from raftkv.replica.node.admission import Admission
+from raftkv.replica.node.proposals import Waiter
+from raftkv.replica.node.surroundings import MemberLoop
 from raftkv.rpc.server.budget import CONNECTION_FULL
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.shares import Identity, identity_of, queue_of_call
 from raftkv.rpc.status import RpcError
-from raftkv.server.node.admission import Admission
-from raftkv.server.node.proposals import Waiter
-from raftkv.server.node.surroundings import MemberLoop
 from raftkv.storage.mvcc_range import PinnedView
 
 _log = logging.getLogger(__name__)
@@ -141,45 +140,6 @@ def parse(call: UnaryCall, message: type[Any], data: bytes) -> Any | None:
     except DecodeError as error:
         call.fail(errors.INTERNAL, f"grpc: error unmarshalling request: {error}")
         return None
-
-
-def parse_or_raise(message: type[Any], data: bytes | None) -> Any:
-    """Return the request, for handlers that refuse by raising.
-
-    Arguments:
-        message: its type.
-        data: its bytes; None, if the client has ended a stream without one.
-
-    Raises:
-        RpcError: the bytes are none.
-    """
-    if data is None:
-        raise RpcError(errors.INTERNAL, "a request is missing")
-    try:
-        return message.FromString(data)
-    except DecodeError as error:
-        raise RpcError(errors.INTERNAL, f"grpc: error unmarshalling request: {error}") from None
-
-
-@contextmanager
-def refusals(node: MemberLoop | None = None) -> Iterator[None]:
-    """Within the block, a refusal of this member ends the call with its own code and text.
-
-    Arguments:
-        node: hears of damage that a read met, which is refused too; None: nothing is read.
-
-    Raises:
-        RpcError: in place of every StatusError.
-    """
-    try:
-        yield
-    except errors.CorruptionError as error:
-        if node is None:
-            raise
-        node.damaged(error)
-        raise RpcError(errors.DamagedError.code, errors.DamagedError.text) from None
-    except errors.StatusError as error:
-        raise RpcError(error.code, str(error)) from None
 
 
 class Growth:

@@ -14,7 +14,7 @@ from typing import Final
 from raftkv.apply.response import field
 from raftkv.pb import raft_pb2
 from raftkv.raft.types import Message, MessageType
-from raftkv.server.peer.codec import BatchEncoder, messages_of
+from raftkv.replica.codec import BatchEncoder, messages_of
 from raftkv.server.tracing.recording import STATE_BYTES_MAX, Context, Recording
 from raftkv.server.tracing.stages import SUBJECT, TracedStages
 

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 from raftkv import errors
 from raftkv.raft.types import Entry
-from raftkv.server.node.reads import Reader
+from raftkv.replica.node.reads import Reader
 from raftkv.server.tracing.recording import CLIENT, SERVER, Context, Exporter, Recording, current, new_id
 
 T = TypeVar("T")

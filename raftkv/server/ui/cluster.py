@@ -27,8 +27,7 @@ from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.pb.enums import alarm_name
 from raftkv.pb.services import SERVICES
 from raftkv.rpc.client.channel import Channel
-from raftkv.rpc.server.calls import UnaryCall
-from raftkv.rpc.server.server import AsyncUnaryHandler
+from raftkv.rpc.server.calls import AsyncUnaryHandler, UnaryCall
 from raftkv.rpc.status import Code, RpcError
 from raftkv.server.ui.figures import COUNTERS, Figures
 

@@ -21,9 +21,9 @@ from typing import Any, Final
 
 from raftkv import __version__, errors
 from raftkv.raft.types import NONE, StateRole
-from raftkv.server.node.node import Node
+from raftkv.replica.node.node import Node
+from raftkv.replica.replica import Replica
 from raftkv.server.peer.transport import Peer
-from raftkv.server.replica import Replica
 
 MEASURED_S: Final = 5.0
 """How long latencies are measured after the last question."""

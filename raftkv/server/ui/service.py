@@ -21,6 +21,7 @@ from raftkv import __version__, errors
 from raftkv.apply.applier import Applier
 from raftkv.apply.request import Caller
 from raftkv.pb import rpc_pb2
+from raftkv.replica.watch.hub import WatchHub
 from raftkv.rpc.server.http import HttpHandler, HttpHeaders, HttpRequest, HttpResponse, text_response
 from raftkv.rpc.shares import identity_of_peer
 from raftkv.server.auth.callers import AUTHORIZATION, GATEWAY
@@ -29,7 +30,6 @@ from raftkv.server.ui.cluster import ClusterFigures, Identity
 from raftkv.server.ui.files import SAFE_HEADERS, Bundle, answer
 from raftkv.server.ui.live import Live, TooManyViewersError
 from raftkv.server.ui.watchers import Watching
-from raftkv.server.watch.hub import WatchHub
 
 ROOT: Final = "/ui"
 _JSON: Final[HttpHeaders] = (("content-type", "application/json"), ("cache-control", "no-store"), *SAFE_HEADERS)

@@ -19,8 +19,8 @@ from time import perf_counter
 from typing import Any, Final
 
 from raftkv.loop.limiter import SharedText
-from raftkv.server.watch.hub import WatchHub
-from raftkv.server.watch.stream import WatchStream
+from raftkv.replica.watch.hub import WatchHub
+from raftkv.replica.watch.stream import WatchStream
 
 STREAMS_MAX: Final = 200
 WATCHERS_MAX: Final = 4_000

@@ -25,7 +25,7 @@ from raftkv.raft.types import (
     MessageType,
     SnapshotMeta,
 )
-from raftkv.server.peer.codec import BatchEncoder, decode
+from raftkv.replica.codec import BatchEncoder, decode
 from tests.fuzz.target import Parse, Target
 from tests.raft.member import Member
 

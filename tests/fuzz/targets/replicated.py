@@ -10,8 +10,8 @@ from raftkv.apply import request as requests
 from raftkv.apply.applier import PARSERS
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
+from raftkv.replica.node.admission import parse_or_raise
 from raftkv.rpc.status import RpcError
-from raftkv.server.services.responder import parse_or_raise
 from tests.apply import test_plain, test_plain_txn
 from tests.apply.arbitrary import payload
 from tests.apply.machine import Machine

@@ -12,18 +12,18 @@ from raftkv import errors
 from raftkv.apply.response import HeaderEncoder
 from raftkv.loop.cork import Cork
 from raftkv.pb import rpc_pb2
+from raftkv.replica.watch.hub import WatchHub
+from raftkv.replica.watch.stream import WatchStream
 from raftkv.rpc.framing import PREFIX, MessageAssembler, PackedAssembler, frame
 from raftkv.rpc.server.stream import ListenedCall
 from raftkv.rpc.status import RpcError
-from raftkv.server.lease.keep_alives import KeepAliveStream
-from raftkv.server.lease.service import LeaseService
-from raftkv.server.watch.hub import WatchHub
-from raftkv.server.watch.stream import WatchStream
+from raftkv.server.streams.keep_alives import KeepAliveStream
+from raftkv.server.streams.lease import LeaseService
 from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.mvcc import Store
 from tests.fuzz.target import Target
-from tests.server.lease.test_keep_alives import Call, Service
-from tests.server.watch.fakes import FakeCall
+from tests.replica.lease.test_keep_alives import Call, Service
+from tests.replica.watch.fakes import FakeCall
 
 Create, Cancel, Progress = rpc_pb2.WatchCreateRequest, rpc_pb2.WatchCancelRequest, rpc_pb2.WatchProgressRequest
 REFUSED = (errors.StatusError, RpcError)

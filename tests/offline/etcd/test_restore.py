@@ -16,7 +16,7 @@ from raftkv.errors import ConfigError, StorageError
 from raftkv.offline.etcd.file import opened
 from raftkv.offline.etcd.restore import INDEX, TERM, restore
 from raftkv.pb import raft_pb2
-from raftkv.server.node.bootstrap import Durable, open_durable
+from raftkv.replica.node.bootstrap import Durable, open_durable
 from raftkv.storage import schema
 from raftkv.storage.backend.lmdb import LMDBBackend
 from raftkv.storage.backend.writer import InlineWriter

@@ -11,7 +11,7 @@ import pytest
 from raftkv import errors
 from raftkv.loop.scheduler import SHORT_ACTIVE_MAX, Slices, Work
 from raftkv.pb import election_pb2, rpc_pb2
-from raftkv.server.watch.stream import RECHECKS_PER_STEP
+from raftkv.replica.watch.stream import RECHECKS_PER_STEP
 from tests.rpc.loop import on_loop, until
 from tests.server.auth.test_guard import DENIED, RANGE, TXN, answers, settled, watch, world_of_alice
 from tests.server.auth.world import World, stop

@@ -13,13 +13,13 @@ from raftkv import errors
 from raftkv.apply.request import Caller
 from raftkv.pb import lock_pb2, raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
+from raftkv.replica.lease.on_leader import SHORTEN
 from raftkv.rpc.server.router import Kind
 from raftkv.rpc.status import RpcError
 from raftkv.server.auth import guard
 from raftkv.server.auth.guard import AHEAD_CALLS_MAX
 from raftkv.server.auth.simple_tokens import digest_of
 from raftkv.server.auth.table import OPEN, TABLE, row_of
-from raftkv.server.lease.on_leader import SHORTEN
 from tests.rpc.loop import on_loop, until
 from tests.server.auth.world import Call, World, stop
 

@@ -24,6 +24,15 @@ from raftkv.config import ServerConfig
 from raftkv.loop.cork import Cork
 from raftkv.pb import auth_pb2, raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES, Method
+from raftkv.replica.lease.graces import ConnectionLost
+from raftkv.replica.lease.lessor import Granters, Lessor
+from raftkv.replica.node.admission import Admission
+from raftkv.replica.node.leadership import LeaderGuard
+from raftkv.replica.node.node import Node
+from raftkv.replica.node.proposals import Waiter
+from raftkv.replica.node.reads import Reader
+from raftkv.replica.node.waits import AwaitableNode
+from raftkv.replica.watch.hub import WatchHub
 from raftkv.rpc.framing import MessageAssembler
 from raftkv.rpc.server.calls import ServerCall
 from raftkv.rpc.server.router import Kind as CallKind
@@ -31,23 +40,14 @@ from raftkv.rpc.server.stream import Listener
 from raftkv.rpc.status import RpcError
 from raftkv.server.auth.simple_tokens import SECRET_LETTERS, digest_of
 from raftkv.server.auth.users import Users
-from raftkv.server.lease.keep_alives import ConnectionLost
-from raftkv.server.lease.lessor import Granters, Lessor
-from raftkv.server.lease.service import LeaseService
-from raftkv.server.node.admission import Admission
-from raftkv.server.node.node import Node
-from raftkv.server.node.proposals import Waiter
-from raftkv.server.node.reads import Reader
-from raftkv.server.node.waits import AwaitableNode
 from raftkv.server.recipes.election import ElectionService
 from raftkv.server.recipes.local_client import Recipe
 from raftkv.server.recipes.lock import LockService
 from raftkv.server.services.kv import KVService
-from raftkv.server.services.leader_guard import LeaderGuard
 from raftkv.server.services.range_stream import RangeStreamService
 from raftkv.server.services.responder import Responder
-from raftkv.server.watch.hub import WatchHub
-from raftkv.server.watch.service import WatchService
+from raftkv.server.streams.lease import LeaseService
+from raftkv.server.streams.watch import WatchService
 from tests.apply.machine import Machine
 from tests.rpc.loop import until
 

@@ -15,8 +15,8 @@ from raftkv.apply.membership import Membership, conf_change_of
 from raftkv.apply.request import MEMBER, Caller
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.types import StateRole
+from raftkv.replica.membership.changes import CALLER, Changes, PeerAccess, _caller_metadata, forwarded_caller
 from raftkv.rpc.status import RpcError
-from raftkv.server.membership.changes import CALLER, Changes, PeerAccess, _caller_metadata, forwarded_caller
 from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.mvcc import Store
 

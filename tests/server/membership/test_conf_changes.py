@@ -13,8 +13,8 @@ from raftkv.apply.membership import Change, conf_change_of
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft import confchange
 from raftkv.raft.types import ConfState, Entry, EntryType, HardState, Message, MessageType, SnapshotMeta
-from raftkv.server.node import conf_changes
-from tests.server.node.node_world import ME, Caller, World
+from raftkv.replica.node import conf_changes
+from tests.replica.node.node_world import ME, Caller, World
 
 
 def add(member: int, learner: bool = True) -> raft_pb2.MembershipChange:

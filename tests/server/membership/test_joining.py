@@ -12,9 +12,9 @@ from raftkv.apply.membership import Membership
 from raftkv.config import ServerConfig
 from raftkv.errors import ConfigError, StorageError
 from raftkv.pb import raft_pb2, rpc_pb2
+from raftkv.replica.node.bootstrap import open_durable
 from raftkv.rpc.server.server import Server
-from raftkv.server.membership.joining import MEMBERS, assign, check_founder, discover
-from raftkv.server.node.bootstrap import open_durable
+from raftkv.server.joining import MEMBERS, assign, check_founder, discover
 from raftkv.storage.backend.writer import InlineWriter
 
 A, B, C = (f"http://127.0.0.1:{port}" for port in (1, 2, 3))

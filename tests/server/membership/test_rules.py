@@ -6,8 +6,8 @@ import pytest
 
 from raftkv import errors
 from raftkv.pb import rpc_pb2
-from raftkv.server.membership import changes
-from raftkv.server.membership.changes import View
+from raftkv.replica.membership import changes
+from raftkv.replica.membership.changes import View
 
 NOW = 100.0
 FINE, SHORT, AWAY = NOW - 6.0, NOW - 4.0, None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raftkv import errors
-from raftkv.server.membership.service import URLS_MAX, _checked_urls
+from raftkv.server.services.cluster import URLS_MAX, _checked_urls
 
 
 def test_their_number_is_bounded() -> None:

@@ -6,9 +6,9 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
+from raftkv.replica.node.surroundings import NodeSettings
 from raftkv.rpc.server.server import Server
 from raftkv.server.metrics.budgets import BudgetMetrics
-from raftkv.server.node.surroundings import NodeSettings
 
 
 def test_each_budget_has_a_use_and_a_limit() -> None:

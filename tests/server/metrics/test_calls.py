@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import pytest
 
+from raftkv.replica.node.admission import Admission
 from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import Code, RpcError
 from raftkv.server.metrics.calls import CallMetrics, CallTimes
-from raftkv.server.node.admission import Admission
 
 PUT = "/etcdserverpb.KV/Put"
 RANGE = "/etcdserverpb.KV/Range"

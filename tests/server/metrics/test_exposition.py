@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from raftkv import histograms
-from raftkv.histograms import Buckets, doubling, go_float, histogram_family
-from raftkv.server.metrics.exposition import Exposition, counter, gauge, text_of
+from raftkv.histograms import Buckets, counter, doubling, gauge, go_float, histogram_family
+from raftkv.server.metrics.exposition import Exposition, text_of
 
 
 def test_counters_keep_their_names() -> None:

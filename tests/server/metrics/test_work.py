@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from raftkv.apply.request import Kind
 from raftkv.histograms import Buckets
-from raftkv.server.metrics.durations import OPERATIONS, WorkMetrics
-from raftkv.server.node.applying import SLOW_S, ApplyTimes
-from raftkv.server.node.housekeeping import CompactionTimes
+from raftkv.replica.metrics import OPERATIONS, WorkMetrics
+from raftkv.replica.node.applying import SLOW_S, ApplyTimes
+from raftkv.replica.node.housekeeping import CompactionTimes
 
 
 def _metrics(times: ApplyTimes, compactions: CompactionTimes | None = None) -> dict[str, float]:

@@ -20,8 +20,8 @@ from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.raft import confchange
 from raftkv.raft.types import ConfChange, ConfChangeSingle, ConfChangeTransition, ConfChangeType, MessageType
+from raftkv.replica.codec import MESSAGES_MAX, decode
 from raftkv.rpc import Channel, RpcError
-from raftkv.server.peer.codec import MESSAGES_MAX, decode
 from raftkv.server.peer.transport import RAFT_PATH, peer_metadata
 from tests.compat.wire import Wire
 from tests.procs import RAFTKV, Cluster, Member, wait_for

@@ -12,11 +12,11 @@ import pytest
 from raftkv.errors import MemberRemovedError
 from raftkv.pb import rpc_pb2
 from raftkv.raft.types import Message, MessageType
+from raftkv.replica.membership.versions import Versions
 from raftkv.rpc.server.server import Server
 from raftkv.server.peer import service, transport
 from raftkv.server.peer.service import PeerService
 from raftkv.server.peer.transport import Transport
-from raftkv.server.peer.versions import Versions
 from tests.rpc.loop import until
 
 CLUSTER, OWN, OTHER = 9, 1, 2

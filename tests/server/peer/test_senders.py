@@ -9,13 +9,13 @@ import pytest
 
 from raftkv.pb import rpc_pb2
 from raftkv.raft.types import Message, MessageType, SnapshotMeta
+from raftkv.replica.codec import BatchEncoder
+from raftkv.replica.membership.versions import UNKNOWN_PEERS_MAX
+from raftkv.replica.snapshots.files import PEERS_MAX, Transfers
 from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.client.stream import ClientStream
 from raftkv.rpc.status import Code
-from raftkv.server.peer.codec import BatchEncoder
 from raftkv.server.peer.transport import RAFT_PATH, peer_metadata
-from raftkv.server.peer.versions import UNKNOWN_PEERS_MAX
-from raftkv.server.snapshots.files import PEERS_MAX, Transfers
 from tests.rpc.loop import failure, on_loop, until
 from tests.server.peer.test_members_at_run_time import CLUSTER, OTHER, OWN, Receiver
 

@@ -18,20 +18,20 @@ from raftkv.apply.request import Kind
 from raftkv.apply.response import HeaderEncoder
 from raftkv.loop.cork import Cork
 from raftkv.pb import election_pb2, lock_pb2, rpc_pb2
+from raftkv.replica.node.admission import Admission
+from raftkv.replica.node.leadership import LeaderGuard
+from raftkv.replica.node.node import Node
+from raftkv.replica.node.proposals import Waiter
+from raftkv.replica.node.reads import Reader
+from raftkv.replica.node.waits import AwaitableNode
+from raftkv.replica.watch.hub import WatchHub
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import RpcError
-from raftkv.server.node.admission import Admission
-from raftkv.server.node.node import Node
-from raftkv.server.node.proposals import Waiter
-from raftkv.server.node.reads import Reader
-from raftkv.server.node.waits import AwaitableNode
 from raftkv.server.recipes.election import ElectionService
 from raftkv.server.recipes.local_client import Recipe
 from raftkv.server.recipes.lock import LockService
-from raftkv.server.services.leader_guard import LeaderGuard
 from raftkv.server.services.responder import Responder
-from raftkv.server.watch.hub import WatchHub
 from tests.apply.machine import Machine
 
 TURNS_MAX = 1_000

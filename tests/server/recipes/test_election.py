@@ -10,9 +10,9 @@ import pytest
 
 from raftkv import errors
 from raftkv.pb import election_pb2
+from raftkv.replica.watch.stream import QUEUED_MAX_BYTES
 from raftkv.rpc.status import Code, RpcError
 from raftkv.server.recipes.local_client import CALLED_AT_ONCE, CONFIRMED_AT_ONCE
-from raftkv.server.watch.stream import QUEUED_MAX_BYTES
 from tests.server.recipes.recipes import RecipeMember, quiet
 
 Scenario = Callable[[RecipeMember], Awaitable[None]]

@@ -11,17 +11,17 @@ from raftkv.apply import request as requests
 from raftkv.apply.request import Kind
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.types import Entry, Message, MessageType
+from raftkv.replica import codec
+from raftkv.replica.codec import BatchEncoder
 from raftkv.rpc.server.carrier import Peer
 from raftkv.rpc.server.router import Kind as Way
-from raftkv.server.peer import codec
-from raftkv.server.peer.codec import BatchEncoder
 from raftkv.server.tracing import stages as stages_module
 from raftkv.server.tracing.assembly import TracedCalls
 from raftkv.server.tracing.peers import CONTEXTS_MAX, TracedEncoder, decoder
 from raftkv.server.tracing.recording import SERVER, Context, Recording, current, parse
 from raftkv.server.tracing.stages import TracedStages
+from tests.replica.node.node_world import Caller, World
 from tests.rpc.loop import on_loop
-from tests.server.node.node_world import Caller, World
 
 PARENT = Context(7, 8, "a=b")
 DATA = requests.encode(Kind.PUT, 5, b"")

@@ -20,7 +20,7 @@ KEEP_ALIVE = SERVICES["etcdserverpb.Lease"]["LeaseKeepAlive"].path
 RETRY_S = 0.2
 GRACE_MS = 200
 LATE_S = 6.0
-"""How much later than their TTL leases may end when all is well again: see the head of ``raftkv.server.lease``."""
+"""How much later than their TTL leases may end when all is well again: see the head of ``raftkv.replica.lease``."""
 _CLIENT = 2_000_000
 
 

@@ -16,7 +16,7 @@ from raftkv.apply.request import Caller, Kind
 from raftkv.errors import StatusError
 from raftkv.pb import auth_pb2, raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
-from raftkv.server.node.proposals import Waiter
+from raftkv.replica.node.proposals import Waiter
 from raftkv.storage.mvcc import Store
 from tests.sim.devices.calls import CALLER, Call
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from raftkv.errors import StorageError
 from raftkv.raft.types import SnapshotMeta
-from raftkv.server.snapshots import snapshot_path
+from raftkv.replica.snapshots import snapshot_path
 from raftkv.storage import schema
 from raftkv.storage.backend.base import Backend, Defragmentation, WriteBatch
 from raftkv.storage.backend.memory import MemoryBackend

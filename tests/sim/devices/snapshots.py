@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from raftkv.raft.types import Message, MessageType, SnapshotMeta
-from raftkv.server.snapshots import SnapshotSender, snapshot_path
-from raftkv.server.snapshots.copies import Copy
+from raftkv.replica.snapshots import SnapshotSender, snapshot_path
+from raftkv.replica.snapshots.copies import Copy
 from raftkv.storage.failpoints import failpoint
 from raftkv.storage.snapshot import SnapshotInfo
 from tests.sim.devices.database import Database, applied_meta

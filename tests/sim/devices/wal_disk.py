@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from raftkv.errors import CorruptionError
 from raftkv.raft.types import Entry, HardState, SnapshotMeta
-from raftkv.server.node.disk import Batch
+from raftkv.replica.node.disk import Batch
 from raftkv.storage.wal import WAL, Recovered
 from tests.sim.clients.history import ViolationError
 from tests.storage.wal.simdisk import SimDisk

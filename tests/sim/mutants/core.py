@@ -14,9 +14,9 @@ from raftkv.raft.progress import PROBE, SNAPSHOT, Progress
 from raftkv.raft.read_lease import ReadLease
 from raftkv.raft.tracker import Tracker, committed_of
 from raftkv.raft.types import NONE, Message, MessageType, Ready, StateRole
-from raftkv.server.node.disk import Batch, Restore
-from raftkv.server.node.node import Node
-from raftkv.server.node.reads import ReadQueue
+from raftkv.replica.node.disk import Batch, Restore
+from raftkv.replica.node.node import Node
+from raftkv.replica.node.reads import ReadQueue
 from raftkv.storage.mvcc import Store
 from raftkv.storage.wal.replay import LogReplay
 from tests.sim import assembly

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from raftkv.server.lease import keep_alives
-from raftkv.server.lease.keep_alives import ConnectionLost
-from raftkv.server.lease.lessor import Lessor
-from raftkv.server.lease.on_leader import OnLeader
-from raftkv.server.lease.renewals import Renewals
-from raftkv.server.lease.times import FRESH, UNLOGGED, LeaseTimes
+from raftkv.replica.lease.graces import ConnectionLost
+from raftkv.replica.lease.lessor import Lessor
+from raftkv.replica.lease.on_leader import OnLeader
+from raftkv.replica.lease.renewals import Renewals
+from raftkv.replica.lease.times import FRESH, UNLOGGED, LeaseTimes
+from raftkv.server.streams import keep_alives
 from tests.sim.corners import (
     lease_corner,
 )

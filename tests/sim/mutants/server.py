@@ -9,17 +9,16 @@ from raftkv.apply import plain, txn
 from raftkv.apply.applier import Applier
 from raftkv.apply.leases import Leases
 from raftkv.raft.types import HardState, Message, Ready
-from raftkv.server import replica
-from raftkv.server.node import node as node_module
-from raftkv.server.node.applying import Applying
-from raftkv.server.node.backlog import Backlog
-from raftkv.server.node.disk import Marker
-from raftkv.server.node.log_cut import LogCut
-from raftkv.server.node.node import Node
-from raftkv.server.node.proposals import Proposals, Waiter
-from raftkv.server.node.reads import ReadQueue
-from raftkv.server.node.surroundings import NodeSettings
-from raftkv.server.snapshots import SnapshotSender, copies
+from raftkv.replica import replica
+from raftkv.replica.node import node as node_module
+from raftkv.replica.node.applying import Applying, Backlog
+from raftkv.replica.node.disk import Marker
+from raftkv.replica.node.log_cut import LogCut
+from raftkv.replica.node.node import Node
+from raftkv.replica.node.proposals import Proposals, Waiter
+from raftkv.replica.node.reads import ReadQueue
+from raftkv.replica.node.surroundings import NodeSettings
+from raftkv.replica.snapshots import SnapshotSender, copies
 from tests.sim import assembly
 from tests.sim.corners import (
     backlog_corner,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from raftkv.server.watch import hub as hub_module
-from raftkv.server.watch.catch_up import CatchUp
-from raftkv.server.watch.hub import Events, WatchHub
-from raftkv.server.watch.index import Watcher
-from raftkv.server.watch.stream import WatchStream
+from raftkv.replica.watch import hub as hub_module
+from raftkv.replica.watch.catch_up import CatchUp
+from raftkv.replica.watch.hub import Events, WatchHub
+from raftkv.replica.watch.index import Watcher
+from raftkv.replica.watch.stream import WatchStream
 from tests.sim.corners import (
     watch_corner,
 )

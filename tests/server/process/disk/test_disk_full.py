@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from raftkv.pb import rpc_pb2
-from raftkv.server.node.admission import DISK_RESERVE_BYTES
+from raftkv.replica.node.admission import DISK_RESERVE_BYTES
 from tests.compat.wire import Wire
 from tests.procs import RAFTKV, Cluster, Program, wait_for
 from tests.server.process.process import (
@@ -155,7 +155,7 @@ def test_a_log_without_room_ends_the_member_with_one_line() -> None:
         )
 
 
-SMALL_MAP = "import sys; from raftkv.server.node import bootstrap; bootstrap.MAP_MIN_BYTES = 2 << 20; "
+SMALL_MAP = "import sys; from raftkv.replica.node import bootstrap; bootstrap.MAP_MIN_BYTES = 2 << 20; "
 RUN = "sys.argv[0] = 'raftkv'; from raftkv.cli.main import main; sys.exit(main())"
 
 

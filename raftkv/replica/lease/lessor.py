@@ -1,0 +1,669 @@
+"""Leases on one member: what services ask for, and when leases end.
+
+Puts together the applied leases (``apply/leases``), this member's view of time (``times``), the leader's decisions
+(``renewals``) and the way to the leader (``on_leader``); owns the timer and the change of roles:
+
+    leader elected here -> a read is confirmed, so all entries before this term are applied -> primary
+    lease over          -> a read is confirmed, so this member has a quorum -> its end is proposed
+    leadership lost     -> every pending keep-alive goes to the next leader
+
+A keep-alive takes the shortest way that is safe:
+
+    this member leads, confirmed lately; a RENEW of the lease is in the log    answered at once, from memory
+    this member leads, confirmed lately                                        answered when the next RENEW is applied
+    else                     it joins the batch of this turn, which is confirmed by a quorum or goes to the leader
+
+Grants and revocations travel through the log like any write. For callers inside the member:
+
+    lease_id = await lessor.grant(60, caller, identity)   # as LeaseGrant: TTL raised to the least, a random id
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final, Protocol
+
+from raftkv import errors
+from raftkv.apply.applier import Applier, Outcome
+from raftkv.apply.leases import TTL_MAX_S
+from raftkv.apply.request import Caller, Kind
+from raftkv.loop.cork import Cork
+from raftkv.loop.limiter import Limiter
+from raftkv.pb import raft_pb2, rpc_pb2
+from raftkv.raft.types import NO_LIMIT, Entry, StateRole
+from raftkv.replica.lease.graces import ConnectionLost
+from raftkv.replica.lease.on_leader import RENEW, SHORTEN, TIME_TO_LIVE, OnLeader, Question
+from raftkv.replica.lease.renewals import (
+    FAILED_AT_ONCE,
+    RENEW_MAX,
+    Done,
+    Expiry,
+    PendingKeepAlive,
+    Renewals,
+    fail_each,
+)
+from raftkv.replica.lease.times import BEAT_S, FRESH, PATIENCE_S, LeaseClock, LeaseTimes
+from raftkv.replica.node.leadership import ELECTIONS
+from raftkv.replica.node.node import Node
+from raftkv.replica.node.proposals import Waiter
+from raftkv.rpc.client.channel import Channel
+from raftkv.rpc.shares import Identity, Shares, refusal
+
+# -- granters -------------------------------------------------------------------------------------------------------
+#
+# The leases that this member granted, counted by identity: each has a share (``rpc/shares``).
+#
+#     granters.admit(lease_id, identity)     # before the grant is proposed; ShareError: it has its share
+#     granters.ended(lease_id)               # every lease that is gone
+#
+# A lease is not stored with its granter, so the count is made where a client asks, and forgotten with the process:
+# leases that other members granted, or this one before its start, count as taken by others. So an identity that goes to
+# each member, or comes again after each restart, gets seven eighths of the rest each time, and something is left for
+# later identities. No lease is taken back: keys depend on it.
+#
+# Bounded: one entry for each lease, and one for each grant whose outcome may still come.
+
+LEASES_MAX: Final = 1_000_000
+"""Leases that one identity alone may have; all together have a seventh more. etcd has no limit but its memory."""
+
+UNKNOWN_MAX_S: Final = 60.0
+"""A grant that is not applied after so long is counted no more."""
+
+_LOOKED_AT: Final = 2
+"""Grants that each further one has looked at, whether they were applied: more than come."""
+
+
+class Leases(Protocol):
+    """Leases that exist."""
+
+    def __len__(self) -> int: ...
+
+    def ttl_s(self, lease_id: int) -> int:
+        """Return the seconds that a lease was granted for; 0: there is none."""
+
+
+class Granters:
+    """Counts leases by who had them granted here.
+
+    Arguments:
+        leases: as applied.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, leases: Leases, clock: Callable[[], float]) -> None:
+        self._leases = leases
+        self._clock = clock
+        self._identities: dict[int, Identity] = {}
+        self._proposed: deque[tuple[float, int]] = deque()
+        self.shares = Shares(LEASES_MAX)
+
+    def admit(self, lease_id: int, identity: Identity) -> None:
+        """Count a lease that is about to be granted.
+
+        Arguments:
+            lease_id: of the lease.
+            identity: who asks for it.
+
+        Raises:
+            ShareError: it has its share.
+        """
+        now = self._clock()
+        self._forget_unapplied(now)
+        if lease_id in self._identities or self._leases.ttl_s(lease_id):
+            return  # it is refused when it is applied
+        others = max(0, len(self._leases) - self.shares.used)
+        if not self.shares.has_room(identity, 1, others):
+            raise errors.ShareError(refusal(identity, f"{self.shares.limit} leases that a cluster has for one client"))
+        self._identities[lease_id] = identity
+        self.shares.take(identity, 1)
+        self._proposed.append((now, lease_id))
+
+    def ended(self, lease_id: int) -> None:
+        """Count a lease no more, if it was counted."""
+        identity = self._identities.pop(lease_id, None)
+        if identity is not None:
+            self.shares.give_back(identity, 1)
+
+    def _forget_unapplied(self, now: float) -> None:
+        for _ in range(_LOOKED_AT):
+            if not self._proposed or now - self._proposed[0][0] < UNKNOWN_MAX_S:
+                return
+            _, lease_id = self._proposed.popleft()
+            if not self._leases.ttl_s(lease_id):
+                self.ended(lease_id)
+
+
+GATHER_MAX_S: Final = 0.02
+"""How long keep-alives gather while others are on their way: one of a lease that is ending is answered when it is gone,
+and those with it; no other lease may end because of that."""
+
+QUORUM_LATE_S: Final = 0.5
+"""A quorum that takes so long to answer was not there meanwhile, or hardly."""
+
+_TIMER_SLACK_S: Final = 0.001
+"""A timer that is set for the end of a lease comes when it is over, in spite of the rounding of clocks."""
+
+
+SHORTEN_MAX: Final = 1_000
+"""Leases of lost owners that one call brings to the leader: it takes 5 us for each, and an owner may have 100,000."""
+
+LOST_MAX: Final = 1_000_000
+"""Such leases that wait to be told; of more the oldest end with their TTL."""
+
+
+class _Decision(Waiter):
+    """A decision of this leader on its way through the log.
+
+    A callback and no coroutine: what keep-alives wait for is answered in the turn that applied it.
+    """
+
+    __slots__ = ("done",)
+
+    def __init__(self, request: Any, done: Done) -> None:
+        self.request = request
+        self.done = done
+
+    def finish(self, outcome: Outcome) -> None:
+        self.done(outcome.error)
+
+    def fail(self, error: errors.StatusError) -> None:
+        self.done(error)
+
+
+class _Tail:
+    """The end of this member's log."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def applied(self) -> int:
+        """Implement ``Tail.applied``."""
+        return self._node.applied
+
+    def last_index(self) -> int:
+        """Implement ``Tail.last_index``."""
+        return self._node.raw.raft.log.last_index
+
+    def entries(self, first: int, last: int) -> Sequence[Entry]:
+        """Implement ``Tail.entries``."""
+        return self._node.raw.raft.log.entries(first, last + 1, NO_LIMIT)
+
+
+class Lessor:
+    """Answers for leases on one member, and ends them while it leads; see the module.
+
+    Arguments:
+        node: of the member.
+        applier: knows leases, users and rights, as applied.
+        ttl_min_s: shortest TTL that is granted.
+        channel: the connection to another member, None if it is unknown.
+        introduction: metadata that another member wants to see.
+        cork: lets keep-alives of one turn share a RENEW.
+
+    Attributes:
+        times: when leases end, as this member sees it.
+        granters: who had this member grant how many.
+        on_end: called with the id of every lease that is gone, in the entry that ends it.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        applier: Applier,
+        *,
+        ttl_min_s: int,
+        channel: Callable[[int], Channel | None],
+        introduction: Callable[[int], tuple[tuple[str, str], ...]],
+        cork: Cork,
+    ) -> None:
+        self._node = node
+        self._auth, self._rights = applier.auth, applier.rights
+        self._ttl_min_s = ttl_min_s
+        self._loop = asyncio.get_running_loop()
+        self._clock = LeaseClock(self._loop.time)
+        self.times = LeaseTimes(self._clock, self._lease_ended)
+        self._failing = Limiter(1)
+        self._failed: deque[tuple[Sequence[PendingKeepAlive], errors.StatusError]] = deque()
+        self._renewals = Renewals(self.times, self._clock, self._propose, self._send_on, cork, self._fail)
+        self._expiry = Expiry(
+            self.times,
+            self._propose,
+            _Tail(node),
+            self._revoke_early,
+            lambda: self._auth.is_enabled,
+            self._renewals.look_again,
+        )
+        self._on_leader = OnLeader(node, self._is_primary, channel, introduction)
+        self._random = random.SystemRandom()
+        self._cork = cork
+        # When the keep-alives of this turn time out (loop time); 0: none has come.
+        self._deadline = 0.0
+        self._is_recent = False
+        self._arrived: list[PendingKeepAlive] = []
+        self._gathering: asyncio.TimerHandle | None = None
+        self._promotion: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._term = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._queueing: asyncio.Handle | None = None
+        self._end_timers: set[asyncio.TimerHandle] = set()
+        self._lost: deque[ConnectionLost] = deque(maxlen=LOST_MAX)
+        self._is_telling = False
+        self.granters = Granters(self.times, self._loop.time)
+        self.on_end: list[Callable[[int], None]] = [self.granters.ended]
+        self.times.reloaded(applier.leases.granted)
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Let time pass."""
+        self._timer = self._loop.call_later(BEAT_S, self._beat)
+
+    def stop(self) -> None:
+        """Decide nothing more, and fail all waiting requests."""
+        for timer in (self._timer, self._gathering, self._queueing, *self._end_timers):
+            if timer is not None:
+                timer.cancel()
+        self._lost.clear()
+        self._cancel_confirmations()
+        pending, self._arrived = self._renewals.surrender() + self._arrived, []
+        for one in pending:
+            one.fail(errors.StoppedError())
+        self._on_leader.close()
+
+    def _beat(self) -> None:
+        self._timer = self._loop.call_later(BEAT_S, self._beat)
+        self._sweep()
+
+    def _sweep(self) -> None:
+        try:
+            self._clock.beat()
+            if self.times.is_primary and not self._is_primary():
+                self.leader_changed()  # lost and won again between two looks: another term
+            if self.times.is_primary and self._ending is None and self._expiry.has_work() and not self._node.stopped:
+                self._ending = self._on_leader.start(self._end_leases())
+            self._queue_some()
+        except Exception as error:
+            self._node.fatal(error)
+
+    async def _end_leases(self) -> None:
+        """Propose the end of leases that are over, when a quorum has answered since they were found to be.
+
+        If that took long, the quorum may not have been there for their owners either: then they get time to come back.
+        Of leases whose EXPIRE is on its way into the log, nothing changes.
+        """
+        task = asyncio.current_task()
+        try:
+            asked_at = self._loop.time()
+            await self._node.confirm_read()
+            if self._loop.time() - asked_at > QUORUM_LATE_S:
+                self.times.postpone_expiry(PATIENCE_S)
+                self._renewals.look_again()
+            self._expiry.sweep()
+        except errors.StatusError:
+            pass  # no quorum has answered: the next beat asks again
+        finally:
+            if self._ending is task:
+                self._ending = None
+
+    def _queue_some(self) -> None:
+        """Go on with what a change of leaders has left to be queued; a beat does so too, which is often enough."""
+        if self.times.queue_some() and self._queueing is None:
+            self._queueing = self._loop.call_soon(self._queue_more)
+
+    def _queue_more(self) -> None:
+        self._queueing = None
+        try:
+            self._queue_some()
+        except Exception as error:
+            self._node.fatal(error)
+
+    # -- roles -------------------------------------------------------------------------------------------------------
+
+    def _is_primary(self) -> bool:
+        return self.times.is_primary and self._node.term == self._term
+
+    def applied(self) -> None:
+        """Answer keep-alives of leases that ended in the entries just applied, of very many in turns to come."""
+        if self._renewals.over and self._renewals.applied():
+            self._failing.add(self.applied)
+
+    def leader_changed(self) -> None:
+        """Take up or lay down the decisions about leases; send waiting requests to the new leader."""
+        node = self._node
+        self.flush()
+        self.times.demote()
+        self._expiry.surrender()
+        self._cancel_confirmations()
+        pending = self._renewals.surrender()
+        if node.role == StateRole.LEADER:
+            after_outage = self._loop.time() - node.leader_lost_at > ELECTIONS * node.settings.election_s
+            self._promotion = self._on_leader.start(self._promote(node.term, after_outage))
+        self._on_leader.leader_changed()
+        self._send_on(pending)
+
+    def _cancel_confirmations(self) -> None:
+        for task in (self._promotion, self._ending):
+            if task is not None:
+                task.cancel()
+        self._promotion = self._ending = None
+
+    async def _promote(self, term: int, after_outage: bool) -> None:
+        """Decide about leases from now on, when everything before the term of this leader is applied: then its view
+        of renewals is complete. Tried for as long as this member takes itself for the leader."""
+        is_confirmed = False
+        while not is_confirmed:
+            if self._node.stopped:
+                return
+            with suppress(errors.StatusError):
+                await self._node.confirm_read()
+                is_confirmed = self._node.term == term
+                term = self._node.term  # another: lost and won again, and there are entries of leaders between
+        self._term = term
+        self.times.promote(after_outage=after_outage)
+        self._on_leader.leader_changed()
+
+    def _lease_ended(self, lease_id: int) -> None:
+        self._renewals.lease_ended(lease_id)
+        for callback in self.on_end:
+            callback(lease_id)
+
+    def _propose(self, kind: int, lease_ids: Sequence[int], done: Done) -> None:
+        decision = raft_pb2.LeaseDecision(term=self._term, ids=lease_ids)
+        waiter = _Decision(decision, done)
+        try:
+            # Entries before an end in the log were looked at, so it goes there before anything else does.
+            if kind == Kind.LEASE_EXPIRE:
+                self._node.submit_ahead(kind, decision.SerializeToString(), waiter)
+            else:
+                self._node.submit(kind, decision.SerializeToString(), waiter, None)
+        except errors.StatusError as error:
+            done(error)
+
+    def _revoke_early(self, lease_id: int, caller: Caller | None, done: Done) -> None:
+        request = rpc_pb2.LeaseRevokeRequest(ID=lease_id)
+        waiter = _Decision(request, done)
+        try:
+            self._node.submit_ahead(Kind.LEASE_REVOKE, request.SerializeToString(), waiter, caller)
+        except errors.StatusError as error:
+            done(error)
+
+    # -- keep-alives -------------------------------------------------------------------------------------------------
+
+    def _new_deadline(self) -> float:
+        """Return until when a request that comes now is worth an answer, in loop time."""
+        return self._loop.time() + self._node.settings.request_timeout_s
+
+    def renew_at_once(self, lease_id: int) -> int:
+        """Renew a lease that this leader may renew from memory: no turn of the loop lies before the answer.
+
+        Returns:
+            Its TTL in seconds; 0 if the keep-alive has to wait for something (``keep_alive``), or the lease is gone.
+        """
+        if not self._deadline:
+            self._begin_turn()
+        times = self.times
+        if self._is_recent and times.renew(lease_id) == FRESH:
+            times.renewed_total += 1
+            return times.ttl_s(lease_id)
+        return 0
+
+    def keep_alive(self, pending: PendingKeepAlive) -> None:
+        """Renew a lease, and answer when that is safe."""
+        if not self._deadline:
+            self._begin_turn()
+        pending.deadline = self._deadline
+        if self._is_recent:
+            self._renewals.take_one(pending)
+            return
+        self._arrived.append(pending)
+        if self._gathering is None:
+            self._begin_batch()
+
+    def _begin_turn(self) -> None:
+        """Find out once for all keep-alives of a turn whether they may be answered from memory.
+
+        Every turn of the node ends with a flush of the cork, so what holds now holds for as long as this is used.
+        """
+        now = self._loop.time()
+        self._deadline = now + self._node.settings.request_timeout_s
+        self._is_recent = not self._arrived and self._on_leader.is_recent(now)
+        self._cork.touch(self)
+
+    def flush(self) -> None:
+        """End a turn that brought keep-alives: the next one is looked at anew."""
+        self._deadline = 0.0
+        self._is_recent = False
+
+    def _begin_batch(self) -> None:
+        # Until these are answered, others gather: to another member they cost the same, few or many.
+        self._gathering = self._loop.call_later(GATHER_MAX_S, self._next_batch)
+        self._on_leader.start(self._renew_arrived())
+
+    async def _renew_arrived(self) -> None:
+        """Renew what has arrived until this task runs, which is in the loop's next turn."""
+        # No more than one entry renews: neither the message to another member nor a turn of it grows without bound.
+        batch, self._arrived = self._arrived[:RENEW_MAX], self._arrived[RENEW_MAX:]
+        if batch:
+            await self._renew(batch)
+        self._next_batch()
+
+    def _next_batch(self) -> None:
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
+        if self._arrived:
+            self._begin_batch()
+
+    def _send_on(self, pending: list[PendingKeepAlive]) -> None:
+        """Send keep-alives on to the present leader; those of clients here go before later arrivals."""
+        arrived = [one for one in pending if one.is_local]
+        passed_on = [one for one in pending if not one.is_local]
+        if arrived:
+            self._arrived = arrived + self._arrived
+            if self._gathering is None:
+                self._begin_batch()
+        if passed_on:
+            self._on_leader.start(self._renew(passed_on))
+
+    def _fail(self, batch: Sequence[PendingKeepAlive], error: errors.StatusError) -> None:
+        """Fail keep-alives, some of very many in a turn."""
+        self._failed.append((batch, error))
+        self._failing.add(self._fail_some)
+
+    def _fail_some(self) -> None:
+        batch, error = self._failed.popleft()
+        if len(batch) > FAILED_AT_ONCE:
+            self._failed.appendleft((batch[FAILED_AT_ONCE:], error))
+        fail_each(batch[:FAILED_AT_ONCE], error)
+        if self._failed:
+            self._failing.add(self._fail_some)
+
+    async def _renew(self, batch: list[PendingKeepAlive]) -> None:
+        """Answer keep-alives of one deadline, which are all from clients here or all from another member."""
+        lease_ids = [one.lease_id for one in batch]
+
+        def encode() -> bytes:
+            return raft_pb2.LeaseRenewRequest(ids=lease_ids).SerializeToString()
+
+        def parse(response: bytes) -> Sequence[int]:
+            ttls: Sequence[int] = raft_pb2.LeaseRenewResponse.FromString(response).ttls
+            if len(ttls) != len(batch):
+                raise ValueError(f"{len(ttls)} answers to {len(batch)} keep-alives")
+            return ttls
+
+        try:
+            ttls = await self._on_leader.ask(Question(RENEW, encode, parse, batch[0].deadline, batch[0].is_local))
+        except errors.StatusError as error:
+            self._fail(batch, error)
+            return
+        if ttls is None:
+            self._renewals.take(batch)
+            return
+        for one, ttl_s in zip(batch, ttls, strict=True):
+            one.answer(ttl_s)
+
+    def renew_for_member(self, batch: list[PendingKeepAlive]) -> None:
+        """Answer keep-alives that another member passed on."""
+        deadline = self._new_deadline()
+        for one in batch:
+            one.deadline = deadline
+        self._send_on(batch)
+
+    # -- connections that were lost ----------------------------------------------------------------------------------
+
+    def connections_lost(self, lost: list[ConnectionLost]) -> None:
+        """Have the leader let leases end soon, in the background; if that fails, they end with their TTL."""
+        self._lost += lost
+        if not self._is_telling:
+            self._is_telling = True
+            self._on_leader.start(self._tell())
+
+    async def _tell(self) -> None:
+        """Tell the leader of leases whose owners were lost, some at a time, however many were lost together."""
+        while self._lost:
+            some = [self._lost.popleft() for _ in range(min(SHORTEN_MAX, len(self._lost)))]
+            with suppress(errors.StatusError):
+                await self.shorten(some)
+            await asyncio.sleep(0)
+        self._is_telling = False
+
+    async def shorten(self, lost: list[ConnectionLost], *, is_local: bool = True) -> None:
+        """Have leases end soon whose owner's connection was lost.
+
+        Arguments:
+            lost: the leases.
+            is_local: whether the connection was to this member.
+
+        Raises:
+            StatusError: no leader did it.
+        """
+        encode = partial(_encode_lost, lost, self._loop.time)
+        if await self._on_leader.ask(Question(SHORTEN, encode, bytes, self._new_deadline(), is_local)) is None:
+            self._shorten(lost)
+
+    def _shorten(self, lost: list[ConnectionLost]) -> None:
+        """Let leases end soon, and see to it that the first ends in time; this member leads."""
+        now = self._loop.time()
+        if self._auth.is_enabled:
+            lost = [one for one in lost if self._may_end(one)]
+        ends = [self.times.shorten(one.lease_id, one.grace_s, now - one.answered_at, one.caller) for one in lost]
+        first_s = min((end for end in ends if end is not None), default=None)
+        if first_s is None:
+            return
+
+        def sweep() -> None:
+            self._end_timers.discard(timer)
+            self._sweep()
+
+        timer = self._loop.call_later(first_s + _TIMER_SLACK_S, sweep)
+        self._end_timers.add(timer)
+
+    def _may_end(self, lost: ConnectionLost) -> bool:
+        """Whether an owner may write all keys of its lease now. A long check is left to applying."""
+        try:
+            self._rights.check_lease(lost.caller, lost.lease_id, write=True)
+        except errors.StatusError:
+            return False
+        return True
+
+    # -- questions ---------------------------------------------------------------------------------------------------
+
+    async def time_to_live(
+        self, request: rpc_pb2.LeaseTimeToLiveRequest, *, is_local: bool = True
+    ) -> bytes | Callable[[], bytes]:
+        """Find out how long a lease has left, as the leader sees it. TTL -1: no such lease.
+
+        Arguments:
+            request: the client's.
+            is_local: whether the client is this member's.
+
+        Returns:
+            The response without its header, if another member has made it; else what makes it, without the keys of the
+            lease: the caller that adds these has to look at both at one moment, in which the store ``is_whole``.
+
+        Raises:
+            StatusError: no leader answered.
+        """
+        question = Question(TIME_TO_LIVE, request.SerializeToString, bytes, self._new_deadline(), is_local)
+        response = await self._on_leader.ask(question)
+        return response if response is not None else partial(self._time_to_live, request)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no entry is half applied: keys of a lease that ends in slices would be seen to go one by one."""
+        return self._node.applying.is_whole
+
+    def _time_to_live(self, request: rpc_pb2.LeaseTimeToLiveRequest) -> bytes:
+        response = rpc_pb2.LeaseTimeToLiveResponse(ID=request.ID, TTL=-1)
+        granted_s = self.times.ttl_s(request.ID)
+        if granted_s:
+            response.TTL = int(self.times.remaining_s(request.ID))
+            response.grantedTTL = granted_s
+        return response.SerializeToString()
+
+    # -- writes ------------------------------------------------------------------------------------------------------
+
+    def grant_request(self, ttl_s: int, lease_id: int = 0, *, exact: bool = False) -> rpc_pb2.LeaseGrantRequest:
+        """Make the entry that grants a lease: all that is chosen is chosen before it goes into the log.
+
+        Arguments:
+            ttl_s: asked for, in seconds; raised to the least that is granted.
+            lease_id: 0 for a random one.
+            exact: grant as little as a second: the owner can stand an election without an answer.
+
+        Raises:
+            LeaseTTLTooLargeError: above the largest TTL.
+        """
+        if ttl_s > TTL_MAX_S:
+            raise errors.LeaseTTLTooLargeError
+        while lease_id == 0:
+            lease_id = self._random.getrandbits(63)
+        return rpc_pb2.LeaseGrantRequest(TTL=max(ttl_s, 1 if exact else self._ttl_min_s), ID=lease_id)
+
+    async def grant(self, ttl_s: int, caller: Caller | None, identity: Identity) -> int:
+        """Grant a lease to a recipe of this member, and return its id.
+
+        Arguments:
+            ttl_s: asked for, in seconds.
+            caller: on whose behalf.
+            identity: in whose share it falls.
+
+        Raises:
+            StatusError: the error that LeaseGrant would answer.
+        """
+        request = self.grant_request(ttl_s)
+        self.granters.admit(request.ID, identity)
+        await self._through_log(Kind.LEASE_GRANT, request, caller)
+        return request.ID
+
+    async def revoke(self, lease_id: int, caller: Caller | None) -> None:
+        """End a lease for a recipe of this member, on behalf of a caller.
+
+        Raises:
+            StatusError: the error that LeaseRevoke would answer.
+        """
+        await self._through_log(Kind.LEASE_REVOKE, rpc_pb2.LeaseRevokeRequest(ID=lease_id), caller)
+
+    async def _through_log(self, kind: int, request: Any, caller: Caller | None) -> None:
+        outcome = await self._node.propose(kind, request.SerializeToString(), request, caller)
+        outcome.check()
+
+
+def _encode_lost(lost: Sequence[ConnectionLost], clock: Callable[[], float]) -> bytes:
+    """Return a LeaseShortenRequest, with the age of each answer at the moment when it leaves."""
+    now = clock()
+    request = raft_pb2.LeaseShortenRequest()
+    for one in lost:
+        request.ids.append(one.lease_id)
+        request.graces_ms.append(round(one.grace_s * 1000))
+        request.ages_us.append(int((now - one.answered_at) * 1_000_000))
+        # Only users are named: a name that is empty would be a member's, which may do everything.
+        request.users.append(b"" if one.caller is None else one.caller.user)
+        request.auth_revisions.append(0 if one.caller is None else one.caller.auth_revision)
+    return request.SerializeToString()

@@ -1,0 +1,178 @@
+"""Defragment: an online compacting copy of the database takes its place, while the member reads and writes on.
+
+    room on the disk? -> copy, on a thread -> catch up, on a thread, until little is left
+        -> the writer brings over the rest and renames (commits wait in memory) -> the loop goes on with the copy
+
+Owns one run at a time. A call that comes during a run waits for the next one, which begins after the call and is shared
+by all that wait: what was free when a call came is given back when that call is answered. A run goes on when its
+caller has gone.
+
+Up to the rename the database is unchanged by any failure: no room, too much committed meanwhile, a database received
+from the leader, the end of the member. A crash leaves a copy, which the next start removes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from raftkv.errors import CorruptionError, StorageError
+from raftkv.loop.limiter import Limiter
+from raftkv.replica.snapshots.files import check_room, on_thread, outgoing_path
+from raftkv.storage.backend.base import Defragmentation
+from raftkv.storage.mvcc import Store
+
+_log = logging.getLogger(__name__)
+
+ROUND_SMALL: Final = 2_000
+"""Changes that are few enough for the last round, in which commits wait."""
+ROUNDS_MAX: Final = 20
+"""Rounds after which the last one begins with what is left; each has only what came during the one before."""
+CLOSE_TIMEOUT_S: Final = 5.0
+"""How long the end of the member waits for the end of a run."""
+TOLD_IN_A_TURN: Final = 100
+"""Callers that are answered in a turn of the loop: about 2 ms."""
+
+
+class Defragmenter(Collector):
+    """Defragments the database of a member.
+
+    Arguments:
+        store: of the member.
+        directory: of the database, for the copy.
+        on_fatal: called with an error, after which the member must stop.
+        observe: gets the seconds that a run took.
+        check_room: refuses a copy of so many bytes in the directory.
+        on_damage: called when the database turns out to be damaged; it is as it was.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        directory: Path,
+        on_fatal: Callable[[BaseException], None],
+        observe: Callable[[float], None],
+        check_room: Callable[[Path, int, str], None] = check_room,
+        on_damage: Callable[[CorruptionError], None] | None = None,
+    ) -> None:
+        self._store = store
+        self._directory = directory
+        self._on_fatal = on_fatal
+        self._observe = observe
+        self._check_room = check_room
+        self._on_damage = on_damage or on_fatal
+        self._current: asyncio.Task[None] | None = None
+        self._next: asyncio.Task[None] | None = None
+        self._under_way: Defragmentation | None = None
+        self._is_closed = False
+        self._telling = Limiter(TOLD_IN_A_TURN)
+
+    def collect(self) -> Iterator[Metric]:
+        """Whether a run is under way, for ``/metrics``."""
+        is_running = float(self._under_way is not None)
+        yield GaugeMetricFamily(
+            "etcd_disk_defrag_inflight",
+            "Whether or not defrag is active on the member. 1 means active, 0 means not.",
+            is_running,
+        )
+
+    async def run(self) -> None:
+        """Defragment, in a run that begins after the call.
+
+        Raises:
+            SpaceError: there is no room for the copy.
+            StorageError: the copy failed, was given up, or the database was exchanged meanwhile.
+        """
+        if self._next is None:
+            self._next = asyncio.get_running_loop().create_task(self._after(self._current))
+            self._next.add_done_callback(_seen)
+        # A caller that leaves takes no part of the run with it, and thousands who stay hear of its end some a turn.
+        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._next.add_done_callback(lambda run: self._telling.add(partial(_tell, told, run)))
+        await told
+
+    async def _after(self, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait([before])
+        self._current, self._next = self._next, None
+        if self._is_closed:
+            raise StorageError("the member stops")
+        try:
+            await self._defragment()
+        except StorageError as error:
+            _log.warning("the database was not defragmented: %s", error)
+            raise
+        except CorruptionError as error:
+            self._on_damage(error)
+            raise
+        except Exception as error:
+            self._on_fatal(error)
+            raise
+
+    async def _defragment(self) -> None:
+        store, loop = self._store, asyncio.get_running_loop()
+        started_at, before_bytes = loop.time(), store.size_bytes
+        self._check_room(self._directory, store.size_in_use_bytes, "a compact copy of the database")
+        defragmentation = store.backend.defragment(outgoing_path(self._directory))
+        self._under_way = defragmentation
+        try:
+            await on_thread(lambda: _prepare(defragmentation))
+            done: asyncio.Future[None] = loop.create_future()
+            store.finish_defragmentation(defragmentation, lambda error: _settle(done, error))
+            await asyncio.shield(done)
+        finally:
+            self._under_way = None
+            await on_thread(defragmentation.close)
+        took_s = loop.time() - started_at
+        self._observe(took_s)
+        _log.info("defragmented the database: %d bytes, now %d, in %.1f s", before_bytes, store.size_bytes, took_s)
+
+    async def close(self) -> None:
+        """End what is under way; the database is as it was, or defragmented."""
+        self._is_closed = True
+        if self._under_way is not None:
+            self._under_way.give_up()
+        tasks = {task for task in (self._current, self._next) if task is not None}
+        if tasks:
+            # A disk that is full keeps the commit waiting that the end of a run waits for.
+            _, waiting = await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S)
+            for task in waiting:
+                task.cancel()
+            if waiting:
+                await asyncio.wait(waiting)
+
+
+def _prepare(defragmentation: Defragmentation) -> None:
+    """Copy, and catch up until little is left; on a thread."""
+    defragmentation.copy()
+    for _ in range(ROUNDS_MAX):
+        if defragmentation.catch_up() <= ROUND_SMALL:
+            return
+
+
+def _settle(done: asyncio.Future[None], error: BaseException | None) -> None:
+    if error is None:
+        done.set_result(None)
+    else:
+        done.set_exception(error)
+
+
+def _tell(told: asyncio.Future[None], run: asyncio.Task[None]) -> None:
+    """Tell who waits for a run how it ended."""
+    if run.cancelled():
+        told.cancel()
+    elif not told.done():
+        _settle(told, run.exception())
+
+
+def _seen(task: asyncio.Task[None]) -> None:
+    """Retrieve an error whose caller may be gone, so that asyncio does not log it."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,92 @@
+"""A member without room gives up the copies that can be made again, and raises the NOSPACE alarm.
+
+Owns the one proposal of the alarm that may be under way. When there is no room is decided by ``node.admission``
+(quota, free disk) and ``node.housekeeping`` (commits of the database that fail).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Final
+
+from raftkv.apply.alarms import Alarms
+from raftkv.apply.request import MEMBER, Kind
+from raftkv.errors import StatusError
+from raftkv.pb import rpc_pb2
+from raftkv.pb.enums import alarm_name
+from raftkv.replica.node.surroundings import MemberLoop
+from raftkv.replica.snapshots import SnapshotReceiver, SnapshotSender
+
+_log = logging.getLogger(__name__)
+
+
+_MEANINGS: Final[dict[int, str]] = {
+    rpc_pb2.NOSPACE: "writes that need room are refused on all members; make room",
+    rpc_pb2.CORRUPT: "all writes are refused on all members; compare raftkvctl endpoint hashkv --cluster, replace the "
+    "member that differs",
+}
+
+
+def tell_alarm(member_id: int, kind: int, is_raised: bool) -> None:
+    """Tell in the log of this member of an alarm of any: its clients are refused, and its operator looks here.
+
+    Arguments:
+        member_id, kind, is_raised: as of ``apply.alarms.OnChange``.
+    """
+    name = alarm_name(kind)
+    if not is_raised:
+        _log.info("the %s alarm of member %x is switched off", name, member_id)
+        return
+    meaning = _MEANINGS.get(kind, "it is of a version that this one does not know")
+    _log.warning("the %s alarm of member %x is raised: %s, then raftkvctl alarm disarm", name, member_id, meaning)
+
+
+class Space:
+    """Makes room, and tells the cluster when there is none.
+
+    Arguments:
+        node, alarms: of the member.
+        sent, received: databases on their way.
+    """
+
+    def __init__(self, node: MemberLoop, alarms: Alarms, sent: SnapshotSender, received: SnapshotReceiver) -> None:
+        self._node = node
+        self._alarms = alarms
+        self._sent = sent
+        self._received = received
+        self._raising: asyncio.Task[None] | None = None
+        self._is_told = False
+
+    def make_room(self) -> bool:
+        """Give up all copies of databases: they are made again later, and writes must go on.
+
+        Returns:
+            Whether there was anything to give up.
+        """
+        given_up = self._sent.give_up("the disk is full")
+        return self._received.give_up() or given_up
+
+    def raise_no_space(self, reason: str) -> None:
+        """Raise the NOSPACE alarm, unless this member has raised it already or that is under way.
+
+        Arguments:
+            reason: for the log, which has one line for an alarm, however often it is tried.
+        """
+        if self._alarms.is_raised(self._node.settings.member_id, rpc_pb2.NOSPACE):
+            return
+        if self._raising is not None and not self._raising.done():
+            return
+        if not self._is_told:
+            self._is_told = True
+            _log.warning("%s; raising the NOSPACE alarm: make room, then raftkvctl alarm disarm", reason)
+        self._raising = asyncio.get_running_loop().create_task(self._propose())
+
+    async def _propose(self) -> None:
+        request = rpc_pb2.AlarmRequest(
+            action=rpc_pb2.AlarmRequest.ACTIVATE, memberID=self._node.settings.member_id, alarm=rpc_pb2.NOSPACE
+        )
+        with contextlib.suppress(StatusError):  # what finds no space next raises it again
+            await self._node.propose(Kind.ALARM, request.SerializeToString(), request, MEMBER)
+            self._is_told = False

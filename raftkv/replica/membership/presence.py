@@ -1,0 +1,203 @@
+"""How a member becomes known to the cluster, and how it learns that it was removed.
+
+Publication tells the cluster how this member is reached: its name, client URLs and version, as an entry of the log.
+
+    await publication.publish()     # at the start: returns when the cluster knows
+    publication.again()             # a member ran a version that did not keep all of it, and was upgraded
+    await promote_itself(...)       # with --auto-promote: the leader lets this learner vote once it is in sync
+
+Once a member is known with other values, as after a restart with other ``--advertise-client-urls``, it publishes anew.
+
+Departure stops a member that was removed:
+
+    its own log says so     it applies its removal and stops a moment later, so that the others receive its last
+                            messages; if they are so few that they may need its vote, it stops when they know
+    the others say so       they refuse its connections: it missed the end of its log, or was started with old data
+
+A removed member that is needed starts again after a crash. A request to it for its own removal is answered when the
+others know: an operator may switch it off then. The others know for certain: an id that has left is kept for ever, and
+only committed entries add one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from raftkv import __version__
+from raftkv.apply.membership import Membership
+from raftkv.apply.request import Kind
+from raftkv.errors import MemberRemovedError, StatusError
+from raftkv.pb import raft_pb2, rpc_pb2
+from raftkv.replica.node.node import Node
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Attributes:
+    """The published attributes of a member.
+
+    Attributes:
+        name: ``--name``.
+        client_urls: ``--advertise-client-urls``.
+    """
+
+    name: str
+    client_urls: tuple[str, ...]
+
+
+class Publication:
+    """Publishes the attributes of one member.
+
+    Arguments:
+        node: of the member.
+        membership: the members as applied here.
+        attributes: to be known to the cluster.
+    """
+
+    def __init__(self, node: Node, membership: Membership, attributes: Attributes) -> None:
+        self._node = node
+        self._membership = membership
+        self._attributes = attributes
+        self._again: asyncio.Task[None] | None = None
+
+    async def publish(self) -> None:
+        """Return when the cluster knows what this member says of itself."""
+        while not self._is_known():
+            await self._propose()
+
+    def again(self) -> None:
+        """Publish once more in the background, even if the cluster seems to know it."""
+        if self._again is None or self._again.done():
+            self._again = asyncio.get_running_loop().create_task(self._until_done())
+
+    async def _until_done(self) -> None:
+        while not self._node.stopped and not await self._propose():
+            pass
+
+    async def _propose(self) -> bool:
+        record = raft_pb2.MemberRecord(
+            member=rpc_pb2.Member(
+                ID=self._node.settings.member_id, name=self._attributes.name, clientURLs=self._attributes.client_urls
+            ),
+            update=True,
+            version=__version__,
+        )
+        try:
+            await self._node.propose(Kind.MEMBER_ATTRIBUTES, record.SerializeToString(), record, None)
+        except StatusError as error:
+            _log.warning("could not publish this member's client URLs yet: %s", error)
+            await asyncio.sleep(self._node.settings.election_s)
+            return False
+        return True
+
+    def _is_known(self) -> bool:
+        mine = self._membership.members.get(self._node.settings.member_id)
+        if mine is None:
+            return True
+        known = (mine.name, tuple(mine.clientURLs), self._membership.version_of(mine.ID))
+        return known == (self._attributes.name, self._attributes.client_urls, __version__)
+
+
+async def promote_itself(node: Node, membership: Membership, promote: Callable[[], Awaitable[object]]) -> None:
+    """Let this learner vote as soon as the leader finds it in sync (``--auto-promote``).
+
+    Arguments:
+        node: of the member.
+        membership: the members as applied here.
+        promote: asks the leader; raises StatusError where it refuses.
+    """
+    said = ""
+    while (own := membership.members.get(node.settings.member_id)) is not None and own.isLearner:
+        try:
+            await promote()
+            _log.info("this member was a learner, and votes from now on")
+        except StatusError as error:
+            if str(error) != said:
+                said = str(error)
+                _log.info("this learner does not vote yet: %s", said)
+            await asyncio.sleep(node.settings.election_s)
+
+
+STOP_DELAY_S: Final = 1.0
+"""A removed member goes on for so long (etcd: the same), to pass on the commit of its removal."""
+
+
+NEEDED_BY_MAX: Final = 2
+"""Voters left, up to which they may need the vote of one that was removed, until they know that its removal is
+committed: it waits for their word, which ends its connections."""
+
+
+class Departure:
+    """Waits for the end of this member.
+
+    Arguments:
+        member_id: of this member.
+        membership: the members as applied here.
+        leave: called once, when the member has to stop.
+    """
+
+    def __init__(self, member_id: int, membership: Membership, leave: Callable[[], None]) -> None:
+        self._member_id = member_id
+        self._membership = membership
+        self._leave = leave
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_over = False
+        self._over = asyncio.Event()
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether the log applied here says that this member was removed."""
+        return self._member_id in self._membership.removed
+
+    def conf_changed(self) -> None:
+        """The members changed: perhaps this one is none any more."""
+        if self.is_removed and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(STOP_DELAY_S, self._end_unless_needed)
+
+    def refused(self, text: str) -> bool:
+        """Another member refused a connection of this one; whether that was because this one was removed.
+
+        Arguments:
+            text: of the refusal.
+        """
+        if not text.endswith(MemberRemovedError.text):
+            return False
+        self._end()
+        return True
+
+    async def wait_until_dispensable(self) -> None:
+        """Return when the others know that this member was removed, if they may need its vote until they do."""
+        if self.is_removed and self.may_be_needed:
+            await self._over.wait()
+
+    def close(self) -> None:
+        """The member stops anyway."""
+        self._is_over = True
+        self._over.set()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether this member was removed and is no longer needed: it need not even start."""
+        return self.is_removed and not self.may_be_needed
+
+    @property
+    def may_be_needed(self) -> bool:
+        """Whether the voters that are left may still need the vote of this member, which was removed."""
+        return sum(not member.isLearner for member in self._membership.members.values()) <= NEEDED_BY_MAX
+
+    def _end_unless_needed(self) -> None:
+        if not self.may_be_needed:
+            self._end()
+
+    def _end(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._over.set()
+            self._leave()

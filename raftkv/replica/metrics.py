@@ -1,0 +1,455 @@
+"""Metrics of a replica: its part in the cluster, store, watches, leases, quotas, databases on their way; the process;
+how long its own work takes (``Durations``).
+
+Texts are etcd's where the families are.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from raftkv.apply.quotas import Quotas
+from raftkv.apply.request import Kind
+from raftkv.config import ETCD_VERSION, FEATURES
+from raftkv.histograms import Buckets, counter, counters, gauge, gauges, histogram_family
+from raftkv.pb.enums import alarm_name
+from raftkv.replica.lease.times import LeaseTimes
+from raftkv.replica.membership.changes import Changes
+from raftkv.replica.node.applying import ApplyTimes
+from raftkv.replica.node.housekeeping import CompactionTimes
+from raftkv.replica.node.node import Node
+from raftkv.replica.snapshots import Installer
+from raftkv.replica.snapshots.files import Transfers
+from raftkv.replica.watch.hub import WatchHub
+from raftkv.storage.mvcc import Store
+
+_ALL_FEATURES: Final = FEATURES | {"AllAlpha": (False, "ALPHA"), "AllBeta": (False, "BETA")}
+_DESCRIPTORS: Final = Path("/proc/self/fd")
+
+
+def new_registry() -> CollectorRegistry:
+    """Make a registry with the metrics of the process."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    registry.register(ProcessLimits())
+    return registry
+
+
+class ProcessLimits(Collector):
+    """Limits of the process that Prometheus's own collector leaves out, and descriptors under etcd's names."""
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        memory, descriptors = resource.getrlimit(resource.RLIMIT_AS)[0], resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        memory = memory if memory >= 0 else 2**64 - 1  # as Go's client has "unlimited"
+        yield from gauges(
+            ("process_virtual_memory_max_bytes", "Maximum amount of virtual memory available in bytes.", memory),
+            ("os_fd_limit", "The file descriptor limit.", descriptors),
+            ("os_fd_used", "The number of used file descriptors.", _used_descriptors()),
+        )
+
+
+def _used_descriptors() -> int:
+    """Return the figure of this process; 0 where the system does not say."""
+    return len(os.listdir(_DESCRIPTORS)) if _DESCRIPTORS.exists() else 0
+
+
+class ServerMetrics(Collector):
+    """The member in its cluster.
+
+    Arguments:
+        node: of the member.
+        changes: of the members.
+        installer: of received databases.
+        quota_bytes: of the database; 0: none.
+        features: feature gates that are settings here, and whether they are on.
+    """
+
+    def __init__(
+        self, node: Node, changes: Changes, installer: Installer, quota_bytes: int, features: Mapping[str, bool]
+    ) -> None:
+        self._features = features
+        self._node = node
+        self._changes = changes
+        self._installer = installer
+        self._quota_bytes = quota_bytes
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        yield from self._state()
+        yield from self._counters()
+        yield from self._versions()
+        yield gauge(
+            "etcd_server_feature_enabled",
+            "Whether or not a feature is enabled. 1 is enabled, 0 is not.",
+            {(name, stage): self._features.get(name, is_on) for name, (is_on, stage) in _ALL_FEATURES.items()},
+            ["name", "stage"],
+        )
+        server_id = f"{self._node.settings.member_id:x}"
+        raised = {(alarm_name(one.alarm), f"{one.memberID:x}"): 1 for one in self._node.applier.alarms.raised()}
+        yield gauge(
+            "etcd_debugging_server_alarms",
+            "Alarms for every member in cluster. 1 for 'server_id' label with current ID. 2 for 'alarm_type' label "
+            "with type of this alarm",
+            {(member, alarm): 1 for alarm, member in raised},
+            ["server_id", "alarm_type"],
+        )
+        yield gauge(
+            "etcd_server_id",
+            "Server or member ID in hexadecimal format. 1 for 'server_id' label with current ID.",
+            {(server_id,): 1},
+            ["server_id"],
+        )
+
+    def _state(self) -> Iterator[Metric]:
+        node, own = self._node, self._node.settings.member_id
+        applied = "The total number of consensus proposals applied."
+        return gauges(
+            ("etcd_server_has_leader", "Whether or not a leader exists. 1 is existence, 0 is not.", node.leader != 0),
+            (
+                "etcd_server_is_leader",
+                "Whether or not this member is a leader. 1 if is, 0 otherwise.",
+                node.leader == own,
+            ),
+            (
+                "etcd_server_is_learner",
+                "Whether or not this member is a learner. 1 if is, 0 otherwise.",
+                own in node.conf_state.learners,
+            ),
+            (
+                "etcd_server_proposals_committed_total",
+                "The total number of consensus proposals committed.",
+                node.committed,
+            ),
+            ("etcd_server_proposals_applied_total", applied, node.applied),
+            (
+                "etcd_server_proposals_pending",
+                "The current number of pending proposals to commit.",
+                len(node.proposals),
+            ),
+            ("etcd_server_quota_backend_bytes", "Current backend storage quota size in bytes.", self._quota_bytes),
+            (
+                "etcd_server_snapshot_apply_in_progress_total",
+                "1 if the server is applying the incoming snapshot. 0 if none.",
+                self._installer.is_installing,
+            ),
+            ("raftkv_raft_term", "The present term of Raft.", node.term),
+        )
+
+    def _counters(self) -> Iterator[Metric]:
+        node, reads = self._node, self._node.reads
+        return counters(
+            ("etcd_server_leader_changes_seen_total", "The number of leader changes seen.", node.leader_changes),
+            ("etcd_server_proposals_failed_total", "The total number of failed proposals seen.", node.proposals.failed),
+            (
+                "etcd_server_heartbeat_send_failures_total",
+                "The total number of leader heartbeat send failures (likely overloaded from slow disk).",
+                node.late_heartbeats,
+            ),
+            (
+                "etcd_server_slow_apply_total",
+                "The total number of slow apply requests (likely overloaded from slow disk).",
+                node.applying.times.slow,
+            ),
+            (
+                "etcd_server_slow_read_indexes_total",
+                "The total number of pending read indexes not in sync with leader's or timed out read index requests.",
+                reads.rounds_retried,
+            ),
+            (
+                "etcd_server_read_indexes_failed_total",
+                "The total number of failed read indexes seen.",
+                reads.reads_failed,
+            ),
+            (
+                "etcd_server_learner_promote_successes",
+                "The total number of successful learner promotions while this member is leader.",
+                self._changes.promotions,
+            ),
+        )
+
+    def _versions(self) -> Iterator[Metric]:
+        cluster_version = self._node.applier.downgrade.cluster_version.removesuffix(".0")
+        for name, label, text, version in (
+            ("etcd_server_version", "server_version", "current version", ETCD_VERSION),
+            ("etcd_cluster_version", "cluster_version", "current cluster version", cluster_version),
+        ):
+            yield gauge(name, f"Which version is running. 1 for '{label}' label with {text}", {(version,): 1}, [label])
+
+
+class StoreMetrics(Collector):
+    """Sizes of a store, and what was done to it.
+
+    Arguments:
+        store: of the member.
+        open_reads: read transactions of the database that are open.
+        txns: how many txns were applied.
+    """
+
+    def __init__(self, store: Store, open_reads: Callable[[], int], txns: Callable[[], int]) -> None:
+        self._store = store
+        self._open_reads = open_reads
+        self._txns = txns
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        store = self._store
+        yield from gauges(
+            (
+                "etcd_mvcc_db_total_size_in_bytes",
+                "Total size of the underlying database physically allocated in bytes.",
+                store.size_bytes,
+            ),
+            (
+                "etcd_mvcc_db_total_size_in_use_in_bytes",
+                "Total size of the underlying database logically in use in bytes.",
+                store.size_in_use_bytes,
+            ),
+            (
+                "etcd_mvcc_db_open_read_transactions",
+                "The number of currently open read transactions",
+                self._open_reads(),
+            ),
+            ("etcd_debugging_mvcc_current_revision", "The current revision of store.", store.revision),
+            (
+                "etcd_debugging_mvcc_compact_revision",
+                "The revision of the last compaction in store.",
+                store.compact_revision,
+            ),
+            ("etcd_debugging_mvcc_keys_total", "Total number of keys.", store.key_count),
+            (
+                "etcd_debugging_mvcc_total_put_size_in_bytes",
+                "The total size of put kv pairs seen by this member.",
+                store.put_bytes_total,
+            ),
+        )
+        ranges = "Total number of ranges seen by this member."
+        yield from counters(
+            ("etcd_mvcc_put_total", "Total number of puts seen by this member.", store.puts_total),
+            ("etcd_mvcc_delete_total", "Total number of deletes seen by this member.", store.deletes_total),
+            ("etcd_mvcc_txn_total", "Total number of txns seen by this member.", self._txns()),
+            ("etcd_mvcc_range_total", ranges, store.ranges_total),
+            ("etcd_debugging_mvcc_range_total", ranges, store.ranges_total),
+            (
+                "etcd_debugging_mvcc_db_compaction_keys_total",
+                "Total number of db keys compacted.",
+                store.dropped_total,
+            ),
+        )
+
+
+class WatchMetrics(Collector):
+    """The watches of a member.
+
+    Arguments:
+        hub: of the member.
+    """
+
+    def __init__(self, hub: WatchHub) -> None:
+        self._hub = hub
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        hub = self._hub
+        yield from gauges(
+            ("etcd_debugging_mvcc_watch_stream_total", "Total number of watch streams.", len(hub.streams)),
+            ("etcd_debugging_mvcc_watcher_total", "Total number of watchers.", hub.watcher_count),
+            ("etcd_debugging_mvcc_slow_watcher_total", "Total number of unsynced slow watchers.", hub.unsynced_count),
+            (
+                "etcd_debugging_mvcc_pending_events_total",
+                "Total number of pending events to be sent.",
+                hub.pending_count,
+            ),
+            ("etcd_debugging_store_watchers", "Count of currently active watchers.", 0),  # of the v2 store
+            ("raftkv_watch_lag_revisions", "How far the slowest watcher is behind.", hub.lag_revisions),
+        )
+        text = "Total number of events sent by this member."
+        yield from counters(("etcd_debugging_mvcc_events_total", text, hub.events_total))
+
+
+class LeaseMetrics(Collector):
+    """Counts of leases. Every member counts what it applied, only the leader renewals.
+
+    Arguments:
+        times: of the member.
+    """
+
+    def __init__(self, times: LeaseTimes) -> None:
+        self._times = times
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        times = self._times
+        yield from counters(
+            ("etcd_debugging_lease_granted_total", "The total number of granted leases.", times.granted_total),
+            ("etcd_debugging_lease_revoked_total", "The total number of revoked leases.", times.revoked_total),
+            (
+                "etcd_debugging_lease_renewed_total",
+                "The number of renewed leases seen by the leader.",
+                times.renewed_total,
+            ),
+            ("etcd_debugging_server_lease_expired_total", "The total number of expired leases.", times.expired_total),
+        )
+        text = "Bucketed histogram of lease TTLs."
+        yield histogram_family("etcd_debugging_lease_ttl_total", text, {(): times.ttls})
+        yield from gauges(("raftkv_leases", "Leases that exist now.", len(times)))
+
+
+class QuotaMetrics(Collector):
+    """Quotas of prefixes, of which there are few.
+
+    Arguments:
+        quotas: of the cluster.
+    """
+
+    def __init__(self, quotas: Quotas) -> None:
+        self._quotas = quotas
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        quotas = {(one.prefix.decode("utf-8", "backslashreplace"),): one for one in self._quotas.by_prefix()}
+        for unit, used, most in (
+            ("bytes", {k: q.bytes_used for k, q in quotas.items()}, {k: q.bytes_max for k, q in quotas.items()}),
+            ("keys", {k: q.keys_used for k, q in quotas.items()}, {k: q.keys_max for k, q in quotas.items()}),
+        ):
+            yield gauge(
+                f"raftkv_prefix_quota_used_{unit}", f"What a prefix uses of its quota, in {unit}.", used, ["prefix"]
+            )
+            limits = {prefix: limit for prefix, limit in most.items() if limit}
+            yield gauge(f"raftkv_prefix_quota_limit_{unit}", f"Quota of a prefix, in {unit}.", limits, ["prefix"])
+
+
+class TransferMetrics(Collector):
+    """Databases on their way, in one direction.
+
+    Arguments:
+        way: ``send`` or ``receive``.
+        transfers: of that direction.
+    """
+
+    def __init__(self, way: str, transfers: Transfers) -> None:
+        self._way = way
+        self._transfers = transfers
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        way, transfers = self._way, self._transfers
+        label = ["To" if way == "send" else "From"]
+        verb = "sends" if way == "send" else "receives"
+        prefix = f"etcd_network_snapshot_{way}"
+        yield gauge(
+            f"{prefix}_inflights_total",
+            f"Total number of inflight snapshot {verb}",
+            _named(transfers.under_way),
+            label,
+        )
+        yield counter(
+            f"{prefix}_success", f"Total number of successful snapshot {verb}", _named(transfers.succeeded), label
+        )
+        yield counter(f"{prefix}_failures", f"Total number of snapshot {way} failures", _named(transfers.failed), label)
+        yield histogram_family(
+            f"{prefix}_total_duration_seconds",
+            f"Total latency distributions of v3 snapshot {verb}",
+            {(f"{peer_id:x}",): buckets for peer_id, buckets in sorted(transfers.durations.items())},
+            label,
+        )
+
+
+def _named(counts: dict[int, int]) -> dict[tuple[str, ...], float]:
+    return {(f"{peer_id:x}",): count for peer_id, count in sorted(counts.items())}
+
+
+OPERATIONS: Final[Mapping[int, str]] = {
+    Kind.PUT: "Put",
+    Kind.DELETE_RANGE: "DeleteRange",
+    Kind.TXN: "Txn",
+    Kind.COMPACT: "Compaction",
+    Kind.ALARM: "Alarm",
+    Kind.MEMBER_ATTRIBUTES: "ClusterMemberAttrSet",
+    Kind.LEASE_GRANT: "LeaseGrant",
+    Kind.LEASE_REVOKE: "LeaseRevoke",
+    Kind.LEASE_EXPIRE: "LeaseExpire",
+    Kind.LEASE_RENEW: "LeaseRenew",
+    Kind.PREFIX_QUOTA: "PrefixQuotaSet",
+    Kind.HISTORY_QUOTA: "PrefixQuotaSet",
+    Kind.DOWNGRADE: "DowngradeInfoSet",
+    Kind.AUTH: "Auth",
+}
+"""Kinds of entries, as etcd names what it applies. Changes of members are no requests there, and are not counted."""
+
+
+class Durations(Collector):
+    """Histograms with one set of buckets each."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[str, Buckets]] = {}
+
+    def add(self, name: str, text: str, buckets: Buckets) -> Buckets:
+        """Show buckets under a name; they are returned.
+
+        Arguments:
+            name, text: of the family.
+            buckets: filled by the part that they belong to.
+        """
+        self._found[name] = (text, buckets)
+        return buckets
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        for name, (text, buckets) in self._found.items():
+            yield histogram_family(name, text, {(): buckets})
+
+
+class WorkMetrics(Collector):
+    """Applying, reading and compacting.
+
+    Arguments:
+        applied: how long entries took.
+        ranges: how long reads took.
+        compactions: how long compactions took.
+        wal_bytes: written to the log since the start.
+    """
+
+    def __init__(
+        self, applied: ApplyTimes, ranges: Buckets, compactions: CompactionTimes, wal_bytes: Callable[[], int]
+    ) -> None:
+        self._applied = applied
+        self._ranges = ranges
+        self._compactions = compactions
+        self._wal_bytes = wal_bytes
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        applied = {
+            ("v3", OPERATIONS[abs(kind)], "true" if kind > 0 else "false"): buckets
+            for kind, buckets in self._applied.buckets.items()
+            if abs(kind) in OPERATIONS
+        }
+        text = "The latency distributions of v2 apply called by backend."
+        yield histogram_family("etcd_server_apply_duration_seconds", text, applied, ["version", "op", "success"])
+        text = "The latency distributions of txn.Range"
+        yield histogram_family("etcd_server_range_duration_seconds", text, {("true",): self._ranges}, ["success"])
+        compactions = self._compactions
+        text = "Bucketed histogram of db compaction pause duration."
+        name = "etcd_debugging_mvcc_db_compaction_pause_duration_milliseconds"
+        yield histogram_family(name, text, {(): compactions.slices})
+        text = "Bucketed histogram of db compaction total duration."
+        name = "etcd_debugging_mvcc_db_compaction_total_duration_milliseconds"
+        yield histogram_family(name, text, {(): compactions.wholes})
+        yield from gauges(
+            (
+                "etcd_debugging_mvcc_db_compaction_last",
+                "The unix time of the last db compaction. Resets to 0 on start.",
+                compactions.ended_at,
+            ),
+            ("etcd_disk_wal_write_bytes_total", "Total number of bytes written in WAL.", self._wal_bytes()),
+        )

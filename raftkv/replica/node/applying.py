@@ -1,0 +1,404 @@
+"""Applying of committed entries, each at once or, if it is much work, in slices between everything else on the loop.
+
+    applying.take(entries)      # applied now, or queued behind an entry that is under way
+
+Nearly every entry is applied at once, and those of a Ready are one unit of the store with one applied index. An entry
+that is much work (``Applier.begin`` says so) is a unit of its own: what came before it is finished and answered, it
+then gets ``SLICE_S`` of each pass of the loop until it is done. Meanwhile ticks, messages, the log and the sending go
+on, so no leader is deposed; committed entries are queued; readers see the state before it (the store sees to
+that, by revision), and nothing is committed to the database.
+
+Very many short entries are too much for one turn of the node too: after ``TURN_S`` what was applied is finished and
+answered as a unit, and the next turn goes on.
+
+What is applied is in memory until the database has it. Entries come faster than that where puts keep large values,
+which do not travel with them: so they wait while the database is ``NodeSettings.unwritten_max_bytes`` behind.
+
+A received snapshot replaces an entry under way with everything behind it, as it contains them; the end of the member
+leaves the disk at the entry before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter
+from typing import Final, Protocol
+
+from raftkv import errors
+from raftkv.apply import request as requests
+from raftkv.apply.applier import Applier, Outcome, Work
+from raftkv.apply.request import INNER_KIND_AT, Kind
+from raftkv.histograms import Buckets, doubling
+from raftkv.raft.log import RaftLog
+from raftkv.raft.types import Entry, EntryType, Message, MessageType
+from raftkv.replica.node.proposals import Proposals, Waiter
+from raftkv.replica.node.surroundings import NodeSettings
+from raftkv.storage import failpoints
+from raftkv.storage.failpoints import failpoint
+
+SLICE_S: Final = 0.015
+"""How long a pass of the loop works on an entry: others get their turn each time."""
+
+TURN_S: Final = 0.008
+"""How long a turn applies short entries; to answer them takes about as long again."""
+
+PUT_BYTES_BITS: Final = 12
+"""A put counts as one entry more for each 4 KiB of it."""
+
+_PUT: Final = bytes([Kind.PUT])
+_NORMAL: Final = EntryType.NORMAL
+ENTRIES_PER_LOOK: Final = 32
+"""Entries between two looks at the clock."""
+
+CATCH_UP_S: Final = 0.02
+"""Rest between two looks at how far the database is behind."""
+
+SLOW_S: Final = 0.1
+"""An entry that takes longer is counted as slow, as in etcd (warning-apply-duration)."""
+APPLY_S: Final = doubling(0.0001, 20)
+
+Answers = list[tuple[Waiter, Outcome]]
+
+
+class Owner(Protocol):
+    """The node: what it does around entries."""
+
+    applier: Applier
+    applied: int
+    proposals: Proposals
+    settings: NodeSettings
+    stopped: bool
+
+    def apply_conf_change(self, entry: Entry, answers: Answers) -> None:
+        """Apply a membership change; who waits for it here is added to the answers.
+
+        Arguments:
+            entry, answers: the change, and those of this unit.
+        """
+
+    def applied_up_to(self, last: Entry, answers: Answers) -> None:
+        """Note that everything up to an entry is in the state, and answer who waits."""
+
+    def fatal(self, error: BaseException) -> None:
+        """Stop because of an error."""
+
+
+class ApplyTimes:
+    """How long entries take to be applied, by what they do and whether they were refused.
+
+    Those of a run are counted together: one look at the clock for all, and what each took on average. Counting an entry
+    costs 0.1 us, a run 1 us.
+
+    Attributes:
+        run: entries of the run under way, by kind (``apply.request.Kind``), which is negative for a refused one.
+        buckets: seconds, by the same.
+        slow: entries that took longer than ``SLOW_S``.
+    """
+
+    def __init__(self) -> None:
+        self.run: dict[int, int] = {}
+        self.buckets: dict[int, Buckets] = {}
+        self.slow = 0
+
+    @property
+    def txns(self) -> int:
+        """Txns that were applied here, with those that were refused."""
+        buckets = self.buckets
+        return sum([buckets[kind].count for kind in (Kind.TXN, -Kind.TXN) if kind in buckets])
+
+    def end_run(self, began_s: float) -> None:
+        """All entries of the run are applied.
+
+        Arguments:
+            began_s: when it began, by ``perf_counter``.
+        """
+        run = self.run
+        if run:
+            seconds = (perf_counter() - began_s) / sum(run.values())
+            for kind, count in run.items():
+                self.took(kind, seconds, count)
+            run.clear()
+
+    def took(self, kind: int, seconds: float, count: int = 1) -> None:
+        """Count entries of a kind.
+
+        Arguments:
+            kind: negative for those that were refused.
+            seconds: that each took.
+            count: how many.
+        """
+        buckets = self.buckets.get(kind)
+        if buckets is None:
+            buckets = self.buckets[kind] = Buckets(APPLY_S)
+        buckets.observe(seconds, count)
+        if seconds > SLOW_S:
+            self.slow += count
+
+
+class _UnderWay:
+    """An entry that is being applied in slices."""
+
+    __slots__ = ("began_s", "entry", "kind", "waiter", "work")
+
+    def __init__(self, entry: Entry, kind: int, waiter: Waiter | None, work: Work) -> None:
+        self.entry = entry
+        self.kind = kind
+        self.waiter = waiter
+        self.work = work
+        self.began_s = perf_counter()
+
+
+class Applying:
+    """Applies committed entries in order, the long ones in slices.
+
+    Arguments:
+        node: whose entries these are.
+        wake: asks for a turn of the node: the core may hand out more.
+    """
+
+    def __init__(self, node: Owner, wake: Callable[[], None]) -> None:
+        self._node = node
+        self._wake = wake
+        self._loop = asyncio.get_running_loop()
+        self._queue: deque[Entry] = deque()
+        self._under_way: _UnderWay | None = None
+        self._taken = node.applied
+        self._until = perf_counter() + TURN_S
+        self._entries_left = ENTRIES_PER_LOOK
+        self._is_paused = False
+        self._is_waiting = False
+        self.times = ApplyTimes()
+
+    def begin_turn(self) -> int:
+        """Go on, as a turn of the node begins, with what the last one left; return how many entries were applied."""
+        self._until = perf_counter() + TURN_S
+        self._entries_left = ENTRIES_PER_LOOK
+        if not self._is_paused:
+            return 0
+        self._is_paused = False
+        before = len(self._queue)
+        self._run()
+        return before - len(self._queue)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no entry is half applied."""
+        return self._under_way is None
+
+    def take(self, entries: list[Entry]) -> None:
+        """Apply what is committed, in order."""
+        first = entries[0].index
+        if first != self._taken + 1:
+            raise errors.InvariantError(f"entry {first} follows applied index {self._taken}")
+        self._taken = entries[-1].index
+        self._queue.extend(entries)
+        if self._under_way is None and not self._is_paused:
+            self._run()
+
+    def replaced(self, index: int) -> None:
+        """A received database, of entry ``index``, takes the place of the state: forget what was on its way there."""
+        self._queue.clear()
+        self._taken = index
+        self._drop(errors.RequestTimeoutError())
+
+    def close(self) -> None:
+        """The member stops."""
+        self._queue.clear()
+        self._drop(errors.StoppedError())
+
+    def _drop(self, error: errors.StatusError) -> None:
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            under_way.work.close()
+            if under_way.waiter is not None:
+                under_way.waiter.fail(error)
+
+    def _run(self) -> None:
+        """Apply what is queued, in runs of one term, up to an entry that takes longer or the end of the turn's time."""
+        queue, node, applier = self._queue, self._node, self._node.applier
+        while queue and self._under_way is None and not self._is_paused:
+            if self._is_far_ahead():
+                self._wait()
+                return
+            term = applier.term = queue[0].term
+            answers: Answers = []
+            last: Entry | None = None
+            began_s = perf_counter()
+            while queue and queue[0].term == term:
+                entry = queue.popleft()
+                if entry.type != _NORMAL:
+                    node.apply_conf_change(entry, answers)
+                elif entry.data and not self._apply(entry, answers, last):
+                    break
+                last = entry
+                self._entries_left -= _weight(entry)
+                if self._entries_left <= 0 and queue and (self._is_time_up() or self._is_far_ahead()):
+                    self._is_paused = True
+                    self._wake()
+                    break
+            self.times.end_run(began_s)
+            if last is not None and self.is_whole:
+                node.applied_up_to(last, answers)
+
+    def _is_time_up(self) -> bool:
+        self._entries_left = ENTRIES_PER_LOOK
+        return perf_counter() >= self._until
+
+    def _is_far_ahead(self) -> bool:
+        """Whether the database has to catch up first. One without room does so only by what is still to be applied; one
+        whose map is full, as soon as its last reader has left.
+        """
+        store = self._node.applier.store
+        if store.unwritten_bytes <= self._node.settings.unwritten_max_bytes:
+            return False
+        return store.space_error is None or isinstance(store.space_error, errors.MapFullError)
+
+    def _wait(self) -> None:
+        if not self._is_waiting:
+            self._is_waiting = True
+            self._node.applier.store.commit()
+            self._loop.call_later(CATCH_UP_S, self._go_on)
+
+    def _go_on(self) -> None:
+        """Look again whether the database has caught up."""
+        self._is_waiting = False
+        if self._node.stopped:
+            return
+        try:
+            self.begin_turn()
+            self._run()
+        except Exception as error:
+            self._node.fatal(error)
+            return
+        self._wake()
+
+    def _apply(self, entry: Entry, answers: Answers, before: Entry | None) -> bool:
+        """Apply one request; False if it is under way now, and what came before it is answered."""
+        request = requests.decode(entry.data)
+        if request is None:
+            return True  # no caller can wait for it
+        kind, request_id, body = request
+        does = entry.data[INNER_KIND_AT] if kind == requests.IDENTIFIED and len(entry.data) > INNER_KIND_AT else kind
+        waiter = self._node.proposals.pop(request_id)
+        self._node.applier.index = entry.index
+        if failpoints.armed:
+            failpoint("beforeApplyOneEntryNormal")
+        if waiter is None:
+            outcome = self._node.applier.begin(kind, body, is_answered=False)
+        else:
+            outcome = self._node.applier.begin(kind, body, waiter.request, has_room=waiter.has_room)
+        if not isinstance(outcome, Outcome):
+            self._under_way = _UnderWay(entry, does, waiter, outcome)
+            if before is not None:
+                self._node.applied_up_to(before, answers)
+            self._loop.call_soon(self._slice, self._under_way)
+            return False
+        if outcome.error is not None:
+            does = -does
+        run = self.times.run
+        run[does] = run.get(does, 0) + 1
+        if waiter is not None:
+            answers.append((waiter, outcome))
+        if failpoints.armed:
+            failpoint("afterApplyOneEntryNormal")
+        return True
+
+    def _slice(self, under_way: _UnderWay) -> None:
+        """Go on with the entry under way, for a while."""
+        if self._under_way is not under_way or self._node.stopped:
+            return
+        until = perf_counter() + SLICE_S
+        try:
+            outcome = _work(under_way.work, until)
+            if outcome is None:
+                self._loop.call_soon(self._slice, under_way)
+                return
+            if failpoints.armed:
+                failpoint("afterApplyOneEntryNormal")
+            self._under_way = None
+            does = under_way.kind if outcome.error is None else -under_way.kind
+            self.times.took(does, perf_counter() - under_way.began_s)
+            waiter = under_way.waiter
+            self._node.applied_up_to(under_way.entry, [] if waiter is None else [(waiter, outcome)])
+            self._until = perf_counter() + TURN_S
+            self._run()
+        except Exception as error:
+            self._node.fatal(error)
+            return
+        self._wake()
+
+
+def _weight(entry: Entry) -> int:
+    """Return how many small puts an entry may be worth: what is no put may be hundreds of operations, or keys."""
+    data = entry.data
+    if (
+        data
+        and data[0] != Kind.PUT
+        and not (data[0] == Kind.IDENTIFIED and data[INNER_KIND_AT : INNER_KIND_AT + 1] == _PUT)
+    ):
+        return ENTRIES_PER_LOOK
+    return 1 + (len(data) >> PUT_BYTES_BITS)
+
+
+def _work(work: Work, until: float) -> Outcome | None:
+    """Work until a moment of ``perf_counter``, one piece at least; the outcome if that was the end."""
+    try:
+        next(work)
+        while perf_counter() < until:
+            next(work)
+    except StopIteration as end:
+        outcome: Outcome = end.value
+        return outcome
+    return None
+
+
+class Backlog:
+    """What is committed and not applied: how much of it there may be, and who waits when there is too much.
+
+    A member commits what the others have, however slowly it applies itself: behind one entry that takes minutes, or a
+    database whose disk hangs. Its entries are in memory until they are applied and in the database. So above
+    ``NodeSettings.unapplied_max_bytes`` it takes no more, as if appends were lost: the leader probes it until it takes
+    one, waits for it if there is no quorum without it, and sends it the database if its own log is cut before. Empty
+    appends are left lying too: a refusal would bring the whole database, which cannot be installed while something is
+    being applied, each time anew. Heartbeats say what is committed.
+
+    This ends by itself: committed entries are applied without anything more from any leader.
+
+    A client is refused earlier, as in etcd, since its answer would come with the application here.
+
+    Arguments:
+        log: of the core.
+        settings: its limits.
+
+    Attributes:
+        is_long: whether this member applies so much later than it commits that it should take no writes of clients.
+        appends_dropped: messages of leaders that were left lying.
+    """
+
+    def __init__(self, log: RaftLog, settings: NodeSettings) -> None:
+        self._log = log
+        self._settings = settings
+        self._committed_at_tick = log.committed
+        self.is_long = False
+        self.appends_dropped = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """What is committed and not applied."""
+        return self._log.unapplied_bytes()
+
+    def tick(self) -> None:
+        """Compare what is applied with what was committed at the last tick: what came since may be one large batch."""
+        log, settings = self._log, self._settings
+        entries = self._committed_at_tick - log.applied
+        self._committed_at_tick = log.committed
+        self.is_long = entries > settings.unapplied_max or self.size_bytes > settings.unapplied_max_bytes
+
+    def takes(self, message: Message) -> bool:
+        """Return whether there is room for a message of another member."""
+        if message.type != MessageType.APPEND or self.size_bytes <= self._settings.unapplied_max_bytes:
+            return True
+        self.appends_dropped += 1
+        return False

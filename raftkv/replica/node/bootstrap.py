@@ -1,0 +1,389 @@
+"""How a member comes up: a new one from its flags, an old one from its data directory.
+
+    DATA/member/wal/            write-ahead log
+    DATA/member/snap/db         database, and snapshots on their way
+    DATA/member/snap/applied    how far the log was applied when the member was last seen (``storage/applied_mark``)
+
+The log is made last: where there is one, the member exists, and from then on flags about the cluster are ignored,
+as etcd does, and the ids are those in the log. A database with history but without its log is refused, because such
+a member would have forgotten its votes and acknowledgements.
+
+A member that joins a running cluster (``Origin``) begins with the cluster's id and members, an empty log and no
+configuration: it stands for no election, and gets everything else as a database from the leader.
+
+A restart reads the database first: its applied index is where replay of the log begins. It ends, before the member
+serves anybody, at the highest index that is known to be committed, by the log, the database or the mark. A log whose
+last marker lies beyond the database is that of a member that was stopped while it installed a snapshot; the
+installation is finished, or, if what was received is damaged by now, forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, Protocol
+
+from raftkv import cluster_id
+from raftkv.apply.membership import Membership
+from raftkv.config import ServerConfig
+from raftkv.errors import ConfigError, CorruptionError, StorageError
+from raftkv.pb import raft_pb2, rpc_pb2
+from raftkv.raft.memory_log import MemoryLog
+from raftkv.raft.types import ConfState, HardState
+from raftkv.replica.node.conf_changes import hide_beginning
+from raftkv.replica.node.survivor import go_on_alone
+from raftkv.replica.snapshots import remove_leftovers, snapshot_path
+from raftkv.storage import schema
+from raftkv.storage.applied_mark import AppliedMark, check_mark_format
+from raftkv.storage.backend.lmdb import LMDBBackend, check_copy, read_value
+from raftkv.storage.backend.writer import ThreadWriter, Writer
+from raftkv.storage.datadir import ensure_private_directory, refuse_etcd
+from raftkv.storage.mvcc import Store
+from raftkv.storage.restore import scan_steps
+from raftkv.storage.snapshot import meta_of, read_meta
+from raftkv.storage.wal import WAL, Recovered, WALExistsError
+from raftkv.storage.wal.disk import Disk, RealDisk, UnsyncedDisk
+
+_log = logging.getLogger(__name__)
+MAP_MIN_BYTES: Final = 16 * 1024**3
+"""Address space reserved for the database at least; the file itself only grows with its data."""
+
+MARK_NAME: Final = "applied"
+
+
+class Applied(Protocol):
+    """The mark of what was applied, as it is read at the start."""
+
+    index: int
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a member without data begins as.
+
+    Attributes:
+        cluster_id, member_id: of this member.
+        members: who it knows at first.
+        voters: the configuration at index 0; empty for a member that joins a running cluster.
+    """
+
+    cluster_id: int
+    member_id: int
+    members: tuple[rpc_pb2.Member, ...]
+    voters: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Durable:
+    """What a member has on its disks, opened.
+
+    Attributes:
+        cluster_id, member_id: as the log says.
+        wal: open log.
+        log: its entries, for the core.
+        backend, store: the database.
+        mark: how far the log was applied, noted before it is shown.
+        snapshots: directory of databases on their way.
+    """
+
+    cluster_id: int
+    member_id: int
+    wal: WAL
+    log: MemoryLog
+    backend: LMDBBackend
+    store: Store
+    mark: AppliedMark
+    snapshots: Path
+
+
+def is_new(config: ServerConfig) -> bool:
+    """Return whether a member has no data yet. If it is to join a running cluster, it needs an ``Origin`` from there.
+
+    Raises:
+        StorageError: its directory is etcd's.
+    """
+    wal_dir = _wal_dir(config)
+    refuse_etcd(config.data_dir, wal_dir)
+    return not WAL.exists(wal_dir)
+
+
+def _wal_dir(config: ServerConfig) -> str:
+    return config.wal_dir or str(Path(config.data_dir) / "member" / "wal")
+
+
+def open_writer(loop: asyncio.AbstractEventLoop, on_failure: Callable[[BaseException], None]) -> ThreadWriter:
+    """Start the thread that writes the database; what it reports is heard on the loop.
+
+    Arguments:
+        loop: of the member.
+        on_failure: called with what a report raises: its listener has not heard of the outcome, and may wait for ever.
+    """
+
+    def hear(report: Callable[[], None]) -> None:
+        try:
+            report()
+        except Exception as error:
+            on_failure(error)
+
+    return ThreadWriter(lambda report: loop.call_soon_threadsafe(hear, report))
+
+
+def open_durable(
+    config: ServerConfig, writer: Writer, on_fatal: Callable[[BaseException], None], origin: Origin | None = None
+) -> Durable:
+    """Open what is there, or begin.
+
+    Arguments:
+        config: where it lies, and what a new member is to be.
+        writer: writes batches of the database.
+        on_fatal: called with an error of the writer, after which the member must stop.
+        origin: what a new member that joins a running cluster begins as.
+
+    Raises:
+        ConfigError: the flags do not describe a cluster with this member in it, or name another than the data.
+        StorageError: a directory or file cannot be used, or belongs to another process.
+        CorruptionError: what is on disk is not what was written.
+    """
+    wal_dir = _wal_dir(config)
+    snapshots = Path(config.data_dir) / "member" / "snap"
+    refuse_etcd(config.data_dir, wal_dir)
+    if not WAL.exists(wal_dir):
+        if config.force_new_cluster:
+            raise ConfigError(f"--force-new-cluster: there is no data of a member in {config.data_dir}")
+        origin = origin or _founder(config)
+    for directory in (config.data_dir, str(snapshots)):
+        ensure_private_directory(directory)
+    if origin is not None and not WAL.exists(wal_dir):
+        _begin(config, origin, wal_dir, snapshots)
+    # Before the log is opened, which cuts a torn tail: of data that a later version wrote nothing is changed.
+    check_mark_format(snapshots / MARK_NAME)
+    _check_database_format(snapshots / "db")
+    with contextlib.ExitStack() as opened:  # and closed again, if any of it cannot be used
+        wal, recovered = WAL.open(wal_dir, disk=_wal_disk(config))
+        opened.callback(wal.close)
+        if recovered.repair is not None:
+            _log.warning("repaired the end of the write-ahead log: %s", recovered.repair)
+        backend, recovered = _open_database(config, snapshots, wal, recovered)
+        opened.callback(backend.close)
+        store = _open_store(config, backend, writer, on_fatal)
+        mark = AppliedMark(snapshots / MARK_NAME)
+        opened.callback(mark.close)
+        log = memory_log(recovered, store)
+        take_mark(log, mark, may_be_lost=config.unsafe_no_fsync)
+        metadata = raft_pb2.WALMetadata.FromString(recovered.metadata)
+        if store.applied_index > 0 and metadata.cluster_id != cluster_id.cluster_id(Membership(store).members):
+            hide_beginning(log, store.conf_state)  # some members are no founders
+        if config.force_new_cluster:
+            go_on_alone(metadata.member_id, wal, log, store)
+        else:
+            _refuse_data_of_another(config, metadata.member_id, Membership(store).members)
+        opened.pop_all()
+    return Durable(metadata.cluster_id, metadata.member_id, wal, log, backend, store, mark, snapshots)
+
+
+def _refuse_data_of_another(config: ServerConfig, member_id: int, members: Mapping[int, rpc_pb2.Member]) -> None:
+    """Refuse data whose owner is one member, where name and peer URLs of the flags are those of another.
+
+    As of a disk in the wrong machine: the others look for the owner elsewhere, and do not answer this one. Either alone
+    may be meant, so both are asked for: flags about the cluster count at the first start only.
+    """
+    own = members.get(member_id)
+    urls = set(map(cluster_id.comparable, config.initial_advertise_peer_urls))
+    if own is None or own.name == config.name or not urls.isdisjoint(map(cluster_id.comparable, own.peerURLs)):
+        return
+    for other in members.values():
+        if other.name == config.name and not urls.isdisjoint(map(cluster_id.comparable, other.peerURLs)):
+            raise ConfigError(
+                f"{config.data_dir} holds the data of member {own.name} ({member_id:x}, {','.join(own.peerURLs)}), and "
+                f"--name and --initial-advertise-peer-urls are those of member {other.name} ({other.ID:x}): give the "
+                f"data of {other.name}, or the flags of {own.name}"
+            )
+
+
+def _check_database_format(path: Path) -> None:
+    try:
+        schema.check_format(read_value(path, schema.META, schema.META_FORMAT_VERSION), f"the database {path}")
+    except StorageError as refusal:
+        # A number that is not what was written asks for a version that there may never be.
+        with contextlib.suppress(StorageError):
+            LMDBBackend(path, read_only=True).close()
+        raise refusal
+
+
+def _wal_disk(config: ServerConfig) -> Disk:
+    if not config.unsafe_no_fsync:
+        return RealDisk()
+    _log.warning("UNSAFE: --unsafe-no-fsync: acknowledged writes are lost when this machine stops")
+    return UnsyncedDisk()
+
+
+def _founder(config: ServerConfig) -> Origin:
+    """Return the state that a member begins with when it founds a cluster."""
+    config.check_bootstrap()
+    if config.initial_cluster_state != "new":
+        raise ConfigError(
+            f"--initial-cluster-state={config.initial_cluster_state}: no data of a member in {config.data_dir}, "
+            "and the cluster to join was not asked"
+        )
+    founders = config.founding_members()
+    members = tuple(rpc_pb2.Member(ID=key, name=name, peerURLs=urls) for key, (name, urls) in founders.items())
+    return Origin(cluster_id.cluster_id(founders), config.member_id, members, tuple(sorted(founders)))
+
+
+def _begin(config: ServerConfig, origin: Origin, wal_dir: str, snapshots: Path) -> None:
+    """Write the state that a new member starts with, the log last; of starts at the same moment one alone does."""
+    metadata = raft_pb2.WALMetadata(cluster_id=origin.cluster_id, member_id=origin.member_id)
+    prepare = partial(_write_first_state, config, origin, wal_dir, snapshots)
+    try:
+        wal = WAL.create(wal_dir, metadata.SerializeToString(), prepare=prepare)
+    except WALExistsError:
+        return  # made by another start, a moment ago
+    with contextlib.closing(wal), contextlib.closing(LMDBBackend(snapshots / "db", _map_size_bytes(config))) as backend:
+        store = Store.open(backend)
+        store.meta_put(schema.CLUSTER, schema.CLUSTER_LOG_MADE, b"")
+        store.set_applied(0, 0)
+        store.commit()
+        store.close()
+
+
+def _write_first_state(config: ServerConfig, origin: Origin, wal_dir: str, snapshots: Path) -> None:
+    with contextlib.closing(LMDBBackend(snapshots / "db", _map_size_bytes(config))) as backend:
+        store = Store.open(backend)
+        if store.applied_index > 0 or store.meta_get(schema.CLUSTER, schema.CLUSTER_LOG_MADE) is not None:
+            raise StorageError(
+                f"the write-ahead log in {wal_dir} is missing, but {backend.path} belongs to a member that had one "
+                f"(entries up to {store.applied_index}): bring the log back, or remove both"
+            )
+        # Of a first start that made no log, perhaps for want of room, and perhaps with other flags.
+        for key, _ in store.meta_items(schema.MEMBERS):
+            store.meta_delete(schema.MEMBERS, key)
+        Membership(store).bootstrap(origin.members)
+        store.set_conf_state(ConfState(voters=origin.voters))
+        store.set_applied(0, 0)
+        store.commit()
+        store.close()
+
+
+def _open_database(
+    config: ServerConfig, snapshots: Path, wal: WAL, recovered: Recovered
+) -> tuple[LMDBBackend, Recovered]:
+    """Return the database, after finishing an installation that was interrupted, and the log that goes with it.
+
+    A received database that is damaged by now is not installed: the member goes back to its own, which the leader
+    knows, because it was told of nothing else.
+    """
+    backend, marker = LMDBBackend(snapshots / "db", _map_size_bytes(config)), recovered.snapshot
+    try:
+        applied = _applied_index(backend)
+        received = snapshot_path(snapshots, marker.index)
+        if applied < marker.index:
+            if not received.exists():
+                raise CorruptionError(
+                    f"the log says that the database has entries up to {marker.index}, but {backend.path} "
+                    f"has them up to {applied}, and there is no {received.name}"
+                )
+            try:
+                check_copy(received, lambda worked_s: None, is_sealed=True, read_history=scan_steps)
+                holds = read_meta(received).index
+                if holds != marker.index:
+                    raise CorruptionError(f"it has entries up to {holds}, the log says {marker.index}")
+            except (CorruptionError, StorageError) as error:
+                _log.error(
+                    "the received database %s is damaged: %s; this member goes on with its own, of entry %d, and asks "
+                    "the leader for another",
+                    *(received, error, applied),
+                )
+                with contextlib.closing(backend.begin_read()) as read:
+                    recovered = wal.rewind(meta_of(read))
+            else:
+                _log.warning("finishing the installation of a snapshot at %d", marker.index)
+                backend.replace(received)
+        remove_leftovers(snapshots)
+    except BaseException:
+        backend.close()
+        raise
+    return backend, recovered
+
+
+def _open_store(
+    config: ServerConfig, backend: LMDBBackend, writer: Writer, on_fatal: Callable[[BaseException], None]
+) -> Store:
+    try:
+        store = Store.open(backend, writer, operations_max=config.backend_batch_limit, on_fatal=on_fatal)
+    except CorruptionError as error:
+        raise CorruptionError(f"the database {backend.path} is damaged: {error}") from error
+    if not store.conf_state.voters and not any(True for _ in store.meta_items(schema.MEMBERS)):
+        raise CorruptionError(f"the database {backend.path} is empty, but its member has a write-ahead log")
+    return store
+
+
+def _applied_index(backend: LMDBBackend) -> int:
+    read = backend.begin_read()
+    try:
+        return schema.decode_integer(read.get(schema.META, schema.META_CONSISTENT_INDEX)) or 0
+    except CorruptionError as error:
+        raise CorruptionError(f"the database {backend.path} is damaged: {error}") from error
+    finally:
+        read.close()
+
+
+def memory_log(recovered: Recovered, store: Store) -> MemoryLog:
+    """Make the log that the core reads, agreeing with what is applied already.
+
+    Arguments:
+        recovered: what the write-ahead log holds.
+        store: what is applied.
+
+    Raises:
+        CorruptionError: the log ends before what is in the database, or is another one.
+    """
+    log = MemoryLog()
+    if recovered.snapshot.index > 0:
+        log.apply_snapshot(recovered.snapshot)
+    log.append(recovered.entries)
+    if log.last_index() < store.applied_index:
+        raise CorruptionError(
+            f"the log ends at {log.last_index()}, but entries up to {store.applied_index} are in the database"
+        )
+    if log.term(store.applied_index) != store.applied_term:
+        raise CorruptionError(
+            f"entry {store.applied_index} is of term {log.term(store.applied_index)} in the log, and of term "
+            f"{store.applied_term} in the database"
+        )
+    state = recovered.hard_state
+    # The commit index on disk may lag: what is applied was committed.
+    log.set_hard_state(HardState(state.term, state.vote, max(state.commit, store.applied_index)))
+    log.set_conf_state(store.conf_state)
+    return log
+
+
+def take_mark(log: MemoryLog, mark: Applied, *, may_be_lost: bool = False) -> None:
+    """Let what had been applied, and so may have been shown, be committed in the log.
+
+    Arguments:
+        may_be_lost: the log was not synced, so it may lack what had been applied.
+
+    Raises:
+        CorruptionError: it lacks that, and should not.
+    """
+    if mark.index < log.first_index():
+        return  # from before the log was cut: the database has it
+    if mark.index > log.last_index() or log.term(mark.index) != mark.term:
+        text = f"the log ends at {log.last_index()}, but entry {mark.index} of term {mark.term} had been applied"
+        if not may_be_lost:
+            raise CorruptionError(f"{text}: this member has lost what it acknowledged")
+        _log.error("%s: lost for want of fsync", text)
+        mark.index = mark.term = 0
+        return
+    state, _ = log.initial_state()
+    log.set_hard_state(HardState(state.term, state.vote, max(state.commit, mark.index)))
+
+
+def _map_size_bytes(config: ServerConfig) -> int:
+    return max(MAP_MIN_BYTES, 2 * (config.quota_bytes or 0))

@@ -1,0 +1,278 @@
+"""What follows when a leader is lost or found, and how leadership is handed over.
+
+    LeaderGuard    ends streams that insist on a leader once there has been none for three election timeouts
+    LostLeader     stands for election soon after the process of the leader is gone
+    LeaderLog      writes leaders found and lost to the log
+    hand_over      gives leadership away, before a leader stops
+
+Nothing here runs while requests are served, and nothing here is needed for safety.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from raftkv import errors
+from raftkv.loop.limiter import Limiter
+from raftkv.raft.types import NONE, StateRole
+from raftkv.replica.node.node import Node
+from raftkv.rpc.server.calls import ServerCall
+from raftkv.rpc.status import RpcError
+
+_log = logging.getLogger(__name__)
+
+ELECTIONS: Final = 3
+ENDED_AT_ONCE: Final = 100
+"""Streams that end in a turn of the loop when there is no leader: about 10 ms, and a member that is to elect one must
+hear the others.
+"""
+
+
+class LeaderGuard:
+    """Ends streams that insist on a leader while there is none, and all streams when the member stops.
+
+    Clients ask for it with the metadata ``hasleader: true``, so that a watch on a member that is cut off from the
+    others fails over instead of standing still for ever (etcd: server/etcdserver/api/v3rpc/interceptor.go,
+    monitorLeader).
+
+        await guard.until_leader_lost(call)      # for ever, for a call that does not insist; cancelled with its task
+        guard.watch_over(call)                   # the same for a call without a task: it is aborted
+        guard.forget(call)
+
+    Arguments:
+        node: knows the leader.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[asyncio.Future[None], None] = {}
+        self._open: dict[asyncio.Future[None], None] = {}
+        self._calls: dict[ServerCall, bool] = {}
+        """Calls without tasks, and whether they insist on a leader."""
+        self._ending = Limiter(ENDED_AT_ONCE)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def until_leader_lost(self, call: ServerCall) -> asyncio.Future[None]:
+        """Return a future for the handler of a call: it ends only at the loss of the leader or of this member.
+
+        It then raises RpcError, UNAVAILABLE; for the leader only if the call insists on one. The handler may set
+        another exception to end its own waiting.
+        """
+        end: asyncio.Future[None] = self._loop.create_future()
+        self._open[end] = None
+        end.add_done_callback(lambda ended: self._open.pop(ended, None))
+        if _insists(call):
+            self._waiting[end] = None
+            end.add_done_callback(lambda ended: self._waiting.pop(ended, None))
+        return end
+
+    def watch_over(self, call: ServerCall) -> None:
+        """Abort a call when such a handler would be ended.
+
+        Arguments:
+            call: to be forgotten when it is over.
+        """
+        self._calls[call] = _insists(call)
+
+    def forget(self, call: ServerCall) -> None:
+        """Watch over a call no more."""
+        self._calls.pop(call, None)
+
+    def leader_changed(self) -> None:
+        """Start to count the time without a leader; or stop that, and end no more streams."""
+        self._ending.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._node.leader == NONE:
+            self._timer = self._loop.call_later(ELECTIONS * self._node.settings.election_s, self._give_up)
+
+    def _give_up(self) -> None:
+        insisting = [call for call, insists in self._calls.items() if insists]
+        streams: list[asyncio.Future[None] | ServerCall] = [*self._waiting, *insisting]
+        error = errors.NoLeaderError()
+        self._ending.begin(partial(_end, stream, error) for stream in streams)
+
+    def close(self) -> None:
+        """The member stops: end all streams now, so that the stop does not wait for them."""
+        if self._timer is not None:
+            self._timer.cancel()
+        error = errors.StoppedError()
+        streams: list[asyncio.Future[None] | ServerCall] = [*self._open, *self._calls]
+        for stream in streams:
+            _end(stream, error)
+
+
+def _insists(call: ServerCall) -> bool:
+    return (b"hasleader", b"true") in call.headers
+
+
+def _end(stream: asyncio.Future[None] | ServerCall, error: errors.StatusError) -> None:
+    status = RpcError(error.code, str(error))
+    if not isinstance(stream, asyncio.Future):
+        stream.abort(status)
+    elif not stream.done():
+        stream.set_exception(status)
+
+
+async def hand_over(node: Node, connected_since: Callable[[int], float | None]) -> None:
+    """Give leadership, if this member has it, to the voter that has been connected longest, as etcd does at a stop.
+
+    One that has all that is committed comes before one that would have to catch up first.
+
+    Arguments:
+        node: of the member.
+        connected_since: loop time since when a peer is connected, None while it is not.
+    """
+    own_id = node.settings.member_id
+    connected = {peer: since for peer in node.conf_state.voters if (since := connected_since(peer)) is not None}
+    if node.leader != own_id or not connected:
+        return
+    committed = node.committed
+    node.transfer_leader(min(connected, key=lambda peer: (not node.has_log(peer, committed), connected[peer])))
+    try:
+        async with asyncio.timeout(node.settings.election_s):
+            await node.wait_until(lambda: node.leader not in (NONE, own_id))
+    except TimeoutError:
+        _log.warning("leadership was not taken over in time")
+
+
+class LostLeader:
+    """Campaigns soon after the leader's process is gone, within some ticks and not within seconds.
+
+    An election timeout is long because silence says little. A refused connection says more: the machine of the leader
+    answers, and nothing listens on the peer port any more. So a follower whose stream to the leader broke, and whose
+    next connection was refused, forgets the leader (etcd-raft's ``ForgetLeader``, made for this), and unless it hears
+    of one
+
+        leader killed      broken, refused           +1 tick                  +2 ticks
+        ---------|----------------|---------------------|------------------------|----->
+                                  forgotten             1st voter campaigns      2nd voter campaigns if there is none
+
+    it asks for pre-votes. The voters campaign one tick apart, in order of id, so that they do not split the votes.
+
+    Invariants: nothing here is needed for safety, and a wrong report costs nothing: without the pre-votes of a quorum,
+    which members that hear from their leader do not give, no term begins; the next heartbeat, at most a tick later,
+    makes the leader known again. Members without pre-vote or without the check of the quorum therefore never do it.
+
+    Leaves out: machines that are gone, networks that are cut: no connection is refused there, and the timeout decides.
+
+    Arguments:
+        node: of the member.
+        loop: its loop.
+    """
+
+    def __init__(self, node: Node, loop: asyncio.AbstractEventLoop) -> None:
+        self._node = node
+        self._loop = loop
+
+    def is_gone(self, peer_id: int) -> None:
+        """Take note that a member's port refuses connections.
+
+        Arguments:
+            peer_id: of the member.
+        """
+        node = self._node
+        own_id = node.settings.member_id
+        if node.stopped or node.leader != peer_id or node.role != StateRole.FOLLOWER:
+            return
+        config = node.raw.raft.config
+        others = [voter for voter in sorted(node.conf_state.voters) if voter != peer_id]
+        if own_id not in others or not (config.pre_vote and config.check_quorum):
+            return
+        node.forget_leader()
+        # A tick at least: a leader that is there after all is heard of before it ends, and the others have noticed too.
+        self._loop.call_later(node.settings.tick_s * (1 + others.index(own_id)), self._campaign, node.term)
+
+    def _campaign(self, term: int) -> None:
+        node = self._node
+        if not node.stopped and node.leader == NONE and node.role == StateRole.FOLLOWER and node.term == term:
+            node.campaign()
+
+
+REMINDER_FIRST_S: Final = 5.0
+REMINDER_MAX_S: Final = 300.0
+
+
+class LeaderLog:
+    """Writes leaders found and lost to the log, and how long there has been none.
+
+    There is a line for each change of the leader, and while there is none a reminder with what is missing, first after
+    ``REMINDER_FIRST_S``, then at twice the interval each time.
+
+    Arguments:
+        node: whose leader it follows.
+        loop: that the node runs on.
+        name_of: how people know a member.
+        is_connected: whether the stream to another member stands.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        loop: asyncio.AbstractEventLoop,
+        name_of: Callable[[int], str],
+        is_connected: Callable[[int], bool],
+    ) -> None:
+        self._node = node
+        self._loop = loop
+        self._name_of = name_of
+        self._is_connected = is_connected
+        self._leader = NONE
+        self._lost_at = loop.time()
+        self._reminder: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Begin to remind."""
+        if self._leader == NONE:
+            self._lost_at = self._loop.time()
+            self.stop()
+            self._remind_in(REMINDER_FIRST_S)
+
+    def stop(self) -> None:
+        """Remind no more."""
+        if self._reminder is not None:
+            self._reminder.cancel()
+
+    def leader_changed(self) -> None:
+        """Write a line about the leader that was found or lost."""
+        node, before = self._node, self._leader
+        self._leader, term = node.leader, node.raw.raft.term
+        self.stop()
+        if node.leader == NONE:
+            self._lost_at = self._loop.time()
+            self._remind_in(REMINDER_FIRST_S)
+            _log.info("no leader in term %d: %s is lost or has stepped down", term, self._name_of(before))
+            return
+        took_s = self._loop.time() - self._lost_at
+        after = f"after {took_s:.2f} s without a leader" if before == NONE else f"in place of {self._name_of(before)}"
+        if node.leader == node.settings.member_id:
+            _log.info("this member leads in term %d, %s", term, after)
+        else:
+            _log.info("%s leads in term %d, %s", self._name_of(node.leader), term, after)
+
+    def _remind_in(self, delay_s: float) -> None:
+        self._reminder = self._loop.call_later(delay_s, self._remind, delay_s)
+
+    def _remind(self, delay_s: float) -> None:
+        node = self._node
+        voters = node.conf_state.voters
+        away = [self._name_of(voter) for voter in voters if not self._is_there(voter)]
+        missing = f"; not connected: {', '.join(away)}" if away else ""
+        _log.warning(
+            "no leader for %.0f s: writes and linearizable reads wait; %d of %d members are connected, %d are needed%s",
+            self._loop.time() - self._lost_at,
+            len(voters) - len(away),
+            len(voters),
+            len(voters) // 2 + 1,
+            missing,
+        )
+        self._remind_in(min(2 * delay_s, REMINDER_MAX_S))
+
+    def _is_there(self, member_id: int) -> bool:
+        return member_id == self._node.settings.member_id or self._is_connected(member_id)

@@ -1,0 +1,739 @@
+"""THE loop of a member: Ready -> disk -> send -> apply -> respond -> advance.
+
+Owns the order in which things happen; nothing else persists, sends or applies. One *turn* handles all that arrived
+since the last: proposals become one append, the appends one write to the log, the messages of a turn one batch for
+each peer. For each ``Ready`` of the Raft core, in this order:
+
+1. messages that depend on nothing (a leader's appends, heartbeats) leave at once, in parallel with the disk;
+2. entries and hard state go to the disk, and into the in-memory log that the core reads;
+3. when they are durable, the core learns that, and the messages that promise them (votes, acknowledgements) leave;
+4. committed entries, which are durable here by then, are applied, and their callers answered;
+5. confirmed reads are served once everything up to their index is applied.
+
+A received snapshot takes the place of 2 to 5: its marker goes to the disk, then the database is exchanged beside the
+loop (``snapshots``), which ticks and answers heartbeats meanwhile; what is durable behind it is confirmed after it.
+
+Invariants
+- No acknowledgement, to a client or a peer, before the fsync it depends on; with one member too.
+- Entries are applied in index order, each once; the applied index is stored with their effects (``applying``).
+- A proposal waits for nothing but the end of the turn in which it came, or of the pass over the sockets (``Cork``):
+  batches overlap, and grow by themselves when turns take longer.
+- Any exception in a turn stops the member. An error is never passed over: a member that goes on after one could
+  acknowledge what it does not have, or diverge from the others.
+
+Leaves out: connections (``transport``, ``services``), files (``disk``, ``raftkv.storage``), meaning (``raftkv.apply``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import copy_context
+from typing import Final
+
+from raftkv import errors
+from raftkv.apply import request as requests
+from raftkv.apply.applier import Applier, Outcome
+from raftkv.apply.membership import Decision, conf_change_of
+from raftkv.apply.request import Caller, Kind
+from raftkv.loop.cork import Cork
+from raftkv.pb import raft_pb2, rpc_pb2
+from raftkv.raft.errors import ConfChangeError, InvalidMessage, ProposalDropped, StepLocalMessage, StepPeerNotFound
+from raftkv.raft.memory_log import MemoryLog
+from raftkv.raft.raw_node import RawNode
+from raftkv.raft.types import (
+    NONE,
+    ConfState,
+    Entry,
+    EntryType,
+    HardState,
+    Message,
+    MessageType,
+    Ready,
+    SnapshotMeta,
+    SoftState,
+    StateRole,
+)
+from raftkv.replica import codec
+from raftkv.replica.node.applying import Applying, Backlog
+from raftkv.replica.node.conf_changes import ConfChanges, has_change, hide_beginning
+from raftkv.replica.node.disk import Batch, Disk, Restore
+from raftkv.replica.node.proposals import Forwarded, Proposals, Waiter, answer
+from raftkv.replica.node.reads import Reader, ReadQueue
+from raftkv.replica.node.surroundings import DurableState, NodeSettings, Sender, Stages, timeout_error
+from raftkv.replica.node.waits import AwaitableNode
+from raftkv.storage import failpoints
+from raftkv.storage.failpoints import failpoint
+
+_log = logging.getLogger(__name__)
+
+APPLY_PER_TURN_MAX: Final = 1_000
+"""Committed entries after which a turn gives other work on the loop a chance."""
+
+PROPOSE_BYTES_MAX: Final = 1024 * 1024
+"""Requests that are proposed as one: what a follower passes on is one message, which its leader has to read."""
+
+PROPOSE_TURN_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Requests that one turn proposes; the rest follows in the next."""
+
+PASS_ON_BACKLOG_MAX_BYTES: Final = 16 * 1024 * 1024
+"""Unsent bytes of the stream to the leader above which a follower passes nothing more on: what else it has to say to
+the leader (acknowledgements, heartbeats) shares that stream."""
+
+
+class Node(AwaitableNode):
+    """A running member.
+
+    Arguments:
+        raw: the Raft core.
+        log: the in-memory log that ``raw`` reads.
+        disk: makes entries durable.
+        store: the state that entries are applied to.
+        applier: applies them.
+        sender: delivers messages.
+        settings: timing.
+        ids: fresh request ids.
+        conf_state, applied: the members as of the last applied entry, and its index.
+        on_fatal: called once, with the error that stopped the member.
+        install_snapshot: replaces the store by a received snapshot, whose marker is in the log, and calls back when it
+            has; the loop goes on meanwhile, but for applying and acknowledging.
+        note_applied: keeps the index and term of the last applied entry through a kill, before anybody is shown it.
+        cork: held while a turn lasts, so that all its answers leave together and at once when it ends; hears who asks.
+        stages: hears how far requests have come; None: requests are not traced.
+    """
+
+    def __init__(
+        self,
+        *,
+        raw: RawNode,
+        log: MemoryLog,
+        disk: Disk,
+        store: DurableState,
+        applier: Applier,
+        sender: Sender,
+        settings: NodeSettings,
+        ids: Iterator[int],
+        conf_state: ConfState,
+        applied: int,
+        on_fatal: Callable[[BaseException], None],
+        install_snapshot: Callable[[SnapshotMeta, Callable[[], None]], None],
+        note_applied: Callable[[int, int], None],
+        cork: Cork | None = None,
+        stages: Stages | None = None,
+    ) -> None:
+        self.raw = raw
+        self.log = log
+        self.store = store
+        self.applier = applier
+        self.settings = settings
+        self.conf_state = conf_state
+        self.applied = applied
+        self.leader, self.role = NONE, StateRole.FOLLOWER
+        state, _ = log.initial_state()
+        self.term, self.committed = state.term, state.commit
+        self.leader_changes = 0
+        self.late_heartbeats = 0
+        """Rounds of heartbeats that this member, leading, sent after more than twice their interval."""
+        self._ticked_at = math.inf
+        self.proposals_dropped = 0
+        self.leader_elected_at, self.leader_lost_at = 0.0, -math.inf
+        self.conf_changed_at, self.stopped = 0, False
+        self.on_leader_change: list[Callable[[], None]] = []
+        self.on_damage: Callable[[errors.CorruptionError], None] | None = None
+        self.may_hold_lease: Callable[[], bool] = lambda: False
+        self.on_applied: list[Callable[[], None]] = []
+        self.on_conf_change: list[Callable[[], None]] = []
+        self.proposals = Proposals(ids, settings.request_timeout_s)
+        # Changes of members that are applied and not told of yet.
+        self._changes: list[tuple[Waiter | None, Outcome]] = []
+        self.backlog = Backlog(raw.raft.log, settings)
+        self._conf_changes = ConfChanges(raw, self.proposals.is_waiting, self._check_way, sender.connected_since)
+        self._stages = stages
+        ask = raw.read_index if stages is None else stages.asking(raw.read_index)
+        self._cork = cork or Cork()
+        self.reads = ReadQueue(ask, ids, settings.request_timeout_s, self._wake, self._cork.expect)
+        self._disk = disk
+        self._sender = sender
+        self._on_fatal = on_fatal
+        self._install_snapshot = install_snapshot
+        self._note_applied = note_applied
+        self._loop = asyncio.get_running_loop()
+        # What a request's handler has in its context ends with the request: a turn is for all of them.
+        self._context = copy_context()
+        self._scheduled = self._in_turn = self._has_conf_changes = False
+        self.applying = Applying(self, self._wake)
+        self._unwritten_hard_state: HardState | None = None
+        self._forwarded = Forwarded()
+        # The core took no proposals when last asked; the next tick or a new leader is the time to ask again.
+        self._refused = False
+        self._ticker: asyncio.TimerHandle | None = None
+        self._conditions: dict[asyncio.Future[None], Callable[[], bool]] = {}
+        # While a snapshot is being installed: its Ready, and those behind it that are durable already.
+        self._installing: Ready | None = None
+        self._awaited: set[int] = set()
+        self._behind: deque[Ready] = deque()
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to tick."""
+        self._ticker = self._loop.call_later(self.settings.tick_s, self._tick)
+        self._wake()
+
+    def submit(self, kind: int, body: bytes, waiter: Waiter, caller: Caller | None) -> int:
+        """Put a request into the log, for those that cannot afford to await ``propose``.
+
+        Arguments:
+            kind, body: the request.
+            waiter: gets the outcome, or why there is none, in the turn that has it.
+            caller: who causes it (``MEMBER``: this member); None: unknown, so it is refused where users are asked
+                for, unless only members propose such a kind.
+
+        Returns:
+            Its request id.
+
+        Raises:
+            TooManyRequestsError: too much is pending.
+            StoppedError: the member stops.
+        """
+        if self.stopped:
+            raise errors.StoppedError
+        kind, body = self._named(kind, body, caller)
+        request_id = self.proposals.add(kind, body, waiter, self._loop.time())
+        if self._stages is not None:
+            self._stages.submitted(request_id)
+        self._cork.arrived()
+        self._wake()
+        return request_id
+
+    def _named(self, kind: int, body: bytes, caller: Caller | None) -> tuple[int, bytes]:
+        """Name the caller of a request, where users are asked for."""
+        if caller is not None and self.applier.auth.is_enabled:
+            return Kind.IDENTIFIED, requests.identified(caller, kind, body)
+        return kind, body
+
+    def submit_ahead(self, kind: int, body: bytes, waiter: Waiter, caller: Caller | None = None) -> None:
+        """Put a decision of this leader into the log now, before everything that waits to be proposed.
+
+        Arguments:
+            kind, body, waiter, caller: as of ``submit``, which also says what is raised (too much is pending: the log
+                is full).
+
+        Raises:
+            NotLeaderError: this member leads no more. The next leader may decide otherwise, so it gets no such request.
+        """
+        if self.stopped:
+            raise errors.StoppedError
+        raft = self.raw.raft
+        if raft.role != StateRole.LEADER or raft.term != self.term:
+            raise errors.NotLeaderError
+        kind, body = self._named(kind, body, caller)
+        self.proposals.add_ahead(kind, body, waiter, self._loop.time(), self.raw.propose_batch)
+        self._wake()
+
+    def submit_change(self, record: raft_pb2.MembershipChange, waiter: Waiter) -> int:
+        """Put a change of members into the log, behind those that are under way.
+
+        Arguments:
+            record: what is to change; its request id is set here.
+            waiter: gets the outcome, or why there is none, in the turn that has it.
+
+        Returns:
+            Its request id.
+
+        Raises:
+            TooManyRequestsError: too much is pending.
+            StoppedError: the member stops.
+        """
+        if self.stopped:
+            raise errors.StoppedError
+        self._conf_changes.check_room()
+        record.request_id = self.proposals.expect(waiter, self._loop.time())
+        self._conf_changes.add(record.request_id, conf_change_of(record))
+        self._has_conf_changes = True
+        self._wake()
+        return record.request_id
+
+    def withdraw(self, request_id: int) -> None:
+        """Forget who waits for a request; if it is not under way yet, it will not be proposed."""
+        self.proposals.pop(request_id)
+
+    def read(self, reader: Reader, staleness_s_max: float | None = None) -> None:
+        """Call ``reader.ready`` once the applied state is recent enough; at once, perhaps, if it may be older than now.
+
+        Arguments:
+            reader: called when it may read.
+            staleness_s_max: how old the state may be, in seconds; None: not older than now.
+        """
+        if self.stopped:
+            raise errors.StoppedError
+        index = self.raw.read_now()
+        if index:
+            # Renews the lease.
+            if self.raw.raft.append_due:
+                self._wake()
+            self.reads.add_at(reader, index, self.applied, self._loop.time())
+            return
+        if self._stages is not None:
+            reader = self._stages.reading(reader)
+        if staleness_s_max is not None:
+            self.reads.add_within(reader, staleness_s_max, self._loop.time())
+        else:
+            self.reads.add(reader, self._loop.time())
+        self._cork.arrived()
+        self._wake()
+
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait until something holds of this node: it is looked at after each turn.
+
+        Arguments:
+            condition: on the leader, or on what is applied; cheap.
+        """
+        if condition():
+            return
+        holds: asyncio.Future[None] = self._loop.create_future()
+        self._conditions[holds] = condition
+        try:
+            await holds
+        finally:
+            self._conditions.pop(holds, None)
+
+    def receive(self, messages: Iterable[Message]) -> None:
+        """Messages from another member, in the order sent."""
+        if self.stopped:
+            return
+        try:
+            for message in messages:
+                if self.backlog.takes(message):
+                    self._step(message)
+        except Exception as error:
+            self.fatal(error)
+            return
+        self._wake()
+
+    def awaits_snapshot(self, index: int) -> bool:
+        """Return whether the received database of an index is to be installed, or is being."""
+        pending = self.raw.raft.log.unstable.snapshot  # the newest; there may be others before it
+        return index in self._awaited or (pending is not None and pending.index == index)
+
+    def _step(self, message: Message) -> None:
+        if message.type == MessageType.PROPOSE and (self.raw.raft.role == StateRole.LEADER or has_change(message)):
+            self._take_forwarded(message.entries)
+            return
+        try:
+            codec.validate(message, self.raw.raft.term)
+            self.raw.step(message)
+        except ProposalDropped:
+            # A follower passed on what cannot be taken now; the proposer's request times out.
+            self.proposals_dropped += 1
+        except StepPeerNotFound as error:
+            # The last words of a member that was removed.
+            _log.debug("dropped a message of kind %s from %x: %s", message.type, message.from_, error)
+        except (StepLocalMessage, InvalidMessage) as error:
+            _log.warning("dropped a message of kind %s from %x: %s", message.type, message.from_, error)
+
+    def _take_forwarded(self, entries: list[Entry]) -> None:
+        plain = [entry.data for entry in entries if entry.type == EntryType.NORMAL]
+        changes = [entry for entry in entries if entry.type != EntryType.NORMAL]
+        self.proposals_dropped += self._forwarded.add(plain)
+        if changes:
+            self.proposals_dropped += self._conf_changes.forwarded(changes)
+            self._has_conf_changes = True
+
+    def report_unreachable(self, peer_id: int) -> None:
+        """Messages to a peer were lost."""
+        if not self.stopped:
+            self.raw.report_unreachable(peer_id)
+
+    def has_log(self, peer_id: int, index: int) -> bool:
+        """Return whether a peer is known to this leader to have the log up to an index, or is no member any more."""
+        progress = self.raw.raft.tracker.progress.get(peer_id)
+        return progress is None or progress.match >= index
+
+    def report_snapshot(self, peer_id: int, ok: bool) -> None:
+        """Report to the core what became of a snapshot.
+
+        Arguments:
+            peer_id: to whom it was sent.
+            ok: whether it was delivered.
+        """
+        if not self.stopped:
+            self.raw.report_snapshot(peer_id, ok)
+            self._wake()
+
+    @property
+    def is_leaderless(self) -> bool:
+        """Whether there has been no leader for an election timeout: only then are callers that insist on one refused.
+
+        A member notices at once that its leader's connection broke, and mostly has another within a tenth of that time;
+        etcd's notices nothing before it campaigns. Clients (etcdctl's watch among them) give up at the first refusal.
+        """
+        return self.leader == NONE and self._loop.time() - self.leader_lost_at > self.settings.election_s
+
+    @property
+    def is_transferring(self) -> bool:
+        """Whether this leader is handing over: another may be elected at any moment."""
+        return self.raw.raft.transferee != NONE
+
+    def transfer_leader(self, target: int) -> None:
+        """Ask to hand leadership over."""
+        self.raw.transfer_leader(target)
+        self._wake()
+
+    def forget_leader(self) -> None:
+        """Take the leader for lost, as a follower: pre-votes are granted until one is heard of again."""
+        self.raw.forget_leader()
+        self._wake()
+
+    def campaign(self) -> None:
+        """Stand for election now instead of at the timeout."""
+        self.raw.campaign()
+        self._wake()
+
+    def stop(self) -> None:
+        """Stop taking part, and fail all waiting callers."""
+        if self.stopped:
+            return
+        self.stopped = True
+        if self._ticker is not None:
+            self._ticker.cancel()
+        self.applying.close()
+        self.proposals.close()
+        self.reads.close()
+
+    def damaged(self, error: errors.CorruptionError) -> None:
+        """Have done what is to be done about a damaged database, which serves all but what is damaged."""
+        if self.on_damage is None:
+            self.fatal(error)
+        else:
+            self.on_damage(error)
+
+    def fatal(self, error: BaseException) -> None:
+        """Stop for good because of an error."""
+        if not self.stopped:
+            self.stop()
+            self._on_fatal(error)
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            if not self._cork.defer(self._turn):
+                self._loop.call_soon(self._turn, context=self._context)
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        if self.stopped:
+            return
+        self._in_turn = True
+        with self._cork:
+            try:
+                self._do_turn()
+            except Exception as error:
+                self.fatal(error)
+            finally:
+                self._in_turn = False
+        if self._conditions:
+            self._look_at_conditions()
+
+    def _do_turn(self) -> None:
+        applied = self.applying.begin_turn()
+        self.reads.serve()
+        if self._forwarded.size_bytes or self.proposals.unsent_bytes:
+            self._propose_unsent()
+        if self._has_conf_changes:
+            self._conf_changes.propose()
+            self._has_conf_changes = len(self._conf_changes) > 0
+        self.reads.start(self._loop.time())
+        while self.raw.has_ready():
+            applied += self._carry_out(self.raw.ready())
+            if applied > APPLY_PER_TURN_MAX:
+                self._wake()
+                break
+        # What was refused is tried again at the next tick, or when applying may have made room.
+        waits = self._forwarded.size_bytes or self.proposals.unsent_bytes
+        if (waits and (applied or not self._refused)) or (applied and self._has_conf_changes):
+            self._wake()
+
+    def _look_at_conditions(self) -> None:
+        for holds, condition in self._conditions.items():
+            if not holds.done() and condition():
+                holds.set_result(None)
+
+    def _tick(self) -> None:
+        self._ticker = self._loop.call_later(self.settings.tick_s, self._tick)
+        now = self._loop.time()
+        if now - self._ticked_at > 2 * self.settings.tick_s and self.role == StateRole.LEADER:
+            self.late_heartbeats += 1
+        self._ticked_at = now
+        try:
+            # One tick however late: time in which this process stood still must not count as silence of others.
+            self.raw.tick()
+            self.raw.allow_leases(self.may_hold_lease())
+            self.backlog.tick()
+            self.reads.tick(now)
+            for waiter, sent in self.proposals.take_expired(now):
+                waiter.fail(timeout_error(self, self._sender, waiter.started_at, sent))
+        except Exception as error:
+            self.fatal(error)
+            return
+        self._wake()
+
+    def _propose_unsent(self) -> None:
+        """Propose what waits, at most so much that neither a message nor a turn gets too long."""
+        self._refused = False
+        left_bytes = PROPOSE_TURN_BYTES_MAX
+        while left_bytes > 0 and (self._forwarded.size_bytes or self.proposals.unsent_bytes) and not self._refused:
+            unsent = self.proposals.take_unsent(PROPOSE_BYTES_MAX)
+            forwarded = self._forwarded.take(PROPOSE_BYTES_MAX)
+            datas = [data for _, data in unsent]
+            datas += forwarded
+            if not datas:
+                return
+            left_bytes -= sum(map(len, datas))
+            try:
+                if failpoints.armed:
+                    failpoint("raftBeforeLeaderSend")
+                self._check_way()
+                self.raw.propose_batch(datas)
+                if self._stages is not None:
+                    self._stages.proposed(datas, self.role != StateRole.LEADER)
+            except ProposalDropped:
+                self.proposals.give_back(unsent)
+                self._give_back_forwarded(forwarded)
+                self._refused = True
+
+    def _check_way(self) -> None:
+        """Raise ``ProposalDropped`` while what this follower passes on would be lost, or hold up everything else."""
+        leader = self.raw.raft.leader  # which may be another than that of the last turn
+        if leader not in (NONE, self.settings.member_id):
+            backlog_bytes = self._sender.backlog_bytes(leader)
+            if backlog_bytes is None or backlog_bytes > PASS_ON_BACKLOG_MAX_BYTES:
+                raise ProposalDropped("the leader does not keep up")
+
+    def _give_back_forwarded(self, datas: list[bytes]) -> None:
+        """The log took none of these. A leader tries again; one that leads no more forgets what others sent it."""
+        self._forwarded.give_back(datas)
+        if self.role != StateRole.LEADER:
+            self.proposals_dropped += self._forwarded.clear()
+
+    def _carry_out(self, ready: Ready) -> int:
+        """Do the duties of one Ready; return how many entries were applied."""
+        if ready.soft_state is not None:
+            self._take_soft_state(ready.soft_state)
+        if self._stages is not None and ready.committed_entries:
+            self._stages.committed(ready.committed_entries[-1].index)
+        if ready.committed_entries and not ready.entries:
+            # Nothing for the disk, so these messages are less urgent than the answers that clients wait for.
+            self.applying.take(ready.committed_entries)
+            self._cork.flush()
+        if ready.messages:
+            self._sender.send(ready.messages)
+        if ready.hard_state is not None:
+            self.term = ready.hard_state.term
+            self.committed = ready.hard_state.commit
+        self._persist(ready)
+        if ready.read_states:
+            now = self._loop.time()
+            for state in ready.read_states:
+                self.reads.confirm(state.context, state.index, self.applied, now)
+        if ready.committed_entries and ready.entries:
+            self.applying.take(ready.committed_entries)
+        return len(ready.committed_entries)
+
+    def _persist(self, ready: Ready) -> None:
+        if ready.snapshot is not None:
+            # Entries may follow it at once, so the log begins anew now; the state follows when the marker is durable.
+            self.log.apply_snapshot(ready.snapshot)
+        if ready.hard_state is not None:
+            self.log.set_hard_state(ready.hard_state)
+            self._unwritten_hard_state = ready.hard_state
+        if ready.entries:
+            self.log.append(ready.entries)
+            if self._stages is not None:
+                self._stages.appended(ready.entries)
+        if ready.snapshot is not None:
+            self._unwritten_hard_state = None
+            self._awaited.add(ready.snapshot.index)
+            state, _ = self.log.initial_state()
+            self._disk.submit(Restore(ready.snapshot, state, ready.entries, lambda: self._saved(ready)))
+            return
+        if not ready.must_sync and not self._disk.outstanding:
+            # Nothing that must not be forgotten. A commit index alone is written with the next records: a restart
+            # without it learns it again from the leader.
+            self._durable(ready)
+            return
+        if failpoints.armed:
+            failpoint("raftBeforeSave")
+        hard_state, self._unwritten_hard_state = self._unwritten_hard_state, None
+        self._disk.submit(Batch(hard_state, ready.entries, ready.must_sync, lambda: self._saved(ready)))
+
+    def _saved(self, ready: Ready) -> None:
+        """The disk has the records of a Ready."""
+        if self.stopped:
+            return
+        try:
+            if failpoints.armed:
+                failpoint("raftAfterSave")
+            self._durable(ready)
+        except Exception as error:
+            self.fatal(error)
+            return
+        if not self._in_turn:
+            self._wake()
+
+    def _durable(self, ready: Ready) -> None:
+        """Everything up to this Ready is durable: report it to the core, and send what promises it."""
+        if self._installing is not None:
+            self._behind.append(ready)
+            return
+        if ready.snapshot is not None:
+            self._installing = ready
+            meta = ready.snapshot
+            self.applying.replaced(meta.index)
+            self._install_snapshot(meta, lambda: self._installed(ready, meta))
+            return
+        self._confirm(ready)
+
+    def _confirm(self, ready: Ready) -> None:
+        if failpoints.armed:
+            failpoint("raftBeforeAdvance")
+        if self._stages is not None and ready.entries:
+            self._stages.durable(ready.entries[-1].index)
+        self.raw.on_append_durable(ready)
+        if ready.messages_after_append:
+            if failpoints.armed:
+                failpoint("raftBeforeFollowerSend")
+            self._sender.send(ready.messages_after_append)
+
+    def _installed(self, ready: Ready, meta: SnapshotMeta) -> None:
+        """The state is that of a received snapshot: go on with what came behind it."""
+        if self.stopped:
+            return
+        try:
+            self.conf_state = meta.conf_state
+            self.applied = meta.index
+            self._note_applied(meta.index, meta.term)
+            failpoint("raftAfterApplySnap")
+            self._installing = None
+            self._awaited.discard(meta.index)
+            self._confirm(ready)
+            self._go_on_behind()
+            self.reads.applied(meta.index)
+            for callback in (*self.on_applied, *self.on_conf_change):
+                callback()
+        except Exception as error:
+            self.fatal(error)
+            return
+        self._wake()
+
+    def _go_on_behind(self) -> None:
+        """Confirm what became durable behind an installed snapshot, up to the next one."""
+        while self._behind and self._installing is None:
+            self._durable(self._behind.popleft())
+
+    def _take_soft_state(self, soft: SoftState) -> None:
+        self.role = soft.role
+        if soft.leader == self.leader:
+            return
+        had_leader, self.leader = self.leader != NONE, soft.leader
+        if had_leader:
+            self.leader_lost_at = self._loop.time()
+        if soft.leader != NONE:
+            self.leader_changes += had_leader or self.leader_elected_at > 0
+            self.leader_elected_at = self._loop.time()
+            self.reads.leader_changed(self.leader_elected_at)
+            # What waited for a leader is proposed in the next turn.
+            self._wake()
+        for callback in self.on_leader_change:
+            callback()
+
+    # -- applying ----------------------------------------------------------------------------------------------------
+
+    def applied_up_to(self, last: Entry, answers: list[tuple[Waiter, Outcome]]) -> None:
+        """Note that everything up to an entry is in the state, and answer: for ``applying``.
+
+        Arguments:
+            last: the entry.
+            answers: callers and their outcomes, in order.
+        """
+        self.applied = last.index
+        # Before anything else may happen to the store: what was changed goes to disk under this index.
+        self.store.set_applied(last.index, last.term)
+        self._note_applied(last.index, last.term)
+        self.raw.on_applied(last.index)
+        if self._stages is not None:
+            self._stages.applied(last.index)
+        self._cork.expect(len(answers))
+        for waiter, outcome in answers:
+            answer(waiter, outcome)
+        if self._changes:
+            self._tell_of_changes()
+        self.reads.applied(last.index)
+        for callback in self.on_applied:
+            callback()
+
+    def apply_conf_change(self, entry: Entry, answers: list[tuple[Waiter, Outcome]]) -> None:
+        """Apply a membership change, or refuse it as all members do: for ``applying``.
+
+        Arguments:
+            entry: of the change.
+            answers: gets who waits for it here, and the outcome.
+        """
+        failpoint("beforeApplyOneConfChange")
+        membership = self.applier.membership
+        decision = membership.decide(entry.data)
+        error = decision.error or self._switch(decision)
+        if error is None:
+            membership.execute(decision, self.conf_state)
+            self.conf_changed_at = entry.index
+            self.store.set_conf_state(self.conf_state)
+            self.log.set_conf_state(self.conf_state)
+            if decision.members:
+                hide_beginning(self.log, self.conf_state)
+        failpoint("afterApplyOneConfChange")
+        waiter = self.proposals.pop(decision.request_id)
+        if error is not None:
+            if waiter is not None:
+                answers.append((waiter, Outcome(0, b"", error)))
+            return
+        members = rpc_pb2.MemberListResponse(members=membership.list())
+        self._changes.append((waiter, Outcome(0, members.SerializeToString())))
+
+    def _tell_of_changes(self) -> None:
+        """Tell of changes of members that are applied once this member will never forget that they are committed.
+
+        An operator who hears of a change may act on it: a removed member is switched off. A survivor that had forgotten
+        the commit, which is not written on its own account otherwise, would still need the vote of that member.
+        """
+        changes, self._changes = self._changes, []
+        state, _ = self.log.initial_state()
+        state = HardState(state.term, state.vote, max(state.commit, self.applied))
+        self._disk.submit(Batch(state, (), True, lambda: self._changed(changes)))
+
+    def _changed(self, changes: list[tuple[Waiter | None, Outcome]]) -> None:
+        """Changes of members are applied, and known for good."""
+        if self.stopped:
+            return
+        try:
+            for waiter, outcome in changes:
+                if waiter is not None:
+                    answer(waiter, outcome)
+            for callback in self.on_conf_change:
+                callback()
+        except Exception as error:
+            self.fatal(error)
+
+    def _switch(self, decision: Decision) -> errors.StatusError | None:
+        """Have Raft take a change over; why it did not (the same on every member)."""
+        if decision.change is None:
+            return None
+        try:
+            self.conf_state = self.raw.apply_conf_change(decision.change)
+        except ConfChangeError as error:
+            return errors.ConfChangeRefusedError(f"raftkv: the members cannot be changed like this now: {error}")
+        return None

@@ -1,0 +1,532 @@
+"""A member without its sockets: all parts of its state machine are made, connected, started and stopped here.
+
+    replica = Replica(config, durable, Devices(disk=disk, peers=transport, cork=cork, ids=ids), on_fatal, on_removed)
+    replica.connect(graces=leases.graces)                   # with what its owner made around it
+    replica.start()
+    ... housekeeping.run(), corruption.run(), scrub.run()
+    replica.leave(); await replica.stop()
+
+``Member`` opens one between its disks and its ports. The simulator of members opens the same one on devices of its own:
+a disk in memory, a network of messages, a loop of virtual time. Its clock is that of the running loop.
+
+Parts know each other through their constructors; ``connect`` makes every subscription. Subscribers are called in this
+order:
+
+    store.on_changes        a write txn changed keys       -> watch hub
+    leases.observer         a lease was applied            -> lease times -> lessor.on_end -> disconnect graces
+    auth.on_change (and two more)   users were changed     -> tokens, live calls of users
+    node.on_applied         a turn's entries are applied   -> live calls, watch hub, lessor
+    node.on_leader_change   a leader is found or lost      -> leader guard, lessor, leader log
+    node.on_conf_change     members or voters changed      -> admission, departure, connections to peers
+    installer.on_swapped    the database was replaced      -> the log, the state beside the store, watch hub, hashes
+
+Leaves out: callbacks that one object hands to one other (errors, wake-ups), which constructors take; and waits that
+come and go (``Node.wait_until``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from operator import attrgetter
+from pathlib import Path
+from typing import Final, Protocol
+
+from prometheus_client.registry import Collector
+
+from raftkv import suspend_clock
+from raftkv.apply.alarms import Alarms
+from raftkv.apply.applier import AT_ONCE_MAX, Applier
+from raftkv.apply.leases import Leases
+from raftkv.apply.membership import Membership
+from raftkv.apply.response import HeaderEncoder
+from raftkv.config import ServerConfig
+from raftkv.errors import CorruptionError
+from raftkv.histograms import DISK_S, Buckets, doubling
+from raftkv.loop.cork import Cork
+from raftkv.pb import rpc_pb2
+from raftkv.raft.memory_log import MemoryLog
+from raftkv.raft.raw_node import RawNode
+from raftkv.raft.types import Message, RaftConfig, SnapshotMeta, StateRole
+from raftkv.replica.lease.graces import Graces
+from raftkv.replica.lease.lessor import Lessor
+from raftkv.replica.maintenance.corruption import CorruptionChecker, CorruptionSettings, Members
+from raftkv.replica.maintenance.damage import Damage, Scrub
+from raftkv.replica.maintenance.defragmentation import Defragmenter
+from raftkv.replica.maintenance.hashes import Hashes
+from raftkv.replica.maintenance.space import Space, tell_alarm
+from raftkv.replica.membership.changes import Changes, PeerAccess
+from raftkv.replica.membership.presence import Attributes, Departure, Publication
+from raftkv.replica.membership.versions import Versions
+from raftkv.replica.metrics import (
+    Durations,
+    LeaseMetrics,
+    QuotaMetrics,
+    ServerMetrics,
+    StoreMetrics,
+    TransferMetrics,
+    WatchMetrics,
+    WorkMetrics,
+)
+from raftkv.replica.node.admission import Admission
+from raftkv.replica.node.auto_compaction import AutoCompaction, PeriodicPolicy, Policy, RevisionPolicy
+from raftkv.replica.node.bootstrap import Durable
+from raftkv.replica.node.disk import Disk, Marker
+from raftkv.replica.node.housekeeping import Housekeeping
+from raftkv.replica.node.leadership import LeaderGuard, LeaderLog, LostLeader
+from raftkv.replica.node.log_cut import LogCut, Retention
+from raftkv.replica.node.node import Node
+from raftkv.replica.node.readiness import Readiness
+from raftkv.replica.node.surroundings import NodeSettings, Sender, Stages
+from raftkv.replica.snapshots import Installer, SnapshotReceiver, SnapshotSender
+from raftkv.replica.snapshots.files import check_room, free_disk_bytes
+from raftkv.replica.watch.hub import WatchHub, WatchRunner
+from raftkv.rpc.client.channel import Channel
+from raftkv.storage import schema
+
+
+class Followers(Protocol):
+    """Connections that follow the members of the cluster, outgoing or incoming."""
+
+    def follow(self, members: Mapping[int, rpc_pb2.Member], removed: Collection[int]) -> None:
+        """Keep connections to these members, at their present URLs, and to none that was removed.
+
+        Arguments:
+            members: by id; this one is left out.
+            removed: ids that have left.
+        """
+
+
+class Peers(Sender, Followers, Protocol):
+    """The ways to the other members (``server.peer.transport``)."""
+
+    def channel(self, peer_id: int) -> Channel | None:
+        """Return the connection to a member; None if the member is unknown."""
+
+    def introduction(self, peer_id: int) -> tuple[tuple[str, str], ...]:
+        """Return the metadata that a member wants to see."""
+
+
+READ_LEASES_KNOWN_IN: Final = (0, 2)
+"""The first version whose members wait for the lease of the leader before them."""
+
+
+def new_core(config: RaftConfig, log: MemoryLog) -> RawNode:
+    """Make the Raft core of a member, whose timeouts are drawn from the chance of the system."""
+    return RawNode(config, log, random.Random(random.SystemRandom().getrandbits(64)), suspend_clock.elapsed_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Devices:
+    """What a replica runs on, besides the running loop.
+
+    Attributes:
+        disk: makes its log durable.
+        peers: ways to the other members.
+        cork: flushes connections at the end of a turn.
+        ids: fresh request ids.
+        syncs: seconds that each sync of the log took, counted by the owner of the disk.
+        stages: hears how far requests have come; None: nothing is traced.
+        settings: timing and limits of the node; None: as configured.
+        at_once_max: changes that one entry makes at once.
+        new_core: makes the Raft core.
+        new_snapshots: makes the sender of databases.
+        free_bytes: free disk of a directory.
+        on_damage: called when the database turns out to be damaged; None: ``Damage`` decides.
+    """
+
+    disk: Disk
+    peers: Peers
+    cork: Cork
+    ids: Iterator[int]
+    syncs: Buckets = field(default_factory=lambda: Buckets(DISK_S))
+    stages: Stages | None = None
+    settings: NodeSettings | None = None
+    at_once_max: int = AT_ONCE_MAX
+    new_core: Callable[[RaftConfig, MemoryLog], RawNode] = new_core
+    new_snapshots: Callable[..., SnapshotSender] = SnapshotSender
+    free_bytes: Callable[[str | Path], int] = free_disk_bytes
+    on_damage: Callable[[CorruptionError], None] | None = None
+
+
+class Replica:
+    """The parts of one member, as attributes.
+
+    Arguments:
+        config: of the member.
+        durable: what its disks hold.
+        devices: what it runs on.
+        on_fatal: called with the error after which the member must stop.
+        on_removed: called once the member was removed from its cluster and has to stop.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        durable: Durable,
+        devices: Devices,
+        on_fatal: Callable[[BaseException], None],
+        on_removed: Callable[[], None],
+    ) -> None:
+        self.config = config
+        self.durable = durable
+        self._syncs, self._commits = devices.syncs, Buckets(DISK_S)
+        durable.backend.observe_commit = self._commits.observe
+        self.disk, self.peers, self.store = devices.disk, devices.peers, durable.store
+        self.header = HeaderEncoder(durable.cluster_id, durable.member_id)
+        self.damaged: Callable[[CorruptionError], None] = devices.on_damage or self._found_damage
+        self.membership = Membership(self.store)
+        self.departure = Departure(durable.member_id, self.membership, on_removed)
+        self.versions = Versions(self.membership, durable.member_id)
+        alarms = Alarms(self.store, schema.ALARM, tell_alarm)
+        self.applier = Applier(self.store, alarms, self.membership, Leases(self.store), at_once_max=devices.at_once_max)
+        self._make_snapshots(devices, on_fatal)
+        self.node = self._make_node(devices, on_fatal)
+        self.lost_leader = LostLeader(self.node, asyncio.get_running_loop())
+        self._watch_the_database(on_fatal)
+        self._join_the_cluster()
+        self._make_housekeeping(devices)
+        self._make_watches_and_leases(devices)
+
+    def _make_snapshots(self, devices: Devices, on_fatal: Callable[[BaseException], None]) -> None:
+        store, directory = self.store, self.durable.snapshots
+        self.snapshots = devices.new_snapshots(
+            store,
+            directory,
+            self.peers.channel,
+            self.peers.introduction,
+            self._is_snapshot_wanted,
+            self._is_served,
+            self._report_snapshot,
+            self.damaged,
+        )
+        self.installer = Installer(store, directory, on_fatal)
+        self._defragmentations = Buckets(doubling(0.1, 13))
+        self.defragmenter = Defragmenter(
+            store,
+            directory,
+            on_fatal,
+            self._defragmentations.observe,
+            partial(check_room, free_disk_bytes=devices.free_bytes),
+            self.damaged,
+        )
+        self.receiver = SnapshotReceiver(directory, self._awaits_snapshot)
+
+    def _make_node(self, devices: Devices, on_fatal: Callable[[BaseException], None]) -> Node:
+        config, durable, store = self.config, self.durable, self.store
+        raft_config = RaftConfig(
+            id=durable.member_id,
+            election_ticks=config.election_ticks,
+            pre_vote=config.pre_vote,
+            quiet_commits=True,
+            starts_within_lease=self._starts_within_lease(),
+            applied=store.applied_index,
+        )
+        settings = NodeSettings(durable.member_id, config.heartbeat_interval_s, config.election_timeout_s)
+        node = Node(
+            raw=devices.new_core(raft_config, durable.log),
+            log=durable.log,
+            disk=self.disk,
+            store=store,
+            applier=self.applier,
+            sender=self.peers,
+            settings=devices.settings or settings,
+            ids=devices.ids,
+            conf_state=store.conf_state,
+            applied=store.applied_index,
+            on_fatal=on_fatal,
+            install_snapshot=self.installer.install,
+            note_applied=durable.mark.note,
+            cork=devices.cork,
+            stages=devices.stages,
+        )
+        node.on_damage = self.damaged
+        node.may_hold_lease = self._may_hold_lease
+        return node
+
+    def _starts_within_lease(self) -> bool:
+        hard_state, conf_state = self.durable.log.initial_state()
+        is_alone = conf_state.voters == (self.durable.member_id,) and not conf_state.voters_outgoing
+        return hard_state.term > 0 and (self.config.read_leases or not is_alone)
+
+    def _may_hold_lease(self) -> bool:
+        return self.config.read_leases and self.versions.lowest_version() >= READ_LEASES_KNOWN_IN
+
+    def _watch_the_database(self, on_fatal: Callable[[BaseException], None]) -> None:
+        """Make what looks for damage of the database, and for differences between members."""
+        config, durable = self.config, self.durable
+        where = f"{durable.snapshots / 'db'} of this member ({config.name}, {durable.member_id:x})"
+        self.damage = Damage(self.node, where, self.peers.connected_since, on_fatal)
+        self.scrub = Scrub(self.store, self.damage)
+        self.hashes = Hashes(self.store, durable.member_id, self.damaged)
+        settings = CorruptionSettings(
+            config.initial_corrupt_check,
+            config.corrupt_check_time_s,
+            config.compact_hash_check,
+            config.compact_hash_check_time_s,
+        )
+        members = Members(self.membership, durable.member_id, self.peers.channel, self.peers.introduction)
+        self.corruption = CorruptionChecker(settings, self.node, self.hashes, members)
+
+    def _join_the_cluster(self) -> None:
+        """Make what the cluster knows of this member, and what changes its members."""
+        config, peers = self.config, self.peers
+        attributes = Attributes(config.name, tuple(config.advertise_client_urls))
+        self.publication = Publication(self.node, self.membership, attributes)
+        self.versions.on_upgraded = self.publication.again
+        self.readiness = Readiness(self.node, self.publication.publish, config.wait_cluster_ready_timeout_s)
+        self.changes = Changes(
+            self.node,
+            self.membership,
+            PeerAccess(
+                connected_since=peers.connected_since,
+                channel=peers.channel,
+                introduction=peers.introduction,
+                wait_until_dispensable=self.departure.wait_until_dispensable,
+            ),
+            cluster_id=self.durable.cluster_id,
+            strict=config.strict_reconfig_check,
+            learners_max=config.max_learners,
+            check_capable=self.versions.check_started_capable,
+        )
+
+    def _make_housekeeping(self, devices: Devices) -> None:
+        config, store = self.config, self.store
+        space = Space(self.node, self.applier.alarms, self.snapshots, self.receiver)
+        self.admission = Admission(
+            self.node,
+            self.applier,
+            max_request_bytes=config.max_request_bytes,
+            quota_bytes=config.quota_bytes,
+            # Pages that a compaction freed are written again, so they count as space.
+            size_bytes=partial(attrgetter("size_in_use_bytes"), store),
+            data_dir=config.data_dir,
+            raise_no_space=space.raise_no_space,
+            make_room=space.make_room,
+            free_bytes=devices.free_bytes,
+        )
+        retention = Retention(
+            snapshot_entries=config.snapshot_count,
+            snapshot_bytes=config.snapshot_bytes,
+            catchup_entries=config.snapshot_catchup_entries,
+            catchup_bytes=config.snapshot_catchup_bytes,
+        )
+        self.log_cut = LogCut(self.node, store, self.disk, retention, self.snapshots)
+        self.housekeeping = Housekeeping(
+            self.node,
+            store,
+            self.durable.wal,
+            self.admission,
+            self.log_cut,
+            commit_interval_s=config.backend_batch_interval_s,
+            compaction_pause_s=config.compaction_sleep_interval_s,
+            compaction_keys=config.compaction_batch_limit,
+            on_no_space=space.raise_no_space,
+            auto_compaction=self._make_auto_compaction(),
+        )
+
+    def _make_auto_compaction(self) -> AutoCompaction | None:
+        config, node = self.config, self.node
+        if config.auto_compaction_retention_revisions > 0:
+            policy: Policy = RevisionPolicy(config.auto_compaction_retention_revisions)
+        elif config.auto_compaction_retention_s > 0:
+            policy = PeriodicPolicy(config.auto_compaction_retention_s, asyncio.get_running_loop().time())
+        else:
+            return None
+        return AutoCompaction(policy, node, lambda: node.role == StateRole.LEADER, lambda: node.store.revision)
+
+    def _make_watches_and_leases(self, devices: Devices) -> None:
+        node, header = self.node, self.header
+        self.watch_runner = WatchRunner()
+        self.hub = WatchHub(
+            self.store, lambda revision: header.encode(revision, node.term), self.watch_runner.wake, devices.cork
+        )
+        self.leader_guard = LeaderGuard(node)
+        self.lessor = Lessor(
+            node,
+            self.applier,
+            ttl_min_s=self.config.lease_ttl_min_s,
+            channel=self.peers.channel,
+            introduction=self.peers.introduction,
+            cork=devices.cork,
+        )
+
+    # -- subscriptions -----------------------------------------------------------------------------------------------
+
+    def connect(
+        self,
+        *,
+        graces: Graces | None = None,
+        check_rights: Callable[[], None] | None = None,
+        forget_tokens: Callable[[], None] | None = None,
+        leader_log: LeaderLog | None = None,
+        followers: tuple[Followers, ...] = (),
+    ) -> None:
+        """Make every subscription among the parts, which have not started yet.
+
+        Arguments:
+            graces: leases whose owner's connection is watched; None: there are no connections.
+            check_rights: ends watches that may not go on; None: callers are not authenticated.
+            forget_tokens: called when passwords may have changed in entries that this member has never seen.
+            leader_log: writes about leaders to the log.
+            followers: connections that follow the members after those of ``Devices.peers``.
+        """
+        node, applier, hub, lessor = self.node, self.applier, self.hub, self.lessor
+
+        # While an entry is applied: what changed is noted, nothing is sent yet.
+        self.store.on_changes = hub.changed
+        applier.leases.observer = lessor.times
+        if graces is not None:
+            lessor.on_end.append(graces.lease_ended)
+
+        # After the entries of a turn were applied and their callers answered. Watchers come first: an event of a key
+        # that was deleted with its lease leaves before the keep-alive of that lease is answered with TTL 0.
+        self.watch_runner.hub = hub
+        hub.on_damage = node.damaged
+        # Before all of them, watches that may not go on are ended: their clients may not see what was written after the
+        # change of users.
+        if check_rights is not None:
+            node.on_applied.append(check_rights)
+        node.on_applied += [hub.applied, lessor.applied]
+
+        # The guard only starts or stops a timer. The lessor must know the new role before any other part acts on it:
+        # from here on nothing is answered in the name of a leadership that ended. The log comes last, so that it says
+        # what holds.
+        node.on_leader_change += [self.leader_guard.leader_changed, lessor.leader_changed]
+        if leader_log is not None:
+            node.on_leader_change.append(leader_log.leader_changed)
+
+        # What this member may still answer comes first, then who it talks to.
+        node.on_conf_change += [self.admission.conf_changed, self.departure.conf_changed]
+        self.admission.conf_changed()
+        for each in (self.peers, *followers):
+            node.on_conf_change.append(partial(_follow, each, applier.membership))
+
+        self._subscribe_to_databases(forget_tokens)
+
+    def _subscribe_to_databases(self, forget_tokens: Callable[[], None] | None) -> None:
+        """Have everything follow when a received database takes the place of the store's.
+
+        The log is cut to the new database first. Then what is kept in memory beside the store is read again, and only
+        then are watchers served from the new history. There may be a million leases, which are read beforehand.
+        """
+        applier, hub, hashes, installer = self.applier, self.hub, self.hashes, self.installer
+        installer.on_received.append(applier.leases.receive)
+        installer.on_swapped += [
+            lambda meta: _mark(self, meta),
+            lambda _: applier.membership.reload(),
+            lambda _: applier.alarms.reload(),
+            lambda _: applier.downgrade.reload(),
+            lambda _: applier.quotas.reload(),
+            lambda _: applier.auth.reload(),
+            lambda _: applier.leases.reload(),
+            lambda _: hub.restored(),
+        ]
+        if forget_tokens is not None:
+            installer.on_swapped.append(lambda _: forget_tokens())
+        installer.on_swapped.append(lambda _: hashes.forget())
+
+    # -- metrics -----------------------------------------------------------------------------------------------------
+
+    def metrics(self) -> Iterator[Collector]:
+        """Yield what shows the counts of the parts in ``/metrics``."""
+        node, durable = self.node, self.durable
+        wal, backend, times = durable.wal, durable.backend, node.applying.times
+        yield from (self.defragmenter, self.damage, self.corruption)
+        features = {
+            "InitialCorruptCheck": self.config.initial_corrupt_check,
+            "CompactHashCheck": self.config.compact_hash_check,
+        }
+        yield ServerMetrics(node, self.changes, self.installer, self.config.quota_bytes or 0, features)
+        yield StoreMetrics(self.store, lambda: backend.open_reads, lambda: times.txns)
+        yield WorkMetrics(times, node.reads.durations, self.housekeeping.compactions, lambda: wal.written_bytes)
+        yield self._durations()
+        yield TransferMetrics("send", self.snapshots.transfers)
+        yield TransferMetrics("receive", self.receiver.transfers)
+        yield WatchMetrics(self.hub)
+        yield LeaseMetrics(self.lessor.times)
+        yield QuotaMetrics(self.applier.quotas)
+
+    def _durations(self) -> Durations:
+        durations, hashes, receiver = Durations(), self.hashes, self.receiver
+        for name, text, buckets in (
+            ("disk_wal_fsync", "The latency distributions of fsync called by WAL.", self._syncs),
+            ("disk_wal_write", "The latency distributions of write called by WAL.", self.disk.writes),
+            ("disk_backend_commit", "The latency distributions of commit called by backend.", self._commits),
+            ("disk_backend_defrag", "The latency distribution of backend defragmentation.", self._defragmentations),
+            ("mvcc_hash", "The latency distribution of storage hash operation.", hashes.durations),
+            (
+                "mvcc_hash_rev",
+                "The latency distribution of storage hash by revision operation.",
+                hashes.durations_at,
+            ),
+            ("snap_db_fsync", "The latency distributions of fsyncing .snap.db file", receiver.syncs),
+            ("snap_db_save_total", "The total latency distributions of v3 snapshot save", receiver.saves),
+        ):
+            durations.add(f"etcd_{name}_duration_seconds", text, buckets)
+        return durations
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Take part in the cluster."""
+        _follow(self.peers, self.membership)
+        self.node.start()
+        self.lessor.start()
+        if self.config.initial_election_tick_advance:
+            self._advance_ticks()
+
+    def _advance_ticks(self) -> None:
+        """Skip most of the first election timeout: a member that has just started need not wait for a leader."""
+        if self.node.conf_state.voters == (self.durable.member_id,):
+            self.node.campaign()
+            return
+        # Leave enough for a heartbeat of a leader that is there already.
+        for _ in range(self.config.election_ticks - 3):
+            self.node.raw.tick()
+
+    def leave(self) -> None:
+        """Decide nothing more, and end the streams of clients, before their connections are closed."""
+        self.damage.close()
+        self.departure.close()
+        self.leader_guard.close()
+
+    async def stop(self) -> None:
+        """Stop all work; the disks stay open."""
+        self.lessor.stop()
+        self.node.stop()
+        await self.installer.close()
+        await self.defragmenter.close()
+        await self.snapshots.close()
+        self.receiver.close()
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    def _found_damage(self, error: CorruptionError) -> None:
+        self.damage.found(error)
+
+    def _is_snapshot_wanted(self, message: Message) -> bool:
+        return self.node.role == StateRole.LEADER and self.node.term == message.term
+
+    def _is_served(self, peer_id: int, index: int) -> bool:
+        return self.node.role != StateRole.LEADER or self.node.has_log(peer_id, index)
+
+    def _report_snapshot(self, peer_id: int, ok: bool) -> None:
+        self.node.report_snapshot(peer_id, ok)
+
+    def _awaits_snapshot(self, index: int) -> bool:
+        return self.node.awaits_snapshot(index)
+
+
+def _follow(followers: Followers, membership: Membership) -> None:
+    followers.follow(membership.members, membership.removed)
+
+
+def _mark(replica: Replica, meta: SnapshotMeta) -> None:
+    # A newer database may have come while this one was installed. Its marker is in the log already, and markers never
+    # go back; what is before them goes when that database is in place.
+    if meta.index >= replica.node.log.snapshot().index:
+        replica.disk.submit(Marker(meta, lambda: None))

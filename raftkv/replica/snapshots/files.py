@@ -1,0 +1,275 @@
+"""The files of databases on their way to or from this member: names, room on the disk, threads, removal; and
+counts of these transfers for the metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Final, TypeVar
+
+from raftkv.errors import SpaceError, StorageError, UnwrittenError
+from raftkv.histograms import Buckets, doubling
+from raftkv.storage.backend.environment import lock_path
+from raftkv.storage.datadir import remove_unneeded
+from raftkv.storage.mvcc import Store
+
+_log = logging.getLogger(__name__)
+
+ROOM_RESERVE_BYTES: Final = 256 * 1024 * 1024
+"""Disk that must be left when a database is copied or received: what writes are refused at, and two log segments and
+commits of the database for what is written meanwhile."""
+
+PARTIAL_SUFFIX: Final = ".part.tmp"
+"""End of the name of what was received of a database. Older versions delete it, as they do all ``.tmp``."""
+
+T = TypeVar("T")
+_numbers: Final = count()
+
+
+def snapshot_path(directory: Path, index: int) -> Path:
+    """Return where a received database waits for its installation."""
+    return directory / f"{index:016x}.snap.db"
+
+
+def outgoing_path(directory: Path) -> Path:
+    """A name that no other copy of this process has: LMDB refuses one that it has open, even if it was renamed."""
+    return directory / f"{next(_numbers):x}.out.db"
+
+
+def incoming_path(directory: Path, from_: int) -> Path:
+    """Return a name that nothing else received by this process has."""
+    return directory / f"{from_:016x}.{next(_numbers):x}.tmp"
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Delete what a crash left behind; call it when nothing is awaited.
+
+    Not what was received of a database that may still come: that is for the receiver to take up, or to delete.
+    """
+    for path in _found(directory, "*.snap.db*", "*.out.db*", "*.tmp"):
+        if not path.name.endswith(PARTIAL_SUFFIX):
+            remove_unneeded(path)
+
+
+def _found(directory: Path, *patterns: str) -> list[Path]:
+    """Return what could be removed; nothing, and a warning, if the directory cannot be read."""
+    try:
+        return [path for pattern in patterns for path in directory.glob(pattern)]
+    except OSError as error:
+        _log.warning("cannot look for what is not needed any more in %s: %s", directory, error.strerror)
+        return []
+
+
+def remove_received(directory: Path, index: int) -> None:
+    """Delete received databases that a state of entry ``index`` makes useless.
+
+    Arguments:
+        directory: where they lie.
+        index: of the last entry in the state.
+    """
+    for path in _found(directory, "*.snap.db"):
+        if int(path.name.partition(".")[0], 16) <= index:
+            remove_soon(path)
+
+
+def remove_database(path: Path) -> None:
+    """Delete a copy, with its lock file."""
+    remove_unneeded(path)
+    remove_unneeded(lock_path(path))
+
+
+def remove_soon(path: Path) -> None:
+    """Delete a copy, on a thread if there is a loop to hold: to free a gigabyte takes half a second. The name is free
+    at once.
+    """
+    remove_unneeded(lock_path(path))
+    unwanted = path.with_name(f"{next(_numbers):x}.unwanted.tmp")
+    try:
+        path.rename(unwanted)
+    except FileNotFoundError:
+        return
+    except OSError:
+        unwanted = path
+    try:
+        asyncio.get_running_loop().run_in_executor(None, remove_unneeded, unwanted)
+    except RuntimeError:
+        remove_unneeded(unwanted)
+
+
+def free_disk_bytes(directory: str | Path) -> int:
+    """Return the free disk of a directory for this process. Raises OSError."""
+    stat = os.statvfs(directory)
+    return stat.f_bavail * stat.f_frsize
+
+
+def check_room(
+    directory: Path,
+    size_bytes: int,
+    what: str = "a snapshot",
+    free_disk_bytes: Callable[[str | Path], int] = free_disk_bytes,
+) -> None:
+    """Refuse a copy that would leave too little of the disk.
+
+    Arguments:
+        directory: on the disk.
+        size_bytes: of the copy.
+        what: name of the copy.
+        free_disk_bytes: free disk of a directory.
+
+    Raises:
+        SpaceError: says how much there is and how much is needed.
+        StorageError: that cannot be seen.
+    """
+    try:
+        free_bytes = free_disk_bytes(directory)
+    except OSError as error:
+        raise StorageError(f"cannot see how much room {directory} has for {what}: {error.strerror}") from error
+    if free_bytes < size_bytes + ROOM_RESERVE_BYTES:
+        needed_bytes = size_bytes + ROOM_RESERVE_BYTES
+        raise SpaceError(
+            f"{what} of {size_bytes >> 20} MiB needs {needed_bytes >> 20} MiB free in {directory}, "
+            f"where {free_bytes >> 20} MiB are: make room"
+        )
+
+
+def _go_on() -> None:
+    """Let a job come to its own end."""
+
+
+async def on_thread(job: Callable[[], T], give_up: Callable[[], None] = _go_on) -> T:
+    """Run a job on a thread, and wait for its end however often cancelled: what it works on goes after that.
+
+    Arguments:
+        job: what to do.
+        give_up: called when cancelled; may have the job end soon.
+    """
+    running = asyncio.ensure_future(asyncio.to_thread(job))
+    cancelled: asyncio.CancelledError | None = None
+    while not running.done():
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError as error:
+            cancelled = error
+            give_up()
+    if cancelled is not None:
+        running.exception()  # it has no other reader
+        raise cancelled
+    return running.result()
+
+
+_TRANSFER_S: Final = doubling(0.1, 10)
+
+
+PEERS_MAX: Final = 128
+"""Ids that are counted: any caller may claim one on a peer port without TLS."""
+
+
+class Transfers:
+    """Counts of one direction, by member.
+
+    Attributes:
+        under_way: transfers now.
+        succeeded, failed: those that ended.
+        durations: of those that succeeded, in seconds.
+    """
+
+    def __init__(self) -> None:
+        self.under_way: dict[int, int] = {}
+        self.succeeded: dict[int, int] = {}
+        self.failed: dict[int, int] = {}
+        self.durations: dict[int, Buckets] = {}
+
+    @contextmanager
+    def of(self, peer_id: int) -> Iterator[None]:
+        """Count what is done inside as one transfer; any exception is a failure.
+
+        Arguments:
+            peer_id: of the other end.
+        """
+        if peer_id not in self.under_way:
+            self._make_room()
+        self.under_way[peer_id] = self.under_way.get(peer_id, 0) + 1
+        self.succeeded.setdefault(peer_id, 0)
+        self.failed.setdefault(peer_id, 0)
+        began_s = time.perf_counter()
+        try:
+            yield
+        except BaseException:
+            self.failed[peer_id] += 1
+            raise
+        else:
+            self.succeeded[peer_id] += 1
+            self.durations.setdefault(peer_id, Buckets(_TRANSFER_S)).observe(time.perf_counter() - began_s)
+        finally:
+            self.under_way[peer_id] -= 1
+
+    def _make_room(self) -> None:
+        """Forget the first of too many that has nothing under way."""
+        if len(self.under_way) >= PEERS_MAX:
+            idle = [peer_id for peer_id, count in self.under_way.items() if not count]
+            for counts in (self.under_way, self.succeeded, self.failed, self.durations):
+                for peer_id in idle[:1]:
+                    counts.pop(peer_id, None)
+
+
+LOOK_S: Final = 0.05
+"""Between two looks at whether a commit has failed: the owner of the store tries again every tenth of a second."""
+
+
+def _always() -> bool:
+    return True
+
+
+async def when_durable(
+    store: Store, begin: Callable[[Callable[[T], None]], None], is_wanted: Callable[[], bool] = _always
+) -> T:
+    """Wait for something that the store does once a commit has ended; return what it gives.
+
+    A commit that finds no room is tried again for as long as the member lives, so a wait for it could last for days.
+
+    A member that stops in the middle of an entry commits nothing any more: who waits then must not want it for ever.
+
+    Arguments:
+        store: whose commit it is.
+        begin: asks for it, and is given what to call then.
+        is_wanted: whether to go on waiting; looked at now and then.
+
+    Raises:
+        UnwrittenError: a commit found no room meanwhile.
+        StorageError: it is not wanted any more.
+    """
+    earlier = store.space_error
+    ready: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    begin(lambda given: None if ready.done() else ready.set_result(given))
+    while not (await asyncio.wait((ready,), timeout=LOOK_S))[0]:
+        error = store.space_error
+        # One from before may be over: room was made, and the commit that finds it is on its way.
+        if error is not None and error is not earlier:
+            ready.cancel()
+            raise UnwrittenError from error
+        if not is_wanted():
+            ready.cancel()
+            raise StorageError("what was written is not waited for any more")
+    return ready.result()
+
+
+async def flushed(store: Store, is_wanted: Callable[[], bool] = _always) -> None:
+    """Wait until everything written so far is in the database.
+
+    Arguments:
+        store: what was written to.
+        is_wanted: as of ``when_durable``, which also says what is raised.
+    """
+
+    def begin(done: Callable[[None], None]) -> None:
+        store.flush(partial(done, None))
+
+    await when_durable(store, begin, is_wanted)

@@ -1,0 +1,262 @@
+"""The sending half: a copy of the database for a member that fell behind the log.
+
+    send(message) --> wait after failures --> [copy] --> ask what is there --> stream --> report(to, ok), exactly once
+                                              log is held from here on
+    ... until the member has what the log had when the stream ended: else it would need the next database
+
+A stream that broke is not begun anew: the copy is kept for a while (``copies``), the receiver keeps what it has, and
+the next stream goes on there. One that does not know of this is sent everything, from the beginning.
+
+The stream takes a part of the loop's time only (``SEND_SHARE``), in small pieces, so that writes are hardly slower
+meanwhile; and no more is queued than the receiver can take soon.
+
+A member that is sent a second snapshot while one is on its way has been given up by the core in between (it asks again
+only after a report, or under another term): the first is cancelled, and the one report is that of the second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from raftkv.errors import CorruptionError, explain
+from raftkv.pb import raft_pb2
+from raftkv.pb.services import SERVICES
+from raftkv.raft.types import Message, SnapshotMeta
+from raftkv.replica.codec import encode_snapshot_meta
+from raftkv.replica.snapshots.copies import Copies, Copy
+from raftkv.replica.snapshots.files import Transfers
+from raftkv.rpc.client.channel import Channel
+from raftkv.rpc.status import Code, RpcError
+from raftkv.storage.failpoints import failpoint
+from raftkv.storage.mvcc import Store
+from raftkv.storage.snapshot import SnapshotInfo
+
+_log = logging.getLogger(__name__)
+PATH: Final = SERVICES["raftkvpb.Peer"]["InstallSnapshot"].path
+OFFSET_PATH: Final = SERVICES["raftkvpb.Peer"]["SnapshotOffset"].path
+READ_BYTES: Final = 1024 * 1024
+CHUNK_BYTES: Final = 64 * 1024
+QUEUED_MAX_BYTES: Final = 1024 * 1024
+"""Bytes of the stream that may wait to be sent: messages of the log share its connection."""
+
+SEND_SHARE: Final = 0.25
+"""Part of the loop's time that a stream takes."""
+
+SEND_TIMEOUT_S: Final = 600.0
+OFFSET_TIMEOUT_S: Final = 10.0
+CATCH_UP_S: Final = 60.0
+"""How long a member may take to install a database and to read what the log had when it was sent."""
+
+RETRY_MIN_S: Final = 0.5
+RETRY_MAX_S: Final = 30.0
+"""Rest of a member after its first failure, until it is sent the next copy; it doubles with each further one, up to
+this. Rests in which leadership was lost are no failures: the next leader's would be the longer for each.
+"""
+
+
+class SnapshotSender:
+    """Sends databases, at most one at a time to each member.
+
+    Arguments:
+        store: what is copied.
+        directory: where the copy is made.
+        channel: the connection to a peer.
+        metadata: our introduction to a peer.
+        is_wanted: whether the core still waits for what a message stands for.
+        is_served: whether a member has the log up to an index, or is none of this member's any more.
+        report: called with the member and whether it succeeded, for the core.
+        on_damage: called when the database turns out to be damaged.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        directory: Path,
+        channel: Callable[[int], Channel | None],
+        metadata: Callable[[int], tuple[tuple[str, str], ...]],
+        is_wanted: Callable[[Message], bool],
+        is_served: Callable[[int, int], bool],
+        report: Callable[[int, bool], None],
+        on_damage: Callable[[CorruptionError], None],
+    ) -> None:
+        self._store = store
+        self._channel = channel
+        self._metadata = metadata
+        self._is_wanted = is_wanted
+        self._is_served = is_served
+        self._report = report
+        self._sends: dict[int, asyncio.Task[bool | None]] = {}
+        self._failures: dict[int, tuple[int, float]] = {}
+        """By member: how many there were since it was last served, and until when it rests."""
+        self._catching_up: dict[int, tuple[int, float]] = {}
+        self._tasks: set[asyncio.Task[bool | None]] = set()
+        self._holding: set[asyncio.Task[Any]] = set()
+        self.copies = Copies(store, directory, on_damage)
+        self.transfers = Transfers()
+
+    def holds_log(self) -> bool:
+        """Whether a snapshot is being made, sent, kept or caught up with: the log behind it must be kept meanwhile.
+
+        One that is kept for members that do not need it any more goes.
+        """
+        self.copies.forget(self._is_served)
+        now = asyncio.get_running_loop().time()
+        for to, (index, until) in list(self._catching_up.items()):
+            if now > until or self._is_served(to, index):
+                del self._catching_up[to]
+        return bool(self._holding) or self.copies.held or bool(self._catching_up)
+
+    def send(self, message: Message) -> None:
+        """Send the database that a SNAPSHOT message stands for."""
+        self._catching_up.pop(message.to, None)
+        before = self._sends.pop(message.to, None)
+        if before is not None:
+            before.cancel()
+        task = asyncio.get_running_loop().create_task(self._send(message))
+        self._sends[message.to] = task
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._ended, message.to))
+
+    def _ended(self, to: int, task: asyncio.Task[bool | None]) -> None:
+        """The one place where sends end, however they do: by themselves, cancelled, or not even begun."""
+        self._tasks.discard(task)
+        self._holding.discard(task)
+        result = False if task.cancelled() or task.exception() is not None else task.result()
+        if self._sends.get(to) is not task:
+            return  # another to the same member has taken its place, and will report
+        del self._sends[to]
+        now = task.get_loop().time()
+        if result:
+            # It has to install what it got, and to catch up with what was written meanwhile: were the log cut in
+            # between, it would need the next database, and so on for as long as there are many writes.
+            self._catching_up[to] = self._store.applied_index, now + CATCH_UP_S
+            self._failures.pop(to, None)
+        elif result is False:
+            count = self._failures.get(to, (0, 0.0))[0]
+            self._failures[to] = count + 1, now + min(RETRY_MAX_S, RETRY_MIN_S * 2 ** min(count, 10))
+        self._report(to, bool(result))
+
+    def give_up(self, reason: str) -> bool:
+        """End all that is being made or sent, as failed; whether there was anything."""
+        news = [task for task in self._holding if not task.cancelling()]
+        if news:
+            _log.warning("giving up %d snapshots on their way to other members: %s", len(news), reason)
+        for task in news:
+            task.cancel()
+        held = bool(self._holding) or self.copies.held
+        self.copies.drop()
+        self._catching_up.clear()
+        return held
+
+    async def close(self) -> None:
+        """Give up on everything."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.copies.close()
+
+    async def _send(self, message: Message) -> bool | None:
+        """Deliver a copy; whether that succeeded, ``None`` if it was not tried."""
+        rest_s = self._failures.get(message.to, (0, 0.0))[1] - asyncio.get_running_loop().time()
+        if rest_s > 0:
+            await asyncio.sleep(rest_s)
+        if not self._is_wanted(message):
+            return None
+        task = asyncio.current_task()
+        if task is not None:
+            self._holding.add(task)
+        try:
+            await self._deliver(message)
+        except Exception as error:
+            # The core must hear of every failure, or it never sends this member anything again.
+            _log.warning("sending a snapshot to %x failed, it is tried again later: %s", message.to, explain(error))
+            return False
+        return True
+
+    async def _deliver(self, message: Message) -> None:
+        channel = self._channel(message.to)
+        if channel is None:
+            raise ConnectionError("no connection")
+        index = message.snapshot.index if message.snapshot is not None else 0
+        async with self.copies.use(message.to, index) as copy:
+            failpoint("snapshotBeforeSend")
+            with self.transfers.of(message.to):
+                await self._stream(channel, message, copy)
+        _log.info("sent the snapshot at %d to %x: %d bytes", copy.info.index, message.to, copy.info.size_bytes)
+
+    async def _stream(self, channel: Channel, message: Message, copy: Copy) -> None:
+        metadata = self._metadata(message.to)
+        offset = await _offset(channel, copy.info, metadata)
+        _log.info(
+            "sending a snapshot at %d to %x%s",
+            copy.info.index,
+            message.to,
+            f", which has {offset} of {copy.info.size_bytes} bytes" if offset else "",
+        )
+        # A member that is away is not waited for: the log would be held for it until the room is needed elsewhere.
+        stream = channel.stream(PATH, metadata=metadata, timeout_s=SEND_TIMEOUT_S, wait_for_ready=False)
+        stream.room_bytes = QUEUED_MAX_BYTES
+        try:
+            await stream.send(_header_chunk(message, copy.info, offset))
+            async with aclosing(_pieces(copy.path, offset)) as pieces:
+                async for data in pieces:
+                    started = time.perf_counter()
+                    await stream.send(raft_pb2.SnapshotChunk(data=data).SerializeToString())
+                    # The rest of the time is for others, in proportion.
+                    await asyncio.sleep((time.perf_counter() - started) * (1 / SEND_SHARE - 1))
+            await stream.send(raft_pb2.SnapshotChunk(sha256=copy.info.sha256).SerializeToString())
+            stream.half_close()
+            async for _ in stream:
+                pass
+        finally:
+            stream.cancel()
+
+
+async def _offset(channel: Channel, info: SnapshotInfo, metadata: tuple[tuple[str, str], ...]) -> int:
+    """Return how much of a copy the receiver has."""
+    request = raft_pb2.SnapshotOffsetRequest(
+        index=info.index, term=info.term, size_bytes=info.size_bytes, sha256=info.sha256
+    )
+    call = channel.unary(
+        OFFSET_PATH, request.SerializeToString(), OFFSET_TIMEOUT_S, metadata=metadata, wait_for_ready=False
+    )
+    try:
+        offset = raft_pb2.SnapshotOffsetResponse.FromString(await call).offset_bytes
+    except RpcError as error:
+        if error.code == Code.UNIMPLEMENTED:
+            return 0  # an older version, which begins anew each time
+        raise
+    return offset if offset <= info.size_bytes else 0
+
+
+def _header_chunk(message: Message, info: SnapshotInfo, offset: int) -> bytes:
+    meta = SnapshotMeta(info.index, info.term, info.conf_state)
+    return raft_pb2.SnapshotChunk(
+        message=raft_pb2.Message(
+            type=message.type,
+            to_id=message.to,
+            from_id=message.from_,
+            term=message.term,
+            snapshot=encode_snapshot_meta(meta),
+        ),
+        size_bytes=info.size_bytes,
+        sha256=info.sha256,
+        offset_bytes=offset,
+    ).SerializeToString()
+
+
+async def _pieces(path: Path, offset: int) -> AsyncGenerator[bytes, None]:
+    """The bytes of a file from an offset on, in pieces; read on a thread, as they may have to come from the disk."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        while data := await asyncio.to_thread(file.read, READ_BYTES):
+            for at in range(0, len(data), CHUNK_BYTES):
+                yield data[at : at + CHUNK_BYTES]

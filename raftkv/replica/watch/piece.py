@@ -1,0 +1,271 @@
+"""A piece of history, read in small steps and matched with the watchers that are to get it.
+
+Owns the events found so far, once for all watchers that want the same: those of one interval with the same filters and
+the same wish for previous values are a *view*. A piece ends with a whole revision, however large that is; what it may
+hold is bounded all the same: views beyond ``REFERENCES_MAX`` and ``PIECE_MAX_BYTES`` are left to later pieces.
+
+    piece = Piece(store, watchers, last)
+    while not piece.is_read:
+        piece.read()                  # a bounded step; others may run between
+    for view in piece.views: ...      # watchers, and what they are to get
+
+Between steps the store may be written to, which changes nothing here, or compacted: then ``is_stale`` says that what
+is left to read may have gaps, and the piece is of no use. Leaves out: whose turn it is (``catch_up``), sending.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import TYPE_CHECKING, Final
+
+from raftkv.errors import CompactedError
+from raftkv.replica.watch import messages
+from raftkv.replica.watch.index import Watcher
+from raftkv.replica.watch.intervals import Intervals
+from raftkv.storage.key_value import KeyValueView, encode, key_of
+from raftkv.storage.revision import SUB_BITS, SUB_MASK, from_key, is_tombstone
+
+if TYPE_CHECKING:
+    from raftkv.replica.watch.hub import History
+
+BYTES_PER_PIECE: Final = 1024 * 1024
+"""Bytes of events that a piece has for all its watchers together, a whole revision at least."""
+EVENT_BYTES: Final = 200
+"""Weight of an event for a watcher beside its own bytes: handing it over takes time too."""
+
+UNITS_PER_STEP: Final = 2_000
+"""Work of a step of reading: records, and events of views. A step takes 3 to 6 ms."""
+PREVIOUS_UNITS: Final = 5
+"""Weight of a previous value: it is searched for in the index and read."""
+BYTES_PER_STEP: Final = 4 * 1024 * 1024
+"""Bytes of records, and of events with their previous values, after which a step ends."""
+REFERENCES_MAX: Final = 4_000_000
+"""Events of all views together (8 bytes each): beyond it the later half of the views waits for another piece."""
+PIECE_MAX_BYTES: Final = 512 * 1024 * 1024
+"""Bytes of events, likewise; so much for one view is more than a connection may have waiting (``rpc.limits``)."""
+FREED_PER_STEP: Final = 50_000
+"""Events of a view that are freed in a row."""
+
+_Wish = tuple[bool, bool, bool]
+
+
+class View:
+    """Watchers of one interval that want the same events, and these events.
+
+    Arguments:
+        home: where the piece finds it.
+        wish: its name there: prev_kv, no_put, no_delete.
+
+    Attributes:
+        watchers: in the order in which they came.
+        size_bytes: of all events.
+        is_too_large: no client can be sent so much; the events are not kept.
+    """
+
+    __slots__ = (
+        "_events",
+        "_home",
+        "_joined",
+        "_revisions",
+        "_starts",
+        "_wish",
+        "is_too_large",
+        "prev_kv",
+        "size_bytes",
+        "watchers",
+    )
+
+    def __init__(self, home: dict[_Wish, View], wish: _Wish) -> None:
+        self._home = home
+        self._wish = wish
+        self.prev_kv = wish[0]
+        self.watchers: list[Watcher] = []
+        self.size_bytes = 0
+        self.is_too_large = False
+        self._events: list[bytes] = []
+        self._joined = b""
+        self._revisions: list[int] = []
+        self._starts: list[int] = []
+        home[wish] = self
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def append(self, revision: int, event: bytes) -> None:
+        """Add an event."""
+        if not self._revisions or self._revisions[-1] != revision:
+            self._revisions.append(revision)
+            self._starts.append(len(self._events))
+        self._events.append(event)
+        self.size_bytes += len(event)
+
+    def since(self, revision: int) -> list[bytes]:
+        """Return the events of a revision and later ones."""
+        index = bisect_left(self._revisions, revision)
+        if index == 0:
+            return self._events
+        return self._events[self._starts[index] :] if index < len(self._starts) else []
+
+    def size_of(self, events: list[bytes]) -> int:
+        """Bytes of events that ``since`` returned."""
+        return self.size_bytes if events is self._events else sum(map(len, events))
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether all of them were put together already."""
+        return bool(self._joined)
+
+    def joined(self, events: list[bytes]) -> bytes:
+        """Events that ``since`` returned, as one; all of them are put together once."""
+        if events is not self._events:
+            return b"".join(events)
+        if not self._joined:
+            self._joined = b"".join(events)
+        return self._joined
+
+    def leave(self) -> None:
+        """Get no more events."""
+        self._home.pop(self._wish, None)
+
+    def free(self) -> bool:
+        """Let some of the events go, in a row: very many at once take long; whether there are more."""
+        self._joined = b""
+        del self._events[-FREED_PER_STEP:]
+        return bool(self._events)
+
+
+class Piece:
+    """Read a piece of history in steps, and gather for each view the events that its watchers want.
+
+    Arguments:
+        store: the history.
+        watchers: who is to get it; a later one may be left out (``left_out``).
+        last: the last revision that it may have.
+
+    Attributes:
+        last: the last revision that is in it whole, once it ``is_read``.
+        views: what it found, and for whom.
+        is_abandoned: set when the database was replaced.
+        left_out: watchers that must be served by another piece.
+    """
+
+    def __init__(self, store: History, watchers: list[Watcher], last: int) -> None:
+        self._store = store
+        self._by_key: dict[bytes, dict[_Wish, View]] = {}
+        self._ranges: Intervals[dict[_Wish, View]] = Intervals()
+        self.views: list[View] = []
+        for watcher in watchers:
+            self._add(watcher)
+        self.left_out: list[Watcher] = []
+        self._first = min(watcher.next_revision for watcher in watchers)
+        self._compact_revision = store.compact_revision
+        self._next = max(self._first, 0) << SUB_BITS
+        self._size_bytes = self._references = self._held_bytes = 0
+        self.is_abandoned = False
+        self.last = last
+        self.is_read = False
+
+    def _add(self, watcher: Watcher) -> None:
+        key, end = watcher.key, watcher.range_end
+        views = self._ranges.get(key, end) if end else self._by_key.get(key)
+        if views is None:
+            views = {}
+            if end:
+                self._ranges.add(key, end, views)
+            else:
+                self._by_key[key] = views
+        wish = (watcher.prev_kv, watcher.no_put, watcher.no_delete)
+        view = views.get(wish)
+        if view is None:
+            view = View(views, wish)
+            self.views.append(view)
+        view.watchers.append(watcher)
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether a compaction has reached what is left to read, or another database is read now."""
+        compacted = self._store.compact_revision
+        return self.is_abandoned or (compacted != self._compact_revision and compacted > self._first)
+
+    def read(self) -> None:
+        """Read on for a step."""
+        units, step_bytes = UNITS_PER_STEP, BYTES_PER_STEP
+        current = self._next >> SUB_BITS
+        history = self._store.history(current, self.last, sub=self._next & SUB_MASK)
+        for revision_key, kv in history:
+            packed = from_key(revision_key)
+            revision = packed >> SUB_BITS
+            if revision != current:
+                if self._size_bytes > BYTES_PER_PIECE:
+                    self.last = current
+                    break
+                current = revision
+            if units <= 0 or step_bytes <= 0:
+                self._next = packed
+                return
+            used, size_bytes = self._match(revision, kv, is_tombstone(revision_key))
+            units -= used
+            # Records for no watcher were read and checked too, so they count.
+            step_bytes -= len(kv) + size_bytes
+        self.is_read = True
+
+    def _match(self, revision: int, kv: bytes, is_delete: bool) -> tuple[int, int]:
+        """Give a change to its views; the units and bytes of it."""
+        key = key_of(kv)
+        found = self._wanting(key, is_delete)
+        if not found:
+            self._size_bytes += EVENT_BYTES
+            return 1, 0
+        if is_delete:
+            kv = encode(key, 0, revision, 0)
+        plain = messages.event(kv, is_delete)
+        with_prev: bytes | None = None
+        units = 1 + len(found)
+        for view in found:
+            if view.prev_kv and with_prev is None:
+                with_prev = messages.event(kv, is_delete, self._previous(key, revision, kv))
+                units += PREVIOUS_UNITS
+            event = with_prev if view.prev_kv and with_prev is not None else plain
+            view.append(revision, event)
+            self._size_bytes += (len(event) + EVENT_BYTES) * len(view.watchers)
+        size_bytes = len(plain) + len(with_prev or b"")
+        self._references += len(found)
+        self._held_bytes += size_bytes
+        if self._references > REFERENCES_MAX or self._held_bytes > PIECE_MAX_BYTES:
+            self._leave_out()
+        return units, size_bytes
+
+    def _wanting(self, key: bytes, is_delete: bool) -> list[View]:
+        """Return the views that want a change of a key."""
+        which = 2 if is_delete else 1
+        single = self._by_key.get(key)
+        found = [] if single is None else [view for wish, view in single.items() if not wish[which]]
+        if self._ranges:
+            for views in self._ranges.containing(key):
+                found += [view for wish, view in views.items() if not wish[which]]
+        return found
+
+    def _leave_out(self) -> None:
+        """Give up the later half of the views: their watchers are served by another piece, from where they are."""
+        if len(self.views) == 1:
+            view = self.views[0]
+            if self._held_bytes > PIECE_MAX_BYTES:
+                view.is_too_large = True
+                view.leave()
+            return
+        half = len(self.views) // 2
+        for view in self.views[half:]:
+            self.left_out += view.watchers
+            view.leave()
+        del self.views[half:]
+        self._references = sum(map(len, self.views))
+        self._held_bytes = sum(view.size_bytes for view in self.views)
+
+    def _previous(self, key: bytes, revision: int, kv: bytes) -> bytes | None:
+        # A created key had no value before, also if it replaces one that the same txn has deleted.
+        if KeyValueView(kv).create_revision == revision:
+            return None
+        try:
+            return next(iter(self._store.range(key, revision=revision - 1).kvs), None)
+        except CompactedError:
+            return None

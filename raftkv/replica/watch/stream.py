@@ -1,0 +1,462 @@
+"""One client's watch stream: its watchers by id, its requests, and what waits to be sent.
+
+Messages of a turn are gathered and leave as one piece. How much is queued in the connection decides whether live events
+may be added (``has_room``): beyond ``QUEUED_MAX_BYTES`` the watchers that have events fall behind and are served from
+history once the client has read. So a client that does not read costs its own watchers time, and this member nothing:
+no events are kept for it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any, Final, Protocol
+
+from sortedcontainers import SortedList
+
+from raftkv import errors
+from raftkv.loop.cork import Cork
+from raftkv.pb import rpc_pb2
+from raftkv.replica.node.admission import parse_or_raise
+from raftkv.replica.watch import messages
+from raftkv.replica.watch.index import WATCHER_BYTES, Watcher
+from raftkv.rpc.framing import PREFIX
+from raftkv.rpc.shares import Identity, queue_of
+
+QUEUED_MAX_BYTES: Final = 256 * 1024
+"""Bytes of one stream that may wait for the client before its watchers fall behind."""
+
+QUEUED_LOW_BYTES: Final = 64 * 1024
+"""Bytes below which watchers that fell behind are served again."""
+
+CONNECTION_QUEUED_MAX_BYTES: Final = 16 * 1024 * 1024
+"""Bytes of all streams of a connection that may wait before watchers fall behind."""
+
+BURST_MAX_BYTES: Final = 4 * 1024 * 1024
+"""Bytes that one change may put on one stream at once: beyond it, its watchers are served one by one."""
+
+NOTIFICATIONS_PER_STEP: Final = 1000
+RECHECKS_PER_STEP: Final = 100
+
+STREAM_WATCHERS_MAX_BYTES: Final = 256 * 1024 * 1024
+"""Memory limit of the watchers of one stream: about 240,000 on keys of 30 bytes (see ``WATCHER_BYTES``)."""
+
+FILTERS_MAX: Final = 100
+"""Filters of a watch, of which there are two kinds: to look for one among two million takes half a second."""
+
+COMPACTED_MAX: Final = 1000
+"""Watchers of a stream that a compaction ended, whose cancellation is still answered."""
+
+INTERRUPTED: Final = "raftkv: the watch was interrupted: watch again"
+
+_pack: Final = PREFIX.pack
+_log = logging.getLogger(__name__)
+
+
+Refusal = Callable[[bytes, bytes], str]
+"""Why an interval of keys may not be watched, in etcd's words; empty: it may."""
+
+
+def _allow(_key: bytes, _range_end: bytes) -> str:
+    return ""
+
+
+class Call(Protocol):
+    """The part of a server's streaming call that a watch stream uses."""
+
+    @property
+    def send_buffer_size(self) -> int:
+        """Bytes of this stream that wait to be sent."""
+
+    @property
+    def connection_send_buffer_size(self) -> int:
+        """Bytes of the whole connection that wait to be sent."""
+
+    @property
+    def crowded(self) -> bool:
+        """True while so much waits, for the connection or the member, that nothing more should be queued."""
+
+    def send_frames_nowait(self, frames: bytes, count: int) -> None:
+        """Queue so many messages that have their prefixes already."""
+
+    def on_room(self, callback: Callable[[], None] | None) -> None:
+        """Call back each time queued bytes have left; None to stop."""
+
+
+class Hub(Protocol):
+    """The hub, as a stream needs it."""
+
+    def add(self, watcher: Watcher) -> None:
+        """Serve a new watcher."""
+
+    def refusal(self, identity: Identity, size_bytes: int) -> str:
+        """Make room for a watcher of so many bytes; why there is none."""
+
+    def remove(self, watcher: Watcher) -> None:
+        """Serve it no more."""
+
+    def leave(self, stream: WatchStream) -> None:
+        """The client is gone."""
+
+    @property
+    def revision(self) -> int:
+        """The present revision."""
+
+    cork: Cork
+    """Flushes streams at the end of a turn."""
+
+    def header(self) -> bytes:
+        """Response header with the current revision, after everything up to it was delivered."""
+
+    def has_reached(self, watcher: Watcher) -> bool:
+        """Return whether everything so far was delivered to a watcher and it does not wait for a later revision."""
+
+    def resume(self, watchers: list[Watcher]) -> None:
+        """Their stream has room again."""
+
+
+class WatchStream:
+    """The watchers of one client, its requests, and its responses.
+
+    Arguments:
+        hub: serves the watchers.
+        call: the RPC.
+        fragment_bytes: size above which a response is split, for watchers that allow it.
+        fail: ends the RPC with an error.
+        refusal: of what the client may not watch.
+        identity: in whose share its watchers fall.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        call: Call,
+        fragment_bytes: int,
+        fail: Callable[[errors.StatusError], None],
+        refusal: Refusal = _allow,
+        identity: Identity = "",
+    ) -> None:
+        self.fail = fail
+        self.identity = identity
+        self.queue = queue_of(identity)
+        self.watchers: dict[int, Watcher] = {}
+        self.watcher_bytes = 0
+        self._hub = hub
+        self._call = call
+        self._refusal_of = refusal
+        self._fragment_bytes = fragment_bytes
+        self._next_id = 0
+        self._out: list[bytes] = []
+        self._bodies = 0
+        """Elements of ``_out`` that belong to the message begun before them."""
+        self._queued_bytes = 0
+        self._parked: dict[Watcher, None] = {}
+        self._compacted: dict[int, None] = {}
+        """Ids of watchers that a compaction ended, the newest of them."""
+        self._ahead: Any = SortedList()
+        """Revision and id of the watchers that started in the future when they came."""
+        self.unsynced_count = 0
+        """Watchers that are behind; kept by the hub."""
+        self.is_closed = False
+
+    @property
+    def client(self) -> tuple[str, str]:
+        """Address of the client, and its user, as far as they are known; for people."""
+        call: Any = self._call
+        user = getattr(getattr(call, "caller", None), "user", b"")
+        return getattr(getattr(call, "peer", None), "address", ""), user.decode("utf-8", "replace")
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes that wait for the client to read."""
+        return self._call.send_buffer_size
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def receive(self, data: bytes) -> None:
+        """Take one message of the client, which may come when the call has ended.
+
+        Raises:
+            RpcError: the bytes are no WatchRequest.
+        """
+        request = parse_or_raise(rpc_pb2.WatchRequest, data)
+        kind = None if self.is_closed else request.WhichOneof("request_union")
+        if kind == "create_request":
+            self._create(request.create_request)
+        elif kind == "cancel_request":
+            self._cancel(request.cancel_request.watch_id)
+        elif kind == "progress_request":
+            self._report_progress()
+        # Anything else is from a newer client, and ignored as in etcd.
+
+    def _create(self, request: rpc_pb2.WatchCreateRequest) -> None:
+        key, range_end = request.key or b"\0", request.range_end
+        header = self._hub.header()
+        # As etcd from 3.6.6 on; before, a watch of everything that is left, or the end of one.
+        if request.start_revision < 0:
+            self.send(messages.refused(header, errors.CompactedError.text))
+            return
+        if len(request.filters) > FILTERS_MAX:
+            self.send(messages.refused(header, f"raftkv: a watch may have {FILTERS_MAX} filters"))
+            return
+        if reason := self._refusal_of(key, range_end):
+            self.send(messages.refused(header, reason))
+            return
+        if range_end not in (b"", b"\0") and range_end <= key:
+            self.send(messages.refused(header, "mvcc: watcher range is empty"))
+            return
+        watch_id = request.watch_id
+        if watch_id == 0:
+            watch_id = self._free_id()
+        elif watch_id in self.watchers:
+            self.send(messages.refused(header, "mvcc: duplicate watch ID provided on the WatchStream"))
+            return
+        refusal = self._refusal(WATCHER_BYTES + len(key) + len(range_end))
+        if refusal:
+            self.send(messages.refused(header, refusal))
+            return
+        self._compacted.pop(watch_id, None)
+        self.send(messages.created(header, watch_id))
+        watcher = self.watchers[watch_id] = Watcher(
+            self,
+            watch_id,
+            key,
+            range_end,
+            request.start_revision,
+            no_put=rpc_pb2.WatchCreateRequest.NOPUT in request.filters,
+            no_delete=rpc_pb2.WatchCreateRequest.NODELETE in request.filters,
+            prev_kv=request.prev_kv,
+            fragment=request.fragment,
+            progress_notify=request.progress_notify,
+        )
+        self.watcher_bytes += watcher.size_bytes
+        if request.start_revision > self._hub.revision:
+            self._ahead.add((watcher.start_revision, watch_id))
+        self._hub.add(watcher)
+
+    def _refusal(self, size_bytes: int) -> str:
+        """Why there is no room for one more watcher; empty if there is."""
+        if self.watcher_bytes + size_bytes > STREAM_WATCHERS_MAX_BYTES:
+            return f"raftkv: the watchers of one stream may take {STREAM_WATCHERS_MAX_BYTES} bytes: watch ranges"
+        return self._hub.refusal(self.identity, size_bytes)
+
+    def _has_watchers_ahead(self) -> bool:
+        """Return whether any watcher starts in the future; takes little time however many there are, or were."""
+        return bool(self._ahead) and self._ahead[-1][0] > self._hub.revision
+
+    def _free_id(self) -> int:
+        while self._next_id in self.watchers or self._next_id in self._compacted:
+            self._next_id += 1
+        self._next_id += 1
+        return self._next_id - 1
+
+    def _cancel(self, watch_id: int) -> None:
+        watcher = self.watchers.get(watch_id)
+        if watcher is not None:
+            header = self._hub.header()
+            self.forget(watcher)
+            self.send(messages.canceled(header, watch_id))
+        elif self._compacted.pop(watch_id, self) is None:
+            self.send(messages.canceled(self._hub.header(), watch_id))
+
+    def end_compacted(self, watcher: Watcher, end: bytes) -> None:
+        """End a watcher whose history is gone. As in etcd, its client may still cancel it, and is answered."""
+        self.forget(watcher)
+        self.send(end)
+        if len(self._compacted) >= COMPACTED_MAX:
+            del self._compacted[next(iter(self._compacted))]
+        self._compacted[watcher.watch_id] = None
+
+    def cancel_newest(self, reason: str) -> None:
+        """End the newest watcher, and say why: others need its room."""
+        watcher = next(reversed(self.watchers.values()))
+        self.forget(watcher)
+        self.send(messages.canceled(self._hub.header(), watcher.watch_id, reason))
+
+    def _report_progress(self) -> None:
+        """Say that everything up to a revision was sent, if that is so for every watcher; else say nothing."""
+        header = self._hub.header()
+        if not self.unsynced_count and not self._has_watchers_ahead():
+            self.send(header + messages.id_field(-1))
+
+    def notify_progress(self) -> Iterator[None]:
+        """Tell watchers that asked for it, and had no event since last time, how far they are; with pauses."""
+        due = [watcher for watcher in self.watchers.values() if watcher.progress_notify]
+        for number, watcher in enumerate(due, 1):
+            is_here = self.watchers.get(watcher.watch_id) is watcher
+            if is_here and watcher.is_quiet and self._hub.has_reached(watcher):
+                self.send(self._hub.header() + watcher.id_field)
+            watcher.is_quiet = True
+            if number % NOTIFICATIONS_PER_STEP == 0:
+                yield
+
+    def recheck(self, refusal: Refusal) -> Iterator[None]:
+        """End the watchers that may not go on, with pauses; what is delivered from here on does not reach them."""
+        ended: list[tuple[int, str]] = []
+        for number, watcher in enumerate(list(self.watchers.values()), 1):
+            if self.watchers.get(watcher.watch_id) is watcher:
+                reason = refusal(watcher.key, watcher.range_end)
+                if reason:
+                    self.forget(watcher)
+                    ended.append((watcher.watch_id, reason))
+            if number % RECHECKS_PER_STEP == 0:
+                self._say_ended(ended)
+                yield
+        self._say_ended(ended)
+
+    def _say_ended(self, ended: list[tuple[int, str]]) -> None:
+        if ended and not self.is_closed:
+            header = self._hub.header()
+            for watch_id, reason in ended:
+                self.send(messages.canceled(header, watch_id, reason))
+        ended.clear()
+
+    def forget(self, watcher: Watcher) -> None:
+        """End a watcher without a word."""
+        self._hub.remove(watcher)
+        del self.watchers[watcher.watch_id]
+        self.watcher_bytes -= watcher.size_bytes
+        if self._ahead:
+            self._ahead.discard((watcher.start_revision, watcher.watch_id))
+        self._parked.pop(watcher, None)
+
+    def close(self) -> None:
+        """The client is gone: end all watchers."""
+        self.is_closed = True
+        self._call.on_room(None)
+        self._hub.leave(self)
+        self._parked.clear()
+        self._ahead.clear()
+        self._out.clear()
+        self._bodies = 0
+
+    # -- answers -----------------------------------------------------------------------------------------------------
+
+    def send(self, message: bytes) -> None:
+        """Queue one response, behind any number of others; it leaves at the end of the turn."""
+        self._touch()
+        self._out.append(_pack(0, len(message)) + message)
+        self._queued_bytes += len(message)
+
+    def send_events(self, watcher: Watcher, header: bytes, events: list[bytes]) -> None:
+        """Queue the events of one watcher as one response, or as fragments where the watcher allows it.
+
+        Arguments:
+            watcher: on this stream.
+            header: of the response.
+            events: elements of its field.
+        """
+        if self.is_to_be_split(watcher, header, len(events), sum(map(len, events))):
+            self.send_fragments(watcher, list(self.fragments(watcher, header, events)))
+        else:
+            self.send_joined(watcher, header, b"".join(events))
+
+    def send_joined(self, watcher: Watcher, header: bytes, events: bytes) -> None:
+        """Queue events that were put together as one response of a watcher.
+
+        Arguments:
+            watcher: on this stream.
+            header: of the response.
+            events: elements of its field, put together.
+        """
+        watcher.is_quiet = False
+        self._touch()
+        size_bytes = len(header) + len(watcher.id_field) + len(events)
+        # Apart, so that events which many share are copied once: when they leave.
+        self._out.append(_pack(0, size_bytes) + header + watcher.id_field)
+        self._out.append(events)
+        self._bodies += 1
+        self._queued_bytes += size_bytes
+
+    def is_to_be_split(self, watcher: Watcher, header: bytes, count: int, size_bytes: int) -> bool:
+        """Return whether a watcher allows fragments, and so many events are too large for one response.
+
+        Arguments:
+            watcher: on this stream.
+            header: of the response.
+            count, size_bytes: of the events.
+        """
+        size_bytes += len(header) + len(watcher.id_field)
+        return watcher.fragment and count > 1 and size_bytes >= self._fragment_bytes
+
+    def fragments(self, watcher: Watcher, header: bytes, events: list[bytes]) -> Iterator[bytes]:
+        """The responses that events are split into, one by one: to put them all together may take long."""
+        return messages.fragments(header + watcher.id_field, events, self._fragment_bytes)
+
+    def send_fragments(self, watcher: Watcher, fragments: list[bytes]) -> None:
+        """Queue all fragments of a response."""
+        watcher.is_quiet = False
+        self._touch()
+        for message in fragments:
+            self._out.append(_pack(0, len(message)))
+            self._out.append(message)
+            self._bodies += 1
+            self._queued_bytes += len(message)
+
+    def fan_out(self, header: bytes, id_fields: dict[int, bytes], event: bytes) -> bool:
+        """Queue one event for many watchers; False if there is no room and nothing was queued.
+
+        Arguments:
+            header: of the responses.
+            id_fields: the field ``watch_id`` of each, by watch id.
+            event: elements of the field ``events``.
+        """
+        if self.is_closed:
+            return True
+        size_bytes = len(header) + len(event)
+        if not self.has_room or (size_bytes * len(id_fields) > BURST_MAX_BYTES and len(id_fields) > 1):
+            return False
+        self._touch()
+        starts: dict[int, bytes] = {}
+        out = self._out
+        for id_field in id_fields.values():
+            start = starts.get(len(id_field))
+            if start is None:
+                start = starts[len(id_field)] = _pack(0, size_bytes + len(id_field)) + header
+            out.append(start + id_field + event)
+        self._queued_bytes += size_bytes * len(id_fields)
+        return True
+
+    @property
+    def has_room(self) -> bool:
+        """Whether live events may be queued."""
+        if not self._out:
+            self._queued_bytes = self._call.send_buffer_size
+            if self._call.crowded or self._call.connection_send_buffer_size > CONNECTION_QUEUED_MAX_BYTES:
+                return False
+        return self._queued_bytes < QUEUED_MAX_BYTES
+
+    def _touch(self) -> None:
+        if not self._out:
+            self._hub.cork.touch(self)
+
+    def flush(self) -> None:
+        """Send what the turn has gathered. If that fails the stream ends: no watcher may miss an event unknowingly."""
+        out, self._out = self._out, []
+        bodies, self._bodies = self._bodies, 0
+        try:
+            if out:
+                self._call.send_frames_nowait(b"".join(out), len(out) - bodies)
+        except Exception:
+            _log.exception("events could not be sent: ending a watch stream")
+            self.fail(errors.StoppedError(INTERRUPTED))
+
+    # -- falling behind ----------------------------------------------------------------------------------------------
+
+    @property
+    def parked_revision(self) -> int:
+        """The next revision of a watcher that waits for the client, about the one that is the farthest behind."""
+        return min((watcher.next_revision for watcher in islice(self._parked, 100)), default=1 << 63)
+
+    def park(self, watcher: Watcher) -> None:
+        """Set a watcher aside that is behind, until the client has read."""
+        if not self._parked:
+            self._call.on_room(self._drained)
+        self._parked[watcher] = None
+
+    def _drained(self) -> None:
+        if self._call.send_buffer_size <= QUEUED_LOW_BYTES:
+            self._call.on_room(None)
+            parked, self._parked = list(self._parked), {}
+            self._hub.resume(parked)

@@ -1,0 +1,194 @@
+"""Joining a cluster: a new member asks for the cluster's id, the members, and its own id before it starts.
+
+    origin = await origin_of(config, ssl)       # asks the other members of --initial-cluster, one after the other
+
+``--initial-cluster`` must name exactly the members that the cluster has, this one included: it was added by
+``member add`` before (``assign``, etcd's ValidateClusterAndAssignIDs, with its words). The ids are the cluster's;
+the token, which only founders make their ids of, plays no part.
+
+A member that the cluster knows as started is refused: its data is gone, and with it its votes and acknowledgements.
+Under its old id it could help to elect a leader that lacks acknowledged writes. The same holds for one that is started
+as a founder again (``check_founder``); it asks the other members, and founds the cluster if none of them knows one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from raftkv import cluster_id
+from raftkv.config import ServerConfig
+from raftkv.errors import ConfigError
+from raftkv.pb import raft_pb2, rpc_pb2
+from raftkv.pb.services import SERVICES
+from raftkv.replica.node.bootstrap import Origin
+from raftkv.rpc.client.channel import Channel
+from raftkv.rpc.status import RpcError
+from raftkv.rpc.tls import Security
+from raftkv.server.peer.transport import PEER_CHANNEL, targets
+
+_log = logging.getLogger(__name__)
+MEMBERS: Final = SERVICES["raftkvpb.Peer"]["Members"]
+ASK_TIMEOUT_S: Final = 5.0
+"""Longest wait for one peer URL."""
+
+FOUNDER_ASK_TIMEOUT_S: Final = 1.0
+"""How long a founder waits for the others, which may not run yet."""
+
+
+async def origin_of(config: ServerConfig, ssl: Security | None) -> Origin | None:
+    """Return what a member without data begins as; None if it is a founder.
+
+    Arguments:
+        config: of the member.
+        ssl: for https URLs.
+
+    Raises:
+        ConfigError: it must not begin.
+    """
+    if config.initial_cluster_state == "existing":
+        return await discover(config, ssl)
+    await check_founder(config, ssl)
+    return None
+
+
+async def discover(config: ServerConfig, ssl: Security | None) -> Origin:
+    """Ask the cluster that this member is to join.
+
+    Arguments:
+        config: names the members, and which of them this is.
+        ssl: for https URLs.
+
+    Raises:
+        ConfigError: one line: no member answers, or the flags are not those of the cluster.
+    """
+    config.check_bootstrap()
+    local = cluster_id.parse_initial_cluster(config.initial_cluster)
+    others = sorted(url for name, urls in local.items() if name != config.name for url in urls)
+    answer = await ask_any(others, ssl)
+    own = assign(answer.members, local, config.name)
+    _check_not_started(own, config)
+    return Origin(answer.cluster_id, own.ID, tuple(answer.members))
+
+
+async def check_founder(config: ServerConfig, ssl: Security | None) -> None:
+    """Refuse to found a cluster anew that runs with this member in it.
+
+    Arguments:
+        config: of a member without data.
+        ssl: for https URLs.
+
+    Raises:
+        ConfigError: another member knows this one as started, or another in its place.
+    """
+    config.check_bootstrap()
+    founders = config.founding_members()
+    others = sorted(url for _, (name, urls) in founders.items() if name != config.name for url in urls)
+    asked = (_ask(url, ssl, FOUNDER_ASK_TIMEOUT_S) for url in others)
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    if others and not any(isinstance(answer, raft_pb2.MembersResponse) for answer in answers):
+        _log.warning(
+            "no other founder answers, so this member begins as one of a new cluster: right at its first start. If it "
+            "has run before, its data is not in %s: stop it, bring the data back, or remove the member and add it "
+            "again (raftkvctl member remove %x, then member add)",
+            config.data_dir,
+            config.member_id,
+        )
+    for answer in answers:
+        if isinstance(answer, raft_pb2.MembersResponse) and answer.cluster_id == cluster_id.cluster_id(founders):
+            for member in answer.members:
+                if config.member_id == member.ID:
+                    _check_not_started(member, config)
+                else:
+                    _check_not_replaced(member, config)
+
+
+def _check_not_started(own: rpc_pb2.Member, config: ServerConfig) -> None:
+    """Refuse a member that has published where clients reach it: it has taken part."""
+    if own.clientURLs:
+        raise ConfigError(
+            f"member {own.ID:x} has already been bootstrapped, and its data is not in {config.data_dir}: bring the "
+            f"data back, or remove the member and add it again (raftkvctl member remove {own.ID:x}, then member add)"
+        )
+
+
+def _check_not_replaced(other: rpc_pb2.Member, config: ServerConfig) -> None:
+    """Refuse to be a founder that was removed where another member was added with its peer URL."""
+    if not set(config.initial_advertise_peer_urls).isdisjoint(other.peerURLs):
+        raise ConfigError(
+            f"member {config.member_id:x} was removed from the cluster, and {other.ID:x} was added in its place: "
+            "start it with --initial-cluster-state existing"
+        )
+
+
+async def ask_any(urls: Iterable[str], ssl: Security | None) -> raft_pb2.MembersResponse:
+    """Return what the first of some peer URLs that answers says of its cluster.
+
+    Arguments:
+        urls: asked in turn.
+        ssl: for https URLs.
+
+    Raises:
+        ConfigError: none answers.
+    """
+    failures = []
+    for url in urls:
+        try:
+            return await _ask(url, ssl)
+        except (RpcError, TimeoutError, DecodeError) as error:
+            failures.append(f"{url}: {getattr(error, 'text', '') or error or 'no answer in time'}")
+    raise ConfigError(
+        "cannot fetch cluster info from peer urls: could not retrieve cluster information from the given URLs "
+        f"({'; '.join(failures) or '--initial-cluster names no other member'})"
+    )
+
+
+async def _ask(url: str, ssl: Security | None, timeout_s: float = ASK_TIMEOUT_S) -> raft_pb2.MembersResponse:
+    hosts, secure = targets([url])
+    channel = Channel(hosts, ssl if secure else None, PEER_CHANNEL)
+    try:
+        async with asyncio.timeout(timeout_s):
+            data = await channel.unary(MEMBERS.path, b"", timeout_s, wait_for_ready=False)
+        return raft_pb2.MembersResponse.FromString(data)
+    finally:
+        await channel.close()
+
+
+def assign(members: Iterable[rpc_pb2.Member], local: Mapping[str, tuple[str, ...]], name: str) -> rpc_pb2.Member:
+    """Return the member of a cluster that this one is, after checking that both sides mean the same members.
+
+    Arguments:
+        members: of the cluster.
+        local: ``--initial-cluster``: name to peer URLs.
+        name: of this member, which is in it.
+
+    Raises:
+        ConfigError: they differ.
+    """
+    members = list(members)
+    if len(members) != len(local):
+        theirs = ",".join(
+            sorted(f"{member.name or 'unstarted'}={url}" for member in members for url in member.peerURLs)
+        )
+        raise ConfigError(
+            f"error validating peerURLs: member count is unequal: the cluster has {len(members)} ({theirs}), "
+            f"--initial-cluster names {len(local)}"
+        )
+    named = {frozenset(map(cluster_id.comparable, urls)): each for each, urls in local.items()}
+    own: rpc_pb2.Member | None = None
+    for member in members:
+        found = named.get(frozenset(map(cluster_id.comparable, member.peerURLs)))
+        if found is None:
+            raise ConfigError(
+                f"error validating peerURLs: PeerURLs: no match found for existing member "
+                f"({member.ID:x}, [{' '.join(member.peerURLs)}])"
+            )
+        if found == name:
+            own = member
+    if own is None:
+        raise ConfigError(f"error validating peerURLs: the cluster has no member at {','.join(local[name])}")
+    return own

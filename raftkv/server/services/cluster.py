@@ -1,0 +1,187 @@
+"""The Cluster service: who the members are, and changes of them.
+
+    add, remove, update    the asked member checks (``changes``) and proposes
+    promote, replace       the leader does, because it alone knows how far a learner is
+    list                   from what is applied here, after a confirmation by a quorum if asked for
+
+The answer of a change has the members after it, and no revision. It is applied here by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from raftkv import cluster_id, errors
+from raftkv.apply.request import Caller
+from raftkv.pb import admin_pb2, raft_pb2, rpc_pb2
+from raftkv.pb.services import SERVICES
+from raftkv.raft.types import NONE
+from raftkv.replica.membership.changes import Changes, forwarded_caller
+from raftkv.replica.node.admission import parse_or_raise, refusals
+from raftkv.rpc.server.calls import AsyncUnaryHandler, UnaryCall
+from raftkv.rpc.server.server import Server
+from raftkv.server.services.responder import PendingRead, Responder, fail, parse
+
+_METHODS: Final = SERVICES["etcdserverpb.Cluster"]
+_PEER: Final = SERVICES["raftkvpb.Peer"]
+_ADMIN: Final = SERVICES["raftkvpb.Admin"]
+
+CONFIRM_S: Final = 1.0
+"""How long a member that is asked by a future one waits for a quorum, before it answers with what it has."""
+
+
+class ClusterService:
+    """Handlers of etcdserverpb.Cluster, and of what other members and future ones ask.
+
+    Arguments:
+        responder: the member's shared parts.
+        changes: checks and proposes.
+    """
+
+    def __init__(self, responder: Responder, changes: Changes) -> None:
+        self._responder = responder
+        self._changes = changes
+
+    def register(self, server: Server) -> None:
+        """Serve clients."""
+        server.unary(_METHODS["MemberList"].path, self.member_list)
+        for name, handler in (
+            ("MemberAdd", self._member_add),
+            ("MemberRemove", self._member_remove),
+            ("MemberUpdate", self._member_update),
+            ("MemberPromote", self._member_promote),
+        ):
+            server.unary_async(_METHODS[name].path, self._checked(handler))
+        server.unary_async(_ADMIN["MemberReplace"].path, self._checked(self._member_replace))
+
+    def for_members(self) -> Mapping[str, AsyncUnaryHandler]:
+        """Return what other members may ask this one while it leads: handlers by path."""
+        return {
+            _PEER["MemberPromote"].path: self._promote_for_member,
+            _PEER["MemberReplace"].path: self._replace_for_member,
+        }
+
+    def for_non_members(self) -> Mapping[str, AsyncUnaryHandler]:
+        """Return what one may ask that is no member yet: handlers by path."""
+        return {_PEER["Members"].path: self._members}
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def member_list(self, call: UnaryCall, data: bytes) -> None:
+        """All members; linearizable only when asked, as the wire default is."""
+        request = parse(call, rpc_pb2.MemberListRequest, data)
+        if request is None:
+            return
+        try:
+            staleness_s_max = self._responder.admission.check_bounded_read(call, not request.linearizable)
+            if request.linearizable or staleness_s_max is not None:
+                self._responder.node.read(PendingRead(call, request, self._serve_member_list), staleness_s_max)
+            else:
+                self._serve_member_list(call, request)
+        except errors.StatusError as error:
+            fail(call, error)
+
+    def _serve_member_list(self, call: UnaryCall, _request: Any) -> None:
+        if not call.cancelled:
+            response = rpc_pb2.MemberListResponse(members=self._responder.applier.membership.list())
+            # Cluster responses carry no revision.
+            self._responder.reply(call, 0, response.SerializeToString())
+
+    async def _members(self, _data: bytes, _call: UnaryCall) -> bytes:
+        """Return the members, for one that is about to join: the newest that can be had in a moment."""
+        # Without a quorum, what is known here is better than nothing.
+        with contextlib.suppress(TimeoutError, errors.StatusError):
+            if self._responder.node.leader != NONE:
+                async with asyncio.timeout(CONFIRM_S):
+                    await self._responder.node.confirm_read()
+        members = self._responder.applier.membership.list()
+        return raft_pb2.MembersResponse(cluster_id=self._changes.cluster_id, members=members).SerializeToString()
+
+    # -- changes -----------------------------------------------------------------------------------------------------
+
+    def _checked(self, handler: Callable[[bytes, Caller | None], Awaitable[bytes]]) -> AsyncUnaryHandler:
+        """Return a handler that a learner does not serve, and that fails as the change was refused."""
+
+        async def handle(data: bytes, call: UnaryCall) -> bytes:
+            with refusals():
+                self._responder.admission.check_read(call, serializable=False)
+                body = await handler(data, call.caller)
+            return self._responder.header.encode(0, self._responder.node.term) + body
+
+        return handle
+
+    async def _member_add(self, data: bytes, caller: Caller | None) -> bytes:
+        request = parse_or_raise(rpc_pb2.MemberAddRequest, data)
+        urls = _checked_urls(request.peerURLs)
+        member = rpc_pb2.Member(ID=self._new_id(urls), peerURLs=urls, isLearner=request.isLearner)
+        members = await self._changes.add(member, caller)
+        return rpc_pb2.MemberAddResponse(member=member, members=members).SerializeToString()
+
+    def _new_id(self, urls: tuple[str, ...]) -> int:
+        """Return an id that no member has had: etcd's, of the URLs and the second, but without the token."""
+        removed, now_s = self._responder.applier.membership.removed, int(time.time())
+        # A member removed and added again within a second gets the id of the next second; etcd refuses it.
+        ids = (cluster_id.member_id(urls, "", second) for second in itertools.count(now_s))
+        return next(member_id for member_id in ids if member_id not in removed)
+
+    async def _member_remove(self, data: bytes, caller: Caller | None) -> bytes:
+        request = parse_or_raise(rpc_pb2.MemberRemoveRequest, data)
+        members = await self._changes.remove(request.ID, caller)
+        return rpc_pb2.MemberRemoveResponse(members=members).SerializeToString()
+
+    async def _member_update(self, data: bytes, caller: Caller | None) -> bytes:
+        request = parse_or_raise(rpc_pb2.MemberUpdateRequest, data)
+        if request.ID not in self._responder.applier.membership.members:
+            raise errors.MemberNotFoundError
+        _checked_urls(request.peerURLs)
+        # In the order in which they were given: etcd keeps it here.
+        urls = tuple(url.strip() for url in request.peerURLs)
+        members = await self._changes.update(request.ID, urls, caller)
+        return rpc_pb2.MemberUpdateResponse(members=members).SerializeToString()
+
+    async def _member_promote(self, data: bytes, caller: Caller | None) -> bytes:
+        request = parse_or_raise(rpc_pb2.MemberPromoteRequest, data)
+        members = await self._changes.promote(request.ID, caller)
+        return rpc_pb2.MemberPromoteResponse(members=members).SerializeToString()
+
+    async def _member_replace(self, data: bytes, caller: Caller | None) -> bytes:
+        request = parse_or_raise(admin_pb2.MemberReplaceRequest, data)
+        members = await self._changes.replace(request.old_id, request.new_id, caller)
+        return admin_pb2.MemberReplaceResponse(members=members).SerializeToString()
+
+    async def _replace_for_member(self, data: bytes, call: UnaryCall) -> bytes:
+        request = parse_or_raise(admin_pb2.MemberReplaceRequest, data)
+        with refusals():
+            caller = forwarded_caller(call.metadata)
+            members = await self._changes.replace(request.old_id, request.new_id, caller, is_local=False)
+        return admin_pb2.MemberReplaceResponse(members=members).SerializeToString()
+
+    async def _promote_for_member(self, data: bytes, call: UnaryCall) -> bytes:
+        request = parse_or_raise(rpc_pb2.MemberPromoteRequest, data)
+        with refusals():
+            members = await self._changes.promote(request.ID, forwarded_caller(call.metadata), is_local=False)
+        return rpc_pb2.MemberPromoteResponse(members=members).SerializeToString()
+
+
+URLS_MAX: Final = 64
+"""Peer URLs of a member: 20,000 were checked, compared and written in one turn of 0.2 s on each member."""
+
+
+def _checked_urls(urls: Any) -> tuple[str, ...]:
+    """Return peer URLs sorted, as ids are made of them.
+
+    Raises:
+        BadMemberURLsError: there are none, or too many, or one is malformed. (etcd takes any URL in an update; its
+            members then end with a panic.)
+    """
+    if len(urls) > URLS_MAX or any("," in url for url in urls):
+        raise errors.BadMemberURLsError
+    try:
+        return cluster_id.parse_urls(",".join(urls))
+    except errors.ConfigError:
+        raise errors.BadMemberURLsError from None

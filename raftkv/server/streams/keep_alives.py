@@ -1,0 +1,264 @@
+"""Keep-alives that wait for an answer: those of a client's stream, and those that another member passed on.
+
+A stream has no task that waits for each message: requests are handed to a callback, and all answers that a turn has
+for a stream leave in one write.
+
+    bytes of a request -> KeepAliveStream.receive -> lessor.keep_alive -> answer -> end of the turn: flush
+
+Leaves out: how a keep-alive is answered (``lessor``), and what the bytes of a request mean (``service``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from typing import Final, Protocol
+
+from raftkv import errors
+from raftkv.apply.auth.rights import Left
+from raftkv.apply.auth.store import AuthStore
+from raftkv.apply.response import integer
+from raftkv.loop.cork import Cork
+from raftkv.replica.lease.graces import Graces
+from raftkv.replica.lease.renewals import PendingKeepAlive
+from raftkv.replica.node.leadership import LeaderGuard
+from raftkv.rpc.framing import PREFIX
+from raftkv.rpc.server.calls import ServerCall
+from raftkv.rpc.server.stream import ListenedCall
+from raftkv.rpc.shares import Identity, Shares, identity_of, refusal
+from raftkv.rpc.status import RpcError
+
+_pack: Final = PREFIX.pack
+UNANSWERED_MAX: Final = 100_000
+"""Keep-alives that one stream may have under way."""
+
+WAITING_MAX: Final = 200_000
+"""Keep-alives of one identity that wait for the leader or for an entry of the log, 210 bytes each; all identities
+together have a seventh more."""
+
+UNREAD_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Answers that may wait for a client that does not read."""
+
+
+class Requests(Protocol):
+    """The service, as a stream needs it."""
+
+    auth: AuthStore
+    cork: Cork
+    graces: Graces
+    header: Callable[[], bytes]
+    """The header of a response about this moment."""
+    known: dict[bytes, tuple[int, bytes, int]]
+    """Requests parsed before."""
+    leader_guard: LeaderGuard
+    waiting: Shares
+    """Keep-alives that are not answered at once, and not yet."""
+
+    def renew_at_once(self, lease_id: int) -> int:
+        """Renew a lease if this member can do so alone: its TTL in seconds, or 0."""
+
+    def keep_alive(self, pending: PendingKeepAlive) -> None:
+        """Renew a lease, and answer."""
+
+    def parse_keep_alive(self, data: bytes) -> tuple[int, bytes, int]:
+        """Lease id of a request, the field of the response that repeats it, and the grace that it asks for."""
+
+    def check_lease(self, call: ServerCall, lease_id: int) -> Left:
+        """Refuse to keep a lease alive where users are asked for. Raises StatusError; returns what is left to check."""
+
+    def when_checked(
+        self,
+        left: Generator[None, None, None],
+        done: Callable[[], None],
+        failed: Callable[[errors.StatusError], None],
+    ) -> None:
+        """Do what is left of a check."""
+
+
+class _ClientKeepAlive(PendingKeepAlive):
+    """One request of a stream."""
+
+    __slots__ = ("grace_ms", "head", "stream")
+
+    def __init__(self, lease_id: int, grace_ms: int, stream: KeepAliveStream, head: bytes) -> None:
+        self.lease_id = lease_id
+        self.grace_ms = grace_ms
+        self.stream = stream
+        self.head = head
+
+    def answer(self, ttl_s: int) -> None:
+        self.stream.settled()
+        self.stream.kept(self.lease_id, self.grace_ms, ttl_s)
+        self.stream.answer(self.head + integer(3, ttl_s))
+
+    def fail(self, error: errors.StatusError) -> None:
+        self.stream.settled()
+        self.stream.fail(error)
+
+
+class KeepAliveStream:
+    """One client's stream of keep-alives.
+
+    Arguments:
+        service: knows requests, and renews leases.
+        call: the RPC, which this is the listener of.
+    """
+
+    def __init__(self, service: Requests, call: ListenedCall) -> None:
+        self._auth = service.auth
+        self._service = service
+        self._call = call
+        self._unanswered = 0
+        self._identity: Identity = identity_of(call)
+        self._half_closed = False
+        self._ended = False
+        self._out: list[bytes] = []
+
+    def receive(self, data: bytes) -> None:
+        """Take one request.
+
+        Raises:
+            RpcError: the bytes are no request, or this one is too many.
+        """
+        if self._unanswered >= UNANSWERED_MAX:
+            raise RpcError(errors.RESOURCE_EXHAUSTED, f"more than {UNANSWERED_MAX} keep-alives await their answers")
+        service = self._service
+        lease_id, id_field, grace_ms = service.known.get(data) or service.parse_keep_alive(data)
+        left = self._check_lease(lease_id) if self._auth.is_enabled else None
+        self._unanswered += 1
+        if left is None:
+            self._renew(lease_id, id_field, grace_ms)
+        else:
+            service.when_checked(left, partial(self._renew, lease_id, id_field, grace_ms), self.fail)
+
+    def _renew(self, lease_id: int, id_field: bytes, grace_ms: int) -> None:
+        if self._ended:
+            return
+        service = self._service
+        # The header says how things stood before the renewal, as etcd's does.
+        head = service.header() + id_field
+        ttl_s = service.renew_at_once(lease_id)
+        if ttl_s:
+            self.kept(lease_id, grace_ms, ttl_s)
+            self.answer(head + integer(3, ttl_s))
+            return
+        if not service.waiting.has_room(self._identity, 1):
+            text = refusal(self._identity, f"{service.waiting.limit} keep-alives that may wait at one member")
+            self.fail(errors.ShareError(text))
+            return
+        service.waiting.take(self._identity, 1)
+        service.keep_alive(_ClientKeepAlive(lease_id, grace_ms, self, head))
+
+    def _check_lease(self, lease_id: int) -> Left:
+        if self._call.done:  # and what the client has shown is known no more
+            return None
+        try:
+            return self._service.check_lease(self._call, lease_id)
+        except errors.StatusError as error:
+            raise RpcError(error.code, str(error)) from None
+
+    def settled(self) -> None:
+        """Note that a keep-alive waits no more."""
+        self._service.waiting.give_back(self._identity, 1)
+
+    def kept(self, lease_id: int, grace_ms: int, ttl_s: int) -> None:
+        """Note that a keep-alive is about to be answered.
+
+        Arguments:
+            lease_id, ttl_s: as answered.
+            grace_ms: as asked for, in milliseconds.
+        """
+        if not self._ended:
+            self._service.graces.answered(self, lease_id, grace_ms, ttl_s, self._call.caller)
+
+    def released(self) -> None:
+        """The call is over, in any way. A client that had sent all before it left is not missed."""
+        self._ended = True
+        self._service.leader_guard.forget(self._call)
+        self._service.graces.stream_ended(self, severed=self._call.severed and not self._half_closed)
+
+    def answer(self, message: bytes) -> None:
+        """Queue one response; it leaves at the end of the turn."""
+        if not self._out:
+            self._service.cork.touch(self)
+        self._out.append(_pack(0, len(message)) + message)
+
+    def flush(self) -> None:
+        """Send what the turn has gathered."""
+        out, self._out = self._out, []
+        if not out:
+            return
+        self._unanswered -= len(out)
+        frames = b"".join(out)
+        if self._half_closed and not self._unanswered:
+            self._call.finish(frames, len(out))
+            return
+        self._call.send_frames_nowait(frames, len(out))
+        if self._call.send_buffer_size > UNREAD_BYTES_MAX:
+            text = f"more than {UNREAD_BYTES_MAX} bytes of answers are not read"
+            self._call.fail_with(RpcError(errors.RESOURCE_EXHAUSTED, text))
+
+    def fail(self, error: errors.StatusError) -> None:
+        """End the stream: what one request met, the others would meet too."""
+        if self._ended:
+            return
+        self.flush()
+        self._ended = True
+        self._call.fail_with(RpcError(error.code, str(error)))
+
+    def half_closed(self) -> None:
+        """The client has said all."""
+        self._half_closed = True
+        if not self._unanswered:
+            self._call.finish()
+
+
+class MemberBatch:
+    """Keep-alives that another member passed on: answered together.
+
+    Arguments:
+        lease_ids: in the order of the request.
+    """
+
+    def __init__(self, lease_ids: Sequence[int]) -> None:
+        self.pending: list[PendingKeepAlive] = [
+            _MemberKeepAlive(lease_id, self, position) for position, lease_id in enumerate(lease_ids)
+        ]
+        self.answered: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+        """The TTLs, in the same order."""
+        self._ttls = [0] * len(lease_ids)
+        self._unanswered = len(lease_ids)
+
+    def answer(self, position: int, ttl_s: int) -> None:
+        """Note the answer to one of them; all are answered with the last."""
+        self._ttls[position] = ttl_s
+        self._unanswered -= 1
+        if not self._unanswered and not self.answered.done():
+            self.pending = []  # each of which holds this
+            self.answered.set_result(self._ttls)
+
+    def fail(self, error: errors.StatusError) -> None:
+        """Fail all of them: what one met, the others would meet too."""
+        if not self.answered.done():
+            self.pending = []
+            self.answered.set_exception(error)
+
+
+class _MemberKeepAlive(PendingKeepAlive):
+    """One keep-alive that another member passed on."""
+
+    __slots__ = ("batch", "position")
+
+    is_local = False
+
+    def __init__(self, lease_id: int, batch: MemberBatch, position: int) -> None:
+        self.lease_id = lease_id
+        self.batch = batch
+        self.position = position
+
+    def answer(self, ttl_s: int) -> None:
+        self.batch.answer(self.position, ttl_s)
+
+    def fail(self, error: errors.StatusError) -> None:
+        self.batch.fail(error)

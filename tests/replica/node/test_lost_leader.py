@@ -1,0 +1,112 @@
+"""A leader whose process is gone is followed within ticks; a wrong report of it changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from raftkv.raft.types import NONE, MessageType, StateRole
+from raftkv.replica.node.leadership import LostLeader
+from raftkv.replica.node.surroundings import NodeSettings
+from tests.replica.node.node_world import World
+
+TICK_S = 60.0
+
+
+class Timers:
+    """Timers that a test lets go off."""
+
+    def __init__(self) -> None:
+        self.set: list[tuple[float, Callable[[], None]]] = []
+
+    def call_later(self, delay_s: float, call: Callable[..., None], *arguments: Any) -> None:
+        self.set.append((delay_s, lambda: call(*arguments)))
+
+
+async def follower_of(leader: int, **raft: Any) -> tuple[World, LostLeader, Timers]:
+    world, timers = World(**raft), Timers()
+    world.node.receive([world.heartbeat(leader)])
+    await world.turns()
+    loop: Any = timers
+    return world, LostLeader(world.node, loop), timers
+
+
+def test_a_leader_that_refuses_connections_is_forgotten_and_a_tick_later_stood_against() -> None:
+    async def scenario() -> None:
+        world, lost_leader, timers = await follower_of(2)
+        lost_leader.is_gone(2)
+        await world.turns()
+        assert world.node.leader == NONE
+        assert not world.sender.take(MessageType.PRE_VOTE)
+        ((delay_s, go_off),) = timers.set
+        assert delay_s == TICK_S
+        go_off()
+        await world.turns()
+        assert {message.to for message in world.sender.take(MessageType.PRE_VOTE)} == {2, 3}
+        # A question and no more: whoever hears from the leader says no.
+        assert world.node.term == 1
+
+    asyncio.run(scenario())
+
+
+def test_who_insists_on_a_leader_is_refused_once_it_is_missed_for_an_election_timeout() -> None:
+    """A watch that is opened between two leaders goes on: etcdctl's ends for good with the first refusal."""
+
+    async def scenario() -> None:
+        world, lost_leader, _ = await follower_of(2)
+        lost_leader.is_gone(2)
+        await world.turns()
+        assert world.node.leader == NONE
+        assert not world.node.is_leaderless
+        world.node.leader_lost_at -= world.node.settings.election_s
+        assert world.node.is_leaderless
+        world.node.receive([world.heartbeat(2)])
+        await world.turns()
+        assert not world.node.is_leaderless
+
+    asyncio.run(scenario())
+
+
+def test_a_leader_that_is_heard_of_again_is_followed() -> None:
+    async def scenario() -> None:
+        world, lost_leader, timers = await follower_of(2)
+        lost_leader.is_gone(2)
+        await world.turns()
+        world.node.receive([world.heartbeat(2)])
+        await world.turns()
+        timers.set[0][1]()
+        await world.turns()
+        assert not world.sender.take(MessageType.PRE_VOTE)
+        assert (world.node.leader, world.node.role) == (2, StateRole.FOLLOWER)
+
+    asyncio.run(scenario())
+
+
+def test_voters_do_not_stand_together() -> None:
+    async def scenario() -> None:
+        world, lost_leader, timers = await follower_of(2)
+        # The second of those that are left.
+        world.node.settings = NodeSettings(3, TICK_S, 600.0)
+        lost_leader.is_gone(2)
+        assert timers.set[0][0] == 2 * TICK_S
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("gone", "raft"),
+    [(3, {}), (2, {"pre_vote": False}), (2, {"check_quorum": False}), (2, {"voters": (2, 3)})],
+    ids=["a follower", "no pre-vote", "no check of the quorum", "no voter"],
+)
+def test_otherwise_the_timeout_decides(gone: int, raft: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        world, lost_leader, timers = await follower_of(2, **raft)
+        lost_leader.is_gone(gone)
+        await world.turns()
+        assert world.node.leader == 2
+        assert not timers.set
+
+    asyncio.run(scenario())

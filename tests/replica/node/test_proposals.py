@@ -1,0 +1,193 @@
+"""Who waits for what, and what happens to proposals that nobody waits for any more."""
+
+from __future__ import annotations
+
+import time
+from itertools import count
+
+import pytest
+
+from raftkv import errors
+from raftkv.apply.applier import Outcome
+from raftkv.apply.request import Caller as RequestCaller
+from raftkv.apply.request import Kind, decode, encode, identified
+from raftkv.replica.node import proposals as module
+from raftkv.replica.node.proposals import PROPOSAL_BYTES, Forwarded, Proposals, Waiter, new_start, request_ids
+
+
+class Caller(Waiter):
+    def __init__(self, identity: bytes = b"") -> None:
+        self.request = None
+        self._identity = identity
+        self.outcome: Outcome | errors.StatusError | None = None
+
+    @property
+    def identity(self) -> bytes:
+        return self._identity
+
+    def finish(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+
+    def fail(self, error: errors.StatusError) -> None:
+        self.outcome = error
+
+
+@pytest.fixture
+def proposals() -> Proposals:
+    return Proposals(count(1), timeout_s=7.0)
+
+
+def test_the_log_gets_the_clients_bytes_unchanged(proposals: Proposals) -> None:
+    request_id = proposals.add(Kind.PUT, b"body", Caller(), 0.0)
+    ((_, data),) = proposals.take_unsent()
+    assert decode(data) == (Kind.PUT, request_id, b"body")
+
+
+def test_what_nobody_waits_for_is_not_proposed(proposals: Proposals) -> None:
+    gone = proposals.add(Kind.PUT, b"a", Caller(), 0.0)
+    kept = proposals.add(Kind.PUT, b"b", Caller(), 0.0)
+    proposals.pop(gone)
+    assert [request_id for request_id, _ in proposals.take_unsent()] == [kept]
+
+
+def test_what_is_given_back_is_proposed_again_in_order(proposals: Proposals) -> None:
+    first = proposals.add(Kind.PUT, b"a", Caller(), 0.0)
+    unsent = proposals.take_unsent()
+    second = proposals.add(Kind.PUT, b"b", Caller(), 0.1)
+    proposals.give_back(unsent)
+    assert [request_id for request_id, _ in proposals.take_unsent()] == [first, second]
+
+
+@pytest.mark.parametrize("flood", [3, 5000])
+def test_a_flood_of_proposals_delays_another_user_by_one_append(proposals: Proposals, flood: int) -> None:
+    proposals.shares.limit = 1 << 30
+    mallory = [proposals.add(Kind.PUT, bytes(100), Caller(b"mallory"), 0.0) for _ in range(flood)]
+    taken = [proposals.take_unsent(250)]
+    proposals.give_back(taken.pop())
+    alice = proposals.add(Kind.PUT, bytes(100), Caller(b"alice"), 0.0)
+    gone = proposals.add(Kind.PUT, bytes(100), Caller(b"alice"), 0.0)
+    proposals.pop(gone)
+    while proposals.unsent_bytes:
+        taken.append([request_id for request_id, _ in proposals.take_unsent(250)])
+    at = next(number for number, batch in enumerate(taken) if alice in batch)
+    assert at <= 1 + flood // module.SORTED_AT_ONCE
+    assert [one for batch in taken for one in batch if one != alice] == mallory, "each once, in order"
+    assert all(len(batch) <= 2 for batch in taken)
+
+
+def test_many_small_proposals_delay_another_user_by_one_append_too(proposals: Proposals) -> None:
+    """An append takes thousands of them: to look at no more than it takes would keep the order of arrival."""
+    proposals.shares.limit = 1 << 30
+    mallory = [proposals.add(Kind.PUT, bytes(100), Caller(b"mallory"), 0.0) for _ in range(18_000)]
+    alice = proposals.add(Kind.PUT, bytes(100), Caller(b"alice"), 0.0)
+    taken = [[request_id for request_id, _ in proposals.take_unsent(1 << 20)] for _ in range(2)]
+    assert len(taken[0]) < len(mallory)
+    assert alice in taken[1]
+
+
+def test_a_leader_takes_users_and_members_in_turn_from_what_is_forwarded() -> None:
+    def forwarded(kind: int, member: int, user: bytes, body: bytes) -> bytes:
+        request_id = next(request_ids(member, len(datas)))
+        caller = identified(RequestCaller(user, 1), kind, body) if user else body
+        return encode(Kind.IDENTIFIED if user else kind, request_id, caller)
+
+    datas: list[bytes] = []
+    for user, member in [(b"mallory", 2)] * 50 + [(b"", 2)] * 50 + [(b"alice", 2), (b"", 3)]:
+        datas.append(forwarded(Kind.PUT, member, user, b"%04d" % len(datas) + bytes(100)))
+    waiting = Forwarded()
+    assert waiting.add(datas) == 0
+    taken = waiting.take(700)
+    waiting.give_back(taken)
+    assert waiting.size_bytes == sum(map(len, datas))
+    taken = waiting.take(700)
+    assert {datas[100], datas[101]} <= {*taken}
+    while waiting.size_bytes:
+        taken += waiting.take(700)
+    assert sorted(taken) == sorted(datas)
+    assert [one for one in taken if one in datas[:50]] == datas[:50]
+
+
+def test_expiry_tells_sent_from_unsent(proposals: Proposals) -> None:
+    sent, unsent, young = Caller(), Caller(), Caller()
+    proposals.add(Kind.PUT, b"a", sent, 0.0)
+    proposals.take_unsent()
+    proposals.add(Kind.PUT, b"b", unsent, 0.0)
+    proposals.add(Kind.PUT, b"c", young, 5.0)
+    assert proposals.take_expired(7.5) == [(sent, True), (unsent, False)]
+    assert len(proposals) == 1
+    assert [body for _, data in proposals.take_unsent() for body in (decode(data)[2],)] == [b"c"]
+
+
+def test_one_identity_alone_has_the_limit_and_another_is_taken_beside_it(proposals: Proposals) -> None:
+    proposals.shares.limit = 8 * PROPOSAL_BYTES
+    first = [proposals.add(Kind.PUT, b"", Caller(b"mallory"), 0.0) for _ in range(8)]
+    with pytest.raises(errors.TooManyRequestsError, match="user mallory has its share of the 0 MiB of proposals"):
+        proposals.add(Kind.PUT, b"", Caller(b"mallory"), 0.0)
+    proposals.add(Kind.PUT, b"", Caller(b"alice"), 0.0)
+    for request_id in first:
+        proposals.pop(request_id)
+    for _ in range(4):
+        proposals.add(Kind.PUT, bytes(PROPOSAL_BYTES), Caller(b"alice"), 0.0)
+    with pytest.raises(errors.TooManyRequestsError, match="user alice"):
+        proposals.add(Kind.PUT, b"", Caller(b"alice"), 0.0)
+
+
+def test_what_waits_no_more_is_given_back_in_whatever_way(proposals: Proposals) -> None:
+    def add(now: float) -> int:
+        return proposals.add(Kind.PUT, b"body", Caller(b"alice"), now)
+
+    proposals.pop(add(0.0))
+    add(0.0)
+    assert len(proposals.take_expired(7.5)) == 1
+    assert proposals.shares.held == {}
+    proposals.observe(lambda seconds: None, lambda: 8.0)
+    proposals.pop(add(8.0))
+    add(8.0)
+    proposals.close()
+    assert proposals.shares.held == {}
+
+
+def test_stopping_tells_everybody(proposals: Proposals) -> None:
+    callers = [Caller(), Caller()]
+    for caller in callers:
+        proposals.add(Kind.PUT, b"", caller, 0.0)
+    proposals.close()
+    assert all(isinstance(caller.outcome, errors.StoppedError) for caller in callers)
+    assert not proposals.take_unsent()
+
+
+def test_what_is_under_way_is_measured_while_somebody_looks(proposals: Proposals) -> None:
+    measured: list[float] = []
+    before, during, after = (proposals.add(Kind.PUT, b"", Caller(), now) for now in (1.0, 2.0, 3.0))
+    proposals.observe(measured.append, lambda: 4.5)
+    assert (len(proposals), proposals.is_waiting(before)) == (3, True)
+    proposals.pop(before)
+    proposals.pop(before)
+    proposals.pop(during)
+    assert measured == [3.5, 2.5]
+    proposals.observe(None, lambda: 4.5)
+    assert proposals.pop(after) is not None
+    assert measured == [3.5, 2.5]
+
+
+def test_two_starts_at_the_same_time_have_other_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose clock nothing keeps begins at the same moment each time."""
+    monkeypatch.setattr(time, "time_ns", lambda: 1_790_000_000_000_000_000)
+    first, second = (
+        {next(ids) for _ in range(1000)} for ids in (request_ids(7, new_start()), request_ids(7, new_start()))
+    )
+    assert first.isdisjoint(second)
+    assert {number >> 48 for number in first | second} == {7}
+
+
+@pytest.mark.interpreted
+def test_many_are_given_up_some_at_a_time(proposals: Proposals, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without a quorum 20,000 calls were answered in one turn of the loop.
+    monkeypatch.setattr(module, "EXPIRED_AT_ONCE", 2)
+    callers = [Caller() for _ in range(5)]
+    for caller in callers:
+        proposals.add(Kind.PUT, b"a", caller, 0.0)
+    taken = [proposals.take_expired(7.5) for _ in range(4)]
+    assert [len(some) for some in taken] == [2, 2, 1, 0]
+    assert [caller for some in taken for caller, _ in some] == callers
+    assert proposals.failed == 5

@@ -1,0 +1,237 @@
+"""How proposals leave a member: in messages and turns of bounded size, none lost, whatever waits for a leader."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from raftkv.apply.request import Kind, decode, encode, versioned
+from raftkv.errors import StatusError, TooManyRequestsError
+from raftkv.pb import rpc_pb2
+from raftkv.raft.types import Entry, Message, MessageType
+from raftkv.replica.codec import BatchEncoder
+from raftkv.replica.node.node import PASS_ON_BACKLOG_MAX_BYTES, PROPOSE_BYTES_MAX, PROPOSE_TURN_BYTES_MAX
+from raftkv.replica.node.proposals import PENDING_BYTES_MAX
+from raftkv.server.listening import PEER_LIMITS
+from tests.replica.node.node_world import Caller, World
+
+MIB = 1024 * 1024
+
+
+def put(size_bytes: int) -> tuple[bytes, Caller]:
+    request = rpc_pb2.PutRequest(key=b"k", value=bytes(size_bytes))
+    return request.SerializeToString(), Caller(request)
+
+
+class Reader:
+    """Waits for a linearizable read."""
+
+    is_served = False
+
+    def ready(self) -> None:
+        self.is_served = True
+
+    def fail(self, error: StatusError) -> None:
+        raise AssertionError(error)
+
+
+def ids(messages: list[Message]) -> list[int]:
+    return [decode(entry.data)[1] for message in messages for entry in message.entries]
+
+
+@pytest.mark.parametrize(("count", "size_bytes"), [(100, MIB), (3, 40 * MIB), (5000, 10_000), (20, 100)])
+def test_what_waited_for_a_leader_leaves_in_messages_that_it_can_read(count: int, size_bytes: int) -> None:
+    async def scenario() -> None:
+        world = World()
+        for _ in range(count):
+            world.node.submit(Kind.PUT, *put(size_bytes), None)
+        await world.turns()
+        assert not world.sender.take(MessageType.PROPOSE)
+        world.node.receive([world.heartbeat(leader=2)])
+        passed_on: list[int] = []
+        while len(passed_on) < count:
+            await asyncio.sleep(0)
+            messages = world.sender.take(MessageType.PROPOSE)
+            sizes = [[len(entry.data) for entry in message.entries] for message in messages]
+            assert all(sum(size) <= PROPOSE_BYTES_MAX or len(size) == 1 for size in sizes)
+            assert sum(map(sum, sizes)) < PROPOSE_TURN_BYTES_MAX + PROPOSE_BYTES_MAX + size_bytes + 100
+            assert all(len(batch) < PEER_LIMITS.max_receive_message_bytes for batch in BatchEncoder().batches(messages))
+            passed_on += ids(messages)
+        assert passed_on == list(range(1, count + 1))
+        assert not world.failures
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("backlog", [None, PASS_ON_BACKLOG_MAX_BYTES + 1])
+def test_nothing_is_passed_on_to_a_leader_that_is_away_or_behind(backlog: int | None) -> None:
+    async def scenario() -> None:
+        world = World()
+        world.node.receive([world.heartbeat(leader=2)])
+        await world.turns()
+        world.sender.backlog = backlog
+        world.node.submit(Kind.PUT, *put(10), None)
+        assert await world.turns() < 3, "it asks again at the next tick, not over and over"
+        assert not world.sender.take(MessageType.PROPOSE)
+        world.sender.backlog = 0
+        world.node.receive([world.heartbeat(leader=2)])
+        await world.turns()
+        assert ids(world.sender.take(MessageType.PROPOSE)) == [1]
+
+    asyncio.run(scenario())
+
+
+def test_nothing_is_passed_on_to_a_new_leader_that_is_away() -> None:
+    """What had waited for a leader was sent in the turn that brought one, and lost: its callers waited in vain."""
+
+    async def scenario() -> None:
+        world = World()
+        world.sender.backlog = None
+        world.node.submit(Kind.PUT, *put(10), None)
+        world.node.receive([world.heartbeat(leader=2)])
+        await world.turns()
+        assert not world.sender.take(MessageType.PROPOSE)
+        world.sender.backlog = 0
+        world.node.receive([world.heartbeat(leader=2)])
+        await world.turns()
+        assert ids(world.sender.take(MessageType.PROPOSE)) == [1]
+
+    asyncio.run(scenario())
+
+
+async def lead(world: World) -> None:
+    """Let the member be the leader of its cluster of one."""
+    world.node.raw.campaign()
+    world.node.receive([])
+    await world.turns()
+
+
+def test_more_than_the_log_takes_at_once_is_taken_little_by_little() -> None:
+    async def scenario() -> None:
+        world = World(voters=(1,), max_uncommitted_bytes=4 * MIB, max_inflight_bytes=0)
+        callers = []
+        for _ in range(30):
+            body, caller = put(MIB)
+            world.node.submit(Kind.PUT, body, caller, None)
+            callers.append(caller)
+        await lead(world)
+        assert [caller for caller in callers if caller.outcome is None] == []
+        assert world.machine.store.revision == 31
+
+    asyncio.run(scenario())
+
+
+def test_a_leader_keeps_what_followers_passed_on_while_its_log_takes_no_more() -> None:
+    async def scenario() -> None:
+        world = World(voters=(1,), max_uncommitted_bytes=2 * MIB)
+        await lead(world)
+        world.disk.held = []
+        body, _ = put(MIB)
+        for number in range(12):
+            data = bytes([Kind.PUT]) + (1000 + number).to_bytes(8, "big") + body
+            assert decode(data)[1] == 1000 + number
+            world.node.receive([Message(MessageType.PROPOSE, to=1, from_=2, entries=[Entry(0, 0, data)])])
+            await world.turns()
+        while world.disk.held:
+            held, world.disk.held = world.disk.held, []
+            world.disk.outstanding = 0
+            for batch in held:
+                batch.done()
+            await world.turns()
+            world.node._wake()
+            await world.turns()
+        assert world.machine.store.revision == 13
+        assert world.node.proposals_dropped == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        bytes([255]) + bytes(20),
+        bytes([0]) + bytes(8),
+        encode(Kind.IDENTIFIED, 7, versioned(Kind.IDENTIFIED, bytes([200]) + bytes(20))),
+    ],
+    ids=["later", "never-given-out", "in-a-callers-name"],
+)
+def test_a_leader_takes_nothing_of_a_kind_that_would_stop_it(data: bytes) -> None:
+    """Every member stops at such an entry, again at each start: one damaged byte would end the cluster for good."""
+
+    async def scenario() -> None:
+        world = World(voters=(1,))
+        await lead(world)
+        body, _ = put(10)
+        entries = [Entry(0, 0, data), Entry(0, 0, encode(Kind.PUT, 7, body)), Entry(0, 0, b"short")]
+        world.node.receive([Message(MessageType.PROPOSE, to=1, from_=2, entries=entries)])
+        await world.turns()
+        assert not world.failures
+        assert world.machine.store.revision == 2
+        assert world.node.proposals_dropped == 1
+
+    asyncio.run(scenario())
+
+
+def test_pending_proposals_are_bounded() -> None:
+    async def scenario() -> None:
+        world = World()
+        for _ in range(PENDING_BYTES_MAX // (16 * MIB)):
+            world.node.submit(Kind.PUT, *put(16 * MIB), None)
+        with pytest.raises(TooManyRequestsError):
+            world.node.submit(Kind.PUT, *put(1), None)
+
+    asyncio.run(scenario())
+
+
+def test_what_a_pass_over_the_sockets_brought_is_proposed_as_one_when_it_ends() -> None:
+    async def scenario() -> None:
+        world = World()
+        world.node.receive([world.heartbeat(leader=2)])
+        await world.turns()
+        world.cork.begin_pass()
+        for _ in range(3):
+            world.node.submit(Kind.PUT, *put(10), None)
+        assert not world.sender.take(MessageType.PROPOSE)
+        world.cork.end_pass(is_late=False)
+        (message,) = world.sender.take(MessageType.PROPOSE)
+        assert len(message.entries) == 3
+        assert not world.failures
+
+    asyncio.run(scenario())
+
+
+def test_who_was_answered_is_expected_to_ask_again() -> None:
+    async def scenario() -> None:
+        world = World(voters=(1,))
+        world.node.raw.campaign()
+        world.node._wake()
+        await world.turns()
+        world.cork.begin_pass()
+        for _ in range(3):
+            world.node.submit(Kind.PUT, *put(10), None)
+        assert not world.cork.awaits_more, "none was answered before"
+        world.cork.end_pass(is_late=False)
+        await world.turns()
+        assert not world.node.proposals
+
+        awaited: list[bool] = []
+        world.cork.begin_pass()
+        for _ in range(2):
+            world.node.submit(Kind.PUT, *put(10), None)
+            awaited.append(world.cork.awaits_more)
+        reader = Reader()
+        world.node.read(reader)
+        awaited.append(world.cork.awaits_more)
+        world.cork.end_pass(is_late=False)
+        await world.turns()
+        assert awaited == [True, True, False]
+        assert reader.is_served
+
+        world.cork.begin_pass()
+        world.node.read(Reader())
+        assert world.cork.awaits_more, "two writers and a reader were answered"
+        world.cork.end_pass(is_late=False)
+        assert not world.failures
+
+    asyncio.run(scenario())

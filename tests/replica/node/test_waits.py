@@ -1,0 +1,109 @@
+"""Awaiting a proposal: what the caller gets, and what becomes of a request whose caller is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from raftkv import errors
+from raftkv.apply.applier import Outcome
+from raftkv.apply.request import Kind
+from tests.replica.node.node_world import World
+from tests.server.recipes.recipes import ManualNode, quiet
+
+
+class Withdrawing(ManualNode):
+    """Notes which requests nobody waits for any more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.withdrawn: list[int] = []
+
+    def withdraw(self, request_id: int) -> None:
+        """See ``Node``."""
+        self.withdrawn.append(request_id)
+
+
+async def _begin(node: ManualNode, **options: Any) -> tuple[asyncio.Task[Outcome], Any]:
+    task = asyncio.get_running_loop().create_task(node.propose(Kind.PUT, b"body", None, None, **options))
+    await quiet()
+    ((kind, body, waiter),) = node.proposed
+    assert (kind, body) == (Kind.PUT, b"body")
+    return task, waiter
+
+
+def test_the_outcome_is_returned_whether_or_not_applying_refused() -> None:
+    async def scenario() -> None:
+        for error in (None, errors.LeaseNotFoundError()):
+            task, waiter = await _begin(ManualNode())
+            waiter.finish(Outcome(7, error=error))
+            assert ((await task).revision, (await task).error) == (7, error)
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_gets_no_outcome_raises() -> None:
+    async def scenario() -> None:
+        task, waiter = await _begin(ManualNode())
+        waiter.fail(errors.RequestTimeoutError())
+        waiter.finish(Outcome(7))  # too late to matter
+        with pytest.raises(errors.RequestTimeoutError):
+            await task
+
+    asyncio.run(scenario())
+
+
+def test_a_caller_that_is_gone_takes_its_request_back_unless_it_wants_to_know_what_became_of_it() -> None:
+    async def scenario() -> None:
+        node, abandoned = Withdrawing(), []
+        task, waiter = await _begin(node)
+        task.cancel()
+        await quiet()
+        waiter.finish(Outcome(7))
+        assert node.withdrawn == [1]
+        node.proposed.clear()
+        task, waiter = await _begin(node, on_abandoned=abandoned.append)
+        task.cancel()
+        await quiet()
+        outcome = Outcome(8)
+        waiter.finish(outcome)
+        assert (node.withdrawn, abandoned) == ([1], [outcome])
+
+    asyncio.run(scenario())
+
+
+def test_a_caller_that_goes_in_the_turn_of_the_outcome_is_told_what_became_of_its_request() -> None:
+    # It does not see the outcome, which is there already: the key of a waiter for a lock stayed in the queue.
+    async def scenario() -> None:
+        abandoned: list[Outcome] = []
+        task, waiter = await _begin(ManualNode(), on_abandoned=abandoned.append)
+        outcome = Outcome(8)
+        waiter.finish(outcome)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert abandoned == [outcome]
+        task, waiter = await _begin(ManualNode(), on_abandoned=abandoned.append)
+        waiter.fail(errors.RequestTimeoutError())
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert abandoned == [outcome]
+
+    asyncio.run(scenario())
+
+
+def test_a_wait_for_a_condition_ends_with_the_turn_that_made_it_true() -> None:
+    async def scenario() -> None:
+        world = World()
+        waiting = asyncio.get_running_loop().create_task(world.node.wait_until(lambda: world.node.leader == 2))
+        await world.turns()
+        assert not waiting.done()
+        world.node.receive([world.heartbeat(leader=2)])
+        await world.turns()
+        await asyncio.wait_for(waiting, 10)
+        await asyncio.wait_for(world.node.wait_until(lambda: True), 10)
+
+    asyncio.run(scenario())

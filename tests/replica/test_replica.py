@@ -1,0 +1,89 @@
+"""Subscriptions of a member: in which order they are called, and that they are made in one place."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from raftkv.raft.types import SnapshotMeta
+from raftkv.replica.replica import Replica
+
+PRODUCT = Path(__file__).parents[2] / "raftkv"
+SUBSCRIPTION = re.compile(
+    r"\.(on_applied|on_leader_change|on_conf_change|on_swapped|on_end)(\.append|\.extend| \+=)|\.on_changes = "
+)
+
+
+class Recorded:
+    """A part of which every method notes its name when called."""
+
+    def __init__(self, name: str, called: list[str]) -> None:
+        self._name = name
+        self._called = called
+
+    def __getattr__(self, method: str) -> Any:
+        return lambda *_: self._called.append(f"{self._name}.{method}")
+
+
+def test_subscribers_are_called_in_the_order_that_connect_shows() -> None:
+    called: list[str] = []
+    recorded = {
+        name: Recorded(name, called)
+        for name in ("hub", "graces", "leader_guard", "leader_log", "disk", "admission", "departure", "hashes")
+    }
+    log = SimpleNamespace(snapshot=lambda: SnapshotMeta(5, 1))
+    node = SimpleNamespace(on_applied=[], on_leader_change=[], on_conf_change=[], log=log, damaged=called.append)
+    installer = SimpleNamespace(on_received=[], on_swapped=[])
+    transport, service = Recorded("transport", called), Recorded("service", called)
+    store, lessor = SimpleNamespace(on_changes=None), Recorded("lessor", called)
+    lessor.__dict__ |= {"on_end": [], "times": object()}
+    applier = SimpleNamespace(
+        **{name: Recorded(name, called) for name in ("membership", "alarms", "downgrade", "quotas", "auth", "leases")}
+    )
+    applier.membership.__dict__["members"] = {}
+    parts: dict[str, Any] = {"node": node, "installer": installer, "store": store, "lessor": lessor, "applier": applier}
+    around: dict[str, Any] = {name: recorded.pop(name) for name in ("graces", "leader_log")}
+    membership, runner = applier.membership, SimpleNamespace()
+    replica = SimpleNamespace(**parts, **recorded, watch_runner=runner, peers=transport, membership=membership)
+    replica._subscribe_to_databases = partial(Replica._subscribe_to_databases, cast(Any, replica))
+    Replica.connect(cast(Any, replica), **around, followers=cast(Any, (service,)))
+    assert called == ["admission.conf_changed"], "a learner is one from the start"
+
+    def calls(callbacks: list[Any], *arguments: object) -> list[str]:
+        called.clear()
+        for callback in callbacks:
+            callback(*arguments)
+        return list(called)
+
+    assert calls(installer.on_received, object()) == ["leases.receive"]
+    assert calls([store.on_changes], 2, []) == ["hub.changed"]
+    assert calls(lessor.__dict__["on_end"], 7) == ["graces.lease_ended"]
+    assert calls(node.on_applied) == ["hub.applied", "lessor.applied"]
+    assert calls(node.on_leader_change) == [
+        "leader_guard.leader_changed",
+        "lessor.leader_changed",
+        "leader_log.leader_changed",
+    ]
+    followers = ["admission.conf_changed", "departure.conf_changed", "transport.follow", "service.follow"]
+    assert calls(node.on_conf_change) == followers
+    meta = SnapshotMeta(5, 1)
+    reloaded = ["membership", "alarms", "downgrade", "quotas", "auth", "leases"]
+    swapped = ["disk.submit", *(f"{name}.reload" for name in reloaded), "hub.restored", "hashes.forget"]
+    assert calls(installer.on_swapped, meta) == swapped
+    assert calls(installer.on_swapped, SnapshotMeta(4, 1)) == swapped[1:], "a newer database came meanwhile"
+    assert applier.leases.observer is lessor.__dict__["times"]
+
+
+def test_nobody_subscribes_elsewhere() -> None:
+    elsewhere = [
+        f"{path.relative_to(PRODUCT)}: {line.strip()}"
+        for room in ("replica", "server")
+        for path in sorted((PRODUCT / room).rglob("*.py"))
+        if path.name != "replica.py"
+        for line in path.read_text().splitlines()
+        if SUBSCRIPTION.search(line)
+    ]
+    assert elsewhere == []

@@ -1,0 +1,164 @@
+"""Watching real members: slow readers, lost leaders, members that die, progress by the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from raftkv.cli.ctl import top
+from raftkv.pb import rpc_pb2
+from tests.compat.wire import Wire
+from tests.procs import RAFTKV, Cluster, wait_for
+from tests.replica.watch.watching import Watch
+from tests.server.process.process import COMPACT, leader_of, must_put, put, status_of
+
+LARGE = b"x" * 100_000
+
+
+@pytest.fixture(scope="module")
+def one() -> Iterator[Cluster]:
+    program = RAFTKV.with_flags("--watch-progress-notify-interval", "100ms")
+    with Cluster(program, size=1) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def wire(one: Cluster) -> Iterator[Wire]:
+    with Wire(one.endpoints) as wire:
+        yield wire
+
+
+def _metric(cluster: Cluster, name: str) -> float:
+    return top.fetch(cluster.endpoints[0], None, 10.0)[name]
+
+
+def _memory_bytes(cluster: Cluster) -> float:
+    return _metric(cluster, "process_resident_memory_bytes")
+
+
+def test_a_client_that_does_not_read_delays_nobody_and_costs_no_memory(one: Cluster, wire: Wire) -> None:
+    """400 MB of events for stalled watchers; then they read, and have every one of them."""
+    with Watch(one.endpoints[0], reading=False) as stalled, Watch(one.endpoints[0]) as reader:
+        for _ in range(10):
+            stalled.create(key=b"slow")
+        reader.create(key=b"slow")
+        reader.wait(lambda: reader.is_created(0))
+        wait_for(lambda: _metric(one, "etcd_debugging_mvcc_watcher_total") == 11, "all watchers")
+        must_put(wire, "slow", LARGE)
+        before = _memory_bytes(one)
+        count = 400
+        for number in range(count):
+            must_put(wire, "slow", LARGE[: -(number % 7) or None])
+        reader.wait(lambda: len(reader.events(0)) == count + 1)
+        assert _metric(one, "etcd_debugging_mvcc_slow_watcher_total") == 10
+        assert _metric(one, "raftkv_watch_lag_revisions") > count / 2
+        # 40 MB of values wait for the database to commit them.
+        assert _memory_bytes(one) - before < 100e6
+        stalled.start_reading()
+        revisions = [event.kv.mod_revision for event in reader.events(0)]
+        for watch_id in range(10):
+            stalled.wait(lambda watch_id=watch_id: len(stalled.events(watch_id)) == count + 1)
+            assert [event.kv.mod_revision for event in stalled.events(watch_id)] == revisions
+        wait_for(lambda: _metric(one, "etcd_debugging_mvcc_slow_watcher_total") == 0, "the watcher to catch up")
+
+
+def test_a_lagging_watcher_that_meets_compaction_is_told(one: Cluster, wire: Wire) -> None:
+    with Watch(one.endpoints[0], reading=False) as stalled:
+        stalled.create(key=b"lag")
+        wait_for(lambda: _metric(one, "etcd_debugging_mvcc_watcher_total") == 1, "the watcher")
+        for _ in range(200):
+            revision = must_put(wire, "lag", LARGE)
+        wait_for(lambda: _metric(one, "etcd_debugging_mvcc_slow_watcher_total") == 1, "the watcher to fall behind")
+        wire.call(COMPACT, rpc_pb2.CompactionRequest(revision=revision))
+        stalled.start_reading()
+        stalled.wait(lambda: stalled.responses and stalled.responses[-1].canceled)
+        assert stalled.responses[-1].compact_revision == revision
+        assert 0 < len(stalled.events(0)) < 200
+
+
+def test_half_closed_streams_keep_their_watchers(one: Cluster, wire: Wire) -> None:
+    with Watch(one.endpoints[0]) as watch:
+        watch.create(key=b"half")
+        watch.wait(lambda: watch.is_created(0))
+        watch.half_close()
+        must_put(wire, "half", b"1")
+        watch.wait(lambda: len(watch.events(0)) == 1)
+        assert not watch.ended
+
+
+def test_progress_comes_by_the_clock_to_those_that_asked_and_are_idle(one: Cluster, wire: Wire) -> None:
+    with Watch(one.endpoints[0]) as watch:
+        watch.create(key=b"idle", progress_notify=True)
+        watch.create(key=b"idle")
+        watch.wait(lambda: watch.is_created(1))
+        revision = must_put(wire, "other", b"1")
+        watch.wait(lambda: watch.of(0) and watch.of(0)[-1].header.revision == revision, "a progress notification")
+        assert not watch.events(0)
+        assert len(watch.of(1)) == 1
+
+
+def test_large_revisions_come_in_fragments_to_those_that_allow_it(one: Cluster, wire: Wire) -> None:
+    with Watch(one.endpoints[0]) as watch:
+        watch.create(key=b"f", range_end=b"g", fragment=True, start_revision=0)
+        watch.create(key=b"f", range_end=b"g")
+        watch.wait(lambda: watch.is_created(1))
+        for number in range(30):
+            must_put(wire, f"f{number}", LARGE)
+        request = rpc_pb2.DeleteRangeRequest(key=b"f", range_end=b"g")
+        revision = wire.call("etcdserverpb.KV/DeleteRange", request).message.header.revision
+        watch.wait(lambda: len(watch.events(0)) == 60 and len(watch.events(1)) == 60)
+        watch.create(key=b"f", range_end=b"g", fragment=True, prev_kv=True, start_revision=revision)
+        watch.wait(lambda: len(watch.events(2)) == 30)
+        pieces = [response for response in watch.of(2) if response.events]
+        assert [piece.fragment for piece in pieces] == [True] * (len(pieces) - 1) + [False]
+        assert len(pieces) == 2
+        assert max(piece.ByteSize() for piece in pieces) < 2 * 1024 * 1024 + 64 * 1024
+        assert [event.prev_kv.value for event in watch.events(2)] == [LARGE] * 30
+
+
+def test_events_go_on_at_another_member_when_one_dies() -> None:
+    with Cluster(RAFTKV, size=3) as cluster, Wire(cluster.endpoints) as wire:
+        wait_for(lambda: leader_of(wire, 0) >= 0, "a leader")
+        victim = (leader_of(wire, 0) + 1) % 3
+        other = (victim + 1) % 3
+        with Watch(cluster.endpoints[victim]) as first:
+            first.create(key=b"k")
+            first.wait(lambda: first.is_created(0))
+            put(wire, "k", b"1", member=other)
+            first.wait(lambda: len(first.events(0)) == 1)
+            cluster.members[victim].kill()
+            first.wait(lambda: first.ended)
+        seen = first.events(0)[-1].kv.mod_revision
+        put(wire, "k", b"2", member=other)
+        with Watch(cluster.endpoints[other]) as second:
+            second.create(key=b"k", start_revision=seen + 1)
+            second.wait(lambda: len(second.events(0)) == 1)
+            assert second.events(0)[0].kv.value == b"2"
+        cluster.members[victim].restart()
+        with Watch(cluster.endpoints[victim]) as third:
+            third.create(key=b"k", start_revision=1)
+            third.wait(lambda: len(third.events(0)) == 2)
+
+
+def test_streams_that_insist_on_a_leader_end_without_one() -> None:
+    program = RAFTKV.with_flags("--election-timeout", "500", "--heartbeat-interval", "50")
+    with Cluster(program, size=3) as cluster, Wire(cluster.endpoints) as wire:
+        wait_for(lambda: status_of(wire, 0).leader != 0, "a leader")
+        insisting = Watch(cluster.endpoints[0], metadata=(("hasleader", "true"),))
+        patient = Watch(cluster.endpoints[0])
+        with insisting, patient:
+            for watch in (insisting, patient):
+                watch.create(key=b"k")
+                watch.wait(lambda watch=watch: watch.is_created(0))
+            for member in cluster.members[1:]:
+                member.kill()
+            insisting.wait(lambda: insisting.ended)
+            assert insisting.error is not None
+            assert insisting.error.code().name == "UNAVAILABLE"
+            assert insisting.error.details() == "etcdserver: no leader"
+            with Watch(cluster.endpoints[0], metadata=(("hasleader", "true"),)) as refused:
+                refused.create(key=b"k")
+                refused.wait(lambda: refused.ended)
+                assert refused.error.details() == "etcdserver: no leader"
+            assert not patient.ended
