@@ -174,7 +174,7 @@ def test_a_range_that_was_given_back_is_lost() -> None:
     _alone(act)
 
 
-def test_what_cannot_be_is_refused_in_one_line() -> None:
+def test_impossible_ledgers_are_refused_in_one_line() -> None:
     async def act(ledger: Ledger, claim: Claim) -> None:
         with pytest.raises(ConfigError, match=r"not open: call open\(\)"):
             await ledger.take(claim, 0)
