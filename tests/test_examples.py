@@ -256,7 +256,7 @@ PARTS = [
 
 
 @pytest.mark.parametrize(("place", "number"), PARTS)
-def test_what_a_part_of_a_program_names_of_raftkv_is_there(place, number):
+def test_names_in_excerpts_exist(place, number):
     """Imports up to there work, and functions and classes that it calls of them take the arguments that it names."""
     *before, tree = map(ast.parse, python_blocks(place)[: number + 1])
     nodes = [node for block in (*before, tree) for node in ast.walk(block)]

@@ -84,7 +84,7 @@ def test_an_old_python_is_told_in_a_line_and_leaves_nothing(checkout: Path) -> N
 
 
 @pytest.mark.parametrize("state", ["empty", "of an old Python", "with a dead interpreter"])
-def test_what_a_failure_has_left_is_made_anew(checkout: Path, state: str) -> None:
+def test_incomplete_environment_is_made_anew(checkout: Path, state: str) -> None:
     programs = checkout / ".venv" / "bin"
     programs.mkdir(parents=True)
     (programs / "left-behind").touch()

@@ -111,7 +111,7 @@ def test_the_list_names_modules_once() -> None:
     assert [name for name in native.MODULES if not (ROOT / name).is_file()] == []
 
 
-def test_what_is_extended_from_outside_says_that_it_may_be() -> None:
+def test_classes_extended_from_outside_allow_it() -> None:
     closed = [
         f"{module}.{node.name} extends {'.'.join(base)}"
         for module in PATHS

@@ -84,7 +84,7 @@ def test_the_wheel_says_what_it_needs_at_which_versions(wheel: Path) -> None:
     assert all(one["purl"] == f"pkg:pypi/{one['name']}@{one['version']}" for one in bill["components"])
 
 
-def test_what_it_installs_is_used_and_serves(home: Path) -> None:
+def test_installed_wheel_is_used_and_serves(home: Path) -> None:
     python, programs = home / "bin" / "python", home / "bin"
     where = _run(python, "-c", "import raftkv.storage; print(raftkv.storage.__file__)", cwd=home)
     assert where.startswith(str(home))

@@ -132,7 +132,7 @@ def test_long_entries_have_pieces() -> None:
 
 
 @pytest.mark.parametrize("at_once_max", [10_000, 1], ids=["at once", "in pieces"])
-def test_what_is_only_read_is_not_read_where_nobody_waits(at_once_max: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_of_a_txn_are_left_out_without_a_waiter(at_once_max: int, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(at_once_max=at_once_max)
     for key in KEYS:
         machine.answer(put(key, b"v"))
@@ -154,7 +154,7 @@ def test_what_is_only_read_is_not_read_where_nobody_waits(at_once_max: int, monk
     assert machine.hash() == asked.hash()
 
 
-def test_what_one_revision_cannot_hold_is_refused_before_anything_changes() -> None:
+def test_txn_too_large_for_one_revision_is_refused_before_any_change() -> None:
     machine = Machine(changes_max=10)
     for number in range(11):
         machine.apply(put(b"k%02d" % number))
@@ -284,9 +284,7 @@ def _ranges(count: int, each: rpc_pb2.RangeRequest, nested: int = 64) -> rpc_pb2
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("options", [{}, {"revision": 2, "count_only": True}, {"sort_target": 4, "limit": 1}])
-def test_what_one_entry_reads_for_its_answer_is_limited(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reads_of_one_entry_are_limited(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     # 14,400 ranges over 2,000 keys held the applying of the member that was asked for 27 s.
     monkeypatch.setattr(selection, "KEYS_PER_PIECE", 100)
     machine = Machine()

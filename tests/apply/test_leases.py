@@ -136,7 +136,7 @@ def test_leases_end_each_in_its_own_revision_and_those_that_are_gone_do_no_harm(
 
 @pytest.mark.parametrize("kind", [Kind.LEASE_EXPIRE, Kind.LEASE_RENEW])
 @pytest.mark.parametrize("term", [TERM - 1, TERM + 1])
-def test_what_the_leader_of_another_term_decided_has_no_effect(machine: Machine, kind: int, term: int) -> None:
+def test_lease_decision_of_another_term_has_no_effect(machine: Machine, kind: int, term: int) -> None:
     machine.answer(grant(7))
     recorder = machine.applier.leases.observer = Recorder()
     outcome = decide(machine, kind, 7, term=term)

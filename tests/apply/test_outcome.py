@@ -21,7 +21,7 @@ def _refused() -> Outcome:
     return outcome
 
 
-def test_what_was_refused_leaves_no_cycles() -> None:
+def test_refused_request_leaves_no_cycles() -> None:
     gc.collect()
     gc.disable()
     try:

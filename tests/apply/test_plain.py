@@ -80,7 +80,7 @@ def _field(tag: int, data: bytes) -> bytes:
 @example(bytes.fromhex("0a01613802"))  # true as well
 @example(bytes.fromhex("0a0161380138"))
 @example(bytes.fromhex("0a8100613801"))  # a length that is longer than it need be
-def test_what_is_decoded_is_what_the_message_says(data: bytes) -> None:
+def test_plain_decoding_equals_the_message(data: bytes) -> None:
     check_put(data)
     check_get(data)
 

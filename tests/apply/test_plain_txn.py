@@ -161,7 +161,7 @@ def wire(rng: Random) -> bytes:
 @example(bytes.fromhex("0a051a01612000"))
 @example(bytes.fromhex("0a051a01613000"))
 @example(bytes.fromhex("120712030a01611805"))  # what follows a put is not its lease
-def test_what_is_decoded_is_what_the_message_says(data: bytes) -> None:
+def test_plain_txn_decoding_equals_the_message(data: bytes) -> None:
     check_decoded(data)
 
 

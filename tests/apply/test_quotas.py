@@ -266,7 +266,7 @@ def test_very_many_puts_and_deletions_are_checked_in_short_pieces() -> None:
     ],
     ids=["smaller", "as large", "deleted", "revoked"],
 )
-def test_what_large_values_give_back_is_counted_in_pieces(request_: Any) -> None:
+def test_freed_bytes_of_large_values_are_counted_in_pieces(request_: Any) -> None:
     # 128 puts over values of 1.4 MB took a turn of 163 ms on every member, 500 such keys four times as much.
     machine = Machine()
     apply(machine, rpc_pb2.LeaseGrantRequest(ID=1, TTL=5))
@@ -433,7 +433,7 @@ def test_a_quota_of_an_earlier_build_counts_what_exists_until_it_is_set_again() 
     assert machine.reopened().applier.quotas.by_prefix()[0].message().bytes_history == 4 * kept_bytes(6)
 
 
-def test_what_is_no_quota_is_refused_alike() -> None:
+def test_invalid_quotas_are_refused_alike() -> None:
     machine = Machine()
     for request, kind in (
         (set_quota(bytes(257), 1), errors.InvalidQuotaError),

@@ -102,9 +102,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("operations", "error"), REFUSED)
-def test_what_is_refused_changes_nothing(
-    machine: Machine, operations: list[Any], error: type[errors.StatusError]
-) -> None:
+def test_refused_txn_changes_nothing(machine: Machine, operations: list[Any], error: type[errors.StatusError]) -> None:
     machine.answer(compact(3))
     before = machine.hash()
     with pytest.raises(error):
@@ -164,5 +162,5 @@ def test_the_way_a_txn_goes(request_: rpc_pb2.TxnRequest, readonly: bool, serial
         (txn(then=[txn(then=[get(b"a")])]), False),
     ],
 )
-def test_what_can_grow(request_: rpc_pb2.TxnRequest, grows: bool) -> None:
+def test_limits_of_a_txn(request_: rpc_pb2.TxnRequest, grows: bool) -> None:
     assert apply_txn.has_put(request_) is grows

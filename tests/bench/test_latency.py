@@ -64,7 +64,7 @@ def test_a_put_without_all_its_stamps_does_not_count() -> None:
         medians_us([(5.0, 6.0)], LEADER, [FOLLOWER])
 
 
-def test_what_is_noted_exists_and_still_runs() -> None:
+def test_noted_functions_exist_and_run() -> None:
     assert all(callable(getattr(owner, name)) for owner, name in member.PLACES.values())
     stamps: list[tuple[float, float]] = []
     assert member.stamped(lambda number, more: number + more, stamps)(1, more=2) == 3

@@ -7,7 +7,7 @@ import pytest
 from bench.dataset.manifest import entries, measure, with_one_more
 
 
-def test_what_is_published_is_sorted() -> None:
+def test_published_entries_are_sorted() -> None:
     found = [entry.path for entry in entries(3000)]
     assert found == sorted(set(found))
     more = [entry.path for entry in with_one_more(3000)]

@@ -175,7 +175,7 @@ def test_a_copy_descends_from_what_it_is_a_copy_of(tmp_path: Path) -> None:
     play(story())
 
 
-def test_what_is_copied_is_pinned_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_is_pinned_during_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         world = Kept(tmp_path)
         one = await world.save(1)

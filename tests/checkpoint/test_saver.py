@@ -36,7 +36,7 @@ def registry(raftkv_client, tmp_path) -> raftkv.checkpoint.Registry:
     return raftkv.checkpoint.Registry(raftkv_client, "job", uri=str(tmp_path / "registry"))
 
 
-def test_what_lies_below_the_uri_at_the_end_is_committed(registry):
+def test_files_below_the_uri_are_committed(registry):
     saver = Saver(registry)
     assert saver.newest() is None
     with saver.saving(4, kind="torch_save", metrics={"loss": 1.0}) as saving:
@@ -350,7 +350,7 @@ def test_a_download_that_fails_or_is_killed_leaves_nothing_in_the_cache(raftkv_c
     assert [entry.name for entry in cache.glob("*.part")] == ["step-000000000005.g1.7.1.part"]
 
 
-def test_what_the_policy_does_not_keep_goes_after_each_commit(registry):
+def test_each_commit_applies_the_policy(registry):
     saver = Saver(registry, policy=Policy(keep_last=1, keep_best=[Best("loss")]))
     for step, loss in ((1, 0.5), (2, 0.25), (3, 0.75), (4, 0.5)):
         with saver.saving(step, metrics={"loss": loss}) as saving:

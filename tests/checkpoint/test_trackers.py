@@ -68,7 +68,7 @@ def test_both_tools_find_the_newest_commit(registry):
     assert {name for name in os.listdir(registry.uri) if "part" in name} == set()
 
 
-def test_who_dies_between_commit_and_tracker_leaves_the_one_before(registry):
+def test_death_between_commit_and_tracker_leaves_the_previous_one(registry):
     commit(registry, 1)
     write(registry)
     commit(registry, 2)
@@ -106,7 +106,7 @@ def test_links_to_deleted_checkpoints_go(registry):
     assert [name for name in os.listdir(registry.uri) if name.startswith("iter_")] == ["iter_0000002"]
 
 
-def test_what_cannot_be(kv):
+def test_impossible_trackers_are_refused(kv):
     loop, inner = Registry(kv, "job", uri="memory://job").target()
     with pytest.raises(ConfigError, match="use a local directory"):
         loop.run(made(inner, (DEEPSPEED,)))

@@ -188,7 +188,7 @@ def test_a_full_disk_leaves_nothing_in_the_way(
     assert not [*(tmp_path / "tls").glob(".*")]
 
 
-def test_what_was_there_before_a_full_disk_stays(made: dict[str, Any], tmp_path: Path) -> None:
+def test_certificates_survive_a_full_disk(made: dict[str, Any], tmp_path: Path) -> None:
     folder = tmp_path / "tls"
     files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     (folder / "clients" / "eve.key").touch()  # a client's certificate cannot be written then

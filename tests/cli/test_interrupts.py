@@ -272,7 +272,7 @@ def test_a_signal_during_the_imports_ends_a_program_without_a_word(module: str, 
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
 
 
-def test_what_ctrl_c_cuts_off_half_made_says_nothing() -> None:
+def test_interrupted_command_prints_nothing() -> None:
     """Let go of a loop half made: once in 250 times asyncio's end of it was a traceback, its coroutine's a warning."""
     code = """
 from raftkv.cli.program import leave

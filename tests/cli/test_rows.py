@@ -32,7 +32,7 @@ def test_no_name_is_cut(monkeypatch: pytest.MonkeyPatch, columns: int, is_framed
     assert (shown == plain(ROWS) + "\n") == (not is_framed)
 
 
-def test_what_somebody_else_has_named_does_nothing_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_foreign_names_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     """The text of a fault, or the name of a run, was written as it is: it could clear the screen, or forge a row."""
     out(Rows(("run",), [("a\x1b[2J",), ("b\nc",), ("d\x9b2J",)]))
     assert capsys.readouterr().out == "run\na\\x1b[2J\nb\\nc\nd\\x9b2J\n"

@@ -113,7 +113,7 @@ def denied(action):
         action()
 
 
-def test_what_teams_share_and_read_is_named(teams):
+def test_shared_prefixes_of_teams_are_named(teams):
     with connect(teams, "root") as root:
         base = DatasetKeys("images").base
         root.put(f"{base}head", b"1")

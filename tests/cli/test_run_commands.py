@@ -297,7 +297,7 @@ def test_a_run_is_watched_live(raftkv_cluster, raftkv_client) -> None:
         assert printed.count(line) == 1, (line, printed)
 
 
-def test_what_is_written_again_is_said_once() -> None:
+def test_rewritten_status_is_printed_once() -> None:
     narrator, folded = Narrator(), fold(KEYS, [])
     printed: list[Line] = []
     broken = [state(1, "broken", 9.0, "b fell"), state(1, "broken", 9.0, "b fell")]

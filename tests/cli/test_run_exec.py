@@ -208,7 +208,7 @@ SAID = [f"[rank{rank}]: rank {rank} says this" for rank in range(2)]
 WHY = [f"[rank{rank}]: why" for rank in range(2)]
 
 
-def test_what_workers_print_comes_in_lines_with_their_ranks(raftkv_cluster) -> None:
+def test_output_of_workers_is_prefixed_with_ranks(raftkv_cluster) -> None:
     assert print_all(raftkv_cluster) == (0, SAID, WHY)
     assert print_all(raftkv_cluster, "--no-prefix") == (0, [f"rank {rank} says this" for rank in range(2)], ["why"] * 2)
 
@@ -224,7 +224,7 @@ def test_what_workers_print_comes_in_lines_with_their_ranks(raftkv_cluster) -> N
     ],
     ids=["log-dir", "redirects", "one redirected", "one teed", "one shown"],
 )
-def test_what_workers_print_is_kept_in_files(raftkv_cluster, tmp_path, words, shown, files) -> None:
+def test_output_of_workers_is_kept_in_files(raftkv_cluster, tmp_path, words, shown, files) -> None:
     base = tmp_path / "made" / "logs"
     assert print_all(raftkv_cluster, "--log-dir", str(base), *words) == (0, *shown)
     (run,) = base.iterdir()

@@ -209,7 +209,7 @@ def test_idle_flags_are_remarked_upon():
     assert len(read("--quota-backend-bytes=10000000000").warnings) == 1
 
 
-def test_what_raftkv_would_not_do_is_refused():
+def test_unsupported_option_values_are_refused():
     assert read("--force-new-cluster").config.force_new_cluster
     assert refused("--discovery-srv=example.org") == (1, "--discovery-srv is not implemented in raftkv")
     assert read("--proxy=off", "--auth-token=simple").warnings == []

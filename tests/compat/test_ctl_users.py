@@ -172,7 +172,7 @@ def test_the_end_of_input_at_a_terminal_is_an_empty_password(monkeypatch, capsys
         (["get", "k", "--user", "b"], b"\xff\n"),
     ],
 )
-def test_what_is_no_utf_8_is_one_line(endpoint, words, given):
+def test_invalid_utf_8_is_refused_in_one_line(endpoint, words, given):
     """etcdctl says so too, in the words of its library; here it was a traceback."""
     environment = {**os.environ, "PYTHONUTF8": "1", "LC_ALL": "C"}
     command = [sys.executable, "-m", "raftkv.cli.ctl", "--endpoints", endpoint, *words]

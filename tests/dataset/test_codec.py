@@ -89,7 +89,7 @@ def test_no_bytes_break_a_reader(found: list[Entry], data: st.DataObject) -> Non
         (Entry(b"a", 1), "path"),
     ],
 )
-def test_what_cannot_be_published_is_refused_in_one_line(found: Entry, why: str) -> None:
+def test_unpublishable_entries_are_refused_in_one_line(found: Entry, why: str) -> None:
     with pytest.raises(InvalidEntry, match=why) as error:
         check_entry(found)
     assert "\n" not in str(error.value)

@@ -85,7 +85,7 @@ def test_many_threads_that_want_a_chunk_read_it_once(world: World) -> None:
     assert data.store_reads == len(world.keys(data.keys.chunks))
 
 
-def test_what_came_before_it_was_fetched_ahead_is_not_fetched_again(world: World) -> None:
+def test_chunk_that_arrived_first_is_not_fetched_ahead(world: World) -> None:
     world.dataset().publish(entries(range(300)), cut=SMALL)
     data = world.dataset()
     files = data.next_pass()
@@ -236,7 +236,7 @@ def _work(files: Snapshot, data: Dataset) -> None:
 
 
 @pytest.mark.parametrize("way", ["spawn", "forkserver"])
-def test_what_is_sent_to_a_process_that_was_not_forked_connects_anew(tmp_path: Path, way: str) -> None:
+def test_pickled_dataset_connects_anew(tmp_path: Path, way: str) -> None:
     """Work in a data loader as Python 3.14 starts it: the version of the pass goes along, the caches do not."""
     with raftkv.local(fsync=False) as cluster, cluster.connect() as kv:
         data = Dataset(kv, "a", directory=tmp_path)

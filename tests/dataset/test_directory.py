@@ -32,7 +32,7 @@ def test_files_are_bounded_and_the_oldest_go(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("planted", ["cut off", "other bytes", "a link", "a pipe", "a folder"])
-def test_what_is_not_the_file_is_read_from_the_store(tmp_path: Path, planted: str) -> None:
+def test_changed_file_is_read_from_the_store(tmp_path: Path, planted: str) -> None:
     ((digest, each),) = blobs(1).items()
     path = tmp_path / digest
     shared = SharedDirectory(tmp_path, 10_000)
@@ -138,7 +138,7 @@ def test_a_directory_that_is_gone_costs_sharing_and_no_more(tmp_path: Path, capl
     assert "cannot be shared" in caplog.text
 
 
-def test_what_dead_processes_left_is_removed(tmp_path: Path) -> None:
+def test_files_of_dead_processes_are_removed(tmp_path: Path) -> None:
     shared = SharedDirectory(tmp_path, 10_000)
     ((digest, each),) = blobs(1).items()
     left = tmp_path / f".{digest}.99999"

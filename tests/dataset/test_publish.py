@@ -88,7 +88,7 @@ def test_the_same_again_is_no_version(world: World) -> None:
         ([("a", 1)], "no raftkv.dataset.Entry"),
     ],
 )
-def test_what_cannot_be_published_leaves_the_version_before(world: World, found: list[Any], why: str) -> None:
+def test_failed_publish_leaves_the_previous_version(world: World, found: list[Any], why: str) -> None:
     data = world.dataset()
     head = data.publish(entries(range(10)))
     with pytest.raises(InvalidEntry, match=why):
@@ -237,7 +237,7 @@ def _needed(world: World, data: Any) -> int:
     return len(needed)
 
 
-def test_who_reads_a_version_that_was_collected_is_told(world: World) -> None:
+def test_reader_of_a_collected_version_gets_an_error(world: World) -> None:
     data, reader = world.dataset(), world.dataset(cache_bytes=0)
     data.publish(entries(range(100)), cut=SMALL, keep_s=0)
     files = reader.next_pass()
@@ -293,7 +293,7 @@ def _collect_beside(world: World, happens: Callable[[], object]) -> Collected:
     return local.loop.run(collect(control, data.keys, local.source.fetch, keep_last=1))
 
 
-def test_what_is_published_between_a_look_and_a_deletion_stays(world: World) -> None:
+def test_version_published_during_collection_stays(world: World) -> None:
     data = world.dataset()
     data.publish(entries(range(100)), cut=SMALL, keep_s=0)
     for number in (200, 300):

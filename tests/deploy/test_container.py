@@ -46,7 +46,7 @@ def test_every_step_is_one_that_builders_know():
     assert {word for word, _ in STEPS} <= set(known.split())
 
 
-def test_what_is_copied_is_there_and_not_ignored():
+def test_copied_files_exist_and_are_not_ignored():
     kept = [line[1:] for line in (ROOT / ".containerignore").read_text().splitlines() if line.startswith("!")]
     for words in map(shlex.split, all_of("COPY")):
         if words[0].startswith("--from="):
@@ -57,7 +57,7 @@ def test_what_is_copied_is_there_and_not_ignored():
     assert (ROOT / ".dockerignore").read_text() == (ROOT / ".containerignore").read_text()
 
 
-def test_what_is_installed_has_a_hash():
+def test_installed_packages_have_a_hash():
     installs = re.findall(r"pip[^&]*? (?:install|wheel) [^&]*", " && ".join(all_of("RUN")))
     assert len(installs) == 5
     for install in installs:

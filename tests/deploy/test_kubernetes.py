@@ -66,7 +66,7 @@ def pods(text: str) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_what_helm_renders_is_valid_and_closed(choice: str, tmp_path: Path) -> None:
+def test_rendered_chart_is_valid_and_closed(choice: str, tmp_path: Path) -> None:
     text = template(*CHOICES[choice])
     own = [each for each in objects(text).values() if not each["apiVersion"].startswith("monitoring.coreos.com/")]
     path = tmp_path / "rendered.yaml"

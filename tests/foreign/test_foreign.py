@@ -150,7 +150,7 @@ def test_every_script_is_played_and_nothing_else_is_expected() -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS + KILLING + USERS, ids=lambda s: s.name)
-def test_what_is_expected_covers_every_scenario(script: Script) -> None:
+def test_expectations_cover_every_scenario(script: Script) -> None:
     expected = (TESTDATA / f"{script.name}.txt").read_text(encoding="utf-8")
     scenarios = {part.splitlines()[0]: part.splitlines()[1:] for part in expected.split("== ") if part}
     played = script.path.read_text(encoding="utf-8").rpartition("run(")[2].partition(")")[0].replace("\n", " ")

@@ -81,7 +81,7 @@ def test_processes_of_a_job_find_each_other_and_leave_nothing(raftkv_cluster: Lo
 
 
 @pytest.mark.long
-def test_what_cannot_work_is_told_in_one_line(raftkv_cluster: LocalCluster):
+def test_impossible_settings_are_refused_in_one_line(raftkv_cluster: LocalCluster):
     results = json.loads(ended(start(raftkv_cluster, REFUSALS)))
     assert results["first"] == "RaftKVCluster"
     assert results["unreadable"].startswith("ConfigError: RAFTKV_NNODES is N or MIN:MAX (set to 'two')")

@@ -50,7 +50,7 @@ def test_the_oracles_see_what_they_are_for(tmp_path: Path, parse, what: str) -> 
         Judge(target, tmp_path).judge(b"abc")
 
 
-def test_what_is_kept_of_inputs_is_seen(tmp_path: Path) -> None:
+def test_retained_input_is_found(tmp_path: Path) -> None:
     kept: list[bytes] = []
     target = Target("keeps", lambda directory: lambda data: kept.append(bytes(1 << 16)), lambda: [b""])
     with watched():

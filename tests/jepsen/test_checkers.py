@@ -392,7 +392,7 @@ def test_revision_of_a_member_never_goes_back_over_a_restart() -> None:
     assert [violation.rule for violation in members.check_monotone(story.history())] == ["revision went back"]
 
 
-def test_what_a_member_says_of_itself_never_goes_back() -> None:
+def test_status_of_a_member_never_goes_back() -> None:
     story = three().stale("k", 4, 0, 1)
     story.events.append({"event": "status", "member": 1, "call": 2, "at": 3, "rev": 3, "applied": 9})
     story.events.append({"event": "status", "member": 1, "call": 4, "at": 5, "rev": 4, "applied": 8})

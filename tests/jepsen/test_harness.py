@@ -61,7 +61,7 @@ def test_requests_survive_json(request_: Request) -> None:
     assert decode(encode(request_)) == request_
 
 
-def test_what_writes_is_known() -> None:
+def test_writing_operations_are_known() -> None:
     assert [may_write(request) for request in REQUESTS] == [True, True, False, False, True, True]
     assert did_write(Delete("k"), DeleteResult(1))
     assert not did_write(Delete("k"), DeleteResult(0))

@@ -33,7 +33,7 @@ def passes() -> Iterator[list[int]]:
     gc.unfreeze()
 
 
-def test_what_lasts_is_looked_at_no_more_than_twice(passes: list[int]) -> None:
+def test_lasting_objects_are_examined_at_most_twice(passes: list[int]) -> None:
     kept = [[number] for number in range(KEPT)]
     assert len(passes) > 10
     assert max(passes) <= YOUNG_MAX
@@ -65,7 +65,7 @@ def _is_young(one: object) -> bool:
 
 
 @on_loop
-async def test_what_grows_is_looked_at_before_it_is_large(passes: list[int]) -> None:
+async def test_growing_heap_is_examined_early(passes: list[int]) -> None:
     """A list grows while hardly an object is made, as the revisions of a key do: its content would be followed once."""
     gc.disable()  # nothing but the timer collects
     try:

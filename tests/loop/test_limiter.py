@@ -29,7 +29,7 @@ async def _sizes(limiter: Limiter, called: list[int]) -> list[int]:
 
 
 @on_loop
-async def test_what_is_added_is_called_in_its_order_a_few_in_a_turn() -> None:
+async def test_callbacks_run_in_order_a_few_in_a_turn() -> None:
     limiter, called = Limiter(IN_A_TURN), list[int]()
     for number in range(35):
         limiter.add(partial(called.append, number))
@@ -61,7 +61,7 @@ async def test_a_callback_is_called_once_until_it_is_added_again() -> None:
 
 
 @on_loop
-async def test_what_a_callback_adds_waits_for_the_next_turn() -> None:
+async def test_callback_added_by_a_callback_waits_for_the_next_turn() -> None:
     limiter, called = Limiter(IN_A_TURN), list[int]()
     limiter.begin([lambda: limiter.add(partial(called.append, 1))])
     assert called == []
@@ -69,7 +69,7 @@ async def test_what_a_callback_adds_waits_for_the_next_turn() -> None:
 
 
 @on_loop
-async def test_what_is_cleared_is_not_called() -> None:
+async def test_cleared_callback_is_not_called() -> None:
     limiter, called = Limiter(IN_A_TURN), list[int]()
     limiter.begin([partial(called.append, 1), limiter.clear, partial(called.append, 2)])
     assert called == [1]
@@ -134,7 +134,7 @@ async def test_so_many_enter_in_a_turn_in_the_order_in_which_they_came() -> None
 
 
 @on_loop
-async def test_who_comes_when_the_last_who_waited_go_on_gets_in_too() -> None:
+async def test_newcomer_enters_when_the_last_waiters_go_on() -> None:
     for turns_later in range(6):
         limiter = Limiter(1)
         assert limiter.try_enter()
@@ -146,7 +146,7 @@ async def test_who_comes_when_the_last_who_waited_go_on_gets_in_too() -> None:
 
 
 @on_loop
-async def test_who_has_much_to_do_takes_the_room_of_many_and_keeps_its_place() -> None:
+async def test_large_request_takes_many_places_and_keeps_its_turn() -> None:
     limiter, entered = Limiter(IN_A_TURN), list[int]()
     weights = [1, 1, 3 * IN_A_TURN, 4, 4, 4, 1, 9, 1]
 

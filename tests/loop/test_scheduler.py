@@ -76,7 +76,7 @@ class Jobs:
 
 
 @on_a_loop
-async def test_what_fits_is_done_at_once(clock: Clock) -> None:
+async def test_short_work_is_done_at_once(clock: Clock) -> None:
     jobs = Jobs(clock)
     assert jobs.start("a", 1, LONG).is_over
     assert (jobs.did, jobs.ended, len(jobs.slices)) == (["a"], ["a"], 0)
@@ -290,7 +290,7 @@ def test_sorting_pauses_after_each_run() -> None:
 
 
 @pytest.mark.parametrize(("at_once", "expected"), [(True, ["aa", "aa", "a"]), (False, ["", "aa", "aa", "a"])])
-def test_what_goes_ahead_waits_for_nobody(clock: Clock, at_once: bool, expected: list[str]) -> None:
+def test_urgent_work_does_not_wait(clock: Clock, at_once: bool, expected: list[str]) -> None:
     async def main() -> None:
         jobs = Jobs(clock)
         others = [jobs.start("s", 100, 1) for _ in range(module.SHORT_ACTIVE_MAX + 1)]

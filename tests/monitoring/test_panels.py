@@ -54,7 +54,7 @@ def test_panels_do_not_overlap() -> None:
         assert max(x for x, _ in cells) < 24
 
 
-def test_what_queries_name_is_found() -> None:
+def test_metrics_in_queries_are_found() -> None:
     query = (
         'sum by (le) (rate(etcd_a_bucket{job="x",To=~"y"}[5m])) / job:etcd_b:rate5m{job="x"} > up and on (run) grpc_c'
     )

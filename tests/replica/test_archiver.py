@@ -108,7 +108,7 @@ def test_files_are_private_and_zeros_take_no_room(tmp_path: Path) -> None:
     assert (stat.S_IMODE(made.st_mode), made.st_blocks * 512 <= 4 << 20) == (0o600, True)
 
 
-def test_what_a_full_disk_took_half_of_is_not_archived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segment_cut_by_a_full_disk_is_not_archived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last write of a segment was cut short, as of a disk that fills up: zeros stood for its end in the archive."""
     source, archive, room = tmp_path / "0000000000000000-0000000000000001.wal", tmp_path / "archive", 1000
 
@@ -281,7 +281,7 @@ def test_killed_at_any_step_no_half_segment_has_a_name(step: str, tmp_path: Path
     assert names(tmp_path / "archive") == {source.name}
 
 
-def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
+def test_existing_archive_is_not_overwritten(tmp_path: Path) -> None:
     archive = ArchiveDirectory(tmp_path / "archive")
     source = tmp_path / "0000000000000000-0000000000000001.wal"
     source.write_bytes(b"one")

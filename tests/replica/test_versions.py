@@ -49,9 +49,7 @@ def _membership(store: Store) -> Membership:
         (__version__, "newest", (0, 0)),
     ],
 )
-def test_what_was_heard_counts_before_what_was_published(
-    published: str, heard: str | None, lowest: tuple[int, int]
-) -> None:
+def test_heard_version_wins_over_the_published_one(published: str, heard: str | None, lowest: tuple[int, int]) -> None:
     store = Store.open(MemoryBackend())
     membership = _membership(store)
     membership.set_attributes(_record(OTHER, published))
@@ -93,7 +91,7 @@ def test_changes_of_members_wait_only_for_those_that_have_ever_run() -> None:
     store.close()
 
 
-def test_what_is_published_is_published_again_for_a_member_that_is_upgraded() -> None:
+def test_version_is_published_again_after_an_upgrade() -> None:
     """It did not keep the versions of others while it ran one that knew nothing of them."""
     store = Store.open(MemoryBackend())
     versions = Versions(_membership(store), OWN)

@@ -247,7 +247,7 @@ async def test_deadline_before_a_connection_is_definite() -> None:
 
 
 @on_loop
-async def test_what_is_written_leaves_at_once() -> None:
+async def test_written_bytes_leave_at_once() -> None:
     """The kernel would keep a small piece back until the one before it is acknowledged (Nagle's algorithm)."""
     async with fake_server(answering(frame(b"here"))) as target, Channel(target) as channel:
         await channel.unary(PATH, b"", 20)

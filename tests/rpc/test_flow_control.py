@@ -128,7 +128,7 @@ async def test_two_streams_that_nobody_reads_leave_room_for_a_third() -> None:
 
 
 @on_loop
-async def test_what_comes_for_calls_that_are_refused_does_not_eat_the_window() -> None:
+async def test_data_of_refused_calls_returns_to_the_window() -> None:
     """Whole frames, and frames that have come half when their call is answered: the client may send on for ever."""
     limits = ServerLimits(stream_window_bytes=65_535, connection_window_bytes=200_000, max_receive_message_bytes=10)
     async with s.echo_server(limits) as echo:
@@ -149,7 +149,7 @@ async def test_what_comes_for_calls_that_are_refused_does_not_eat_the_window() -
 
 
 @on_loop
-async def test_what_comes_for_calls_that_were_cancelled_does_not_eat_the_clients_window() -> None:
+async def test_data_of_cancelled_calls_returns_to_the_clients_window() -> None:
     options = ChannelOptions(stream_window_bytes=65_535, connection_window_bytes=200_000)
     seen: list[int] = []
 

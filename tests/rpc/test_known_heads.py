@@ -46,7 +46,7 @@ RESTS = [b"", b"abc", b"abcGET / HTTP/1.1\r\n", b"3\r\nabc\r\n0\r\n\r\n"]
 
 
 @pytest.mark.parametrize("method", [b"GET", b"POST", b"HEAD", b"CONNECT"])
-def test_what_is_known_means_what_h11_reads(method: bytes) -> None:
+def test_known_heads_mean_what_h11_reads(method: bytes) -> None:
     for version, end, rest in product((b"HTTP/1.1", b"HTTP/1.0"), (b"\r\n", b"\n"), RESTS):
         for count in range(3):
             for fields in permutations(FIELDS, count):

@@ -388,7 +388,7 @@ class _Failing(asyncio.Transport):
 
 
 @on_loop
-async def test_what_fails_when_a_connection_is_flushed_ends_that_connection_alone() -> None:
+async def test_failed_flush_ends_that_connection_alone() -> None:
     """The member's node flushes all connections, and an error in its turn stops the member."""
     failed: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context["message"]))

@@ -99,7 +99,7 @@ async def test_requests_are_answered_without_a_task() -> None:
 
 
 @on_loop
-async def test_what_is_answered_at_the_end_comes_whole_behind_what_was_answered_before() -> None:
+async def test_final_answer_follows_the_earlier_ones_whole() -> None:
     async with scene() as here:
         counts = here.server.router.routes[PATH.encode()].counts
         for number, before in enumerate(([], [b"one"]), 1):
@@ -114,7 +114,7 @@ async def test_what_is_answered_at_the_end_comes_whole_behind_what_was_answered_
 
 
 @on_loop
-async def test_what_is_answered_at_the_end_waits_for_a_window() -> None:
+async def test_final_answer_waits_for_a_window() -> None:
     async with scene() as here:
         closed = raw.PREFACE + raw.settings((4, 0)) + raw.frame(raw.SETTINGS, raw.ACK, 0)
         client = await raw.RawClient.connect(here.channel.targets[0], closed)

@@ -98,7 +98,7 @@ def test_a_lock_has_pins_with_hashes_and_nothing_else(lock: str) -> None:
     assert PIN.findall(text)
 
 
-def test_what_a_container_installs_is_what_ci_has_tested() -> None:
+def test_containers_install_the_versions_of_ci() -> None:
     tested = _lock("ci.lock")
     for lock in map(_lock, ("runtime.lock", "native.lock")):
         assert {name: tested.get(name) for name in lock} == lock

@@ -97,7 +97,7 @@ def test_private_keys_that_others_may_read_have_a_line_each(tmp_path: Path) -> N
     assert [one.remedy for one in list_insecure_settings(config)] == [f"chmod 0600 {name}" for name in names]
 
 
-def test_what_is_not_given_is_made_safe() -> None:
+def test_missing_settings_are_made_safe() -> None:
     assert hardened(CLOSED).auth_min_password_length == 8
     assert hardened(replace(CLOSED, auth_min_password_length=20)).auth_min_password_length == 20
 

@@ -147,7 +147,7 @@ def test_export_process_loads_neither_consensus_nor_apply() -> None:
     }
 
 
-def test_what_was_answered_is_waited_for_until_it_is_on_the_disk(tmp_path: Path) -> None:
+def test_snapshot_waits_until_answered_writes_are_on_disk(tmp_path: Path) -> None:
     """Commits follow the answers, here by a second."""
 
     async def run() -> bytes:
@@ -172,7 +172,7 @@ def test_what_was_answered_is_waited_for_until_it_is_on_the_disk(tmp_path: Path)
     assert snapshot_status(path).revision == 2
 
 
-def test_what_is_written_meanwhile_does_not_show(member: Member, tmp_path: Path) -> None:
+def test_writes_during_a_snapshot_are_not_in_it(member: Member, tmp_path: Path) -> None:
     """Every page that the first state does not need is written again while the client reads."""
 
     async def write() -> None:

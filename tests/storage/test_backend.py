@@ -190,7 +190,7 @@ def test_the_name_of_a_new_database_is_durable(tmp_path: Path, monkeypatch: pyte
         synced.clear()
 
 
-def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
+def test_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "db"
     path.write_bytes(b"not a database" * 1000)
     with pytest.raises(StorageError, match=r"cannot open the database .*db"):

@@ -65,7 +65,7 @@ def on_disk(backend: Backend) -> list[str]:
     return keys
 
 
-def test_what_is_left_on_disk(backend: Backend) -> None:
+def test_disk_contents_after_compaction(backend: Backend) -> None:
     store = Store.open(backend)
     for key, value in ((b"a", b"1"), (b"a", b"2"), (b"b", b"1"), (b"b", None), (b"a", b"3"), (b"c", b"1")):
         txn = store.begin()
@@ -105,7 +105,7 @@ def test_which_revisions_may_be_compacted(backend: Backend) -> None:
     store.close()
 
 
-def test_what_never_left_memory_is_never_written() -> None:
+def test_compacted_overlay_is_never_written() -> None:
     backend = MemoryBackend()
     written: list[bytes] = []
     commit = backend.commit

@@ -40,7 +40,7 @@ def test_a_directory_that_others_may_write_is_refused(tmp_path: Path, bits: int)
         ensure_private_directory(tmp_path)
 
 
-def test_what_is_not_a_directory_is_named(tmp_path: Path) -> None:
+def test_path_that_is_no_directory_is_named(tmp_path: Path) -> None:
     file, dangling = tmp_path / "file", tmp_path / "dangling"
     file.touch()
     dangling.symlink_to(tmp_path / "nowhere")

@@ -125,7 +125,7 @@ def test_sleep_delays_the_thread_that_hits_it() -> None:
         (SITE, "", "cannot read"),
     ],
 )
-def test_what_cannot_be_armed_is_refused_in_one_line(name: str, spec: str, reason: str) -> None:
+def test_invalid_failpoint_is_refused_in_one_line(name: str, spec: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason) as caught:
         arm(name, spec)
     assert "\n" not in str(caught.value)

@@ -95,7 +95,7 @@ def test_a_deleted_key_is_forgotten_with_its_tombstone() -> None:
     assert index.dirty_count == 0
 
 
-def test_what_does_not_exist_cannot_be_deleted() -> None:
+def test_missing_key_cannot_be_deleted() -> None:
     index = Index()
     with pytest.raises(InvariantError, match="unknown key"):
         index.tombstone(b"k", pack(2, 0))

@@ -42,7 +42,7 @@ def test_varint_at_every_size(bits: int) -> None:
 
 
 @pytest.mark.parametrize("data", [b"\x0a", b"\x0a\x05abc", b"\x10\x80", b"\x38\x01", b"\x12\x00", b"\x2a\x7f"])
-def test_what_is_no_key_value_is_refused(data: bytes) -> None:
+def test_invalid_key_value_is_refused(data: bytes) -> None:
     with pytest.raises(CorruptionError):
         KeyValueView(data)
 

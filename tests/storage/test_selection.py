@@ -345,7 +345,7 @@ def test_memory_that_sorting_takes_is_reported() -> None:
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("pieces_taken", [0, 150, 10**9])
-def test_what_was_sorted_is_freed_beside_the_owner(pieces_taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sorted_keys_are_freed_beside_the_owner(pieces_taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # A million sorted keys were freed at once, at the end of the read or with its client: 43 ms.
     monkeypatch.setattr(selections, "RUN_ITEMS", 10)
     writer = ScriptedWriter()

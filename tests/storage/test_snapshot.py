@@ -107,7 +107,7 @@ def test_only_what_was_sent_is_installed(tmp_path: Path, damage: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["later format", "another cluster", "a flipped seal"])
-def test_what_was_sent_whole_and_cannot_be_used_is_not_installed(tmp_path: Path, kind: str) -> None:
+def test_complete_but_unusable_database_is_not_installed(tmp_path: Path, kind: str) -> None:
     """The hash of all bytes is right: only the content tells."""
     closed(database(tmp_path / "db", 20))
     before = (tmp_path / "db").read_bytes()

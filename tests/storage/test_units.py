@@ -157,7 +157,7 @@ def test_a_poisoned_store_commits_nothing_more() -> None:
         store.begin()
 
 
-def test_what_was_asked_for_in_the_middle_of_an_entry_happens_at_its_end() -> None:
+def test_commit_requested_within_an_entry_happens_at_its_end() -> None:
     backend, writer = MemoryBackend(), ScriptedWriter()
     store = Store.open(backend, writer)
     called: list[int] = []

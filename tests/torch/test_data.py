@@ -59,7 +59,7 @@ def test_an_epoch_over_three_worlds_uses_every_sample_once(shuffle: bool) -> Non
     assert state == {"epoch": 0, "length": 100, "consumed": 100, "seed": 5, "dataset": ""}
 
 
-def test_what_workers_read_ahead_is_not_counted() -> None:
+def test_samples_read_ahead_are_not_counted() -> None:
     sampler = ElasticSampler(40, batch_size=4, shuffle=False)
     loader = DataLoader(
         list(range(40)),
@@ -137,7 +137,7 @@ def test_a_length_may_be_a_number_of_numpy() -> None:
     assert list(ElasticSampler(numpy.int64(10), batch_size=2)) == list(ElasticSampler(10, batch_size=2))
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_impossible_loaders_are_refused() -> None:
     sampler = ElasticSampler(10, batch_size=2, name="images@4")
     for length, name in ((11, "images@4"), (10, "images@5")):
         with pytest.raises(ConfigError, match="go on with the version that it was saved with"):

@@ -32,7 +32,7 @@ def communicators(monkeypatch: pytest.MonkeyPatch) -> Iterator[Communicators]:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_what_ends_after_an_abort_may_not_be_whole(communicators):
+def test_collective_that_ends_after_an_abort_may_be_incomplete(communicators):
     communicators.settle(1)
     communicators.abort(1)
     with pytest.raises(Aborted, match="generation 1 ended while its collectives were on the device"):

@@ -173,7 +173,7 @@ def test_a_finished_run_is_closed_for_all_and_a_spare_node_learns_it(
         )
 
 
-def test_a_failure_after_another_node_has_finished_gets_its_restart_and_is_no_success(
+def test_failure_after_another_node_finished_gets_a_restart(
     make: Make, pool: ThreadPoolExecutor, cluster: LocalCluster
 ) -> None:
     first, second = (make(1, 2, expected_nodes=2, last_call_timeout=WAIT_S) for _ in range(2))
@@ -234,7 +234,7 @@ def test_a_node_that_finishes_while_others_go_on_does_not_close_the_run(make: Ma
     assert not handlers[2].is_closed()
 
 
-def test_what_may_be_a_consequence_is_told_when_torch_comes_back(make: Make, cluster: LocalCluster) -> None:
+def test_possible_consequence_is_reported_when_torch_returns(make: Make, cluster: LocalCluster) -> None:
     handler = make(1, 1)
     handler.next_rendezvous()
     handler._worker_ended(End(Worker(1, 0), 0))  # well: nothing
@@ -302,7 +302,7 @@ def test_the_endpoint_and_the_run_must_be_given(make: Make) -> None:
         make(run_id="with a space")
 
 
-def test_what_torch_and_other_backends_put_there_is_no_mistake(make: Make) -> None:
+def test_settings_of_torch_and_other_backends_are_accepted(make: Make) -> None:
     handler = make(is_host="0", rank=3, keep_alive_interval="1", close_timeout="30", store_type="tcp")
     assert handler._given.run.address == "127.0.0.1"
 

@@ -128,7 +128,7 @@ def test_timeouts_and_refusals_are_torchs_errors_with_one_line(store: Store) -> 
         Store("127.0.0.1:1", "/")
 
 
-def test_what_waits_is_woken_by_whoever_writes(store: Store, raftkv_cluster: LocalCluster) -> None:
+def test_waiter_is_woken_by_any_writer(store: Store, raftkv_cluster: LocalCluster) -> None:
     writes: list[Callable[[Store, str], object]] = [
         lambda s, key: s.set(key, "1"),
         lambda s, key: s.add(key, 1),
@@ -140,7 +140,7 @@ def test_what_waits_is_woken_by_whoever_writes(store: Store, raftkv_cluster: Loc
     found: list[list[bytes]] = []
     waiter = threading.Thread(target=lambda: (store.wait(keys), found.append(store.multi_get(keys))))
     reader = threading.Thread(target=lambda: found.append([store.get(keys[-1])]))
-    with Store(raftkv_cluster.endpoints, "tests/test_what_waits_is_woken_by_whoever_writes") as other:
+    with Store(raftkv_cluster.endpoints, "tests/test_waiter_is_woken_by_any_writer") as other:
         waiter.start()
         reader.start()
         for write, key in zip(writes, keys, strict=True):
@@ -180,7 +180,7 @@ def test_a_store_that_only_torch_holds_goes_on(store: Store, raftkv_cluster: Loc
     assert held.num_keys() == 1
 
 
-def test_what_is_closed_leaves_its_values_and_nothing_else(raftkv_cluster: LocalCluster) -> None:
+def test_closed_store_leaves_its_values_only(raftkv_cluster: LocalCluster) -> None:
     with Store(raftkv_cluster.endpoints, "tests/closed") as store, store.clone() as twin:
         store.set("a", "1")
         twin.add("b", 2)

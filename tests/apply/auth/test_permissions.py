@@ -66,7 +66,7 @@ def test_a_part_ends_where_the_set_does(parts: list[tuple[bytes, bytes]], key: b
     assert end is None or end not in keys
 
 
-def test_what_touches_covers_together_and_what_has_no_end_needs_no_end() -> None:
+def test_adjacent_and_endless_ranges_cover_together() -> None:
     keys = KeySet.of([(b"a", b"b"), (b"b", b"c"), (b"k", b""), (b"k\0", b"")])
     assert keys.covers(b"a", b"c")
     assert keys.covers(b"k", b"k\0\0")

@@ -132,7 +132,7 @@ def test_kinds_that_only_root_may_cause() -> None:
             assert (outcome.error is not None) == refused
 
 
-def test_what_members_decide_no_user_can_cause() -> None:
+def test_entries_of_members_cannot_be_caused_by_users() -> None:
     for kind, body in (
         (Kind.LEASE_EXPIRE, raft_pb2.LeaseDecision(ids=[FOREIGN_LEASE])),
         (Kind.LEASE_RENEW, raft_pb2.LeaseDecision(ids=[FOREIGN_LEASE])),
@@ -329,7 +329,7 @@ def test_a_lease_of_many_parts_is_looked_at_in_pieces() -> None:
         check.check_lease(alice, LEASE, write=True)
 
 
-def test_what_is_found_of_a_lease_meanwhile_is_not_remembered_of_another_state() -> None:
+def test_rights_to_a_lease_are_not_cached_for_another_state() -> None:
     machine = scattered(500)
     check, alice = machine.applier.rights, machine.caller("alice")
     left = check.check_lease(alice, LEASE, write=True)
@@ -346,7 +346,7 @@ def test_what_is_found_of_a_lease_meanwhile_is_not_remembered_of_another_state()
         looked(left)
 
 
-def test_what_was_found_of_a_lease_holds_until_keys_or_users_change(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rights_to_a_lease_are_cached_until_keys_or_users_change(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client may ask a thousand times in one turn of the loop, and a look at many permissions takes 40 ms."""
     machine = AuthMachine()
     machine.add_role("r", *(permission(WRITE, b"%02d" % number) for number in range(0, 40, 2)))

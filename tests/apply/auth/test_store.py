@@ -278,7 +278,7 @@ def test_only_root_changes_users_once_they_are_asked_for() -> None:
         ("BYTES_MAX", 150, {"user_change_password": {"name": "alice", "hashedPassword": HASHED * 4}}),
     ],
 )
-def test_what_a_client_can_make_grow_has_a_limit(
+def test_growing_tables_have_a_limit(
     monkeypatch: pytest.MonkeyPatch, limit: str, most: int, change: dict[str, Any]
 ) -> None:
     machine = machine_of(False)
@@ -307,7 +307,7 @@ def test_of_users_with_several_roles_a_bounded_number_of_intervals_is_kept(monke
         assert b"2" in found.key_set(user, write=True)
 
 
-def test_what_several_roles_grant_together_follows_each_change_of_them() -> None:
+def test_union_of_roles_follows_each_change() -> None:
     machine = AuthMachine()
     for name in ("one", "two"):
         machine.add_role(name, permission(READWRITE, name.encode()))

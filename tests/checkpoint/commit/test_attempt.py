@@ -212,7 +212,7 @@ def test_latest_never_goes_back() -> None:
     play(story())
 
 
-def test_what_does_not_fit_together_is_not_committed() -> None:
+def test_inconsistent_ranks_are_not_committed() -> None:
     async def story() -> None:
         registry = World().registry()
         claim = await registry.claim()
@@ -255,7 +255,7 @@ def test_what_does_not_fit_together_is_not_committed() -> None:
         {"metadata": {"x": object()}},
     ],
 )
-def test_what_cannot_be_saved_is_refused_at_the_beginning(arguments: dict[str, Any]) -> None:
+def test_impossible_save_is_refused_at_the_beginning(arguments: dict[str, Any]) -> None:
     async def story() -> None:
         world = World()
         registry = world.registry()
@@ -363,7 +363,7 @@ def test_a_thousand_ranks_are_one_commit_of_the_usual_size() -> None:
     play(story())
 
 
-def test_undecided_attempts_are_found_with_one_read_each_beside_keys_that_are_not_raftkvs() -> None:
+def test_undecided_attempts_are_found_beside_foreign_keys() -> None:
     async def story() -> None:
         world = World()
         registry = world.registry()

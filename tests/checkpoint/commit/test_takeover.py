@@ -14,7 +14,7 @@ from raftkv.errors import ConfigError
 from tests.checkpoint.world import KEYS, KIND, World, files_of, play, prepared, saved
 
 
-def test_what_all_ranks_have_prepared_is_committed_and_the_rest_given_up() -> None:
+def test_takeover_commits_prepared_attempts_and_aborts_the_rest() -> None:
     async def story() -> None:
         world = World()
         registry = world.registry()
@@ -59,7 +59,7 @@ def test_ranks_that_all_take_over_agree() -> None:
     play(story())
 
 
-def test_what_cannot_be_committed_is_given_up_with_its_reason() -> None:
+def test_uncommittable_attempt_is_aborted_with_its_reason() -> None:
     async def story() -> None:
         world = World()
         registry = world.registry()
@@ -118,7 +118,7 @@ def test_a_coordinator_that_slept_through_the_takeover_hears_that_its_claim_is_o
     play(story())
 
 
-def test_attempt_whose_record_names_a_foreign_directory_is_neither_joined_nor_committed() -> None:
+def test_attempt_with_a_foreign_directory_is_neither_joined_nor_committed() -> None:
     """A key of the run says where its bytes lie: no manifest, and no file of a rank, is written outside its place."""
 
     async def story() -> None:

@@ -123,7 +123,7 @@ def test_following_what_is_new_does_not_read_what_is_there() -> None:
     play(story())
 
 
-def test_who_follows_is_told_that_the_client_was_closed() -> None:
+def test_follower_hears_that_the_client_was_closed() -> None:
     """After what had come before: nothing will come any more, and waiting for it would last for ever."""
 
     async def txn(*_: object) -> Any:

@@ -110,7 +110,7 @@ def test_more_than_a_txn_may_hold_is_read_in_several(monkeypatch: pytest.MonkeyP
     play(story())
 
 
-def test_what_is_deleted_between_two_reads_hides_nothing_else() -> None:
+def test_deletion_between_two_reads_hides_nothing_else() -> None:
     async def story() -> None:
         world = World()
         registry = world.registry()

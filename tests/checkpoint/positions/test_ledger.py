@@ -199,7 +199,7 @@ def test_mark_that_comes_while_a_range_is_given_back_is_not_taken_again() -> Non
     asyncio.run(run())
 
 
-def test_what_cannot_be_is_refused_in_one_line() -> None:
+def test_impossible_ledgers_are_refused_in_one_line() -> None:
     async def act(ledger: Ledger, claim: Claim) -> None:
         with pytest.raises(ConfigError, match=r"not open: call open\(\)"):
             await ledger.take(claim, 0)

@@ -72,7 +72,7 @@ def test_shares_are_apart_and_even(length: int, batch_size: int, world_size: int
         lambda: Position.begin(5).after(6),
     ],
 )
-def test_what_cannot_be_is_refused(wrong: object) -> None:
+def test_impossible_positions_are_refused(wrong: object) -> None:
     with pytest.raises(ConfigError):
         wrong()
 
@@ -124,7 +124,7 @@ def test_an_epoch_may_have_another_length() -> None:
 
 
 @pytest.mark.parametrize("number", [1.0, "1", None, numpy.float64(1)])
-def test_what_could_not_be_read_again_is_not_written(number: Any) -> None:
+def test_unreadable_position_is_not_written(number: Any) -> None:
     """Refuse at once what JSON writes as another kind of number: the checkpoint with it could not be gone on from."""
     for make in (
         lambda: Position.begin(number), lambda: Position.begin(5, seed=number), lambda: Position.begin(5).after(number),

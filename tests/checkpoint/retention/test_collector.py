@@ -28,7 +28,7 @@ from tests.virtual_store.direct import FakeControl
 LAST = Policy(keep_last=1)
 
 
-def test_what_no_rule_keeps_goes_with_its_bytes_and_its_keys(tmp_path: Path) -> None:
+def test_unkept_checkpoint_loses_its_bytes_and_keys(tmp_path: Path) -> None:
     async def story() -> None:
         world = Kept(tmp_path)
         saved = [await world.save(step, {"loss": step % 8}) for step in range(1, 9)]

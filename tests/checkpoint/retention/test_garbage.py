@@ -92,7 +92,7 @@ def test_a_deletion_of_anything_but_the_attempts_own_directory_deletes_nothing(t
     play(story())
 
 
-def test_what_a_zombie_has_written_late_goes(tmp_path: Path) -> None:
+def test_late_files_of_a_zombie_are_removed(tmp_path: Path) -> None:
     async def story() -> None:
         world = Kept(tmp_path)
         saved = await world.save(1)
@@ -219,7 +219,7 @@ def test_a_mark_is_left_before_anything_else_is_written(tmp_path: Path) -> None:
     play(story())
 
 
-def test_what_cannot_be_deleted_is_named_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_undeletable_file_is_named_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         world = Kept(tmp_path)
         for step in (1, 2, 3):

@@ -63,7 +63,7 @@ def kept(policy: Policy, checkpoints: Collection[Checkpoint], **more: Any) -> li
         (Policy(keep_last=3, max_bytes=1), [400, 500, 600]),
     ],
 )
-def test_what_a_policy_keeps_of_six(policy: Policy, steps: Sequence[int]) -> None:
+def test_checkpoints_that_policies_keep(policy: Policy, steps: Sequence[int]) -> None:
     assert kept(policy, every_hour(6)) == steps
 
 

@@ -30,7 +30,7 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(tmp_path / "job") if request.param == "local" else f"memory://{tmp_path}/job"
 
 
-def test_what_is_written_is_listed_read_and_deleted(root: str) -> None:
+def test_written_file_is_listed_read_and_deleted(root: str) -> None:
     there, beside = Place(f"{root}/{STEP}"), Place(f"{root}/{BESIDE}")
     assert (there.list(), there.names(), there.exists("a1")) == ([], [], False)
     beside.write("a1", b"of another")
@@ -195,7 +195,7 @@ def test_without_fsspec_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
         Place("/tmp")
 
 
-def test_what_a_disk_refuses_says_what_to_do(tmp_path: Path) -> None:
+def test_disk_error_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StorageError, match=r"cannot write .*/file/a: ") as caught:
         Place(str(tmp_path / "file")).open_writer("a")

@@ -104,7 +104,7 @@ def test_a_hash_that_is_not_the_clusters_is_a_failure(cluster: Cluster, tmp_path
     assert not (tmp_path / "b").exists()
 
 
-def test_what_is_damaged_on_its_way_is_no_backup(cluster: Cluster, tmp_path: Path, monkeypatch) -> None:
+def test_damaged_transfer_is_no_backup(cluster: Cluster, tmp_path: Path, monkeypatch) -> None:
     real = Place.upload
 
     def upload(self: Place, source: Path, name: str, advance: Any) -> None:

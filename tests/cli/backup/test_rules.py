@@ -92,7 +92,7 @@ def test_names_tell_their_time_and_sort_by_it() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"format": 1, "name": "a"}', "\0"])
-def test_what_is_no_manifest(text: str, tmp_path: Path) -> None:
+def test_invalid_manifests(text: str, tmp_path: Path) -> None:
     place, one = Place(str(tmp_path / "b")), backup(NOW_S)
     put(place, one, tmp_path)
     place.write(one.name + ".json", text.encode())
@@ -273,7 +273,7 @@ def test_followers_are_asked_first() -> None:
     assert [member.endpoint for member in preferred(asked)] == ["new", "late", "learner", "leader", "dead"]
 
 
-def test_what_killed_backups_left_in_the_temporary_directory_goes_with_the_next(tmp_path: Path) -> None:
+def test_next_backup_removes_temporary_files_of_killed_ones(tmp_path: Path) -> None:
     """Each is as large as the database: those of some nights would fill the disk."""
     left, file, elsewhere = tmp_path / "raftkv-backup-left", tmp_path / "raftkv-backup-file", tmp_path / "elsewhere"
     for directory in (left, elsewhere):

@@ -48,7 +48,7 @@ def test_every_damaged_file_is_named(raftkv_cluster, raftkv_client, tmp_path: Pa
     assert (lines[1]["missing"], lines[2]["wrong_size"], lines[3]["wrong_digest"]) == (["0.bin"], ["1.bin"], ["1.bin"])
 
 
-def test_what_cannot_be_verified_is_one_line(raftkv_cluster, raftkv_client, tmp_path: Path, monkeypatch) -> None:
+def test_failed_verification_is_one_line(raftkv_cluster, raftkv_client, tmp_path: Path, monkeypatch) -> None:
     both = ctl(raftkv_cluster, "verify", "job", "100", "--all")
     assert (both.code, both.errors) == (128, "Error: checkpoint verify takes --all or WHICH, not both\n")
     none = ctl(raftkv_cluster, "verify", "job", "--all")

@@ -43,7 +43,7 @@ def test_a_copy_keeps_its_original(raftkv_cluster, raftkv_client, tmp_path: Path
     assert [one["run_id"] for one in lineage] == ["tuned", "job"]
 
 
-def test_what_other_tools_have_saved_comes_in_and_says_what_is_not_whole(
+def test_foreign_checkpoints_are_imported_and_incomplete_ones_named(
     raftkv_cluster, raftkv_client, tmp_path: Path
 ) -> None:
     old, place = tmp_path / "old", tmp_path / "place"

@@ -43,6 +43,6 @@ def test_a_job_from_begin_to_end(cluster: Cluster) -> None:
         (["enable", ""], "target version not provided"),
     ],
 )
-def test_what_is_no_version_is_not_sent(words: list[str], text: str) -> None:
+def test_invalid_version_is_not_sent(words: list[str], text: str) -> None:
     ran = run_ctl(["--endpoints", "127.0.0.1:1", "downgrade", *words])
     assert (ran.code, ran.output, ran.errors) == (128, b"", f"Error: {text}\n")

@@ -122,7 +122,7 @@ def test_an_answer_that_was_lost_is_found_in_the_list(second: type[StatusError])
         (NotCapableError, [VOTER, LEARNER]),
     ],
 )
-def test_what_does_not_pass_ends_the_wait(error: type[StatusError], listed: list[rpc_pb2.Member]) -> None:
+def test_lasting_error_ends_the_wait(error: type[StatusError], listed: list[rpc_pb2.Member]) -> None:
     with pytest.raises(error):
         Script((error, listed)).take_place()
 

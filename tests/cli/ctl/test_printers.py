@@ -78,7 +78,7 @@ def test_health_as_a_table(capsys):
 
 
 @pytest.mark.parametrize("form", ["table"])
-def test_what_a_format_does_not_have(form):
+def test_commands_that_a_format_lacks(form):
     with pytest.raises(CommandError, match=r"^table not supported as output format$") as raised:
         make_printer(form).put(rpc_pb2.PutResponse())
     assert raised.value.code == BAD_FEATURE

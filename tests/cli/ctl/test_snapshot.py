@@ -42,7 +42,7 @@ def test_a_member_that_is_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "directory"])
-def test_what_is_no_file_stays_what_it_is(tmp_path: Path, kind: str) -> None:
+def test_target_that_is_no_file_is_kept(tmp_path: Path, kind: str) -> None:
     """Root's ``snapshot save /dev/null`` replaced the device by a file, which then took all output of the machine."""
     place = tmp_path / "place"
     if kind == "directory":

@@ -117,7 +117,7 @@ ENDINGS: list[tuple[str, dict[str, str]]] = [
 
 
 @pytest.mark.parametrize(("text", "environment"), ENDINGS)
-def test_what_ends_it(server: str, text: str, environment: dict[str, str]) -> None:
+def test_ends_of_a_watch(server: str, text: str, environment: dict[str, str]) -> None:
     ran = []
     for make in (etcdctl, raftkvctl):
         with Running(make(server, "watch", *text.split()), environment) as program:

@@ -132,7 +132,7 @@ def test_elections_and_round_trips():
     assert of(found, "network").advice.startswith("--election-timeout 1500, --heartbeat-interval 150")
 
 
-def test_what_members_have_measured():
+def test_measurements_of_members_are_judged():
     found = picture()
     found.answers[1] = replace(answer(2), fsync_p99_ms=16.0, peers_p99_ms=128.0)
     assert of(found, "disks of members").level == of(found, "round trips of members").level == Level.WARNING

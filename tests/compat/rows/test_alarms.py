@@ -63,7 +63,7 @@ def _told(wire: Wire, method: str, request: Any) -> tuple[str, str]:
     return answer.code, answer.text
 
 
-def test_what_an_alarm_refuses(cluster: Cluster, kind: Any) -> None:
+def test_calls_refused_under_an_alarm(cluster: Cluster, kind: Any) -> None:
     """Raise it for a member that does not exist: it holds for all. A second one of the kind changes nothing."""
     with Wire(cluster.endpoints) as wire:
         granted = wire.call(LEASE + "LeaseGrant", rpc_pb2.LeaseGrantRequest(TTL=100, ID=7))

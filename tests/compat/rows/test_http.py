@@ -77,7 +77,7 @@ def test_variables_of_the_process(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize(("path", "location"), [("/v3", "/v3/"), ("/v3/kv/../auth/x?a='b&c", "/v3/auth/x?a='b&c")])
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
-def test_what_is_elsewhere(cluster: Cluster, method: str, path: str, location: str) -> None:
+def test_paths_served_elsewhere(cluster: Cluster, method: str, path: str, location: str) -> None:
     answer, body = _ask(cluster, method, path)
     assert (answer.status, answer.getheader("Location")) == (301, location)
     assert answer.getheader("Content-Type") == (None if method == "POST" else "text/html; charset=utf-8")

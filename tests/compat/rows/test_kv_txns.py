@@ -124,7 +124,7 @@ def test_duplicates_are_refused_in_either_branch(store: Store, case: str) -> Non
 
 
 @pytest.mark.parametrize("case", NO_DUPLICATES)
-def test_what_is_no_duplicate(store: Store, case: str) -> None:
+def test_distinct_keys_are_no_duplicates(store: Store, case: str) -> None:
     assert store.ask(txn(then=NO_DUPLICATES[case])).succeeded
 
 

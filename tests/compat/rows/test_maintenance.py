@@ -316,7 +316,7 @@ def test_health_of_a_named_service(wire: Wire, service: str) -> None:
         ),
     ],
 )
-def test_what_is_not_served(wire: Wire, path: str, text: str) -> None:
+def test_unserved_maintenance_calls(wire: Wire, path: str, text: str) -> None:
     answer = wire.start(path, b"").answer()
     assert (answer.code, answer.text) == ("UNIMPLEMENTED", text)
 

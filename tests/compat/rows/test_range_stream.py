@@ -85,7 +85,7 @@ def test_nothing_found(raftkv_store: Store) -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_streamed(raftkv_store: Store, options: dict[str, int], text: str) -> None:
+def test_ranges_that_cannot_be_streamed(raftkv_store: Store, options: dict[str, int], text: str) -> None:
     ended, chunks = raftkv_store.wire.stream(RANGE_STREAM, get(*EVERYTHING, **options))
     assert (ended.code, ended.text) == ("UNIMPLEMENTED", f"RangeStream does not support {text}")
     assert chunks == []

@@ -255,7 +255,7 @@ def test_filters(watcher: Watcher, store: Store, filters: list[int], expected: l
 
 
 @pytest.mark.parametrize("fragment", [True, False])
-def test_what_is_too_large_is_split_for_who_wants_it(watcher: Watcher, store: Store, fragment: bool) -> None:
+def test_large_responses_are_split_on_request(watcher: Watcher, store: Store, fragment: bool) -> None:
     keys = (b"a", b"b", b"c")
     for letter in (b"1", b"2"):
         store.ask(txn(then=[put(key, letter * FRAGMENT_BYTES) for key in keys]))

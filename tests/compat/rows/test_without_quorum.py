@@ -88,7 +88,7 @@ def test_the_local_member_list_is_served(rest: Rest) -> None:
 
 
 @pytest.mark.long
-def test_what_needs_a_quorum_times_out(rest: Rest) -> None:
+def test_calls_that_need_a_quorum_time_out(rest: Rest) -> None:
     started = time.monotonic()
     calls = {
         "range": rest.wire.start(RANGE, get(b"a").SerializeToString()),

@@ -31,7 +31,7 @@ def output(tmp_path) -> Path:
     return tmp_path / "output"
 
 
-def test_what_is_whole_comes_in_oldest_first_and_once(registry, output):
+def test_complete_checkpoints_are_imported_once_oldest_first(registry, output):
     first = registry.import_directory(str(output))
     assert [(done.step, done.action) for done in first] == [(300, "refused"), (100, "imported"), (200, "imported")]
     assert "checkpoint-300/trainer_state.json is missing" in first[0].reason
@@ -140,7 +140,7 @@ def test_files_can_stay_where_they_are_if_they_lie_there_alone(registry, output)
     assert [done.action for done in registry.import_directory(str(output))][1:3] == ["skipped", "skipped"]
 
 
-def test_what_cannot_stay_where_it_is_keeps_no_other_from_coming_in(registry, output, raftkv_client):
+def test_unimportable_checkpoint_does_not_stop_the_others(registry, output, raftkv_client):
     """Refuse it and go on: the import ended there, and what it had done before was told to nobody."""
     made.write(output / "checkpoint-50", made.trainer(50))
     (output / "checkpoint-50/extra.json").symlink_to("trainer_state.json")
@@ -173,7 +173,7 @@ def test_a_checkpoint_of_another_registry_comes_in_without_what_that_has_written
     ]
 
 
-def test_what_a_dead_writer_had_prepared_is_committed_first(registry, output):
+def test_import_first_commits_attempts_of_a_dead_writer(registry, output):
     attempt = registry.begin(registry.claim(), 50, kind="safetensors")
     attempt.prepare(0, [])
     registry.import_directory(str(output))

@@ -81,7 +81,7 @@ def only(root: Path) -> tuple[Candidate, Facts]:
 
 @pytest.mark.parametrize("depth", ["", "runs/a/"])
 @pytest.mark.parametrize("name", WHOLE)
-def test_what_a_tool_leaves_is_found_with_its_step(tmp_path, name, depth):
+def test_checkpoints_of_tools_are_found_with_their_steps(tmp_path, name, depth):
     directory, files, kind, step = WHOLE[name]
     made.write(tmp_path / depth / directory, files)
     candidate, facts = only(tmp_path)
@@ -203,7 +203,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_is_not_whole_is_refused_with_the_file_that_is_missing(tmp_path, name):
+def test_incomplete_checkpoint_is_refused_with_its_missing_file(tmp_path, name):
     directory, files, line = BROKEN[name]
     made.write(tmp_path / directory, files)
     with pytest.raises(NotWhole) as refused:

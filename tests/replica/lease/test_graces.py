@@ -59,7 +59,7 @@ def test_a_lease_that_another_stream_keeps_is_not_reported(others_grace_ms: int)
     assert kept.ended("b") == ([1] if others_grace_ms else [])
 
 
-def test_what_is_gone_is_forgotten() -> None:
+def test_ended_lease_is_forgotten() -> None:
     kept = Kept()
     kept.answered("a", 1)
     kept.answered("a", 2)

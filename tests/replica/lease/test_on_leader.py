@@ -304,7 +304,7 @@ def test_very_many_that_a_leader_has_not_answered_go_to_the_next_some_at_a_time(
     run(scenario)
 
 
-def test_what_gathers_does_not_wait_for_an_answer_that_is_late() -> None:
+def test_next_batch_does_not_wait_for_a_late_answer() -> None:
     async def scenario(follower: Follower) -> None:
         for lease_id in (1, 2):
             await follower.ask(lease_id)
@@ -314,7 +314,7 @@ def test_what_gathers_does_not_wait_for_an_answer_that_is_late() -> None:
     run(scenario)
 
 
-def test_what_was_under_way_to_a_lost_leader_goes_to_the_next() -> None:
+def test_request_to_a_lost_leader_goes_to_the_next() -> None:
     async def scenario(follower: Follower) -> None:
         asked = await follower.ask(1)
         follower.node.follow(NONE)
@@ -343,7 +343,7 @@ def test_a_failed_call_is_tried_again() -> None:
     run(scenario)
 
 
-def test_what_another_member_passed_on_is_not_passed_on_again() -> None:
+def test_forwarded_request_is_not_forwarded_again() -> None:
     async def scenario(follower: Follower) -> None:
         passed = Passed(1)
         follower.lessor.keep_alive(passed)
@@ -666,7 +666,7 @@ def test_a_response_of_another_length_is_no_answer() -> None:
 
 
 @pytest.mark.parametrize(("leader", "error"), [(NONE, errors.NoLeaderError), (FIRST, errors.RequestTimeoutError)])
-def test_what_finds_no_leader_in_time_fails_as_in_etcd(leader: int, error: type[errors.StatusError]) -> None:
+def test_request_without_a_leader_in_time_fails_as_in_etcd(leader: int, error: type[errors.StatusError]) -> None:
     async def scenario(follower: Follower) -> None:
         follower.node.settings = NodeSettings(ME, 0.1, -2.45)  # a request is given up after 0.1 s
         follower.channels.clear()

@@ -28,7 +28,7 @@ class Asked(PendingKeepAlive):
         raise AssertionError(error)
 
 
-def test_what_came_while_an_entry_was_under_way_is_answered_some_at_a_time() -> None:
+def test_renewals_during_an_entry_are_answered_in_slices() -> None:
     """While a disk or a quorum stands still for a second, 300,000 may come: all in one turn they held it for 0.7 s."""
     proposed: list[tuple[Sequence[int], Done]] = []
     clock = LeaseClock(lambda: 100.0)

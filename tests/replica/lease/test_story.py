@@ -139,7 +139,7 @@ def test_a_renewal_that_a_deposed_leader_logged_is_no_answer() -> None:
     assert world.to_retry == [asked], "another leader must answer"
 
 
-def test_what_waits_at_a_deposed_leader_goes_to_the_next_and_is_answered_once() -> None:
+def test_request_waiting_at_a_deposed_leader_is_answered_once_by_the_next() -> None:
     world = _led_by(0)
     old = world.members[0]
     asked = world.keep_alive(7)
@@ -309,7 +309,7 @@ def test_a_lease_whose_revocation_is_refused_ends_all_the_same() -> None:
 
 
 @pytest.mark.interpreted
-def test_what_a_leader_has_not_looked_at_yet_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lease_unknown_to_a_new_leader_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(renewals, "LOOKS_PER_SWEEP", 10)
     world = _led_by(0)
     for _ in range(19):

@@ -316,7 +316,7 @@ def test_a_member_that_the_quorum_needs_goes_on_until_it_does_not(connected: dic
     asyncio.run(scenario())
 
 
-def test_what_was_compacted_away_is_no_damage_any_more() -> None:
+def test_compacted_damage_is_forgotten() -> None:
     async def scenario() -> None:
         world = World(leader=2, connected={})
         store: Any = SimpleNamespace(size_bytes=1, space_error=None)

@@ -109,7 +109,7 @@ def test_an_entry_under_way_holds_back_what_follows_and_nothing_else() -> None:
     asyncio.run(scenario())
 
 
-def test_what_came_before_it_is_answered_before_it() -> None:
+def test_earlier_entries_are_answered_before_a_long_one() -> None:
     async def scenario() -> None:
         world = await leader()
         before = propose(world, put(b"before"), Kind.PUT)

@@ -57,7 +57,7 @@ class Frozen:
         await self.world.turns()
 
 
-def test_a_follower_that_applies_nothing_takes_a_limited_number_of_bytes_and_then_the_rest() -> None:
+def test_follower_that_applies_nothing_takes_limited_bytes_then_the_rest() -> None:
     async def scenario() -> None:
         frozen = Frozen(unapplied_max_bytes=UNAPPLIED_MAX_BYTES)
         node = frozen.node
@@ -85,7 +85,7 @@ def test_a_follower_that_applies_nothing_takes_a_limited_number_of_bytes_and_the
     asyncio.run(scenario())
 
 
-def test_what_is_not_committed_is_taken() -> None:
+def test_uncommitted_entries_are_taken() -> None:
     # A member that starts with a long log knows little of its commit index before it has taken an append.
 
     async def scenario() -> None:

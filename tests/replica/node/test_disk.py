@@ -322,9 +322,7 @@ def test_a_failed_sync_is_reported_and_nothing_counts_as_durable(log: FakeLog, m
     asyncio.run(scenario())
 
 
-def test_what_hears_that_a_batch_is_durable_and_fails_is_reported(
-    log: FakeLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_listener_of_a_durable_batch_is_reported(log: FakeLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_module, "INLINE_SYNC_MAX_S", -1.0)
 
     def fail() -> None:
@@ -436,7 +434,7 @@ def test_a_batch_of_some_size_is_not_synced_inline_however_fast_the_disk_is(log:
 
 @pytest.mark.interpreted
 @pytest.mark.usefixtures("slow")
-def test_what_gathered_is_left_to_the_thread_if_it_is_long_to_write(log: FakeLog) -> None:
+def test_long_gathered_batch_is_written_by_the_thread(log: FakeLog) -> None:
     async def scenario() -> None:
         beside = FakeBeside()
         disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None, beside)
@@ -536,7 +534,7 @@ def test_an_armed_failpoint_acts_on_the_thread(log: FakeLog) -> None:
 
 @pytest.mark.interpreted
 @pytest.mark.usefixtures("slow")
-def test_what_is_under_way_at_the_end_is_finished(log: FakeLog) -> None:
+def test_write_under_way_is_finished_at_the_end(log: FakeLog) -> None:
     async def scenario() -> None:
         beside = FakeBeside()
         disk = Disk(log, asyncio.get_running_loop(), lambda error: None, lambda seconds: None, beside)

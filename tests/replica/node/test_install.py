@@ -21,7 +21,7 @@ def append(index: int, commit: int, count: int = 1) -> Message:
     )
 
 
-def test_heartbeats_are_answered_and_nothing_is_applied_or_acknowledged_before_it_is_in_place() -> None:
+def test_only_heartbeats_are_answered_while_a_database_is_installed() -> None:
     async def scenario() -> None:
         world = World()
         world.node.receive([snapshot(10)])

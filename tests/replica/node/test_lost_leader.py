@@ -34,7 +34,7 @@ async def follower_of(leader: int, **raft: Any) -> tuple[World, LostLeader, Time
     return world, LostLeader(world.node, loop), timers
 
 
-def test_a_leader_that_refuses_connections_is_forgotten_and_a_tick_later_stood_against() -> None:
+def test_unreachable_leader_is_forgotten_and_an_election_starts_a_tick_later() -> None:
     async def scenario() -> None:
         world, lost_leader, timers = await follower_of(2)
         lost_leader.is_gone(2)
@@ -52,7 +52,7 @@ def test_a_leader_that_refuses_connections_is_forgotten_and_a_tick_later_stood_a
     asyncio.run(scenario())
 
 
-def test_who_insists_on_a_leader_is_refused_once_it_is_missed_for_an_election_timeout() -> None:
+def test_call_that_requires_a_leader_fails_after_an_election_timeout() -> None:
     """A watch that is opened between two leaders goes on: etcdctl's ends for good with the first refusal."""
 
     async def scenario() -> None:

@@ -43,14 +43,14 @@ def test_the_log_gets_the_clients_bytes_unchanged(proposals: Proposals) -> None:
     assert decode(data) == (Kind.PUT, request_id, b"body")
 
 
-def test_what_nobody_waits_for_is_not_proposed(proposals: Proposals) -> None:
+def test_request_without_a_waiter_is_not_proposed(proposals: Proposals) -> None:
     gone = proposals.add(Kind.PUT, b"a", Caller(), 0.0)
     kept = proposals.add(Kind.PUT, b"b", Caller(), 0.0)
     proposals.pop(gone)
     assert [request_id for request_id, _ in proposals.take_unsent()] == [kept]
 
 
-def test_what_is_given_back_is_proposed_again_in_order(proposals: Proposals) -> None:
+def test_returned_requests_are_proposed_again_in_order(proposals: Proposals) -> None:
     first = proposals.add(Kind.PUT, b"a", Caller(), 0.0)
     unsent = proposals.take_unsent()
     second = proposals.add(Kind.PUT, b"b", Caller(), 0.1)
@@ -132,7 +132,7 @@ def test_one_identity_alone_has_the_limit_and_another_is_taken_beside_it(proposa
         proposals.add(Kind.PUT, b"", Caller(b"alice"), 0.0)
 
 
-def test_what_waits_no_more_is_given_back_in_whatever_way(proposals: Proposals) -> None:
+def test_finished_request_frees_its_bytes_however_it_ends(proposals: Proposals) -> None:
     def add(now: float) -> int:
         return proposals.add(Kind.PUT, b"body", Caller(b"alice"), now)
 
@@ -156,7 +156,7 @@ def test_stopping_tells_everybody(proposals: Proposals) -> None:
     assert not proposals.take_unsent()
 
 
-def test_what_is_under_way_is_measured_while_somebody_looks(proposals: Proposals) -> None:
+def test_requests_under_way_are_measured_on_demand(proposals: Proposals) -> None:
     measured: list[float] = []
     before, during, after = (proposals.add(Kind.PUT, b"", Caller(), now) for now in (1.0, 2.0, 3.0))
     proposals.observe(measured.append, lambda: 4.5)

@@ -41,7 +41,7 @@ def ids(messages: list[Message]) -> list[int]:
 
 
 @pytest.mark.parametrize(("count", "size_bytes"), [(100, MIB), (3, 40 * MIB), (5000, 10_000), (20, 100)])
-def test_what_waited_for_a_leader_leaves_in_messages_that_it_can_read(count: int, size_bytes: int) -> None:
+def test_requests_that_waited_for_a_leader_leave_in_readable_messages(count: int, size_bytes: int) -> None:
     async def scenario() -> None:
         world = World()
         for _ in range(count):
@@ -184,7 +184,7 @@ def test_pending_proposals_are_bounded() -> None:
     asyncio.run(scenario())
 
 
-def test_what_a_pass_over_the_sockets_brought_is_proposed_as_one_when_it_ends() -> None:
+def test_requests_of_one_pass_are_proposed_as_one_batch() -> None:
     async def scenario() -> None:
         world = World()
         world.node.receive([world.heartbeat(leader=2)])
@@ -201,7 +201,7 @@ def test_what_a_pass_over_the_sockets_brought_is_proposed_as_one_when_it_ends() 
     asyncio.run(scenario())
 
 
-def test_who_was_answered_is_expected_to_ask_again() -> None:
+def test_answered_caller_is_expected_to_ask_again() -> None:
     async def scenario() -> None:
         world = World(voters=(1,))
         world.node.raw.campaign()

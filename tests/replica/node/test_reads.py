@@ -107,7 +107,7 @@ def test_unconfirmed_reads_time_out_as_etcd_says(queue: ReadQueue) -> None:
     assert queue.reads_failed == 2
 
 
-def test_who_came_during_a_round_that_times_out_waits_for_the_next(queue: ReadQueue, asked: list[bytes]) -> None:
+def test_reader_that_joins_during_a_lost_round_waits_for_the_next(queue: ReadQueue, asked: list[bytes]) -> None:
     """A read that came a moment before the leader did was told that it had timed out, after no time at all."""
     first, second, last = Reader(), Reader(), Reader()
     queue.add(first, 0.0)

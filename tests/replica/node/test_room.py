@@ -88,7 +88,7 @@ def test_a_copy_is_given_up_before_an_alarm_is_raised(
 
 
 @pytest.mark.interpreted
-def test_what_other_members_took_brings_this_one_to_its_quota(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_entries_of_other_members_count_towards_the_quota(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     room = Room(monkeypatch, tmp_path, 2 * DISK_RESERVE_BYTES, 0, quota_bytes=1000, size_bytes=1500)
     looks = [(1500, False), (999, False), (1000, False), (1200, True), (1300, False), (1100, False), (1150, False)]
     alarms = []

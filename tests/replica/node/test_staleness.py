@@ -51,7 +51,7 @@ def read(queue: ReadQueue, bound_s: float, now: float) -> Reader:
     return reader
 
 
-def test_what_was_never_confirmed_is_as_old_as_can_be(queue: ReadQueue, asked: list[bytes]) -> None:
+def test_unconfirmed_state_has_infinite_age(queue: ReadQueue, asked: list[bytes]) -> None:
     reader = read(queue, 1e6, 100.0)
     assert reader.outcome is None
     queue.confirm(asked[0], index=5, applied=5, now=100.1)

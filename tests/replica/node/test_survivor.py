@@ -133,7 +133,7 @@ def test_the_others_are_removed_and_what_is_committed_is_kept(tmp_path: Path) ->
     assert found.commit == found.last == 4, "entry 3 was not known to be committed"
 
 
-def test_what_was_shown_is_kept(tmp_path: Path) -> None:
+def test_shown_state_survives(tmp_path: Path) -> None:
     """The mark of what was applied counts: the commit index in the log lags behind it."""
     written(tmp_path, [normal(1), normal(2), normal(3)], commit=1, applied=2)
     assert after(tmp_path, force=True).kept == [1, 2]

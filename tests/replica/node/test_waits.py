@@ -55,7 +55,7 @@ def test_a_request_that_gets_no_outcome_raises() -> None:
     asyncio.run(scenario())
 
 
-def test_a_caller_that_is_gone_takes_its_request_back_unless_it_wants_to_know_what_became_of_it() -> None:
+def test_lost_caller_withdraws_its_request_unless_it_asks_for_the_outcome() -> None:
     async def scenario() -> None:
         node, abandoned = Withdrawing(), []
         task, waiter = await _begin(node)
@@ -74,7 +74,7 @@ def test_a_caller_that_is_gone_takes_its_request_back_unless_it_wants_to_know_wh
     asyncio.run(scenario())
 
 
-def test_a_caller_that_goes_in_the_turn_of_the_outcome_is_told_what_became_of_its_request() -> None:
+def test_caller_lost_in_the_turn_of_the_outcome_hears_it() -> None:
     # It does not see the outcome, which is there already: the key of a waiter for a lock stayed in the queue.
     async def scenario() -> None:
         abandoned: list[Outcome] = []

@@ -183,7 +183,7 @@ def test_a_database_in_the_name_of_another_member_is_refused_unread(
 
 
 @pytest.mark.parametrize("damage", [cut_off, shorter, longer, with_nothing, flipped, headless, nothing])
-def test_what_is_not_whole_is_refused_and_removed(
+def test_incomplete_database_is_refused_and_removed(
     tmp_path: Path, sent: tuple[Path, SnapshotInfo], damage: Callable[[Chunks], Chunks]
 ) -> None:
     (error,) = receive(tmp_path, Call(damage(chunks_of(sent))))
@@ -244,7 +244,7 @@ def test_two_senders_do_not_write_one_file(tmp_path: Path, sent: tuple[Path, Sna
     assert (tmp_path / PLACED).read_bytes() == sent[0].read_bytes()
 
 
-def test_what_the_core_ignores_is_removed_and_what_it_awaits_is_not_touched(
+def test_ignored_database_is_removed_and_an_awaited_one_is_kept(
     tmp_path: Path, sent: tuple[Path, SnapshotInfo]
 ) -> None:
     (message,) = receive(tmp_path, Call(chunks_of(sent)))
@@ -441,7 +441,7 @@ def test_the_next_stream_ends_one_that_is_not_known_to_be_dead(
     assert names(tmp_path) == [PLACED]
 
 
-def test_what_is_left_of_a_database_goes_with_the_next_or_by_itself(
+def test_remains_of_a_database_are_removed(
     tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = replace(sent[1], sha256=bytes(32))
@@ -476,7 +476,7 @@ class Check:
         assert self.may_end.wait(60)
 
 
-def test_what_is_being_checked_is_not_taken_for_what_nobody_writes_to(
+def test_database_being_checked_is_not_taken_for_an_abandoned_one(
     tmp_path: Path, sent: tuple[Path, SnapshotInfo], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time of a broken stream's rest ended while all of it had come by the next: it was removed."""

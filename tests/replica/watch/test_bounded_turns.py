@@ -194,7 +194,7 @@ def test_views_beyond_what_a_piece_may_hold_get_a_piece_of_their_own(
 
 
 @pytest.mark.interpreted
-def test_what_no_client_can_be_sent_ends_the_stream(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_event_too_large_to_send_ends_the_stream(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(piece_module, "PIECE_MAX_BYTES", 10_000)
     txn = world.store.begin()
     for number in range(100):

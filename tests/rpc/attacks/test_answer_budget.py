@@ -293,7 +293,7 @@ async def test_nothing_stays_charged_however_calls_end() -> None:
 
 
 @on_loop
-async def test_what_a_lost_connection_had_queued_is_freed_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_of_a_lost_connection_is_freed_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Giving 300 MB back to the system at once takes 60 ms."""
     left: list[int] = []
 
@@ -318,7 +318,7 @@ async def test_what_a_lost_connection_had_queued_is_freed_in_steps(monkeypatch: 
 
 
 @on_loop
-async def test_what_streams_that_are_reset_had_queued_is_freed_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queues_of_reset_streams_are_freed_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that asked for 512 MiB and reset its streams cost a turn of 116 to 231 ms, as often as it liked."""
     freed: list[int] = []
 
@@ -351,7 +351,7 @@ class Deaf:
 
 
 @pytest.mark.parametrize(("streams", "size_bytes"), [(2, 40 * MIB), (1_000, 40_000)])
-def test_what_streams_have_queued_is_freed_in_steps(streams: int, size_bytes: int) -> None:
+def test_queues_of_streams_are_freed_in_steps(streams: int, size_bytes: int) -> None:
     h2 = ServerEngine(Deaf(), ServerLimits())
     h2.receive(CLOSED_WINDOWS + ask(1, streams, 1))
     for stream_id in range(1, 2 * streams, 2):

@@ -201,12 +201,12 @@ FIRST = [
 
 
 @pytest.mark.parametrize("row", FIRST, ids=str)
-def test_what_comes_first_at_a_server(row: Row) -> None:
+def test_first_frames_at_a_server(row: Row) -> None:
     judge(row, lambda: ServerEnd(start=b""))
 
 
 @pytest.mark.parametrize("row", [Row(r.rule, r.sent.removeprefix(PREFACE), r.seen) for r in FIRST[2:]], ids=str)
-def test_what_comes_first_at_a_client(row: Row) -> None:
+def test_first_frames_at_a_client(row: Row) -> None:
     judge(row, lambda: ClientEnd(start=b""))
 
 
@@ -225,7 +225,7 @@ def test_a_listener_that_ends_the_connection_has_the_last_word(monkeypatch: pyte
     assert end.verdict == CALM
 
 
-def test_what_an_end_says_first() -> None:
+def test_first_frames_of_each_end() -> None:
     """Section 3.4: SETTINGS is the first frame, behind the client's preface."""
     assert ClientEnd().greeting.startswith(PREFACE)
     assert ClientEnd().greeting[len(PREFACE) + 3] == SETTINGS

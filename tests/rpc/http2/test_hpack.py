@@ -103,7 +103,7 @@ def test_taken(rule: str, block: str, fields: Headers) -> None:
 
 
 @pytest.mark.parametrize("block", ["00 01 78 01 79 be", "10 01 78 01 79 be", "20 40 01 78 01 79 be"])
-def test_what_is_not_put_into_the_table(block: str) -> None:
+def test_headers_kept_out_of_the_table(block: str) -> None:
     """Sections 6.2.2, 6.2.3, 4.4."""
     assert _refused(bytes.fromhex(block)) == "COMPRESSION_ERROR"
 
@@ -277,7 +277,7 @@ def _fields(rng: Random) -> Headers:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_we_encode_is_decoded_by_others(seed: int) -> None:
+def test_own_encoding_is_decoded_by_others(seed: int) -> None:
     """Any fields, after any changes of the table's size; a block that is remembered stays in step."""
     rng = Random(seed)
     ours, theirs = Encoder(NAMES[:4]), hpack.Decoder()
@@ -291,7 +291,7 @@ def test_what_we_encode_is_decoded_by_others(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_others_encode_is_decoded(seed: int) -> None:
+def test_encoding_of_others_is_decoded(seed: int) -> None:
     """And said to be stable only if the same octets mean the same once more."""
     rng = Random(seed)
     ours, theirs = _decoder(), hpack.Encoder()

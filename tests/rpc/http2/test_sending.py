@@ -263,7 +263,7 @@ def test_a_client_has_so_many_ids() -> None:
         end.connection.send_request(REQUEST)
 
 
-def test_what_we_allow_is_said_and_held() -> None:
+def test_own_settings_are_sent_and_enforced() -> None:
     """Section 6.9: both windows, to the octet, and what was given back."""
     limits = ServerLimits(stream_window_bytes=70_000, connection_window_bytes=100_000)
     end = ServerEnd(limits)

@@ -142,7 +142,7 @@ class _Hearing(asyncio.Protocol):
 
 
 @on_loop
-async def test_what_came_before_a_broken_record_is_handed_over(certificates: Certificates) -> None:
+async def test_bytes_before_a_broken_record_are_delivered(certificates: Certificates) -> None:
     """Hand over the answer to a call that has come whole, before the connection fails."""
     async with connected(certificates) as (echo, tls):
         below, above, stand_in = tls._protocol, _Hearing(), _Breaking()
@@ -182,7 +182,7 @@ class _Refusing:
 
 
 @on_loop
-async def test_what_cannot_be_encrypted_ends_the_connection(certificates: Certificates) -> None:
+async def test_failed_encryption_ends_the_connection(certificates: Certificates) -> None:
     async with connected(certificates) as (echo, tls):
         stand_in: Any = _Refusing()
         tls._tls = stand_in

@@ -96,7 +96,7 @@ def test_one_that_lies_about_its_size_is_given_up_at_the_limit() -> None:
     assert measured(unpack).peak_bytes < 4 * LIMIT_BYTES
 
 
-def test_what_unpacks_to_nothing_is_many_small_steps() -> None:
+def test_unpacking_to_nothing_is_many_small_steps() -> None:
     size = 64 * 1024
     data = tables(size)
     assert zlib.decompress(data[10:-8], -15) == b""
@@ -111,7 +111,7 @@ def test_what_unpacks_to_nothing_is_many_small_steps() -> None:
     assert steps >= 100
 
 
-def test_what_is_dropped_is_forgotten() -> None:
+def test_dropped_message_is_forgotten() -> None:
     assembler = PackedAssembler(LIMIT_BYTES)
     assembler.feed(packed(bytes(LIMIT_BYTES)) * 3 + bytes(PREFIX_BYTES - 1))
     assert assembler.is_busy

@@ -101,7 +101,7 @@ def test_one_identity_alone_may_hold_all_of_it() -> None:
         assert not kept.has_room("address a", 1)
 
 
-def test_what_others_hold_uncounted_leaves_less_but_something() -> None:
+def test_uncounted_bytes_of_others_leave_a_smaller_share() -> None:
     leases = Shares(8000)
     assert leases.has_room(b"alice", 1000, others=8000)
     assert not leases.has_room(b"alice", 1001, others=8000)

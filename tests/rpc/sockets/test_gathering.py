@@ -124,7 +124,7 @@ async def test_callers_who_come_one_after_the_other_for_long_are_worked_on_meanw
 
 
 @on_loop
-async def test_what_comes_from_no_caller_waits_for_none() -> None:
+async def test_input_without_a_caller_does_not_wait() -> None:
     callers = Callers(expected=5, are_callers=False)
     await callers.come(3)
     assert callers.turns == [[0], [1], [2]]

@@ -158,7 +158,7 @@ async def test_a_pass_that_takes_long_ends_and_the_next_goes_on_with_who_was_lef
 
 
 @on_loop
-async def test_what_a_turn_has_leaves_when_all_were_served() -> None:
+async def test_output_of_a_turn_leaves_when_all_were_served() -> None:
     order: list[str] = []
     cork = Cork()
     poller = EpollPoller(asyncio.get_running_loop(), cork)

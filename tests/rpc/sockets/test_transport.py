@@ -146,7 +146,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 @every_kind
 @both_protocols
 @on_loop
-async def test_what_comes_is_heard_and_what_is_written_arrives(kind: str, protocol_type: type[Noted]) -> None:
+async def test_bytes_arrive_in_both_directions(kind: str, protocol_type: type[Noted]) -> None:
     protocol: Any = protocol_type()
     async with _open(kind, protocol) as far:
         far.send(b"one")

@@ -138,7 +138,7 @@ REFUSED_WATCH = {"user": "bob", "method": WATCH[1:], "outcome": "PERMISSION_DENI
 
 
 @on_loop
-async def test_what_the_levels_note() -> None:
+async def test_calls_recorded_by_each_level() -> None:
     expected = {
         Level.AUTH: [REFUSED_PUT, REFUSED_RANGE, FAILED_LOGIN, *SNAPSHOT_LINES, REFUSED_WATCH],
         Level.WRITES: [PUT_LINE, REFUSED_PUT, REFUSED_RANGE, FAILED_LOGIN, *SNAPSHOT_LINES, REFUSED_WATCH],
@@ -187,7 +187,7 @@ async def test_large_requests_and_passwords_do_not_wait_in_the_queue() -> None:
 
 
 @on_loop
-async def test_what_waits_counts_by_what_is_kept_of_it() -> None:
+async def test_waiting_record_counts_by_its_kept_bytes() -> None:
     """A request of 32 operations is 20 KB of a line; a target may have as much as a header."""
     memory = Memory()
     trail = AuditTrail(memory, "m1")

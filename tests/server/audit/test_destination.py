@@ -88,7 +88,7 @@ def test_a_name_that_is_no_file_for_a_while_costs_no_line(tmp_path: Path) -> Non
     file.close()
 
 
-def test_what_a_full_disk_cuts_off_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_cut_by_a_full_disk_is_completed_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "audit.log"
     file = AuditFile(str(path), max_bytes=1000)
     room = [5]
@@ -112,7 +112,7 @@ def test_what_a_full_disk_cuts_off_is_gone_on_with(tmp_path: Path, monkeypatch: 
     assert path.read_bytes() == b"first line\nsecond line\nthird line\n"
 
 
-def test_what_cannot_be_a_file_is_refused_in_a_line(tmp_path: Path) -> None:
+def test_impossible_file_is_refused_in_a_line(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     for name, reason in (
         (tmp_path, "Is a directory"),

@@ -199,7 +199,7 @@ def test_every_method_has_a_level_and_unknown_ones_are_always_noted() -> None:
     assert services.SERVICES
 
 
-def test_what_is_left_out_of_a_long_list_is_not_looked_at() -> None:
+def test_omitted_parts_of_a_long_list_are_not_read() -> None:
     """A request has up to a million texts, and is looked into on the loop."""
     looked_at = 0
 

@@ -73,7 +73,7 @@ def test_lines_are_written_while_the_member_runs() -> None:
     trail.close()
 
 
-def test_what_finds_no_room_is_dropped_and_named_where_it_is_missing() -> None:
+def test_dropped_lines_are_counted_where_they_are_missing() -> None:
     memory = Memory()
     memory.open.clear()
     trail = AuditTrail(memory, "m1", waiting_bytes_max=3 * RECORD_BYTES + 100)

@@ -86,7 +86,7 @@ async def test_a_verified_certificate_says_who_calls_where_no_token_does() -> No
 
 
 @on_loop
-async def test_what_is_wrong_with_a_request_is_said_first() -> None:
+async def test_invalid_request_is_refused_before_rights_are_checked() -> None:
     world = world_of_alice()
     empty = (errors.INVALID_ARGUMENT, "etcdserver: key is not provided")
     assert await outcome(world, PUT, put(b""), "x.1") == empty
@@ -325,7 +325,7 @@ def test_a_method_without_a_row_stops_the_start() -> None:
         row_of("/pkg.New/Method")
 
 
-def test_what_is_open_is_named_here_too() -> None:
+def test_open_methods_are_listed() -> None:
     found = {f"{service}/{name}" for service, rows in TABLE.items() for name, row in rows.items() if row is OPEN}
     assert found == {"etcdserverpb.Auth/Authenticate", "grpc.health.v1.Health/Check", "grpc.health.v1.Health/Watch"}
 

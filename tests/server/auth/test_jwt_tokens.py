@@ -82,7 +82,7 @@ def secret(tmp_path: Path, clock: Clock) -> JWTTokens:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_is_signed_here_is_good_here_until_it_ends(tmp_path: Path, clock: Clock, method: str) -> None:
+def test_signed_token_is_valid_until_it_expires(tmp_path: Path, clock: Clock, method: str) -> None:
     tokens = make(write_key(tmp_path, method), clock)
     token = tokens.sign(b"alice", 7).encode()
     for _ in range(2):
@@ -157,7 +157,7 @@ def test_the_algorithm_is_the_flags_and_never_the_tokens(tmp_path: Path, clock: 
 
 
 @pytest.mark.parametrize("token", [b"", b".", b"..", b"a.b.c", b"\xff\xfe.\x00.\x01", b"x" * 100_000, b"x.1"])
-def test_what_is_no_token_is_nobodys(secret: JWTTokens, token: bytes) -> None:
+def test_invalid_token_names_no_user(secret: JWTTokens, token: bytes) -> None:
     assert secret.find(token) is None
 
 
@@ -168,7 +168,7 @@ def test_verified_tokens_are_remembered_up_to_a_number(secret: JWTTokens, monkey
     assert len(secret._verified) == 5
 
 
-def test_what_was_refused_once_is_refused_without_another_look_at_its_signature(
+def test_refused_token_is_refused_again_without_a_signature_check(
     tmp_path: Path, secret: JWTTokens, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Look once: that takes up to a millisecond of the loop, and one stream asks for each of its watches."""

@@ -101,7 +101,7 @@ def test_unknown_names_cost_what_known_ones_do_and_always_the_same() -> None:
 
 
 @on_loop
-async def test_what_waits_is_bounded_and_what_is_given_up_makes_room() -> None:
+async def test_waiting_logins_are_bounded_and_cancelled_ones_make_room() -> None:
     go = threading.Event()
     passwords = Passwords(COST, threads=1)
     waiting: list[asyncio.Task[Any]] = []

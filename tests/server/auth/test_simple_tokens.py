@@ -97,7 +97,7 @@ def test_tokens_of_a_user_end_together(tokens: SimpleTokens) -> None:
     assert session.is_over
 
 
-def test_what_is_found_fast_is_bounded(tokens: SimpleTokens, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_of_tokens_is_bounded(tokens: SimpleTokens, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simple_tokens, "RECENT_MAX", 3)
     mine = [grant(tokens) for _ in range(10)]
     assert all(tokens.find(token) is not None for token in mine * 2)

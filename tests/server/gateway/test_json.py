@@ -164,7 +164,7 @@ def test_messages_nested_too_deep_are_refused() -> None:
         read(body, rpc_pb2.TxnRequest, usual=False)
 
 
-def test_what_is_written() -> None:
+def test_json_output() -> None:
     kv = {"key": b"a", "create_revision": 2**62, "version": 1}
     response = rpc_pb2.RangeResponse(header={"cluster_id": 2**64 - 1}, kvs=[kv, {}], more=True)
     assert encode(response) == (

@@ -282,7 +282,7 @@ async def test_large_answers_of_a_txn_are_walked_to_the_bottom() -> None:
 
 
 @on_loop
-async def test_what_nobody_reads_is_given_up_when_others_need_the_memory() -> None:
+async def test_unread_stream_is_closed_when_memory_is_needed() -> None:
     world = World()
     answer = rpc_pb2.RangeResponse(kvs=[kv(n, 1000) for n in range(1000)]).SerializeToString()
     world.server.unary(RANGE, lambda call, _: call.reply(answer))

@@ -92,7 +92,7 @@ async def test_an_answer_in_pieces_is_one_message() -> None:
 
 
 @on_loop
-async def test_what_became_a_call_says_so_to_who_notes_requests() -> None:
+async def test_request_log_learns_that_a_request_became_a_call() -> None:
     world = World()
     for body, is_call in (
         (b'{"key":"Zm9v"}', True),
@@ -176,7 +176,7 @@ async def test_binary_metadata_is_looked_at() -> None:
 
 
 @on_loop
-async def test_what_is_passed_on_of_the_request() -> None:
+async def test_forwarded_parts_of_the_request() -> None:
     world = World()
     await world.ask("/v3/kv/range", authorization="secret", grpc_metadata_hasleader="true", user_agent="curl")
     assert world.calls[0].headers == (

@@ -97,7 +97,7 @@ def test_profiles_are_given_out_only_when_they_were_asked_for(path: str) -> None
         ("/debug/other", "GET", 404),
     ],
 )
-def test_what_is_refused(target: str, method: str, status: int) -> None:
+def test_refused_debug_requests(target: str, method: str, status: int) -> None:
     assert asyncio.run(ask(service(), target, method)).status == status
 
 

@@ -75,7 +75,7 @@ def test_a_clock_that_was_ahead_costs_no_line_of_today(tmp_path: Path):
     assert [path.exists() for path in (today, more_ahead, ahead)] == [True, True, False]
 
 
-def test_what_was_rotated_is_compressed(tmp_path: Path):
+def test_rotated_file_is_compressed(tmp_path: Path):
     write(RotatedFile(str(tmp_path / "raftkv.log"), Small(compress=True)), 11)
     (packed,) = rotated(tmp_path)
     assert packed.name.endswith(".log.gz")

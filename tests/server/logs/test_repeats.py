@@ -78,7 +78,7 @@ def test_texts_with_their_values_in_them_make_no_places(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("level", [logging.DEBUG, logging.CRITICAL])
-def test_what_was_asked_for_and_the_last_words_are_all_written(level: int) -> None:
+def test_requested_and_final_lines_are_never_suppressed(level: int) -> None:
     kept = Kept(Repeats(lambda: 0.0))
     logger = logging.Logger("test")
     logger.addHandler(kept)

@@ -29,7 +29,7 @@ def test_the_leader_is_told_who_asks(caller: Caller | None) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "zz.1", "00", "00.", "00.x", "."])
-def test_what_names_nobody_is_refused(text: str) -> None:
+def test_request_for_an_unknown_member_is_refused(text: str) -> None:
     with pytest.raises(errors.MalformedEntryError):
         forwarded_caller({CALLER: text})
 
@@ -97,7 +97,7 @@ def _follower(channel: Channel, change_members: Any = None) -> Changes:
         errors.ConfChangeRefusedError("raftkv: the members cannot be changed like this now: it is joint"),
     ],
 )
-def test_what_the_leader_refuses_is_told_at_once(refusal: errors.StatusError) -> None:
+def test_refusal_of_the_leader_is_passed_on_at_once(refusal: errors.StatusError) -> None:
     """Ask once: the leader was asked until the time was up, and the client heard of nothing but that."""
     channel = Channel(refusal)
 
@@ -169,7 +169,7 @@ def test_a_leader_that_says_nothing_is_left_for_the_next() -> None:
 
 
 @pytest.mark.parametrize(("lost", "is_told"), [(True, False), (False, True)])
-def test_what_an_attempt_has_done_whose_answer_was_lost_is_no_failure(lost: bool, is_told: bool) -> None:
+def test_change_whose_answer_was_lost_succeeds_when_repeated(lost: bool, is_told: bool) -> None:
     """The next attempt was told that there is no such learner, and so was the client."""
 
     async def scenario() -> None:

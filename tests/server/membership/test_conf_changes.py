@@ -84,7 +84,7 @@ def test_a_change_that_is_not_valid_any_more_is_refused_and_the_next_goes_on() -
     play(scenario)
 
 
-def test_what_a_follower_passed_on_waits_for_its_turn() -> None:
+def test_forwarded_change_waits_for_its_turn() -> None:
     async def scenario(world: World) -> None:
         entries = []
         for member in (5, 6):

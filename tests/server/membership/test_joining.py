@@ -119,7 +119,7 @@ def test_a_founder_that_reaches_nobody_says_what_to_do_if_it_is_none(caplog: pyt
     assert f"raftkvctl member remove {config.member_id:x}" in line
 
 
-def test_what_a_first_start_left_that_made_no_log_is_not_kept(tmp_path: Path) -> None:
+def test_remains_of_a_first_start_without_a_log_are_removed(tmp_path: Path) -> None:
     """A wrong URL among its flags would else be that of one member more, known here alone."""
 
     def first_start(urls: str, wal_dir: str) -> list[str]:

@@ -68,7 +68,7 @@ async def test_a_message_in_another_name_or_without_its_database_ends_the_stream
 
 
 @on_loop
-async def test_what_members_pass_on_for_each_other_is_taken() -> None:
+async def test_forwarded_messages_are_taken() -> None:
     receiver = Receiver()
     channel, stream = await _stream(receiver)
     kinds = (MessageType.PROPOSE, MessageType.READ_INDEX, MessageType.TRANSFER_LEADER)

@@ -57,7 +57,7 @@ def _send_over(stream: Stream | None) -> tuple[Peer, list[int]]:
     return asyncio.run(scenario()), unreachable
 
 
-def test_what_one_turn_has_for_a_peer_is_one_batch() -> None:
+def test_messages_of_one_turn_for_a_peer_are_one_batch() -> None:
     stream = Stream(takes=5)
     peer, unreachable = _send_over(stream)
     assert len(stream.sent) == 1

@@ -147,7 +147,7 @@ def test_another_generation_is_another_table(cluster: Cluster, kv: raftkv.Client
     assert left(kv) == ["000000000012/key/global/rank_1"]
 
 
-def test_what_is_refused_says_so_in_a_line(cluster: Cluster, kv: raftkv.Client) -> None:
+def test_refusals_are_one_line(cluster: Cluster, kv: raftkv.Client) -> None:
     end = cluster.endpoints[0]
     refusals = {
         ask(end, "PUT", "/global/0", bytes(1024 * 1024 + 1)): (413, b"a value has more than 1048576 bytes\n"),

@@ -196,7 +196,7 @@ def test_data_of_another_cluster_are_not_started(cluster: Cluster, joiner: Joine
 
 
 @pytest.mark.long
-def test_what_is_wrong_is_one_line_and_changes_nothing(cluster: Cluster, joiner: Joiner, tmp_path: Path) -> None:
+def test_refused_join_is_one_line_and_changes_nothing(cluster: Cluster, joiner: Joiner, tmp_path: Path) -> None:
     (name, client), (peer_flag, peer) = ("--listen-client-urls", joiner.client), ("--listen-peer-urls", joiner.peer)
     common = ["--data-dir", str(tmp_path / "data"), name, f"http://{client}"]
     url = f"http://{cluster.endpoints[0]}"

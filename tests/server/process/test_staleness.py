@@ -40,7 +40,7 @@ def alone() -> Iterator[str]:
         yield cluster.endpoints[0]
 
 
-def test_what_is_recent_enough_is_served_without_a_quorum(alone: str) -> None:
+def test_recent_read_is_served_without_a_quorum(alone: str) -> None:
     with Wire([alone]) as wire:
         answer = wire.call(RANGE, REQUEST, metadata=TEN_MINUTES)
         assert answer.message.kvs[0].value == b"v"
@@ -54,7 +54,7 @@ def test_what_is_recent_enough_is_served_without_a_quorum(alone: str) -> None:
 
 
 @pytest.mark.parametrize("serializable", [False, True])
-def test_what_may_be_too_old_waits_for_the_quorum(alone: str, serializable: bool) -> None:
+def test_stale_read_waits_for_the_quorum(alone: str, serializable: bool) -> None:
     """Even if the request, without its bound, would take any state."""
     with Wire([alone]) as wire:
         request = rpc_pb2.RangeRequest(key=b"k", serializable=serializable).SerializeToString()

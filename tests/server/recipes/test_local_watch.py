@@ -56,7 +56,7 @@ def test_compacted_history_ends_it() -> None:
     _run(scenario)
 
 
-def test_what_came_before_the_failure_is_still_given() -> None:
+def test_events_before_the_failure_are_delivered() -> None:
     async def scenario(member: RecipeMember) -> None:
         watch = LocalWatch(member.hub, b"a", b"", member.store.revision + 1, member.recipe.soon)
         revision = member.put(b"a")

@@ -116,7 +116,7 @@ async def test_few_steps_of_handshakes_are_done_in_one_turn() -> None:
     ],
 )
 @on_loop
-async def test_what_is_not_tls_is_logged_as_that(room: Room, sent: bytes, reason: str) -> None:
+async def test_plain_text_on_a_tls_port_is_logged_as_that(room: Room, sent: bytes, reason: str) -> None:
     room.issue("server")
     async with serving(room.security("server")) as served:
         with _connect(served) as stranger:

@@ -71,7 +71,7 @@ async def test_a_client_that_runs_on_takes_up_what_its_files_have_become(room: R
 
 @pytest.mark.parametrize("damage", ["key of another", "not PEM", "gone"])
 @on_loop
-async def test_what_cannot_be_used_changes_nothing(room: Room, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_unusable_certificate_changes_nothing(room: Room, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     room.issue("server")
     security = room.security("server")
     kept = room.read("server.key")
@@ -161,7 +161,7 @@ def test_files_that_could_not_be_read_for_a_moment_are_tried_again(
     assert _serial(security) == second
 
 
-def test_what_cannot_be_used_at_the_start_is_refused(room: Room) -> None:
+def test_unusable_certificate_is_refused_at_the_start(room: Room) -> None:
     room.issue("server")
     with pytest.raises(ConfigError, match="No such file"):
         room.security("nobody")

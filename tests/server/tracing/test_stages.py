@@ -190,7 +190,7 @@ def test_an_entry_that_another_leader_replaced_is_not_taken_for_the_request():
     assert [span.name for span in recording.spans] == ["raftkv.check", "raftkv.propose"]
 
 
-def test_what_comes_after_the_end_is_not_added():
+def test_stage_after_the_end_is_ignored():
     stages = TracedStages(Ended())
     recording = Recording("call", PARENT, SERVER, 1)
     in_name_of(recording, lambda: stages.submitted(5))

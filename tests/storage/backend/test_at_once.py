@@ -237,7 +237,7 @@ class Member:
 
 
 @pytest.mark.parametrize("seed", long_except(range(60), range(6)))
-def test_what_is_there_is_what_the_entries_say(tmp_path: Path, seed: int) -> None:
+def test_database_equals_its_entries(tmp_path: Path, seed: int) -> None:
     member = Member(tmp_path, seed)
     member.run(steps=250)
     assert all(isinstance(end, StorageError | None) for end in member.ends)

@@ -201,7 +201,7 @@ def test_one_at_a_time_and_given_up_when_asked(tmp_path: Path) -> None:
     closed(store)
 
 
-def test_what_must_be_noted_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notes_of_changes_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raftkv.storage.backend.lmdb.NOTED_MAX", 10)
     store = database(tmp_path / "db", 300)
     defragmentation = store.backend.defragment(tmp_path / "copy")

@@ -110,7 +110,7 @@ def test_a_batch_without_room_does_not_count(tmp_path: Path) -> None:
     LMDBBackend(tmp_path / "db", 1 << 18).close()
 
 
-def test_what_a_version_without_seals_wrote_is_taken(path: Path) -> None:
+def test_records_without_seals_are_accepted(path: Path) -> None:
     with lmdb.open(str(path), subdir=False, max_dbs=20) as environment:
         lease = environment.open_db(schema.LEASE)
         with environment.begin(write=True) as txn:

@@ -41,7 +41,7 @@ KEYS = st.one_of(NAMES, st.integers(1, 6_000).map(lambda size: bytes([size % 251
 
 @settings(max_examples=40, deadline=None)
 @given(st.dictionaries(NAMES, st.dictionaries(KEYS, VALUES, max_size=60), max_size=6))
-def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, content: Content) -> None:
+def test_written_database_is_read_back(tmp_path_factory: pytest.TempPathFactory, content: Content) -> None:
     path = tmp_path_factory.mktemp("bolt") / "db"
     data = written(content)
     assert len(data) == measure(buckets(content)).size_bytes

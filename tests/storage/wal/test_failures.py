@@ -378,7 +378,7 @@ def test_a_crash_in_a_repair_is_repaired_again(disk: SimDisk, site: str) -> None
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_a_failed_sync_left_in_the_page_cache_is_written_anew_by_the_next_open(seed: int) -> None:
+def test_open_rewrites_pages_left_by_a_failed_sync(seed: int) -> None:
     """The kernel takes pages that it could not write for written: no sync of a later process would write them."""
     disk, rng = SimDisk(), random.Random(seed)
     wal = create(disk)

@@ -380,7 +380,7 @@ def test_a_commit_index_may_come_with_the_overwriting_entries_it_commits(disk: S
     assert [(entry.term, entry.index) for entry in recover(disk).entries[-3:]] == [(2, 5), (2, 6), (2, 7)]
 
 
-def test_what_a_killed_process_wrote_is_synced_before_it_is_given_back(disk: SimDisk) -> None:
+def test_open_syncs_bytes_of_a_killed_process_before_use(disk: SimDisk) -> None:
     wal = create(disk)
     wal.append(None, entries(1, 1))
     disk.kill()

@@ -69,7 +69,7 @@ def load(registry: Any, which: Any = "latest", **options: Any) -> float:
     return float(loaded["step"])
 
 
-def test_what_is_saved_is_found_and_loaded(registry):
+def test_saved_checkpoint_is_found_and_loaded(registry):
     saved = [save(registry, step, metrics={"loss": abs(step - 20)}).checkpoint for step in (10, 20, 30)]
     assert [load(registry), load(registry, 10), load(registry, saved[1])] == [30, 10, 20]
     assert [load(registry, step) for step in (numpy.int64(10), torch.tensor(20))] == [10, 20]
@@ -126,7 +126,7 @@ def test_one_commit_has_model_optimizer_data_and_random_numbers(registry):
 
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", "raftkv-manifest.jsonl"])
 @pytest.mark.parametrize("damage", ["changed", "missing"])
-def test_what_is_not_what_was_committed_is_not_loaded(registry, name, damage):
+def test_changed_files_are_not_loaded(registry, name, damage):
     path = Path(save(registry, 5).checkpoint.uri, name)
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -162,7 +162,7 @@ def test_a_writer_that_another_program_has_replaced(registry):
     assert load(new) == 2
 
 
-def test_what_is_loaded_is_pinned(registry):
+def test_checkpoint_is_pinned_while_loaded(registry):
     """Until the load is over, however it ends, and until the reader is collected if there is none."""
     save(registry, 1)
     seen = []
@@ -389,7 +389,7 @@ def test_metadata_that_dcp_does_not_write_is_refused_in_one_line(registry, metad
     assert "\n" not in str(refused.value)
 
 
-def test_what_cannot_be(registry):
+def test_impossible_saves_are_refused(registry):
     with pytest.raises(ConfigError, match="give the blocking Run"):
         Writer("job", 1)
     with pytest.raises(ConfigError, match="no checkpoint_id"):

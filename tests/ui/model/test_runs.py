@@ -123,7 +123,7 @@ D = Node("d-1", "d", min_nodes=2, max_nodes=4)
         [("state", State(1, "running", min_nodes=2, max_nodes=4)), ("node/d-1", D)],
     ],
 )
-def test_what_happens_seldom_reads_as_in_the_command_line(model: Model, more: Script) -> None:
+def test_rare_events_read_as_in_the_command_line(model: Model, more: Script) -> None:
     check_alike(model, [*SCRIPT[:6], *more])
 
 
