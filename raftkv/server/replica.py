@@ -80,6 +80,7 @@ from raftkv.server.node.lost_leader import LostLeader
 from raftkv.server.node.node import Node
 from raftkv.server.node.readiness import Readiness
 from raftkv.server.node.surroundings import NodeSettings, Sender, Stages
+from raftkv.server.node.throttle import Throttle
 from raftkv.server.peer.versions import Versions
 from raftkv.server.services.leader_guard import LeaderGuard
 from raftkv.server.snapshots import Installer, SnapshotReceiver, SnapshotSender
@@ -331,6 +332,13 @@ class Replica:
         self.hub = WatchHub(
             self.store, lambda revision: header.encode(revision, node.term), self.watch_runner.wake, devices.cork
         )
+        self.throttle = Throttle(
+            self.applier.limits,
+            self.applier.auth,
+            asyncio.get_running_loop().time,
+            self.hub.counts.held,
+            partial(setattr, self.admission, "throttle"),
+        )
         self.leader_guard = LeaderGuard(node)
         self.lessor = Lessor(
             node,
@@ -409,6 +417,7 @@ class Replica:
             lambda _: applier.alarms.reload(),
             lambda _: applier.downgrade.reload(),
             lambda _: applier.quotas.reload(),
+            lambda _: applier.limits.reload(),
             lambda _: applier.auth.reload(),
             lambda _: applier.leases.reload(),
             lambda _: hub.restored(),

@@ -125,7 +125,7 @@ def fail(call: UnaryCall, error: errors.StatusError) -> None:
         call: to be answered.
         error: has both.
     """
-    call.fail(error.code, str(error))
+    call.fail(error.code, str(error), trailers=error.trailers)
 
 
 def parse(call: UnaryCall, message: type[Any], data: bytes) -> Any | None:
@@ -179,7 +179,7 @@ def refusals(node: MemberLoop | None = None) -> Iterator[None]:
         node.damaged(error)
         raise RpcError(errors.DamagedError.code, errors.DamagedError.text) from None
     except errors.StatusError as error:
-        raise RpcError(error.code, str(error)) from None
+        raise RpcError(error.code, str(error), trailers=error.trailers) from None
 
 
 class Growth:
@@ -290,6 +290,9 @@ class Responder:
             revision: for the header.
             pieces: of the body, in order.
         """
+        throttle = self.admission.throttle
+        if throttle is not None:
+            throttle.note_pieces(call, sum(map(len, pieces)))
         call.reply_many([self.header.encode(revision, self.node.term), *pieces])
 
     def read_in_slices(
