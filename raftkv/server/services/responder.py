@@ -125,7 +125,10 @@ def fail(call: UnaryCall, error: errors.StatusError) -> None:
         call: to be answered.
         error: has both.
     """
-    call.fail(error.code, str(error), trailers=error.trailers)
+    if error.trailers:
+        call.fail(error.code, str(error), trailers=error.trailers)
+    else:
+        call.fail(error.code, str(error))
 
 
 def parse(call: UnaryCall, message: type[Any], data: bytes) -> Any | None:
