@@ -69,6 +69,7 @@ from raftkv.client.values import (
     PrefixQuota,
     PutResult,
     RangeResult,
+    RateLimit,
     TxnResult,
 )
 from raftkv.client.watch import Watch
@@ -100,6 +101,7 @@ __all__ = [
     "PutResult",
     "RaftKVError",
     "RangeResult",
+    "RateLimit",
     "Session",
     "StatusError",
     "Term",

@@ -42,6 +42,11 @@ UNAVAILABLE: Final = 14
 DATA_LOSS: Final = 15
 UNAUTHENTICATED: Final = 16
 
+RETRY_AFTER: Final = b"retry-after-ms"
+"""Trailer of a refusal: after so many milliseconds the same request would be taken."""
+LIMIT_NAME: Final = b"raftkv-limit"
+"""Trailer of a refusal: the limit, in words."""
+
 CODE_NAMES: Final[dict[int, str]] = {
     OK: "OK",
     CANCELED: "Canceled",
@@ -116,12 +121,14 @@ class MapFullError(SpaceError):
 class StatusError(RaftKVError):
     """An answer to a client other than success.
 
-    Class attributes: ``code`` (gRPC), ``text`` (exact), ``definite`` (the request certainly had no effect).
+    Class attributes: ``code`` (gRPC), ``text`` (exact), ``definite`` (the request certainly had no effect),
+    ``trailers`` (further metadata of the answer).
     """
 
     code: ClassVar[int] = UNKNOWN
     text: ClassVar[str] = ""
     definite: ClassVar[bool] = True
+    trailers: tuple[tuple[bytes, bytes], ...] = ()
 
     def __init__(self, text: str | None = None) -> None:
         super().__init__(self.text if text is None else text)
@@ -287,6 +294,26 @@ class QuotaNotFoundError(StatusError):
     text = "raftkv: no quota of this prefix"
 
 
+class InvalidLimitError(_InvalidArgument):
+    """A limit that makes no sense."""
+
+    text = "raftkv: a limit is of a user, certificate, address, role, prefix, or each, with a name of 1 to 256 bytes"
+
+
+class LimitNotFoundError(StatusError):
+    """A limit to be removed that is not there."""
+
+    code = NOT_FOUND
+    text = "raftkv: no limit of this name"
+
+
+class TooManyLimitsError(StatusError):
+    """Too many limits are set already."""
+
+    code = RESOURCE_EXHAUSTED
+    text = "raftkv: too many limits"
+
+
 class ResponseTooLargeError(StatusError):
     """The events of one revision for one watcher are more than a connection may have waiting."""
 
@@ -304,6 +331,21 @@ class ShareError(TooManyRequestsError):
     """The caller holds its share of a budget for all (``rpc/shares``); the text names the limit."""
 
     code = RESOURCE_EXHAUSTED
+
+
+class LimitedError(TooManyRequestsError):
+    """The caller asks faster than an operator allows; exactly etcd's text, so that its clients know the error.
+
+    Arguments:
+        limit: the limit, in words.
+        again_ms: when a request would be taken.
+    """
+
+    code = RESOURCE_EXHAUSTED
+
+    def __init__(self, limit: str, again_ms: int) -> None:
+        super().__init__()
+        self.trailers = ((RETRY_AFTER, b"%d" % again_ms), (LIMIT_NAME, limit.encode("ascii", "backslashreplace")))
 
 
 class LeaseNotFoundError(StatusError):

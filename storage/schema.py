@@ -87,6 +87,8 @@ CLUSTER_VERSION: Final = "3.7.0"
 
 CLUSTER_QUOTA_PREFIX: Final = b"raftkv_quota/"
 """Begins the keys of quotas in ``cluster``: the prefix follows, and the value begins with its two limits."""
+CLUSTER_LIMIT_PREFIX: Final = b"raftkv_limit/"
+"""Begins the keys of limits of rates in ``cluster``."""
 QUOTA_PREFIX_BYTES_MAX: Final = 256
 QUOTA_LIMIT_MAX: Final = (1 << 63) - 1
 

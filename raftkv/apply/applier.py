@@ -31,6 +31,7 @@ from raftkv.apply.alarms import Alarms
 from raftkv.apply.auth.rights import KINDS_OF_MEMBERS, Rights
 from raftkv.apply.auth.store import AuthStore, Pieces
 from raftkv.apply.leases import Leases
+from raftkv.apply.limits import Limits
 from raftkv.apply.membership import Downgrade, Membership
 from raftkv.apply.quotas import Quotas
 from raftkv.apply.request import Caller
@@ -107,6 +108,7 @@ PARSERS: Final[dict[int, Callable[[bytes], Any]]] = {
     Kind.LEASE_RENEW: raft_pb2.LeaseDecision.FromString,
     Kind.PREFIX_QUOTA: lambda body: admin_pb2.QuotaSetRequest.FromString(requests.unversioned(body)),
     Kind.HISTORY_QUOTA: lambda body: admin_pb2.QuotaSetRequest.FromString(requests.unversioned(body)),
+    Kind.LIMIT: lambda body: admin_pb2.Limit.FromString(requests.unversioned(body)),
     Kind.AUTH: lambda body: raft_pb2.AuthChange.FromString(requests.unversioned(body)),
     Kind.DOWNGRADE: lambda body: rpc_pb2.DowngradeInfo.FromString(requests.unversioned(body)),
 }
@@ -126,6 +128,7 @@ class Applier:
     Attributes:
         downgrade: the downgrade job of the cluster.
         quotas: those of prefixes.
+        limits: rates of users, roles and prefixes, which members enforce where requests enter.
         auth, rights: users and roles, and what they may do.
         term, index: of the entry being applied; decisions of a leader hold under its own term alone.
     """
@@ -149,6 +152,7 @@ class Applier:
         self.leases = leases
         self.downgrade = Downgrade(store)
         self.quotas = Quotas(store)
+        self.limits = Limits(store)
         self.auth = AuthStore(store)
         self.rights = Rights(self.auth, store)
         membership.check_caller = self._check_change_of_members
@@ -169,6 +173,7 @@ class Applier:
             Kind.LEASE_RENEW: self._lease_renew,
             Kind.PREFIX_QUOTA: partial(self._prefix_quota, counts_history=False),
             Kind.HISTORY_QUOTA: partial(self._prefix_quota, counts_history=True),
+            Kind.LIMIT: self._limit,
             Kind.DOWNGRADE: self._downgrade,
             Kind.AUTH: self._auth,
         }
@@ -428,6 +433,10 @@ class Applier:
         quota = yield from self.quotas.execute(request, counts_history=counts_history)
         body = b"" if quota is None else admin_pb2.QuotaSetResponse(quota=quota.message()).SerializeToString()
         return Outcome(self.store.revision, body)
+
+    def _limit(self, limit: admin_pb2.Limit) -> Outcome:
+        self.limits.execute(limit)
+        return Outcome(self.store.revision)
 
     def _auth(self, change: raft_pb2.AuthChange) -> Outcome | Work:
         answer = self.auth.execute(change, self.index)

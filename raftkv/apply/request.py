@@ -9,7 +9,7 @@ A member that meets a kind which it does not know must stop: it cannot tell what
 say which version to install, the body of every kind from ``VERSIONED_FIRST`` on begins with two bytes, the major and
 minor version of the first raftkv that knows the kind. Kinds below it are given out (1 to 11, and 7 was never written).
 
-    128 PREFIX_QUOTA    129 DOWNGRADE    130 IDENTIFIED    131 AUTH    132 HISTORY_QUOTA
+    128 PREFIX_QUOTA    129 DOWNGRADE    130 IDENTIFIED    131 AUTH    132 HISTORY_QUOTA    133 LIMIT
 
 Where users are asked for, an entry of any other kind travels in one of the kind IDENTIFIED, which says who caused it:
 
@@ -75,6 +75,7 @@ class Kind(enum.IntEnum):
     IDENTIFIED = 130
     AUTH = 131
     HISTORY_QUOTA = 132
+    LIMIT = 133
 
 
 IDENTIFIED: Final = Kind.IDENTIFIED
@@ -86,6 +87,7 @@ FIRST_KNOWN_IN: Final[dict[int, tuple[int, int]]] = {
     Kind.IDENTIFIED: (0, 2),
     Kind.AUTH: (0, 2),
     Kind.HISTORY_QUOTA: (0, 2),
+    Kind.LIMIT: (0, 2),
 }
 """Major and minor of the first version that knows a kind: it is proposed when all members run that or a later one."""
 

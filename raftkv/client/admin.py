@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from raftkv.client.credentials import Secret
 from raftkv.client.rpc import methods
 from raftkv.client.scope import Part, Text, prefix_end, to_bytes
 from raftkv.client.snapshot import Progress, SavedSnapshot, save
-from raftkv.client.values import Alarm, EndpointStatus, Member, PrefixQuota
+from raftkv.client.values import Alarm, EndpointStatus, Member, PrefixQuota, RateLimit
 from raftkv.errors import StatusError
 from raftkv.pb import admin_pb2, auth_pb2, rpc_pb2
 from raftkv.pb.enums import alarm_name, alarm_number
@@ -219,6 +220,26 @@ class Admin(Part):
         """Return all quotas of prefixes, in order of prefix."""
         answer = await self.scope.call(methods.QUOTA_LIST, admin_pb2.QuotaListRequest(), timeout_s)
         return [_quota(one) for one in answer.quotas]
+
+    async def set_limit(self, limit: RateLimit, *, timeout_s: float | None = None) -> None:
+        """Limit how fast requests come; a limit without a number is lifted. Not on etcd.
+
+        Arguments:
+            limit: in place of the one that its kind and name have.
+            timeout_s: None: the client's.
+
+        Raises:
+            InvalidLimitError: its kind or name is none, or a number is negative or a burst without a rate.
+            LimitNotFoundError: there is none to lift.
+            TooManyLimitsError: 1,000 are set.
+        """
+        request = admin_pb2.LimitSetRequest(limit=admin_pb2.Limit(**asdict(limit)))
+        await self.scope.call(methods.LIMIT_SET, request, timeout_s)
+
+    async def limits(self, *, timeout_s: float | None = None) -> list[RateLimit]:
+        """Return all limits of rates, in order of kind and name."""
+        answer = await self.scope.call(methods.LIMIT_LIST, admin_pb2.LimitListRequest(), timeout_s)
+        return [RateLimit(**{name: getattr(one, name) for name in RateLimit.__slots__}) for one in answer.limits]
 
     async def _alarm(self, request: rpc_pb2.AlarmRequest, timeout_s: float | None) -> list[Alarm]:
         answer = await self.scope.call(methods.ALARM, request, timeout_s)

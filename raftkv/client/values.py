@@ -218,6 +218,19 @@ class PrefixQuota:
 
 
 @dataclass(frozen=True, slots=True)
+class RateLimit:
+    """What each member takes of a user, certificate, address, role, prefix, or of each identity apart; 0: no limit."""
+
+    kind: str
+    name: bytes = b""
+    requests_per_s: int = 0
+    requests_burst: int = 0
+    bytes_per_s: int = 0
+    bytes_burst: int = 0
+    watches_max: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseInfo:
     """A lease as the cluster knows it: seconds that are left (-1: no such lease), seconds granted, its keys."""
 

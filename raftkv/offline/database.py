@@ -207,10 +207,10 @@ def _copy_small(read: ReadTxn, backend: LMDBBackend) -> None:
     for bucket in schema.BUCKETS:
         if bucket not in (schema.KEY, schema.META) and bucket not in _OF_THE_CLUSTER:
             batch.values.update({(bucket, key): value for key, value in read.items(bucket)})
-    # Quotas decide which entries take effect.
-    for key, quota in read.items(schema.CLUSTER):
-        if key.startswith(schema.CLUSTER_QUOTA_PREFIX):
-            batch.values[schema.CLUSTER, key] = quota
+    # Quotas decide which entries take effect; limits protect the cluster that begins here.
+    for key, record in read.items(schema.CLUSTER):
+        if key.startswith((schema.CLUSTER_QUOTA_PREFIX, schema.CLUSTER_LIMIT_PREFIX)):
+            batch.values[schema.CLUSTER, key] = record
     for name in _META_TAKEN:
         if (value := read.get(schema.META, name)) is not None:
             batch.values[schema.META, name] = value

@@ -82,3 +82,61 @@ class QuotaListResponse(_message.Message):
     header: _rpc_pb2.ResponseHeader
     quotas: _containers.RepeatedCompositeFieldContainer[PrefixQuota]
     def __init__(self, header: _Optional[_Union[_rpc_pb2.ResponseHeader, _Mapping]] = ..., quotas: _Optional[_Iterable[_Union[PrefixQuota, _Mapping]]] = ...) -> None: ...
+
+class Limit(_message.Message):
+    __slots__ = ("kind", "name", "requests_per_s", "requests_burst", "bytes_per_s", "bytes_burst", "watches_max")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_BURST_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    BYTES_BURST_FIELD_NUMBER: _ClassVar[int]
+    WATCHES_MAX_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    name: bytes
+    requests_per_s: int
+    requests_burst: int
+    bytes_per_s: int
+    bytes_burst: int
+    watches_max: int
+    def __init__(self, kind: _Optional[str] = ..., name: _Optional[bytes] = ..., requests_per_s: _Optional[int] = ..., requests_burst: _Optional[int] = ..., bytes_per_s: _Optional[int] = ..., bytes_burst: _Optional[int] = ..., watches_max: _Optional[int] = ...) -> None: ...
+
+class Use(_message.Message):
+    __slots__ = ("identity", "requests", "bytes", "refused", "watches")
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    WATCHES_FIELD_NUMBER: _ClassVar[int]
+    identity: str
+    requests: int
+    bytes: int
+    refused: int
+    watches: int
+    def __init__(self, identity: _Optional[str] = ..., requests: _Optional[int] = ..., bytes: _Optional[int] = ..., refused: _Optional[int] = ..., watches: _Optional[int] = ...) -> None: ...
+
+class LimitSetRequest(_message.Message):
+    __slots__ = ("limit",)
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    limit: Limit
+    def __init__(self, limit: _Optional[_Union[Limit, _Mapping]] = ...) -> None: ...
+
+class LimitSetResponse(_message.Message):
+    __slots__ = ("header",)
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    header: _rpc_pb2.ResponseHeader
+    def __init__(self, header: _Optional[_Union[_rpc_pb2.ResponseHeader, _Mapping]] = ...) -> None: ...
+
+class LimitListRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LimitListResponse(_message.Message):
+    __slots__ = ("header", "limits", "uses")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    USES_FIELD_NUMBER: _ClassVar[int]
+    header: _rpc_pb2.ResponseHeader
+    limits: _containers.RepeatedCompositeFieldContainer[Limit]
+    uses: _containers.RepeatedCompositeFieldContainer[Use]
+    def __init__(self, header: _Optional[_Union[_rpc_pb2.ResponseHeader, _Mapping]] = ..., limits: _Optional[_Iterable[_Union[Limit, _Mapping]]] = ..., uses: _Optional[_Iterable[_Union[Use, _Mapping]]] = ...) -> None: ...

@@ -381,6 +381,7 @@ OPERATIONS: Final[Mapping[int, str]] = {
     Kind.LEASE_RENEW: "LeaseRenew",
     Kind.PREFIX_QUOTA: "PrefixQuotaSet",
     Kind.HISTORY_QUOTA: "PrefixQuotaSet",
+    Kind.LIMIT: "LimitSet",
     Kind.DOWNGRADE: "DowngradeInfoSet",
     Kind.AUTH: "Auth",
 }

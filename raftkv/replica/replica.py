@@ -81,6 +81,7 @@ from raftkv.replica.node.log_cut import LogCut, Retention
 from raftkv.replica.node.node import Node
 from raftkv.replica.node.readiness import Readiness
 from raftkv.replica.node.surroundings import NodeSettings, Sender, Stages
+from raftkv.replica.node.throttle import Throttle
 from raftkv.replica.snapshots import Installer, SnapshotReceiver, SnapshotSender
 from raftkv.replica.snapshots.files import check_room, free_disk_bytes
 from raftkv.replica.watch.hub import WatchHub, WatchRunner
@@ -344,6 +345,13 @@ class Replica:
         self.hub = WatchHub(
             self.store, lambda revision: header.encode(revision, node.term), self.watch_runner.wake, devices.cork
         )
+        self.throttle = Throttle(
+            self.applier.limits,
+            self.applier.auth,
+            asyncio.get_running_loop().time,
+            self.hub.counts.held,
+            partial(setattr, self.admission, "throttle"),
+        )
         self.leader_guard = LeaderGuard(node)
         self.lessor = Lessor(
             node,
@@ -421,6 +429,7 @@ class Replica:
             lambda _: applier.alarms.reload(),
             lambda _: applier.downgrade.reload(),
             lambda _: applier.quotas.reload(),
+            lambda _: applier.limits.reload(),
             lambda _: applier.auth.reload(),
             lambda _: applier.leases.reload(),
             lambda _: hub.restored(),

@@ -251,7 +251,7 @@ class Member:
         ).register(server)
         self._snapshot_service = SnapshotService(durable.store, durable.backend, replica.damaged)
         self._snapshot_service.register(server)
-        QuotaService(responder, check_capable).register(server)
+        QuotaService(responder, check_capable, replica.throttle).register(server)
         health.register(server)
         self._users.serve(server, responder, check_capable)
         gateway.serve(server)

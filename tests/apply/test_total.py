@@ -31,6 +31,7 @@ TYPES: dict[int, type] = {
     Kind.LEASE_RENEW: raft_pb2.LeaseDecision,
     Kind.PREFIX_QUOTA: admin_pb2.QuotaSetRequest,
     Kind.HISTORY_QUOTA: admin_pb2.QuotaSetRequest,
+    Kind.LIMIT: admin_pb2.Limit,
     Kind.DOWNGRADE: rpc_pb2.DowngradeInfo,
     Kind.AUTH: raft_pb2.AuthChange,
 }
@@ -52,6 +53,7 @@ def _state(machine: Machine) -> tuple[object, ...]:
     alarms = [(alarm.memberID, alarm.alarm) for alarm in machine.alarms.raised()]
     leases = sorted(machine.applier.leases.granted.items())
     others = [machine.applier.downgrade.info, *(quota.message() for quota in machine.applier.quotas.by_prefix())]
+    others += machine.applier.limits.messages()
     return machine.hash(), everything, members, alarms, leases, [each.SerializeToString() for each in others]
 
 

@@ -214,7 +214,8 @@ def _files_refused() -> Iterator[None]:
 
 # -- quota ----------------------------------------------------------------------------------------------------------
 #
-# ``quota set|remove|list``: limits of what may exist below a prefix. etcdctl has no such command.
+# ``quota set|remove|list``: limits of what may exist below a prefix; ``quota limit|unlimit|limits``: of how fast
+# requests come. etcdctl has no such commands.
 #
 # Owns the words of sizes: ``--bytes 512MiB``, and the table.
 
@@ -249,6 +250,60 @@ def quota_list(invocation: Invocation) -> None:
     invocation.refuse_arguments("quota list accepts no arguments")
     session, as_json = open_session(invocation), _is_json(invocation)
     _print(session.call(methods.QUOTA_LIST, admin_pb2.QuotaListRequest()).quotas, as_json)
+
+
+def quota_limit(invocation: Invocation) -> None:
+    """Limit how fast requests come."""
+    names = ("requests", "requests-burst", "bytes", "bytes-burst", "watches")
+    if not invocation.changed.intersection(names):
+        raise CommandError("quota limit needs --requests, --bytes, --watches or more of them", BAD_ARGUMENTS)
+    limit = _limit(invocation, "limit")
+    limit.requests_per_s, limit.requests_burst = invocation["requests"], invocation["requests-burst"]
+    limit.bytes_per_s = parse_size(invocation["bytes"])
+    limit.bytes_burst = parse_size(invocation["bytes-burst"], "--bytes-burst")
+    limit.watches_max = invocation["watches"]
+    session, as_json = open_session(invocation), _is_json(invocation)
+    session.call(methods.LIMIT_SET, admin_pb2.LimitSetRequest(limit=limit))
+    _print_limits([limit], as_json)
+
+
+def quota_unlimit(invocation: Invocation) -> None:
+    """Lift such a limit."""
+    request = admin_pb2.LimitSetRequest(limit=_limit(invocation, "unlimit"))
+    session, as_json = open_session(invocation), _is_json(invocation)
+    session.call(methods.LIMIT_SET, request)
+    _print_limits([], as_json)
+
+
+def quota_limits(invocation: Invocation) -> None:
+    """Print all such limits."""
+    invocation.refuse_arguments("quota limits accepts no arguments")
+    session, as_json = open_session(invocation), _is_json(invocation)
+    _print_limits(session.call(methods.LIMIT_LIST, admin_pb2.LimitListRequest()).limits, as_json)
+
+
+_LIMIT_HEADER = ["of", "requests/s", "burst", "bytes/s", "burst", "watches"]
+_LIMIT_NAMES = ("requests_per_s", "requests_burst", "bytes_per_s", "bytes_burst", "watches_max")
+
+
+def _limit(invocation: Invocation, command: str) -> admin_pb2.Limit:
+    kind, *name = [text_bytes(one) for one in invocation.arguments] or [b""]
+    if len(name) > 1:
+        raise CommandError(f"quota {command} takes a kind and a name: user alice, prefix jobs/, or each", BAD_ARGUMENTS)
+    return admin_pb2.Limit(kind=kind.decode("utf-8", "replace"), name=b"".join(name))
+
+
+def _print_limits(limits: Any, as_json: bool) -> None:
+    if as_json:
+        plain = [{name: getattr(one, name) for name in _LIMIT_NAMES} for one in limits]
+        named = [{"kind": one.kind, "name": _text(one.name), **each} for one, each in zip(limits, plain, strict=True)]
+        write_line(json.dumps(named))
+    elif limits:
+        subjects = (printable(f"{one.kind} {_text(one.name)}".rstrip()) for one in limits)
+        numbers = ([str(getattr(one, name) or "-") for name in _LIMIT_NAMES] for one in limits)
+        write_line(
+            table.render(_LIMIT_HEADER, [[subject, *row] for subject, row in zip(subjects, numbers, strict=True)])
+        )
 
 
 def parse_size(text: str, flag: str = "--bytes") -> int:

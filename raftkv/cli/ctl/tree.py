@@ -441,6 +441,14 @@ _QUOTA_FLAGS = _ours(
     Flag("keys", INT, usage="largest number of keys; 0 means no limit"),
 )
 
+_LIMIT_FLAGS = _ours(
+    Flag("requests", INT, usage="requests a second that each member takes; 0 means no limit"),
+    Flag("requests-burst", INT, usage="how many may come at once; 0 means as many as in a second"),
+    Flag("bytes", default="0", usage="bytes of requests and answers a second, as 64KiB; 0 means no limit"),
+    Flag("bytes-burst", default="0", usage="how many may come at once; 0 means as many as in a second"),
+    Flag("watches", INT, usage="watches that each member keeps open; 0 means no limit"),
+)
+
 
 def _quota_commands() -> Branch:
     details = """Keys count while they exist, bytes also while only the history has them. A write that
@@ -462,6 +470,20 @@ may overlap."""
         _leaf("list", "ctl.maintenance:quota_list", "", "Print all limits and what is used of them", (_JSON,))(
             "quota list"
         ),
+        _leaf(
+            "limit",
+            "ctl.maintenance:quota_limit",
+            "KIND [NAME]",
+            "Limit how fast requests of a user, certificate, address, role or prefix come, or those of each",
+            (*_LIMIT_FLAGS, _JSON),
+            """Each member counts for itself. A request that comes too fast is refused with the time to come
+again, and the client library waits that long. KIND is user, certificate, address (a network, as 10.0.0.0/24), role,
+prefix, or each: every identity without a limit of its own. Keep-alives and calls of operators are not limited.""",
+        )("quota limit user alice --requests=100 --requests-burst=500 --bytes=1MiB"),
+        _leaf("unlimit", "ctl.maintenance:quota_unlimit", "KIND [NAME]", "Lift a limit of requests", (_JSON,))(
+            "quota unlimit user alice"
+        ),
+        _leaf("limits", "ctl.maintenance:quota_limits", "", "Print all limits of requests", (_JSON,))("quota limits"),
     ]
     return Branch("quota", "Limit what prefixes take (not in etcdctl)", children, (*GLOBAL_FLAGS, _JSON))
 

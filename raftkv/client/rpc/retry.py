@@ -21,6 +21,7 @@ from raftkv.errors import (
     DEADLINE_EXCEEDED,
     INTERNAL,
     RESOURCE_EXHAUSTED,
+    RETRY_AFTER,
     UNAVAILABLE,
     UNKNOWN,
     ContextDeadlineExceededError,
@@ -137,10 +138,12 @@ async def until_answered(
 #
 # Owns the rule of repetition: a call is made again if it certainly never reached a member, if the member said
 # UNAVAILABLE and doing it twice is as good as once, or, at another endpoint, if the member is a learner, which
-# serves next to nothing. Everything else is the caller's to know, at once.
+# serves next to nothing. A call that came too fast for a limit is made again when its member said that it would be
+# taken, if that is in time. Everything else is the caller's to know, at once.
 #
 # After every endpoint has failed there is a pause, longer each round.
 
+AGAIN_DIGITS_MAX: Final = 12
 ROUND_PAUSE_MAX_S = 0.25
 """Longest pause after a round: a new leader is there within a second or so."""
 
@@ -148,6 +151,14 @@ ROUND_PAUSE_MAX_S = 0.25
 def is_of_learner(error: RpcError) -> bool:
     """Tell if a member has refused, before anything else, because it is a learner."""
     return error.text == NotSupportedForLearnerError.text
+
+
+def again_s(error: RpcError) -> float:
+    """Return after how long a member would take a call that came too fast for a limit; 0: it does not say."""
+    for name, value in error.trailers:
+        if name == RETRY_AFTER and value.isdigit() and len(value) <= AGAIN_DIGITS_MAX:
+            return int(value) / 1000
+    return 0.0
 
 
 class Attempts:
@@ -166,8 +177,8 @@ class Attempts:
     """
 
     __slots__ = (
-        "_backoff", "_count", "_definite", "_explain", "_failures", "_learners", "_rights", "_timeout_s", "deadline",
-        "metadata", "renewed", "token",
+        "_again_s", "_backoff", "_count", "_definite", "_explain", "_failures", "_learners", "_rights", "_timeout_s",
+        "deadline", "metadata", "renewed", "token",
     )  # fmt: skip
 
     def __init__(
@@ -182,6 +193,7 @@ class Attempts:
         self.deadline = deadline
         self.token = token
         self.metadata = metadata
+        self._again_s = 0.0
         self._timeout_s = timeout_s
         self._explain = explain
         self._backoff = Backoff(max_s=ROUND_PAUSE_MAX_S)
@@ -217,8 +229,11 @@ class Attempts:
         """
         self._count += 1
         self._failures[endpoint] = error.text
-        self._definite = self._definite and (error.definite or is_of_learner(error))
+        self._definite = self._definite and (error.definite or is_of_learner(error) or again_s(error) > 0)
         if error.code == UNAVAILABLE and (repeatable or error.definite):
+            return
+        self._again_s = again_s(error)
+        if self._again_s and monotonic() + self._again_s < self.deadline:
             return
         if is_of_learner(error) and not alone and endpoint not in self._learners:
             self._learners.add(endpoint)
@@ -228,8 +243,11 @@ class Attempts:
         raise from_status(error.code, error.text, definite=error.definite) from None
 
     async def pause(self, round_length: int) -> None:
-        """Wait, if a round has just ended."""
-        if self._count and self._count % round_length == 0:
+        """Wait as long as the member asked for; else if a round has just ended."""
+        if self._again_s:
+            pause_s, self._again_s = self._again_s, 0.0
+            await asyncio.sleep(pause_s)
+        elif self._count and self._count % round_length == 0:
             await asyncio.sleep(min(self._backoff.next_s(), self.remaining_s()))
 
     async def pause_for_rights(self) -> bool:

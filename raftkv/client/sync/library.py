@@ -506,6 +506,8 @@ class Client:
     set_quota = blocking(Admin.set_quota)
     remove_quota = blocking(Admin.remove_quota)
     quotas = blocking(Admin.quotas)
+    set_limit = blocking(Admin.set_limit)
+    limits = blocking(Admin.limits)
 
     @property
     def users(self) -> Users:

@@ -21,6 +21,7 @@ from raftkv.apply.alarms import can_grow
 from raftkv.apply.applier import Applier
 from raftkv.replica.node.node import Node
 from raftkv.replica.node.surroundings import MemberLoop
+from raftkv.replica.node.throttle import Throttle
 from raftkv.replica.snapshots.files import free_disk_bytes
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.status import Headers, RpcError
@@ -64,6 +65,9 @@ class Admission:
         raise_no_space: starts the proposal of the alarm, for a reason.
         make_room: gives up what takes room and can come again; whether there was any.
         free_bytes: free disk of a directory.
+
+    Attributes:
+        throttle: limits how fast requests come; None: nothing does.
     """
 
     def __init__(
@@ -92,6 +96,7 @@ class Admission:
         self.client_versions: dict[tuple[bool, bytes], int] = {}
         """Calls whose metadata name a version of the client: whether it is unary, and the version."""
         self.is_learner = False
+        self.throttle: Throttle | None = None
         self._bare_headers: dict[int, Headers] = {}
         self._watched_bytes = size_bytes()
         self.watch_disk()
@@ -172,12 +177,15 @@ class Admission:
         self.check_metadata(call)
         if self.is_learner and not serializable:
             raise errors.NotSupportedForLearnerError
+        if self.throttle is not None:
+            self.throttle.admit(call)
 
-    def check_bounded_read(self, call: ServerCall, serializable: bool) -> float | None:
+    def check_bounded_read(self, call: ServerCall, serializable: bool, request: Any = None) -> float | None:
         """Refuse a read that this member cannot serve, where the caller may state a bound.
 
         Arguments:
             call, serializable: as for ``check_read``. With a bound, learners serve too.
+            request: whose keys may be below a prefix that has a limit; None: it has none.
 
         Returns:
             The staleness bound, in seconds; None: the caller states none.
@@ -185,6 +193,8 @@ class Admission:
         staleness_s_max = self.check_metadata(call)
         if self.is_learner and not serializable and staleness_s_max is None:
             raise errors.NotSupportedForLearnerError
+        if self.throttle is not None:
+            self.throttle.admit(call, 0, request)
         return staleness_s_max
 
     def check_write(self, call: ServerCall, kind: int, data: bytes, request: Any) -> None:
@@ -199,6 +209,8 @@ class Admission:
         if self.is_learner:
             raise errors.NotSupportedForLearnerError
         self.check_size(len(data))
+        if self.throttle is not None:
+            self.throttle.admit(call, len(data), request)
         if self._node.backlog.is_long:
             raise errors.TooManyRequestsError
         cost_bytes = len(data) + PUT_OVERHEAD_BYTES
@@ -309,4 +321,4 @@ def refusals(node: MemberLoop | None = None) -> Iterator[None]:
         node.damaged(error)
         raise RpcError(errors.DamagedError.code, errors.DamagedError.text) from None
     except errors.StatusError as error:
-        raise RpcError(error.code, str(error)) from None
+        raise RpcError(error.code, str(error), trailers=error.trailers) from None

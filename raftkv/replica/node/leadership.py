@@ -113,7 +113,7 @@ def _insists(call: ServerCall) -> bool:
 
 
 def _end(stream: asyncio.Future[None] | ServerCall, error: errors.StatusError) -> None:
-    status = RpcError(error.code, str(error))
+    status = RpcError(error.code, str(error), trailers=error.trailers)
     if not isinstance(stream, asyncio.Future):
         stream.abort(status)
     elif not stream.done():

@@ -215,6 +215,8 @@ class WatchHub:
         self.watcher_count = 0
         """Watchers of all open streams."""
         self.shares = Shares(MEMBER_WATCHERS_MAX_BYTES)
+        self.counts = Shares(0)
+        """How many watchers each queue has, for its limit."""
         """Bytes of these."""
         self._streams_of: dict[Identity, dict[WatchStream, None]] = {}
         self.unsynced_count = 0
@@ -451,6 +453,7 @@ class WatchHub:
             self._streams_of.setdefault(stream.identity, {})[stream] = None
         self.watcher_count += 1
         self.shares.take(stream.identity, watcher.size_bytes)
+        self.counts.take(stream.queue, 1)
         if watcher.start_revision == 0 or watcher.start_revision > self._store.revision:
             self._synced(watcher)
         else:
@@ -483,6 +486,7 @@ class WatchHub:
         """Serve a watcher no more."""
         self.watcher_count -= 1
         self.shares.give_back(watcher.stream.identity, watcher.size_bytes)
+        self.counts.give_back(watcher.stream.queue, 1)
         if not self._forget(watcher):
             self._count_unsynced(watcher.stream, -1)
 
@@ -509,6 +513,7 @@ class WatchHub:
             self.watcher_count -= len(stream.watchers)
             if stream.watcher_bytes:
                 self.shares.give_back(stream.identity, stream.watcher_bytes)
+                self.counts.give_back(stream.queue, len(stream.watchers))
             self._count_unsynced(stream, -stream.unsynced_count)
             self._leaving.append(list(stream.watchers.values()))
             if self._move():

@@ -72,7 +72,8 @@ _READS: Final = frozenset(
     {
         *("/etcdserverpb.KV/Range", "/etcdserverpb.KV/RangeStream", "/etcdserverpb.Watch/Watch"),
         *("/etcdserverpb.Lease/LeaseKeepAlive", "/etcdserverpb.Lease/LeaseTimeToLive"),
-        *("/etcdserverpb.Lease/LeaseLeases", "/etcdserverpb.Cluster/MemberList", "/raftkvpb.Admin/QuotaList"),
+        *("/etcdserverpb.Lease/LeaseLeases", "/etcdserverpb.Cluster/MemberList"),
+        *("/raftkvpb.Admin/QuotaList", "/raftkvpb.Admin/LimitList"),
         *("/etcdserverpb.Maintenance/Status", "/etcdserverpb.Maintenance/Hash", "/etcdserverpb.Maintenance/HashKV"),
         *("/etcdserverpb.Auth/AuthStatus", "/etcdserverpb.Auth/UserGet", "/etcdserverpb.Auth/UserList"),
         *("/etcdserverpb.Auth/RoleGet", "/etcdserverpb.Auth/RoleList"),

@@ -214,7 +214,14 @@ TABLE: Final[dict[str, dict[str, Row]]] = {
         "Resign": Row(_resign, is_recipe=True),
     },
     "grpc.health.v1.Health": {"Check": OPEN, "Watch": OPEN},
-    "raftkvpb.Admin": {"MemberReplace": ROOT, "QuotaSet": ROOT, "QuotaRemove": ROOT, "QuotaList": _ROOT_LASTS},
+    "raftkvpb.Admin": {
+        "MemberReplace": ROOT,
+        "QuotaSet": ROOT,
+        "QuotaRemove": ROOT,
+        "QuotaList": _ROOT_LASTS,
+        "LimitSet": ROOT,
+        "LimitList": _ROOT_LASTS,
+    },
 }
 """Rows by service and method."""
 

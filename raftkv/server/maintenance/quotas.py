@@ -1,8 +1,10 @@
-"""Quotas of prefixes, as clients set and list them: part of raftkv's Admin service. The rules are ``apply/quotas``.
+"""Quotas of prefixes and limits of rates, as clients set and list them: part of raftkv's Admin service. The rules are
+``apply/quotas`` and ``apply/limits``.
 
-    QuotaSet      an entry; answered with the limits and what is used
-    QuotaRemove   an entry
-    QuotaList     a linearizable read
+    QuotaSet              an entry; answered with the limits and what is used
+    QuotaRemove           an entry
+    LimitSet              an entry, which removes a limit that has no number
+    QuotaList, LimitList  a linearizable read
 
 Entries of this kind are proposed only while all members are known to run a version that knows them. The member that was
 asked has the rest of a large prefix counted after its answer, by an entry for each part. If it stops, the writes that
@@ -17,11 +19,13 @@ from collections.abc import Callable
 from typing import Final
 
 from raftkv import errors
+from raftkv.apply import limits
 from raftkv.apply.quotas import COUNT_ON, REMOVE
 from raftkv.apply.request import FIRST_KNOWN_IN, Caller, Kind, versioned
 from raftkv.pb import admin_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.replica.node.admission import parse_or_raise, refusals
+from raftkv.replica.node.throttle import Throttle
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.server.services.responder import Responder
@@ -31,20 +35,26 @@ _METHODS: Final = SERVICES["raftkvpb.Admin"]
 
 
 class QuotaService:
-    """Handlers of the quotas in raftkvpb.Admin.
+    """Handlers of the quotas and limits in raftkvpb.Admin.
 
     Arguments:
         responder: the member's shared parts.
         check_capable: refuses what needs a version that not all members run.
+        throttle: knows what each identity has used here.
     """
 
-    def __init__(self, responder: Responder, check_capable: Callable[[tuple[int, int]], None]) -> None:
+    def __init__(
+        self, responder: Responder, check_capable: Callable[[tuple[int, int]], None], throttle: Throttle
+    ) -> None:
+        self._throttle = throttle
         self._responder = responder
         self._check_capable = check_capable
         self._counts: set[asyncio.Task[None]] = set()
 
     def register(self, server: Server) -> None:
-        """Serve QuotaSet, QuotaRemove and QuotaList."""
+        """Serve the five methods."""
+        server.unary_async(_METHODS["LimitSet"].path, self.set_limit)
+        server.unary_async(_METHODS["LimitList"].path, self.list_limits)
         server.unary_async(_METHODS["QuotaSet"].path, self.set)
         server.unary_async(_METHODS["QuotaRemove"].path, self.remove)
         server.unary_async(_METHODS["QuotaList"].path, self.list)
@@ -78,6 +88,28 @@ class QuotaService:
             await responder.node.confirm_read()
         quotas = responder.applier.quotas.by_prefix()
         answer = admin_pb2.QuotaListResponse(quotas=[quota.message() for quota in quotas])
+        return self._header() + answer.SerializeToString()
+
+    async def set_limit(self, data: bytes, call: UnaryCall) -> bytes:
+        """Set or remove the limit of a user, certificate, address, role or prefix, or of each."""
+        limit = parse_or_raise(admin_pb2.LimitSetRequest, data).limit
+        responder = self._responder
+        with refusals():
+            responder.admission.check_read(call, serializable=False)
+            limits.check(limit)
+            self._check_capable(FIRST_KNOWN_IN[Kind.LIMIT])
+            body = versioned(Kind.LIMIT, limit.SerializeToString())
+            outcome = await responder.node.propose(Kind.LIMIT, body, limit, call.caller)
+            outcome.check()
+        return self._header()
+
+    async def list_limits(self, _data: bytes, call: UnaryCall) -> bytes:
+        """Return all limits, and the identities that used most of this member."""
+        responder = self._responder
+        with refusals():
+            responder.admission.check_read(call, serializable=False)
+            await responder.node.confirm_read()
+        answer = admin_pb2.LimitListResponse(limits=responder.applier.limits.messages(), uses=self._throttle.most())
         return self._header() + answer.SerializeToString()
 
     async def _propose(self, call: UnaryCall, request: admin_pb2.QuotaSetRequest) -> bytes:

@@ -114,7 +114,7 @@ class KVService:
     def _read(self, call: UnaryCall, request: Any, serializable: bool, serve: Callable[[UnaryCall, Any], None]) -> None:
         """Serve a read as soon as this member is recent enough for it."""
         try:
-            staleness_s_max = self._admission.check_bounded_read(call, serializable)
+            staleness_s_max = self._admission.check_bounded_read(call, serializable, request)
             if serializable and staleness_s_max is None:
                 serve(call, request)
             else:

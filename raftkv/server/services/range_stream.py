@@ -53,7 +53,7 @@ class RangeStreamService:
     async def _serve(self, call: StreamCall, request: rpc_pb2.RangeRequest) -> None:
         check.check_range(request)
         _check_streamable(request)
-        staleness_s_max = self._responder.admission.check_bounded_read(call, request.serializable)
+        staleness_s_max = self._responder.admission.check_bounded_read(call, request.serializable, request)
         if not request.serializable or staleness_s_max is not None:
             await self._responder.node.confirm_read(staleness_s_max)
         slices, size = self._responder.slices, self._store.known_count(request.key, request.range_end)

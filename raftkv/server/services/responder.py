@@ -124,7 +124,10 @@ def fail(call: UnaryCall, error: errors.StatusError) -> None:
         call: to be answered.
         error: has both.
     """
-    call.fail(error.code, str(error))
+    if error.trailers:
+        call.fail(error.code, str(error), trailers=error.trailers)
+    else:
+        call.fail(error.code, str(error))
 
 
 def parse(call: UnaryCall, message: type[Any], data: bytes) -> Any | None:
@@ -250,6 +253,9 @@ class Responder:
             revision: for the header.
             pieces: of the body, in order.
         """
+        throttle = self.admission.throttle
+        if throttle is not None:
+            throttle.note_pieces(call, sum(map(len, pieces)))
         call.reply_many([self.header.encode(revision, self.node.term), *pieces])
 
     def read_in_slices(

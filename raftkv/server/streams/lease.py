@@ -276,7 +276,7 @@ class LeaseService:
         try:
             self._admission.check_read(call, serializable=False)
         except errors.StatusError as error:
-            raise RpcError(error.code, str(error)) from None
+            raise RpcError(error.code, str(error), trailers=error.trailers) from None
         self.leader_guard.watch_over(call)
         call.listen(KeepAliveStream(self, call))
 

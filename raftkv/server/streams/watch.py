@@ -109,6 +109,15 @@ class WatchService:
 
         return noted
 
+    def _limited(self, call: StreamCall, refusal: Refusal) -> Refusal:
+        """Refuse also what an operator's limits do not allow."""
+
+        def limited(key: bytes, range_end: bytes) -> str:
+            reason, throttle = refusal(key, range_end), self._admission.throttle
+            return reason or ("" if throttle is None else throttle.watch_refusal(call, key))
+
+        return limited
+
     def _stream(self, call: StreamCall, end: asyncio.Future[None]) -> WatchStream:
         def fail(error: errors.StatusError) -> None:
             _fail(end, error)
@@ -117,7 +126,7 @@ class WatchService:
         if self._live is None:
             return WatchStream(self._hub, call, self._fragment_bytes, fail, identity=identity)
         live = self._live.of(call)
-        refusal = self._refusal(call, live.read_refusal)
+        refusal = self._limited(call, self._refusal(call, live.read_refusal))
         stream = WatchStream(self._hub, call, self._fragment_bytes, fail, refusal, identity)
         live.recheck = stream.recheck
         return stream

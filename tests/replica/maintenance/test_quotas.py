@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 import raftkv
-from raftkv.errors import InvalidQuotaError, QuotaExceededError, QuotaNotFoundError
+from raftkv.errors import InvalidQuotaError, QuotaExceededError, QuotaNotFoundError, TooManyRequestsError
 from raftkv.pb import rpc_pb2
 from tests.cli.runner import run_ctl
 from tests.compat.wire import Wire
@@ -113,3 +113,44 @@ def test_raftkvctl(cluster: Cluster) -> None:
     assert _ctl(cluster, "set", "a/", "--keys=-1")[2] == (
         "Error: raftkv: a quota has a prefix of at most 256 bytes, and limits of 0 (none) or more\n"
     )
+
+
+def test_limits_are_set_by_raftkvctl_met_and_waited_for(cluster: Cluster) -> None:
+    assert _ctl(cluster, "limit", "prefix", "slow/", "--requests=2", "--requests-burst=1")[0] == 0
+    assert json.loads(_ctl(cluster, "limits", "--json")[1]) == [
+        {
+            "kind": "prefix",
+            "name": "slow/",
+            "requests_per_s": 2,
+            "requests_burst": 1,
+            "bytes_per_s": 0,
+            "bytes_burst": 0,
+            "watches_max": 0,
+        }
+    ]
+    wait_for(lambda: all(_has_limit(endpoint) for endpoint in cluster.endpoints), "the limit at all members")
+    with Wire(cluster.endpoints[:1]) as wire:
+        answers = [put(wire, "slow/1") for _ in range(3)]
+        assert {(answer.code, answer.text) for answer in answers[1:]} == {
+            ("RESOURCE_EXHAUSTED", "etcdserver: too many requests")
+        }
+        assert put(wire, "other").code == "OK"
+    with raftkv.connect(cluster.endpoints[:1]) as kv:
+        for number in range(3):
+            kv.put(f"slow/{number}", "waited for")
+        with pytest.raises(TooManyRequestsError):
+            kv.put("slow/2", "too late", timeout_s=0.1)
+        kv.set_limit(raftkv.aio.RateLimit("each", watches_max=1))
+        assert [one.kind for one in kv.limits()] == ["each", "prefix"]
+    assert _ctl(cluster, "unlimit", "each") == (0, "", "")
+    assert _ctl(cluster, "unlimit", "prefix", "slow/") == (0, "", "")
+    assert _ctl(cluster, "unlimit", "prefix", "slow/") == (1, "", "Error: raftkv: no limit of this name\n")
+    assert _ctl(cluster, "limits") == (0, "", "")
+    assert "--requests, --bytes, --watches" in _ctl(cluster, "limit", "each")[2]
+    assert "a burst needs a rate" in _ctl(cluster, "limit", "user", "a", "--requests-burst=1")[2]
+    assert "a limit is of a user" in _ctl(cluster, "limit", "user", "--requests=1")[2]
+
+
+def _has_limit(endpoint: str) -> bool:
+    with raftkv.connect([endpoint]) as kv:
+        return bool(kv.limits())

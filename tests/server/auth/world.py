@@ -124,10 +124,12 @@ class WorldNode(AwaitableNode):
 class Admitting:
     """Admits everything."""
 
+    throttle = None
+
     def check_read(self, call: object, serializable: bool) -> None:
         """See ``Admission``."""
 
-    def check_bounded_read(self, call: object, serializable: bool) -> None:
+    def check_bounded_read(self, call: object, serializable: bool, request: object = None) -> None:
         """See ``Admission``."""
 
     def check_metadata(self, call: object) -> None:

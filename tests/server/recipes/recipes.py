@@ -86,10 +86,12 @@ SIZE_MAX_BYTES = 1536 * 1024
 class NoAdmission:
     """Admits everything that is not too large."""
 
+    throttle = None
+
     def check_read(self, call: object, serializable: bool) -> None:
         """See ``Admission``."""
 
-    def check_bounded_read(self, call: object, serializable: bool) -> None:
+    def check_bounded_read(self, call: object, serializable: bool, request: object = None) -> None:
         """See ``Admission``."""
 
     def check_write(self, call: object, kind: int, data: bytes, request: Any) -> None:

@@ -1,0 +1,128 @@
+"""Limits of rates: how many requests and bytes a second, and how many watches, each member takes from whom.
+
+    limits.execute(limit)                 # sets it; one without a number removes it
+    limits.by_subject["user", b"alice"]
+
+They are agreed through the log and kept beside the quotas of prefixes, so a restart or a received database has them.
+They decide nothing while applying: members enforce them where requests enter, each with a clock of its own
+(``server/node/throttle``). A user or role need not exist: its limit stays when it is deleted, and counts when it is
+there again.
+
+    raftkv_limit/<kind>/<name>  ->  requests_per_s, requests_burst, bytes_per_s, bytes_burst, watches_max; u64 each
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Final
+
+from raftkv import errors
+from raftkv.apply.alarms import MetaStore
+from raftkv.pb import admin_pb2
+from raftkv.storage import schema
+
+LIMITS_MAX: Final = 1_000
+NAME_BYTES_MAX: Final = 256
+
+EACH: Final = "each"
+"""Every identity that has no limit of its own, apart from the others."""
+PREFIX: Final = "prefix"
+ROLE: Final = "role"
+KINDS: Final = frozenset(("user", "certificate", "address", ROLE, PREFIX, EACH))
+
+_RECORD: Final = struct.Struct(">QQQQQ")
+
+Subject = tuple[str, bytes]
+"""Kind and name."""
+
+
+class Limits:
+    """The limits of a cluster.
+
+    Arguments:
+        store: where they are kept.
+
+    Attributes:
+        by_subject: all, as they were set.
+        on_change: called when any was set or removed, also by ``reload``.
+    """
+
+    def __init__(self, store: MetaStore) -> None:
+        self._store = store
+        self.by_subject: dict[Subject, admin_pb2.Limit] = {}
+        self.on_change: list[Callable[[], None]] = []
+        self.reload()
+
+    def reload(self) -> None:
+        """Read them back from the store: at start, and after a snapshot replaced it."""
+        self.by_subject = {}
+        with schema.reading(schema.CLUSTER):
+            for key, value in self._store.meta_items(schema.CLUSTER):
+                if key.startswith(schema.CLUSTER_LIMIT_PREFIX):
+                    kind, _, name = key.removeprefix(schema.CLUSTER_LIMIT_PREFIX).partition(b"/")
+                    self.by_subject[kind.decode(), name] = _limit(kind.decode(), name, _RECORD.unpack(value))
+        self._tell()
+
+    def _tell(self) -> None:
+        for callback in self.on_change:
+            callback()
+
+    def messages(self) -> list[admin_pb2.Limit]:
+        """Return all, in order of kind and name."""
+        return [limit for _, limit in sorted(self.by_subject.items())]
+
+    def execute(self, limit: admin_pb2.Limit) -> None:
+        """Set a limit in place of the one that its subject has; without a number: remove that.
+
+        Raises:
+            InvalidLimitError: the subject is none, or a number is negative or has no rate.
+            LimitNotFoundError: there is none to remove.
+            TooManyLimitsError: there are ``LIMITS_MAX``.
+        """
+        check(limit)
+        subject = limit.kind, limit.name
+        key = schema.CLUSTER_LIMIT_PREFIX + limit.kind.encode() + b"/" + limit.name
+        numbers = _numbers(limit)
+        if not any(numbers):
+            if self.by_subject.pop(subject, None) is None:
+                raise errors.LimitNotFoundError
+            self._store.meta_delete(schema.CLUSTER, key)
+        else:
+            if subject not in self.by_subject and len(self.by_subject) >= LIMITS_MAX:
+                raise errors.TooManyLimitsError
+            self.by_subject[subject] = _limit(*subject, numbers)
+            self._store.meta_put(schema.CLUSTER, key, _RECORD.pack(*numbers))
+        self._tell()
+
+
+def check(limit: admin_pb2.Limit) -> None:
+    """Raise the InvalidLimitError of a limit that makes no sense."""
+    if limit.kind not in KINDS or len(limit.name) > NAME_BYTES_MAX:
+        raise errors.InvalidLimitError
+    if bool(limit.name) == (limit.kind == EACH) and limit.kind != PREFIX:
+        raise errors.InvalidLimitError
+    if min(_numbers(limit)) < 0:
+        raise errors.InvalidLimitError("raftkv: a limit is 0 (none) or more")
+    if (limit.requests_burst and not limit.requests_per_s) or (limit.bytes_burst and not limit.bytes_per_s):
+        raise errors.InvalidLimitError("raftkv: a burst needs a rate of at least one request or byte a second")
+    if limit.watches_max and limit.kind == PREFIX:
+        raise errors.InvalidLimitError("raftkv: watches are limited by user, certificate, address or role, not prefix")
+
+
+def _numbers(limit: admin_pb2.Limit) -> tuple[int, int, int, int, int]:
+    requests, sizes = (limit.requests_per_s, limit.requests_burst), (limit.bytes_per_s, limit.bytes_burst)
+    return *requests, *sizes, limit.watches_max
+
+
+def _limit(kind: str, name: bytes, numbers: tuple[int, ...]) -> admin_pb2.Limit:
+    requests_per_s, requests_burst, bytes_per_s, bytes_burst, watches_max = numbers
+    return admin_pb2.Limit(
+        kind=kind,
+        name=name,
+        requests_per_s=requests_per_s,
+        requests_burst=requests_burst,
+        bytes_per_s=bytes_per_s,
+        bytes_burst=bytes_burst,
+        watches_max=watches_max,
+    )

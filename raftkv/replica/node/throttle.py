@@ -1,0 +1,327 @@
+"""Limits of rates (``apply/limits``), enforced where requests enter this member, and what each identity has used.
+
+    throttle.admit(call, len(data), request)     # takes what it costs, or raises LimitedError: when to come again
+    throttle.charge(call, len(answer))
+
+A request counts for the limit of its identity (else for that of ``each``), of every role of its user, and of every
+prefix that its first key, or one of its operations, begins with. A limit has two buckets, of requests and of bytes. A
+request is taken while all of its buckets are below their burst, and costs nothing if it is refused. Bytes of requests
+and answers are charged when they are known, so one large answer may be followed by a longer pause, and no request is
+too large for a limit.
+
+Each member counts for itself: a client that spreads its calls over all members has the limit once at each. Calls of
+operators (``_EXEMPT``) are not limited, so that a limit can always be changed. Neither are keep-alives: a lease that
+ends early harms more than their flood, which has its share (``server/lease/keep_alives``).
+
+Cost: without limits one test of an attribute (``Admission.throttle``), and no use is counted.
+
+Leaves out: what may wait at a time (``rpc/shares``), and the order in which it is served (``loop/fair``).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from heapq import nlargest
+from math import ceil
+from typing import Any, Final
+
+from raftkv import errors
+from raftkv.apply import plain
+from raftkv.apply.auth.store import AuthStore
+from raftkv.apply.limits import EACH, PREFIX, ROLE, Limits, Subject
+from raftkv.pb import admin_pb2
+from raftkv.rpc.server.calls import Observer, ServerCall
+from raftkv.rpc.shares import Identity, name_of, queue_of_call
+
+IDENTITIES_MAX: Final = 1_024
+"""Identities whose use is kept, and that have a bucket of ``each``; the one that was quiet for longest goes first."""
+
+ROUNDING_S: Final = 1e-6
+
+_EXEMPT: Final = frozenset(("raftkvpb.Admin", "etcdserverpb.Auth", "etcdserverpb.Maintenance", "grpc.health.v1.Health"))
+
+
+class Bucket:
+    """What a limit lets through: a burst, and then its rate (the generic cell rate algorithm, in seconds).
+
+    Arguments:
+        limit: as it was set.
+    """
+
+    __slots__ = (
+        "_byte_s",
+        "_bytes_ahead_s",
+        "_bytes_until",
+        "_request_s",
+        "_requests_ahead_s",
+        "_requests_until",
+        "limit",
+    )
+
+    def __init__(self, limit: admin_pb2.Limit) -> None:
+        self.limit = limit
+        self._request_s = 1.0 / limit.requests_per_s if limit.requests_per_s else 0.0
+        self._byte_s = 1.0 / limit.bytes_per_s if limit.bytes_per_s else 0.0
+        self._requests_ahead_s = ((limit.requests_burst or limit.requests_per_s) - 1) * self._request_s
+        self._bytes_ahead_s = (limit.bytes_burst or limit.bytes_per_s) * self._byte_s
+        self._requests_until = self._bytes_until = 0.0
+        """When all that was taken is paid for."""
+
+    def wait_s(self, now: float) -> float:
+        """Return how long it takes until a request may come; not above 0: it may now."""
+        wait_s = self._requests_until - now - self._requests_ahead_s if self._request_s else 0.0
+        return max(wait_s, self._bytes_until - now - self._bytes_ahead_s) if self._byte_s else wait_s
+
+    def take(self, now: float, requests: int, size_bytes: int) -> None:
+        """Count what was let through."""
+        if self._request_s:
+            self._requests_until = max(self._requests_until, now) + requests * self._request_s
+        if self._byte_s:
+            self._bytes_until = max(self._bytes_until, now) + size_bytes * self._byte_s
+
+    def name(self) -> str:
+        """Return the limit in words."""
+        limit = self.limit
+        rates = ((limit.requests_per_s, "requests/s"), (limit.bytes_per_s, "bytes/s"))
+        text = " and ".join(f"{rate} {unit}" for rate, unit in rates if rate)
+        return f"{limit.kind} {limit.name.decode('utf-8', 'backslashreplace')}".rstrip() + f": {text}"
+
+
+class Use:
+    """What one identity has used."""
+
+    __slots__ = ("refused", "requests", "size_bytes")
+
+    def __init__(self) -> None:
+        self.requests = self.refused = self.size_bytes = 0
+
+
+class Throttle:
+    """Enforces the limits of a cluster at one member.
+
+    Arguments:
+        limits: as they were agreed.
+        auth: knows the roles of users.
+        clock: loop time.
+        watch_counts: open watches by queue (``shares.queue_of``).
+        attach: gets this while there are limits, else None.
+
+    Attributes:
+        uses: by queue; the one that was quiet for longest is the first.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        auth: AuthStore,
+        clock: Callable[[], float],
+        watch_counts: Mapping[Identity, int],
+        attach: Callable[[Throttle | None], None],
+    ) -> None:
+        self._limits = limits
+        self._auth = auth
+        self._clock = clock
+        self._watch_counts = watch_counts
+        self._attach = attach
+        self._buckets: dict[Subject, Bucket] = {}
+        self._each: OrderedDict[Identity, Bucket] = OrderedDict()
+        self._prefix_lengths: tuple[int, ...] = ()
+        self._has_roles = False
+        self.uses: OrderedDict[Identity, Use] = OrderedDict()
+        limits.on_change.append(self._reload)
+        self._reload()
+
+    def _reload(self) -> None:
+        """Follow the limits; what was taken from those that did not change still counts."""
+        found, last = self._limits.by_subject, self._buckets
+        each = last.get((EACH, b""))
+        self._buckets = {
+            subject: last[subject] if subject in last and last[subject].limit == limit else Bucket(limit)
+            for subject, limit in found.items()
+        }
+        if self._buckets.get((EACH, b"")) is not each:
+            self._each.clear()
+        self._prefix_lengths = tuple(sorted({len(name) for kind, name in found if kind == PREFIX}))
+        self._has_roles = any(kind == ROLE for kind, _ in found)
+        self._attach(self if found else None)
+        if not found:
+            self.uses.clear()
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def admit(self, call: ServerCall, size_bytes: int = 0, request: Any = None) -> None:
+        """Let a request in, and count it.
+
+        Arguments:
+            call: whose identity counts.
+            size_bytes: of the request.
+            request: whose keys count; None: it has none.
+
+        Raises:
+            LimitedError: it came too early.
+        """
+        if call.route.path[1:].partition("/")[0] in _EXEMPT:
+            return
+        use, buckets = self._take(call, size_bytes, request)
+        call.observer = _Answer(self, call, use, buckets, call.observer)
+
+    def _take(self, call: ServerCall, size_bytes: int, request: Any) -> tuple[Use, list[Bucket]]:
+        queue, now = queue_of_call(call), self._clock()
+        use = self._use(queue)
+        buckets = [*self._of(queue), *self._of_keys(request)]
+        for bucket in buckets:
+            wait_s = bucket.wait_s(now)
+            if wait_s > ROUNDING_S:
+                use.refused += 1
+                raise errors.LimitedError(bucket.name(), ceil((wait_s - ROUNDING_S / 2) * 1000))
+        use.requests += 1
+        use.size_bytes += size_bytes
+        for bucket in buckets:
+            bucket.take(now, 1, size_bytes)
+        return use, buckets
+
+    def note_pieces(self, call: ServerCall, size_bytes: int) -> None:
+        """Say how large an answer is of which observers see the beginning alone."""
+        if isinstance(call.observer, _Answer):
+            call.observer.size_bytes = size_bytes
+
+    def charge(self, use: Use, buckets: list[Bucket], size_bytes: int) -> None:
+        """Count the bytes of an answer."""
+        now = self._clock()
+        use.size_bytes += size_bytes
+        for bucket in buckets:
+            bucket.take(now, 0, size_bytes)
+
+    def watch_refusal(self, call: ServerCall, key: bytes) -> str:
+        """Return why a client may not open one more watch now; empty: it may."""
+        queue = queue_of_call(call)
+        for bucket in self._of(queue):
+            most = bucket.limit.watches_max
+            if most and self._watches(bucket.limit, queue) >= most:
+                self._use(queue).refused += 1
+                return f"{errors.LimitedError.text} (raftkv: {name_of(queue)} may have {most} watches of this member)"
+        try:
+            self._take(call, len(key), plain.PlainGet(key, False))
+        except errors.LimitedError as error:
+            return f"{error} (raftkv: {error.trailers[1][1].decode()})"
+        return ""
+
+    def _watches(self, limit: admin_pb2.Limit, queue: Identity) -> int:
+        if limit.kind != ROLE:
+            return self._watch_counts.get(queue, 0)
+        role, users = limit.name.decode("utf-8", "replace"), self._auth.users
+        return sum(
+            count
+            for other, count in self._watch_counts.items()
+            if isinstance(other, bytes) and other in users and role in users[other].roles
+        )
+
+    # -- figures -----------------------------------------------------------------------------------------------------
+
+    def most(self, count: int = 20) -> list[admin_pb2.Use]:
+        """Return what the identities with the most bytes have used, the one with most first."""
+        chosen = nlargest(count, self.uses.items(), key=lambda item: (item[1].size_bytes, item[1].requests))
+        return [
+            admin_pb2.Use(
+                identity=name_of(queue),
+                requests=use.requests,
+                bytes=use.size_bytes,
+                refused=use.refused,
+                watches=self._watch_counts.get(queue, 0),
+            )
+            for queue, use in chosen
+        ]
+
+    # -- who -----------------------------------------------------------------------------------------------------------
+
+    def _use(self, queue: Identity) -> Use:
+        use = self.uses.get(queue)
+        if use is None:
+            use = self.uses[queue] = Use()
+            if len(self.uses) > IDENTITIES_MAX:
+                self.uses.popitem(last=False)
+        else:
+            self.uses.move_to_end(queue)
+        return use
+
+    def _of(self, queue: Identity) -> Iterator[Bucket]:
+        """Yield the buckets of an identity, and of its roles."""
+        own = self._buckets.get(subject_of(queue))
+        if own is not None:
+            yield own
+        elif (EACH, b"") in self._buckets:
+            yield self._bucket_of_each(queue)
+        if self._has_roles and isinstance(queue, bytes) and (user := self._auth.users.get(queue)) is not None:
+            for role in user.roles:
+                if (bucket := self._buckets.get((ROLE, role.encode()))) is not None:
+                    yield bucket
+
+    def _bucket_of_each(self, queue: Identity) -> Bucket:
+        bucket = self._each.get(queue)
+        if bucket is None:
+            bucket = self._each[queue] = Bucket(self._buckets[EACH, b""].limit)
+            if len(self._each) > IDENTITIES_MAX:
+                self._each.popitem(last=False)
+        else:
+            self._each.move_to_end(queue)
+        return bucket
+
+    def _of_keys(self, request: Any) -> list[Bucket]:
+        """Return the buckets of the prefixes that a request is about, each once."""
+        if not self._prefix_lengths or request is None:
+            return []
+        found = {}
+        for key in _keys_of(request):
+            for length in self._prefix_lengths:
+                bucket = self._buckets.get((PREFIX, key[:length])) if length <= len(key) else None
+                if bucket is not None:
+                    found[id(bucket)] = bucket
+        return list(found.values())
+
+
+class _Answer:
+    """Charges the answer of one call when it is made, and tells who observed the call before."""
+
+    __slots__ = ("_before", "_buckets", "_call", "_throttle", "_use", "size_bytes")
+
+    def __init__(
+        self, throttle: Throttle, call: ServerCall, use: Use, buckets: list[Bucket], before: Observer | None
+    ) -> None:
+        self._call = call  # which forgets this when it tells it
+        self._throttle = throttle
+        self._use = use
+        self._buckets = buckets
+        self._before = before
+        self.size_bytes = 0
+
+    def __call__(self, code: int, answer: bytes) -> None:
+        self._throttle.charge(self._use, self._buckets, max(self.size_bytes, self._call.sent_bytes, len(answer)))
+        if self._before is not None:
+            self._before(code, answer)
+
+
+def subject_of(queue: Identity) -> Subject:
+    """Return the subject whose limit an identity has.
+
+    >>> subject_of(b"alice"), subject_of("address 10.0.0.0/24")
+    (('user', b'alice'), ('address', b'10.0.0.0/24'))
+    """
+    if isinstance(queue, bytes):
+        return "user", queue
+    kind, _, name = queue.partition(" ")
+    return kind, name.encode()
+
+
+def _keys_of(request: Any) -> Iterator[bytes]:
+    if isinstance(request, plain.PlainTxn):
+        request = request.message()
+    key = getattr(request, "key", None)
+    if isinstance(key, bytes):
+        yield key
+    for compare in getattr(request, "compare", ()):
+        yield compare.key
+    for operation in (*getattr(request, "success", ()), *getattr(request, "failure", ())):
+        kind = operation.WhichOneof("request")
+        if kind is not None:
+            yield from _keys_of(getattr(operation, kind))

@@ -1,0 +1,200 @@
+"""Limits of rates, enforced by one member on a clock of the test's own."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raftkv import errors
+from raftkv.apply.limits import Limits
+from raftkv.pb import admin_pb2, rpc_pb2
+from raftkv.replica.node.throttle import IDENTITIES_MAX, Throttle
+from raftkv.storage import schema
+from raftkv.storage.backend.memory import MemoryBackend
+from raftkv.storage.mvcc import Store
+
+
+class World:
+    """A throttle, its clock and its users."""
+
+    def __init__(self, *limits: admin_pb2.Limit) -> None:
+        self.now = 1000.0
+        self.limits = Limits(Store.open(MemoryBackend()))
+        self.users: dict[bytes, Any] = {}
+        self.watches: dict[str | bytes, int] = {}
+        self.attached: Throttle | None = None
+        auth: Any = SimpleNamespace(users=self.users)
+        self.throttle = Throttle(self.limits, auth, lambda: self.now, self.watches, self._attach)
+        for limit in limits:
+            self.limits.execute(limit)
+
+    def _attach(self, throttle: Throttle | None) -> None:
+        self.attached = throttle
+
+    def wait_ms(self, call: Any, size_bytes: int = 0, request: Any = None) -> int:
+        """Ask for a request; 0: it is taken, else when to come again."""
+        try:
+            self.throttle.admit(call, size_bytes, request)
+        except errors.LimitedError as error:
+            return int(dict(error.trailers)[errors.RETRY_AFTER])
+        return 0
+
+
+def call_of(user: bytes = b"", address: str = "10.0.0.7", path: str = "/etcdserverpb.KV/Put") -> Any:
+    """A call that is not answered yet."""
+    caller = SimpleNamespace(user=user) if user else None
+    peer = SimpleNamespace(identity=f"address {address}")
+    return SimpleNamespace(
+        caller=caller, peer=peer, route=SimpleNamespace(path=path), observer=None, sent_bytes=0, headers=()
+    )
+
+
+def limit(kind: str, name: bytes = b"", **numbers: int) -> admin_pb2.Limit:
+    """Make a limit."""
+    return admin_pb2.Limit(kind=kind, name=name, **numbers)  # type: ignore[arg-type]
+
+
+def test_a_burst_is_taken_and_then_the_rate() -> None:
+    world = World(limit("user", b"alice", requests_per_s=10, requests_burst=3))
+    alice = call_of(b"alice")
+    assert [world.wait_ms(alice) for _ in range(4)] == [0, 0, 0, 100]
+    assert world.wait_ms(call_of(b"bob")) == 0
+    world.now += 0.1
+    assert [world.wait_ms(alice) for _ in range(2)] == [0, 100]
+
+
+@given(
+    st.integers(1, 50),
+    st.integers(1, 20),
+    st.lists(st.tuples(st.floats(0, 2), st.integers(1, 10)), max_size=30),
+)
+def test_no_window_has_more_than_the_burst_and_the_rate(
+    rate: int, burst: int, arrivals: list[tuple[float, int]]
+) -> None:
+    world = World(limit("user", b"a", requests_per_s=rate, requests_burst=burst))
+    taken: list[float] = []
+    for pause_s, count in arrivals:
+        world.now += pause_s
+        for _ in range(count):
+            wait_ms = world.wait_ms(call_of(b"a"))
+            if not wait_ms:
+                taken.append(world.now)
+            else:
+                back, world.now = world.now, world.now + wait_ms / 1000
+                probe = World(limit("user", b"a", requests_per_s=rate, requests_burst=burst))
+                for moment in taken:
+                    probe.now = moment
+                    assert not probe.wait_ms(call_of(b"a"))
+                probe.now = world.now
+                assert not probe.wait_ms(call_of(b"a")), "the time to come again is late enough"
+                world.now = back
+    for number, first in enumerate(taken):
+        for last, moment in enumerate(taken[number:], 1):
+            assert last <= burst + rate * (moment - first) + 1e-3
+
+
+def test_bytes_of_requests_and_answers_count_and_none_is_too_large() -> None:
+    world = World(limit("each", bytes_per_s=1000))
+    call = call_of(b"alice")
+    assert world.wait_ms(call, 5_000) == 0
+    call.observer(0, b"x" * 1000)
+    assert world.wait_ms(call_of(b"alice")) == 5_000
+    assert world.wait_ms(call_of(b"bob")) == 0
+    world.now += 5
+    late = call_of(b"alice")
+    assert world.wait_ms(late) == 0
+    world.throttle.note_pieces(late, 3_000)
+    late.observer(0, b"head")
+    assert world.wait_ms(call_of(b"alice")) == 3_000
+    assert [(use.identity, use.requests, use.bytes, use.refused) for use in world.throttle.most()] == [
+        ("user alice", 2, 9_000, 2),
+        ("user bob", 1, 0, 0),
+    ]
+
+
+def test_who_observed_a_call_before_is_told() -> None:
+    world = World(limit("each", bytes_per_s=1000))
+    told: list[tuple[int, bytes]] = []
+    call = call_of(b"alice")
+    call.observer = lambda code, answer: told.append((code, answer))
+    world.wait_ms(call)
+    call.observer(0, b"answer")
+    assert told == [(0, b"answer")]
+
+
+def test_roles_prefixes_addresses_and_each_have_limits() -> None:
+    world = World(
+        limit("role", b"team", requests_per_s=1),
+        limit("prefix", b"jobs/", requests_per_s=1),
+        limit("address", b"10.0.1.0/24", requests_per_s=1),
+        limit("each", requests_per_s=2),
+    )
+    world.users |= {b"a": SimpleNamespace(roles=["team"]), b"b": SimpleNamespace(roles=["x", "team"])}
+    assert [world.wait_ms(call_of(user)) for user in (b"a", b"b", b"c")] == [0, 1000, 0]
+    put = rpc_pb2.PutRequest(key=b"jobs/1")
+    txn = rpc_pb2.TxnRequest(success=[rpc_pb2.RequestOp(request_range=rpc_pb2.RangeRequest(key=b"jobs/2"))])
+    assert [world.wait_ms(call_of(b"d"), 0, request) for request in (put, txn)] == [0, 1000]
+    nested = rpc_pb2.TxnRequest(failure=[rpc_pb2.RequestOp(request_txn=txn)])
+    assert world.wait_ms(call_of(b"e"), 0, nested) == 1000
+    # All addresses of a network are one; its own limit is in place of that of each.
+    assert [world.wait_ms(call_of(address=f"10.0.1.{last}")) for last in (1, 2)] == [0, 1000]
+    assert [world.wait_ms(call_of(address=f"10.0.2.{last}")) for last in (1, 2, 3)] == [0, 0, 500]
+
+
+def test_a_refused_request_takes_nothing_from_other_limits() -> None:
+    world = World(limit("user", b"a", requests_per_s=5), limit("prefix", b"k", requests_per_s=1))
+    put = rpc_pb2.PutRequest(key=b"k")
+    assert [world.wait_ms(call_of(b"a"), 0, put) for _ in range(9)] == [0, *[1000] * 8]
+    assert [world.wait_ms(call_of(b"a")) for _ in range(5)] == [0, 0, 0, 0, 200]
+
+
+def test_operators_are_never_limited_and_a_change_counts_at_once() -> None:
+    world = World(limit("user", b"a", requests_per_s=1))
+    admin = call_of(b"a", path="/raftkvpb.Admin/LimitSet")
+    assert [world.wait_ms(admin) for _ in range(3)] == [0, 0, 0]
+    assert [world.wait_ms(call_of(b"a")) for _ in range(2)] == [0, 1000]
+    world.limits.execute(limit("user", b"b", requests_per_s=1))
+    assert world.wait_ms(call_of(b"a")) == 1000, "what was taken still counts when another limit changes"
+    world.limits.execute(limit("user", b"a", requests_per_s=2))
+    assert world.wait_ms(call_of(b"a")) == 0
+    assert world.attached is world.throttle
+    for name in (b"a", b"b"):
+        world.limits.execute(limit("user", name))
+    assert world.attached is None
+    assert world.throttle.most() == []
+
+
+def test_watches_are_counted_by_user_and_role() -> None:
+    world = World(limit("user", b"a", watches_max=2), limit("role", b"team", watches_max=3, requests_per_s=1))
+    world.users |= {name: SimpleNamespace(roles=["team"]) for name in (b"b", b"c")}
+    world.watches |= {b"a": 1, b"b": 2, "address 10.0.0.0/24": 9}
+    assert world.throttle.watch_refusal(call_of(b"a"), b"k") == ""
+    world.watches[b"a"] = 2
+    assert world.throttle.watch_refusal(call_of(b"a"), b"k") == (
+        "etcdserver: too many requests (raftkv: user a may have 2 watches of this member)"
+    )
+    assert world.throttle.watch_refusal(call_of(b"c"), b"k") == ""
+    assert "role team: 1 requests/s" in world.throttle.watch_refusal(call_of(b"c"), b"k")
+    world.watches[b"c"] = 1
+    assert "may have 3 watches" in world.throttle.watch_refusal(call_of(b"c"), b"k")
+
+
+def test_identities_by_the_million_take_bounded_memory() -> None:
+    world = World(limit("each", requests_per_s=1))
+    for number in range(2 * IDENTITIES_MAX):
+        assert world.wait_ms(call_of(b"%d" % number)) == 0
+    assert len(world.throttle.uses) == IDENTITIES_MAX
+    assert world.wait_ms(call_of(b"%d" % (2 * IDENTITIES_MAX - 1))) == 1000
+    assert world.wait_ms(call_of(b"0")) == 0
+
+
+@pytest.mark.parametrize("value", [b"\x00" * 39, b"\x00" * 41])
+def test_a_damaged_record_is_named(value: bytes) -> None:
+    store = Store.open(MemoryBackend())
+    store.meta_put(schema.CLUSTER, b"raftkv_limit/user/a", value)
+    with pytest.raises(errors.CorruptionError, match="cluster"):
+        Limits(store)
