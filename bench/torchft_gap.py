@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import raftkv
-from raftkv.client.local.cluster import LocalCluster, LocalMember
+from raftkv.client.local import LocalCluster, LocalMember
 from raftkv.client.sync.library import Client
 from tests.foreign.environments import InstallError
 from tests.foreign.torchft_job import Replica, TorchftJob

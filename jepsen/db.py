@@ -13,7 +13,7 @@ With ``Settings.network`` members and clients dial relay ports of ``network.py``
 Ports are taken below the ephemeral range, so that no outgoing connection can sit on the port of a member that is down.
 Where util-linux has ``setpriv``, members die with the harness even if that is killed.
 
-A launcher of its own, beside ``raftkv.client.local.process``: nothing of the system under test may be part of the test.
+A launcher of its own, beside ``raftkv.client.local``: nothing of the system under test may be part of the test.
 """
 
 from __future__ import annotations

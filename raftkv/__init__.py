@@ -36,26 +36,26 @@ if TYPE_CHECKING:
     from raftkv.client.errors import TermLost as TermLost
     from raftkv.client.errors import TxnConflict as TxnConflict
     from raftkv.client.errors import WatchCanceled as WatchCanceled
-    from raftkv.client.kv.operations import create_revision as create_revision
-    from raftkv.client.kv.operations import delete as delete
-    from raftkv.client.kv.operations import get as get
-    from raftkv.client.kv.operations import get_range as get_range
-    from raftkv.client.kv.operations import lease_of as lease_of
-    from raftkv.client.kv.operations import mod_revision as mod_revision
-    from raftkv.client.kv.operations import put as put
-    from raftkv.client.kv.operations import value as value
-    from raftkv.client.kv.operations import version as version
-    from raftkv.client.kv.txn import txn as txn
-    from raftkv.client.local.cluster import LocalCluster as LocalCluster
-    from raftkv.client.local.cluster import local as local
-    from raftkv.client.local.process import LocalClusterError as LocalClusterError
+    from raftkv.client.kv import txn as txn
+    from raftkv.client.local import LocalCluster as LocalCluster
+    from raftkv.client.local import LocalClusterError as LocalClusterError
+    from raftkv.client.local import local as local
+    from raftkv.client.operations import create_revision as create_revision
+    from raftkv.client.operations import delete as delete
+    from raftkv.client.operations import get as get
+    from raftkv.client.operations import get_range as get_range
+    from raftkv.client.operations import lease_of as lease_of
+    from raftkv.client.operations import mod_revision as mod_revision
+    from raftkv.client.operations import put as put
+    from raftkv.client.operations import value as value
+    from raftkv.client.operations import version as version
     from raftkv.client.sync.blocking import Watch as Watch
-    from raftkv.client.sync.lease import Lease as Lease
-    from raftkv.client.sync.lease import Lock as Lock
-    from raftkv.client.sync.lease import Session as Session
-    from raftkv.client.sync.lease import Term as Term
     from raftkv.client.sync.library import Client as Client
     from raftkv.client.sync.library import Endpoints as Endpoints
+    from raftkv.client.sync.library import Lease as Lease
+    from raftkv.client.sync.library import Lock as Lock
+    from raftkv.client.sync.library import Session as Session
+    from raftkv.client.sync.library import Term as Term
     from raftkv.client.sync.library import Transaction as Transaction
     from raftkv.client.sync.library import Txn as Txn
     from raftkv.client.sync.library import connect as connect
@@ -77,15 +77,15 @@ _PLACES: Final = {
         "AuthenticationFailed", "EndpointsFailed", "FenceLost", "LeaseLost", "LockLost", "LockNotFree", "TermLost",
         "TxnConflict", "WatchCanceled",
     ),
-    "client.kv.operations": (
+    "client.operations": (
         "create_revision", "delete", "get", "get_range", "lease_of", "mod_revision", "put", "value", "version",
     ),
-    "client.kv.txn": ("txn",),
-    "client.local.cluster": ("LocalCluster", "local"),
-    "client.local.process": ("LocalClusterError",),
+    "client.kv": ("txn",),
+    "client.local": ("LocalCluster", "LocalClusterError", "local"),
     "client.sync.blocking": ("Watch",),
-    "client.sync.lease": ("Lease", "Lock", "Session", "Term"),
-    "client.sync.library": ("Client", "Endpoints", "Transaction", "Txn", "connect"),
+    "client.sync.library": (
+        "Client", "Endpoints", "Lease", "Lock", "Session", "Term", "Transaction", "Txn", "connect",
+    ),
     "client.sync.loop": ("Closed", "Forked", "WrongThread"),
     "client.values": ("Event", "KeyValue"),
     "errors": ("ConfigError", "RaftKVError", "StatusError"),

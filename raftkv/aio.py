@@ -42,7 +42,11 @@ from raftkv.client.errors import (
     TxnConflict,
     WatchCanceled,
 )
-from raftkv.client.kv.operations import (
+from raftkv.client.kv import Transaction, Txn, txn
+from raftkv.client.lease import Lease, Session
+from raftkv.client.library import Client, connect
+from raftkv.client.lock import Lock, Term
+from raftkv.client.operations import (
     create_revision,
     delete,
     get,
@@ -53,11 +57,6 @@ from raftkv.client.kv.operations import (
     value,
     version,
 )
-from raftkv.client.kv.txn import Transaction, Txn, txn
-from raftkv.client.lease.lease import Lease
-from raftkv.client.lease.session import Session
-from raftkv.client.library import Client, connect
-from raftkv.client.lock import Lock, Term
 from raftkv.client.values import (
     Alarm,
     DeleteResult,

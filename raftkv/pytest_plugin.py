@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from raftkv.client.local.cluster import LocalCluster
+    from raftkv.client.local import LocalCluster
     from raftkv.client.sync.library import Client
 
 
@@ -40,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def raftkv_session_cluster(pytestconfig: pytest.Config) -> Iterator[LocalCluster]:
     """Start the cluster behind ``raftkv_cluster``, as the tests left it; for fixtures of a wider scope."""
-    from raftkv.client.local.cluster import local
+    from raftkv.client.local import local
     from raftkv.errors import RaftKVError
 
     size = str(pytestconfig.getini("raftkv_size"))

@@ -1,6 +1,6 @@
 """Real server processes for tests: one or three members of etcd 3.5.1 or of raftkv on free loopback ports.
 
-Owns ports, data directories and the final clean-up; a member is a ``raftkv.client.local.process.ServerProcess``. A
+Owns ports, data directories and the final clean-up; a member is a ``raftkv.client.local.ServerProcess``. A
 cluster is a context manager; when the block raises, the tail of every member's log is added to the error.
 
     with Cluster(RAFTKV, size=3) as cluster:
@@ -39,7 +39,7 @@ from types import TracebackType
 from typing import Any
 
 from jepsen.checkers.logs import signs_of_bugs
-from raftkv.client.local.process import ServerProcess, initial_cluster, log_tail
+from raftkv.client.local import ServerProcess, initial_cluster, log_tail
 from tests import forked
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -13,7 +13,7 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from raftkv.client.local.process import READY_TIMEOUT_S, is_healthy
+from raftkv.client.local import READY_TIMEOUT_S, is_healthy
 from raftkv.server.tls.issue import CLIENT, SERVER, Authority, write_new, write_pair
 from tests.procs import Cluster, Member, free_port, wait_for
 

@@ -14,7 +14,7 @@ from raftkv.checkpoint import positions
 from raftkv.checkpoint import records as checkpoint
 from raftkv.checkpoint.keys import AttemptId, RegistryKeys
 from raftkv.cli.backup import Manifest
-from raftkv.client.control.records import Record
+from raftkv.client.records import Record
 from raftkv.dataset.keys import DatasetKeys, Head, Note
 from raftkv.integrations.torchft.rules import JobKeys, MemberRecord, QuorumRecord
 from raftkv.training import records as training

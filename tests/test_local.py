@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from raftkv.client.local.cluster import LocalClusterError, local
+from raftkv.client.local import LocalClusterError, local
 from raftkv.errors import ConfigError
 from tests.procs import PATIENCE_S, http_get, wait_for
 
@@ -106,7 +106,7 @@ def test_settings_of_the_callers_environment_do_not_reach_a_member(tmp_path, mon
 PROGRAM = """
 import os, signal, sys, threading
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
-from raftkv.client.local.cluster import local
+from raftkv.client.local import local
 
 cluster = local(directory=sys.argv[1]).start()
 print(cluster.directory, flush=True)

@@ -33,9 +33,9 @@ from raftkv.checkpoint.aio import Attempt, Claim, Registry
 from raftkv.checkpoint.commit.summary import advanced, indexed
 from raftkv.checkpoint.keys import TAG, RegistryKeys
 from raftkv.checkpoint.records import Checkpoint, FileRecord, Hold, Latest, Reference
-from raftkv.client.control.control import ClientControl
-from raftkv.client.kv.operations import Compare, Operation, put
-from raftkv.client.kv.txn import txn
+from raftkv.client.control import ClientControl
+from raftkv.client.kv import txn
+from raftkv.client.operations import Compare, Operation, put
 from raftkv.client.scope import Space
 from raftkv.client.values import TxnResult
 from tests.procs import ETCD, RAFTKV, Cluster, Program

@@ -33,7 +33,7 @@ from raftkv.checkpoint.retention.ownership import ADOPTED, KEPT, OWNED
 from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.transfer import copy_files, digest_files, list_files
 from raftkv.checkpoint.storage.verify import Progress, decode_manifest, load_manifest
-from raftkv.client.control.records import RecordError
+from raftkv.client.records import RecordError
 from raftkv.errors import ConfigError
 
 T = TypeVar("T")

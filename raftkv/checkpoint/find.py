@@ -40,10 +40,9 @@ from raftkv.checkpoint.keys import (
     step_of,
 )
 from raftkv.checkpoint.records import Checkpoint, Latest, Reference
-from raftkv.client.control.control import Control, txn_until_answered, until_answered
-from raftkv.client.control.records import RecordError, read, readable
-from raftkv.client.control.reflector import Reflector, below
-from raftkv.client.kv.operations import Operation, get, get_range
+from raftkv.client.control import Control, Reflector, below, txn_until_answered, until_answered
+from raftkv.client.operations import Operation, get, get_range
+from raftkv.client.records import RecordError, read, readable
 from raftkv.client.scope import prefix_end
 from raftkv.client.values import PUT, Event, KeyValue, RangeResult
 from raftkv.errors import ConfigError

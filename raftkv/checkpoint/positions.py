@@ -35,9 +35,9 @@ from raftkv.checkpoint.keys import RegistryKeys, check_name, check_run_id
 from raftkv.checkpoint.records import Checkpoint
 from raftkv.checkpoint.storage.verify import read_verified
 from raftkv.client.arguments import instance, whole
-from raftkv.client.control.control import Control, until_answered
-from raftkv.client.control.records import Record, RecordError
-from raftkv.client.kv.operations import create_revision, delete, get, get_range, mod_revision, put, value
+from raftkv.client.control import Control, until_answered
+from raftkv.client.operations import create_revision, delete, get, get_range, mod_revision, put, value
+from raftkv.client.records import Record, RecordError
 from raftkv.client.sync.blocking import Blocking, blocking
 from raftkv.client.values import KeyValue
 from raftkv.errors import ConfigError

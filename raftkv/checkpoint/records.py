@@ -1,4 +1,4 @@
-"""What the keys of the registry hold; see ``client.control.records`` for how records are read.
+"""What the keys of the registry hold; see ``client.records`` for how records are read.
 
 ``time`` is the writer's wall clock in seconds, for people to read: no decision to commit depends on it.
 """
@@ -21,7 +21,7 @@ from raftkv.checkpoint.keys import (
     check_run_id,
     check_step,
 )
-from raftkv.client.control.records import Record, RecordError
+from raftkv.client.records import Record, RecordError
 from raftkv.errors import ConfigError
 
 _KIND: Final = re.compile(r"[\w.-]{1,100}")

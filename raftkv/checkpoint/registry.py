@@ -46,7 +46,7 @@ from raftkv.checkpoint.storage.filesystems import absolute
 from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.verify import Progress, check_there
 from raftkv.client.arguments import instance, seconds, whole
-from raftkv.client.control.control import ClientControl, check_whole
+from raftkv.client.control import ClientControl, check_whole
 from raftkv.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -42,10 +42,10 @@ from raftkv.cli import daemon, pflag
 from raftkv.cli.common import POINT_IN_TIME_FLAGS, forward_of, target_of
 from raftkv.cli.pflag import BOOL, DURATION, INT, Flag
 from raftkv.cli.program import BAD_FLAGS, ERROR, SUCCESS, CommandError
-from raftkv.client.control.records import Record, RecordError
+from raftkv.client.admin import Progress
 from raftkv.client.library import Client
+from raftkv.client.records import Record, RecordError
 from raftkv.client.rpc import methods
-from raftkv.client.snapshot import Progress
 from raftkv.client.values import EndpointStatus
 from raftkv.config import ServerConfig
 from raftkv.errors import ConfigError, RaftKVError, StatusError, StorageError

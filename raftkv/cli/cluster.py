@@ -29,7 +29,7 @@ from raftkv.cli.pflag import INT, LIST, Flag
 from raftkv.cli.printer import human_size, role_of
 from raftkv.cli.program import BAD_FLAGS, ERROR, SUCCESS, CommandError
 from raftkv.client import Client, ClientOptions
-from raftkv.client.local.process import HOST, LocalClusterError, ServerProcess, initial_cluster, stop_all
+from raftkv.client.local import HOST, LocalClusterError, ServerProcess, initial_cluster, stop_all
 from raftkv.client.rpc import methods
 from raftkv.errors import StatusError
 from raftkv.offline.directory import obstacle

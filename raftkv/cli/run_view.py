@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from raftkv.cli.table import Rows, clock, count, out, printable
-from raftkv.client.control.records import RecordError
+from raftkv.client.records import RecordError
 from raftkv.errors import PermissionDeniedError
 from raftkv.training.history import RunSummary, read_history
 from raftkv.training.keys import CLUSTER_ROOT, RunKeys

@@ -33,9 +33,9 @@ from raftkv.cli.run_view import Facts, read_facts
 from raftkv.cli.table import Rows, count, out, progress_bar
 from raftkv.client.admin import Permission, interval
 from raftkv.client.credentials import announce_settings
-from raftkv.client.kv.kv import pipelined
-from raftkv.client.kv.operations import Compare, Delete, mod_revision, version
+from raftkv.client.kv import pipelined
 from raftkv.client.library import Client
+from raftkv.client.operations import Compare, Delete, mod_revision, version
 from raftkv.dataset import keys as dataset_keys
 from raftkv.errors import (
     ConfigError,

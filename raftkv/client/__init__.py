@@ -13,7 +13,8 @@ Example::
     async with raftkv.aio.connect("127.0.0.1:2379") as kv:
         await kv.put("a", b"1")
 
-Read ``library``, ``scope``, then ``rpc`` and the package of what you look for. Leaves out: training runs
+Read ``library``, ``scope``, then ``rpc`` and the module of what you look for. ``control`` and ``records`` are the
+ground of programs that keep state in the store. Leaves out: training runs
 (``raftkv.training``), and anything of the server.
 """
 

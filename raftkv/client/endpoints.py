@@ -32,10 +32,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from raftkv.client.kv.kv import KV
-from raftkv.client.kv.operations import Delete, Put
-from raftkv.client.kv.txn import Txn
-from raftkv.client.lease.session import Session
+from raftkv.client.kv import KV, Txn
+from raftkv.client.lease import Session
+from raftkv.client.operations import Delete, Put
 from raftkv.client.rpc.retry import until_answered
 from raftkv.client.scope import Scope
 from raftkv.client.values import DELETE
@@ -43,7 +42,7 @@ from raftkv.client.watch import Watches
 from raftkv.errors import CompactedError
 
 if TYPE_CHECKING:
-    from raftkv.client.kv.operations import LeaseLike
+    from raftkv.client.operations import LeaseLike
     from raftkv.client.values import KeyValue
 
 _log = logging.getLogger(__name__)

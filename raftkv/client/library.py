@@ -15,11 +15,8 @@ from raftkv.client.admin import Admin, Roles, Users
 from raftkv.client.arguments import path, seconds, whole
 from raftkv.client.credentials import Given, Secret, client_settings, file_settings, password_of
 from raftkv.client.endpoints import Endpoints
-from raftkv.client.kv.kv import Bulk
-from raftkv.client.kv.txn import Txns
-from raftkv.client.lease.keeper import LeaseKeeper
-from raftkv.client.lease.lease import Leases
-from raftkv.client.lease.session import Sessions
+from raftkv.client.kv import Bulk, Txns
+from raftkv.client.lease import LeaseKeeper, Leases, Sessions
 from raftkv.client.lock import Elections, Locks
 from raftkv.client.rpc.core import Client as Core
 from raftkv.client.rpc.core import ClientOptions

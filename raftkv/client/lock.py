@@ -34,11 +34,10 @@ from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 
 from raftkv.client.arguments import limit
 from raftkv.client.errors import FenceLost, LockLost, LockNotFree, TermLost, WatchCanceled
-from raftkv.client.kv.kv import KV
-from raftkv.client.kv.operations import Delete, Get, GetRange, Put, create_revision
-from raftkv.client.kv.operations import value as value_of
-from raftkv.client.kv.txn import Txn
-from raftkv.client.lease.lease import Interrupt, Lease, checked_ttl, farewell_s, seen_through
+from raftkv.client.kv import KV, Txn
+from raftkv.client.lease import Interrupt, Lease, checked_ttl, farewell_s, seen_through
+from raftkv.client.operations import Delete, Get, GetRange, Put, create_revision
+from raftkv.client.operations import value as value_of
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.retry import is_transient, until_answered
 from raftkv.client.scope import Part, Scope, Text, to_bytes
@@ -48,7 +47,7 @@ from raftkv.errors import CompactedError, StatusError
 from raftkv.pb import kv_pb2, rpc_pb2
 
 if TYPE_CHECKING:
-    from raftkv.client.lease.session import Session
+    from raftkv.client.lease import Session
 
 # -- contender ------------------------------------------------------------------------------------------------------
 #

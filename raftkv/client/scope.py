@@ -22,8 +22,8 @@ from raftkv.errors import EmptyKeyError
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
-    from raftkv.client.kv.operations import FenceLike
-    from raftkv.client.lease.keeper import LeaseKeeper
+    from raftkv.client.lease import LeaseKeeper
+    from raftkv.client.operations import FenceLike
     from raftkv.client.watch import WatchHub
     from raftkv.pb import kv_pb2
 

@@ -33,9 +33,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol, overload
 
 from raftkv.client.arguments import limit, seconds, text, whole
-from raftkv.client.control.records import read, readable
-from raftkv.client.kv.operations import delete, get, get_range, mod_revision, put
-from raftkv.client.kv.operations import version as version_of
+from raftkv.client.operations import delete, get, get_range, mod_revision, put
+from raftkv.client.operations import version as version_of
+from raftkv.client.records import read, readable
 from raftkv.client.rpc.retry import until_answered
 from raftkv.client.sync.library import client_of
 from raftkv.client.sync.loop import LoopThread

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 from urllib.parse import quote
 
-from raftkv.client.control.records import Record, RecordError
+from raftkv.client.records import Record, RecordError
 from raftkv.dataset.codec import is_digest
 from raftkv.errors import ConfigError
 

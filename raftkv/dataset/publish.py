@@ -22,10 +22,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from raftkv.client.control.control import Control, Grant, txn_until_answered
-from raftkv.client.control.records import read
-from raftkv.client.kv.kv import pipelined
-from raftkv.client.kv.operations import (
+from raftkv.client.control import Control, Grant, txn_until_answered
+from raftkv.client.kv import pipelined
+from raftkv.client.operations import (
     Compare,
     Operation,
     create_revision,
@@ -36,6 +35,7 @@ from raftkv.client.kv.operations import (
     put,
     version,
 )
+from raftkv.client.records import read
 from raftkv.client.rpc.retry import until_answered
 from raftkv.client.scope import prefix_end
 from raftkv.client.values import KeyValue

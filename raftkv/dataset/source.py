@@ -12,9 +12,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from raftkv.client.control.control import ClientControl, Control, check_whole
-from raftkv.client.control.records import RecordError, read
-from raftkv.client.control.reflector import Reflector
+from raftkv.client.control import ClientControl, Control, Reflector, check_whole
+from raftkv.client.records import RecordError, read
 from raftkv.client.rpc.retry import until_answered
 from raftkv.client.values import Event
 from raftkv.dataset.cache import Memory, SharedDirectory

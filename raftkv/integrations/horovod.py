@@ -39,7 +39,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from raftkv import errors
-from raftkv.client.control.records import RecordError
+from raftkv.client.records import RecordError
 from raftkv.client.scope import prefix_end
 from raftkv.pb import kv_pb2, rpc_pb2
 from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse, text_response

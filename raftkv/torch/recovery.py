@@ -63,7 +63,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d
 
-from raftkv.client.control.records import RecordError
+from raftkv.client.records import RecordError
 from raftkv.errors import ConfigError
 from raftkv.torch.interrupt import STUCK_S, Aborted, Communicators, Waits, cut_connections, cut_gloo, gloo_devices
 from raftkv.training.errors import GenerationOver, StateLost, TrainingError

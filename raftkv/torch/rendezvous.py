@@ -50,8 +50,8 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
-from raftkv.client.control.control import until_answered
-from raftkv.client.control.records import RecordError
+from raftkv.client.control import until_answered
+from raftkv.client.records import RecordError
 from raftkv.client.sync.library import Client
 from raftkv.client.sync.loop import Closed
 from raftkv.errors import ConfigError, RaftKVError, StatusError

@@ -41,7 +41,7 @@ from raftkv.training.keys import STORE_ROOT
 from raftkv.training.tcpstore.store import ReplicatedStore
 
 if TYPE_CHECKING:
-    from raftkv.client.kv.operations import Fence
+    from raftkv.client.operations import Fence
 
 T = TypeVar("T")
 

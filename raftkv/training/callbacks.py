@@ -15,7 +15,7 @@ from functools import partial
 from typing import Generic, ParamSpec
 
 from raftkv.client.arguments import function
-from raftkv.client.lease.lease import tell
+from raftkv.client.lease import tell
 
 P = ParamSpec("P")
 

@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Final
 
 from raftkv.checkpoint.keys import AttemptId, RegistryKeys
 from raftkv.checkpoint.records import Checkpoint
-from raftkv.client.control.control import ClientControl
-from raftkv.client.control.records import RecordError, read
-from raftkv.client.control.reflector import Reflector
+from raftkv.client.control import ClientControl, Reflector
+from raftkv.client.records import RecordError, read
 from raftkv.client.scope import prefix_end
 from raftkv.client.values import PUT, Event, KeyValue
 from raftkv.errors import CompactedError

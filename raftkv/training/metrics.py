@@ -29,9 +29,8 @@ from prometheus_client.registry import Collector
 
 from raftkv.checkpoint.keys import LATEST, RegistryKeys, attempt_of, run_of
 from raftkv.checkpoint.records import Checkpoint, Latest
-from raftkv.client.control.control import ClientControl
-from raftkv.client.control.records import Record, RecordError
-from raftkv.client.control.reflector import Reflector, below
+from raftkv.client.control import ClientControl, Reflector, below
+from raftkv.client.records import Record, RecordError
 from raftkv.client.values import PUT, Event
 from raftkv.errors import ConfigError, PermissionDeniedError, RaftKVError
 from raftkv.training.errors import TrainingError

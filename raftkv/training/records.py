@@ -1,7 +1,7 @@
 """The records of a run: the values of its keys.
 
 A foreign value below a run's prefix is a ``RecordError``, never code (the stock rendezvous of torch
-unpickles its store); see ``client.control.records``. ``time`` is the writer's wall clock, for people to read: no
+unpickles its store); see ``client.records``. ``time`` is the writer's wall clock, for people to read: no
 decision depends on it.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Self, cast
 
-from raftkv.client.control.records import NUMBER_MAX, Record, RecordError
+from raftkv.client.records import NUMBER_MAX, Record, RecordError
 
 GATHERING: Final = "gathering"
 RUNNING: Final = "running"

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from raftkv.client.control.records import RecordError
+from raftkv.client.records import RecordError
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import BROKEN, CLOSED, Fault, GenerationRecord, Member, Node, State, to_json
 from raftkv.training.rendezvous.world import first_ranks

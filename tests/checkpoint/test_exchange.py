@@ -22,8 +22,8 @@ from raftkv.checkpoint.retention.holds import HoldInfo
 from raftkv.checkpoint.retention.policy import Policy
 from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.verify import verify
-from raftkv.client.control.control import Grant
-from raftkv.client.kv.operations import get_range
+from raftkv.client.control import Grant
+from raftkv.client.operations import get_range
 from raftkv.errors import ConfigError
 from tests.checkpoint.retention.kept import Kept
 from tests.checkpoint.world import play

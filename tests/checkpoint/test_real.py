@@ -21,7 +21,7 @@ from raftkv.checkpoint.records import FileRecord
 from raftkv.checkpoint.registry import Registry
 from raftkv.checkpoint.retention.policy import Policy
 from raftkv.checkpoint.storage.place import Place
-from raftkv.client.kv.operations import get_range
+from raftkv.client.operations import get_range
 from raftkv.errors import ConfigError
 from tests.checkpoint.world import KIND
 from tests.procs import ETCD_FAST, RAFTKV, Cluster

@@ -26,7 +26,7 @@ from raftkv.checkpoint.saver import Saver, Termination
 from raftkv.checkpoint.storage import transfer
 from raftkv.checkpoint.storage.transfer import local_directory
 from raftkv.checkpoint.storage.verify import verify
-from raftkv.client.lease import lease
+from raftkv.client import lease
 from raftkv.errors import ConfigError
 from tests.integrations.importers import fabricated as made
 

@@ -21,7 +21,7 @@ from raftkv.checkpoint.errors import FilesChanged
 from raftkv.checkpoint.keys import RegistryKeys
 from raftkv.checkpoint.records import Checkpoint, FileRecord, Reference
 from raftkv.checkpoint.registry import Registry
-from raftkv.client.kv.operations import Delete, Put
+from raftkv.client.operations import Delete, Put
 from tests.virtual_store.direct import StoreWorld
 
 RUN = "job"

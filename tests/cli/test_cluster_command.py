@@ -16,7 +16,7 @@ from rich.console import Console
 
 from raftkv.cli.cluster import Member, Row, claimed, make_table, news
 from raftkv.cli.program import CommandError
-from raftkv.client.local.process import stop_all
+from raftkv.client.local import stop_all
 from tests.cli.runner import run_ctl, run_server
 from tests.procs import data_directory, free_port
 

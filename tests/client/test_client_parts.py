@@ -17,7 +17,7 @@ from raftkv.aio import ConfigError, EndpointsFailed, connect, create_revision, l
 from raftkv.client import Client as Core
 from raftkv.client import ClientOptions
 from raftkv.client.errors import from_status
-from raftkv.client.lease.lease import Interrupt
+from raftkv.client.lease import Interrupt
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.retry import Backoff, is_transient, until_answered
 from raftkv.client.scope import Space

@@ -10,8 +10,7 @@ import pytest
 
 from raftkv import errors, suspend_clock
 from raftkv.client.errors import LeaseLost
-from raftkv.client.lease.keeper import LeaseKeeper, renewals
-from raftkv.client.lease.lease import Lease
+from raftkv.client.lease import Lease, LeaseKeeper, renewals
 from raftkv.client.rpc.core import Stream
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.status import RpcError
@@ -195,7 +194,7 @@ def test_a_machine_that_slept_has_lost_its_leases_when_it_wakes_up(monkeypatch):
     async def scenario(core, scope):
         lease = await Lease(scope, 60)
         await until(lambda: core.calls)
-        monkeypatch.setattr("raftkv.client.lease.lease._sleep", suspend_clock.SuspendClock())
+        monkeypatch.setattr("raftkv.client.lease._sleep", suspend_clock.SuspendClock())
         at_least, at_most = suspend_clock.suspended_s()
         monkeypatch.setattr(suspend_clock, "suspended_s", lambda: (at_least + 0.0005, at_most + 0.0005))
         assert lease.remaining_s > 59
@@ -211,7 +210,7 @@ def test_a_machine_that_slept_has_lost_its_leases_when_it_wakes_up(monkeypatch):
 def test_answer_to_a_keep_alive_before_the_machine_slept_counts_from_its_sending(monkeypatch):
     async def scenario(core, scope):
         lease = await Lease(scope, 60)
-        monkeypatch.setattr("raftkv.client.lease.lease._sleep", suspend_clock.SuspendClock())
+        monkeypatch.setattr("raftkv.client.lease._sleep", suspend_clock.SuspendClock())
         await until(lambda: core.calls and core.calls[0].asked)
         at_least, at_most = suspend_clock.suspended_s()
         monkeypatch.setattr(suspend_clock, "suspended_s", lambda: (at_least + 61, at_most + 61))

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from raftkv import connect
-from raftkv.client.local.process import initial_cluster
+from raftkv.client.local import initial_cluster
 from raftkv.offline.etcd.file import opened, snapshot_status
 from raftkv.pb import rpc_pb2
 from tests.cli.runner import run_ctl, run_utl

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from raftkv.client.errors import EndpointsFailed
-from raftkv.client.kv.operations import get, put
+from raftkv.client.operations import get, put
 from raftkv.client.sync.loop import LoopThread
 from raftkv.dataset.dataset import Dataset
 from raftkv.dataset.entry import Entry

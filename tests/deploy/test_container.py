@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from raftkv import __version__
-from raftkv.client.local.process import ServerProcess, is_healthy
+from raftkv.client.local import ServerProcess, is_healthy
 from tests.procs import PATIENCE_S, free_port, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from raftkv.client.local.process import is_healthy
+from raftkv.client.local import is_healthy
 from raftkv.pb import rpc_pb2
 from tests.compat.ctl import Tool
 from tests.compat.wire import Wire

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from raftkv.client.local.cluster import LocalCluster
+from raftkv.client.local import LocalCluster
 from tests.foreign.environments import interpreter
 
 TOGETHER = """

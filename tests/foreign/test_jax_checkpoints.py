@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import raftkv.checkpoint
-from raftkv.client.local.cluster import LocalCluster
+from raftkv.client.local import LocalCluster
 from tests.foreign.test_jax import ended, start
 
 ALONE = """

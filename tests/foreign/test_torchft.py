@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 import raftkv
-from raftkv.client.local.cluster import LocalCluster, LocalMember
+from raftkv.client.local import LocalCluster, LocalMember
 from tests.foreign.environments import interpreter
 from tests.foreign.torchft_job import TorchftJob
 

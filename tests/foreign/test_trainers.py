@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from raftkv.checkpoint import Registry
-from raftkv.client.local.cluster import LocalCluster
+from raftkv.client.local import LocalCluster
 from tests.foreign.environments import interpreter
 
 LIGHTNING = """

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from raftkv.client.local.process import ServerProcess, is_healthy
+from raftkv.client.local import ServerProcess, is_healthy
 from raftkv.server.supervisor import Supervisor
 from tests.procs import PATIENCE_S, free_port
 

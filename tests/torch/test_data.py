@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 from torch.utils.data import BatchSampler, DataLoader
 
 from raftkv.checkpoint.positions import Position
-from raftkv.client.control.records import RecordError
+from raftkv.client.records import RecordError
 from raftkv.dataset.codec import Child
 from raftkv.dataset.dataset import Snapshot
 from raftkv.dataset.entry import Entry

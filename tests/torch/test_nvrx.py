@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from raftkv.client.local.cluster import LocalCluster
+from raftkv.client.local import LocalCluster
 from raftkv.errors import ConfigError
 from tests.foreign.environments import interpreter
 

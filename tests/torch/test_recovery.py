@@ -24,7 +24,7 @@ import torch.distributed as dist
 import raftkv
 import raftkv.torch
 import raftkv.training
-from raftkv.client.control.records import RecordError
+from raftkv.client.records import RecordError
 from raftkv.errors import ConfigError
 from raftkv.torch import recovery
 from raftkv.torch.interrupt import cut_connections, cut_gloo, gloo_devices

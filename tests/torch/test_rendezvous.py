@@ -39,7 +39,7 @@ from tests.long import long_except
 from tests.procs import free_port, wait_for
 
 if TYPE_CHECKING:
-    from raftkv.client.local.cluster import LocalCluster
+    from raftkv.client.local import LocalCluster
 
 WAIT_S = 60
 REGISTERED = (

@@ -22,7 +22,7 @@ from raftkv.torch.init_method import parse
 from tests.long import long_except
 
 if TYPE_CHECKING:
-    from raftkv.client.local.cluster import LocalCluster
+    from raftkv.client.local import LocalCluster
 
 PATIENCE = timedelta(seconds=90)
 SHORT = timedelta(milliseconds=200)

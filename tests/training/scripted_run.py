@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raftkv.client.control.records import Record
+from raftkv.client.records import Record
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import BROKEN, GATHERING, RUNNING, Fault, GenerationRecord, Member, Node, State
 

@@ -15,7 +15,7 @@ import pytest
 
 import raftkv.training
 from raftkv.aio import connect
-from raftkv.client.control.control import ClientControl
+from raftkv.client.control import ClientControl
 from raftkv.errors import ConfigError, NoLeaderError, StatusError
 from raftkv.training import BarrierTimeout, GenerationOver, JoinTimeout, RunClosed
 from raftkv.training.aio import Run, join

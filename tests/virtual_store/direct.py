@@ -12,8 +12,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from raftkv.client.control.control import Grant, OnEvents, OnLost
-from raftkv.client.kv.operations import Compare, Operation
+from raftkv.client.control import Grant, OnEvents, OnLost
+from raftkv.client.operations import Compare, Operation
 from raftkv.client.scope import Text
 from raftkv.client.values import PUT, Event, TxnResult
 from raftkv.errors import CompactedError, ContextDeadlineExceededError

@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raftkv.client.control.control import Grant
+from raftkv.client.control import Grant
 from raftkv.client.errors import UnknownStatus
-from raftkv.client.kv.operations import Compare, Operation
+from raftkv.client.operations import Compare, Operation
 from raftkv.client.scope import Text, to_bytes
 from raftkv.client.values import Event, TxnResult
 from raftkv.errors import UNAVAILABLE, CompactedError, StatusError
@@ -327,7 +327,7 @@ class SimWatch:
 
 
 class SimControl:
-    """``raftkv.client.control.control.Control`` over a link."""
+    """``raftkv.client.control.Control`` over a link."""
 
     def __init__(self, link: Link) -> None:
         self._link = link

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from raftkv.client.kv.operations import Compare, Delete, Get, GetRange, Operation, Put
-from raftkv.client.kv.txn import Txn
+from raftkv.client.kv import Txn
+from raftkv.client.operations import Compare, Delete, Get, GetRange, Operation, Put
 from raftkv.client.scope import Space, Text, to_bytes
 from raftkv.client.values import DELETE, PUT, DeleteResult, Event, KeyValue, PutResult, RangeResult, TxnResult
 from raftkv.errors import CompactedError, DuplicateKeyError, LeaseNotFoundError

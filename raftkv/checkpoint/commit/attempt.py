@@ -57,11 +57,10 @@ from raftkv.checkpoint.records import (
     Reference,
 )
 from raftkv.client.arguments import instance, whole
-from raftkv.client.control.control import Control, until_answered
-from raftkv.client.control.records import RecordError, read, readable
-from raftkv.client.control.reflector import below
-from raftkv.client.kv.operations import Operation, delete, get, get_range, mod_revision, put, version
-from raftkv.client.lease.lease import farewell_s
+from raftkv.client.control import Control, below, until_answered
+from raftkv.client.lease import farewell_s
+from raftkv.client.operations import Operation, delete, get, get_range, mod_revision, put, version
+from raftkv.client.records import RecordError, read, readable
 from raftkv.client.scope import prefix_end
 from raftkv.client.values import KeyValue, RangeResult
 from raftkv.errors import ConfigError, RaftKVError, StatusError

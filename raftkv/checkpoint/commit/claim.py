@@ -28,11 +28,10 @@ from raftkv.checkpoint.errors import FenceBroken
 from raftkv.checkpoint.keys import RegistryKeys
 from raftkv.checkpoint.records import FenceRecord
 from raftkv.client.arguments import limit
-from raftkv.client.control.control import Control, until_answered
-from raftkv.client.control.records import read
-from raftkv.client.control.reflector import Interval, Reflector
-from raftkv.client.kv.operations import Compare, Operation, get, mod_revision, put
-from raftkv.client.kv.txn import txn
+from raftkv.client.control import Control, Interval, Reflector, until_answered
+from raftkv.client.kv import txn
+from raftkv.client.operations import Compare, Operation, get, mod_revision, put
+from raftkv.client.records import read
 from raftkv.client.scope import Space
 from raftkv.client.values import Event, KeyValue, TxnResult
 from raftkv.errors import ConfigError
@@ -95,7 +94,7 @@ class Claim:
         return (own,) if self.world is None else (own, *self.world.conditions)
 
     def compares(self) -> list[rpc_pb2.Compare]:
-        """Implement ``client.kv.operations.Conditions.compares``."""
+        """Implement ``client.operations.Conditions.compares``."""
         return [condition.to_message(Space()) for condition in self.conditions]
 
     def broken(self, reason: str = "") -> Exception:

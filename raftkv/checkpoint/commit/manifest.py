@@ -21,7 +21,7 @@ from raftkv.checkpoint import digest
 from raftkv.checkpoint.errors import PrepareConflict
 from raftkv.checkpoint.keys import AttemptId
 from raftkv.checkpoint.records import AttemptRecord, FileRecord, Prepared
-from raftkv.client.control.records import RecordError
+from raftkv.client.records import RecordError
 
 NAME: Final = "raftkv-manifest.jsonl"
 """Name of the file, below the directory of a checkpoint; no rank may prepare a file of this name."""

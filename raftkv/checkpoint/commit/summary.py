@@ -28,9 +28,9 @@ from raftkv.checkpoint.keys import (
     step_of,
 )
 from raftkv.checkpoint.records import Checkpoint, Extremes, Latest
-from raftkv.client.control.control import Control, txn_until_answered, until_answered
-from raftkv.client.control.records import read
-from raftkv.client.kv.operations import Operation, delete, get, get_range, mod_revision, put
+from raftkv.client.control import Control, txn_until_answered, until_answered
+from raftkv.client.operations import Operation, delete, get, get_range, mod_revision, put
+from raftkv.client.records import read
 from raftkv.client.values import RangeResult
 from raftkv.errors import ConfigError
 

@@ -47,9 +47,8 @@ from raftkv.checkpoint.retention.holds import holds
 from raftkv.checkpoint.retention.policy import Decision, Policy, decide
 from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.verify import Progress
-from raftkv.client.control.control import Control, txn_until_answered, until_answered
-from raftkv.client.control.records import RecordError, read, readable
-from raftkv.client.kv.operations import (
+from raftkv.client.control import Control, txn_until_answered, until_answered
+from raftkv.client.operations import (
     Compare,
     Operation,
     create_revision,
@@ -60,6 +59,7 @@ from raftkv.client.kv.operations import (
     put,
     version,
 )
+from raftkv.client.records import RecordError, read, readable
 from raftkv.client.scope import prefix_end
 from raftkv.client.values import KeyValue, TxnResult
 from raftkv.errors import ConfigError, StatusError

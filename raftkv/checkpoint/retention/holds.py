@@ -30,9 +30,9 @@ from raftkv.checkpoint.errors import CheckpointNotFound, PinLost
 from raftkv.checkpoint.keys import PIN, TAG, RegistryKeys, check_name, step_of
 from raftkv.checkpoint.records import Checkpoint, Hold, Reference
 from raftkv.client.arguments import instance, seconds
-from raftkv.client.control.control import Control, Grant, txn_until_answered, until_answered
-from raftkv.client.control.records import read, readable
-from raftkv.client.kv.operations import Compare, Operation, delete, get, get_range, mod_revision, put
+from raftkv.client.control import Control, Grant, txn_until_answered, until_answered
+from raftkv.client.operations import Compare, Operation, delete, get, get_range, mod_revision, put
+from raftkv.client.records import read, readable
 from raftkv.client.values import KeyValue
 from raftkv.errors import ConfigError, LeaseNotFoundError, StatusError
 

@@ -25,9 +25,9 @@ from raftkv.checkpoint.keys import AttemptId, RegistryKeys
 from raftkv.checkpoint.records import Checkpoint, Deleting
 from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.verify import decode_manifest
-from raftkv.client.control.control import Control, until_answered
-from raftkv.client.control.records import RecordError
-from raftkv.client.kv.operations import get, put, version
+from raftkv.client.control import Control, until_answered
+from raftkv.client.operations import get, put, version
+from raftkv.client.records import RecordError
 
 ADOPTED: Final = "raftkv.adopted"
 """Name in the metadata of a checkpoint that lies in a directory which was there before."""

@@ -30,7 +30,7 @@ from raftkv.checkpoint.digest import Digest
 from raftkv.checkpoint.errors import DigestMismatch, FilesChanged, StorageError
 from raftkv.checkpoint.records import Checkpoint, FileRecord
 from raftkv.checkpoint.storage.place import Found, Place
-from raftkv.client.control.records import RecordError
+from raftkv.client.records import RecordError
 from raftkv.errors import ConfigError
 
 Progress = Callable[[int, int], None]

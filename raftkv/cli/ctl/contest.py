@@ -22,8 +22,7 @@ from raftkv.cli.pflag import text_bytes
 from raftkv.cli.program import BAD_ARGUMENTS, BAD_CONNECTION, ERROR, CommandError
 from raftkv.client import Client
 from raftkv.client.errors import EndpointsFailed, FenceLost, LeaseLost, WatchCanceled
-from raftkv.client.lease.keeper import renewals
-from raftkv.client.lease.lease import Lease
+from raftkv.client.lease import Lease, renewals
 from raftkv.client.library import open_scope
 from raftkv.client.lock import Contender, observations
 from raftkv.client.rpc import methods

@@ -22,10 +22,9 @@ from raftkv.cli.printer import write_line
 from raftkv.cli.program import BAD_ARGUMENTS, BAD_FEATURE, ERROR, INTERRUPTED, CommandError
 from raftkv.cli.table import printable, progress_bar
 from raftkv.client import Client, Method
-from raftkv.client.admin import KINDS, interval
+from raftkv.client.admin import KINDS, SavedSnapshot, interval, save
 from raftkv.client.errors import explain_failures
 from raftkv.client.rpc import methods
-from raftkv.client.snapshot import SavedSnapshot, save
 from raftkv.errors import (
     ConfigError,
     ContextDeadlineExceededError,

@@ -10,8 +10,8 @@ Laws:
 - After fork the child opens a thread and connections of its own; what is *held* stays the parent's: using it raises
   ``Forked``.
 
-``lease`` has leases, sessions, locks and elections; ``library`` the client with its transactions and users;
-``blocking`` makes the methods and has the watches.
+``library`` has the client and what it hands out: transactions, users, leases, sessions, locks, elections. ``blocking``
+makes the methods and has the watches.
 
 Example::
 

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, NoReturn, ParamSpec, Protocol, Self, TypeVar
 
 from raftkv.client.arguments import limit, many, seconds
-from raftkv.client.kv.kv import WINDOW
+from raftkv.client.kv import WINDOW
 from raftkv.client.rpc.core import take_outcome
 from raftkv.client.sync.loop import LoopThread
 from raftkv.client.values import Event

@@ -32,13 +32,12 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from raftkv.client.control.control import ClientControl
-from raftkv.client.control.records import RecordError, read
-from raftkv.client.control.reflector import Reflector, below
+from raftkv.client.control import ClientControl, Reflector, below
 from raftkv.client.errors import is_client_closed
-from raftkv.client.kv.operations import Operation, create_revision, delete, get, mod_revision, put, version
-from raftkv.client.lease.lease import Lease
+from raftkv.client.lease import Lease
 from raftkv.client.library import Client
+from raftkv.client.operations import Operation, create_revision, delete, get, mod_revision, put, version
+from raftkv.client.records import RecordError, read
 from raftkv.client.rpc.retry import Backoff, is_transient
 from raftkv.client.values import Event, KeyValue
 from raftkv.errors import RaftKVError, StatusError

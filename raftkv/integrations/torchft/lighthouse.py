@@ -28,9 +28,9 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from raftkv.client.control.control import check_whole
-from raftkv.client.control.records import RecordError
+from raftkv.client.control import check_whole
 from raftkv.client.library import Client
+from raftkv.client.records import RecordError
 from raftkv.errors import ConfigError
 from raftkv.integrations.torchft.job import DaemonLease, Job, Timing
 from raftkv.integrations.torchft.rules import REPLICA_ID_MAX, WAITING_MAX, Rules, check_job

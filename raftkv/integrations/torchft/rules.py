@@ -29,7 +29,7 @@ from typing import ClassVar, Final
 
 from google.protobuf.message import DecodeError
 
-from raftkv.client.control.records import RecordError
+from raftkv.client.records import RecordError
 from raftkv.errors import ConfigError
 from raftkv.pb import torchft_pb2
 from raftkv.training.records import TrainingRecord

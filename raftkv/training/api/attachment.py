@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from raftkv.client.control.control import ClientControl, check_whole
-from raftkv.client.kv.operations import Put
+from raftkv.client.control import ClientControl, check_whole
+from raftkv.client.operations import Put
 from raftkv.client.rpc.retry import until_answered
 from raftkv.errors import ConfigError
 from raftkv.training.callbacks import Callbacks

@@ -24,17 +24,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from raftkv.client.arguments import limit
-from raftkv.client.control.control import ClientControl
-from raftkv.client.control.reflector import Reflector, below
-from raftkv.client.kv.operations import Delete, Get, Put, version
-from raftkv.client.kv.txn import txn
+from raftkv.client.control import ClientControl, Reflector, below
+from raftkv.client.kv import txn
+from raftkv.client.operations import Delete, Get, Put, version
 from raftkv.client.values import Event
 from raftkv.errors import ConfigError, StatusError
 from raftkv.training.api.generation import RESTORED, checked_value, quoted
 from raftkv.training.errors import BarrierTimeout, GenerationOver, PostedLost
 
 if TYPE_CHECKING:
-    from raftkv.client.kv.txn import Txn
+    from raftkv.client.kv import Txn
     from raftkv.client.values import KeyValue, TxnResult
     from raftkv.training.api.generation import Generation
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 from urllib.parse import quote
 
 from raftkv.client.arguments import whole
-from raftkv.client.kv.operations import GetRange, Put, fence_compares, mod_revision
 from raftkv.client.lock import Term
+from raftkv.client.operations import GetRange, Put, fence_compares, mod_revision
 from raftkv.client.rpc.retry import until_answered
 from raftkv.client.scope import to_bytes
 from raftkv.errors import ConfigError
@@ -28,7 +28,7 @@ from raftkv.training.errors import GenerationOver
 from raftkv.training.keys import RunKeys
 
 if TYPE_CHECKING:
-    from raftkv.client.kv.txn import Txn
+    from raftkv.client.kv import Txn
     from raftkv.client.library import Client
     from raftkv.client.scope import Text
     from raftkv.client.values import KeyValue, RangeResult, TxnResult

@@ -40,7 +40,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from raftkv.client.control.records import RecordError, read
+from raftkv.client.records import RecordError, read
 from raftkv.client.rpc.retry import until_answered
 from raftkv.errors import ConfigError, RaftKVError
 from raftkv.training.errors import GenerationOver, RunClosed

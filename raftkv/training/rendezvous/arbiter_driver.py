@@ -25,10 +25,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from raftkv.client.control.control import RETRY_MAX_S, RETRY_MIN_S, Control
-from raftkv.client.control.records import RecordError, read
-from raftkv.client.control.reflector import Reflector, below
-from raftkv.client.kv.operations import Compare, Delete, GetRange, Operation, Put, mod_revision, version
+from raftkv.client.control import RETRY_MAX_S, RETRY_MIN_S, Control, Reflector, below
+from raftkv.client.operations import Compare, Delete, GetRange, Operation, Put, mod_revision, version
+from raftkv.client.records import RecordError, read
 from raftkv.client.rpc.retry import Backoff, is_transient
 from raftkv.client.values import DELETE, Event, KeyValue
 from raftkv.errors import LeaseNotFoundError, StatusError
@@ -64,7 +63,7 @@ from raftkv.training.scheduling.denylist import Denylist, Reported, pardon, root
 from raftkv.training.scheduling.ledger import ClusterAdmission
 
 if TYPE_CHECKING:
-    from raftkv.client.kv.operations import Compare
+    from raftkv.client.operations import Compare
 
 # -- eligibility ----------------------------------------------------------------------------------------------------
 #

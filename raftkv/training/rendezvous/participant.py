@@ -35,10 +35,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from raftkv.client.arguments import limit
-from raftkv.client.control.control import ClientControl, Control, OnTrouble, check_whole, until_answered
-from raftkv.client.control.records import RecordError, read
-from raftkv.client.control.reflector import Reflector
-from raftkv.client.kv.operations import (
+from raftkv.client.control import ClientControl, Control, OnTrouble, Reflector, check_whole, until_answered
+from raftkv.client.operations import (
     Compare,
     Delete,
     GetRange,
@@ -48,6 +46,7 @@ from raftkv.client.kv.operations import (
     mod_revision,
     version,
 )
+from raftkv.client.records import RecordError, read
 from raftkv.client.rpc.retry import is_transient
 from raftkv.client.values import Event, KeyValue, TxnResult
 from raftkv.errors import StatusError

@@ -20,10 +20,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from raftkv.client.control.control import Control, Grant, OnTrouble, until_answered
+from raftkv.client.control import Control, Grant, OnTrouble, until_answered
 from raftkv.client.errors import is_client_closed
-from raftkv.client.kv.operations import Get, GetRange, Operation, Put, mod_revision, version
-from raftkv.client.kv.txn import Txn
+from raftkv.client.kv import Txn
+from raftkv.client.operations import Get, GetRange, Operation, Put, mod_revision, version
 from raftkv.client.values import TxnResult
 from raftkv.errors import LeaseNotFoundError, StatusError
 from raftkv.training.config import RunConfig

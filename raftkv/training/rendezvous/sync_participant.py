@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from raftkv.client.control.control import OnTrouble
+from raftkv.client.control import OnTrouble
 from raftkv.client.sync.blocking import Blocking, blocking
 from raftkv.client.sync.library import Client
 from raftkv.training.config import RunConfig

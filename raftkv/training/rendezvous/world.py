@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from raftkv.client.control.control import Control
-from raftkv.client.control.records import RecordError
-from raftkv.client.control.reflector import Interval, Reflector
-from raftkv.client.kv.operations import Compare, mod_revision, version
+from raftkv.client.control import Control, Interval, Reflector
+from raftkv.client.operations import Compare, mod_revision, version
+from raftkv.client.records import RecordError
 from raftkv.client.scope import Space
 from raftkv.client.values import DELETE, Event, KeyValue
 from raftkv.pb import rpc_pb2

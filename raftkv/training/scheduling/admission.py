@@ -34,7 +34,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import ClassVar, Final, cast
 
-from raftkv.client.control.records import NUMBER_MAX, RecordError
+from raftkv.client.records import NUMBER_MAX, RecordError
 from raftkv.training.keys import CLUSTER_ROOT
 from raftkv.training.records import TrainingRecord
 

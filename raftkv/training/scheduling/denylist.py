@@ -36,10 +36,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from raftkv.client.control.control import Control
-from raftkv.client.control.records import RecordError
-from raftkv.client.control.reflector import Reflector, below
-from raftkv.client.kv.operations import Compare, Get, GetRange, Operation, Put, mod_revision, version
+from raftkv.client.control import Control, Reflector, below
+from raftkv.client.operations import Compare, Get, GetRange, Operation, Put, mod_revision, version
+from raftkv.client.records import RecordError
 from raftkv.client.values import PUT, Event
 from raftkv.training import records
 from raftkv.training.callbacks import Callbacks

@@ -33,10 +33,9 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from raftkv.client.control.control import Control, until_answered
-from raftkv.client.control.records import RecordError
-from raftkv.client.control.reflector import Reflector, below
-from raftkv.client.kv.operations import Compare, Delete, Get, GetRange, Operation, Put, create_revision, mod_revision
+from raftkv.client.control import Control, Reflector, below, until_answered
+from raftkv.client.operations import Compare, Delete, Get, GetRange, Operation, Put, create_revision, mod_revision
+from raftkv.client.records import RecordError
 from raftkv.client.values import PUT, Event, KeyValue, RangeResult
 from raftkv.errors import StatusError
 from raftkv.training.callbacks import Callbacks

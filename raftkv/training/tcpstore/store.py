@@ -27,9 +27,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeVar
 
 from raftkv import aio
-from raftkv.client.control.control import ClientControl, Control
-from raftkv.client.control.reflector import Interval, OnChanges, Reflector, below
-from raftkv.client.kv.operations import Compare, Fence, Operation
+from raftkv.client.control import ClientControl, Control, Interval, OnChanges, Reflector, below
+from raftkv.client.operations import Compare, Fence, Operation
 from raftkv.client.rpc.retry import Backoff, until_answered
 from raftkv.client.values import Event
 from raftkv.errors import RaftKVError, StatusError

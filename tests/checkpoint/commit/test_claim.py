@@ -10,9 +10,9 @@ import pytest
 
 from raftkv.checkpoint.commit.claim import Claim
 from raftkv.checkpoint.errors import FenceBroken
-from raftkv.client.control.records import RecordError
-from raftkv.client.control.reflector import Interval
-from raftkv.client.kv.operations import Compare, mod_revision
+from raftkv.client.control import Interval
+from raftkv.client.operations import Compare, mod_revision
+from raftkv.client.records import RecordError
 from raftkv.client.values import KeyValue
 from raftkv.errors import ConfigError
 from tests.checkpoint.world import KEYS, World, files_of, play

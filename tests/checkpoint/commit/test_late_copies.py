@@ -54,7 +54,7 @@ def test_a_late_copy_of_a_beginning_brings_no_attempt_back() -> None:
 @pytest.mark.parametrize("lost", [0.3, 0.6])
 @pytest.mark.parametrize("seed", range(6))
 def test_calls_whose_answers_are_lost_happen_once(lost: float, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raftkv.client.control.control.RETRY_MAX_S", 0.0)
+    monkeypatch.setattr("raftkv.client.control.RETRY_MAX_S", 0.0)
 
     async def story() -> None:
         world = World()

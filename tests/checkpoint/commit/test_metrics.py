@@ -13,7 +13,7 @@ import pytest
 from raftkv.checkpoint.commit.summary import checked_metrics
 from raftkv.checkpoint.errors import CheckpointNotFound
 from raftkv.checkpoint.records import Checkpoint, Extremes, Latest
-from raftkv.client.control.records import read
+from raftkv.client.records import read
 from raftkv.errors import ConfigError
 from tests.checkpoint.world import KEYS, KIND, World, play, saved
 

@@ -13,7 +13,7 @@ from raftkv.checkpoint.errors import CheckpointNotFound
 from raftkv.checkpoint.find import MAX, MIN
 from raftkv.checkpoint.keys import RegistryKeys
 from raftkv.checkpoint.records import Extremes, Reference
-from raftkv.client.control.records import RecordError
+from raftkv.client.records import RecordError
 from raftkv.errors import ConfigError
 from tests.checkpoint.world import KEYS, KIND, World, play, saved
 

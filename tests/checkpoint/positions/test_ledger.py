@@ -17,7 +17,7 @@ from raftkv.checkpoint.errors import FenceBroken
 from raftkv.checkpoint.keys import RegistryKeys
 from raftkv.checkpoint.positions import AsyncLedger as Ledger
 from raftkv.checkpoint.positions import Position, RangeLost, State, TakenRange, Used, overlaps, size
-from raftkv.client.control.records import RecordError
+from raftkv.client.records import RecordError
 from raftkv.client.sync.loop import LoopThread
 from raftkv.errors import ConfigError
 from tests.virtual_store.direct import StoreWorld

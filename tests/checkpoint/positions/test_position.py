@@ -16,7 +16,7 @@ from raftkv.checkpoint import positions
 from raftkv.checkpoint.errors import DigestMismatch
 from raftkv.checkpoint.positions import Position, Used, load, save
 from raftkv.checkpoint.records import Checkpoint
-from raftkv.client.control.records import RecordError
+from raftkv.client.records import RecordError
 from raftkv.errors import ConfigError
 
 EVENTS = st.lists(st.one_of(st.just("step"), st.just("step"), st.just("commit"), st.integers(1, 9)), max_size=60)

@@ -19,7 +19,7 @@ from raftkv.checkpoint.records import Checkpoint, Latest
 from raftkv.checkpoint.retention.collector import Collected, KindState
 from raftkv.checkpoint.retention.policy import Best, Policy
 from raftkv.checkpoint.storage.place import Place
-from raftkv.client.kv.operations import Compare, Operation
+from raftkv.client.operations import Compare, Operation
 from raftkv.client.values import TxnResult
 from tests.checkpoint.retention.kept import FILE_BYTES, Kept
 from tests.checkpoint.world import KEYS, play

@@ -25,7 +25,7 @@ from raftkv.checkpoint.keys import LATEST, STEP_MAX, AttemptId
 from raftkv.checkpoint.records import AttemptRecord, FenceRecord, Prepared
 from raftkv.checkpoint.retention import collector, holds, ownership
 from raftkv.checkpoint.retention.collector import Collector
-from raftkv.client.kv.operations import Compare, create_revision, get, mod_revision, version
+from raftkv.client.operations import Compare, create_revision, get, mod_revision, version
 from raftkv.errors import RaftKVError
 
 from .run import Outcome

@@ -21,8 +21,8 @@ from raftkv.checkpoint.registry import Registry
 from raftkv.checkpoint.retention import ownership
 from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.verify import check_there
-from raftkv.client.control.reflector import Interval
-from raftkv.client.kv.operations import Compare, Operation, mod_revision
+from raftkv.client.control import Interval
+from raftkv.client.operations import Compare, Operation, mod_revision
 from raftkv.client.values import KeyValue, TxnResult
 from raftkv.errors import StatusError
 from tests.virtual_loop import WALL_AT_START_S, NodeLoop

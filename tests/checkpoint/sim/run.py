@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from raftkv.checkpoint.retention import collector, ownership
 from raftkv.checkpoint.retention.policy import Policy
-from raftkv.client.kv.operations import Put
+from raftkv.client.operations import Put
 from tests.virtual_loop import Scheduler
 from tests.virtual_store.cluster import Cluster
 from tests.virtual_store.network import Weather

@@ -29,7 +29,7 @@ from raftkv.checkpoint.storage.verify import (
     stream_verified,
     verify,
 )
-from raftkv.client.control.records import RecordError
+from raftkv.client.records import RecordError
 
 DATA = {"a.bin": b"a" * 1000, "sub/b.bin": b"b" * 2000, "empty": b""}
 

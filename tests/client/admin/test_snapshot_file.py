@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from raftkv.client.snapshot import SavedSnapshot, save
+from raftkv.client.admin import SavedSnapshot, save
 from raftkv.errors import NoLeaderError, StorageError
 from raftkv.pb import rpc_pb2
 

@@ -9,7 +9,7 @@ import pytest
 
 from raftkv import errors
 from raftkv.aio import LeaseLost, connect, put
-from raftkv.client.lease import lease
+from raftkv.client import lease
 from tests.client.waiting import until
 
 

@@ -13,7 +13,7 @@ from raftkv.cli import pflag
 from raftkv.cli.backup import FORMAT, Manifest, not_needed
 from raftkv.cli.ctl.kv import read_txn
 from raftkv.cli.program import CommandError
-from raftkv.client.control.records import RecordError
+from raftkv.client.records import RecordError
 from raftkv.errors import ConfigError
 from raftkv.training.tcpstore.wire import STRING_OVERHEAD_BYTES, FrameError, Op, Reader
 from raftkv.urls import parse_endpoint

@@ -9,9 +9,9 @@ import zlib
 from collections.abc import Iterator
 from random import Random
 
-from raftkv.client.control.records import Record, RecordError
 from raftkv.client.library import Client as Library
 from raftkv.client.library import open_scope
+from raftkv.client.records import Record, RecordError
 from raftkv.client.rpc.core import Client as Core
 from raftkv.dataset import codec
 from raftkv.dataset.errors import ChunkCorrupted
@@ -55,7 +55,7 @@ def _records() -> list[bytes]:
     }  # fmt: skip
     found = []
     for number, kind in enumerate(KINDS):
-        from raftkv.client.control.records import _layout
+        from raftkv.client.records import _layout
 
         fields = [
             b'"%s":%s' % (name.encode(), names.get(annotation, b"[]")) for _, name, annotation, _ in _layout(kind)

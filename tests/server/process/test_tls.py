@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from raftkv.client.local.process import is_healthy
+from raftkv.client.local import is_healthy
 from raftkv.pb import rpc_pb2
 from tests.compat.wire import CHANNEL_OPTIONS, Wire
 from tests.procs import PATIENCE_S, RAFTKV, Cluster, http_get, wait_for

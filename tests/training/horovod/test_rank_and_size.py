@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv.client.control.records import RecordError
+from raftkv.client.records import RecordError
 from raftkv.config import ServerConfig
 from raftkv.errors import ConfigError
 from raftkv.integrations.horovod import NO_SLOT, RESERVED, HorovodService, Scopes, Slot

@@ -12,7 +12,7 @@ import raftkv.aio
 from raftkv.checkpoint.keys import AttemptId, RegistryKeys
 from raftkv.checkpoint.records import AttemptRecord, Checkpoint, Latest
 from raftkv.cli.runs import answer
-from raftkv.client.kv.operations import Delete, Put
+from raftkv.client.operations import Delete, Put
 from raftkv.errors import PermissionDeniedError
 from raftkv.rpc.server.http import HttpRequest
 from raftkv.training.metrics import Exporter

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from raftkv.client.control.control import OnEvents, OnLost
+from raftkv.client.control import OnEvents, OnLost
 from raftkv.client.values import DELETE, PUT, Event, KeyValue
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import RUNNING, GenerationRecord, State

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv.client.control.records import Record, RecordError
+from raftkv.client.records import Record, RecordError
 from raftkv.training.records import CAUSES, PHASES, Fault, GenerationRecord, Member, Node, State
 
 TEXTS = st.text(max_size=12)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from raftkv.client.kv.operations import Compare, Operation, Put
+from raftkv.client.operations import Compare, Operation, Put
 from raftkv.client.values import TxnResult
 from raftkv.errors import RequestTooLargeError
 from raftkv.training.config import RunConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from raftkv.client.kv.operations import Get, Put
+from raftkv.client.operations import Get, Put
 from raftkv.training.config import RunConfig
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import HEARTBEAT_LOST, PARTITION, Fault, Node

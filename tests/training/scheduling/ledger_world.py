@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raftkv.client.kv.operations import Put
+from raftkv.client.operations import Put
 from raftkv.training.keys import RunKeys
 from tests.virtual_store.direct import StoreWorld
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv.client.control.records import RecordError
+from raftkv.client.records import RecordError
 from raftkv.errors import ConfigError
 from raftkv.training.keys import check_cluster
 from raftkv.training.scheduling.admission import (

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv.client.kv.operations import Put
+from raftkv.client.operations import Put
 from raftkv.errors import StatusError
 from raftkv.training.config import RunConfig
 from raftkv.training.records import Fault

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from raftkv.client.control.records import RecordError
-from raftkv.client.kv.operations import Put, version
+from raftkv.client.operations import Put, version
+from raftkv.client.records import RecordError
 from raftkv.errors import StatusError
 from raftkv.training.keys import RunKeys
 from raftkv.training.scheduling.admission import ClusterKeys, HostRecord, Ledger

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from raftkv.aio import connect
-from raftkv.client.control.records import RecordError
-from raftkv.client.local.cluster import LocalCluster
+from raftkv.client.local import LocalCluster
+from raftkv.client.records import RecordError
 from raftkv.errors import ConfigError
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import Fault

@@ -13,7 +13,7 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from raftkv.client.kv.operations import Put
+from raftkv.client.operations import Put
 from raftkv.errors import RaftKVError, StatusError
 from raftkv.training.config import RunConfig
 from raftkv.training.errors import JoinTimeout, RunClosed, RunConflict

@@ -17,7 +17,7 @@ from tests.long import long_except
 from tests.training.tcpstore.tcpstore_client import EOF, RawClient, encode, gateway, torch_server
 
 if TYPE_CHECKING:
-    from raftkv.client.local.cluster import LocalCluster
+    from raftkv.client.local import LocalCluster
 
 
 @pytest.fixture(scope="module")

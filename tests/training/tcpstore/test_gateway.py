@@ -27,7 +27,7 @@ from tests.procs import ETCD_FAST, Cluster
 from tests.training.tcpstore.tcpstore_client import EOF, RawClient, encode, gateway, gateway_port, start_gateway
 
 if TYPE_CHECKING:
-    from raftkv.client.local.cluster import LocalCluster
+    from raftkv.client.local import LocalCluster
 
 PATIENCE_S = 60.0
 

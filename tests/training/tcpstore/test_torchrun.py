@@ -18,7 +18,7 @@ import raftkv
 from tests.training.tcpstore.tcpstore_client import gateway
 
 if TYPE_CHECKING:
-    from raftkv.client.local.cluster import LocalCluster
+    from raftkv.client.local import LocalCluster
 
 WORKER = Path(__file__).with_name("torchrun_worker.py")
 PATIENCE_S = 180.0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv.client.control.records import RecordError
+from raftkv.client.records import RecordError
 from raftkv.integrations.torchft.rules import MEMBER_BYTES_MAX, Ask, JobKeys, MemberRecord, QuorumRecord, make_ask
 from raftkv.pb import torchft_pb2
 

@@ -10,7 +10,7 @@ import pytest
 import raftkv
 from raftkv.checkpoint.keys import RANDOM_DIGITS, AttemptId, RegistryKeys
 from raftkv.checkpoint.records import Checkpoint, Latest
-from raftkv.client.kv.operations import Put
+from raftkv.client.operations import Put
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import GenerationRecord, Member, Node, State
 from tests.cli.programs import Running, raftkvctl

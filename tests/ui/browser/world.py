@@ -16,7 +16,7 @@ import raftkv.checkpoint
 from raftkv.checkpoint import FileRecord, Reference, digest
 from raftkv.checkpoint.records import Checkpoint
 from raftkv.checkpoint.storage.place import Place
-from raftkv.client.sync.lease import Lease
+from raftkv.client.sync.library import Lease
 from raftkv.training.keys import CLUSTER_ROOT, RunKeys
 from raftkv.training.records import BROKEN, CLOSED, GATHERING, RUNNING, Fault, GenerationRecord, Node, State
 from raftkv.training.scheduling.admission import HostRecord, Ledger, Need, admit, claim

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftkv.client.control import reflector as reflector_module
-from raftkv.client.control.reflector import Reflector, below
+from raftkv.client import control as reflector_module
+from raftkv.client.control import Reflector, below
 from raftkv.client.errors import CLIENT_CLOSED, HistoryReplaced, UnknownStatus, WatchCanceled
-from raftkv.client.kv.operations import Delete, GetRange, Put
+from raftkv.client.operations import Delete, GetRange, Put
 from raftkv.client.values import DELETE, PUT, Event, KeyValue
 from raftkv.errors import CANCELED, PermissionDeniedError
 from tests.virtual_store.direct import FakeControl, StoreWorld

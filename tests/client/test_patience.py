@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from raftkv.client.control import control
-from raftkv.client.control.control import ClientControl, until_answered
+from raftkv.client import control
+from raftkv.client.control import ClientControl, until_answered
 from raftkv.errors import ContextDeadlineExceededError
 
 CLIENTS = 40

@@ -1,6 +1,6 @@
 """The process that outlives a program killed with ``kill -9`` just long enough to clean up after it.
 
-Owns the last resort of ``raftkv.local``. It is run by path, alone (``python -I -S guard.py DIRECTORY``), and
+Owns the last resort of ``raftkv.local``. It is run by path, alone (``python -I -S local_guard.py DIRECTORY``), and
 imports nothing of raftkv, so it is up in milliseconds:
 
 1. it reads its standard input, a pipe whose other end only the program holds;

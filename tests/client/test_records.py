@@ -14,7 +14,7 @@ import pytest
 
 import raftkv
 from raftkv.checkpoint.records import Checkpoint
-from raftkv.client.control.records import TIME_MAX_S, Record, RecordError, read, readable
+from raftkv.client.records import TIME_MAX_S, Record, RecordError, read, readable
 from raftkv.client.values import KeyValue
 from tests.spoiled import SAMPLES, Sample, spoiled
 

@@ -1,0 +1,1023 @@
+"""Leases: keys that end with their owner.
+
+::
+
+    async with kv.lease(ttl=10) as lease:              # granted, kept alive, revoked at the end
+        await kv.put("workers/1", b"here", lease=lease)
+        ...                                            # a loss interrupts this block with LeaseLost
+
+    lease = await kv.lease(ttl=10)                     # the same without a block: ends by revoke() or with the client
+    lease.on_lost(lambda lease: ...)
+    await lease.lost.wait()
+
+A lease is *lost* when the cluster does not know it any more, or is another one, restored from a backup; or when its TTL
+has passed on this machine's clock since the last keep-alive that was confirmed was *sent*: then another owner may have
+what it protected, even if the cluster still knows the lease (one with ``patient=True`` leaves this last way out). A
+process that was stopped for longer than that, or whose machine slept, learns it at its next ``check`` (every call with
+``lease=`` makes one), not only when the loop has come round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from raftkv.client.arguments import function, limit, seconds, whole
+from raftkv.client.errors import EndpointsFailed, LeaseLost
+from raftkv.client.kv import KV
+from raftkv.client.rpc import methods
+from raftkv.client.rpc.methods import Method
+from raftkv.client.rpc.retry import Backoff, is_transient
+from raftkv.client.scope import Part, Scope, Text, to_bytes
+from raftkv.client.values import LeaseInfo
+from raftkv.errors import PERMISSION_DENIED, LeaseNotFoundError, RaftKVError, StatusError
+from raftkv.pb import rpc_pb2
+from raftkv.suspend_clock import SuspendClock
+
+if TYPE_CHECKING:
+    from raftkv.client.rpc.core import Client, Stream
+    from raftkv.client.scope import Scope
+
+# -- interrupts -----------------------------------------------------------------------------------------------------
+#
+# Stopping a block of code when what it relies on is lost.
+#
+# Works as ``asyncio.timeout`` does: the task in the block is cancelled, and at the end of the block that cancellation
+# becomes an error of our own. Cancellations from elsewhere pass through.
+#
+# ::
+#
+#     with interrupting(lease) :          # CancelledError inside becomes LeaseLost outside
+#         await something_long()
+
+T = TypeVar("T")
+
+FAREWELL_S: Final = 0.5
+"""How long the end of a block that was interrupted tells the cluster of it: a user who pressed Ctrl-C waits for the
+prompt, and what could not be given back ends with its lease."""
+
+
+def farewell_s(error: BaseException | None) -> float | None:
+    """Return how long the end of a block may take to give back what it held; None: as long as any call.
+
+    Arguments:
+        error: that the block ended with.
+    """
+    return FAREWELL_S if isinstance(error, KeyboardInterrupt | asyncio.CancelledError) else None
+
+
+_farewells: Final[set[asyncio.Task[Any]]] = set()
+"""Steps under way; the loop itself would forget them."""
+
+
+async def seen_through(step: Coroutine[Any, Any, T]) -> T:
+    """Take a last step that goes on in the background when its caller is cancelled meanwhile, and then leaves at once.
+
+    Otherwise a second cancellation would leave the lease or key in the cluster, without an owner.
+
+    Arguments:
+        step: what gives it back.
+    """
+    task = asyncio.get_running_loop().create_task(step)
+    _farewells.add(task)
+    task.add_done_callback(_look_at)
+    return await asyncio.shield(task)
+
+
+def _look_at(task: asyncio.Task[Any]) -> None:
+    """Take its failure: its caller may have left."""
+    _farewells.discard(task)
+    if not task.cancelled():
+        task.exception()
+
+
+class Interrupt:
+    """One block of one task.
+
+    Arguments:
+        subscribe: is given ``fire`` to call on the loss, and returns how to take that back.
+        error: makes the error that the block ends with.
+    """
+
+    __slots__ = ("_cancelling", "_error", "_subscribe", "_task", "_unsubscribe", "fired")
+
+    def __init__(
+        self, subscribe: Callable[[Callable[[Any], None]], Callable[[], None]], error: Callable[[], Exception]
+    ) -> None:
+        self.fired = False
+        self._subscribe = subscribe
+        self._error = error
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelling = 0
+        self._unsubscribe: Callable[[], None] | None = None
+
+    def fire(self, lost: Any = None) -> None:
+        """Interrupt the block after the loss, unless its task has found it out by itself and is about to raise."""
+        if self.fired or self._task is None or self._task is asyncio.current_task():
+            return
+        self.fired = True
+        self._task.cancel()
+
+    def __enter__(self) -> Interrupt:
+        self._task = asyncio.current_task()
+        self._cancelling = self._task.cancelling() if self._task is not None else 0
+        self._unsubscribe = self._subscribe(self.fire)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+        task, self._task = self._task, None
+        if not self.fired or task is None or task is not asyncio.current_task():
+            return
+        if task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise self._error() from None
+
+
+def tell(callback: Callable[[T], Any], news: T) -> None:
+    """Call back, on the loop, from the middle of work for others: what it raises goes to the loop's exception handler.
+
+    Arguments:
+        callback: of a user.
+        news: what it is called with.
+    """
+    try:
+        callback(news)
+    except Exception as error:
+        context = {"message": f"raftkv: a callback failed: {callback!r}", "exception": error}
+        asyncio.get_running_loop().call_exception_handler(context)
+
+
+_sleep: Final = SuspendClock()
+
+
+def lease_now() -> float:
+    """Return the present by the leases' clock: the loop's, plus the time in which the machine slept; on the loop.
+
+    The cluster goes on while the machine sleeps, so a lease may be over when the machine wakes up.
+    """
+    _sleep.has_slept()
+    return _sleep.total_s + asyncio.get_running_loop().time()
+
+
+OnLost = Callable[["Lease"], Any]
+
+GRACE_MAX_S = 9_000_000_000
+"""The longest TTL that the cluster grants."""
+SHORTEST_S = 0.001
+"""Time limit of a grant that has waited for another one of the same lease until its own time was up."""
+_GRANT_ANY = Method(methods.LEASE_GRANT.path, methods.LEASE_GRANT.response, True)
+"""A grant of any id: if the answer is lost, that lease ends by itself, so the call may be repeated."""
+
+
+def checked_ttl(ttl: float) -> float:
+    """Return a TTL that can be asked for.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is not positive, or not finite.
+    """
+    if seconds(ttl, "the TTL of a lease") <= 0:
+        raise ValueError(f"the TTL of a lease must be positive, not {ttl:g}")
+    return ttl
+
+
+class Lease:
+    """One lease; made by ``Client.lease``, granted by ``await`` or ``async with``.
+
+    Attributes:
+        id: in the cluster; 0 until it is granted.
+        ttl: seconds that the cluster has granted; until then those asked for.
+        lost: set when it is lost.
+        disconnect_grace_ms: how long it outlives a broken connection; 0: as long as its TTL.
+        patient: whether only the cluster may say that it is lost. The cluster's least TTL, which lets others survive
+            an election, does not hold for it.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        ttl: float,
+        *,
+        id: int = 0,
+        interrupt: bool = True,
+        disconnect_grace_s: float = 0.0,
+        patient: bool = False,
+    ) -> None:
+        checked_ttl(ttl)
+        if not 0 <= seconds(disconnect_grace_s, "disconnect_grace_s") <= GRACE_MAX_S:
+            raise ValueError(f"the grace of a lease is from 0 to {GRACE_MAX_S} s, not {disconnect_grace_s:g} s")
+        self.id = whole(id, "the id of a lease")
+        # Rounded up: no grace at all means none.
+        self.disconnect_grace_ms = math.ceil(disconnect_grace_s * 1000)
+        self.patient = patient
+        self.ttl = math.ceil(ttl)
+        self.lost = asyncio.Event()
+        self._scope = scope
+        self._deadline = 0.0
+        self._granted = False
+        self._granting = asyncio.Lock()
+        self._over = ""
+        self._cluster_id = 0
+        self._callbacks: dict[int, OnLost] = {}
+        self._last_callback = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._interrupt = self.interrupting() if interrupt else None
+
+    def __repr__(self) -> str:
+        state = f"over: {self._over}" if self._over else "kept alive" if self._granted else "not granted yet"
+        return f"<Lease {self.id:x}: ttl {self.ttl} s, {state}>"
+
+    # ---- its life
+
+    def __await__(self) -> Generator[Any, None, Lease]:
+        return self.grant().__await__()
+
+    async def grant(self, timeout_s: float | None = None) -> Lease:
+        """Have it granted and keep it alive; does nothing the second time.
+
+        Raises:
+            LeaseExistsError: the id is in use.
+            StatusError: it could not be granted.
+        """
+        loop_time = asyncio.get_running_loop().time
+        deadline = loop_time() + (self._scope.timeout_s if timeout_s is None else seconds(timeout_s, "timeout_s"))
+        async with self._granting:  # asked for by many at once, it is granted once
+            if not self._granted:
+                await self._ask_for_it(max(deadline - loop_time(), SHORTEST_S))
+        return self
+
+    async def _ask_for_it(self, timeout_s: float) -> None:
+        scope = self._scope
+        method = methods.LEASE_GRANT if self.id else _GRANT_ANY
+        request = rpc_pb2.LeaseGrantRequest(TTL=self.ttl, ID=self.id, exact_ttl=self.patient)
+        asked_at = lease_now()
+        answer = await scope.core.call(method, request, timeout_s=timeout_s)
+        self.id, self.ttl, self._granted = answer.ID, answer.TTL, True
+        self._cluster_id = answer.header.cluster_id
+        self.renewed(answer.TTL, asked_at)
+        scope.keeper.add(self)
+
+    async def revoke(self, timeout_s: float | None = None) -> None:
+        """End it now, with all its keys. It is not kept alive from here on, even if this fails.
+
+        Raises:
+            StatusError: the cluster could not be told; the lease ends with its TTL.
+        """
+        if not self._granted or self._over:
+            return
+        self.stop("it was revoked")
+        try:
+            await self._scope.call(_REVOKE, rpc_pb2.LeaseRevokeRequest(ID=self.id), timeout_s)
+        except LeaseNotFoundError:
+            return  # by an attempt of ours whose answer was lost, or by its end: both is what was wanted
+
+    def stop(self, reason: str = "it is not kept alive any more") -> None:
+        """Keep it alive no longer, and leave it to its TTL."""
+        self._over = self._over or reason
+        self._scope.keeper.remove(self)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def info(self, *, keys: bool = False, timeout_s: float | None = None) -> LeaseInfo:
+        """Return what the cluster knows of it.
+
+        Arguments:
+            keys: name its keys too.
+            timeout_s: None: the client's.
+        """
+        return await lease_info(self._scope, self.id, keys=keys, timeout_s=timeout_s)
+
+    @property
+    def cluster_id(self) -> int:
+        """Return the id of the cluster that has granted it; 0: none has, or it did not say."""
+        return self._cluster_id
+
+    # ---- whether it can be relied on
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds for which it certainly still lives, unless it is revoked; 0: none."""
+        if not self._granted or self._over:
+            return 0.0
+        return max(self._deadline - lease_now(), 0.0)
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the last confirmed keep-alive was sent; for a patient one that may be far more than the TTL."""
+        return max(lease_now() - (self._deadline - self.ttl), 0.0)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be relied on; a patient one until the cluster has said that it is gone."""
+        if self.patient:
+            return self._granted and not self._over
+        return self.remaining_s > 0.0
+
+    def check(self) -> None:
+        """Raise ``LeaseLost`` if it cannot be relied on."""
+        if self.alive:
+            return
+        if not self._granted:
+            raise LeaseLost(self.id, "it was never granted: await it, or enter it with async with")
+        if not self._over:
+            self._expire()
+        raise LeaseLost(self.id, self._over)
+
+    def on_lost(self, callback: OnLost) -> Callable[[], None]:
+        """Call back, on the loop, when it is lost (at once if it is). Returns how to take that back."""
+        self._last_callback += 1
+        number = self._last_callback
+        self._callbacks[number] = function(callback, "on_lost")
+        if self.lost.is_set():
+            callback(self)
+        return lambda: self._callbacks.pop(number, None) and None
+
+    def interrupting(self) -> Interrupt:
+        """Make a ``with`` block that is interrupted with ``LeaseLost`` when it is lost."""
+        return Interrupt(self.on_lost, lambda: LeaseLost(self.id, self._over))
+
+    # ---- for the keeper and for calls that relied on it
+
+    def answered(self, answer: rpc_pb2.LeaseKeepAliveResponse, asked_at: float) -> None:
+        """Take a member's answer to a keep-alive that was sent at ``asked_at`` of the leases' clock.
+
+        Arguments:
+            answer: of the member.
+            asked_at: when the keep-alive was sent, by ``lease_now``.
+        """
+        cluster_id = answer.header.cluster_id
+        if 0 != self._cluster_id != cluster_id != 0:
+            # A cluster that was restored from an older state may know the lease, and not what was put with it since.
+            self.lose("another cluster has granted it: this one was restored since")
+        elif answer.TTL > 0:
+            self.renewed(answer.TTL, asked_at)
+        else:
+            self.lose("the cluster does not know it any more")
+
+    def refused(self, error: StatusError) -> None:
+        """Take note that a member refuses to serve keep-alives; the lease lives on until its deadline."""
+
+    def renewed(self, ttl: int, asked_at: float) -> None:
+        """Move the deadline after an answer of the cluster.
+
+        Arguments:
+            ttl: seconds that the cluster has confirmed.
+            asked_at: when it was asked, by ``lease_now``.
+        """
+        self.ttl = ttl
+        self._deadline = max(self._deadline, asked_at + ttl)
+        if self._timer is None and not self.patient:
+            self._watch_deadline()
+
+    def lose(self, reason: str) -> None:
+        """End it against its owner's wish."""
+        if self._over:
+            return
+        self.stop(reason)
+        self.lost.set()
+        for callback in list(self._callbacks.values()):
+            tell(callback, self)
+
+    def _watch_deadline(self) -> None:
+        # One timer: renewals only move the deadline, and a timer that comes too early is set again.
+        if self._over:
+            return
+        left_s = self._deadline - lease_now()
+        if left_s > 0.0:
+            self._timer = asyncio.get_running_loop().call_later(left_s, self._watch_deadline)
+        else:
+            self._expire()
+
+    def _expire(self) -> None:
+        failures = self._scope.keeper.failures
+        because = f" (last failure: {list(failures.values())[-1]})" if failures else ""
+        self.lose(f"no keep-alive was confirmed within {self.ttl} s{because}")
+
+    # ---- as a block
+
+    async def __aenter__(self) -> Lease:
+        await self.grant()
+        if self._interrupt is not None:
+            self._interrupt.__enter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._interrupt is not None:
+            self._interrupt.__exit__(kind, error, trace)
+        if self.lost.is_set():
+            if kind is None:
+                raise LeaseLost(self.id, self._over)
+            return
+        try:
+            await self.revoke(farewell_s(error))
+        except StatusError:
+            return  # no keep-alive is sent any more: it ends with its TTL
+
+
+_REVOKE = Method(methods.LEASE_REVOKE.path, methods.LEASE_REVOKE.response, True, cancellable=False)
+"""A revocation of a lease of ours: that it is gone already is no failure, so the call may be repeated; and who is
+cancelled meanwhile wants it all the same."""
+
+
+async def lease_info(scope: Scope, id: int, *, keys: bool, timeout_s: float | None) -> LeaseInfo:
+    """Return what the cluster knows of a lease; keys as far as the scope's view goes.
+
+    Arguments:
+        id: of the lease.
+        keys: name its keys too, as far as the view goes.
+        timeout_s: None: the client's.
+    """
+    answer = await scope.call(methods.LEASE_TIME_TO_LIVE, rpc_pb2.LeaseTimeToLiveRequest(ID=id, keys=keys), timeout_s)
+    prefix = scope.space.prefix
+    own = tuple(key[len(prefix) :] for key in answer.keys if key.startswith(prefix))
+    return LeaseInfo(answer.ID, answer.TTL, answer.grantedTTL, own)
+
+
+class Leases(Part):
+    """Leases: to get, to look at, to end."""
+
+    def lease(
+        self,
+        ttl: float,
+        *,
+        id: int = 0,
+        on_lost: OnLost | None = None,
+        interrupt: bool = True,
+        disconnect_grace_s: float = 0.0,
+        patient: bool = False,
+    ) -> Lease:
+        """Make a lease, to be granted by ``await`` or ``async with``.
+
+        Arguments:
+            ttl: seconds without a keep-alive after which it ends; the cluster may grant more.
+            id: 0: any.
+            on_lost: called on the loop when it is lost.
+            interrupt: its ``async with`` block is interrupted when it is lost; else ``LeaseLost`` comes at the end.
+            disconnect_grace_s: seconds that it may live on once this process is gone, that is, its connection broke and
+                was not replaced within that time; 0: its TTL decides alone. raftkv only; etcd goes by the TTL.
+            patient: it is lost on the word of the cluster alone, never because that cannot be reached: for owners
+                whose work must go on through an outage of all of it. Others may then own what it protected before the
+                owner knows: writes that rely on it must carry a fence.
+        """
+        lease = Lease(
+            self.scope, ttl, id=id, interrupt=interrupt, disconnect_grace_s=disconnect_grace_s, patient=patient
+        )
+        if on_lost is not None:
+            lease.on_lost(on_lost)
+        return lease
+
+    async def lease_info(self, id: int, *, keys: bool = False, timeout_s: float | None = None) -> LeaseInfo:
+        """Return what the cluster knows of a lease; its ttl is -1 if there is no such lease.
+
+        Arguments:
+            id: of the lease.
+            keys: name its keys too, as far as the view goes.
+            timeout_s: None: the client's.
+        """
+        return await lease_info(self.scope, id, keys=keys, timeout_s=timeout_s)
+
+    async def leases(self, *, timeout_s: float | None = None) -> list[int]:
+        """Return the ids of all leases."""
+        answer = await self.scope.call(methods.LEASE_LEASES, rpc_pb2.LeaseLeasesRequest(), timeout_s)
+        return [lease.ID for lease in answer.leases]
+
+    async def revoke(self, id: int, *, timeout_s: float | None = None) -> None:
+        """End a lease that is not this client's.
+
+        Arguments:
+            id: of the lease.
+            timeout_s: None: the client's.
+
+        Raises:
+            LeaseNotFoundError: there is none.
+        """
+        await self.scope.call(methods.LEASE_REVOKE, rpc_pb2.LeaseRevokeRequest(ID=id), timeout_s)
+
+
+# -- session --------------------------------------------------------------------------------------------------------
+#
+# Sessions: a lease that comes back, and the keys that live by it.
+#
+# ::
+#
+#     async with kv.session(ttl=10, on_lost=stop_work, on_established=start_work) as session:
+#         await session.keep("workers/1", b"10.0.0.1")      # put again whenever the session is established anew
+#         await kv.put("x", b"y", lease=session)
+#
+# When its lease is lost (the process was paused, the cluster was away for longer than the TTL) a session tells its
+# owner,
+# gets a new lease as soon as the cluster answers, puts its keys again and tells its owner that too. Between the two,
+# calls that rely on it raise ``LeaseLost``. ``generation`` counts leases: locks and terms do not survive a change of
+# it.
+
+OnSession = Callable[["Session"], Any]
+
+
+class Session:
+    """One session; made by ``Client.session``, established by ``await`` or ``async with``.
+
+    Attributes:
+        generation: how many leases it has had; 0: none yet.
+        error: why it is not established at present; None while it is.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        ttl: float,
+        on_lost: OnSession | None,
+        on_established: OnSession | None,
+    ) -> None:
+        self.generation = 0
+        self.error: Exception | None = None
+        self._scope = scope
+        self._kv = KV(scope)
+        self._ttl = checked_ttl(ttl)
+        self._on_lost = on_lost
+        self._on_established = on_established
+        self._lease: Lease | None = None
+        self._kept: dict[bytes, bytes] = {}
+        self._changed = asyncio.Event()
+        self._establishing = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        if self._lease is None:
+            return f"<Session: ttl {self._ttl:g} s, not established yet>"
+        state = "established" if self.error is None else f"lost: {self.error}"
+        return f"<Session: {state}, lease {self._lease.id:x}, ttl {self._ttl:g} s, generation {self.generation}>"
+
+    # ---- as a lease
+
+    @property
+    def lease(self) -> Lease:
+        """The present lease, which may be lost already.
+
+        Raises:
+            LeaseLost: it never had one.
+        """
+        if self._lease is None:
+            raise LeaseLost(0, "the session was never established: await it, or enter it with async with")
+        return self._lease
+
+    @property
+    def id(self) -> int:
+        """Id of the present lease."""
+        return self.lease.id
+
+    @property
+    def alive(self) -> bool:
+        """Whether its present lease can be relied on."""
+        return self._lease is not None and self._lease.alive
+
+    def check(self) -> None:
+        """Raise ``LeaseLost`` if its present lease cannot be relied on."""
+        self.lease.check()
+
+    def lose(self, reason: str) -> None:
+        """Note that the cluster does not know its present lease any more."""
+        self.lease.lose(reason)
+
+    # ---- its life
+
+    async def establish(self) -> Session:
+        """Get the first lease; does nothing the second time.
+
+        Raises:
+            StatusError: the cluster did not grant one.
+        """
+        async with self._establishing:  # asked for by many at once, it is established once
+            if self._lease is None:
+                self._lease = await Lease(self._scope, self._ttl)
+                self.generation = 1
+                self._task = asyncio.get_running_loop().create_task(self._stay())
+        return self
+
+    def __await__(self) -> Generator[Any, None, Session]:
+        return self.establish().__await__()
+
+    async def established(self, generation: int = 1, *, timeout_s: float | None = None) -> None:
+        """Wait until it is established, at least for that many times.
+
+        Arguments:
+            generation: how many times.
+            timeout_s: None: as long as it takes.
+
+        Raises:
+            LeaseLost: it is over, or was never established.
+            TimeoutError: it was not in time.
+        """
+        timeout_s = limit(timeout_s, "timeout_s")
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._wait_established(generation)
+        except TimeoutError:
+            why = f": {self.error}" if self.error is not None else ""
+            raise TimeoutError(f"the session was not established within {timeout_s or 0:g} s{why}") from None
+
+    async def _wait_established(self, generation: int) -> None:
+        while self.generation < generation or self.error is not None or not self.alive:
+            if self._task is None or self._task.done():
+                self.check()
+            await self._wait_change()
+
+    async def keep(self, key: Text, value: Text) -> None:
+        """Put a key with its lease, now and after every time that it is established anew.
+
+        Arguments:
+            key, value: as for ``put``.
+
+        Raises:
+            LeaseLost: it is not established at present; the key is put when it is.
+            StatusError: the put failed; see ``definite``. It is put again with the next lease.
+        """
+        name = to_bytes(key)
+        self._kept[name] = to_bytes(value)
+        await self._kv.put(name, value, lease=self.lease)
+
+    async def drop(self, key: Text) -> None:
+        """Delete a key and put it no more."""
+        name = to_bytes(key)
+        self._kept.pop(name, None)
+        await self._kv.delete(name)
+
+    async def close(self) -> None:
+        """End it, with its keys. Its owner is not told: it was the owner's wish."""
+        await self._end(None)
+
+    async def _end(self, timeout_s: float | None) -> None:
+        await seen_through(self._give_back(timeout_s))
+
+    async def _give_back(self, timeout_s: float | None) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._lease is not None:
+            try:
+                await self._lease.revoke(timeout_s)
+            except RaftKVError:
+                return  # no keep-alive is sent any more: it ends with its TTL
+
+    async def _stay(self) -> None:
+        while True:
+            await self.lease.lost.wait()
+            self.error = LeaseLost(self.lease.id, "its session is being established again")
+            self._tell(self._on_lost)
+            if self._scope.core.closed:
+                return
+            await self._establish_again()
+            self.error = None
+            self.generation += 1
+            self._tell(self._on_established)
+
+    async def _establish_again(self) -> None:
+        backoff = Backoff()
+        while True:
+            try:
+                lease = await Lease(self._scope, self._ttl)
+                try:
+                    await self._put_kept(lease)
+                except asyncio.CancelledError:
+                    self._lease = lease  # ``close`` of the session ends it
+                    raise
+                except BaseException:
+                    lease.stop()  # each attempt has a lease of its own
+                    raise
+            except RaftKVError as error:
+                self.error = error
+                await backoff.wait()
+            else:
+                self._lease = lease
+                return
+
+    async def _put_kept(self, lease: Lease) -> None:
+        """Put the keys under a new lease, as they are at the end: some may be kept or dropped meanwhile."""
+        there: dict[bytes, bytes] = {}
+        while there != self._kept:
+            for name in [name for name in there if name not in self._kept]:
+                await self._kv.delete(name)
+                del there[name]
+            for name, value in [item for item in self._kept.items() if there.get(item[0]) != item[1]]:
+                if self._kept.get(name) == value:
+                    await self._kv.put(name, value, lease=lease)
+                    there[name] = value
+
+    def _tell(self, callback: OnSession | None) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+        if callback is not None:
+            tell(callback, self)
+
+    async def _wait_change(self) -> None:
+        await self._changed.wait()
+
+    async def __aenter__(self) -> Session:
+        return await self.establish()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._end(farewell_s(error))
+
+
+class Sessions(Part):
+    """Sessions: leases that come back."""
+
+    def session(
+        self, ttl: float = 10, *, on_lost: OnSession | None = None, on_established: OnSession | None = None
+    ) -> Session:
+        """Make a session, to be established by ``await`` or ``async with``.
+
+        Arguments:
+            ttl: of its leases, in seconds.
+            on_lost: called on the loop, with the session, when its lease is lost.
+            on_established: called when it has a new one and its keys are there again.
+        """
+        return Session(self.scope, ttl, on_lost, on_established)
+
+
+# -- keeper ---------------------------------------------------------------------------------------------------------
+#
+# Keeping leases alive: all leases of a client on one stream.
+#
+# Owns when a keep-alive is sent (every third of the TTL), and what an answer is worth: the lease is good until the
+# TTL
+# has passed *since the keep-alive was sent*, by this machine's monotonic clock. A lease has one question under way at
+# most, so an answer is to that question.
+#
+# A member that has not answered by the time of the next keep-alive is left for the next endpoint, where all leases
+# are
+# asked for at once. So a member that is paused or cut off costs a third of a TTL, one that cannot be connected to
+# ``CONNECT_MAX_S``; when none has answered, the next round comes within ``RETRY_MAX_S``. A lease is lost only by word
+# of
+# the cluster, or by its own deadline.
+#
+# A lease whose keys the client may not write any more ends the stream, for members name none: then they are asked for
+# one
+# by one, and the one to whose question the stream ends is lost; the others go on.
+#
+# A lease with a grace (``disconnect_grace_ms``) is asked for as soon as it is granted, so that the member knows of
+# it.
+
+SENDS_PER_TTL: Final = 3
+"""Keep-alives in the time of one TTL: two may be lost."""
+RETRY_MAX_S: Final = 0.25
+"""Longest wait before all endpoints are tried again: a TTL may be a second; a new leader waits for us twice as long."""
+ONE_MAX_S: Final = 1.0
+"""How long an answer may take while leases are asked for one by one."""
+CONNECT_MAX_S: Final = 0.1
+"""How long an endpoint may take to connect before the next is tried; it goes on connecting and is found ready later."""
+_HAS_LEADER: Final = (("hasleader", "true"),)
+
+
+class LeaseKeeper:
+    """The keep-alives of one client.
+
+    Arguments:
+        core: the way to the cluster.
+    """
+
+    def __init__(self, core: Client) -> None:
+        self.failures: dict[str, str] = {}
+        """Endpoint to why its last stream ended, the latest last; empty while one works."""
+        self._core = core
+        self._leases: dict[int, Lease] = {}
+        self._due: list[tuple[float, int]] = []
+        self._sent_at: dict[int, float] = {}
+        self._wake = asyncio.Event()
+        self._given_up = ""
+        self._is_emptied = False
+        self._streams_failed = 0
+        self._one_by_one = False
+        self._look_again_at = 0.0
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, lease: Lease) -> None:
+        """Keep a lease alive that has just been granted."""
+        loop = asyncio.get_running_loop()
+        self._leases[lease.id] = lease
+        first_s = 0.0 if lease.disconnect_grace_ms else lease.ttl / SENDS_PER_TTL
+        heapq.heappush(self._due, (loop.time() + first_s, lease.id))
+        self._wake.set()
+        if self._task is None or self._task.done():
+            self._task = loop.create_task(self._run())
+
+    def remove(self, lease: Lease) -> None:
+        """Keep it alive no longer."""
+        if self._leases.get(lease.id) is lease:
+            del self._leases[lease.id]
+            self._wake.set()
+
+    async def close(self) -> None:
+        """Keep none alive any longer; every one that was is lost."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for lease in list(self._leases.values()):
+            lease.lose("the client was closed")
+
+    async def _run(self) -> None:
+        backoff = Backoff(max_s=RETRY_MAX_S)
+        while self._leases:
+            endpoint, token = self._core.endpoint, ""
+            self._given_up, self._is_emptied = "", False
+            self._streams_failed += 1
+            try:
+                stream = await self._core.stream(methods.LEASE_KEEP_ALIVE, endpoint, metadata=_HAS_LEADER, eager=True)
+                token = stream.token
+                async with stream:
+                    await self._serve(stream, backoff)
+                self._note_failure(endpoint, "the member has ended the stream")
+            except StatusError as error:
+                if self._is_emptied:
+                    continue  # it was ended here; perhaps another lease has come since
+                self._note_failure(endpoint, self._given_up or str(error))
+                if not self._core.forget_token(error, token):
+                    self._on_refusal(error)
+            if self._leases:
+                self._core.next_endpoint(endpoint)
+                if self._streams_failed % len(self._core.endpoints) == 0:  # a round is over
+                    await backoff.wait()
+
+    def _on_refusal(self, error: StatusError) -> None:
+        if error.code == PERMISSION_DENIED and self._sent_at:
+            self._find_denied(error)
+        elif not self._given_up and not is_transient(error):
+            for lease in list(self._leases.values()):
+                lease.refused(error)
+
+    def _find_denied(self, error: StatusError) -> None:
+        """End the lease whose keys this client may not write any more: members end the stream, and name none."""
+        suspects = [lease for lease_id in self._sent_at if (lease := self._leases.get(lease_id)) is not None]
+        self._one_by_one = len(suspects) > 1
+        if len(suspects) == 1:
+            suspects[0].refused(error)
+            suspects[0].lose(str(error))
+
+    async def _serve(self, stream: Stream[rpc_pb2.LeaseKeepAliveResponse], backoff: Backoff) -> None:
+        """Ask for all leases at once, then for each when it is due; until the stream ends or there are none."""
+        now = asyncio.get_running_loop().time()
+        self._sent_at.clear()
+        self._due = [(now, lease_id) for lease_id in sorted(self._leases)]
+        sending = asyncio.get_running_loop().create_task(self._send(stream))
+        try:
+            while (answer := await stream.receive()) is not None:
+                self._on_answer(answer)
+                backoff.reset()
+                self._streams_failed = 0
+                self.failures.clear()
+        finally:
+            sending.cancel()
+
+    async def _send(self, stream: Stream[rpc_pb2.LeaseKeepAliveResponse]) -> None:
+        loop = asyncio.get_running_loop()
+        connected_by = loop.time() + CONNECT_MAX_S
+        while self._leases and not stream.done:
+            self._wake.clear()
+            if not stream.connected and loop.time() >= connected_by:
+                self._given_up = f"no connection to {stream.endpoint} within {CONNECT_MAX_S:g} s"
+                break
+            if not self._send_due(stream, loop.time()):
+                break
+            try:
+                async with asyncio.timeout_at(self._next_look(stream, connected_by)):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+        # Nothing to keep, or a member that does not answer: the reader of the stream is woken by its end.
+        self._is_emptied = not self._leases
+        stream.cancel()
+
+    def _next_look(self, stream: Stream[rpc_pb2.LeaseKeepAliveResponse], connected_by: float) -> float | None:
+        due_at = self._due[0][0] if self._due else None
+        if self._one_by_one and self._sent_at:
+            return self._look_again_at
+        if stream.connected:
+            return due_at
+        return connected_by if due_at is None else min(due_at, connected_by)
+
+    def _send_due(self, stream: Stream[rpc_pb2.LeaseKeepAliveResponse], now: float) -> bool:
+        """Send what is due; False: a question of last time is still open, or the stream has ended."""
+        if self._one_by_one and self._sent_at:
+            if now < self._look_again_at:
+                return True
+            self._given_up = f"{stream.endpoint} did not answer a keep-alive in time"
+            return False
+        while self._due and self._due[0][0] <= now:
+            lease_id = heapq.heappop(self._due)[1]
+            lease = self._leases.get(lease_id)
+            if lease is None:
+                continue
+            if lease_id in self._sent_at:
+                self._given_up = f"{stream.endpoint} did not answer a keep-alive in time"
+                return False
+            self._sent_at[lease_id] = lease_now()
+            heapq.heappush(self._due, (now + lease.ttl / SENDS_PER_TTL, lease_id))
+            try:
+                request = rpc_pb2.LeaseKeepAliveRequest(ID=lease_id, disconnect_grace_ms=lease.disconnect_grace_ms)
+                stream.send_nowait(request)
+            except StatusError:
+                return False
+            if self._one_by_one:
+                self._look_again_at = now + ONE_MAX_S
+                return True
+        self._one_by_one = False
+        return True
+
+    def _on_answer(self, answer: rpc_pb2.LeaseKeepAliveResponse) -> None:
+        sent_at = self._sent_at.pop(answer.ID, None)
+        lease = self._leases.get(answer.ID)
+        if self._one_by_one:
+            self._wake.set()
+        if lease is None or sent_at is None:
+            return
+        if 0 < answer.TTL != lease.ttl:
+            self._move(lease.id, answer.TTL / SENDS_PER_TTL - (lease_now() - sent_at))
+        lease.answered(answer, sent_at)
+
+    def _move(self, lease_id: int, wait_s: float) -> None:
+        """Send the next keep-alive of a lease at another time: its TTL has changed, which is rare."""
+        due_at = asyncio.get_running_loop().time() + wait_s
+        self._due = [entry for entry in self._due if entry[1] != lease_id]
+        heapq.heapify(self._due)
+        heapq.heappush(self._due, (due_at, lease_id))
+        self._wake.set()
+
+    def _note_failure(self, endpoint: str, reason: str) -> None:
+        self.failures.pop(endpoint, None)
+        self.failures[endpoint] = reason
+
+
+# -- renewals -------------------------------------------------------------------------------------------------------
+#
+# Keep-alives of a lease of another client, with the answers as members sent them.
+#
+#     async with aclosing(renewals(scope, lease_id, first_answer_s=5.0)) as answers:
+#         async for answer in answers: print(answer.TTL)         # ends when the cluster does not know the lease
+#
+# For programs that pass the answers on; the owner of a lease uses ``lease``.
+
+
+class _Adopted(Lease):
+    """A lease that was granted elsewhere; its TTL is known from the first answer on."""
+
+    def __init__(self, scope: Scope, lease_id: int, first_answer_s: float) -> None:
+        super().__init__(scope, max(first_answer_s, 0.001), id=lease_id, interrupt=False)
+        self.answers: asyncio.Queue[rpc_pb2.LeaseKeepAliveResponse | StatusError | None] = asyncio.Queue()
+        self._granted = True
+        self._is_known = False
+        self._first_answer_s = first_answer_s
+        self._deadline = lease_now() + first_answer_s
+        self._watch_deadline()
+        scope.keeper.add(self)
+
+    def answered(self, answer: rpc_pb2.LeaseKeepAliveResponse, asked_at: float) -> None:
+        if not self._is_known and answer.TTL > 0:
+            self._is_known, self._deadline = True, asked_at + answer.TTL
+            if self._timer is not None:
+                self._timer.cancel()
+            self._watch_deadline()
+        super().answered(answer, asked_at)
+        self.answers.put_nowait(answer if answer.TTL > 0 else None)
+
+    def refused(self, error: StatusError) -> None:
+        self.stop(str(error))
+        self.answers.put_nowait(error)
+
+    def _expire(self) -> None:
+        failed = EndpointsFailed(self._scope.keeper.failures, self._first_answer_s, definite=False, explain=False)
+        super()._expire()
+        self.answers.put_nowait(failed)
+
+
+async def renewals(
+    scope: Scope, lease_id: int, first_answer_s: float
+) -> AsyncGenerator[rpc_pb2.LeaseKeepAliveResponse, None]:
+    """Keep a lease alive until it is gone, and give out each answer of a member.
+
+    Arguments:
+        scope: of the client.
+        lease_id: which lease.
+        first_answer_s: how long the first answer may take, over all endpoints; from then on the TTL counts.
+
+    Raises:
+        EndpointsFailed: no member answered in time.
+        StatusError: a member refused.
+    """
+    lease = _Adopted(scope, lease_id, first_answer_s)
+    try:
+        while (answer := await lease.answers.get()) is not None:
+            if isinstance(answer, Exception):
+                raise answer
+            yield answer
+    finally:
+        lease.stop()
