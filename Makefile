@@ -6,7 +6,7 @@ SEEDS ?= 500
 JOBS ?= 3
 QUICK := tests/raft tests/storage tests/apply tests/rpc/parts tests/rpc/http2 tests/sim/test_swarm.py \
   $(addprefix tests/client/test_,client_parts.py core.py login.py tracing.py lease_keeper.py watch_hub.py)
-INTERPRETED := $(addprefix tests/,apply rpc server sim storage)
+INTERPRETED := $(addprefix tests/,apply raft replica rpc sim storage)
 MADE := .venv/.made
 RUNTIME := .venv/.runtime
 VENV := .venv/.installed

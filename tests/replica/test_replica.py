@@ -41,7 +41,10 @@ def test_subscribers_are_called_in_the_order_that_connect_shows() -> None:
     store, lessor = SimpleNamespace(on_changes=None), Recorded("lessor", called)
     lessor.__dict__ |= {"on_end": [], "times": object()}
     applier = SimpleNamespace(
-        **{name: Recorded(name, called) for name in ("membership", "alarms", "downgrade", "quotas", "auth", "leases")}
+        **{
+            name: Recorded(name, called)
+            for name in ("membership", "alarms", "downgrade", "quotas", "limits", "auth", "leases")
+        }
     )
     applier.membership.__dict__["members"] = {}
     parts: dict[str, Any] = {"node": node, "installer": installer, "store": store, "lessor": lessor, "applier": applier}
@@ -70,7 +73,7 @@ def test_subscribers_are_called_in_the_order_that_connect_shows() -> None:
     followers = ["admission.conf_changed", "departure.conf_changed", "transport.follow", "service.follow"]
     assert calls(node.on_conf_change) == followers
     meta = SnapshotMeta(5, 1)
-    reloaded = ["membership", "alarms", "downgrade", "quotas", "auth", "leases"]
+    reloaded = ["membership", "alarms", "downgrade", "quotas", "limits", "auth", "leases"]
     swapped = ["disk.submit", *(f"{name}.reload" for name in reloaded), "hub.restored", "hashes.forget"]
     assert calls(installer.on_swapped, meta) == swapped
     assert calls(installer.on_swapped, SnapshotMeta(4, 1)) == swapped[1:], "a newer database came meanwhile"

@@ -479,7 +479,7 @@ may overlap."""
             """Each member counts for itself. A request that comes too fast is refused with the time to come
 again, and the client library waits that long. KIND is user, certificate, address (a network, as 10.0.0.0/24), role,
 prefix, or each: every identity without a limit of its own. Keep-alives and calls of operators are not limited.""",
-        )("quota limit user alice --requests=100 --requests-burst=500 --bytes=1MiB"),
+        )("quota limit user alice --requests=100 --bytes=1MiB"),
         _leaf("unlimit", "ctl.maintenance:quota_unlimit", "KIND [NAME]", "Lift a limit of requests", (_JSON,))(
             "quota unlimit user alice"
         ),

@@ -461,6 +461,8 @@ class Guard:
 class Admitted:
     """Any metadata will do."""
 
+    throttle = None
+
     def check_metadata(self, call: object) -> None:
         """See ``Admission``."""
 

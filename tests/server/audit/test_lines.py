@@ -194,7 +194,7 @@ def test_every_method_has_a_level_and_unknown_ones_are_always_noted() -> None:
         *("AuthEnable", "AuthDisable", "Authenticate", "UserAdd", "UserDelete", "UserChangePassword"),
         *("UserGrantRole", "UserRevokeRole", "RoleAdd", "RoleDelete", "RoleGrantPermission", "RoleRevokePermission"),
         *("MemberAdd", "MemberRemove", "MemberUpdate", "MemberPromote", "MemberReplace"),
-        *("Alarm", "Defragment", "Snapshot", "MoveLeader", "Downgrade", "QuotaSet", "QuotaRemove"),
+        *("Alarm", "Defragment", "Snapshot", "MoveLeader", "Downgrade", "QuotaSet", "QuotaRemove", "LimitSet"),
     }
     assert services.SERVICES
 
