@@ -43,6 +43,7 @@ from raftkv.client.records import RecordError
 from raftkv.client.scope import prefix_end
 from raftkv.pb import kv_pb2, rpc_pb2
 from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse, text_response
+from raftkv.rpc.shares import Identity, queue_of_call
 from raftkv.training.keys import RunKeys
 from raftkv.training.records import CLOSED, RUNNING, GenerationRecord, State
 from raftkv.training.rendezvous.world import find_slot, world_size
@@ -105,8 +106,12 @@ class LocalStore(Protocol):
         """
         ...
 
-    async def confirm(self) -> None:
-        """Wait until the applied state is at least as new as now."""
+    async def confirm(self, queue: Identity) -> None:
+        """Wait until the applied state is at least as new as now.
+
+        Arguments:
+            queue: of the caller (``rpc/shares``).
+        """
         ...
 
     def find(self, request: rpc_pb2.RangeRequest) -> list[kv_pb2.KeyValue]:
@@ -144,7 +149,7 @@ class Scopes:
 
     async def _confirm(self, call: Any, *, writes: bool) -> None:
         """Be as recent as the cluster, and let the caller in: to all keys of the run, by the rights of now."""
-        await self._store.confirm()
+        await self._store.confirm(queue_of_call(call))
         reads = [self._below, (self._round_key, b""), (self._state_key, b"")]
         self._store.let_in(call, reads=reads, writes=[self._below] if writes else [])
 

@@ -32,6 +32,9 @@ T = TypeVar("T", bound=Hashable)
 Identity = str | bytes
 """A user's name as bytes; else "certificate NAME" or "address ADDRESS"."""
 
+MEMBER: Final = "member"
+"""The identity of the member's own work, apart from all clients."""
+
 SERVED_KEPT_MIN: Final = 64
 """Virtual times that are kept before those of identities that have no items and are not ahead are dropped."""
 

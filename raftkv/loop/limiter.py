@@ -2,7 +2,7 @@
 
     limiter = Limiter(100)                     # room for 100 in each turn
     if not limiter.try_enter():                # a coroutine enters; a heavy one takes the room of several
-        await limiter.enter(identity=user)
+        await limiter.enter(1, user)
     limiter.add(callback, user)                # a short callback, called in the next turn that has room
     limiter.begin(callbacks)                   # many of the member's own; the first of them are called now
     limiter.clear()                            # drop the callbacks that were not called yet
@@ -27,7 +27,7 @@ from functools import partial
 from typing import Final
 
 from raftkv.loop.cork import Cork
-from raftkv.loop.fair import FairQueue, Identity
+from raftkv.loop.fair import MEMBER, FairQueue, Identity
 
 Callback = Callable[[], object]
 
@@ -64,7 +64,7 @@ class Limiter:
         self._schedule()
         return True
 
-    async def enter(self, weight: int = 1, identity: Identity = "") -> None:
+    async def enter(self, weight: int, identity: Identity) -> None:
         """Wait for a turn that has room, behind all of the same identity that wait, and enter.
 
         Arguments:
@@ -90,7 +90,7 @@ class Limiter:
         self._waiting.charge(identity, weight - 1)
         turn.set_result(None)
 
-    def add(self, callback: Callback, identity: Identity = "") -> None:
+    def add(self, callback: Callback, identity: Identity) -> None:
         """Call back once in the next turn that has room; adding a callback that waits already changes nothing.
 
         Arguments:
@@ -104,7 +104,7 @@ class Limiter:
         """Call the first of many now, unless others wait already, and the rest in later turns."""
         had_waiting = bool(len(self._waiting)) or self._is_calling
         for callback in callbacks:
-            self._waiting.add("", callback)
+            self._waiting.add(MEMBER, callback)
         try:
             if not had_waiting:
                 self._call_some()
@@ -163,7 +163,7 @@ class Backlog:
         self._waiting = FairQueue[Callback]()
         self._is_scheduled = False
 
-    def add(self, go_on: Callback, identity: Identity = "") -> None:
+    def add(self, go_on: Callback, identity: Identity) -> None:
         """Call back in a later turn.
 
         Arguments:

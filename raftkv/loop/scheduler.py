@@ -2,7 +2,7 @@
 
     job = slices.run(begin, failed, size, user) # begin() -> a generator that pauses after each small piece of work
     job.cancel()                                # the client has left: stop the job where it is
-    await slices.result(begin, size)            # the same for a coroutine
+    await slices.result(begin, size, user)      # the same for a coroutine
 
 Every pass of the loop gives at most ``TURN_S`` to all jobs together, and at most ``INLINE_S`` more to jobs that begin
 in it (and ``SLICE_S`` to one that goes ahead of all others, ``run_ahead``). So puts and heartbeats never wait longer
@@ -27,7 +27,7 @@ from itertools import islice
 from time import perf_counter
 from typing import Any, Final, Protocol, TypeVar
 
-from raftkv.loop.fair import FairQueue, Identity
+from raftkv.loop.fair import MEMBER, FairQueue, Identity
 
 T = TypeVar("T", bound=Any)
 Work = Generator[None, None, T]
@@ -168,7 +168,7 @@ class Slices:
         begin: Callable[[], Work[None]],
         failed: Callable[[Exception], None],
         size: int,
-        identity: Identity = "",
+        identity: Identity,
     ) -> Job:
         """Do some work: now, if there is time, else in turn.
 
@@ -176,7 +176,7 @@ class Slices:
             begin: starts it; called when its turn comes.
             failed: called with an error, begin's included, that ended it.
             size: about how much it is, in keys to be looked at.
-            identity: for which it is done; empty: for the member.
+            identity: for which it is done; ``MEMBER``: for no client.
         """
         lane = self._long if size > SHORT_KEYS else self._short
         job = Job(begin, failed, lane, identity)
@@ -193,7 +193,7 @@ class Slices:
             begin, failed: as of ``run``.
             at_once: do a slice of it now, even if this pass of the loop has no time left.
         """
-        job = Job(begin, failed, self._ahead, "")
+        job = Job(begin, failed, self._ahead, MEMBER)
         if (at_once or not self.is_late) and self._begin(job, SLICE_S):
             return
         self._ahead.add(job)
@@ -212,7 +212,7 @@ class Slices:
         self.is_late = self._inline_left_s <= 0
         self._schedule()
 
-    async def result(self, begin: Callable[[], Work[T]], size: int, identity: Identity = "") -> T:
+    async def result(self, begin: Callable[[], Work[T]], size: int, identity: Identity) -> T:
         """Do some work for a coroutine; cancelled with it.
 
         Arguments:

@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 
+from raftkv.loop.fair import MEMBER
 from raftkv.loop.limiter import Limiter
 from raftkv.rpc.server.http import HttpRequest, HttpResponse
 from raftkv.rpc.server.server import HTTP_IN_A_TURN
@@ -32,7 +33,7 @@ async def _sizes(limiter: Limiter, called: list[int]) -> list[int]:
 async def test_callbacks_run_in_order_a_few_in_a_turn() -> None:
     limiter, called = Limiter(IN_A_TURN), list[int]()
     for number in range(35):
-        limiter.add(partial(called.append, number))
+        limiter.add(partial(called.append, number), MEMBER)
     assert called == []
     assert await _sizes(limiter, called) == [10, 10, 10, 5]
     assert called == list(range(35))
@@ -54,16 +55,16 @@ async def test_a_callback_is_called_once_until_it_is_added_again() -> None:
     limiter, called = Limiter(IN_A_TURN), list[int]()
     again = partial(called.append, 1)
     for _ in range(3):
-        limiter.add(again)
+        limiter.add(again, MEMBER)
     assert await _sizes(limiter, called) == [1]
-    limiter.add(again)
+    limiter.add(again, MEMBER)
     assert await _sizes(limiter, called) == [1]
 
 
 @on_loop
 async def test_callback_added_by_a_callback_waits_for_the_next_turn() -> None:
     limiter, called = Limiter(IN_A_TURN), list[int]()
-    limiter.begin([lambda: limiter.add(partial(called.append, 1))])
+    limiter.begin([lambda: limiter.add(partial(called.append, 1), MEMBER)])
     assert called == []
     assert await _sizes(limiter, called) == [1]
 
@@ -73,11 +74,11 @@ async def test_cleared_callback_is_not_called() -> None:
     limiter, called = Limiter(IN_A_TURN), list[int]()
     limiter.begin([partial(called.append, 1), limiter.clear, partial(called.append, 2)])
     assert called == [1]
-    limiter.add(partial(called.append, 3))
+    limiter.add(partial(called.append, 3), MEMBER)
     limiter.clear()
     await asyncio.sleep(0)
     assert called == [1]
-    limiter.add(partial(called.append, 4))
+    limiter.add(partial(called.append, 4), MEMBER)
     assert await _sizes(limiter, called) == [1]
 
 
@@ -90,7 +91,7 @@ async def test_others_are_called_though_one_has_failed() -> None:
         raise ValueError("failed")
 
     for callback in (partial(called.append, 1), fail, partial(called.append, 2)):
-        limiter.add(callback)
+        limiter.add(callback, MEMBER)
     assert await _sizes(limiter, called) == [1, 1]
     assert (called, failures) == ([1, 2], ["failed"])
 
@@ -102,7 +103,7 @@ MANY = 100
 async def test_cancelled_callers_leave_the_line() -> None:
     limiter = Limiter(1)
     assert limiter.try_enter()
-    waiting = [asyncio.create_task(limiter.enter(identity=b"mallory")) for _ in range(1000)]
+    waiting = [asyncio.create_task(limiter.enter(1, b"mallory")) for _ in range(1000)]
     await asyncio.sleep(0)
     for task in waiting:
         task.cancel()
@@ -116,7 +117,7 @@ async def test_so_many_enter_in_a_turn_in_the_order_in_which_they_came() -> None
 
     async def enter(number: int) -> None:
         if not limiter.try_enter():
-            await limiter.enter()
+            await limiter.enter(1, MEMBER)
         entered.append(number)
 
     tasks = [asyncio.create_task(enter(number)) for number in range(MANY)]
@@ -138,10 +139,10 @@ async def test_newcomer_enters_when_the_last_waiters_go_on() -> None:
     for turns_later in range(6):
         limiter = Limiter(1)
         assert limiter.try_enter()
-        waiting = asyncio.create_task(limiter.enter())
+        waiting = asyncio.create_task(limiter.enter(1, MEMBER))
         for _ in range(turns_later):
             await asyncio.sleep(0)
-        await limiter.enter()
+        await limiter.enter(1, MEMBER)
         await waiting
 
 
@@ -152,7 +153,7 @@ async def test_large_request_takes_many_places_and_keeps_its_turn() -> None:
 
     async def enter(number: int) -> None:
         if not limiter.try_enter(weights[number]):
-            await limiter.enter(weights[number])
+            await limiter.enter(weights[number], MEMBER)
         entered.append(number)
 
     tasks = [asyncio.create_task(enter(number)) for number in range(len(weights))]

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 import pytest
 
 from raftkv.loop import scheduler as module
+from raftkv.loop.fair import MEMBER
 from raftkv.loop.scheduler import LONG_ACTIVE_MAX, RUN_ITEMS, SHORT_KEYS, Slices, Work, hold, in_order
 
 LONG = SHORT_KEYS + 1
@@ -163,8 +164,8 @@ async def test_a_lane_goes_on_after_a_job_whose_failure_cannot_be_told(clock: Cl
         yield
 
     for _ in range(2 * LONG_ACTIVE_MAX):
-        slices.run(fails, told, LONG)
-    slices.run(works, told, LONG)
+        slices.run(fails, told, LONG, MEMBER)
+    slices.run(works, told, LONG, MEMBER)
     for _ in range(100):
         await asyncio.sleep(0)
     assert (done, len(slices)) == ([1], 0)
@@ -202,7 +203,7 @@ async def test_a_job_may_cancel_itself(clock: Clock) -> None:
         finally:
             closed.append(True)
 
-    job = jobs.slices.run(work, jobs.errors.append, 1)
+    job = jobs.slices.run(work, jobs.errors.append, 1, MEMBER)
     assert [did async for did in jobs.passes()] == [""]
     assert (closed, jobs.errors) == ([True], [])
 
@@ -230,11 +231,11 @@ async def test_a_coroutine_gets_the_result(clock: Clock) -> None:
             raise ValueError("seven")
         return pieces
 
-    assert await jobs.slices.result(lambda: work(1), 1) == 1
-    assert await jobs.slices.result(lambda: work(99), 1) == 99
+    assert await jobs.slices.result(lambda: work(1), 1, MEMBER) == 1
+    assert await jobs.slices.result(lambda: work(99), 1, MEMBER) == 99
     with pytest.raises(ValueError, match="seven"):
-        await jobs.slices.result(lambda: work(7), 1)
-    task = asyncio.get_running_loop().create_task(jobs.slices.result(lambda: work(999), 1))
+        await jobs.slices.result(lambda: work(7), 1, MEMBER)
+    task = asyncio.get_running_loop().create_task(jobs.slices.result(lambda: work(999), 1, MEMBER))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

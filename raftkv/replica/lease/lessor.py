@@ -33,6 +33,7 @@ from raftkv.apply.applier import Applier, Outcome
 from raftkv.apply.leases import TTL_MAX_S
 from raftkv.apply.request import Caller, Kind
 from raftkv.loop.cork import Cork
+from raftkv.loop.fair import MEMBER
 from raftkv.loop.limiter import Limiter
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft.types import NO_LIMIT, Entry, StateRole
@@ -331,7 +332,7 @@ class Lessor:
     def applied(self) -> None:
         """Answer keep-alives of leases that ended in the entries just applied, of very many in turns to come."""
         if self._renewals.over and self._renewals.applied():
-            self._failing.add(self.applied)
+            self._failing.add(self.applied, MEMBER)
 
     def leader_changed(self) -> None:
         """Take up or lay down the decisions about leases; send waiting requests to the new leader."""
@@ -474,7 +475,7 @@ class Lessor:
     def _fail(self, batch: Sequence[PendingKeepAlive], error: errors.StatusError) -> None:
         """Fail keep-alives, some of very many in a turn."""
         self._failed.append((batch, error))
-        self._failing.add(self._fail_some)
+        self._failing.add(self._fail_some, MEMBER)
 
     def _fail_some(self) -> None:
         batch, error = self._failed.popleft()
@@ -482,7 +483,7 @@ class Lessor:
             self._failed.appendleft((batch[FAILED_AT_ONCE:], error))
         fail_each(batch[:FAILED_AT_ONCE], error)
         if self._failed:
-            self._failing.add(self._fail_some)
+            self._failing.add(self._fail_some, MEMBER)
 
     async def _renew(self, batch: list[PendingKeepAlive]) -> None:
         """Answer keep-alives of one deadline, which are all from clients here or all from another member."""

@@ -24,6 +24,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from raftkv.errors import CorruptionError, StorageError
+from raftkv.loop.fair import MEMBER
 from raftkv.loop.limiter import Limiter
 from raftkv.replica.snapshots.files import check_room, on_thread, outgoing_path
 from raftkv.storage.backend.base import Defragmentation
@@ -95,7 +96,7 @@ class Defragmenter(Collector):
             self._next.add_done_callback(_seen)
         # A caller that leaves takes no part of the run with it, and thousands who stay hear of its end some a turn.
         told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._next.add_done_callback(lambda run: self._telling.add(partial(_tell, told, run)))
+        self._next.add_done_callback(lambda run: self._telling.add(partial(_tell, told, run), MEMBER))
         await told
 
     async def _after(self, before: asyncio.Task[None] | None) -> None:

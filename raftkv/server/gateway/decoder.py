@@ -22,6 +22,7 @@ from typing import Any, Final, NoReturn
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
+from raftkv.loop.fair import Identity
 from raftkv.loop.scheduler import Slices
 from raftkv.pb.services import Method
 from raftkv.server.gateway.json_to_message import MESSAGES_DEEP_MAX, read_message
@@ -275,9 +276,11 @@ class Requests:
     Arguments:
         body: whole.
         slices: the long work of the member.
+        queue: of the client (``rpc/shares``).
     """
 
-    def __init__(self, body: bytes, slices: Slices) -> None:
+    def __init__(self, body: bytes, slices: Slices, queue: Identity) -> None:
+        self._queue = queue
         self._body = body
         self._reader = Reader(body)
         self._slices = slices
@@ -318,4 +321,4 @@ class Requests:
                 next(work)  # usual bodies are read here, without a pause
             except StopIteration as done:
                 return done.value
-        return await self._slices.result(lambda: work, len(self._body) // BYTES_A_KEY)
+        return await self._slices.result(lambda: work, len(self._body) // BYTES_A_KEY, self._queue)

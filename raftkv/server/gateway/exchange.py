@@ -23,6 +23,7 @@ from functools import partial
 from typing import Any, Final
 
 from raftkv.loop.cycle_free import FREE_BYTES_PER_STEP, free_in_steps
+from raftkv.loop.fair import Identity
 from raftkv.loop.scheduler import Slices, Work
 from raftkv.loop.timers import forget
 from raftkv.rpc.framing import MessageAssembler
@@ -30,6 +31,7 @@ from raftkv.rpc.limits import ServerLimits
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.carrier import Carrier, Environment, Peer
 from raftkv.rpc.server.router import Route
+from raftkv.rpc.shares import queue_of
 from raftkv.rpc.status import Code, Headers, RpcError
 
 CALL: Final = 1
@@ -55,12 +57,14 @@ class Exchange(Carrier):
     """The one call of an HTTP request. It is never severed: a client that leaves amid it loses no connection of leases.
 
     Attributes:
+        queue: of its client (``rpc/shares``).
         on_given_up: called when the answer is dropped because others need the memory.
     """
 
     def __init__(self, around: Surroundings, peer: Peer, headers: Headers) -> None:
         super().__init__(around.limits, around.environment, peer)
         self.call: ServerCall | None = None
+        self.queue = queue_of(peer.identity)
         self.on_given_up: Callable[[], None] | None = None
         self._headers = headers
         self._pieces: Sequence[bytes] | None = None
@@ -220,15 +224,17 @@ class Chunks:
     Arguments:
         text: makes it.
         slices: the long work of the member.
+        queue: of the client (``rpc/shares``).
     """
 
-    def __init__(self, text: Generator[str, None, None], slices: Slices) -> None:
+    def __init__(self, text: Generator[str, None, None], slices: Slices, queue: Identity) -> None:
+        self._queue = queue
         self._text = text
         self._slices = slices
 
     async def next(self) -> bytes:
         """Return the next chunk; empty at the end."""
-        return await self._slices.result(self._chunk, KEYS_A_CHUNK)
+        return await self._slices.result(self._chunk, KEYS_A_CHUNK, self._queue)
 
     def _chunk(self) -> Work[bytes]:
         parts: list[str] = []

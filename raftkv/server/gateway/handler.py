@@ -23,7 +23,7 @@ from raftkv.rpc.server.carrier import Peer
 from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse
 from raftkv.rpc.server.router import Route
 from raftkv.rpc.server.server import Server
-from raftkv.rpc.shares import identity_of_peer
+from raftkv.rpc.shares import Identity, identity_of_peer, queue_of
 from raftkv.rpc.status import Code, Headers, RpcError
 from raftkv.server.auth.callers import AUTHORIZATION, GATEWAY
 from raftkv.server.gateway import openapi
@@ -123,7 +123,7 @@ class Gateway:
 
     async def _unary(self, request: HttpRequest, method: Method, route: Route) -> HttpResponse:
         headers, timeout_s = call_headers(request.headers)
-        message = await self._only_request(request.body, method)
+        message = await self._only_request(request, method)
         exchange = Exchange(self._around(), _peer(request), headers)
         try:
             exchange.run(exchange.open(route, timeout_s), message)
@@ -141,21 +141,23 @@ class Gateway:
             body = encoder_of(method.response.DESCRIPTOR)(answer).encode()
             return HttpResponse(200, body, _ANSWERED, is_call=True)
         text = encode_large(method.response.DESCRIPTOR, pieces)
-        return HttpResponse(200, LargeBody(exchange, Chunks(text, self._slices)), _ANSWERED, is_call=True)
+        return HttpResponse(
+            200, LargeBody(exchange, Chunks(text, self._slices, exchange.queue)), _ANSWERED, is_call=True
+        )
 
     async def _stream(self, request: HttpRequest, method: Method, route: Route) -> HttpResponse:
         headers, timeout_s = call_headers(request.headers)
         message: bytes | None
         rest: Requests | None = None
         if method.client_streaming:
-            requests = Requests(request.body, self._slices)
+            requests = Requests(request.body, self._slices, _queue(request))
             try:
                 message = await requests.next(method)
             except JsonError as error:
                 raise RpcError(Code.UNKNOWN, str(error)) from None
             rest = None if requests.are_over else requests
         else:
-            message = await self._only_request(request.body, method)
+            message = await self._only_request(request, method)
         exchange = StreamExchange(self._around(), _peer(request), headers)
         try:
             exchange.feed(exchange.open(route, timeout_s), message, rest, method)
@@ -174,9 +176,9 @@ class Gateway:
         status = 200 if error is None else http_status(error.code)
         return HttpResponse(status, body, _ANSWERED if exchange.has_sent else _JSON, is_call=True)
 
-    async def _only_request(self, body: bytes, method: Method) -> bytes:
+    async def _only_request(self, request: HttpRequest, method: Method) -> bytes:
         try:
-            return await Requests(body, self._slices).only(method)
+            return await Requests(request.body, self._slices, _queue(request)).only(method)
         except JsonError as error:
             raise RpcError(Code.INVALID_ARGUMENT, str(error)) from None
 
@@ -275,3 +277,8 @@ def _moved(path: str, request: HttpRequest) -> HttpResponse:
     shown = escape(location).replace("&quot;", "&#34;").replace("&#x27;", "&#39;")
     body = f'<a href="{shown}">Moved Permanently</a>.\n\n'.encode() if request.method == "GET" else b""
     return HttpResponse(301, body, (("location", location), *_PAGE))
+
+
+def _queue(request: HttpRequest) -> Identity:
+    """Return the queue of a client whose user is not known yet."""
+    return queue_of(identity_of_peer(request.peer, request.certificate))

@@ -253,7 +253,7 @@ class StreamBody(AsyncIterator[bytes]):
         self._exchange.passed_on(self._sent_bytes)
         self._sent_bytes = 0
         if self._slices.is_late:  # others have had the time of this pass of the loop
-            await self._slices.result(_nothing, 1)
+            await self._slices.result(_nothing, 1, self._exchange.queue)
         if self._chunks is None:
             try:
                 message = await self._exchange.take()
@@ -269,7 +269,9 @@ class StreamBody(AsyncIterator[bytes]):
                 self._slices.spend(perf_counter() - started_at)
                 self._sent_bytes = len(text)
                 return text
-            self._chunks = Chunks(_large_line(self._message_type.DESCRIPTOR, message), self._slices)
+            self._chunks = Chunks(
+                _large_line(self._message_type.DESCRIPTOR, message), self._slices, self._exchange.queue
+            )
             if len(message) <= WHOLE_BYTES_MAX:
                 return await self._whole_line(self._chunks)
         chunk = await self._chunks.next()

@@ -20,7 +20,7 @@ from raftkv.replica.node.leadership import LeaderGuard
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
-from raftkv.rpc.shares import identity_of
+from raftkv.rpc.shares import identity_of, queue_of_call
 from raftkv.server.recipes.local_client import LocalWatch, Recipe, created_at, prefix_end, refusal
 from raftkv.server.recipes.lock import LEASE_TTL_S, Queue, QueueEntry
 
@@ -64,7 +64,7 @@ class Observer:
         """
         self._recipe.begin_wait(self.stop)
         try:
-            await self._recipe.confirm()
+            await self._recipe.confirm(queue_of_call(self._call))
             while True:
                 await self._observe()
         finally:
@@ -78,7 +78,7 @@ class Observer:
 
     async def _observe(self) -> None:
         """Send who leads now and what follows; returns if history was compacted before it was read."""
-        revision, leader = await self._recipe.oldest(self._prefix)
+        revision, leader = await self._recipe.oldest(self._prefix, queue_of_call(self._call))
         await self._send(revision, leader)
         if self._error is not None:
             raise self._error
@@ -100,7 +100,7 @@ class Observer:
             for event in response.events:
                 if self._may_change_leader(event.kv.key):
                     revision = event.kv.mod_revision
-                    _, leader = await self._recipe.oldest(self._prefix, revision)
+                    _, leader = await self._recipe.oldest(self._prefix, queue_of_call(self._call), revision)
                     await self._send(revision, leader)
 
     def _may_change_leader(self, key: bytes) -> bool:
@@ -217,8 +217,9 @@ class ElectionService:
         Raises:
             ElectionNoLeaderError: there is no leader.
         """
-        await self._recipe.confirm()
-        revision, kv = await self._recipe.oldest(request.name + b"/")
+        queue = queue_of_call(call)
+        await self._recipe.confirm(queue)
+        revision, kv = await self._recipe.oldest(request.name + b"/", queue)
         if kv is None:
             raise errors.ElectionNoLeaderError
         return self._recipe.answer(revision, election_pb2.LeaderResponse(kv=kv))

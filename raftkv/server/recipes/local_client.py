@@ -4,8 +4,8 @@ The Lock and Election services keep no state of their own: all of it is keys. A 
 the same checks and the same log as any client, only without a wire between:
 
     outcome = await recipe.txn(call, request)      # through the log; what is refused is raised
-    await recipe.confirm()                         # this member is now as recent as the cluster was at the call
-    await recipe.oldest(b"name/")                  # the state that is applied here
+    await recipe.confirm(queue)                    # this member is now as recent as the cluster was at the call
+    await recipe.oldest(b"name/", queue)           # the state that is applied here
     await recipe.changed(b"name/a", b"name/b")     # one of these keys may have changed here
 
 Invariants
@@ -28,6 +28,7 @@ from raftkv import errors
 from raftkv.apply import check, ranges
 from raftkv.apply.applier import Outcome
 from raftkv.apply.request import MEMBER, Caller, Kind
+from raftkv.loop.fair import MEMBER as MEMBER_WORK
 from raftkv.loop.limiter import Limiter
 from raftkv.loop.scheduler import Work, hold
 from raftkv.pb import kv_pb2, rpc_pb2
@@ -171,13 +172,18 @@ class Recipe:
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
-    async def begin(self, name: bytes) -> None:
-        """Wait for a turn of the loop that has room for a txn about a name or key: before it is made."""
+    async def begin(self, name: bytes, queue: Identity) -> None:
+        """Wait for a turn of the loop that has room for a txn: before it is made.
+
+        Arguments:
+            name: or key that it is about.
+            queue: of the caller (``rpc/shares``).
+        """
         if self._beginnings is None:
             self._beginnings = Limiter(BEGUN_AT_ONCE)
         weight = 1 + len(name) // BYTES_AS_A_TXN
         if not self._beginnings.try_enter(weight):
-            await self._beginnings.enter(weight)
+            await self._beginnings.enter(weight, queue)
 
     async def txn(
         self, call: ServerCall, request: rpc_pb2.TxnRequest, undo: Callable[[Outcome], None] | None = None
@@ -221,7 +227,7 @@ class Recipe:
 
     async def _delete(self, key: bytes, create_revision: int, caller: Caller | None) -> None:
         """Propose a deletion until it is decided: to repeat it is safe, as it cannot happen twice."""
-        await self.begin(key)  # a connection that ends may have had hundreds of waiters
+        await self.begin(key, MEMBER_WORK)  # a connection that ends may have had hundreds of waiters
         request = rpc_pb2.TxnRequest(
             compare=[created_at(key, create_revision)],
             success=[rpc_pb2.RequestOp(request_delete_range=rpc_pb2.DeleteRangeRequest(key=key))],
@@ -268,8 +274,11 @@ class Recipe:
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
-    async def confirm(self) -> None:
+    async def confirm(self, queue: Identity) -> None:
         """Wait until the applied state is at least as new as now.
+
+        Arguments:
+            queue: of the caller (``rpc/shares``).
 
         Raises:
             RequestTimeoutError, StoppedError: it was not in time.
@@ -278,15 +287,19 @@ class Recipe:
         if self._confirmed is None:
             self._confirmed = Limiter(CONFIRMED_AT_ONCE)
         if not self._confirmed.try_enter():
-            await self._confirmed.enter()
+            await self._confirmed.enter(1, queue)
 
     def find(self, request: rpc_pb2.RangeRequest) -> list[kv_pb2.KeyValue]:
         """Read the state applied here at once: of single keys, or of few."""
         _, body = ranges.execute(self.store, request)
         return list(rpc_pb2.RangeResponse.FromString(body).kvs)
 
-    async def find_all(self, request: rpc_pb2.RangeRequest) -> tuple[int, list[kv_pb2.KeyValue]]:
+    async def find_all(self, request: rpc_pb2.RangeRequest, queue: Identity) -> tuple[int, list[kv_pb2.KeyValue]]:
         """Read the state applied here, in slices if it is many keys: any client may write below a prefix.
+
+        Arguments:
+            request: what to read.
+            queue: of the caller (``rpc/shares``).
 
         Returns:
             the revision of what was read, which may be an older one by now, and the keys.
@@ -298,14 +311,15 @@ class Recipe:
         def read() -> Work[ranges.Answer]:
             return hold(self.store.pin, lambda view: ranges.in_pieces(view, request))
 
-        revision, pieces = await self.responder.slices.result(read, size)
+        revision, pieces = await self.responder.slices.result(read, size, queue)
         return revision, list(rpc_pb2.RangeResponse.FromString(b"".join(pieces)).kvs)
 
-    async def oldest(self, prefix: bytes, revision: int = 0) -> tuple[int, kv_pb2.KeyValue | None]:
+    async def oldest(self, prefix: bytes, queue: Identity, revision: int = 0) -> tuple[int, kv_pb2.KeyValue | None]:
         """Find the key below a prefix that was created first.
 
         Arguments:
             prefix: ends with a slash.
+            queue: of the caller (``rpc/shares``).
             revision: as of this one; 0: now.
 
         Returns:
@@ -316,7 +330,7 @@ class Recipe:
         )
         request.sort_order = rpc_pb2.RangeRequest.ASCEND
         request.limit = 1
-        now, kvs = await self.find_all(request)
+        now, kvs = await self.find_all(request, queue)
         return now, next(iter(kvs), None)
 
     async def changed(self, *keys: bytes) -> None:
@@ -353,7 +367,7 @@ class Recipe:
         Arguments:
             callback: what it makes others do should take 0.1 ms; called once, however often that was asked for.
         """
-        self._due.add(callback)
+        self._due.add(callback, MEMBER_WORK)
 
 
 def _ignore_outcome(outcome: Outcome) -> None:

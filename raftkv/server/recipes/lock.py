@@ -20,6 +20,7 @@ from raftkv.pb import lock_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import Server
+from raftkv.rpc.shares import Identity, queue_of_call
 from raftkv.server.recipes.local_client import Recipe, created_at, prefix_end
 
 # -- queue ----------------------------------------------------------------------------------------------------------
@@ -61,6 +62,7 @@ class QueueEntry:
         revision: the store's when the entry was made or found.
         value: of the key when it was made or found.
         is_first: whether no entry was before it then.
+        queue: of the call that waits (``rpc/shares``).
         deleter: on whose behalf it is deleted if the call ends before its turn: this member's if the call has made it.
     """
 
@@ -70,6 +72,7 @@ class QueueEntry:
     revision: int
     value: bytes
     is_first: bool
+    queue: Identity
     deleter: Caller | None = MEMBER
 
 
@@ -99,7 +102,8 @@ class Queue:
             RequestTooLargeError: the name is so long that no txn can have it as often as it must.
         """
         self._recipe.check_size(NAMES_IN_A_TXN * len(name) + len(value))  # before as many copies are made
-        await self._recipe.begin(name)
+        queue = queue_of_call(call)
+        await self._recipe.begin(name, queue)
         prefix = name + b"/"
         key = prefix + b"%x" % lease_id
 
@@ -110,10 +114,10 @@ class Queue:
         revision, response = await self._recipe.txn(call, _enter_request(prefix, key, lease_id, value), undo)
         owner = response.responses[1].response_range.kvs[0]
         if response.succeeded:
-            return QueueEntry(prefix, key, revision, revision, value, owner.create_revision == revision)
+            return QueueEntry(prefix, key, revision, revision, value, owner.create_revision == revision, queue)
         found = response.responses[0].response_range.kvs[0]
         is_first = owner.create_revision == found.create_revision
-        return QueueEntry(prefix, key, found.create_revision, revision, found.value, is_first, call.caller)
+        return QueueEntry(prefix, key, found.create_revision, revision, found.value, is_first, queue, call.caller)
 
     async def wait_turn(self, entry: QueueEntry) -> int | None:
         """Wait until no entry is before this one; the revision at which that was confirmed, None if this entry is lost.
@@ -137,14 +141,14 @@ class Queue:
                 # Finding it may have taken a while, in which neither was waited for.
                 if self._has(entry) and self._is_ahead(ahead, entry):
                     await self._recipe.changed(ahead, entry.key)
-            elif await self._is_confirmed():
+            elif await self._is_confirmed(entry.queue):
                 return self._recipe.store.revision if self._has(entry) else None
         return None
 
-    async def _is_confirmed(self) -> bool:
+    async def _is_confirmed(self, queue: Identity) -> bool:
         """Return whether a read was confirmed; if not, the leader was lost, and another will be found."""
         try:
-            await self._recipe.confirm()
+            await self._recipe.confirm(queue)
         except errors.StoppedError:
             raise
         except errors.StatusError:
@@ -172,7 +176,7 @@ class Queue:
             limit=1,
             keys_only=True,
         )
-        _, kvs = await self._recipe.find_all(request)
+        _, kvs = await self._recipe.find_all(request, entry.queue)
         return next((kv.key for kv in kvs), None)
 
 

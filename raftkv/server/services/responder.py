@@ -283,7 +283,7 @@ class Responder:
             except BaseException:
                 # It is given up, or its caller has gone.
                 if growth.held_bytes > response.DROPPED_BYTES:
-                    self.slices.run(partial(response.drop, body), _cannot_be, 0)
+                    self.slices.run(partial(response.drop, body), _cannot_be, 0, queue_of_call(call))
                 raise
             finally:
                 growth.end()

@@ -26,7 +26,7 @@ from raftkv.replica.node.leadership import LeaderGuard
 from raftkv.rpc.framing import PREFIX
 from raftkv.rpc.server.calls import ServerCall
 from raftkv.rpc.server.stream import ListenedCall
-from raftkv.rpc.shares import Identity, Shares, identity_of, refusal
+from raftkv.rpc.shares import Identity, Shares, identity_of, queue_of, refusal
 from raftkv.rpc.status import RpcError
 
 _pack: Final = PREFIX.pack
@@ -72,6 +72,7 @@ class Requests(Protocol):
         left: Generator[None, None, None],
         done: Callable[[], None],
         failed: Callable[[errors.StatusError], None],
+        queue: Identity,
     ) -> None:
         """Do what is left of a check."""
 
@@ -130,7 +131,8 @@ class KeepAliveStream:
         if left is None:
             self._renew(lease_id, id_field, grace_ms)
         else:
-            service.when_checked(left, partial(self._renew, lease_id, id_field, grace_ms), self.fail)
+            renew = partial(self._renew, lease_id, id_field, grace_ms)
+            service.when_checked(left, renew, self.fail, queue_of(self._identity))
 
     def _renew(self, lease_id: int, id_field: bytes, grace_ms: int) -> None:
         if self._ended:

@@ -173,7 +173,11 @@ class LeaseService:
             return await self._with_items(self.header(), ends, _lease_status, len(times), queue_of_call(call))
 
     def when_checked(
-        self, left: Work[None], done: Callable[[], None], failed: Callable[[errors.StatusError], None]
+        self,
+        left: Work[None],
+        done: Callable[[], None],
+        failed: Callable[[errors.StatusError], None],
+        queue: Identity,
     ) -> None:
         """Do what is left of a check.
 
@@ -181,6 +185,7 @@ class LeaseService:
             left: the rest.
             done: called at its end.
             failed: called with the refusal instead.
+            queue: of the caller (``rpc/shares``).
         """
 
         def work() -> Work[None]:
@@ -191,7 +196,7 @@ class LeaseService:
             else:
                 done()
 
-        self._responder.slices.run(work, _report, 0)
+        self._responder.slices.run(work, _report, 0, queue)
 
     async def _time_left(
         self,

@@ -117,7 +117,7 @@ async def test_a_watch_ends_with_the_right_however_many_long_reads_wait() -> Non
     call = world.start(WATCH, watch(b"a1", b""), world.token("alice"))
     await settled(call, 1)
     slices: Slices = world.responder.slices
-    jobs = [slices.run(_endless, lambda error: None, 0) for _ in range(SHORT_ACTIVE_MAX + 1)]
+    jobs = [slices.run(_endless, lambda error: None, 0, b"other") for _ in range(SHORT_ACTIVE_MAX + 1)]
     slices.spend(1.0)
     revoke(world)
     world.put(b"a1")

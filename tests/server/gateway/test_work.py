@@ -7,15 +7,19 @@ import contextlib
 import json
 import sys
 import tracemalloc
+from collections.abc import Iterator
 from types import FrameType
+from typing import Any, cast
 
 import pytest
 from google.protobuf.message import Message
 
+from raftkv.loop.fair import MEMBER
 from raftkv.loop.scheduler import Slices
 from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.server.gateway.decoder import Reader, Requests
+from raftkv.server.gateway.exchange import Chunks
 from raftkv.server.gateway.syntax import LARGE_BYTES, JsonError
 from tests.rpc.loop import on_loop
 
@@ -114,9 +118,34 @@ async def test_a_turn_reads_few_of_the_bodies_that_came_together() -> None:
             asyncio.get_running_loop().call_soon(next_turn)
 
     async def read() -> None:
-        await Requests(body, slices).only(PUT)
+        await Requests(body, slices, b"alice").only(PUT)
         done_in.append(turns[0])
 
     next_turn()
     await asyncio.gather(*[read() for _ in range(100)])
     assert max(done_in.count(turn) for turn in set(done_in)) <= 10
+
+
+@on_loop
+@pytest.mark.parametrize("kind", ["body", "answer"])
+async def test_flood_of_one_client_delays_no_other_and_not_the_member(kind: str) -> None:
+    slices, served = Slices(), list[str | bytes]()
+    body = b'{"key":"YQ==","value":"%b"}' % (b"QUFB" * 50_000)
+
+    async def work(queue: str | bytes) -> None:
+        if kind == "body":
+            await Requests(body, slices, queue).only(PUT)
+        else:
+            await Chunks((" " * 10 for _ in range(10_000)), slices, queue).next()
+        served.append(queue)
+
+    def own() -> Iterator[None]:
+        for _ in range(100):
+            yield
+        served.append(MEMBER)
+
+    flood = [asyncio.create_task(work("address 10.0.0.0/24")) for _ in range(300)]
+    await asyncio.sleep(0)
+    slices.run(cast(Any, own), lambda error: None, 1, MEMBER)
+    await asyncio.gather(work(b"alice"), *flood)
+    assert max(served.index(b"alice"), served.index(MEMBER)) < 100

@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 
 from raftkv import errors
+from raftkv.loop.fair import Identity
 from raftkv.pb import election_pb2
 from raftkv.replica.watch.stream import QUEUED_MAX_BYTES
 from raftkv.rpc.status import Code, RpcError
@@ -228,9 +229,9 @@ def test_an_observer_looks_only_at_what_concerns_the_leader(monkeypatch: pytest.
         looked: list[int] = []
         oldest = member.recipe.oldest
 
-        def counted(prefix: bytes, revision: int = 0) -> object:
+        def counted(prefix: bytes, queue: Identity, revision: int = 0) -> object:
             looked.append(revision)
-            return oldest(prefix, revision)
+            return oldest(prefix, queue, revision)
 
         monkeypatch.setattr(member.recipe, "oldest", counted)
         for key in (b"e/x", b"e/y", b"e/x"):

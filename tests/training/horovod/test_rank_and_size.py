@@ -30,7 +30,7 @@ class _Store:
     def __init__(self, current: bytes, state: bytes) -> None:
         self.values = {KEYS.round.encode(): current, KEYS.state.encode(): state}
 
-    async def confirm(self) -> None:
+    async def confirm(self, queue: object) -> None:
         pass
 
     def let_in(self, _call: object, **_keys: object) -> None:

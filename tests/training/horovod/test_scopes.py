@@ -25,7 +25,7 @@ class _Recipe:
         self.txns: list[rpc_pb2.TxnRequest] = []
         self.store = _Store()
 
-    async def confirm(self) -> None:
+    async def confirm(self, queue: object) -> None:
         pass
 
     def let_in(self, _call: object, **_keys: object) -> None:
