@@ -254,8 +254,12 @@ def test_disowned_loop_closes_its_descriptors_unseen_by_the_parent(loop):
 
 
 def test_signals_are_left_to_the_main_thread(loop):
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert loop.run(give(1)) == 1
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert loop.run(give(1)) == 1
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class LateQueue(deque):
