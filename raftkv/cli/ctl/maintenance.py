@@ -281,6 +281,19 @@ def quota_limits(invocation: Invocation) -> None:
     _print_limits(session.call(methods.LIMIT_LIST, admin_pb2.LimitListRequest()).limits, as_json)
 
 
+def quota_uses(invocation: Invocation) -> None:
+    """Print which identities have used most of the asked member since there are limits."""
+    invocation.refuse_arguments("quota uses accepts no arguments")
+    session, as_json = open_session(invocation), _is_json(invocation)
+    uses = session.call(methods.LIMIT_LIST, admin_pb2.LimitListRequest()).uses
+    rows = [{"identity": one.identity, **{name: getattr(one, name) for name in _USE_NAMES}} for one in uses]
+    if as_json:
+        write_line(json.dumps(rows))
+    elif rows:
+        write_line(table.render(list(rows[0]), [[printable(str(each)) for each in row.values()] for row in rows]))
+
+
+_USE_NAMES = ("requests", "bytes", "refused", "watches")
 _LIMIT_HEADER = ["of", "requests/s", "burst", "bytes/s", "burst", "watches"]
 _LIMIT_NAMES = ("requests_per_s", "requests_burst", "bytes_per_s", "bytes_burst", "watches_max")
 

@@ -484,6 +484,9 @@ prefix, or each: every identity without a limit of its own. Keep-alives and call
             "quota unlimit user alice"
         ),
         _leaf("limits", "ctl.maintenance:quota_limits", "", "Print all limits of requests", (_JSON,))("quota limits"),
+        _leaf(
+            "uses", "ctl.maintenance:quota_uses", "", "Print who used most of a member since there are limits", (_JSON,)
+        )("quota uses"),
     ]
     return Branch("quota", "Limit what prefixes take (not in etcdctl)", children, (*GLOBAL_FLAGS, _JSON))
 
