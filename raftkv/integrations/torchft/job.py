@@ -18,7 +18,7 @@ Invariants:
 4. Ids never go back: after a restore from a backup, which knows an earlier quorum or none, the next one is far above
    all that this daemon has seen, and that the store knows: others may have given out more since.
 
-Leaves out: connections and calls (``lighthouse``), the arithmetic of time-outs of replicas (``torchft.roster``).
+Leaves out: connections and calls (``lighthouse``), the arithmetic of time-outs of replicas (``rules``).
 """
 
 from __future__ import annotations

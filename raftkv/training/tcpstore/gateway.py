@@ -541,7 +541,7 @@ class GatewayConfig:
     Attributes:
         host, port: to listen on; port 0: any that is free.
         prefix: of the store's keys; ends with a slash.
-        linger_s: see ``tcpstore.lifetime``.
+        linger_s: see ``StoreLifetime``.
         fresh: begin with an empty store, even if another gateway serves it.
     """
 

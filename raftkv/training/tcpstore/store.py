@@ -5,7 +5,7 @@ Below the prefix of a store:
     k/<key>                  a value, as it is
     q/<size>:<key>/<id>      an item of a queue; the oldest by create revision comes first
     t/<size>:<key>/<id>      the right to wake one waiter for that item
-    w/<id>                   a writer (see ``tcpstore.writer``)
+    w/<id>                   a writer (see ``Writer``)
 
 Reads are linearizable. Writes happen exactly once. A wait reads once, at some revision, and watches what was not there
 from the next revision on: nothing is polled, and no event can fall between. As long as raftkv does not answer, calls
