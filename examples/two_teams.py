@@ -17,7 +17,7 @@ import raftkv
 import raftkv.training
 from raftkv import errors
 from raftkv.checkpoint.keys import RegistryKeys
-from raftkv.training.keys import RunKeys
+from raftkv.training.records import RunKeys
 
 RUN = "vision-1"
 

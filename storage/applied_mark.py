@@ -10,7 +10,7 @@ call, and which outlives the process. At the next start everything up to it is c
 the log (nothing is applied before it is durable there), so it is applied again before the member serves.
 
 A power cut may lose the last writes of the page, never the log's: then the mark is older than it was, which is true
-all the same, and a quorum says the rest (``replica/node/readiness``).
+all the same, and a quorum says the rest (``replica/membership/presence``).
 
 The format is 0, which stands for the first; a later one has its number (``datadir.format_refusal``) in both slots.
 

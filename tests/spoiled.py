@@ -18,7 +18,7 @@ from raftkv.client.records import Record
 from raftkv.dataset.keys import DatasetKeys, Head, Note
 from raftkv.integrations.torchft.rules import JobKeys, MemberRecord, QuorumRecord
 from raftkv.training import records as training
-from raftkv.training.keys import RunKeys
+from raftkv.training.records import RunKeys
 from raftkv.training.scheduling import admission as scheduling
 from raftkv.training.scheduling.denylist import Denial
 

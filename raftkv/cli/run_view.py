@@ -14,14 +14,24 @@ from typing import TYPE_CHECKING, Any, Final
 from raftkv.cli.table import Rows, clock, count, out, printable
 from raftkv.client.records import RecordError
 from raftkv.errors import PermissionDeniedError
-from raftkv.training.history import RunSummary, read_history
-from raftkv.training.keys import CLUSTER_ROOT, RunKeys
-from raftkv.training.records import BROKEN, CLOSED, GATHERING, RUNNING, Fault, Member, Node, State, to_json
+from raftkv.training.history import Change, Fold, GenerationHistory, RunHistory, RunSummary, read_history
+from raftkv.training.records import (
+    BROKEN,
+    CLOSED,
+    CLUSTER_ROOT,
+    GATHERING,
+    RUNNING,
+    Fault,
+    Member,
+    Node,
+    RunKeys,
+    State,
+    to_json,
+)
 from raftkv.training.rendezvous.world import first_ranks, world_size
 from raftkv.training.scheduling.admission import Ledger
 from raftkv.training.scheduling.denylist import read_denial
 from raftkv.training.scheduling.ledger import ClusterView, describe_cluster
-from raftkv.training.timeline import Change, Fold, GenerationHistory, RunHistory
 
 if TYPE_CHECKING:
     from raftkv.client.library import Client

@@ -51,18 +51,25 @@ from raftkv.rpc.server.http import HttpRequest, HttpResponse, text_response
 from raftkv.rpc.server.server import Server
 from raftkv.training.config import RunConfig, guess_address, parse_options
 from raftkv.training.errors import UnknownRun
-from raftkv.training.history import RunSummary, follow, list_runs, read_history, read_progress
-from raftkv.training.keys import CLUSTER_ROOT, STORE_ROOT, RunKeys, check_cluster, check_run_id
-from raftkv.training.keys import ROOT as RUN_ROOT
+from raftkv.training.history import RunHistory, RunSummary, follow, list_runs, read_history, read_progress
 from raftkv.training.metrics import Exporter
 from raftkv.training.process.environment import parse_styles
 from raftkv.training.process.output import Console, Destinations, Output, make_directory, parse_ranks, parse_streams
 from raftkv.training.process.supervisor import PORTS_FIELD, Settings, Supervisor, WorkerStartError, free_port
-from raftkv.training.records import CLOSED, GATHERING, RUNNING
+from raftkv.training.records import (
+    CLOSED,
+    CLUSTER_ROOT,
+    GATHERING,
+    RUNNING,
+    STORE_ROOT,
+    RunKeys,
+    check_cluster,
+    check_run_id,
+)
+from raftkv.training.records import ROOT as RUN_ROOT
 from raftkv.training.rendezvous.participant import Participant, Progress, waiting
 from raftkv.training.scheduling.ledger import ClusterView, describe_cluster, list_clusters
 from raftkv.training.tcpstore.gateway import ROOT as TCPSTORE_ROOT
-from raftkv.training.timeline import RunHistory
 from raftkv.urls import parse_endpoints, split_address
 
 if TYPE_CHECKING:

@@ -81,7 +81,7 @@ def make_config(values: dict[str, Any], given: set[str]) -> GatewayConfig:
     Raises:
         ConfigError: they do not go together, or one makes no sense.
     """
-    from raftkv.training.keys import RunKeys, check_run_id
+    from raftkv.training.records import RunKeys, check_run_id
     from raftkv.training.tcpstore.gateway import ROOT, GatewayConfig
 
     places = sorted(given & {"name", "run", "prefix"})

@@ -44,8 +44,7 @@ from raftkv.client.scope import prefix_end
 from raftkv.pb import kv_pb2, rpc_pb2
 from raftkv.rpc.server.http import HttpHandler, HttpRequest, HttpResponse, text_response
 from raftkv.rpc.shares import Identity, queue_of_call
-from raftkv.training.keys import RunKeys
-from raftkv.training.records import CLOSED, RUNNING, GenerationRecord, State
+from raftkv.training.records import CLOSED, RUNNING, GenerationRecord, RunKeys, State
 from raftkv.training.rendezvous.world import find_slot, world_size
 
 # -- scopes ---------------------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ from raftkv.replica.maintenance.defragmentation import Defragmenter
 from raftkv.replica.maintenance.hashes import Hashes
 from raftkv.replica.maintenance.space import Space, tell_alarm
 from raftkv.replica.membership.changes import Changes, PeerAccess
-from raftkv.replica.membership.presence import Attributes, Departure, Publication
+from raftkv.replica.membership.presence import Attributes, Departure, Publication, Readiness
 from raftkv.replica.membership.versions import Versions
 from raftkv.replica.metrics import (
     Durations,
@@ -79,7 +79,6 @@ from raftkv.replica.node.housekeeping import Housekeeping
 from raftkv.replica.node.leadership import LeaderGuard, LeaderLog, LostLeader
 from raftkv.replica.node.log_cut import LogCut, Retention
 from raftkv.replica.node.node import Node
-from raftkv.replica.node.readiness import Readiness
 from raftkv.replica.node.surroundings import NodeSettings, Sender, Stages
 from raftkv.replica.node.throttle import Throttle
 from raftkv.replica.snapshots import Installer, SnapshotReceiver, SnapshotSender

@@ -60,8 +60,8 @@ from raftkv.torch.agent_store import AgentStore, GenerationEnded, StoreUnreachab
 from raftkv.training.api.attachment import announce
 from raftkv.training.config import RunConfig
 from raftkv.training.errors import ClusterAway, GenerationOver, JoinTimeout, RunClosed, RunConflict
-from raftkv.training.keys import RunKeys
 from raftkv.training.process.faults import End, Worker, WorkerWatch, signal_name
+from raftkv.training.records import RunKeys
 from raftkv.training.rendezvous.participant import Progress, explain_outage, waiting
 from raftkv.training.rendezvous.sync_participant import Participant
 from raftkv.training.rendezvous.world import World

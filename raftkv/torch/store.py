@@ -37,7 +37,7 @@ from torch.distributed.distributed_c10d import Store as TorchStore
 from raftkv.client.scope import to_bytes
 from raftkv.client.sync.library import Client, connect
 from raftkv.errors import ConfigError, RaftKVError
-from raftkv.training.keys import STORE_ROOT
+from raftkv.training.records import STORE_ROOT
 from raftkv.training.tcpstore.store import ReplicatedStore
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@
         run.barrier("start")
 
 User code begins with ``join`` (package ``api``); ``raftkv.training.aio`` is the same for asyncio. Developers read
-``rendezvous`` first (one node's part, and the rules of the arbiter) and ``keys`` (the layout).
+``rendezvous`` first (one node's part, and the rules of the arbiter) and ``records`` (the layout).
 
     rendezvous   who takes part, in which rank, in which generation     scheduling  how runs share machines
     api          what user code sees                                    process     workers as processes

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from raftkv.client.arguments import limit, text, whole
 from raftkv.errors import ConfigError
-from raftkv.training.keys import check_cluster, check_run_id
+from raftkv.training.records import check_cluster, check_run_id
 from raftkv.urls import Endpoint
 
 APPEND: Final = "append"

@@ -34,10 +34,9 @@ from raftkv.client.records import Record, RecordError
 from raftkv.client.values import PUT, Event
 from raftkv.errors import ConfigError, PermissionDeniedError, RaftKVError
 from raftkv.training.errors import TrainingError
-from raftkv.training.history import follow, list_runs
+from raftkv.training.history import Fold, follow, list_runs
 from raftkv.training.records import CAUSES, PHASES, RUNNING, State
 from raftkv.training.scheduling.ledger import ClusterView, describe_cluster, list_clusters
-from raftkv.training.timeline import Fold
 
 if TYPE_CHECKING:
     from raftkv.client.library import Client
@@ -238,7 +237,7 @@ class QueueMetrics(Collector):
 
 # -- runs -----------------------------------------------------------------------------------------------------------
 #
-# Runs as families of metrics, out of what ``timeline`` folds. Pure, but for the clock.
+# Runs as families of metrics, out of what ``history`` folds. Pure, but for the clock.
 #
 # Times are those that nodes wrote. Open periods last until the exporter's own clock, so a machine with a
 # wrong clock shows a wrong time without a world until the next generation begins.

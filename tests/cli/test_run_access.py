@@ -16,7 +16,7 @@ from raftkv.cli.runs import Pattern, needs
 from raftkv.client.rpc import methods
 from raftkv.dataset.keys import DatasetKeys
 from raftkv.pb import rpc_pb2
-from raftkv.training.keys import RunKeys
+from raftkv.training.records import RunKeys
 from tests.cli.runner import run_ctl
 from tests.procs import ETCD_FAST, RAFTKV, Cluster
 

@@ -16,11 +16,19 @@ from raftkv.checkpoint.records import Checkpoint
 from raftkv.cli import runs as commands
 from raftkv.cli.run_view import Denied, Line, Narrator, Queue, members_text, ranks_text, waiting
 from raftkv.cli.table import clock
-from raftkv.training.history import RunSummary, list_runs
-from raftkv.training.keys import CLUSTER_ROOT, RunKeys
-from raftkv.training.records import CLOSED, GATHERING, RUNNING, GenerationRecord, Member, Node, State
+from raftkv.training.history import RunSummary, fold, list_runs, read_change
+from raftkv.training.records import (
+    CLOSED,
+    CLUSTER_ROOT,
+    GATHERING,
+    RUNNING,
+    GenerationRecord,
+    Member,
+    Node,
+    RunKeys,
+    State,
+)
 from raftkv.training.scheduling.admission import Claim, Ledger, Need
-from raftkv.training.timeline import fold, read_change
 from tests.cli.programs import Running, raftkvctl
 from tests.cli.runner import Ran, run_ctl
 from tests.training.scripted_run import GENERATION_2_RUNS, KEYS, SCRIPT, B, C, Script, encoded, members, state

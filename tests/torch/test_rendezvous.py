@@ -32,9 +32,8 @@ from raftkv.torch import rendezvous
 from raftkv.torch.agent_store import AgentStore, GenerationEnded, connect_store, host_store
 from raftkv.torch.entry import get_handler
 from raftkv.torch.rendezvous import RaftKVRendezvousHandler, create_handler
-from raftkv.training.keys import RunKeys
 from raftkv.training.process.faults import End, Worker
-from raftkv.training.records import CLOSED, Fault, State
+from raftkv.training.records import CLOSED, Fault, RunKeys, State
 from tests.long import long_except
 from tests.procs import free_port, wait_for
 

@@ -19,8 +19,7 @@ import raftkv
 from bench.restart_faults import find_leader
 from bench.restart_job import BACKENDS, Job
 from raftkv.cli.runs import Pattern, needs
-from raftkv.training.keys import RunKeys
-from raftkv.training.records import CLOSED, RUNNING, SIGNAL, Fault, State
+from raftkv.training.records import CLOSED, RUNNING, SIGNAL, Fault, RunKeys, State
 from tests.cli.runner import run_ctl
 from tests.procs import ETCD_FAST, RAFTKV, Cluster, free_port, wait_for
 

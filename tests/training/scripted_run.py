@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from raftkv.client.records import Record
-from raftkv.training.keys import RunKeys
-from raftkv.training.records import BROKEN, GATHERING, RUNNING, Fault, GenerationRecord, Member, Node, State
+from raftkv.training.records import BROKEN, GATHERING, RUNNING, Fault, GenerationRecord, Member, Node, RunKeys, State
 
 KEYS = RunKeys("jobs/a")
 LIMITS = {"min_nodes": 2, "max_nodes": 4}

@@ -10,9 +10,18 @@ import pytest
 
 import raftkv.aio
 from raftkv.training.errors import UnknownRun
-from raftkv.training.history import count_nodes, follow, list_runs, read_history
+from raftkv.training.history import (
+    Change,
+    Duration,
+    Stamp,
+    count_nodes,
+    fold,
+    follow,
+    list_runs,
+    read_change,
+    read_history,
+)
 from raftkv.training.records import CLOSED, GenerationRecord, State
-from raftkv.training.timeline import Change, Duration, Stamp, fold, read_change
 from tests.procs import ETCD_FAST, Cluster
 from tests.training.scripted_run import COLLATERAL, KEYS, KILLED, SCRIPT, A, C, Script, encoded, members
 

@@ -18,8 +18,7 @@ from raftkv.integrations.torchft.rules import Rules
 from raftkv.training.aio import join
 from raftkv.training.config import RunConfig
 from raftkv.training.errors import GenerationOver
-from raftkv.training.keys import RunKeys
-from raftkv.training.records import Fault
+from raftkv.training.records import Fault, RunKeys
 from raftkv.training.rendezvous.participant import Participant
 from tests.cli.runner import run_utl
 from tests.long import long_except

@@ -21,10 +21,9 @@ from raftkv.training import BarrierTimeout, GenerationOver, JoinTimeout, RunClos
 from raftkv.training.aio import Run, join
 from raftkv.training.api import async_run
 from raftkv.training.api.attachment import announce
-from raftkv.training.api.collectives import Collectives, PostedLost
-from raftkv.training.api.generation import Counter, Generation
+from raftkv.training.api.generation import Collectives, Counter, Generation, PostedLost
 from raftkv.training.config import RunConfig, guess_address, is_loopback
-from raftkv.training.keys import RunKeys
+from raftkv.training.records import RunKeys
 from raftkv.training.rendezvous.participant import Participant
 from raftkv.urls import parse_endpoints
 from tests.client.waiting import until

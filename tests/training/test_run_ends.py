@@ -9,7 +9,7 @@ import pytest
 from raftkv.errors import ConfigError
 from raftkv.training import BarrierTimeout, GenerationOver
 from raftkv.training.aio import join
-from raftkv.training.api.collectives import Collectives
+from raftkv.training.api.generation import Collectives
 from raftkv.training.records import GenerationRecord
 from raftkv.training.rendezvous import participant
 from tests.training import test_run

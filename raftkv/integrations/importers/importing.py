@@ -15,6 +15,9 @@ out, unless its own claim is given. The bytes are copied below the uri of the re
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import Iterable
+from typing import Final
 
 from raftkv.checkpoint.commit.claim import Claim
 from raftkv.checkpoint.errors import (
@@ -24,6 +27,7 @@ from raftkv.checkpoint.errors import (
     PrepareConflict,
     StaleStep,
     StorageError,
+    printable,
 )
 from raftkv.checkpoint.exchange import FOUND, IMPORTED, REFUSED, SKIPPED, Imported, Incoming, OnResult, save_copy
 from raftkv.checkpoint.keys import check_kind, check_step
@@ -36,7 +40,43 @@ from raftkv.errors import ConfigError
 from raftkv.integrations.importers.candidate import Candidate, Facts
 from raftkv.integrations.importers.detect import TOOLS, detect
 from raftkv.integrations.importers.source import Source
-from raftkv.integrations.importers.trackers import wrong_trackers
+
+# -- trackers -------------------------------------------------------------------------------------------------------
+#
+# Files that name the newest checkpoint of a directory: DeepSpeed's, Megatron's and TensorFlow's.
+#
+# They are the reason why a directory is worth a look: written before what they name is whole, truncated before they are
+# written, or left behind by a deletion. The importer compares the named checkpoint with the files that exist.
+
+TRACKERS: Final = {
+    "latest": re.compile(r"(?P<name>[\w.-]{1,255})\s*"),
+    "latest_checkpointed_iteration.txt": re.compile(r"(?P<number>\d{1,12})\s*|(?P<name>release)\s*"),
+    "checkpoint": re.compile(r'model_checkpoint_path:\s*"(?P<name>[^"\n]{1,1000})"(?:.|\n)*'),
+}
+"""Name of the file, and what is in it."""
+TRACKER_MAX_BYTES: Final = 64 * 1024
+
+
+def wrong_trackers(source: Source, candidates: Iterable[Candidate]) -> dict[str, str]:
+    """Return the trackers of the source that name nothing that is there, and why.
+
+    Raises:
+        StorageError: one could not be read.
+    """
+    paths = {candidate.path or source.listing.name for candidate in candidates}
+    found = {}
+    for tracker, pattern in TRACKERS.items():
+        if tracker in source.listing.top and paths:
+            text = source.head(tracker, TRACKER_MAX_BYTES).decode(errors="replace")
+            match = pattern.fullmatch(text)
+            if match is None:
+                found[tracker] = "names nothing: it is empty or cut off, as after a crash while it was written"
+            else:
+                number = match.groupdict().get("number")
+                name = f"iter_{int(number):07d}" if number else match["name"].rpartition("/")[2]
+                if name not in paths:
+                    found[tracker] = printable(f"names {name}, which is not there")
+    return found
 
 
 async def import_directory(

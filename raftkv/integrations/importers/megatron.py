@@ -1,6 +1,6 @@
 """Directories of Megatron: ``iter_<n>/``, distributed (DCP's files with ``common.pt``) or with a folder for each rank.
 
-The tracker file, which Megatron truncates before it writes it, is not asked which iteration is whole: see ``trackers``.
+The tracker file, which Megatron truncates before it writes it, is not asked which iteration is whole (``importing``).
 """
 
 from __future__ import annotations

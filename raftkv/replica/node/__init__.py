@@ -28,7 +28,7 @@ Example::
     outcome.check()                             # raises what it was refused for
 
 Modules: ``node`` (the turn), ``proposals``, ``reads``, ``waits`` (both, for coroutines), ``disk``, ``applying``,
-``admission`` (what is refused), ``bootstrap`` and ``readiness`` (start), ``housekeeping``,
+``admission`` (what is refused), ``bootstrap`` (start), ``housekeeping``,
 ``log_cut``, ``auto_compaction``, ``conf_changes`` (one at a time), ``leadership``, ``survivor``
 (``--force-new-cluster``), ``surroundings`` (what a node is given).
 

@@ -16,9 +16,9 @@ from raftkv.apply.applier import Applier
 from raftkv.config import ETCD_VERSION
 from raftkv.pb import rpc_pb2
 from raftkv.pb.enums import alarm_name
+from raftkv.replica.membership.presence import Readiness
 from raftkv.replica.node.admission import Admission
 from raftkv.replica.node.node import Node
-from raftkv.replica.node.readiness import Readiness
 from raftkv.rpc.server.http import HttpRequest, HttpResponse
 
 _JSON: Final = (("content-type", "application/json"),)

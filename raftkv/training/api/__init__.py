@@ -10,7 +10,7 @@
 
 ``async_run`` is the run, for asyncio; ``run`` wraps it for programs without an event loop. A run stands on an
 *attachment* (its own participant, or the node of the agent that has started this worker) and, for each generation, on a
-``generation.Generation`` with its counters and leadership, and on ``collectives`` (barrier, broadcast, gather), which
+``generation.Generation`` with its counters, leadership and ``Collectives`` (barrier, broadcast, gather), which
 share one watch for all waits of a rank.
 
 Invariants:

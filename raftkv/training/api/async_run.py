@@ -39,13 +39,11 @@ from raftkv.errors import ConfigError, RaftKVError, StatusError
 from raftkv.rpc.client.connect import beside
 from raftkv.training.api.attachment import Attachment, WorkerAttachment, WorkerPlace, worker_place
 from raftkv.training.api.checkpoint import Options, Resuming, Saving, Together
-from raftkv.training.api.collectives import Collectives
-from raftkv.training.api.generation import Counter, Generation, Leadership, checked_value, leader, quoted
+from raftkv.training.api.generation import Collectives, Counter, Generation, Leadership, checked_value, leader, quoted
 from raftkv.training.callbacks import Callbacks, UserCallbacks
 from raftkv.training.config import CONNECT_TIMEOUT_S, RunConfig, guess_address
 from raftkv.training.errors import JoinTimeout, RunClosed, TrainingError, warn_deprecated
-from raftkv.training.keys import RunKeys
-from raftkv.training.records import EXIT, Fault
+from raftkv.training.records import EXIT, Fault, RunKeys
 from raftkv.training.rendezvous.participant import OnProgress, Participant
 from raftkv.training.rendezvous.world import RunPlace
 

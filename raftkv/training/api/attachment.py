@@ -17,8 +17,7 @@ from raftkv.errors import ConfigError
 from raftkv.training.callbacks import Callbacks
 from raftkv.training.config import CONNECT_TIMEOUT_S
 from raftkv.training.errors import GenerationOver, RunClosed
-from raftkv.training.keys import RunKeys, check_run_id
-from raftkv.training.records import Fault
+from raftkv.training.records import Fault, RunKeys, check_run_id
 from raftkv.training.rendezvous.participant import Participant, explain_outage
 from raftkv.training.rendezvous.world import RecordCache, RecordView, World, first_ranks
 

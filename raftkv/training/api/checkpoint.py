@@ -46,8 +46,7 @@ if TYPE_CHECKING:
     from raftkv.checkpoint.registry import Registry
     from raftkv.checkpoint.retention.holds import Pin
     from raftkv.checkpoint.storage.place import Writer
-    from raftkv.training.api.collectives import Collectives
-    from raftkv.training.api.generation import Generation
+    from raftkv.training.api.generation import Collectives, Generation
 
 SAVE: Final = "raftkv: checkpoint"
 RESUME: Final = "raftkv: resume"

@@ -44,11 +44,10 @@ from raftkv.client.records import RecordError, read
 from raftkv.client.rpc.retry import until_answered
 from raftkv.errors import ConfigError, RaftKVError
 from raftkv.training.errors import GenerationOver, RunClosed
-from raftkv.training.keys import RunKeys
 from raftkv.training.process import guard
 from raftkv.training.process.environment import STYLES, Extras, Meeting, make_environment
 from raftkv.training.process.faults import End, MemoryEvents, Worker, end_of
-from raftkv.training.records import RUNNING, SUCCEEDED, Fault, Node
+from raftkv.training.records import RUNNING, SUCCEEDED, Fault, Node, RunKeys
 from raftkv.training.scheduling.denylist import Reported, root_cause
 
 if TYPE_CHECKING:

@@ -32,7 +32,6 @@ from raftkv.client.rpc.retry import Backoff, is_transient
 from raftkv.client.values import DELETE, Event, KeyValue
 from raftkv.errors import LeaseNotFoundError, StatusError
 from raftkv.training.config import RunConfig
-from raftkv.training.keys import RunKeys
 from raftkv.training.records import (
     BROKEN,
     CLOSED,
@@ -43,6 +42,7 @@ from raftkv.training.records import (
     Fault,
     GenerationRecord,
     Node,
+    RunKeys,
 )  # fmt: skip
 from raftkv.training.rendezvous.arbiter import (
     SCALE_UP,

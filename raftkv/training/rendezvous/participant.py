@@ -53,8 +53,18 @@ from raftkv.errors import StatusError
 from raftkv.training.callbacks import Callbacks
 from raftkv.training.config import RunConfig
 from raftkv.training.errors import ClusterAway, DeprecatedAlias, GenerationOver, JoinTimeout, RunClosed, RunConflict
-from raftkv.training.keys import RunKeys
-from raftkv.training.records import BROKEN, CLOSED, GATHERING, LEFT, RUNNING, Fault, GenerationRecord, Node, State
+from raftkv.training.records import (
+    BROKEN,
+    CLOSED,
+    GATHERING,
+    LEFT,
+    RUNNING,
+    Fault,
+    GenerationRecord,
+    Node,
+    RunKeys,
+    State,
+)
 from raftkv.training.rendezvous.arbiter_driver import ArbiterElection
 from raftkv.training.rendezvous.registration import Registration
 from raftkv.training.rendezvous.world import RecordCache, RecordView, World

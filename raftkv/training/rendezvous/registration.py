@@ -27,8 +27,7 @@ from raftkv.client.operations import Get, GetRange, Operation, Put, mod_revision
 from raftkv.client.values import TxnResult
 from raftkv.errors import LeaseNotFoundError, StatusError
 from raftkv.training.config import RunConfig
-from raftkv.training.keys import RunKeys
-from raftkv.training.records import GATHERING, HEARTBEAT_LOST, PARTITION, Fault, Node, State
+from raftkv.training.records import GATHERING, HEARTBEAT_LOST, PARTITION, Fault, Node, RunKeys, State
 
 _log = logging.getLogger(__name__)
 

@@ -25,8 +25,7 @@ from raftkv.client.scope import Space
 from raftkv.client.values import DELETE, Event, KeyValue
 from raftkv.pb import rpc_pb2
 from raftkv.training.errors import DeprecatedAlias, GenerationOver
-from raftkv.training.keys import RunKeys
-from raftkv.training.records import BROKEN, CLOSED, GenerationRecord, Member, State
+from raftkv.training.records import BROKEN, CLOSED, GenerationRecord, Member, RunKeys, State
 
 # -- ranks ----------------------------------------------------------------------------------------------------------
 #

@@ -35,8 +35,7 @@ from fractions import Fraction
 from typing import ClassVar, Final, cast
 
 from raftkv.client.records import NUMBER_MAX, RecordError
-from raftkv.training.keys import CLUSTER_ROOT
-from raftkv.training.records import TrainingRecord
+from raftkv.training.records import CLUSTER_ROOT, TrainingRecord
 
 # -- record ---------------------------------------------------------------------------------------------------------
 #

@@ -43,8 +43,7 @@ from raftkv.client.values import PUT, Event
 from raftkv.training import records
 from raftkv.training.callbacks import Callbacks
 from raftkv.training.config import RunConfig
-from raftkv.training.keys import RunKeys, check_cluster
-from raftkv.training.records import Fault, TrainingRecord
+from raftkv.training.records import Fault, RunKeys, TrainingRecord, check_cluster
 from raftkv.training.scheduling.admission import ClusterKeys
 
 _STOPPED: Final = frozenset(("SIGTERM", "SIGINT", "SIGHUP"))

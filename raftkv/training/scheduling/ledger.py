@@ -39,8 +39,7 @@ from raftkv.client.records import RecordError
 from raftkv.client.values import PUT, Event, KeyValue, RangeResult
 from raftkv.errors import StatusError
 from raftkv.training.callbacks import Callbacks
-from raftkv.training.keys import CLUSTER_ROOT, RunKeys, check_cluster
-from raftkv.training.records import Node
+from raftkv.training.records import CLUSTER_ROOT, Node, RunKeys, check_cluster
 from raftkv.training.scheduling import admission
 from raftkv.training.scheduling.admission import Claim, ClusterKeys, Ledger, Need, read_hosts, slots_by_host
 from raftkv.training.scheduling.denylist import read_denial

@@ -19,8 +19,8 @@ from raftkv.errors import ConfigError
 from raftkv.integrations.importers import formats, source
 from raftkv.integrations.importers.candidate import Candidate, Facts
 from raftkv.integrations.importers.detect import TOOLS, detect
+from raftkv.integrations.importers.importing import wrong_trackers
 from raftkv.integrations.importers.source import Listing, Source
-from raftkv.integrations.importers.trackers import wrong_trackers
 from tests.integrations.importers import fabricated as made
 
 SHARDS = [f"model-{number:05d}-of-00003.safetensors" for number in (1, 2, 3)]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from raftkv.replica.node.readiness import Readiness
+from raftkv.replica.membership.presence import Readiness
 
 
 @pytest.mark.interpreted

@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import raftkv
-from raftkv.training.keys import RunKeys
-from raftkv.training.records import GenerationRecord, Member, State
+from raftkv.training.records import GenerationRecord, Member, RunKeys, State
 from tests.procs import RAFTKV, Cluster
 from tests.server.process.horovod_worker import Worker, ask, replay, trace
 

@@ -16,8 +16,7 @@ from raftkv.integrations.horovod import NO_SLOT, RESERVED, HorovodService, Scope
 from raftkv.pb import kv_pb2, rpc_pb2
 from raftkv.rpc.server.http import HttpRequest, HttpResponse
 from raftkv.server.http.routes import CHECKS
-from raftkv.training.keys import RunKeys
-from raftkv.training.records import RUNNING, GenerationRecord, Member, State
+from raftkv.training.records import RUNNING, GenerationRecord, Member, RunKeys, State
 from raftkv.training.rendezvous.world import placements, world_size
 
 KEYS = RunKeys("job")

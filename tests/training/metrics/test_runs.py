@@ -6,9 +6,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.registry import Collector
 
 from raftkv.checkpoint.records import Checkpoint, Latest
+from raftkv.training.history import fold, read_change
 from raftkv.training.metrics import SETTLED_S, CheckpointMetrics, QueueMetrics, RunMetrics
 from raftkv.training.scheduling.ledger import ClusterView, GrantView, HostView, WaitingView
-from raftkv.training.timeline import fold, read_change
 from tests.training.scripted_run import GENERATION_2_RUNS, KEYS, SCRIPT, Script, encoded
 
 RUN = "jobs/a"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from raftkv.checkpoint import keys as checkpoint_keys
 from raftkv.errors import ConfigError
 from raftkv.training.config import IGNORED, OPTION_NAMES, RunConfig, parse_options
-from raftkv.training.keys import RUN_ID_MAX, RunKeys, check_cluster, check_run_id
+from raftkv.training.records import RUN_ID_MAX, RunKeys, check_cluster, check_run_id
 
 
 def test_every_option_has_its_field() -> None:

@@ -8,8 +8,7 @@ import pytest
 
 from raftkv.client.control import OnEvents, OnLost
 from raftkv.client.values import DELETE, PUT, Event, KeyValue
-from raftkv.training.keys import RunKeys
-from raftkv.training.records import RUNNING, GenerationRecord, State
+from raftkv.training.records import RUNNING, GenerationRecord, RunKeys, State
 from raftkv.training.rendezvous.world import RecordCache
 
 KEYS = RunKeys("job")

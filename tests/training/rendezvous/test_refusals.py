@@ -12,7 +12,7 @@ from raftkv.client.values import TxnResult
 from raftkv.errors import RequestTooLargeError
 from raftkv.training.config import RunConfig
 from raftkv.training.errors import JoinTimeout
-from raftkv.training.keys import RunKeys
+from raftkv.training.records import RunKeys
 from raftkv.training.rendezvous.participant import Participant
 from tests.virtual_store.direct import FakeControl, StoreWorld
 

@@ -6,8 +6,7 @@ import asyncio
 
 from raftkv.client.operations import Get, Put
 from raftkv.training.config import RunConfig
-from raftkv.training.keys import RunKeys
-from raftkv.training.records import HEARTBEAT_LOST, PARTITION, Fault, Node
+from raftkv.training.records import HEARTBEAT_LOST, PARTITION, Fault, Node, RunKeys
 from raftkv.training.rendezvous.registration import Registration
 from tests.virtual_store.direct import StoreWorld
 

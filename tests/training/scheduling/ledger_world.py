@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raftkv.client.operations import Put
-from raftkv.training.keys import RunKeys
+from raftkv.training.records import RunKeys
 from tests.virtual_store.direct import StoreWorld
 
 

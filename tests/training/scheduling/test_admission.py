@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from raftkv.client.records import RecordError
 from raftkv.errors import ConfigError
-from raftkv.training.keys import check_cluster
+from raftkv.training.records import check_cluster
 from raftkv.training.scheduling.admission import (
     PASSED_OVER_MAX,
     Ledger,

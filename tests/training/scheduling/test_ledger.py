@@ -13,7 +13,7 @@ import pytest
 from raftkv.client.operations import Put, version
 from raftkv.client.records import RecordError
 from raftkv.errors import StatusError
-from raftkv.training.keys import RunKeys
+from raftkv.training.records import RunKeys
 from raftkv.training.scheduling.admission import ClusterKeys, HostRecord, Ledger
 from raftkv.training.scheduling.ledger import ClusterAdmission, SlotGrant
 from tests.training.scheduling.ledger_world import LedgerWorld

@@ -10,8 +10,7 @@ import pytest
 
 from raftkv.aio import Client, connect, put
 from raftkv.training.config import RunConfig
-from raftkv.training.keys import RunKeys
-from raftkv.training.records import RUNNING, Fault
+from raftkv.training.records import RUNNING, Fault, RunKeys
 from raftkv.training.rendezvous.participant import Participant, Progress
 from raftkv.training.rendezvous.world import World
 from raftkv.training.scheduling.admission import ClusterKeys

@@ -10,8 +10,7 @@ from raftkv.aio import connect
 from raftkv.client.local import LocalCluster
 from raftkv.client.records import RecordError
 from raftkv.errors import ConfigError
-from raftkv.training.keys import RunKeys
-from raftkv.training.records import Fault
+from raftkv.training.records import Fault, RunKeys
 from raftkv.training.scheduling.admission import ClusterKeys, HostRecord, Ledger, Need, admit, claim
 from raftkv.training.scheduling.denylist import DenyKeys
 from raftkv.training.scheduling.ledger import ClusterView, describe_cluster, list_clusters

@@ -17,8 +17,7 @@ from raftkv.client.operations import Put
 from raftkv.errors import RaftKVError, StatusError
 from raftkv.training.config import RunConfig
 from raftkv.training.errors import JoinTimeout, RunClosed, RunConflict
-from raftkv.training.keys import RunKeys
-from raftkv.training.records import EXIT, Fault
+from raftkv.training.records import EXIT, Fault, RunKeys
 from raftkv.training.rendezvous.participant import Participant
 from tests.virtual_store.network import Link, SimControl
 

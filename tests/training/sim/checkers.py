@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 
 from raftkv.client.values import DELETE, Event
 from raftkv.training.config import APPEND, TOPOLOGY
-from raftkv.training.keys import RunKeys
-from raftkv.training.records import BROKEN, CLOSED, RUNNING, SUCCEEDED, GenerationRecord, Node, State
+from raftkv.training.records import BROKEN, CLOSED, RUNNING, SUCCEEDED, GenerationRecord, Node, RunKeys, State
 from raftkv.training.rendezvous.world import placements
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from raftkv.training.config import RunConfig
-from raftkv.training.keys import RunKeys
-from raftkv.training.records import CLOSED, RUNNING
+from raftkv.training.records import CLOSED, RUNNING, RunKeys
 from tests.virtual_loop import NodeLoop, Scheduler
 from tests.virtual_store.cluster import Cluster
 from tests.virtual_store.network import Link, Weather

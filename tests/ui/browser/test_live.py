@@ -11,8 +11,7 @@ import raftkv
 from raftkv.checkpoint.keys import RANDOM_DIGITS, AttemptId, RegistryKeys
 from raftkv.checkpoint.records import Checkpoint, Latest
 from raftkv.client.operations import Put
-from raftkv.training.keys import RunKeys
-from raftkv.training.records import GenerationRecord, Member, Node, State
+from raftkv.training.records import GenerationRecord, Member, Node, RunKeys, State
 from tests.cli.programs import Running, raftkvctl
 from tests.procs import RAFTKV, Cluster, wait_for
 from tests.ui.browser.chromium import Chromium, Page

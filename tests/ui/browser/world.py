@@ -17,8 +17,18 @@ from raftkv.checkpoint import FileRecord, Reference, digest
 from raftkv.checkpoint.records import Checkpoint
 from raftkv.checkpoint.storage.place import Place
 from raftkv.client.sync.library import Lease
-from raftkv.training.keys import CLUSTER_ROOT, RunKeys
-from raftkv.training.records import BROKEN, CLOSED, GATHERING, RUNNING, Fault, GenerationRecord, Node, State
+from raftkv.training.records import (
+    BROKEN,
+    CLOSED,
+    CLUSTER_ROOT,
+    GATHERING,
+    RUNNING,
+    Fault,
+    GenerationRecord,
+    Node,
+    RunKeys,
+    State,
+)
 from raftkv.training.scheduling.admission import HostRecord, Ledger, Need, admit, claim
 
 RUN = "bert-large"

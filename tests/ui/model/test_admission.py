@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raftkv.training.keys import CLUSTER_ROOT
+from raftkv.training.records import CLUSTER_ROOT
 from raftkv.training.scheduling.admission import PASSED_OVER_MAX, HostRecord, Ledger, Need, admit, claim
 from raftkv.training.scheduling.ledger import ClusterKeys, _Found, _grant_view, _queue
 from tests.ui.model.runner import Model, kv, plain

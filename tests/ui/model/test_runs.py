@@ -14,10 +14,18 @@ from raftkv.checkpoint.records import Checkpoint, Deleting
 from raftkv.cli import run_view as view
 from raftkv.cli.run_view import Denied, Facts, Queue, waiting
 from raftkv.cli.table import Rows
-from raftkv.training.history import GivenUp, RunSummary, count_nodes, with_commits
-from raftkv.training.keys import ROOT
-from raftkv.training.records import CAUSES, PHASES, Fault, GenerationRecord, Member, Node, State
-from raftkv.training.timeline import CommitHistory, RunHistory, Stamp, fold, read_change
+from raftkv.training.history import (
+    CommitHistory,
+    GivenUp,
+    RunHistory,
+    RunSummary,
+    Stamp,
+    count_nodes,
+    fold,
+    read_change,
+    with_commits,
+)
+from raftkv.training.records import CAUSES, PHASES, ROOT, Fault, GenerationRecord, Member, Node, State
 from tests.training.scripted_run import GENERATION_2_RUNS, KEYS, SCRIPT, A, B, Script, encoded
 from tests.ui.model.runner import Model, event, kv, plain
 

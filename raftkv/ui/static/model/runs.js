@@ -1,7 +1,7 @@
 /**
  * Training runs: which there are, what their keys hold, and one run as it is now. Pure.
  *
- * The keys are those of `raftkv.training.keys`; the words are those of `raftkvctl run list` and `run show`.
+ * The keys are those of `raftkv.training.records`; the words are those of `raftkvctl run list` and `run show`.
  *
  *     listRuns(items)                one row a run
  *     readChange(run, item, false)   a change of one key, for the fold of `timeline.js`

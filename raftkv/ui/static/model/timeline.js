@@ -1,6 +1,6 @@
 /**
  * What happened in a run: its changes folded into generations, nodes and faults. Pure; the twin of
- * `raftkv.training.timeline`, whose words `raftkvctl run timeline` prints.
+ * `raftkv.training.history`, whose words `raftkvctl run timeline` prints.
  *
  *     const fold = new Fold("job");
  *     for (const change of changes) fold.apply(change);       // in the order of revisions
