@@ -46,7 +46,7 @@ interpreted: $(VENV)  ## undo `make native`
 	$(BIN)/python -m requirements.native remove
 
 quick: $(VENV)  ## a minute: raft, log, store, apply, RPC, the client on a fake, 40 seeds of the simulator
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -k "not corners and not found_bugs and not crash_matrix" $(QUICK)
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -k "not corners and not found_bugs and not crash_matrix and not system_faults" $(QUICK)
 
 test: $(VENV) $(CLIENTS)  ## the tests without those that take long; some wait, so three processes keep two cores busy
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
