@@ -640,20 +640,10 @@ class Lessor:
         """
         request = self.grant_request(ttl_s)
         self.granters.admit(request.ID, identity)
-        await self._through_log(Kind.LEASE_GRANT, request, caller)
-        return request.ID
-
-    async def revoke(self, lease_id: int, caller: Caller | None) -> None:
-        """End a lease for a recipe of this member, on behalf of a caller.
-
-        Raises:
-            StatusError: the error that LeaseRevoke would answer.
-        """
-        await self._through_log(Kind.LEASE_REVOKE, rpc_pb2.LeaseRevokeRequest(ID=lease_id), caller)
-
-    async def _through_log(self, kind: int, request: Any, caller: Caller | None) -> None:
-        outcome = await self._node.propose(kind, request.SerializeToString(), request, caller)
+        body = request.SerializeToString()
+        outcome = await self._node.propose(Kind.LEASE_GRANT, body, request, caller, identity=identity)
         outcome.check()
+        return request.ID
 
 
 def _encode_lost(lost: Sequence[ConnectionLost], clock: Callable[[], float]) -> bytes:

@@ -21,7 +21,7 @@ from mypy_extensions import mypyc_attr
 from raftkv import errors
 from raftkv.apply import request as requests
 from raftkv.apply.applier import Outcome
-from raftkv.loop.fair import FairQueue
+from raftkv.loop.fair import MEMBER, FairQueue
 from raftkv.raft.errors import ProposalDropped
 from raftkv.rpc.shares import Identity, Shares, queue_of, refusal
 
@@ -68,7 +68,7 @@ class Waiter:
     @property
     def identity(self) -> Identity:
         """In whose share it falls; here: the member's own."""
-        return ""
+        return MEMBER
 
     def has_room(self, size_bytes: int) -> bool:
         """Take note that a long answer takes so many bytes more while it is put together; False: leave it out."""

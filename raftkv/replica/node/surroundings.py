@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol
 from raftkv import errors
 from raftkv.apply.applier import Outcome
 from raftkv.apply.request import Caller
+from raftkv.loop.fair import Identity
 from raftkv.raft.types import NONE, ConfState, Entry, Message
 from raftkv.replica.node.proposals import Waiter
 from raftkv.replica.node.reads import Reader
@@ -146,6 +147,8 @@ class MemberLoop(Standing, Protocol):
         request: Any,
         caller: Caller | None,
         on_abandoned: Callable[[Outcome], None] | None = None,
+        *,
+        identity: Identity | None = None,
     ) -> Outcome:
         """Put a request into the log and wait until it is applied here."""
 

@@ -19,6 +19,7 @@ from mypy_extensions import mypyc_attr
 from raftkv import errors
 from raftkv.apply.applier import Outcome
 from raftkv.apply.request import Caller
+from raftkv.loop.fair import MEMBER
 from raftkv.pb import raft_pb2
 from raftkv.replica.node.proposals import Waiter
 from raftkv.replica.node.reads import Reader
@@ -51,6 +52,8 @@ class AwaitableNode:
         request: Any,
         caller: Caller | None,
         on_abandoned: Callable[[Outcome], None] | None = None,
+        *,
+        identity: Identity | None = None,
     ) -> Outcome:
         """Put a request into the log and wait until it is applied here.
 
@@ -61,6 +64,7 @@ class AwaitableNode:
             caller: who causes it, as for ``Node.submit``.
             on_abandoned: called with the outcome if the caller was cancelled before it had it. Without it, a request
                 that is not under way yet when the caller is cancelled never will be.
+            identity: in whose share it waits; None: the caller's user's, else the member's own.
 
         Returns:
             The outcome, with the error of a request that applying refused.
@@ -70,7 +74,9 @@ class AwaitableNode:
             StoppedError: the member stops.
             StatusError: it was not applied in time. It may be applied yet.
         """
-        waiter = _Awaited(request, on_abandoned, b"" if caller is None else caller.user)
+        if identity is None:
+            identity = (caller.user if caller is not None else b"") or MEMBER
+        waiter = _Awaited(request, on_abandoned, identity)
         request_id = self.submit(kind, body, waiter, caller)
         try:
             return await waiter.outcome
@@ -96,7 +102,7 @@ class AwaitableNode:
             StoppedError: the member stops.
             StatusError: it was not applied in time. It may be applied yet.
         """
-        waiter = _Awaited(record, None, "")
+        waiter = _Awaited(record, None, MEMBER)
         request_id = self.submit_change(record, waiter)
         try:
             return await waiter.outcome

@@ -109,7 +109,7 @@ class Queue:
 
         def undo(outcome: Outcome) -> None:
             if outcome.error is None and rpc_pb2.TxnResponse.FromString(outcome.body).succeeded:
-                self._recipe.delete_if_same(key, outcome.revision)
+                self._recipe.delete_if_same(key, outcome.revision, queue)
 
         revision, response = await self._recipe.txn(call, _enter_request(prefix, key, lease_id, value), undo)
         owner = response.responses[1].response_range.kvs[0]
@@ -131,7 +131,7 @@ class Queue:
         try:
             return await self._wait_turn(entry)
         except BaseException:
-            self._recipe.delete_if_same(entry.key, entry.create_revision, entry.deleter)
+            self._recipe.delete_if_same(entry.key, entry.create_revision, entry.queue, entry.deleter)
             raise
 
     async def _wait_turn(self, entry: QueueEntry) -> int | None:

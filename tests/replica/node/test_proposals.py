@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from itertools import count
 
@@ -9,10 +10,12 @@ import pytest
 
 from raftkv import errors
 from raftkv.apply.applier import Outcome
+from raftkv.apply.request import MEMBER, Kind, decode, encode, identified
 from raftkv.apply.request import Caller as RequestCaller
-from raftkv.apply.request import Kind, decode, encode, identified
+from raftkv.loop.fair import MEMBER as OWN
 from raftkv.replica.node import proposals as module
 from raftkv.replica.node.proposals import PROPOSAL_BYTES, Forwarded, Proposals, Waiter, new_start, request_ids
+from raftkv.replica.node.waits import AwaitableNode
 
 
 class Caller(Waiter):
@@ -130,6 +133,39 @@ def test_one_identity_alone_has_the_limit_and_another_is_taken_beside_it(proposa
         proposals.add(Kind.PUT, bytes(PROPOSAL_BYTES), Caller(b"alice"), 0.0)
     with pytest.raises(errors.TooManyRequestsError, match="user alice"):
         proposals.add(Kind.PUT, b"", Caller(b"alice"), 0.0)
+
+
+class Awaited(AwaitableNode):
+    """A node that has a queue of proposals alone."""
+
+    def __init__(self, proposals: Proposals) -> None:
+        self.proposals = proposals
+
+    def submit(self, kind: int, body: bytes, waiter: Waiter, caller: RequestCaller | None) -> int:
+        return self.proposals.add(kind, body, waiter, 0.0)
+
+    def withdraw(self, request_id: int) -> None:
+        self.proposals.pop(request_id)
+
+
+def test_flood_of_a_client_without_a_user_takes_nothing_from_the_member(proposals: Proposals) -> None:
+    """Locks of all clients without a user had one share with the member's own alarms, which it then refused."""
+    proposals.shares.limit = 8 * PROPOSAL_BYTES
+
+    async def run() -> None:
+        node, client = Awaited(proposals), "address 10.0.0.7"
+        tasks = [asyncio.create_task(node.propose(Kind.TXN, b"", None, None, identity=client)) for _ in range(8)]
+        await asyncio.sleep(0)
+        with pytest.raises(errors.ShareError, match=client):
+            await node.propose(Kind.TXN, b"", None, None, identity=client)
+        tasks.append(asyncio.create_task(node.propose(Kind.ALARM, b"", None, MEMBER)))
+        await asyncio.sleep(0)
+        assert set(proposals.shares.held) == {client, OWN}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(run())
 
 
 def test_finished_request_frees_its_bytes_however_it_ends(proposals: Proposals) -> None:
