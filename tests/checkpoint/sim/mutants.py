@@ -357,4 +357,4 @@ def _parts_left(patches: Patches) -> None:
 
 @mutant("pin of what is deleted", "a pin is taken on a record that exists")
 def _pin_of_nothing(patches: Patches) -> None:
-    blind(patches, holds, "version", lambda key: True)
+    blind(patches, holds, "mod_revision", lambda key: True)
