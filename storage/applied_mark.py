@@ -75,7 +75,7 @@ class AppliedMark:
         StorageError: the file cannot be opened or made.
 
     Attributes:
-        index, term: the newest entry noted, 0 if there is none; 0 also makes the next note count, whatever its index.
+        index, term: the newest entry noted, 0 if there is none.
     """
 
     def __init__(self, path: Path) -> None:
@@ -111,6 +111,11 @@ class AppliedMark:
         # One store of 20 bytes into the page of the kernel: the kernel writes it to the disk when it likes, or never.
         self._map[slot : slot + _USED_BYTES] = body + _SUM.pack(crc32c(body))
         self._slot = _SLOT_BYTES - slot
+
+    def forget(self) -> None:
+        """Note that nothing is applied: the log has lost it, and begins anew with other entries."""
+        self._map[:] = bytes(_FILE_BYTES)
+        self.index = self.term = self._slot = 0
 
     def close(self) -> None:
         """Give the mapped page back."""

@@ -1029,7 +1029,7 @@ class Raft:
         if not lease.allowed or self.role != StateRole.LEADER:
             return 0
         left_ns = lease.left_ns()
-        if left_ns < LEASE_NS // 2 and not lease.is_renewing() and self._may_renew():
+        if left_ns < LEASE_NS // 2 and lease.may_renew() and self._may_renew():
             self._append_noop()
         return self.log.committed if left_ns > 0 else 0
 

@@ -147,9 +147,9 @@ class ReadLease:
             return 0
         return self._until_ns - self._clock_ns()
 
-    def is_renewing(self) -> bool:
-        """Return whether an entry is under way whose commit prolongs the lease."""
-        return bool(self._appended)
+    def may_renew(self) -> bool:
+        """Return whether one more entry would prolong the lease: it is not given up, and no such entry is under way."""
+        return not self._appended and not self._given_up
 
     def give_up(self) -> bool:
         """Serve no more reads by leases in this term; return whether there are leases at all."""

@@ -291,6 +291,27 @@ def test_a_leader_that_hands_over_releases_its_successor_and_reads_no_more() -> 
     assert world.members[2].node.raft.log.committed > before
 
 
+def test_failed_transfer_leaves_reads_to_rounds_and_appends_nothing_for_them() -> None:
+    world = World(random.Random(7))
+    world.elect(1)
+    world.exchange(lambda message: True)
+    leader = world.members[1].node
+    leader.transfer_leader(2)
+    world.work(1)
+    world.network.clear()
+    for _ in range(25):
+        leader.tick()
+        world.work(1)
+        world.exchange(lambda message: True)
+    assert leader.raft.role is StateRole.LEADER
+    before = leader.raft.log.last_index
+    for _ in range(10):
+        assert leader.read_now() == 0
+        world.work(1)
+        world.exchange(lambda message: True)
+    assert leader.raft.log.last_index == before
+
+
 def hunt(starts_within_lease: bool = True) -> int | None:
     for seed in range(3 * SCHEDULES):
         try:

@@ -51,6 +51,16 @@ def test_the_newest_note_is_read_and_a_torn_one_leaves_the_one_before(
     assert read(path) == (notes[-1] + 1, 7)
 
 
+def test_forgotten_mark_counts_from_the_next_note_on(tmp_path: Path) -> None:
+    mark = AppliedMark(tmp_path / "applied")
+    for index in (99, 100):
+        mark.note(index, 5)
+    mark.forget()
+    assert read(tmp_path / "applied") == (0, 0)
+    mark.note(7, 6)
+    assert read(tmp_path / "applied") == (7, 6)
+
+
 def test_a_mark_never_goes_back_while_entries_are_applied_again(tmp_path: Path) -> None:
     """A member that was killed a second time, while it applied its log again, served less than it had shown before."""
     first = AppliedMark(tmp_path / "applied")

@@ -245,8 +245,9 @@ class Attempts:
     async def pause(self, round_length: int) -> None:
         """Wait as long as the member asked for; else if a round has just ended."""
         if self._again_s:
-            pause_s, self._again_s = self._again_s, 0.0
-            await asyncio.sleep(pause_s)
+            # All who were refused at once were told the same time.
+            pause_s, self._again_s = self._again_s + self._backoff.next_s(), 0.0
+            await asyncio.sleep(min(pause_s, self.remaining_s()))
         elif self._count and self._count % round_length == 0:
             await asyncio.sleep(min(self._backoff.next_s(), self.remaining_s()))
 

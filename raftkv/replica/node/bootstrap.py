@@ -62,6 +62,9 @@ class Applied(Protocol):
     index: int
     term: int
 
+    def forget(self) -> None:
+        """Note that nothing is applied."""
+
 
 @dataclass(frozen=True, slots=True)
 class Origin:
@@ -379,7 +382,7 @@ def take_mark(log: MemoryLog, mark: Applied, *, may_be_lost: bool = False) -> No
         if not may_be_lost:
             raise CorruptionError(f"{text}: this member has lost what it acknowledged")
         _log.error("%s: lost for want of fsync", text)
-        mark.index = mark.term = 0
+        mark.forget()
         return
     state, _ = log.initial_state()
     log.set_hard_state(HardState(state.term, state.vote, max(state.commit, mark.index)))

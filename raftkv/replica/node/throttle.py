@@ -42,6 +42,9 @@ ROUNDING_S: Final = 1e-6
 _EXEMPT: Final = frozenset(("raftkvpb.Admin", "etcdserverpb.Auth", "etcdserverpb.Maintenance", "grpc.health.v1.Health"))
 
 
+_KEEP_ALIVE: Final = "/etcdserverpb.Lease/LeaseKeepAlive"
+
+
 class Bucket:
     """What a limit lets through: a burst, and then its rate (the generic cell rate algorithm, in seconds).
 
@@ -151,7 +154,7 @@ class Throttle:
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def admit(self, call: ServerCall, size_bytes: int = 0, request: Any = None) -> None:
-        """Let a request in, and count it.
+        """Let a request in, and count it. A call counts once, however often it is admitted, but for prefixes new to it.
 
         Arguments:
             call: whose identity counts.
@@ -161,25 +164,34 @@ class Throttle:
         Raises:
             LimitedError: it came too early.
         """
-        if call.route.path[1:].partition("/")[0] in _EXEMPT:
+        path = call.route.path
+        if path == _KEEP_ALIVE or path[1:].partition("/")[0] in _EXEMPT:
+            return
+        if isinstance(call.observer, _Answer):
+            call.observer.admit(self._of_keys(request), size_bytes)
             return
         use, buckets = self._take(call, size_bytes, request)
         call.observer = _Answer(self, call, use, buckets, call.observer)
 
     def _take(self, call: ServerCall, size_bytes: int, request: Any) -> tuple[Use, list[Bucket]]:
-        queue, now = queue_of_call(call), self._clock()
+        queue = queue_of_call(call)
         use = self._use(queue)
         buckets = [*self._of(queue), *self._of_keys(request)]
+        self.take(use, buckets, size_bytes)
+        use.requests += 1
+        use.size_bytes += size_bytes
+        return use, buckets
+
+    def take(self, use: Use, buckets: list[Bucket], size_bytes: int) -> None:
+        """Count a request in buckets, or in none of them. Raises LimitedError."""
+        now = self._clock()
         for bucket in buckets:
             wait_s = bucket.wait_s(now)
             if wait_s > ROUNDING_S:
                 use.refused += 1
                 raise errors.LimitedError(bucket.name(), ceil((wait_s - ROUNDING_S / 2) * 1000))
-        use.requests += 1
-        use.size_bytes += size_bytes
         for bucket in buckets:
             bucket.take(now, 1, size_bytes)
-        return use, buckets
 
     def note_pieces(self, call: ServerCall, size_bytes: int) -> None:
         """Say how large an answer is of which observers see the beginning alone."""
@@ -294,6 +306,12 @@ class _Answer:
         self._buckets = buckets
         self._before = before
         self.size_bytes = 0
+
+    def admit(self, buckets: list[Bucket], size_bytes: int) -> None:
+        """Count the call in buckets that did not know of it. Raises LimitedError."""
+        new = [bucket for bucket in buckets if bucket not in self._buckets]
+        self._throttle.take(self._use, new, size_bytes)
+        self._buckets += new
 
     def __call__(self, code: int, answer: bytes) -> None:
         self._throttle.charge(self._use, self._buckets, max(self.size_bytes, self._call.sent_bytes, len(answer)))

@@ -36,7 +36,8 @@ class World:
         self.attached = throttle
 
     def wait_ms(self, call: Any, size_bytes: int = 0, request: Any = None) -> int:
-        """Ask for a request; 0: it is taken, else when to come again."""
+        """Ask for a request of a new call; 0: it is taken, else when to come again."""
+        call.observer = None
         try:
             self.throttle.admit(call, size_bytes, request)
         except errors.LimitedError as error:
@@ -65,6 +66,23 @@ def test_a_burst_is_taken_and_then_the_rate() -> None:
     assert world.wait_ms(call_of(b"bob")) == 0
     world.now += 0.1
     assert [world.wait_ms(alice) for _ in range(2)] == [0, 100]
+
+
+def test_call_counts_once_however_often_it_is_admitted() -> None:
+    """A grant of a lease is admitted twice and a lock for each of its txns: at a burst of 1 neither ever succeeded."""
+    world = World(limit("each", requests_per_s=1), limit("prefix", b"a/", requests_per_s=1))
+    call = call_of(path="/v3lockpb.Lock/Lock")
+    assert world.wait_ms(call) == 0
+    for _ in range(3):
+        world.throttle.admit(call, 10, rpc_pb2.PutRequest(key=b"a/1"))
+    assert world.throttle.most()[0].requests == 1
+    assert world.wait_ms(call_of(b"bob"), 0, rpc_pb2.PutRequest(key=b"a/2")) == 1000, "the prefix counts as well"
+
+
+def test_keep_alives_are_not_limited() -> None:
+    world = World(limit("each", requests_per_s=1))
+    calls = [call_of(path="/etcdserverpb.Lease/LeaseKeepAlive") for _ in range(3)]
+    assert [world.wait_ms(call) for call in calls] == [0, 0, 0]
 
 
 @given(
@@ -121,7 +139,7 @@ def test_who_observed_a_call_before_is_told() -> None:
     told: list[tuple[int, bytes]] = []
     call = call_of(b"alice")
     call.observer = lambda code, answer: told.append((code, answer))
-    world.wait_ms(call)
+    world.throttle.admit(call)
     call.observer(0, b"answer")
     assert told == [(0, b"answer")]
 

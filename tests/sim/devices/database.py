@@ -161,6 +161,10 @@ class Mark:
         self.index, self.term = index, term
         self._newest.append((index, term))
 
+    def forget(self) -> None:
+        """Implement ``AppliedMark.forget``."""
+        self.index = self.term = 0
+
     def power_cut(self, rng: random.Random) -> None:
         """Lose some of the last stores."""
         self.index, self.term = rng.choice(self._newest)
