@@ -226,7 +226,7 @@ def reads_before_the_clock(patch: pytest.MonkeyPatch) -> None:
     original, seen = ReadLease.left_ns, dict[int, tuple[int, int]]()
 
     def left_ns(lease: ReadLease) -> int:
-        """As of the last turn but one."""
+        """Return what was left at the look before the last one."""
         before, last = seen.get(id(lease), (0, 0))
         seen[id(lease)] = (last, original(lease))
         return before

@@ -24,6 +24,7 @@ from prometheus_client.registry import Collector
 from raftkv import errors
 from raftkv.apply.membership import Membership
 from raftkv.apply.request import MEMBER, Kind
+from raftkv.loop.fair import MEMBER as OWN
 from raftkv.pb import rpc_pb2
 from raftkv.raft.types import StateRole
 from raftkv.replica.maintenance import hashes
@@ -216,7 +217,7 @@ class CorruptionChecker(Collector):
                 action=rpc_pb2.AlarmRequest.ACTIVATE, memberID=member_id, alarm=rpc_pb2.CORRUPT
             )
             try:
-                await self._node.propose(Kind.ALARM, request.SerializeToString(), request, MEMBER)
+                await self._node.propose(Kind.ALARM, request.SerializeToString(), request, MEMBER, identity=OWN)
             except errors.StatusError as error:
                 _log.warning(
                     "could not raise the CORRUPT alarm of member %x, the next check tries: %s", member_id, error

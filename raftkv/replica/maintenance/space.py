@@ -14,6 +14,7 @@ from typing import Final
 from raftkv.apply.alarms import Alarms
 from raftkv.apply.request import MEMBER, Kind
 from raftkv.errors import StatusError
+from raftkv.loop.fair import MEMBER as OWN
 from raftkv.pb import rpc_pb2
 from raftkv.pb.enums import alarm_name
 from raftkv.replica.node.surroundings import MemberLoop
@@ -88,5 +89,5 @@ class Space:
             action=rpc_pb2.AlarmRequest.ACTIVATE, memberID=self._node.settings.member_id, alarm=rpc_pb2.NOSPACE
         )
         with contextlib.suppress(StatusError):  # what finds no space next raises it again
-            await self._node.propose(Kind.ALARM, request.SerializeToString(), request, MEMBER)
+            await self._node.propose(Kind.ALARM, request.SerializeToString(), request, MEMBER, identity=OWN)
             self._is_told = False

@@ -32,6 +32,7 @@ from raftkv import __version__
 from raftkv.apply.membership import Membership
 from raftkv.apply.request import Kind
 from raftkv.errors import MemberRemovedError, StatusError
+from raftkv.loop.fair import MEMBER as OWN
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.replica.node.node import Node
 
@@ -89,7 +90,7 @@ class Publication:
             version=__version__,
         )
         try:
-            await self._node.propose(Kind.MEMBER_ATTRIBUTES, record.SerializeToString(), record, None)
+            await self._node.propose(Kind.MEMBER_ATTRIBUTES, record.SerializeToString(), record, None, identity=OWN)
         except StatusError as error:
             _log.warning("could not publish this member's client URLs yet: %s", error)
             await asyncio.sleep(self._node.settings.election_s)

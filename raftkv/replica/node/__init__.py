@@ -24,7 +24,7 @@ Laws:
 
 Example::
 
-    outcome = await node.propose(Kind.TXN, request.SerializeToString(), request, call.caller)
+    outcome = await node.propose(Kind.TXN, data, request, call.caller, identity=identity_of(call))
     outcome.check()                             # raises what it was refused for
 
 Modules: ``node`` (the turn), ``proposals``, ``reads``, ``waits`` (both, for coroutines), ``disk``, ``applying``,

@@ -24,6 +24,8 @@ from typing import Any, Final, Protocol
 from raftkv import errors
 from raftkv.apply.applier import Outcome
 from raftkv.apply.request import MEMBER, Caller, Kind
+from raftkv.loop.fair import MEMBER as OWN
+from raftkv.loop.fair import Identity
 from raftkv.pb import rpc_pb2
 
 _log = logging.getLogger(__name__)
@@ -107,7 +109,9 @@ class RevisionPolicy:
 class Proposer(Protocol):
     """The part of the member's loop used here."""
 
-    async def propose(self, kind: int, body: bytes, request: Any, caller: Caller | None) -> Outcome:
+    async def propose(
+        self, kind: int, body: bytes, request: Any, caller: Caller | None, *, identity: Identity
+    ) -> Outcome:
         """Put a request into the log and wait until it is applied."""
 
 
@@ -160,7 +164,8 @@ class AutoCompaction:
         request = rpc_pb2.CompactionRequest(revision=target)
         self._is_compacting = True
         try:
-            error = (await self._proposer.propose(Kind.COMPACT, request.SerializeToString(), request, MEMBER)).error
+            body = request.SerializeToString()
+            error = (await self._proposer.propose(Kind.COMPACT, body, request, MEMBER, identity=OWN)).error
         except errors.StatusError as failure:
             error = failure
         finally:

@@ -148,7 +148,7 @@ class MemberLoop(Standing, Protocol):
         caller: Caller | None,
         on_abandoned: Callable[[Outcome], None] | None = None,
         *,
-        identity: Identity | None = None,
+        identity: Identity,
     ) -> Outcome:
         """Put a request into the log and wait until it is applied here."""
 

@@ -1,6 +1,6 @@
 """The node for coroutines: what the loop reports to callbacks, to be awaited.
 
-    outcome = await node.propose(Kind.TXN, data, request, call.caller)  # applied; outcome.error says how it was refused
+    outcome = await node.propose(kind, data, request, caller, identity=user)    # applied; outcome.error: how refused
     await node.confirm_read()                                 # the state here is now at least as new as the call
 
 Two ways lead into the log, with one meaning. ``Node.submit`` hands the outcome to a ``Waiter`` in the turn that
@@ -53,7 +53,7 @@ class AwaitableNode:
         caller: Caller | None,
         on_abandoned: Callable[[Outcome], None] | None = None,
         *,
-        identity: Identity | None = None,
+        identity: Identity,
     ) -> Outcome:
         """Put a request into the log and wait until it is applied here.
 
@@ -64,7 +64,7 @@ class AwaitableNode:
             caller: who causes it, as for ``Node.submit``.
             on_abandoned: called with the outcome if the caller was cancelled before it had it. Without it, a request
                 that is not under way yet when the caller is cancelled never will be.
-            identity: in whose share it waits; None: the caller's user's, else the member's own.
+            identity: in whose share it waits (``rpc/shares``); ``fair.MEMBER``: in the member's own.
 
         Returns:
             The outcome, with the error of a request that applying refused.
@@ -74,8 +74,6 @@ class AwaitableNode:
             StoppedError: the member stops.
             StatusError: it was not applied in time. It may be applied yet.
         """
-        if identity is None:
-            identity = (caller.user if caller is not None else b"") or MEMBER
         waiter = _Awaited(request, on_abandoned, identity)
         request_id = self.submit(kind, body, waiter, caller)
         try:

@@ -26,7 +26,7 @@ from raftkv.pb.services import SERVICES, Method
 from raftkv.replica.node.admission import parse_or_raise, refusals
 from raftkv.rpc.server.calls import AsyncUnaryHandler, ServerCall, UnaryCall
 from raftkv.rpc.server.server import Server
-from raftkv.rpc.shares import queue_of_call
+from raftkv.rpc.shares import Identity, identity_of, queue_of_call
 from raftkv.server.auth.jwt_tokens import JWTTokens
 from raftkv.server.auth.passwords import Passwords, costs_of, decoy_cost, is_hash
 from raftkv.server.auth.simple_tokens import digest_of, new_secret
@@ -181,7 +181,7 @@ class AuthService:
         grant = raft_pb2.TokenGrant(user=user, token_sha256=digest, auth_revision=revision)
         self._granting[digest] = 0
         try:
-            await self._propose(raft_pb2.AuthChange(token_grant=grant), MEMBER)
+            await self._propose(raft_pb2.AuthChange(token_grant=grant), MEMBER, user)
         except errors.AuthOldRevisionError:
             return None
         finally:
@@ -228,13 +228,15 @@ class AuthService:
 
     async def _changed(self, call: UnaryCall, change: raft_pb2.AuthChange) -> bytes:
         """Carry out a change; the response. Others that come first do not void it, unless they take the role root."""
-        outcome_revision, body = await self._propose(change, call.caller)
+        outcome_revision, body = await self._propose(change, call.caller, identity_of(call))
         return self._header(outcome_revision) + body
 
-    async def _propose(self, change: raft_pb2.AuthChange, caller: Caller | None) -> tuple[int, bytes]:
+    async def _propose(
+        self, change: raft_pb2.AuthChange, caller: Caller | None, identity: Identity
+    ) -> tuple[int, bytes]:
         self._check_capable(FIRST_KNOWN_IN[Kind.AUTH])
         body = versioned(Kind.AUTH, change.SerializeToString())
-        outcome = await self._responder.node.propose(Kind.AUTH, body, change, caller)
+        outcome = await self._responder.node.propose(Kind.AUTH, body, change, caller, identity=identity)
         outcome.check()
         return outcome.revision, outcome.body
 

@@ -28,6 +28,7 @@ from raftkv.replica.node.admission import parse_or_raise, refusals
 from raftkv.replica.node.throttle import Throttle
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.server import Server
+from raftkv.rpc.shares import Identity, identity_of
 from raftkv.server.services.responder import Responder
 
 _log = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ class QuotaService:
             if request.bytes_max < 0 or request.keys_max < 0:
                 raise errors.InvalidQuotaError
             answer = await self._propose(call, request)
-        count = asyncio.get_running_loop().create_task(self._count_on(request.prefix, call.caller))
+        count = asyncio.get_running_loop().create_task(self._count_on(request.prefix, call.caller, identity_of(call)))
         self._counts.add(count)
         count.add_done_callback(self._counts.discard)
         return answer
@@ -99,7 +100,7 @@ class QuotaService:
             limits.check(limit)
             self._check_capable(FIRST_KNOWN_IN[Kind.LIMIT])
             body = versioned(Kind.LIMIT, limit.SerializeToString())
-            outcome = await responder.node.propose(Kind.LIMIT, body, limit, call.caller)
+            outcome = await responder.node.propose(Kind.LIMIT, body, limit, call.caller, identity=identity_of(call))
             outcome.check()
         return self._header()
 
@@ -114,24 +115,25 @@ class QuotaService:
 
     async def _propose(self, call: UnaryCall, request: admin_pb2.QuotaSetRequest) -> bytes:
         self._responder.admission.check_read(call, serializable=False)
-        return self._header() + await self._apply(request, call.caller)
+        return self._header() + await self._apply(request, call.caller, identity_of(call))
 
-    async def _count_on(self, prefix: bytes, caller: Caller | None) -> None:
+    async def _count_on(self, prefix: bytes, caller: Caller | None, identity: Identity) -> None:
         """Have the rest of a prefix counted."""
         request = admin_pb2.QuotaSetRequest(prefix=prefix, bytes_max=COUNT_ON, keys_max=COUNT_ON)
         quotas = self._responder.applier.quotas
         try:
             while quotas.is_counting(prefix):
-                await self._apply(request, caller)
+                await self._apply(request, caller, identity)
         except errors.StatusError as error:
             _log.warning(
                 "writes count the rest of prefix %r for its quota, because this member cannot: %s", prefix, error
             )
 
-    async def _apply(self, request: admin_pb2.QuotaSetRequest, caller: Caller | None) -> bytes:
+    async def _apply(self, request: admin_pb2.QuotaSetRequest, caller: Caller | None, identity: Identity) -> bytes:
         self._check_capable(FIRST_KNOWN_IN[Kind.HISTORY_QUOTA])
         body = versioned(Kind.HISTORY_QUOTA, request.SerializeToString())
-        outcome = await self._responder.node.propose(Kind.HISTORY_QUOTA, body, request, caller)
+        node = self._responder.node
+        outcome = await node.propose(Kind.HISTORY_QUOTA, body, request, caller, identity=identity)
         outcome.check()
         return outcome.body
 

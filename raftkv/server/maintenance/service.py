@@ -16,7 +16,7 @@ from typing import Final
 
 from raftkv import errors
 from raftkv.apply import check
-from raftkv.apply.request import FIRST_KNOWN_IN, Caller, Kind, versioned
+from raftkv.apply.request import FIRST_KNOWN_IN, Kind, versioned
 from raftkv.config import ETCD_VERSION
 from raftkv.pb import rpc_pb2
 from raftkv.pb.enums import alarm_name
@@ -28,6 +28,7 @@ from raftkv.replica.node.admission import parse_or_raise, refusals
 from raftkv.replica.snapshots.files import when_durable
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.server import Server
+from raftkv.rpc.shares import identity_of
 from raftkv.rpc.status import RpcError
 from raftkv.server.services.responder import PendingWrite, Responder, fail, parse
 from raftkv.storage.hash import hash_database
@@ -124,20 +125,20 @@ class DowngradeCommand:
             request = parse_or_raise(_Action, data)
             # As in etcd, where the version of the cluster moves a while after the answer.
             version = responder.applier.downgrade.cluster_version
-            await self._carry_out(request, call.caller)
+            await self._carry_out(request, call)
         response = rpc_pb2.DowngradeResponse(version=version.removesuffix(".0"))
         header = responder.header.encode(responder.revision(), responder.node.term)
         return header + response.SerializeToString()
 
-    async def _carry_out(self, request: rpc_pb2.DowngradeRequest, caller: Caller | None) -> None:
+    async def _carry_out(self, request: rpc_pb2.DowngradeRequest, call: UnaryCall) -> None:
         if request.action == _Action.CANCEL:
             await self._responder.node.confirm_read()
             if self._responder.applier.downgrade.info.enabled:
                 with contextlib.suppress(errors.NoInflightDowngradeError):
-                    await self._propose(rpc_pb2.DowngradeInfo(), caller)
+                    await self._propose(rpc_pb2.DowngradeInfo(), call)
         elif request.action == _Action.ENABLE:
             target = await self._validated(request.version)
-            await self._propose(rpc_pb2.DowngradeInfo(enabled=True, targetVersion=target), caller)
+            await self._propose(rpc_pb2.DowngradeInfo(enabled=True, targetVersion=target), call)
         elif request.action == _Action.VALIDATE:
             await self._validated(request.version)
         else:
@@ -154,10 +155,11 @@ class DowngradeCommand:
             raise errors.DowngradeInProcessError
         return target
 
-    async def _propose(self, wanted: rpc_pb2.DowngradeInfo, caller: Caller | None) -> None:
+    async def _propose(self, wanted: rpc_pb2.DowngradeInfo, call: UnaryCall) -> None:
         self._check_capable(FIRST_KNOWN_IN[Kind.DOWNGRADE])
         body = versioned(Kind.DOWNGRADE, wanted.SerializeToString())
-        outcome = await self._responder.node.propose(Kind.DOWNGRADE, body, wanted, caller)
+        node = self._responder.node
+        outcome = await node.propose(Kind.DOWNGRADE, body, wanted, call.caller, identity=identity_of(call))
         outcome.check()
 
 

@@ -40,7 +40,7 @@ from raftkv.replica.watch.stream import WatchStream
 from raftkv.rpc.framing import MessageAssembler
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import Server
-from raftkv.rpc.shares import Identity, identity_of
+from raftkv.rpc.shares import Identity, identity_of, queue_of
 from raftkv.rpc.status import RpcError
 from raftkv.server.services.responder import Responder
 
@@ -212,7 +212,9 @@ class Recipe:
         """Refuse a request that will be too large, before it is made. Raises RequestTooLargeError."""
         self.responder.admission.check_size(size_bytes)
 
-    def delete_if_same(self, key: bytes, create_revision: int, queue: Identity, caller: Caller | None = MEMBER) -> None:
+    def delete_if_same(
+        self, key: bytes, create_revision: int, identity: Identity, caller: Caller | None = MEMBER
+    ) -> None:
         """Delete a key in the background unless it is gone or was made anew; retried until decided.
 
         As this member, if the call has made the key: who has lost the right to a lock, or the token, may not leave a
@@ -221,16 +223,16 @@ class Recipe:
         Arguments:
             key: to be deleted.
             create_revision: of the key that is meant.
-            queue: of the call that has ended (``rpc/shares``).
+            identity: of the call that has ended.
             caller: who deletes it.
         """
-        task = asyncio.get_running_loop().create_task(self._delete(key, create_revision, queue, caller))
+        task = asyncio.get_running_loop().create_task(self._delete(key, create_revision, identity, caller))
         self._deletions.add(task)
         task.add_done_callback(self._deletions.discard)
 
-    async def _delete(self, key: bytes, create_revision: int, queue: Identity, caller: Caller | None) -> None:
+    async def _delete(self, key: bytes, create_revision: int, identity: Identity, caller: Caller | None) -> None:
         """Propose a deletion until it is decided: to repeat it is safe, as it cannot happen twice."""
-        await self.begin(key, queue)  # a connection that ends may have had hundreds of waiters
+        await self.begin(key, queue_of(identity))  # a connection that ends may have had hundreds of waiters
         request = rpc_pb2.TxnRequest(
             compare=[created_at(key, create_revision)],
             success=[rpc_pb2.RequestOp(request_delete_range=rpc_pb2.DeleteRangeRequest(key=key))],
@@ -238,7 +240,7 @@ class Recipe:
         node, data = self.responder.node, request.SerializeToString()
         while not node.stopped:
             try:
-                await node.propose(Kind.TXN, data, request, caller, _ignore_outcome, identity=queue)
+                await node.propose(Kind.TXN, data, request, caller, _ignore_outcome, identity=identity)
                 return  # a refusal too: the lease ends the key
             except errors.TooManyRequestsError:
                 return  # no room for more: the lease ends the key

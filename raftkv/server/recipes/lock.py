@@ -20,7 +20,7 @@ from raftkv.pb import lock_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.rpc.server.calls import ServerCall, UnaryCall
 from raftkv.rpc.server.server import Server
-from raftkv.rpc.shares import Identity, queue_of_call
+from raftkv.rpc.shares import Identity, identity_of, queue_of
 from raftkv.server.recipes.local_client import Recipe, created_at, prefix_end
 
 # -- queue ----------------------------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ class QueueEntry:
         revision: the store's when the entry was made or found.
         value: of the key when it was made or found.
         is_first: whether no entry was before it then.
-        queue: of the call that waits (``rpc/shares``).
+        identity: of the call that waits.
         deleter: on whose behalf it is deleted if the call ends before its turn: this member's if the call has made it.
     """
 
@@ -72,7 +72,7 @@ class QueueEntry:
     revision: int
     value: bytes
     is_first: bool
-    queue: Identity
+    identity: Identity
     deleter: Caller | None = MEMBER
 
 
@@ -102,22 +102,22 @@ class Queue:
             RequestTooLargeError: the name is so long that no txn can have it as often as it must.
         """
         self._recipe.check_size(NAMES_IN_A_TXN * len(name) + len(value))  # before as many copies are made
-        queue = queue_of_call(call)
-        await self._recipe.begin(name, queue)
+        identity = identity_of(call)
+        await self._recipe.begin(name, queue_of(identity))
         prefix = name + b"/"
         key = prefix + b"%x" % lease_id
 
         def undo(outcome: Outcome) -> None:
             if outcome.error is None and rpc_pb2.TxnResponse.FromString(outcome.body).succeeded:
-                self._recipe.delete_if_same(key, outcome.revision, queue)
+                self._recipe.delete_if_same(key, outcome.revision, identity)
 
         revision, response = await self._recipe.txn(call, _enter_request(prefix, key, lease_id, value), undo)
         owner = response.responses[1].response_range.kvs[0]
         if response.succeeded:
-            return QueueEntry(prefix, key, revision, revision, value, owner.create_revision == revision, queue)
+            return QueueEntry(prefix, key, revision, revision, value, owner.create_revision == revision, identity)
         found = response.responses[0].response_range.kvs[0]
         is_first = owner.create_revision == found.create_revision
-        return QueueEntry(prefix, key, found.create_revision, revision, found.value, is_first, queue, call.caller)
+        return QueueEntry(prefix, key, found.create_revision, revision, found.value, is_first, identity, call.caller)
 
     async def wait_turn(self, entry: QueueEntry) -> int | None:
         """Wait until no entry is before this one; the revision at which that was confirmed, None if this entry is lost.
@@ -131,7 +131,7 @@ class Queue:
         try:
             return await self._wait_turn(entry)
         except BaseException:
-            self._recipe.delete_if_same(entry.key, entry.create_revision, entry.queue, entry.deleter)
+            self._recipe.delete_if_same(entry.key, entry.create_revision, entry.identity, entry.deleter)
             raise
 
     async def _wait_turn(self, entry: QueueEntry) -> int | None:
@@ -141,7 +141,7 @@ class Queue:
                 # Finding it may have taken a while, in which neither was waited for.
                 if self._has(entry) and self._is_ahead(ahead, entry):
                     await self._recipe.changed(ahead, entry.key)
-            elif await self._is_confirmed(entry.queue):
+            elif await self._is_confirmed(queue_of(entry.identity)):
                 return self._recipe.store.revision if self._has(entry) else None
         return None
 
@@ -176,7 +176,7 @@ class Queue:
             limit=1,
             keys_only=True,
         )
-        _, kvs = await self._recipe.find_all(request, entry.queue)
+        _, kvs = await self._recipe.find_all(request, queue_of(entry.identity))
         return next((kv.key for kv in kvs), None)
 
 

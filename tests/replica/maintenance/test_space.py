@@ -33,7 +33,9 @@ class Alone:
         node: Any = self
         self.space = Space(node, self.alarms, nothing, nothing)
 
-    async def propose(self, kind: int, body: bytes, request: rpc_pb2.AlarmRequest, caller: object) -> None:
+    async def propose(
+        self, kind: int, body: bytes, request: rpc_pb2.AlarmRequest, caller: object, *, identity: object
+    ) -> None:
         """Apply a request."""
         if not self.has_leader:
             raise errors.NoLeaderError

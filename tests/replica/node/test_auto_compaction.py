@@ -35,7 +35,7 @@ class FakeMember:
     def __post_init__(self) -> None:
         self.auto = AutoCompaction(self.policy, self, lambda: self.leads, lambda: self.revision)
 
-    async def propose(self, kind: int, body: bytes, request: object, caller: object) -> Outcome:
+    async def propose(self, kind: int, body: bytes, request: object, caller: object, *, identity: object) -> Outcome:
         assert kind == Kind.COMPACT
         self.compactions.append((self.now, rpc_pb2.CompactionRequest.FromString(body).revision))
         if not self.answers:
@@ -146,7 +146,9 @@ def test_a_number_of_revisions() -> None:
 
 def test_a_stopping_member_refuses_at_once() -> None:
     class Stopping(FakeMember):
-        async def propose(self, kind: int, body: bytes, request: object, caller: object) -> Outcome:
+        async def propose(
+            self, kind: int, body: bytes, request: object, caller: object, *, identity: object
+        ) -> Outcome:
             self.compactions.append((self.now, 0))
             raise errors.StoppedError
 

@@ -158,7 +158,7 @@ def test_flood_of_a_client_without_a_user_takes_nothing_from_the_member(proposal
         await asyncio.sleep(0)
         with pytest.raises(errors.ShareError, match=client):
             await node.propose(Kind.TXN, b"", None, None, identity=client)
-        tasks.append(asyncio.create_task(node.propose(Kind.ALARM, b"", None, MEMBER)))
+        tasks.append(asyncio.create_task(node.propose(Kind.ALARM, b"", None, MEMBER, identity=OWN)))
         await asyncio.sleep(0)
         assert set(proposals.shares.held) == {client, OWN}
         for task in tasks:

@@ -27,7 +27,9 @@ class Withdrawing(ManualNode):
 
 
 async def _begin(node: ManualNode, **options: Any) -> tuple[asyncio.Task[Outcome], Any]:
-    task = asyncio.get_running_loop().create_task(node.propose(Kind.PUT, b"body", None, None, **options))
+    task = asyncio.get_running_loop().create_task(
+        node.propose(Kind.PUT, b"body", None, None, identity=b"alice", **options)
+    )
     await quiet()
     ((kind, body, waiter),) = node.proposed
     assert (kind, body) == (Kind.PUT, b"body")
