@@ -345,7 +345,7 @@ class LimitedError(TooManyRequestsError):
 
     def __init__(self, limit: str, again_ms: int) -> None:
         super().__init__()
-        self.trailers = ((RETRY_AFTER, b"%d" % again_ms), (LIMIT_NAME, limit.encode("ascii", "backslashreplace")))
+        self.trailers = ((RETRY_AFTER, b"%d" % again_ms), (LIMIT_NAME, limit.encode("unicode_escape")))
 
 
 class LeaseNotFoundError(StatusError):

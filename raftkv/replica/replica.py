@@ -48,9 +48,10 @@ from raftkv.errors import CorruptionError
 from raftkv.histograms import DISK_S, Buckets, doubling
 from raftkv.loop.cork import Cork
 from raftkv.pb import rpc_pb2
+from raftkv.raft.confchange import is_conf_change
 from raftkv.raft.memory_log import MemoryLog
 from raftkv.raft.raw_node import RawNode
-from raftkv.raft.types import Message, RaftConfig, SnapshotMeta, StateRole
+from raftkv.raft.types import INDEX_MAX, Message, RaftConfig, SnapshotMeta, StateRole
 from raftkv.replica.lease.graces import Graces
 from raftkv.replica.lease.lessor import Lessor
 from raftkv.replica.maintenance.corruption import CorruptionChecker, CorruptionSettings, Members
@@ -248,8 +249,16 @@ class Replica:
         return node
 
     def _starts_within_lease(self) -> bool:
-        hard_state, conf_state = self.durable.log.initial_state()
-        is_alone = conf_state.voters == (self.durable.member_id,) and not conf_state.voters_outgoing
+        log = self.durable.log
+        hard_state, conf_state = log.initial_state()
+        first, end = max(self.store.applied_index + 1, log.first_index()), log.last_index() + 1
+        # Others may have been added, and lead, by entries that are not applied here yet.
+        unapplied = log.entries(first, end, INDEX_MAX) if first < end else []
+        is_alone = (
+            conf_state.voters == (self.durable.member_id,)
+            and not conf_state.voters_outgoing
+            and not any(map(is_conf_change, unapplied))
+        )
         return hard_state.term > 0 and (self.config.read_leases or not is_alone)
 
     def _may_hold_lease(self) -> bool:

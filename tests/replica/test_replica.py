@@ -8,7 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from raftkv.raft.types import SnapshotMeta
+import pytest
+
+from raftkv.raft.memory_log import MemoryLog
+from raftkv.raft.types import ConfState, Entry, EntryType, HardState, SnapshotMeta
 from raftkv.replica.replica import Replica
 
 PRODUCT = Path(__file__).parents[2] / "raftkv"
@@ -78,6 +81,31 @@ def test_subscribers_are_called_in_the_order_that_connect_shows() -> None:
     assert calls(installer.on_swapped, meta) == swapped
     assert calls(installer.on_swapped, SnapshotMeta(4, 1)) == swapped[1:], "a newer database came meanwhile"
     assert applier.leases.observer is lessor.__dict__["times"]
+
+
+@pytest.mark.parametrize(
+    ("term", "voters", "unapplied", "read_leases", "expected"),
+    [
+        (0, (1,), EntryType.NORMAL, True, False),
+        (3, (1,), EntryType.NORMAL, False, False),
+        (3, (1,), EntryType.NORMAL, True, True),
+        (3, (1,), EntryType.CONF_CHANGE_V2, False, True),
+        (3, (1, 2), EntryType.NORMAL, False, True),
+    ],
+)
+def test_member_waits_for_leases_unless_no_other_can_have_led(
+    term: int, voters: tuple[int, ...], unapplied: EntryType, read_leases: bool, expected: bool
+) -> None:
+    log = MemoryLog()
+    log.set_conf_state(ConfState(voters=voters))
+    log.set_hard_state(HardState(term))
+    log.append([Entry(max(term, 1), 1), Entry(max(term, 1), 2, b"", unapplied)])
+    replica: Any = SimpleNamespace(
+        durable=SimpleNamespace(log=log, member_id=1),
+        config=SimpleNamespace(read_leases=read_leases),
+        store=SimpleNamespace(applied_index=1),
+    )
+    assert Replica._starts_within_lease(replica) is expected
 
 
 def test_nobody_subscribes_elsewhere() -> None:

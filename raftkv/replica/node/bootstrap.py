@@ -261,7 +261,7 @@ def _write_first_state(config: ServerConfig, origin: Origin, wal_dir: str, snaps
         if store.applied_index > 0 or store.meta_get(schema.CLUSTER, schema.CLUSTER_LOG_MADE) is not None:
             raise StorageError(
                 f"the write-ahead log in {wal_dir} is missing, but {backend.path} belongs to a member that had one "
-                f"(entries up to {store.applied_index}): bring the log back, or remove both"
+                f"(entries up to {store.applied_index}): bring the log back, or remove the data directory"
             )
         # Of a first start that made no log, perhaps for want of room, and perhaps with other flags.
         for key, _ in store.meta_items(schema.MEMBERS):

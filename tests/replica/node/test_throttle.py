@@ -79,6 +79,15 @@ def test_call_counts_once_however_often_it_is_admitted() -> None:
     assert world.wait_ms(call_of(b"bob"), 0, rpc_pb2.PutRequest(key=b"a/2")) == 1000, "the prefix counts as well"
 
 
+def test_name_of_a_limit_is_plain_text_in_a_refusal() -> None:
+    world = World(limit("prefix", b"\0a\r\nx", requests_per_s=1))
+    request = rpc_pb2.PutRequest(key=b"\0a\r\nxy")
+    world.throttle.admit(call_of(), 0, request)
+    with pytest.raises(errors.LimitedError) as refused:
+        world.throttle.admit(call_of(), 0, request)
+    assert dict(refused.value.trailers)[errors.LIMIT_NAME] == b"prefix \\x00a\\r\\nx: 1 requests/s"
+
+
 def test_keep_alives_are_not_limited() -> None:
     world = World(limit("each", requests_per_s=1))
     calls = [call_of(path="/etcdserverpb.Lease/LeaseKeepAlive") for _ in range(3)]
