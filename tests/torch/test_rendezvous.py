@@ -203,9 +203,10 @@ def test_an_agent_that_ends_by_an_error_has_not_finished(
 def test_a_node_that_leaves_in_the_last_barrier_breaks_no_generation(make: Make, pool: ThreadPoolExecutor) -> None:
     conf = {"expected_nodes": 2, "last_call_timeout": WAIT_S, "exit_barrier_timeout": "0.5"}
     first, second = make(1, 2, **conf), make(1, 2, **conf)
-    infos = join(pool, first, second)
+    waiting = [pool.submit(handler.next_rendezvous) for handler in (first, second)]
+    stores = [future.result(WAIT_S).store for future in waiting]  # by handler: either may have rank 0
     with pytest.raises(DistStoreError, match=r"wait timeout after 0:00:00\.5"):
-        barrier(infos[0].store, 2, "torchelastic/agent/terminal_state", 300)
+        barrier(stores[0], 2, "torchelastic/agent/terminal_state", 300)
     first._leave()  # as when its process is ended in the barrier
     assert second.num_nodes_waiting() == 0
     second.shutdown()
