@@ -35,16 +35,16 @@ from raftkv.storage.datadir import format_refusal
 FORMAT_VERSION: Final = 1
 """Refused at open when the database on disk says another number."""
 
-KEY: Final = b"key"
-META: Final = b"meta"
-LEASE: Final = b"lease"
-ALARM: Final = b"alarm"
+KEY: Final[bytes] = b"key"
+META: Final[bytes] = b"meta"
+LEASE: Final[bytes] = b"lease"
+ALARM: Final[bytes] = b"alarm"
 MEMBERS: Final[bytes] = b"members"
 MEMBERS_REMOVED: Final[bytes] = b"members_removed"
-CLUSTER: Final = b"cluster"
-AUTH: Final = b"auth"
-AUTH_USERS: Final = b"authUsers"
-AUTH_ROLES: Final = b"authRoles"
+CLUSTER: Final[bytes] = b"cluster"
+AUTH: Final[bytes] = b"auth"
+AUTH_USERS: Final[bytes] = b"authUsers"
+AUTH_ROLES: Final[bytes] = b"authRoles"
 
 BUCKETS: Final[tuple[bytes, ...]] = (
     KEY,
