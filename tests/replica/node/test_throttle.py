@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -170,6 +171,37 @@ def test_roles_prefixes_addresses_and_each_have_limits() -> None:
     # All addresses of a network are one; its own limit is in place of that of each.
     assert [world.wait_ms(call_of(address=f"10.0.1.{last}")) for last in (1, 2)] == [0, 1000]
     assert [world.wait_ms(call_of(address=f"10.0.2.{last}")) for last in (1, 2, 3)] == [0, 0, 500]
+
+
+def test_large_txn_is_looked_through_once_whatever_the_prefixes() -> None:
+    """It took 170 ms of a turn, twice for each level of nesting, with the most operations that a txn may have."""
+    prefixes = [b"a" * length for length in range(1, 101)]
+    world = World(*(limit("prefix", prefix, requests_per_s=1) for prefix in [*prefixes, b"b"]))
+    request = rpc_pb2.TxnRequest()
+    inner = request
+    for _ in range(20):
+        inner = inner.success.add().request_txn
+    for number in range(1000):
+        inner.failure.add().request_put.key = b"a" * 50 + b"%d" % number
+    calls: list[str] = []
+    sys.setprofile(lambda frame, event, argument: calls.append(event) if event == "call" else None)
+    try:
+        world.throttle.admit(call_of(), 0, request)
+    finally:
+        sys.setprofile(None)
+    assert len(calls) < 1000
+    waits = [world.wait_ms(call_of(), 0, rpc_pb2.PutRequest(key=key)) for key in (b"a" * 50, b"a" * 51, b"b")]
+    assert waits == [1000, 1000, 0], "and counts for those prefixes alone that a key begins with"
+    assert world.wait_ms(call_of(), 0, rpc_pb2.PutRequest(key=b"c")) == 0
+
+
+def test_what_any_user_may_ask_of_services_of_operators_is_limited() -> None:
+    """To list alarms is an entry of the log: a user with a limit could write as many as it liked."""
+    world = World(limit("user", b"a", requests_per_s=1))
+    paths = ("Maintenance/Alarm", "Auth/UserGet", "Auth/RoleGet", "Auth/AuthStatus")
+    calls = [call_of(b"a", path=f"/etcdserverpb.{path}") for path in paths]
+    assert [world.wait_ms(call) for call in calls] == [0, 1000, 1000, 1000]
+    assert world.wait_ms(call_of(b"a", path="/etcdserverpb.Auth/Authenticate")) == 0
 
 
 def test_a_refused_request_takes_nothing_from_other_limits() -> None:
