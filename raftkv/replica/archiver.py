@@ -109,7 +109,8 @@ class Archiver(Collector):
         self._timeout_s = timeout_s
         self._held_bytes_max = held_bytes_max
         self._directory = Path(wal.directory)
-        self._progress = Progress(self._directory, (*wal.closed_segments, wal.open_segment)[0].sequence)
+        first, last = (*wal.closed_segments, wal.open_segment)[0], wal.open_segment
+        self._progress = Progress(self._directory, first.sequence, last.sequence)
         self._marked_index = -1
         self._segment = wal.open_segment
         self._segment_since = time.monotonic()
