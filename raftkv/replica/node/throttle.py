@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from heapq import nlargest
 from math import ceil
 from typing import Any, Final
@@ -137,6 +137,9 @@ class Throttle:
         self._auth = auth
         self._clock = clock
         self._watch_counts = watch_counts
+        self._watches_of_role: dict[str, int] = {}
+        """Kept up to date for each role that was asked for since users last changed."""
+        self._users_at = -1
         self._attach = attach
         self._buckets: dict[Subject, Bucket] = {}
         self._each: OrderedDict[Identity, Bucket] = OrderedDict()
@@ -235,12 +238,26 @@ class Throttle:
     def _watches(self, limit: admin_pb2.Limit, queue: Identity) -> int:
         if limit.kind != ROLE:
             return self._watch_counts.get(queue, 0)
-        role, users = limit.name.decode("utf-8", "replace"), self._auth.users
-        return sum(
-            count
-            for other, count in self._watch_counts.items()
-            if isinstance(other, bytes) and other in users and role in users[other].roles
-        )
+        if self._users_at != self._auth.revision:
+            self._users_at = self._auth.revision
+            self._watches_of_role.clear()
+        role = limit.name.decode("utf-8", "replace")
+        count = self._watches_of_role.get(role)
+        if count is None:
+            count = sum(more for other, more in self._watch_counts.items() if role in self._roles_of(other))
+            self._watches_of_role[role] = count
+        return count
+
+    def _roles_of(self, queue: Identity) -> Sequence[str]:
+        user = self._auth.users.get(queue) if isinstance(queue, bytes) else None
+        return () if user is None else user.roles
+
+    def watches_changed(self, queue: Identity, more: int) -> None:
+        """Note that an identity has so many watches more, or fewer: ten thousand users may share a role."""
+        if self._watches_of_role:
+            for role in self._roles_of(queue):
+                if role in self._watches_of_role:
+                    self._watches_of_role[role] += more
 
     # -- figures -----------------------------------------------------------------------------------------------------
 
@@ -277,8 +294,8 @@ class Throttle:
             yield own
         elif (EACH, b"") in self._buckets:
             yield self._bucket_of_each(queue)
-        if self._has_roles and isinstance(queue, bytes) and (user := self._auth.users.get(queue)) is not None:
-            for role in user.roles:
+        if self._has_roles:
+            for role in self._roles_of(queue):
                 if (bucket := self._buckets.get((ROLE, role.encode()))) is not None:
                     yield bucket
 
