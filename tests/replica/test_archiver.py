@@ -260,6 +260,28 @@ def test_a_restart_goes_on_where_the_archive_is(tmp_path: Path) -> None:
     )
 
 
+def test_damaged_segment_is_told_of_when_it_is_archived(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The archive had its damage too, the log let go of it, and a restore was the first to find out."""
+
+    async def work() -> None:
+        log = Log(tmp_path, store_in(ArchiveDirectory(tmp_path / "archive")))
+        log.write(40)
+        name = log.wal.segments[1]
+        data = bytearray((tmp_path / "wal" / name).read_bytes())
+        data[len(data) // 2] ^= 1
+        (tmp_path / "wal" / name).write_bytes(data)
+        task = asyncio.create_task(log.archiver.run())
+        await until(lambda: metric(log.archiver, "raftkv_wal_archive_waiting") == 0)
+        assert metric(log.archiver, "raftkv_wal_archive_gaps_total") == 1
+        (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+        assert line.startswith(f"the log archive has a gap: write-ahead log {tmp_path / 'wal' / name} is damaged")
+        assert (tmp_path / "archive" / name).read_bytes() == data, "what can be read of it is kept"
+        task.cancel()
+        log.close()
+
+    run(work)
+
+
 def test_no_flipped_bit_lets_segments_go_that_are_not_archived(tmp_path: Path) -> None:
     """A 5 that became a 7 had two segments deleted before they were archived, without a word."""
     file, first, last = tmp_path / PROGRESS_NAME, 2, 40
