@@ -248,15 +248,15 @@ class Applier:
             outcome = handler(request)
             if not isinstance(outcome, Outcome):
                 return self._drive(kind, outcome)
-            self._has_room = None  # who waited, and its connection, are not kept until the next entry
-            return outcome
         except errors.StatusError as error:
-            return Outcome(self.store.revision, error=error)
+            outcome = Outcome(self.store.revision, error=error)
         # Only a faulty or hostile member proposes such bytes; refusing them alike keeps the members equal.
         except DecodeError:
-            return Outcome(self.store.revision, error=errors.MalformedEntryError())
+            outcome = Outcome(self.store.revision, error=errors.MalformedEntryError())
         except BaseException as error:
             raise self._failed(kind, error) from error
+        self._has_room = None  # who waited, and its connection, are not kept until the next entry
+        return outcome
 
     def _execute_after(self, checks: Generator[None, None, None], kind: int, request: Any) -> Work:
         """Execute an entry once what is left of its checks is done."""
@@ -285,6 +285,8 @@ class Applier:
             raise  # a received database replaces what it has done, or the member stops
         except BaseException as error:
             raise self._failed(kind, error) from error
+        finally:
+            self._has_room = None
 
     def _failed(self, kind: int, error: BaseException) -> BaseException:
         """Poison the store: a part of the entry must never be committed under the applied index of the one before."""

@@ -9,6 +9,7 @@ Invariants:
 - Writes never wait for the archive: copies run on a thread or in a process of their own, and the log goes on.
 - A segment is deleted only when it is archived, or when more than the budget waits for an archive that fails. The
   archive has a gap then: an error in the log names the entries, and ``raftkv_wal_archive_gaps_total`` counts it.
+- A segment that turns out to be damaged is a gap too: found when it goes, and not when it is needed.
 - Segments are archived in order, each tried again until it succeeds, after 1 s at first and 60 s at last.
 
 The command is run by ``/bin/sh``: ``%p`` is the path of the file and ``%f`` its name, one word each also where there
@@ -25,6 +26,7 @@ import os
 import re
 import shlex
 import signal
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -36,10 +38,12 @@ from prometheus_client.registry import Collector
 from raftkv.config import ServerConfig
 from raftkv.errors import StorageError, explain
 from raftkv.replica.node.disk import Batch, Disk, Log
+from raftkv.replica.snapshots.files import on_thread
 from raftkv.storage.datadir import remove_unneeded
 from raftkv.storage.wal import WAL, WALSpaceError
 from raftkv.storage.wal.archive import MARKS_SUFFIX, ArchiveDirectory, Mark, Progress, directory_name
-from raftkv.storage.wal.segment import SegmentName
+from raftkv.storage.wal.disk import RealDisk, WALCorruptError
+from raftkv.storage.wal.segment import SegmentName, check_segment
 
 _log = logging.getLogger(__name__)
 
@@ -109,7 +113,8 @@ class Archiver(Collector):
         self._timeout_s = timeout_s
         self._held_bytes_max = held_bytes_max
         self._directory = Path(wal.directory)
-        self._progress = Progress(self._directory, (*wal.closed_segments, wal.open_segment)[0].sequence)
+        first, last = (*wal.closed_segments, wal.open_segment)[0], wal.open_segment
+        self._progress = Progress(self._directory, first.sequence, last.sequence)
         self._marked_index = -1
         self._segment = wal.open_segment
         self._segment_since = time.monotonic()
@@ -205,6 +210,7 @@ class Archiver(Collector):
             if marks.exists():
                 await self._store(marks)
             await self._store(self._directory / str(name))
+            await self._check(name)
             self._archived += 1
             self._progress.note(name.sequence + 1)
             self._wal.keep(name.sequence + 1)
@@ -212,6 +218,19 @@ class Archiver(Collector):
             if self._failing_since is not None:
                 _log.info("archiving works again, after %.0f s", time.monotonic() - self._failing_since)
                 self._failing_since = None
+
+    async def _check(self, name: SegmentName) -> None:
+        """Tell of a segment that this disk has damaged: its copy is the last one, and no restore goes through it."""
+        given_up, directory = threading.Event(), str(self._directory)
+        try:
+            await on_thread(lambda: check_segment(RealDisk(), directory, name, given_up.wait), given_up.set)
+        except WALCorruptError as error:
+            self._gaps += 1
+            _log.error(
+                "the log archive has a gap: %s: save a snapshot now, a restore cannot go through the gap; look at the "
+                "disk",
+                error,
+            )
 
     def _failed(self, error: Exception, pause_s: float) -> None:
         self._failures += 1
@@ -253,7 +272,10 @@ class Archiver(Collector):
         counters = {
             "raftkv_wal_archived": ("Segments archived.", self._archived),
             "raftkv_wal_archive_failures": ("Attempts to archive a segment that failed.", self._failures),
-            "raftkv_wal_archive_gaps": ("Times that segments were deleted before they were archived.", self._gaps),
+            "raftkv_wal_archive_gaps": (
+                "Times that segments were deleted unarchived, or archived damaged.",
+                self._gaps,
+            ),
         }
         yield from (CounterMetricFamily(name, text, float(value)) for name, (text, value) in counters.items())
         text = "Closed segments that wait to be archived."

@@ -360,6 +360,7 @@ class Replica:
             self.hub.counts.held,
             partial(setattr, self.admission, "throttle"),
         )
+        self.hub.on_count = self.throttle.watches_changed
         self.leader_guard = LeaderGuard(node)
         self.lessor = Lessor(
             node,

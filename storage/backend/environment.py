@@ -46,7 +46,8 @@ from raftkv.storage.datadir import sync_directory
 # Versions that do not know the seal leave it as it is. So it counts only if the last transaction of this very file is
 # the one that it names: numbers of transactions begin again in a compact copy, and with such a version a copy may reach
 # the number in the seal of its source. A database without a valid seal, a copy too, is taken as it is and sealed by the
-# next transaction. The maker of such a copy knows whether its source was sealed, and compares the copy with that seal.
+# next transaction; where its values are not those of the seal that it brings, a warning says so. The maker of such a
+# copy knows whether its source was sealed, and compares the copy with that seal.
 #
 # Left out: the bucket of revisions, whose records are many.
 
@@ -72,12 +73,12 @@ def total(values: Iterable[tuple[bytes, Iterable[tuple[bytes, bytes]]]]) -> int:
     return found
 
 
-def read_seal(txn: lmdb.Transaction, inode: int) -> int | None:
+def read_seal(txn: lmdb.Transaction, inode: int | None) -> int | None:
     """Return the sum that a database states of its values, ``None`` if it has no seal that counts.
 
     Arguments:
         txn: reads the last state.
-        inode: of the file.
+        inode: of the file; None: of any, as of a file that was copied byte for byte.
     """
     data = txn.get(SEAL)
     if data is None or len(data) != _BODY.size + _SUM.size:
@@ -85,7 +86,7 @@ def read_seal(txn: lmdb.Transaction, inode: int) -> int | None:
     if _SUM.unpack_from(data, _BODY.size)[0] != crc32c(data[: _BODY.size]):
         return None
     sealed_txn, sealed_inode, stated = _BODY.unpack_from(data)
-    return int(stated) if (sealed_txn, sealed_inode) == (txn.id(), inode) else None
+    return int(stated) if sealed_txn == txn.id() and inode in (sealed_inode, None) else None
 
 
 def copied_sum(txn: lmdb.Transaction) -> int | None:
@@ -164,6 +165,7 @@ class Environment:
         handles: of the buckets, by name.
         identity: tells the file from every other one, under any name.
         sealed_sum: what the file states of its values in its seal, if that counts.
+        brought_sum: the same, if it would count in the file that this one may be a copy of.
         users: read transactions and copies that are open; changed under the backend's lock.
 
     Raises:
@@ -192,6 +194,7 @@ class Environment:
                 self._inode = path.stat().st_ino
                 with self.raw.begin() as txn:
                     self.sealed_sum = read_seal(txn, self._inode)
+                    self.brought_sum = read_seal(txn, None)
                 if is_new:
                     # Else a power cut could leave a member whose log was made after its database without the latter.
                     sync_directory(str(path.parent))

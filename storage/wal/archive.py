@@ -25,6 +25,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from google_crc32c import value as crc32c
+
 from raftkv.errors import StorageError
 from raftkv.storage.datadir import ensure_private_directory, sync_directory
 from raftkv.storage.wal.disk import FILE_MODE
@@ -152,25 +154,35 @@ def copy_sparse(source: Path, target: Path) -> None:
 class Progress:
     """The sequence number below which all segments of a log are archived, kept in a file beside the log.
 
+    The number has a checksum: a larger one would let segments be deleted that no archive has. Earlier versions wrote
+    the number alone; they begin anew where they find both.
+
     Arguments:
         directory: of the log.
-        first_sequence: where an archive begins that nothing was noted of.
+        first_sequence: where an archive begins of which nothing is known.
+        last_sequence: of the segment that is written to.
 
     Attributes:
         next_sequence: the first segment that is not archived.
     """
 
-    def __init__(self, directory: Path, first_sequence: int) -> None:
+    def __init__(self, directory: Path, first_sequence: int, last_sequence: int) -> None:
         self._path = directory / PROGRESS_NAME
-        self.next_sequence = first_sequence
         try:
-            self.next_sequence = int(self._path.read_text())
+            number, *checksum = self._path.read_text().split()
+            self.next_sequence = int(number)
+            if checksum not in ([], [_checksum(number)]) or not 0 <= self.next_sequence <= last_sequence:
+                raise ValueError(number)
         except (FileNotFoundError, ValueError):
             self.note(first_sequence)
 
     def note(self, next_sequence: int) -> None:
         """Note that everything below a sequence number is archived. If a crash loses it, it is archived again."""
         temporary = self._path.with_name(PROGRESS_NAME + _TEMPORARY_SUFFIX)
-        temporary.write_text(f"{next_sequence}\n")
+        temporary.write_text(f"{next_sequence} {_checksum(str(next_sequence))}\n")
         temporary.replace(self._path)
         self.next_sequence = next_sequence
+
+
+def _checksum(number: str) -> str:
+    return f"{crc32c(number.encode()):08x}"

@@ -22,7 +22,8 @@ import itertools
 import os
 import re
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -43,6 +44,7 @@ from .record import (
     encode_segment_head,
     encode_snapshot,
 )
+from .tail import Verdict, classify_tail
 
 SEGMENT_BYTES: Final = 64 << 20
 SEGMENT_MIN_BYTES: Final = 1 << 10
@@ -243,6 +245,35 @@ def load_segment(disk: Disk, directory: str, name: SegmentName) -> SegmentReader
         return SegmentReader(path, disk.read(fd, size, 0))
     finally:
         disk.close(fd)
+
+
+CHECK_S: Final = 0.001
+CHECK_REST_S: Final = 0.004
+"""A check works so long, and rests so long: it holds the interpreter, which others need."""
+
+
+def check_segment(disk: Disk, directory: str, name: SegmentName, rest: Callable[[float], bool]) -> None:
+    """Read all of a segment that nothing is written to any more, with rests.
+
+    Arguments:
+        disk: the file operations.
+        directory: of the log.
+        name: of the segment.
+        rest: rests for so many seconds; whether to give up.
+
+    Raises:
+        WALCorruptError: it is not what was written.
+    """
+    reader = load_segment(disk, directory, name)
+    until = time.perf_counter() + CHECK_S
+    for _ in reader.frames():
+        if time.perf_counter() > until:
+            if rest(CHECK_REST_S):
+                return
+            until = time.perf_counter() + CHECK_S
+    tail = classify_tail(reader.data, reader.offset, reader.seed)
+    if tail.verdict is not Verdict.END:
+        raise WALCorruptError(reader.path, reader.offset, tail.reason)
 
 
 def segment_size_for(body_bytes: int, head_bytes: int, segment_bytes: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -260,6 +261,28 @@ def test_an_answer_for_which_there_is_no_room_is_left_out(seed: int, room_bytes:
             assert (outcomes[1].revision, outcomes[1].error) == (outcomes[0].revision, None)
             assert len(outcomes[1].body) < 20
     assert _state(with_room) == _state(without)
+
+
+@pytest.mark.parametrize("entry", ["done", "refused", "no request", "long", "long and refused"])
+def test_who_waited_for_an_entry_is_not_kept_behind_it(entry: str) -> None:
+    """On a quiet member the connection of a client whose last request was refused stayed in memory."""
+    machine = Machine(at_once_max=4, changes_max=8)
+    for number in range(9):
+        machine.apply(put(b"k%d" % number))
+    waiter = _Limit(1 << 20)
+    seen = weakref.ref(waiter)
+    requests = {
+        "done": put(b"x"),
+        "refused": put(b"x", lease=7),
+        "long": delete(b"k", b"k5"),
+        "long and refused": delete(b"k", b"l"),
+    }
+    body = b"\xff" if entry == "no request" else requests[entry].SerializeToString()
+    kind = Kind.DELETE_RANGE if "long" in entry else Kind.PUT
+    outcome = machine.applier.apply(kind, body, has_room=waiter.has_room)
+    assert (outcome.error is None) == (entry in ("done", "long"))
+    del waiter
+    assert seen() is None
 
 
 def test_ranges_of_an_entry_stop_where_their_answer_has_no_room() -> None:

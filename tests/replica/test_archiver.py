@@ -22,7 +22,7 @@ from raftkv.replica.archiver import Archiver, Store, run_command, store_by, stor
 from raftkv.replica.node.disk import Disk
 from raftkv.storage.wal import WAL
 from raftkv.storage.wal import archive as archiving
-from raftkv.storage.wal.archive import ArchiveDirectory, Mark, Progress, copy_sparse
+from raftkv.storage.wal.archive import PROGRESS_NAME, ArchiveDirectory, Mark, Progress, copy_sparse
 from tests.rpc.loop import until
 
 SEGMENT_BYTES = 4096
@@ -255,7 +255,54 @@ def test_a_restart_goes_on_where_the_archive_is(tmp_path: Path) -> None:
     first = len(stored)
     run(work)
     assert len(stored) == len(set(stored)) > first > 0
-    assert Progress(tmp_path / "wal", 0).next_sequence == len([name for name in stored if name.endswith(".wal")])
+    assert Progress(tmp_path / "wal", 0, 1 << 20).next_sequence == len(
+        [name for name in stored if name.endswith(".wal")]
+    )
+
+
+def test_damaged_segment_is_told_of_when_it_is_archived(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The archive had its damage too, the log let go of it, and a restore was the first to find out."""
+
+    async def work() -> None:
+        log = Log(tmp_path, store_in(ArchiveDirectory(tmp_path / "archive")))
+        log.write(40)
+        name = log.wal.segments[1]
+        data = bytearray((tmp_path / "wal" / name).read_bytes())
+        data[len(data) // 2] ^= 1
+        (tmp_path / "wal" / name).write_bytes(data)
+        task = asyncio.create_task(log.archiver.run())
+        await until(lambda: metric(log.archiver, "raftkv_wal_archive_waiting") == 0)
+        assert metric(log.archiver, "raftkv_wal_archive_gaps_total") == 1
+        (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+        assert line.startswith(f"the log archive has a gap: write-ahead log {tmp_path / 'wal' / name} is damaged")
+        assert (tmp_path / "archive" / name).read_bytes() == data, "what can be read of it is kept"
+        task.cancel()
+        log.close()
+
+    run(work)
+
+
+def test_no_flipped_bit_lets_segments_go_that_are_not_archived(tmp_path: Path) -> None:
+    """A 5 that became a 7 had two segments deleted before they were archived, without a word."""
+    file, first, last = tmp_path / PROGRESS_NAME, 2, 40
+    for noted in (2, 5, 15, 40):
+        Progress(tmp_path, first, last).note(noted)
+        written = file.read_bytes()
+        assert Progress(tmp_path, first, last).next_sequence == noted
+        for bit in range(8 * len(written)):
+            spoiled = bytearray(written)
+            spoiled[bit // 8] ^= 1 << bit % 8
+            file.write_bytes(spoiled)
+            assert Progress(tmp_path, first, last).next_sequence in (noted, first)
+            assert Progress(tmp_path, first, last).next_sequence <= noted, "and it is written anew"
+
+
+@pytest.mark.parametrize(
+    ("written", "read"), [("7\n", 7), ("41\n", 2), ("-1\n", 2), ("", 2), ("x\n", 2), ("1 2 3\n", 2)]
+)
+def test_progress_of_an_earlier_version_counts_if_it_can_be(written: str, read: int, tmp_path: Path) -> None:
+    (tmp_path / PROGRESS_NAME).write_text(written)
+    assert Progress(tmp_path, 2, 40).next_sequence == read
 
 
 class Killed(BaseException):

@@ -149,7 +149,7 @@ class CorruptionChecker(Collector):
         """Compare this member with the others, if that is asked for.
 
         Raises:
-            CorruptionError: its history is not that of another member.
+            CorruptionError: its history is not that of most members.
         """
         if not self._settings.at_start:
             return
@@ -160,10 +160,11 @@ class CorruptionChecker(Collector):
             return
         finding = hashes.at_start(self._members.me, mine, await self._members.hashes(mine.revision))
         self._note("start", finding)
-        if finding.suspects:
+        if self._members.me in finding.suspects:
             raise errors.CorruptionError(
                 f"member {self._members.me:x} found data inconsistency with peers at revision {mine.revision} "
-                f"({'; '.join(finding.reasons)}): remove its data and let it join again"
+                f"({'; '.join(finding.reasons)}): compare raftkvctl endpoint hashkv --cluster; if most members agree "
+                "without it, remove its data and let it join again"
             )
 
     async def check_running(self) -> None:

@@ -16,7 +16,7 @@ import enum
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
@@ -115,19 +115,23 @@ class Finding:
         self.reasons.append(f"member {member_id:x}: {why}")
 
 
-def _of(answer: Answer) -> str:
-    return f"hash {answer.hash.hash:08x} at revision {answer.hash.revision}" if answer.hash else answer.failure
+def _majority(groups: Mapping[int, Sequence[int]], count: int) -> int | None:
+    """Return the hash that most members have, of so many in all; None if no hash has a majority."""
+    return next((hash_ for hash_, members in groups.items() if 2 * len(members) > count), None)
 
 
 def at_start(me: int, mine: Hash, answers: Sequence[Answer]) -> Finding:
     """Compare this member with the others before it serves.
+
+    etcd's member does not serve if it differs from any other. Here one that agrees with most others serves: to have it
+    begin anew, because the disk of another is damaged, would take the quorum from good data.
 
     Arguments:
         me: id of this member.
         mine: its hash.
         answers: of the others, at the same revision.
     """
-    finding = Finding()
+    finding, groups = Finding(), {mine.hash: [me]}
     for answer in answers:
         found = answer.hash
         if found is None or found.revision != mine.revision:
@@ -136,13 +140,19 @@ def at_start(me: int, mine: Hash, answers: Sequence[Answer]) -> Finding:
             finding.unknown(answer.member_id, f"it is compacted to {found.compact_revision}")
         else:
             finding.compared += 1
-            if found.hash != mine.hash:
-                finding.suspect(me, f"hash {mine.hash:08x}, but member {answer.member_id:x} has {_of(answer)}")
+            groups.setdefault(found.hash, []).append(answer.member_id)
+    is_right = _majority(groups, len(answers) + 1) == mine.hash
+    for hash_, members in groups.items():
+        for member_id in members if hash_ != mine.hash else ():
+            if is_right:
+                finding.suspect(member_id, f"hash {hash_:08x} at revision {mine.revision}, most have {mine.hash:08x}")
+            else:
+                finding.suspect(me, f"hash {mine.hash:08x}, but member {member_id:x} has {hash_:08x}")
     return finding
 
 
 def while_running(me: int, before: Hash, after: Hash, present: int, answers: Sequence[Answer]) -> Finding:
-    """Compare the followers with the leader.
+    """Compare the followers with the leader, which is wrong where most members have another hash.
 
     Arguments:
         me: id of this member, which leads.
@@ -151,7 +161,7 @@ def while_running(me: int, before: Hash, after: Hash, present: int, answers: Seq
         present: its revision then.
         answers: of the followers.
     """
-    finding = Finding()
+    finding, groups = Finding(), {before.hash: [me]}
     if (after.revision, after.compact_revision) == (before.revision, before.compact_revision) and after != before:
         finding.suspect(me, f"two hashes of revision {after.revision}: {before.hash:08x} and {after.hash:08x}")
     for answer in answers:
@@ -167,8 +177,15 @@ def while_running(me: int, before: Hash, after: Hash, present: int, answers: Seq
             finding.unknown(answer.member_id, f"it is compacted to {found.compact_revision}")
         else:
             finding.compared += 1
-            if found.hash != before.hash:
-                finding.suspect(answer.member_id, f"{_of(answer)}, the leader has {before.hash:08x}")
+            groups.setdefault(found.hash, []).append(answer.member_id)
+    majority = _majority(groups, len(answers) + 1)
+    if majority not in (None, before.hash):
+        finding.suspect(me, f"hash {before.hash:08x} at revision {before.revision}, most members have {majority:08x}")
+    for hash_, members in groups.items():
+        for member_id in members if hash_ not in (before.hash, majority) else ():
+            finding.suspect(
+                member_id, f"hash {hash_:08x} at revision {before.revision}, the leader has {before.hash:08x}"
+            )
     return finding
 
 
@@ -192,8 +209,7 @@ def of_compaction(me: int, mine: Hash, answers: Sequence[Answer]) -> Finding:
             groups.setdefault(found.hash, []).append(answer.member_id)
     if len(groups) == 1:
         return finding
-    quorum = (len(answers) + 1) // 2 + 1
-    majority = next((hash_ for hash_, members in groups.items() if len(members) >= quorum), None)
+    majority = _majority(groups, len(answers) + 1)
     if majority is None:
         told = "; ".join(f"{hash_:08x}: " + ", ".join(f"{one:x}" for one in ids) for hash_, ids in groups.items())
         finding.suspect(MEMBER_UNKNOWN, f"no hash of revision {mine.revision} has a majority ({told})")

@@ -114,7 +114,9 @@ class ConfChanges:
             except ConfChangeError:
                 dropped += 1
                 continue
-            if len(self) >= WAITING_MAX:
+            # Without a context it would change who votes alone, and ask for no right. Only Raft's own end of a joint
+            # change is like that, which each leader proposes itself.
+            if len(self) >= WAITING_MAX or not change.context:
                 dropped += 1
             elif self._takes(_request_id(change)):
                 self._forwarded.append(change)

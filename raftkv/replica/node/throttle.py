@@ -10,8 +10,9 @@ and answers are charged when they are known, so one large answer may be followed
 too large for a limit.
 
 Each member counts for itself: a client that spreads its calls over all members has the limit once at each. Calls of
-operators (``_EXEMPT``) are not limited, so that a limit can always be changed. Neither are keep-alives: a lease that
-ends early harms more than their flood, which has its share (``server/lease/keep_alives``).
+operators, and logins (``_EXEMPT``), are not limited, so that a limit can always be changed; those of the same services
+that any user may make (``_OF_USERS``) are. Keep-alives are not limited: a lease that ends early harms more than their
+flood, which has its share (``server/lease/keep_alives``).
 
 Cost: without limits one test of an attribute (``Admission.throttle``), and no use is counted.
 
@@ -20,8 +21,9 @@ Leaves out: what may wait at a time (``rpc/shares``), and the order in which it 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from heapq import nlargest
 from math import ceil
 from typing import Any, Final
@@ -30,7 +32,7 @@ from raftkv import errors
 from raftkv.apply import plain
 from raftkv.apply.auth.store import AuthStore
 from raftkv.apply.limits import EACH, PREFIX, ROLE, Limits, Subject
-from raftkv.pb import admin_pb2
+from raftkv.pb import admin_pb2, rpc_pb2
 from raftkv.rpc.server.calls import Observer, ServerCall
 from raftkv.rpc.shares import Identity, name_of, queue_of_call
 
@@ -40,7 +42,16 @@ IDENTITIES_MAX: Final = 1_024
 ROUNDING_S: Final = 1e-6
 
 _EXEMPT: Final = frozenset(("raftkvpb.Admin", "etcdserverpb.Auth", "etcdserverpb.Maintenance", "grpc.health.v1.Health"))
+_OF_USERS: Final = frozenset(
+    (
+        "/etcdserverpb.Maintenance/Alarm",
+        *("/etcdserverpb.Auth/AuthStatus", "/etcdserverpb.Auth/UserGet", "/etcdserverpb.Auth/RoleGet"),
+    )
+)
+"""Each costs a round of reads, or, to list alarms, an entry of the log."""
 
+FEW_KEYS: Final = 8
+"""Keys of a request of which each is cut to the length of every prefix; of more, each prefix is looked for."""
 
 _KEEP_ALIVE: Final = "/etcdserverpb.Lease/LeaseKeepAlive"
 
@@ -126,9 +137,13 @@ class Throttle:
         self._auth = auth
         self._clock = clock
         self._watch_counts = watch_counts
+        self._watches_of_role: dict[str, int] = {}
+        """Kept up to date for each role that was asked for since users last changed."""
+        self._users_at = -1
         self._attach = attach
         self._buckets: dict[Subject, Bucket] = {}
         self._each: OrderedDict[Identity, Bucket] = OrderedDict()
+        self._prefixes: dict[bytes, Bucket] = {}
         self._prefix_lengths: tuple[int, ...] = ()
         self._has_roles = False
         self.uses: OrderedDict[Identity, Use] = OrderedDict()
@@ -145,7 +160,8 @@ class Throttle:
         }
         if self._buckets.get((EACH, b"")) is not each:
             self._each.clear()
-        self._prefix_lengths = tuple(sorted({len(name) for kind, name in found if kind == PREFIX}))
+        self._prefixes = {name: bucket for (kind, name), bucket in self._buckets.items() if kind == PREFIX}
+        self._prefix_lengths = tuple(sorted(set(map(len, self._prefixes))))
         self._has_roles = any(kind == ROLE for kind, _ in found)
         self._attach(self if found else None)
         if not found:
@@ -165,7 +181,7 @@ class Throttle:
             LimitedError: it came too early.
         """
         path = call.route.path
-        if path == _KEEP_ALIVE or path[1:].partition("/")[0] in _EXEMPT:
+        if path == _KEEP_ALIVE or (path[1:].partition("/")[0] in _EXEMPT and path not in _OF_USERS):
             return
         if isinstance(call.observer, _Answer):
             call.observer.admit(self._of_keys(request), size_bytes)
@@ -222,12 +238,26 @@ class Throttle:
     def _watches(self, limit: admin_pb2.Limit, queue: Identity) -> int:
         if limit.kind != ROLE:
             return self._watch_counts.get(queue, 0)
-        role, users = limit.name.decode("utf-8", "replace"), self._auth.users
-        return sum(
-            count
-            for other, count in self._watch_counts.items()
-            if isinstance(other, bytes) and other in users and role in users[other].roles
-        )
+        if self._users_at != self._auth.revision:
+            self._users_at = self._auth.revision
+            self._watches_of_role.clear()
+        role = limit.name.decode("utf-8", "replace")
+        count = self._watches_of_role.get(role)
+        if count is None:
+            count = sum(more for other, more in self._watch_counts.items() if role in self._roles_of(other))
+            self._watches_of_role[role] = count
+        return count
+
+    def _roles_of(self, queue: Identity) -> Sequence[str]:
+        user = self._auth.users.get(queue) if isinstance(queue, bytes) else None
+        return () if user is None else user.roles
+
+    def watches_changed(self, queue: Identity, more: int) -> None:
+        """Note that an identity has so many watches more, or fewer: ten thousand users may share a role."""
+        if self._watches_of_role:
+            for role in self._roles_of(queue):
+                if role in self._watches_of_role:
+                    self._watches_of_role[role] += more
 
     # -- figures -----------------------------------------------------------------------------------------------------
 
@@ -264,8 +294,8 @@ class Throttle:
             yield own
         elif (EACH, b"") in self._buckets:
             yield self._bucket_of_each(queue)
-        if self._has_roles and isinstance(queue, bytes) and (user := self._auth.users.get(queue)) is not None:
-            for role in user.roles:
+        if self._has_roles:
+            for role in self._roles_of(queue):
                 if (bucket := self._buckets.get((ROLE, role.encode()))) is not None:
                     yield bucket
 
@@ -281,15 +311,16 @@ class Throttle:
 
     def _of_keys(self, request: Any) -> list[Bucket]:
         """Return the buckets of the prefixes that a request is about, each once."""
-        if not self._prefix_lengths or request is None:
+        if not self._prefixes or request is None:
             return []
-        found = {}
-        for key in _keys_of(request):
-            for length in self._prefix_lengths:
-                bucket = self._buckets.get((PREFIX, key[:length])) if length <= len(key) else None
-                if bucket is not None:
-                    found[id(bucket)] = bucket
-        return list(found.values())
+        keys = _keys_of(request)
+        if len(keys) <= FEW_KEYS:
+            lengths = self._prefix_lengths
+            names = {key[:length] for key in keys for length in lengths if length <= len(key)}
+            return [bucket for name in sorted(names) if (bucket := self._prefixes.get(name)) is not None]
+        # A txn may have 16,000 keys, and prefixes 256 lengths.
+        ordered = sorted(keys)
+        return [bucket for name, bucket in self._prefixes.items() if _is_begun(ordered, name)]
 
 
 class _Answer:
@@ -331,15 +362,28 @@ def subject_of(queue: Identity) -> Subject:
     return kind, name.encode()
 
 
-def _keys_of(request: Any) -> Iterator[bytes]:
+def _is_begun(ordered: list[bytes], prefix: bytes) -> bool:
+    at = bisect_left(ordered, prefix)
+    return at < len(ordered) and ordered[at].startswith(prefix)
+
+
+def _keys_of(request: Any) -> Collection[bytes]:
+    """Return the keys of a request, of a txn those of all compares and operations: 10 ms for the most there may be."""
     if isinstance(request, plain.PlainTxn):
-        request = request.message()
-    key = getattr(request, "key", None)
-    if isinstance(key, bytes):
-        yield key
-    for compare in getattr(request, "compare", ()):
-        yield compare.key
-    for operation in (*getattr(request, "success", ()), *getattr(request, "failure", ())):
-        kind = operation.WhichOneof("request")
-        if kind is not None:
-            yield from _keys_of(getattr(operation, kind))
+        return {each[0] for part in (request.compares, request.success, request.failure) for each in part}
+    if not isinstance(request, rpc_pb2.TxnRequest):
+        key = getattr(request, "key", None)
+        return (key,) if isinstance(key, bytes) else ()
+    keys: set[bytes] = set()
+    txns = [request]
+    while txns:
+        txn = txns.pop()
+        keys.update([compare.key for compare in txn.compare])
+        for branch in (txn.success, txn.failure):
+            for operation in branch:
+                kind = operation.WhichOneof("request")
+                if kind == "request_txn":
+                    txns.append(operation.request_txn)
+                elif kind is not None:
+                    keys.add(getattr(operation, kind).key)
+    return keys

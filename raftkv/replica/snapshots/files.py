@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,6 +31,9 @@ commits of the database for what is written meanwhile."""
 PARTIAL_SUFFIX: Final = ".part.tmp"
 """End of the name of what was received of a database. Older versions delete it, as they do all ``.tmp``."""
 
+_RECEIVED: Final = re.compile(r"([0-9a-f]{16})\.snap\.db")
+_LEFT: Final = re.compile(r"[0-9a-f]{16}\.snap\.db(-lock)?|[0-9a-f.]+\.out\.db(-lock)?|.*\.tmp")
+
 T = TypeVar("T")
 _numbers: Final = count()
 
@@ -52,17 +56,18 @@ def incoming_path(directory: Path, from_: int) -> Path:
 def remove_leftovers(directory: Path) -> None:
     """Delete what a crash left behind; call it when nothing is awaited.
 
-    Not what was received of a database that may still come: that is for the receiver to take up, or to delete.
+    Not what was received of a database that may still come: that is for the receiver to take up, or to delete. Nor what
+    has no name of ours, such as a copy that an operator has put beside the database.
     """
-    for path in _found(directory, "*.snap.db*", "*.out.db*", "*.tmp"):
+    for path, _ in _found(directory, _LEFT):
         if not path.name.endswith(PARTIAL_SUFFIX):
             remove_unneeded(path)
 
 
-def _found(directory: Path, *patterns: str) -> list[Path]:
+def _found(directory: Path, names: re.Pattern[str]) -> list[tuple[Path, re.Match[str]]]:
     """Return what could be removed; nothing, and a warning, if the directory cannot be read."""
     try:
-        return [path for pattern in patterns for path in directory.glob(pattern)]
+        return [(path, match) for path in directory.iterdir() if (match := names.fullmatch(path.name)) is not None]
     except OSError as error:
         _log.warning("cannot look for what is not needed any more in %s: %s", directory, error.strerror)
         return []
@@ -75,8 +80,8 @@ def remove_received(directory: Path, index: int) -> None:
         directory: where they lie.
         index: of the last entry in the state.
     """
-    for path in _found(directory, "*.snap.db"):
-        if int(path.name.partition(".")[0], 16) <= index:
+    for path, match in _found(directory, _RECEIVED):
+        if int(match[1], 16) <= index:
             remove_soon(path)
 
 

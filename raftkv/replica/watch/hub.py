@@ -215,9 +215,10 @@ class WatchHub:
         self.watcher_count = 0
         """Watchers of all open streams."""
         self.shares = Shares(MEMBER_WATCHERS_MAX_BYTES)
+        self.on_count: Callable[[Identity, int], None] | None = None
+        """Called with a queue and how many watchers more it has (fewer, if negative)."""
         self.counts = Shares(0)
         """How many watchers each queue has, for its limit."""
-        """Bytes of these."""
         self._streams_of: dict[Identity, dict[WatchStream, None]] = {}
         self.unsynced_count = 0
         """Those that are behind."""
@@ -453,11 +454,19 @@ class WatchHub:
             self._streams_of.setdefault(stream.identity, {})[stream] = None
         self.watcher_count += 1
         self.shares.take(stream.identity, watcher.size_bytes)
-        self.counts.take(stream.queue, 1)
+        self._count(stream.queue, 1)
         if watcher.start_revision == 0 or watcher.start_revision > self._store.revision:
             self._synced(watcher)
         else:
             self._unsynced(watcher, watcher.start_revision)
+
+    def _count(self, queue: Identity, more: int) -> None:
+        if more > 0:
+            self.counts.take(queue, more)
+        else:
+            self.counts.give_back(queue, -more)
+        if self.on_count is not None:
+            self.on_count(queue, more)
 
     @property
     def watcher_bytes(self) -> int:
@@ -486,7 +495,7 @@ class WatchHub:
         """Serve a watcher no more."""
         self.watcher_count -= 1
         self.shares.give_back(watcher.stream.identity, watcher.size_bytes)
-        self.counts.give_back(watcher.stream.queue, 1)
+        self._count(watcher.stream.queue, -1)
         if not self._forget(watcher):
             self._count_unsynced(watcher.stream, -1)
 
@@ -513,7 +522,7 @@ class WatchHub:
             self.watcher_count -= len(stream.watchers)
             if stream.watcher_bytes:
                 self.shares.give_back(stream.identity, stream.watcher_bytes)
-                self.counts.give_back(stream.queue, len(stream.watchers))
+                self._count(stream.queue, -len(stream.watchers))
             self._count_unsynced(stream, -stream.unsynced_count)
             self._leaving.append(list(stream.watchers.values()))
             if self._move():

@@ -75,7 +75,8 @@ URLS_KEY: Final = "raftkv-peer-urls"
 """Metadata of a stream: where its sender can be answered, for a member that does not know it yet."""
 
 GUESTS_MAX: Final = 16
-"""Members that connect before they are known here; more are heard, and answered once they are known."""
+"""Members that connect before they are known here, and are answered. Of more the first goes that does not answer: any
+caller can claim any id on a peer port without TLS."""
 
 
 def targets(urls: Iterable[str]) -> tuple[list[str], bool]:
@@ -308,7 +309,7 @@ class Transport:
         self._on_gone = on_gone
         self._encoder = encoder or BatchEncoder()
         self.peers: dict[int, Peer] = {}
-        self._guests: set[int] = set()
+        self._guests: dict[int, None] = {}
         self._own_urls = ""
         self._closing: set[asyncio.Task[None]] = set()
         self._leaving: dict[int, asyncio.TimerHandle] = {}
@@ -338,11 +339,23 @@ class Transport:
         peer = self.peers.get(peer_id)
         if peer is not None:
             peer.heard_of()
-        elif urls and len(self._guests) < GUESTS_MAX:
+        elif urls:
             with contextlib.suppress(ConfigError):
                 checked = parse_urls(urls)
-                self._guests.add(peer_id)
-                self.add_peer(peer_id, checked)
+                if self._has_place():
+                    self._guests[peer_id] = None
+                    self.add_peer(peer_id, checked)
+
+    def _has_place(self) -> bool:
+        """Whether one more guest can be answered: the first that does not answer itself gives way."""
+        if len(self._guests) < GUESTS_MAX:
+            return True
+        away = next((guest for guest in self._guests if self.connected_since(guest) is None), None)
+        if away is None:
+            return False
+        del self._guests[away]
+        self._remove(away)
+        return True
 
     def follow(self, members: Mapping[int, rpc_pb2.Member], removed: Collection[int] = ()) -> None:
         """Keep streams to these members, at their present URLs, and to those that are not known yet.
@@ -354,7 +367,7 @@ class Transport:
         own = members.get(self._member_id)
         if own is not None:
             self._own_urls = ",".join(own.peerURLs)
-        self._guests.difference_update(members, removed)
+        self._guests = {guest: None for guest in self._guests if guest not in members and guest not in removed}
         for peer_id, peer in list(self.peers.items()):
             member = members.get(peer_id)
             if peer_id in self._guests:

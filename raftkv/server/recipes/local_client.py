@@ -193,10 +193,11 @@ class Recipe:
         Arguments:
             call: on whose behalf.
             request: what to execute.
-            undo: called with the outcome if the caller left before it came: the txn may have happened all the same.
+            undo: called with the outcome if the caller left before it came, or gets no answer because that was too much
+                work: the txn may have happened all the same.
 
         Raises:
-            StatusError: it was refused, or was not applied in time.
+            StatusError: it was refused, or was not applied in time, or has no answer.
         """
         check.check_txn(request, OPERATIONS_MAX)
         data = request.SerializeToString()
@@ -204,8 +205,11 @@ class Recipe:
         outcome = await self.responder.node.propose(
             Kind.TXN, data, request, call.caller, undo or _ignore_outcome, identity=identity_of(call)
         )
-        if outcome.error is not None:
-            raise outcome.error
+        outcome.check()
+        if outcome.unanswered is not None:
+            if undo is not None:
+                undo(outcome)
+            raise outcome.unanswered
         return outcome.revision, rpc_pb2.TxnResponse.FromString(outcome.body)
 
     def check_size(self, size_bytes: int) -> None:

@@ -88,6 +88,11 @@ class ClusterService:
 
     def _serve_member_list(self, call: UnaryCall, _request: Any) -> None:
         if not call.cancelled:
+            try:
+                self._responder.check_again(call, lambda rights, caller: rights.check_user(caller))
+            except errors.StatusError as error:
+                fail(call, error)
+                return
             response = rpc_pb2.MemberListResponse(members=self._responder.applier.membership.list())
             # Cluster responses carry no revision.
             self._responder.reply(call, 0, response.SerializeToString())

@@ -18,7 +18,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from google.protobuf.message import DecodeError
 
@@ -118,12 +118,12 @@ class ClusterFigures:
         introduction = self._introduction(member_id)
         try:
             answer = await channel.unary(FIGURES.path, b"", ANSWER_MAX_S, introduction, wait_for_ready=False)
-            found = json.loads(raft_pb2.FiguresResponse.FromString(answer).json)
+            found = json.loads(raft_pb2.FiguresResponse.FromString(answer).json, parse_constant=_no_number)
         except RpcError as error:
             return {} if error.code == Code.UNIMPLEMENTED else None
-        except (DecodeError, ValueError):
+        except (DecodeError, ValueError, RecursionError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return found if are_figures(found) else {}
 
     def _row(
         self, member: rpc_pb2.Member, figures: dict[str, Any] | None, leader: dict[str, Any] | None, now: float
@@ -143,7 +143,26 @@ class ClusterFigures:
             return row | {"progress": seen.get("state")}
         before = self._before.get(member.ID)
         self._before[member.ID] = (now, figures)
-        return row | rates(before, now, figures) | figures | {"progress": seen.get("state")}
+        # A member does not say who it is.
+        return figures | row | rates(before, now, figures) | {"progress": seen.get("state")}
+
+
+def are_figures(found: Any) -> bool:
+    """Return whether the figures of a member, which may be of any version, have the kinds that are reckoned with."""
+    if not isinstance(found, dict) or not isinstance(found.get("peers", {}), dict):
+        return False
+    peers = found.get("peers", {}).values()
+    whole = [*(found.get(name, 0) for name in (*COUNTERS, "index")), *(_match_of(peer) for peer in peers)]
+    return all(type(one) is int for one in whole) and type(found.get("uptime_s", 0)) in (int, float)
+
+
+def _match_of(peer: Any) -> Any:
+    return peer.get("match", 0) if isinstance(peer, dict) else None
+
+
+def _no_number(name: str) -> NoReturn:
+    """Refuse what is JSON to Python alone: no page could read the record of any member."""
+    raise ValueError(name)
 
 
 def _lag(figures: dict[str, Any] | None, seen: dict[str, Any], leader: dict[str, Any] | None) -> int | None:
@@ -154,7 +173,7 @@ def _lag(figures: dict[str, Any] | None, seen: dict[str, Any], leader: dict[str,
         return 0
     # A new leader begins with 0 and does not know better until the member answers.
     match = seen.get("match")
-    return None if not match else max(0, int(leader["index"]) - int(match))
+    return None if not match else max(0, leader.get("index", 0) - match)
 
 
 def rates(before: tuple[float, dict[str, Any]] | None, now: float, figures: dict[str, Any]) -> dict[str, float | None]:

@@ -28,11 +28,18 @@ def told(finding: Finding) -> tuple[str, list[int]]:
         ([answer(2), AWAY], ("unknown", [])),
         ([answer(2, compacted=5, hash_=8)], ("unknown", [])),
         ([answer(2, revision=9)], ("unknown", [])),
-        ([answer(2, hash_=8), answer(3)], ("different", [1])),
+        ([answer(2, hash_=8), answer(3)], ("different", [2])),
+        ([answer(2, hash_=8), answer(3, hash_=8)], ("different", [1])),
+        ([answer(2, hash_=8), answer(3, hash_=9)], ("different", [1])),
         ([answer(2, hash_=8), AWAY], ("different", [1])),
+        ([answer(2, hash_=8)], ("different", [1])),
+        ([answer(2, hash_=8), answer(3, hash_=9), answer(4), answer(5)], ("different", [2, 3])),
     ],
 )
-def test_at_start(answers: list[Answer], expected: tuple[str, list[int]]) -> None:
+def test_at_start_a_member_that_differs_serves_only_if_most_agree_with_it(
+    answers: list[Answer], expected: tuple[str, list[int]]
+) -> None:
+    """One member with a damaged disk kept every healthy one from starting, and had it throw its data away."""
     assert told(at_start(1, MINE, answers)) == expected
 
 
@@ -42,6 +49,10 @@ def test_at_start(answers: list[Answer], expected: tuple[str, list[int]]) -> Non
         ([answer(2), answer(3, present=12)], ("equal", [])),
         ([answer(2), AWAY], ("unknown", [])),
         ([answer(2, hash_=8), answer(3)], ("different", [2])),
+        ([answer(2, hash_=8), answer(3, hash_=8)], ("different", [1])),
+        ([answer(2, hash_=8), answer(3, hash_=8), answer(4), answer(5, hash_=8)], ("different", [1])),
+        ([answer(2, hash_=8), answer(3, hash_=9)], ("different", [2, 3])),
+        ([answer(2, hash_=8), answer(3, hash_=8), answer(4, hash_=9), answer(5)], ("different", [2, 3, 4])),
         ([answer(2, present=21), answer(3, hash_=9)], ("different", [2, 3])),
         ([answer(2, compacted=6)], ("different", [2])),
         ([answer(2, compacted=5, hash_=9)], ("unknown", [])),

@@ -7,6 +7,7 @@ W6 progress true, W7 filters and prev_kv exact, W8 no event before the start (re
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
@@ -20,6 +21,7 @@ from raftkv.pb import rpc_pb2
 from raftkv.replica.watch import catch_up, hub, piece, stream
 from raftkv.replica.watch.hub import WatchHub
 from raftkv.replica.watch.stream import WatchStream
+from raftkv.rpc.shares import Identity
 from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.mvcc import Store
 from tests.replica.watch.fakes import FakeCall
@@ -79,6 +81,8 @@ class HubMachine(RuleBasedStateMachine):
         self.cork = Cork(lambda flush: None)
         self.hub = WatchHub(self.store, lambda revision: header.encode(revision, 1), lambda: None, self.cork)
         self.store.on_changes = self.hub.changed
+        self.counted: Counter[Identity] = Counter()
+        self.hub.on_count = lambda queue, more: self.counted.update({queue: more})
         self.state: dict[bytes, tuple[int, int, int, int]] = {}
         self.history: list[Expected] = []
         self.clients: list[Client] = []
@@ -216,6 +220,8 @@ class HubMachine(RuleBasedStateMachine):
             )
         assert self.hub.unsynced_count == sum(one.stream.unsynced_count for one in self.clients)
         assert self.hub.watcher_count == sum(len(one.stream.watchers) for one in self.clients)
+        assert self.hub.watcher_count == self.counted.total()
+        assert {queue: count for queue, count in self.counted.items() if count} == self.hub.counts.held
 
     # -- the check
 

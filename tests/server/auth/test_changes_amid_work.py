@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -12,6 +12,7 @@ from raftkv import errors
 from raftkv.loop.scheduler import SHORT_ACTIVE_MAX, Slices, Work
 from raftkv.pb import election_pb2, rpc_pb2
 from raftkv.replica.watch.stream import RECHECKS_PER_STEP
+from raftkv.server.services.cluster import ClusterService
 from tests.rpc.loop import on_loop, until
 from tests.server.auth.test_guard import DENIED, RANGE, TXN, answers, settled, watch, world_of_alice
 from tests.server.auth.world import World, stop
@@ -91,6 +92,20 @@ def test_a_read_that_waits_for_its_slice_is_checked_when_it_begins(method: str) 
         assert call.status == DENIED
 
     main()
+
+
+@on_loop
+async def test_list_of_members_that_waited_is_not_shown_to_a_user_who_is_gone() -> None:
+    world = world_of_alice()
+    service = ClusterService(world.responder, cast(Any, None))
+    world.registry.unary("/etcdserverpb.Cluster/MemberList", service.member_list)
+    world.node.is_held = True
+    request = rpc_pb2.MemberListRequest(linearizable=True)
+    calls = [world.start("etcdserverpb.Cluster/MemberList", request, world.token("alice")) for _ in range(2)]
+    assert not any(call.done for call in calls)
+    world.change(user_delete=rpc_pb2.AuthUserDeleteRequest(name="alice"))
+    world.node.let_go()
+    assert [call.status for call in calls] == [(errors.UNAUTHENTICATED, "etcdserver: invalid auth token")] * 2
 
 
 @on_loop

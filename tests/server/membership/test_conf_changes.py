@@ -12,7 +12,18 @@ from raftkv.apply.applier import Outcome
 from raftkv.apply.membership import Change, conf_change_of
 from raftkv.pb import raft_pb2, rpc_pb2
 from raftkv.raft import confchange
-from raftkv.raft.types import ConfState, Entry, EntryType, HardState, Message, MessageType, SnapshotMeta
+from raftkv.raft.types import (
+    ConfChange,
+    ConfChangeSingle,
+    ConfChangeType,
+    ConfState,
+    Entry,
+    EntryType,
+    HardState,
+    Message,
+    MessageType,
+    SnapshotMeta,
+)
 from raftkv.replica.node import conf_changes
 from tests.replica.node.node_world import ME, Caller, World
 
@@ -93,6 +104,22 @@ def test_forwarded_change_waits_for_its_turn() -> None:
         world.node.receive([Message(MessageType.PROPOSE, to=ME, from_=5, entries=[entry]) for entry in entries])
         await world.turns()
         assert world.node.conf_state.learners == (5, 6)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("kind", list(ConfChangeType))
+def test_forwarded_change_of_voters_alone_is_dropped(kind: ConfChangeType) -> None:
+    """It had no caller, so no right was asked for, and the members shown differed from those that vote from then on."""
+
+    async def scenario(world: World) -> None:
+        change = ConfChange((ConfChangeSingle(kind, 5),))
+        entry = Entry(0, 0, confchange.encode(change), confchange.entry_type(change))
+        world.node.receive([Message(MessageType.PROPOSE, to=ME, from_=2, entries=[entry])])
+        await world.turns()
+        assert world.node.conf_state == ConfState(voters=(ME,))
+        assert world.node.conf_changed_at == 0
+        assert world.node.proposals_dropped == 1
 
     play(scenario)
 

@@ -132,3 +132,21 @@ def test_a_member_that_is_removed_while_its_stream_opens_is_told(monkeypatch: py
         assert refusals[0] == f"raftkv: {MemberRemovedError.text}"
 
     play(scenario)
+
+
+def test_new_member_is_answered_however_many_strangers_have_called() -> None:
+    """Sixteen calls under ids of no member took the places of all members that came later, for good."""
+
+    async def scenario(receiver: Receiver, network: Transport, _: list[str]) -> None:
+        url = await receiver.listen()
+        for stranger in range(100, 100 + 2 * transport.GUESTS_MAX):
+            network.heard_of(stranger, "http://127.0.0.1:1")
+        assert len(network.peers) == transport.GUESTS_MAX
+        network.heard_of(OTHER, url)
+        await connected(network)
+        for stranger in range(200, 200 + transport.GUESTS_MAX):
+            network.heard_of(stranger, "http://127.0.0.1:1")
+        assert network.connected_since(OTHER) is not None, "one that answers stays"
+        assert len(network.peers) == transport.GUESTS_MAX
+
+    play(scenario)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 from raftkv import errors
+from raftkv.apply import txn
+from raftkv.apply.applier import AT_ONCE_MAX
 from raftkv.loop import scheduler
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.status import Code
@@ -322,6 +325,33 @@ def test_the_key_of_who_left_before_the_answer_is_taken_back() -> None:
         assert member.keys() == [b"n/a"]
         await member.settle()
         assert member.keys() == []
+
+    _run(scenario)
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("leaves", [False, True])
+def test_entry_of_a_queue_too_long_to_find_its_first_is_refused_and_taken_back(
+    leaves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user who may write below a name made its locks fail with an internal error and leave entries behind."""
+    monkeypatch.setattr(txn, "Room", partial(txn.Room, keys_max=100))
+
+    async def scenario(member: RecipeMember) -> None:
+        for number in range(AT_ONCE_MAX + 1):
+            member.put(b"n/%04d" % number)
+        task = member.lock(b"n", 10)
+        await quiet()
+        if leaves:
+            task.cancel()
+            await quiet()
+        member.apply()
+        assert member.store.get(b"n/a") is not None, "it was made"
+        await member.settle()
+        assert member.store.get(b"n/a") is None
+        if not leaves:
+            with pytest.raises(errors.RequestTimeoutError):
+                task.result()
 
     _run(scenario)
 

@@ -89,6 +89,25 @@ def test_a_flipped_bit_in_the_applied_index_is_found_at_open(path: Path) -> None
         LMDBBackend(path, MAP_SIZE_BYTES)
 
 
+def test_flipped_bit_in_a_file_that_was_copied_is_warned_of(
+    path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The seal names the file, so of a data directory that was brought back from elsewhere it said nothing."""
+    for name, spoils in (("whole", False), ("spoiled", True)):
+        copy = tmp_path / name
+        copy.write_bytes(path.read_bytes())
+        if spoils:
+            _flip(copy, NEEDLE % schema.AUTH_ROLES, random.Random(1))
+        LMDBBackend(copy, MAP_SIZE_BYTES).close()
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith(f"the database {copy} was copied here, and its applied index, members, leases or users are")
+    caplog.clear()
+    with closing(LMDBBackend(path, MAP_SIZE_BYTES)) as backend:
+        backend.copy_to(tmp_path / "compact")
+    LMDBBackend(tmp_path / "compact", MAP_SIZE_BYTES).close()
+    assert not caplog.records
+
+
 def test_the_sum_follows_every_change(tmp_path: Path) -> None:
     rng = random.Random(3)
     path = tmp_path / "db"
