@@ -218,8 +218,8 @@ class CheckpointManager:
             return
         files.write(TREE, json.dumps(layout).encode())
         attempt.prepared(but=[0])
-        attempt.prepare(0, files.finish())
-        attempt.commit(metrics=metrics)
+        attempt.prepare(0, files.finish(), metrics=metrics)
+        attempt.commit()
         if self._policy is not None:
             with suppress(StatusError):  # the next collection goes on
                 self._registry.collect(self._policy)
