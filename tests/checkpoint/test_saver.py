@@ -24,6 +24,7 @@ from raftkv.checkpoint.errors import DigestMismatch, FenceBroken, FilesChanged, 
 from raftkv.checkpoint.retention.policy import Best, Policy
 from raftkv.checkpoint.saver import Saver, Termination
 from raftkv.checkpoint.storage import transfer
+from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.transfer import local_directory
 from raftkv.checkpoint.storage.verify import verify
 from raftkv.checkpoint.sync import Attempt
@@ -484,3 +485,17 @@ def test_metrics_outlive_a_program_that_dies_before_its_commit(registry, tmp_pat
     (taken,) = registry.take_over(registry.claim())
     assert taken.checkpoint.metrics == {"loss": 0.5}
     assert registry.best("loss") == taken.checkpoint
+
+
+def test_link_in_the_place_of_a_lock_cuts_no_file(raftkv_client, tmp_path):
+    """In a directory for downloads that users share another may plant it."""
+    registry = raftkv.checkpoint.Registry(raftkv_client, "job", uri=f"memory://{tmp_path}")
+    attempt = registry.begin(registry.claim(), 100)
+    attempt.prepare(0, [Place(attempt.uri).write("model.bin", b"weights")])
+    done = attempt.commit()
+    precious = tmp_path / "precious"
+    precious.write_text("of another")
+    (tmp_path / f"{done.id.directory}.lock").symlink_to(precious)
+    with pytest.raises(StorageError, match="cannot lock a copy"):
+        local_directory(done, str(tmp_path), "a look")
+    assert precious.read_text() == "of another"
