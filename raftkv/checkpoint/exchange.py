@@ -278,8 +278,9 @@ async def _save(
     try:
         files = {file.name: file for file in await _on_thread(lambda stop: bring(attempt, stop))}
         for rank, part in enumerate(parts):
-            await attempt.prepare(rank, [files[file.name] for file in part])
-        return await attempt.commit(metrics=what.metrics)
+            metrics = what.metrics if rank == 0 else None
+            await attempt.prepare(rank, [files[file.name] for file in part], metrics=metrics)
+        return await attempt.commit()
     except BaseException as error:
         await asyncio.shield(attempt.give_up(error, "it could not be taken in"))
         raise

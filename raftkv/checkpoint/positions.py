@@ -23,7 +23,7 @@ both.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, Self, TypeVar
@@ -36,10 +36,10 @@ from raftkv.checkpoint.records import Checkpoint
 from raftkv.checkpoint.storage.verify import read_verified
 from raftkv.client.arguments import instance, whole
 from raftkv.client.control import Control, until_answered
-from raftkv.client.operations import create_revision, delete, get, get_range, mod_revision, put, value
-from raftkv.client.records import Record, RecordError
+from raftkv.client.operations import Operation, create_revision, delete, get, get_range, mod_revision, put, value
+from raftkv.client.records import Record, RecordError, read
 from raftkv.client.sync.blocking import Blocking, blocking
-from raftkv.client.values import KeyValue
+from raftkv.client.values import KeyValue, TxnResult
 from raftkv.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -310,6 +310,11 @@ class State(_Ranges):
     done: Intervals = ()
     dataset: str = ""
 
+    def check(self) -> None:
+        """Implement ``Record.check``: see the invariant."""
+        if overlaps((*self.free, *self.done)) or any(end > self.length for _, end in (*self.free, *self.done)):
+            raise RecordError(self.NAME, f"its samples are not apart, or beyond {self.length}")
+
 
 @dataclass(frozen=True, slots=True)
 class TakenRange(Record):
@@ -330,6 +335,15 @@ class TakenRange(Record):
     epoch: int
     rank: int
     id: str = field(default="")
+
+    def check(self) -> None:
+        """Implement ``Record.check``."""
+        if not self.first <= self.done <= self.end or self.first == self.end:
+            raise RecordError(self.NAME, f"samples {self.first} to {self.end} are used up to {self.done}")
+
+    def belongs_to(self, key: str) -> bool:
+        """Implement ``Record.belongs_to``."""
+        return key.endswith(f"/taken/{self.first:015d}")
 
 
 class _Seen(NamedTuple):
@@ -375,9 +389,11 @@ class AsyncLedger:
         range_size = whole(range_size, "range_size")
         if range_size < 1:
             raise ConfigError(f"a range has at least one sample, not {range_size}")
+        if used.done and used.done[-1][1] > used.length:
+            raise ConfigError(f"samples beyond the {used.length} of epoch {used.epoch} cannot be used")
         while True:
             (found,) = (await under(self._control, claim, (), [get(self._key)])).results
-            if found is not None and State.decode(found.value).generation == claim.generation:
+            if found is not None and read(State, found).generation == claim.generation:
                 return
             state = State(
                 used.epoch, used.length, range_size, claim.generation, without(used.done, used.length), used.done,
@@ -529,14 +545,12 @@ class AsyncLedger:
     async def _read(self, claim: Claim) -> _Seen:
         return await self._look(lambda reads: under(self._control, claim, (), reads))
 
-    async def _look(self, read: Any) -> _Seen:
-        result = await read([get(self._key), get_range(self._taken, prefix=True)])
+    async def _look(self, ask: Callable[[list[Operation]], Awaitable[TxnResult]]) -> _Seen:
+        result = await ask([get(self._key), get_range(self._taken, prefix=True)])
         found, taken = result.results
         if found is None:
             raise ConfigError(f"the ledger {self.name!r} is not open: call open() in every generation, on every rank")
-        return _Seen(
-            State.decode(found.value), _revision(found), [TakenRange.decode(item.value) for item in taken.items]
-        )
+        return _Seen(read(State, found), _revision(found), [read(TakenRange, item) for item in taken.items])
 
 
 def _revision(found: KeyValue | None) -> int:
@@ -544,7 +558,7 @@ def _revision(found: KeyValue | None) -> int:
 
 
 def _is(found: KeyValue | None, taken: TakenRange) -> bool:
-    return found is not None and TakenRange.decode(found.value) == taken
+    return found is not None and read(TakenRange, found) == taken
 
 
 # ---- a position as a file of a checkpoint: committed with model and optimizer, or not at all

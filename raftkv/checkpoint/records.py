@@ -133,11 +133,22 @@ class AttemptRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class Prepared(Record):
-    """The files that one rank has prepared; they were durable before this record was written."""
+    """The files that one rank has prepared; they were durable before this record was written.
+
+    Attributes:
+        rank: whose.
+        files: all of the rank.
+        metrics: of the checkpoint, as far as this rank knows them: so a later claim that commits it has them too.
+    """
 
     NAME: ClassVar[str] = "prepared"
     rank: int
     files: tuple[FileRecord, ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Implement ``Record.check``."""
+        _check_metrics(self.metrics)
 
     @classmethod
     def read_field(cls, name: str, kind: str, value: object) -> object:
@@ -212,10 +223,7 @@ class Checkpoint(Record):
         """Implement ``Record.check``."""
         self.reference.check()
         _check_attempt(self.kind, self.step, self.world_size)
-        if len(self.metrics) > METRICS_MAX:
-            raise ConfigError(f"{len(self.metrics)} metrics are more than {METRICS_MAX}")
-        for name in self.metrics:
-            check_metric(name)
+        _check_metrics(self.metrics)
 
     def belongs_to(self, key: str) -> bool:
         """Implement ``Record.belongs_to``."""
@@ -310,6 +318,13 @@ class Deleting(Record):
     time: float = 0.0
     manifest: str = ""
     collector: str = ""
+
+
+def _check_metrics(metrics: Mapping[str, float]) -> None:
+    if len(metrics) > METRICS_MAX:
+        raise ConfigError(f"{len(metrics)} metrics are more than {METRICS_MAX}")
+    for name in metrics:
+        check_metric(name)
 
 
 def _check_attempt(kind: str, step: int, world_size: int = 1) -> None:

@@ -5,8 +5,8 @@
     registry = Registry(kv, "job", uri="/shared/checkpoints/job")
     claim = await registry.claim()                                  # or registry.claim_run(run.world, run.fence)
     attempt = await registry.begin(claim, step=100, kind=DCP, world_size=2)
-    await attempt.prepare(0, files)
-    checkpoint = await attempt.commit(metrics={"loss": 0.1})
+    await attempt.prepare(0, files, metrics={"loss": 0.1})
+    checkpoint = await attempt.commit()
     await registry.latest()
 
 It stands on the client library alone, so it works with raftkv and with etcd. ``raftkv.checkpoint.Registry`` is the same

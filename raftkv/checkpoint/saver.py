@@ -146,8 +146,8 @@ class Saver:
         with _aborting(attempt):
             make_directory(attempt.uri)
             yield saving
-            attempt.prepare(0, digest_tree(attempt.uri))
-            saving.checkpoint = self._last = attempt.commit(metrics=saving.metrics)
+            attempt.prepare(0, digest_tree(attempt.uri), metrics=saving.metrics)
+            saving.checkpoint = self._last = attempt.commit()
         self._collect()
 
     def save_directory(
@@ -168,8 +168,8 @@ class Saver:
         metrics = checked_metrics(metrics, step)  # before anything is moved
         attempt = self.registry.begin(self.claim(), step, kind=kind, metadata=metadata)
         with _aborting(attempt), taken_in(directory, attempt.uri) as files:
-            attempt.prepare(0, files)
-            done = self._last = attempt.commit(metrics=metrics)
+            attempt.prepare(0, files, metrics=metrics)
+            done = self._last = attempt.commit()
         self._collect()
         return done
 

@@ -5,8 +5,8 @@
     with raftkv.connect("127.0.0.1:2379") as kv:
         registry = raftkv.checkpoint.Registry(kv, "job", uri="/shared/checkpoints/job")
         attempt = registry.begin(registry.claim(), step=100)
-        attempt.prepare(0, files)
-        checkpoint = attempt.commit(metrics={"loss": 0.1})
+        attempt.prepare(0, files, metrics={"loss": 0.1})
+        checkpoint = attempt.commit()
         for commit in registry.watch(start_revision=1): ...
 
 This wraps ``raftkv.checkpoint.aio``, whose objects live on the client's own loop thread.

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 
 from raftkv.checkpoint.errors import CheckpointNotFound
 from raftkv.checkpoint.records import Checkpoint
-from raftkv.checkpoint.storage.filesystems import sync
+from raftkv.checkpoint.storage.filesystems import open_file, sync
 from raftkv.checkpoint.storage.place import Place
 from raftkv.errors import ConfigError
 
@@ -146,7 +146,7 @@ def _remove_dangling(directory: str) -> None:
 
 def _says(path: str, text: str) -> bool:
     try:
-        with open(path, encoding="utf-8") as file:
-            return file.read() == text
-    except (OSError, UnicodeError):
+        with open_file(path) as file:
+            return file.read(len(text.encode()) + 1) == text.encode()
+    except OSError:
         return False

@@ -172,7 +172,7 @@ class SharedDirectory:
 
     def put(self, digest: str, blob: bytes) -> None:
         """Keep the bytes of a digest; without room they are not kept."""
-        beside = self.path / f".{digest}.{os.getpid()}"
+        beside = self.path / f".{digest}.{os.getpid()}-{os.urandom(4).hex()}"  # of containers each has its own numbers
         try:
             with beside.open("xb") as file:
                 file.write(blob)

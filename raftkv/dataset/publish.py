@@ -112,8 +112,12 @@ class Publishing:
             PublishConflict: another publisher has moved the head since ``open``, or this publisher's lease has ended.
         """
         before = self.head
+        unmoved = mod_revision(self._keys.head) == self._seen
         if before is not None and before.root == builder.root:
-            return before
+            result = await txn_until_answered(self._control, [unmoved], (), [get(self._keys.head)])
+            if result.succeeded:
+                return before
+            raise self._conflict(before.version, result.results[0], "another publisher was faster")
         number = 1 if before is None else before.version + 1
         made = (builder.count, builder.size_bytes, builder.chunks, builder.stored_bytes)
         head = Head(builder.root, number, *made, self._id, now())
@@ -123,7 +127,7 @@ class Publishing:
         if before is not None and keep_s:
             lease_id = await until_answered(lambda: self._control.grant_fixed(keep_s))
             operations.append(put(self._keys.age(before.version), Note("", now()).encode(), lease=lease_id))
-        conditions = [mod_revision(self._keys.head) == self._seen, version(self._own) > 0]
+        conditions = [unmoved, version(self._own) > 0]
         result = await until_answered(
             lambda: self._control.txn(conditions, operations, [get(self._keys.head), get(self._own)])
         )
@@ -133,10 +137,17 @@ class Publishing:
         newest = None if found is None else read(Head, found)
         if newest is not None and newest.id == self._id:
             return newest  # an earlier copy of this txn has done it
-        why = "this publisher was silent for too long" if own is None else "another publisher was faster"
-        raise PublishConflict(
-            f"version {number} of dataset {self._keys.name!r} was not published: {why}; the newest is "
-            f"{0 if newest is None else newest.version}; publish again if yours is still wanted"
+        raise self._conflict(
+            number,
+            found,
+            "this publisher was silent for too long" if own is None else "another publisher was faster",
+        )
+
+    def _conflict(self, number: int, found: KeyValue | None, why: str) -> PublishConflict:
+        newest = 0 if found is None else read(Head, found).version
+        return PublishConflict(
+            f"version {number} of dataset {self._keys.name!r} was not published: {why}; the newest is {newest}; "
+            "publish again if yours is still wanted"
         )
 
     async def close(self) -> None:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import socket
 import threading
 import weakref
 from collections.abc import Mapping
@@ -218,8 +219,8 @@ class CheckpointManager:
             return
         files.write(TREE, json.dumps(layout).encode())
         attempt.prepared(but=[0])
-        attempt.prepare(0, files.finish())
-        attempt.commit(metrics=metrics)
+        attempt.prepare(0, files.finish(), metrics=metrics)
+        attempt.commit()
         if self._policy is not None:
             with suppress(StatusError):  # the next collection goes on
                 self._registry.collect(self._policy)
@@ -227,7 +228,7 @@ class CheckpointManager:
     # ---- restoring
 
     def restore(self, step: int | None = None, *, like: Any = None) -> Any:
-        """Return the tree of a checkpoint, whose bytes were compared with what was committed.
+        """Return the tree of a checkpoint, whose bytes were compared with what was committed. It is pinned meanwhile.
 
         Arguments:
             step: None: the newest.
@@ -238,10 +239,24 @@ class CheckpointManager:
             CheckpointNotFound: there is no such checkpoint.
             DigestMismatch: a file is missing, or is not what was committed.
             ConfigError: the tree is another one than ``like``.
+            PinLost: this process was away for so long that the checkpoint may have been deleted under it.
         """
         self.wait_until_finished()
-        found = self._registry.latest(ORBAX) if step is None else self._registry.at(step, ORBAX)
-        return restore(found, like=like)
+        while True:
+            found = self._registry.latest(ORBAX) if step is None else self._registry.at(step, ORBAX)
+            pin = self._registry.pin(found, f"{socket.gethostname()}:{os.getpid()}")
+            try:
+                pin.take()
+            except CheckpointNotFound:
+                if step is None:
+                    continue  # a later one came, and this was deleted
+                raise
+            try:
+                tree = restore(found, like=like)
+                pin.check()
+            finally:
+                pin.release()
+            return tree
 
     # ---- its end
 

@@ -433,6 +433,8 @@ def read_change(keys: RunKeys, key: bytes, value: bytes | None, revision: int) -
     try:
         record = records.get(kind)
         content: Content = value.decode() if record is None else record.decode(value)
+        if not isinstance(content, str) and not content.belongs_to(f"{keys.base}{kind}/{name}"):
+            return None
     except (RecordError, UnicodeDecodeError):
         return None  # a foreign value; the run goes on without it, and so does its history
     return Change(revision, kind, name, content)
@@ -574,7 +576,7 @@ class _Replay:
 async def _replay(kv: Client, run_id: str) -> _Replay:
     keys = RunKeys(check_run_id(run_id))
     now = await kv.range(*interval(keys))
-    record = [item for item in now if item.key.decode() in (keys.round, keys.state)]
+    record = [item for item in now if item.key in (keys.round.encode(), keys.state.encode())]
     if not now.items:
         raise UnknownRun(run_id)
     past = await read_past(kv, interval(keys), min(item.create_revision for item in record or now.items), now)

@@ -27,10 +27,10 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
-from raftkv.checkpoint.keys import LATEST, RegistryKeys, attempt_of, run_of
+from raftkv.checkpoint.keys import LATEST, RegistryKeys, attempt_of, kind_of, run_of
 from raftkv.checkpoint.records import Checkpoint, Latest
 from raftkv.client.control import ClientControl, Reflector, below
-from raftkv.client.records import Record, RecordError
+from raftkv.client.records import Record, RecordError, read
 from raftkv.client.values import PUT, Event
 from raftkv.errors import ConfigError, PermissionDeniedError, RaftKVError
 from raftkv.training.errors import TrainingError
@@ -431,14 +431,16 @@ class Exporter:
         await self._look_at_clusters()
 
     async def _look_at_clusters(self) -> None:
+        views: dict[str, ClusterView] = {}
         try:
-            names = await list_clusters(self._kv)
-            self._queues.views = {name: await describe_cluster(self._kv, name) for name in names}
+            for name in await list_clusters(self._kv):
+                try:
+                    views[name] = await describe_cluster(self._kv, name)
+                except (RecordError, ConfigError) as error:
+                    self._failed(f"cannot read the slots of cluster {name!r}", error)
         except PermissionDeniedError:
-            # A user of runs need not be one of clusters: what it may see is shown.
-            self._queues.views = {}
-        except RecordError as error:
-            self._failed("cannot read the slots of a cluster", error)
+            views = {}  # a user of runs need not be one of clusters: what it may see is shown
+        self._queues.views = views
 
     def _forget(self, run_id: str) -> None:
         self._runs.forget(run_id)
@@ -463,9 +465,9 @@ class Exporter:
 
     def _summaries(self, changes: Sequence[Event]) -> None:
         for event in changes:
-            run_id, kind = run_of(event.key), event.key.decode(errors="replace").rpartition("/")[2]
+            run_id, kind = run_of(event.key), kind_of(event.key)
             latest = self._decoded(Latest, event)
-            if latest is not None or event.type != PUT:
+            if kind and (latest is not None or event.type != PUT):
                 self._checkpoints.summed_up(run_id, kind, latest, event.revision)
 
     def _watch_checkpoints(self, run_id: str) -> None:
@@ -496,7 +498,7 @@ class Exporter:
         if event.type != PUT:
             return None
         try:
-            return kind.decode(event.value)
+            return read(kind, event.kv)
         except RecordError as error:
-            self._failed(f"cannot read {event.key!r}", error)
+            self._failed("cannot read a record", error)
             return None

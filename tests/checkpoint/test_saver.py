@@ -24,8 +24,10 @@ from raftkv.checkpoint.errors import DigestMismatch, FenceBroken, FilesChanged, 
 from raftkv.checkpoint.retention.policy import Best, Policy
 from raftkv.checkpoint.saver import Saver, Termination
 from raftkv.checkpoint.storage import transfer
+from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.transfer import local_directory
 from raftkv.checkpoint.storage.verify import verify
+from raftkv.checkpoint.sync import Attempt
 from raftkv.client import lease
 from raftkv.errors import ConfigError
 from tests.integrations.importers import fabricated as made
@@ -446,3 +448,54 @@ def test_termination_is_held_back_once_and_only_on_the_main_thread(before):
         assert signal.getsignal(signal.SIGTERM) is before
     finally:
         signal.signal(signal.SIGTERM, kept)
+
+
+def _save_in_block(registry, directory):
+    with Saver(registry).saving(100, metrics={"loss": 0.5}) as saving:
+        Path(saving.uri, "model.bin").write_bytes(b"weights")
+
+
+def _save_directory(registry, directory):
+    Saver(registry).save_directory(100, str(directory), metrics={"loss": 0.5})
+
+
+def _take_in(registry, directory):
+    registry.adopt(registry.claim(), str(directory), 100, metrics={"loss": 0.5})
+
+
+@pytest.mark.parametrize("save", [_save_in_block, _save_directory, _take_in])
+def test_metrics_outlive_a_program_that_dies_before_its_commit(registry, tmp_path, monkeypatch, save):
+    directory = tmp_path / "written"
+    directory.mkdir()
+    Path(directory, "model.bin").write_bytes(b"weights")
+
+    def die(*_, **__):
+        raise SystemExit
+
+    async def say_nothing(*_):
+        return None
+
+    with monkeypatch.context() as dying:
+        for kind in (attempt.Attempt, Attempt):
+            dying.setattr(kind, "commit", die)
+        dying.setattr(attempt.Attempt, "give_up", say_nothing)
+        dying.setattr(Attempt, "give_up", lambda *_: None)
+        with pytest.raises(SystemExit):
+            save(registry, directory)
+    (taken,) = registry.take_over(registry.claim())
+    assert taken.checkpoint.metrics == {"loss": 0.5}
+    assert registry.best("loss") == taken.checkpoint
+
+
+def test_link_in_the_place_of_a_lock_cuts_no_file(raftkv_client, tmp_path):
+    """In a directory for downloads that users share another may plant it."""
+    registry = raftkv.checkpoint.Registry(raftkv_client, "job", uri=f"memory://{tmp_path}")
+    attempt = registry.begin(registry.claim(), 100)
+    attempt.prepare(0, [Place(attempt.uri).write("model.bin", b"weights")])
+    done = attempt.commit()
+    precious = tmp_path / "precious"
+    precious.write_text("of another")
+    (tmp_path / f"{done.id.directory}.lock").symlink_to(precious)
+    with pytest.raises(StorageError, match="cannot lock a copy"):
+        local_directory(done, str(tmp_path), "a look")
+    assert precious.read_text() == "of another"

@@ -160,3 +160,14 @@ def test_memory_keeps_what_was_used_last() -> None:
     cache.put("a", "A", 5)
     cache.put("large", "x", 31)
     assert (cache.get("a"), cache.get("large"), cache.size_bytes, len(cache)) == ("A", None, 25, 3)
+
+
+def test_process_of_another_container_with_the_same_number_loses_no_file(tmp_path: Path) -> None:
+    """Containers that share a directory number their processes each for itself."""
+    data = b"chunk"
+    shared, digest = SharedDirectory(tmp_path, 1 << 20), digest_of(data)
+    half_written = tmp_path / f".{digest}.{os.getpid()}"
+    half_written.write_bytes(b"ch")
+    shared.put(digest, data)
+    assert half_written.read_bytes() == b"ch"
+    assert shared.get(digest) == data

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -405,3 +405,17 @@ def test_a_spoiled_head_is_refused_in_one_line_and_touches_no_file(world: World,
     world.put(key, head.encode())
     with world.dataset(directory=tmp_path / "shared") as data:
         assert len(data) == 20
+
+
+def test_unchanged_entries_do_not_hide_a_version_that_came_meanwhile(world: World) -> None:
+    """Who publishes what was the newest at its beginning is not told that it still is."""
+    data, other = world.dataset(), world.dataset()
+    data.publish(entries(range(10)), cut=SMALL)
+
+    def meanwhile() -> Iterator[Entry]:
+        yield from entries(range(10))
+        other.publish(entries(range(20)), cut=SMALL)
+
+    with pytest.raises(PublishConflict, match="another publisher was faster"):
+        data.publish(meanwhile(), cut=SMALL)
+    assert data.publish(entries(range(20)), cut=SMALL).version == 2  # nothing has changed, and nothing came meanwhile

@@ -59,6 +59,11 @@ with raftkv.connect(os.environ["RAFTKV_ENDPOINTS"]) as kv:
         back = manager.restore()
     result["wide"] = {name: [type(back[name]).__name__, back[name].tolist()] for name in wide}
     with raftkv.jax.CheckpointManager(registry) as after:
+        opened = raftkv.jax.checkpoints.load_manifest
+        def counting(found):
+            result["pins"] = [len(registry.pins())]
+            return opened(found)
+        raftkv.jax.checkpoints.load_manifest = counting
         result["same"] = same(after.restore(2), tree) and list(after.restore(2)) == sorted(tree)
         result["class"] = error_of(after.restore)
         like = Pair(jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=other), 0)
@@ -74,6 +79,7 @@ with raftkv.connect(os.environ["RAFTKV_ENDPOINTS"]) as kv:
     with open(file.path, "r+b") as damaged:
         damaged.seek(-1, 2), damaged.write(b"!")
     result["damaged"] = error_of(lambda: manager.restore(4))
+    result["pins"].append(len(registry.pins()))
 print(json.dumps(result))
 """
 TOLD = """
@@ -129,6 +135,7 @@ def test_trees_of_arrays_come_back_as_they_were(raftkv_cluster: LocalCluster, tm
         "count": ["ndarray", [2**40, -1]], "rate": ["ndarray", [1e300]], "narrow": ["ArrayImpl", [0, 1, 2]],
     }  # fmt: skip
     assert result["same"]
+    assert result["pins"] == [1, 0]
     assert result["class"].startswith("ConfigError: the checkpoint has nodes of a class")
     assert result["sharding"] == ["Pair", True, True]
     assert result["shape"] == "ConfigError: .a has the shape (8, 8) in the checkpoint, and (3,) is wanted"

@@ -23,7 +23,8 @@ from raftkv.training.api import async_run
 from raftkv.training.api.attachment import announce
 from raftkv.training.api.generation import Collectives, Counter, Generation, PostedLost
 from raftkv.training.config import RunConfig, guess_address, is_loopback
-from raftkv.training.records import RunKeys
+from raftkv.training.history import read_history
+from raftkv.training.records import Fault, RunKeys
 from raftkv.training.rendezvous.participant import Participant
 from raftkv.urls import parse_endpoints
 from tests.client.waiting import until
@@ -691,3 +692,23 @@ def test_a_join_ends_by_its_time_limit_though_the_store_does_not_answer(environm
         endpoint = f"127.0.0.1:{frozen.getsockname()[1]}"
         with pytest.raises(JoinTimeout, match=r"^run 'away' did not begin within 0.3 s: the store cannot be reached$"):
             raftkv.training.join("" if environment else "away", endpoints=endpoint, timeout_s=0.3)
+
+
+def test_foreign_keys_among_those_of_ranks_disturb_none(play):
+    """A colleague who may write below the run neither ends its barriers nor adds a value to what ranks gather."""
+
+    async def scenario(job: Job) -> None:
+        runs = await job.join(2)
+        base = job.keys.sync(runs[0].generation)
+        await in_all(runs, lambda run: run.barrier("step"))
+        for foreign in ("open/note", "open/barrier.step/x", b"open/\xff", "at/gather.names/1/arrived/zz"):
+            await job.kv.put(base.encode() + (foreign if isinstance(foreign, bytes) else foreign.encode()), b"x")
+        await in_all(runs, lambda run: run.barrier("step"))
+        assert await in_all(runs, lambda run: run.all_gather("names", str(run.rank))) == [[b"0", b"1"]] * 2
+        strange = Fault(runs[0].generation, "h-1", rank=7)  # below another generation than its own
+        await job.kv.put(f"{job.keys.faults(99)}{strange.key}", strange.encode())
+        await job.kv.put(job.keys.nodes.encode() + b"\xff", b"x")
+        history = await read_history(job.kv, job.run_id)
+        assert [(one.generation, one.faults) for one in history.generations] == [(runs[0].generation, ())]
+
+    play(scenario)

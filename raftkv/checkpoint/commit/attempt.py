@@ -4,7 +4,8 @@
 
     attempt = await begin(means, claim, record, make_uri)     # the coordinator; others: await join(...); see opening
     await attempt.prepare(rank, files)                        # every rank, when its files are durable
-    checkpoint = await attempt.commit(metrics={"loss": 0.1})           # the coordinator
+    await attempt.prepare(0, files, metrics={"loss": 0.1})    # the coordinator, last of all
+    checkpoint = await attempt.commit()                       # so does it, or, after its death, a later claim
     checkpoint = await attempt.outcome()                      # the others
 
 Every step may be repeated, by the same process or, after its death, by another with a later claim: a second ``prepare``
@@ -39,6 +40,7 @@ from raftkv.checkpoint.errors import (
 )
 from raftkv.checkpoint.keys import (
     CHILD,
+    METRICS_MAX,
     RANDOM_DIGITS,
     WORLD_SIZE_MAX,
     AttemptId,
@@ -150,25 +152,29 @@ class Attempt:
 
     # ---- ranks
 
-    async def prepare(self, rank: int, files: Sequence[FileRecord]) -> None:
+    async def prepare(
+        self, rank: int, files: Sequence[FileRecord], *, metrics: Mapping[str, object] | None = None
+    ) -> None:
         """Say that this rank's files are durable. From now on they must not change.
 
         Arguments:
             rank: from 0 to ``world_size`` - 1.
             files: all of the rank; a rank that has none says so too.
+            metrics: as for ``commit``; given here they are those of the checkpoint also if a later claim commits it.
 
         Raises:
-            ConfigError: the rank or a name cannot be, or there are too many files.
+            ConfigError: the rank or a name cannot be, or there are too many files; or a metric cannot be used.
             PrepareConflict: this rank has prepared other files.
             AttemptOver: it was aborted.
             FenceBroken, GenerationOver: the claim is over; nothing was written.
         """
         rank = whole(rank, "rank")
-        value = self._checked(rank, files).encode()
+        part = self._checked(rank, files, checked_metrics(metrics, self.record.step))
+        value, size_bytes = part.encode(), len(replace(part, metrics={}).encode())
         most = min(PREPARED_MAX_BYTES, PREPARED_TOTAL_MAX_BYTES // self.record.world_size)
-        if len(value) > most:
+        if size_bytes > most:
             raise ConfigError(
-                f"rank {rank} has {len(files)} files in step {self.record.step}, whose list of {len(value)} bytes is "
+                f"rank {rank} has {len(files)} files in step {self.record.step}, whose list of {size_bytes} bytes is "
                 f"too long for one of {self.record.world_size} ranks: at most {most} bytes; "
                 "write fewer and larger files"
             )
@@ -183,13 +189,13 @@ class Attempt:
         if result.succeeded:
             return
         found, record, deleting = result.results
-        if found is not None and found.value != value:
+        if found is not None and found.value != value and self._part(rank, found).files != part.files:
             raise PrepareConflict(f"rank {rank} has prepared other files for {self} already; abort it, and save again")
         if found is None and self._own(record) is None:
             raise self._over(deleting)
         # Else an earlier copy of this call was applied, and the attempt may be committed by now.
 
-    def _checked(self, rank: int, files: Sequence[FileRecord]) -> Prepared:
+    def _checked(self, rank: int, files: Sequence[FileRecord], metrics: Mapping[str, float]) -> Prepared:
         if not 0 <= rank < self.record.world_size:
             raise ConfigError(f"rank {rank} does not exist: {self} is saved by {self.record.world_size} ranks")
         files = [instance(file, FileRecord, "a file of a rank") for file in files]
@@ -204,7 +210,7 @@ class Attempt:
                     f"{file.name}: {file.size_bytes} bytes with the digest {file.digest!r} cannot be; a digest is "
                     "the name of its algorithm, a colon, and hexadecimal digits"
                 )
-        return Prepared(rank, tuple(sorted(files, key=lambda file: file.name)))
+        return Prepared(rank, tuple(sorted(files, key=lambda file: file.name)), metrics)
 
     async def outcome(self, timeout_s: float | None = None) -> Checkpoint:
         """Wait until it is committed.
@@ -268,7 +274,7 @@ class Attempt:
         """Wait for all ranks, write the manifest, and commit; or find that this was done.
 
         Arguments:
-            metrics: numbers by which the best is found.
+            metrics: numbers by which the best is found, beside those that were prepared.
             timeout_s: for the ranks; None: as long as the claim lasts.
 
         Raises:
@@ -287,7 +293,8 @@ class Attempt:
             return done
         self._undecided(seen)
         try:
-            manifest = Manifest.of(self.record, await self.prepared(timeout_s))
+            parts = await self.prepared(timeout_s)
+            manifest = Manifest.of(self.record, parts)
         except CheckpointExists:
             return await self.commit()  # by another process of this claim: it is read
         await self.check()  # nothing is written for readers that a dead generation could leave behind
@@ -298,6 +305,8 @@ class Attempt:
                 return await self.commit()
             raise
         await self._means.write_manifest(self.uri, manifest.encoded)
+        noted = [item for part in parts.values() for item in part.metrics.items() if item[0] not in metrics]
+        metrics |= dict(noted[: METRICS_MAX - len(metrics)])  # of records: more than one coordinator gives are not its
         checkpoint = self._checkpoint(manifest, metrics)
         while (committed := await self._try_commit(checkpoint)) is None:
             pass  # `latest` has changed meanwhile, as for a new metric

@@ -65,7 +65,7 @@ class Manifest:
                         "give every rank names of its own"
                     )
         head = {"format": FORMAT, **{name: getattr(attempt, name) for name in _HEAD}}
-        head["root"] = digest.root([part.encode() for part in ranks])
+        head["root"] = digest.root([Prepared(part.rank, part.files).encode() for part in ranks])
         files = ((part.rank, file) for part in ranks for file in sorted(part.files, key=lambda file: file.name))
         return cls(head, tuple(files))
 

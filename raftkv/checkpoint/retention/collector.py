@@ -348,11 +348,22 @@ class Collector:
     async def _is_over(self, kind: str, attempt: AttemptId, key: str) -> bool:
         """Take away what could still be committed of an attempt whose bytes go; False: they must stay."""
         keys, record = self._keys.attempt(kind, attempt), self._keys.record(kind, attempt.step)
+        others = [name for name in KINDS if name != kind]
+        of_others = [
+            operation
+            for name in others
+            for operation in (get(self._keys.record(name, attempt.step)), get(self._keys.attempt(name, attempt).head))
+        ]
         while True:
-            read = await self._txn((), [get(key), get(record)])
-            found: KeyValue | None = read.results[1]
-            if read.results[0] is None:
+            present, found, *named = (await self._txn((), [get(key), get(record), *of_others])).results
+            if present is None:
                 return False
+            for name, other, head in zip(others, named[::2], named[1::2], strict=True):
+                if head is not None or (other is not None and _is_of(other, attempt)):
+                    self._fail(
+                        f"the bytes of attempt {attempt} ({kind}) stay: it is that of a checkpoint of kind {name}"
+                    )
+                    return False
             if found is not None and not readable(Checkpoint, [found]):
                 self._fail(f"the bytes of attempt {attempt} ({kind}) stay: the record of its step cannot be read")
                 return False

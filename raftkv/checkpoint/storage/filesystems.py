@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Any, Final, NamedTuple
+import stat
+from typing import IO, Any, Final, NamedTuple
 
 from raftkv.client import arguments
 from raftkv.errors import ConfigError
@@ -97,9 +98,25 @@ def describe(error: BaseException) -> str:
     return f"{line}; {_ADVICE[number]}" if number in _ADVICE else line
 
 
+def open_file(path: str) -> IO[bytes]:
+    """Open a local file to read. A pipe or device that another has put in its place must not hold the reader up.
+
+    Raises:
+        OSError: it cannot be opened, or is no file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    raise OSError(errno.EINVAL, "it is no file, but a pipe or a device; delete it", path)
+
+
 def sync(path: str) -> None:
     """Make the contents of a file, or the names in a directory, durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

@@ -33,7 +33,7 @@ from raftkv.checkpoint.digest import SHA256, Digest
 from raftkv.checkpoint.errors import StorageError
 from raftkv.checkpoint.keys import AttemptId, check_file_name
 from raftkv.checkpoint.records import FileRecord
-from raftkv.checkpoint.storage.filesystems import absolute, describe, open_url, sync
+from raftkv.checkpoint.storage.filesystems import absolute, describe, open_file, open_url, sync
 from raftkv.errors import ConfigError
 
 # ---- a file that is digested while it is written
@@ -502,7 +502,7 @@ class Place:
 
     def _open(self, name: str) -> IO[bytes]:
         path = self.path(name)
-        return open(path, "rb") if self.is_local else cast("IO[bytes]", self.fs.open(path, "rb"))
+        return open_file(path) if self.is_local else cast("IO[bytes]", self.fs.open(path, "rb"))
 
     def exists(self, name: str) -> bool:
         """Return whether there is such a file now; no cache is asked. Raises StorageError."""
@@ -517,7 +517,7 @@ class Place:
             if not self.is_local:
                 self.fs.invalidate_cache()
                 return int(self.fs.size(self.path(name)))
-            with open(self.path(name), "rb") as file:
+            with open_file(self.path(name)) as file:
                 return os.fstat(file.fileno()).st_size
         return None
 

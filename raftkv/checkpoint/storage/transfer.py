@@ -322,7 +322,8 @@ def _lock(path: str) -> tuple[TextIO, bool]:
         the file, and whether the file system knows locks, so that no other process has it open.
     """
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC  # what a link leads to would be cut
+    descriptor = os.open(path, flags, 0o666)
     is_locked = True
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -481,9 +481,13 @@ class Job:
             if daemon_id == self._daemon_id:
                 continue
             try:
-                yield replica_id, MemberRecord.decode(item.value).to_ask()
+                ask = MemberRecord.decode(item.value).to_ask()
+                if ask is not None and (ask.replica_id, ask.number.partition("/")[0]) != (replica_id, daemon_id):
+                    raise RecordError(MemberRecord.NAME, "it is the record of another key")
             except RecordError as error:
                 _log.debug("%s: %s: %s", self.name, key, error)
+            else:
+                yield replica_id, ask
 
     def _is_answered(self, replica_id: str, number: str) -> bool:
         return self.record is not None and self.record.has_answered(replica_id, number)

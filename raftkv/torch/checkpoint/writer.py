@@ -269,9 +269,9 @@ class Writer(FileSystemWriter):
             super().finish(metadata, results)
             if self._is_coordinator and not self.use_collectives:  # which bring it here after all have prepared
                 attempt.prepared(self._timeout_s, but=[part.rank])
-            attempt.prepare(part.rank, files.finish())
+            attempt.prepare(part.rank, files.finish(), metrics=self.metrics if self._is_coordinator else None)
             if self._is_coordinator:
-                self._checkpoint = attempt.commit(metrics=self.metrics, timeout_s=self._timeout_s)
+                self._checkpoint = attempt.commit(timeout_s=self._timeout_s)
                 self._write_trackers()
             else:
                 self._checkpoint = attempt.outcome(self._timeout_s)

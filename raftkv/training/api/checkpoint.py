@@ -220,8 +220,9 @@ class Saving:
             await attempt.prepare(rank, files)
             return await attempt.outcome(self._options.timeout_s) if self._options.wait else None
         await attempt.prepared(self._options.timeout_s, but=[0])
-        await attempt.prepare(0, files)  # the last: what all have prepared is whole, and a later claim may commit it
-        committed = await attempt.commit(metrics=self.metrics)
+        # The last: what all have prepared is whole, and a later claim may commit it.
+        await attempt.prepare(0, files, metrics=self.metrics)
+        committed = await attempt.commit()
         await self._trackers.write()
         return committed
 

@@ -483,10 +483,12 @@ class PostedKeys:
 
     def _on_changes(self, changes: Sequence[Event]) -> None:
         for event in changes:
-            name = event.key.decode()[len(self.prefix) :]
+            name = event.key.decode(errors="replace")[len(self.prefix) :]
+            place, _, number = name.rpartition("/")
+            if not _is_number(number):
+                continue  # no rank has put it
             if not self._is_stale(name):
                 self._values[name] = event.value
-            place, _, number = name.rpartition("/")
             self._newest[place] = max(self._newest.get(place, 0), int(number))
             waiter = self._waiting.get(name)
             if waiter is not None and not waiter.done():
@@ -508,6 +510,16 @@ class PostedKeys:
             if not waiter.done():
                 waiter.set_exception(error)
                 waiter.exception()  # seen: the waiter may have given up
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 20
+
+
+def _rank_of(item: KeyValue) -> int | None:
+    """Return the rank at the end of a key; None: the key is foreign."""
+    text = item.key.decode(errors="replace").rpartition("/")[2]
+    return int(text) if _is_number(text) and len(text) == 6 else None
 
 
 LAST_LOOK_TIMEOUT_S = 1.0
@@ -612,7 +624,8 @@ class Collectives:
             await self._opened(use)
         if use.is_barrier:
             return None
-        return [item.value async for item in self._generation.kv.scan(use.arrived, prefix=True)]
+        found = {_rank_of(item): item.value async for item in self._generation.kv.scan(use.arrived, prefix=True)}
+        return [found[rank] for rank in range(size)]
 
     async def _opened(self, use: _Use) -> bytes:
         try:
@@ -665,8 +678,7 @@ class Collectives:
             )
         except StatusError:
             return None
-        came = {int(item.key.rpartition(b"/")[2]) for item in there}
-        return sorted(set(range(self._generation.size)) - came)
+        return sorted(set(range(self._generation.size)) - {_rank_of(item) for item in there})
 
 
 class _Use:

@@ -369,6 +369,11 @@ class ArbiterDriver:
         mine = [Reported(fault, rev) for rev, fault in self._faults.values() if fault.generation == generation]
         return sorted(mine, key=lambda reported: reported.revision)
 
+    def _reported_of(self, current: GenerationRecord) -> list[Reported]:
+        """Faults of the members of a generation on their own hosts: a record blames no machine of another run."""
+        hosts = {member.id: member.host for member in current.members}
+        return [each for each in self._reported(current.generation) if hosts.get(each.fault.node) == each.fault.host]
+
     # -- deciding
 
     async def _run(self) -> None:
@@ -422,7 +427,7 @@ class ArbiterDriver:
             view.finished = await self._read_finished(view)
             decision = self._arbiter.decide(view, now)
         if isinstance(decision, Begin) and await self._eligibility.count_root_cause(
-            view.generation, self._reported(view.generation)
+            view.generation, self._reported_of(view.round)
         ):
             view.denied = self._eligibility.denied(view)
             decision = self._arbiter.decide(view, now)

@@ -208,7 +208,8 @@ class ClusterAdmission:
         answer = await self._control.txn((), (Get(self._keys.ledger), GetRange(self._keys.hosts, prefix=True)))
         item, page = answer.results
         ledger = Ledger.decode(item.value) if item else Ledger()
-        hosts = read_hosts((each.key.decode().removeprefix(self._keys.hosts), each.value) for each in page)
+        named = ((each.key.decode(errors="replace").removeprefix(self._keys.hosts), each.value) for each in page)
+        hosts = read_hosts(named)
         nodes = await self._nodes([claim.run for claim in ledger.claims])
         items = [*page, item] if item else list(page)
         return _Seen(ledger, item.mod_revision if item else 0, hosts, items, answer.revision, nodes)

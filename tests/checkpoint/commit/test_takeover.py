@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from raftkv.checkpoint.commit.summary import Measured
 from raftkv.checkpoint.errors import FenceBroken
 from raftkv.checkpoint.keys import AttemptId
 from raftkv.checkpoint.retention.ownership import ADOPTED, KEPT
@@ -174,5 +175,42 @@ def test_registry_without_a_place_writes_nowhere_that_a_record_names() -> None:
             await nowhere.join(claim, 100)
         (taken,) = await nowhere.take_over(await nowhere.claim())
         assert (taken.checkpoint, world.files) == (None, {})
+
+    play(story())
+
+
+def test_metrics_of_a_prepared_attempt_survive_its_coordinator() -> None:
+    """The best model stays the best when its coordinator dies between the last prepare and the commit."""
+
+    async def story() -> None:
+        world = World()
+        registry = world.registry()
+        old = await registry.claim()
+        await saved(registry, old, 100, {"loss": 0.5})
+        attempt = await registry.begin(old, 200, world_size=2)
+        await attempt.prepare(1, files_of(1))
+        with pytest.raises(ConfigError, match="no number"):
+            await attempt.prepare(0, files_of(0), metrics={"loss": "low"})
+        await attempt.prepare(0, files_of(0), metrics={"loss": 0.1, "epoch": 2, "old": Measured(1.0, 100)})
+        await attempt.prepare(0, files_of(0))  # a repetition: the same files
+        taken = await registry.take_over(await registry.claim())
+        assert taken[0].checkpoint is not None
+        assert taken[0].checkpoint.metrics == {"loss": 0.1, "epoch": 2}
+        assert (await registry.best("loss")).step == 200
+
+    play(story())
+
+
+def test_metrics_of_the_commit_replace_those_that_were_prepared() -> None:
+    async def story() -> None:
+        registry = World().registry()
+        claim = await registry.claim()
+        attempt = await registry.begin(claim, 100)
+        await attempt.prepare(0, files_of(0), metrics={"loss": 0.5, "lr": 0.1})
+        checkpoint = await attempt.commit(metrics={"loss": 0.25})
+        assert checkpoint.metrics == {"loss": 0.25, "lr": 0.1}
+        other = await saved(registry, claim, 200)
+        third = await prepared(registry, claim, 300, ranks=1)
+        assert checkpoint.root == other.root == (await third.commit()).root  # metrics are no bytes
 
     play(story())

@@ -17,6 +17,7 @@ from raftkv.checkpoint.errors import FenceBroken
 from raftkv.checkpoint.keys import RegistryKeys
 from raftkv.checkpoint.positions import AsyncLedger as Ledger
 from raftkv.checkpoint.positions import Position, RangeLost, State, TakenRange, Used, overlaps, size
+from raftkv.client.operations import put
 from raftkv.client.records import RecordError
 from raftkv.client.sync.loop import LoopThread
 from raftkv.errors import ConfigError
@@ -253,3 +254,30 @@ def test_programs_without_an_event_loop_have_the_same() -> None:
 def test_used_samples_that_cannot_be_are_refused(done: str) -> None:
     with pytest.raises(RecordError):
         Used.decode(f'{{"epoch":0,"length":10,"done":{done}}}'.encode())
+
+
+@pytest.mark.parametrize(
+    ("key", "record"),
+    [
+        ("taken/000000000000005", TakenRange(0, 4, 4, 0, 7)),  # of another key
+        ("taken/000000000000005", TakenRange(5, 9, 12, 0, 7)),  # more is done than was taken
+        ("taken/000000000000005", TakenRange(5, 4, 4, 0, 7)),
+        ("state", State(0, 10, 2, 1, ((0, 12),))),  # beyond the epoch
+        ("state", State(0, 10, 2, 1, ((0, 6),), ((4, 8),))),  # free and done
+    ],
+)
+def test_record_that_cannot_be_true_is_refused_and_not_counted(key: str, record: Any) -> None:
+    async def story() -> None:
+        world = StoreWorld()
+        control = world.control(0, 0.0)
+        ledger = Ledger(control, RUN)
+        claim = await claim_generation(control, RUN, "round/1", now=lambda: 0.0)
+        await ledger.open(claim, Used.begin(10), range_size=2)
+        world.store.txn((), (put(f"{RegistryKeys(RUN).base}position/train/{key}", record.encode()),))
+        for refused in (ledger.used, lambda: ledger.take(claim, 0)):
+            with pytest.raises(RecordError, match=key):
+                await refused()
+        with pytest.raises(ConfigError, match="beyond"):
+            await ledger.open(claim, Used(0, 10, ((0, 12),)), range_size=2)
+
+    asyncio.run(asyncio.wait_for(story(), 20.0))

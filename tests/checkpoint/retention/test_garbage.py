@@ -11,7 +11,7 @@ from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
 from raftkv.checkpoint.commit.manifest import Manifest
 from raftkv.checkpoint.digest import of_bytes
 from raftkv.checkpoint.errors import StorageError
-from raftkv.checkpoint.keys import FILES, AttemptId, RegistryKeys
+from raftkv.checkpoint.keys import DCP, FILES, AttemptId, RegistryKeys
 from raftkv.checkpoint.records import Checkpoint, Deleting, FileRecord
 from raftkv.checkpoint.registry import Registry
 from raftkv.checkpoint.retention import ownership
@@ -403,5 +403,23 @@ def test_summary_below_a_foreign_key_ends_no_collection(tmp_path: Path) -> None:
         await world.collect(Policy(keep_last=1))
         assert world.steps() == [2]
         assert [each.kind for each in await world.registry().runs()] == [FILES]
+
+    play(story())
+
+
+def test_deletion_that_names_another_kind_deletes_no_committed_bytes(tmp_path: Path) -> None:
+    """Who may write what is to be deleted gives the attempt of a checkpoint under another kind than its own."""
+
+    async def story() -> None:
+        world = Kept(tmp_path)
+        await world.save(1)
+        begun, _ = await world.begin(2)
+        for attempt in ((await world.registry().latest()).id, begun.record.id):
+            gone = Deleting(f"{world.uri}/{attempt.directory}")
+            world.put(KEYS.deleting(DCP, attempt), gone.encode())
+        done = await world.collect()
+        assert [line.partition(": ")[2] for line in done.failures] == ["it is that of a checkpoint of kind files"] * 2
+        assert len(world.directories()) == 2
+        assert verify(await world.registry().latest()).is_whole
 
     play(story())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Callable
@@ -16,9 +17,12 @@ from fsspec.implementations.memory import MemoryFileSystem
 from raftkv.checkpoint.digest import of_bytes
 from raftkv.checkpoint.errors import StorageError
 from raftkv.checkpoint.keys import AttemptId
-from raftkv.checkpoint.records import FileRecord
+from raftkv.checkpoint.records import Checkpoint, FileRecord
+from raftkv.checkpoint.retention.ownership import PREFIX, read_marks
 from raftkv.checkpoint.storage import filesystems, place
 from raftkv.checkpoint.storage.place import Found, Place
+from raftkv.checkpoint.storage.verify import stream_verified
+from raftkv.checkpoint.trackers import DEEPSPEED, FILES, write_all
 from raftkv.errors import ConfigError
 
 NAMES = ["a*", "a1", "b [1]?.bin", "sub/deep/ü.bin"]
@@ -284,3 +288,40 @@ def test_a_file_that_came_after_a_list_is_there(tmp_path: Path) -> None:
     assert [found.name for found in place.list()] == ["a.bin"]
     Place(f"memory://{tmp_path}/job").write("b.bin", b"b")  # by another process
     assert place.exists("b.bin")
+
+
+@pytest.mark.parametrize("planted", ["pipe", "device", "directory"])
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path, planted: str) -> None:
+    """A colleague who may write to a shared place puts a pipe where a file is looked for."""
+
+    def plant(name: str) -> None:
+        path = tmp_path / name
+        if planted == "pipe":
+            os.mkfifo(path)
+        elif planted == "device":
+            path.symlink_to("/dev/zero")
+        else:
+            path.mkdir()
+
+    there = Place(str(tmp_path))
+    for name in ("model.bin", f"{PREFIX}00", FILES[DEEPSPEED]):
+        plant(name)
+    file = FileRecord("model.bin", 4, of_bytes(b"data"))
+    for use in (
+        lambda: there.read("model.bin"),
+        lambda: list(there.chunks("model.bin")),
+        lambda: there.open_reader("model.bin"),
+        lambda: there.size_now("model.bin"),
+        lambda: there.make_durable("model.bin", contents=True) if planted != "directory" else there.read("model.bin"),
+        lambda: list(stream_verified(there, file)),
+        lambda: read_marks(str(tmp_path)),
+    ):
+        with pytest.raises(StorageError):
+            use()
+    with pytest.raises(StorageError) if planted == "directory" else contextlib.nullcontext():
+        write_all(str(tmp_path), (DEEPSPEED,), _committed_at(f"{tmp_path}/{STEP}"))  # it takes the place of a pipe
+        assert there.read(FILES[DEEPSPEED]) == STEP.encode()
+
+
+def _committed_at(uri: str) -> Checkpoint:
+    return Checkpoint("job", 1, 2, 3, "files", 1, uri, "", "", 0, 0)

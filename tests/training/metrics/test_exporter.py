@@ -16,6 +16,7 @@ from raftkv.client.operations import Delete, Put
 from raftkv.errors import PermissionDeniedError
 from raftkv.rpc.server.http import HttpRequest
 from raftkv.training.metrics import Exporter
+from raftkv.training.scheduling.admission import ClusterKeys, HostRecord
 from tests.procs import Cluster
 from tests.rpc.loop import until
 from tests.training.scripted_run import GENERATION_2_RUNS, KEYS, SCRIPT, encoded
@@ -103,5 +104,32 @@ def test_runs_and_checkpoints_are_followed(raftkv_cluster: Cluster, monkeypatch:
                 watchers = len(kv.scope.hub.watchers)
                 await exporter.look()
                 assert len(kv.scope.hub.watchers) == watchers - 2
+
+    asyncio.run(use())
+
+
+def test_what_one_user_writes_changes_no_metric_of_another(raftkv_cluster: Cluster) -> None:
+    """A record speaks for its own key, and a ledger that cannot be read hides that of no other cluster."""
+
+    async def use() -> None:
+        async with (
+            asyncio.timeout(TIMEOUT_S),
+            raftkv.aio.connect(raftkv_cluster.endpoints, timeout_s=TIMEOUT_S) as kv,
+        ):
+            await _save(kv)
+            own = RegistryKeys("attacker")
+            forged = Checkpoint(RUN, 900, 9, 9, KIND, 2, "memory://", "", "", 1, 7, time=1.0, duration_s=0.5)
+            await kv.put(own.latest(KIND), Latest(1, 1, count=1).encode())
+            await kv.put(own.record(KIND, 900), forged.encode())
+            await kv.put(CHECKPOINTS.latest(f"x/{KIND}"), Latest(900, 9).encode())
+            await kv.put(ClusterKeys("broken").ledger, b"junk")
+            await kv.put(f"{ClusterKeys('gpu').hosts}h1", HostRecord(8).encode())
+            async with Exporter(kv) as exporter:
+                await until(lambda: (_value(exporter, "raftkv_checkpoint_last_size_bytes") or 0) > 0)
+                await until(lambda: _value(exporter, "raftkv_run_exporter_errors_total") == 2)
+                assert _value(exporter, "raftkv_checkpoint_last_step") == 100
+                assert _value(exporter, "raftkv_checkpoint_last_size_bytes") == 640
+                assert _value(exporter, "raftkv_checkpoint_commit_seconds_count") == 1
+                assert _value(exporter, "raftkv_run_cluster_slots") == 8
 
     asyncio.run(use())

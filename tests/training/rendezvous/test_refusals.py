@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,7 @@ from raftkv.client.values import TxnResult
 from raftkv.errors import RequestTooLargeError
 from raftkv.training.config import RunConfig
 from raftkv.training.errors import JoinTimeout
-from raftkv.training.records import RunKeys
+from raftkv.training.records import OUT_OF_MEMORY, Fault, RunKeys
 from raftkv.training.rendezvous.participant import Participant
 from tests.virtual_store.direct import FakeControl, StoreWorld
 
@@ -68,3 +69,24 @@ def test_nodes_hear_of_what_the_store_refuses_and_go_on_when_it_does_not_any_mor
     asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
     lines = [record.getMessage() for record in caplog.records if "cannot go on" in record.getMessage()]
     assert len(lines) == 2
+
+
+def test_fault_that_names_the_host_of_no_member_leaves_no_host_out() -> None:
+    """A record below the run blames only a machine of the run: in a cluster a denial is that of all its runs."""
+
+    async def main() -> None:
+        world = StoreWorld()
+        config = replace(CONFIG, fault_limit=1)
+        node = await Participant.start(world.control(), config)
+        for generation, host in enumerate(("innocent", node.node.host), start=1):
+            assert (await node.next_world()).generation == generation
+            for name in ("stranger", node.node.id):
+                fault = Fault(generation, name, host, cause=OUT_OF_MEMORY)
+                world.store.txn((), (Put(RunKeys("job").faults(generation) + fault.key, fault.encode()),))
+        await node.next_world()
+        denied = [key.decode().rpartition("/")[2] for key in world.store.items if b"/deny/" in key]
+        assert denied == [node.node.host]
+        await node.close()
+        await node.leave()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))

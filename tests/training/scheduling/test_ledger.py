@@ -338,3 +338,16 @@ def test_many_arbiters_and_lost_answers(seed: int) -> None:
         assert len(finished) == 8
 
     play(story)
+
+
+def test_foreign_key_among_the_hosts_holds_no_run_up():
+    """What one run of a cluster writes there keeps no other from its slots."""
+
+    async def story() -> None:
+        world = LedgerWorld()
+        world.store.txn((), (Put(KEYS.hosts.encode() + b"\xff", b'{"slots":1}'),))
+        world.store.txn((), (Put(f"{KEYS.hosts}h1", HostRecord(1).encode()),))
+        arbiter = Arbiter(world, "job", ["h1"], 1)
+        assert await arbiter.ask() == SlotGrant(("job-h1",))
+
+    asyncio.run(asyncio.wait_for(story(), 20.0))

@@ -18,7 +18,7 @@ from raftkv.client.errors import from_status
 from raftkv.errors import UNAVAILABLE, ConfigError, PermissionDeniedError
 from raftkv.integrations.torchft.job import Job, Timing
 from raftkv.integrations.torchft.lighthouse import HEARTBEAT, QUORUM, Lighthouse, LighthouseConfig
-from raftkv.integrations.torchft.rules import WAITING_MAX, JobKeys, QuorumRecord, Rules
+from raftkv.integrations.torchft.rules import WAITING_MAX, JobKeys, MemberRecord, QuorumRecord, Rules, make_ask
 from raftkv.pb import torchft_pb2
 from raftkv.rpc import Channel, RpcError
 from tests.spoiled import spoiled
@@ -427,3 +427,19 @@ def test_a_job_has_a_name_that_can_be_a_key(play, job):
             await lighthouse.listen("127.0.0.1", 0, job)
 
     play(story)
+
+
+def test_record_of_a_member_speaks_for_its_own_key(play):
+    """Who may write below one daemon names neither a replica of another daemon, nor an ask of one."""
+
+    async def story(stage: Stage) -> None:
+        for name, ask in (("c", make_ask(_member("a"), "other/1")), ("d", make_ask(_member("d"), "another/1"))):
+            await stage.kv.put(JobKeys(JOB).member("other", name), MemberRecord.of(ask).encode())
+        port = await stage.daemon()
+        assert names(await together(stage.replica("a", port), stage.replica("b", port))) == "ab"
+
+    play(story)
+
+
+def _member(name: str) -> bytes:
+    return torchft_pb2.QuorumMember(replica_id=name).SerializeToString()
