@@ -152,7 +152,7 @@ def serve(built: Path, python: Path) -> None:
 def environment(
     folder: Path, python: Path, *words: str, env: dict[str, str] | None = None, cwd: str | Path = ROOT
 ) -> Path:
-    """Make an environment, install what pip is told by these words, and return its interpreter."""
+    """Make an environment, let pip install these words, and return its interpreter."""
     inside = folder / "bin" / "python"
     if not (folder / "bin" / "pip").exists():
         subprocess.run([python, "-m", "venv", "--clear", folder], check=True)
