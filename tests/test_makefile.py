@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from requirements import pythons
+
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT_S = 60
 
@@ -147,3 +149,33 @@ def test_ci_installs_what_is_locked_and_nothing_else_but_torch(checkout: Path) -
         f"python -m pip --python .venv install {hashed}/runtime.lock",
         *WANTED[1:],
     ]
+
+
+def test_each_minor_version_is_asked_once_and_old_or_broken_pythons_never(tmp_path: Path) -> None:
+    paths = []
+    for folder, name, text in [
+        ("system", "python3.11", "echo 3 11 2"),
+        ("system", "python3.13", "exit 1"),  # without what makes environments
+        ("pyenv", "python3.9", "echo 3 9 18"),
+        ("pyenv", "python3.11", "echo 3 11 7"),
+        ("pyenv", "python3.13", "echo 3 13 0"),
+        ("pyenv", "python3.12", "echo 3 12 1"),
+    ]:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        paths.append(tmp_path / folder / name)
+        paths[-1].write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+        paths[-1].chmod(0o755)
+    assert list(pythons.found(paths).items()) == [
+        ("3.11.2", tmp_path / "system" / "python3.11"),
+        ("3.12.1", tmp_path / "pyenv" / "python3.12"),
+        ("3.13.0", tmp_path / "pyenv" / "python3.13"),
+    ]
+
+
+def test_what_passed_and_failed_is_read_from_the_last_line() -> None:
+    assert pythons.counted("1 failed in a test\n2 failed, 40 passed, 1 error in 3.21s\n") == {
+        "passed": 40,
+        "failed": 2,
+        "error": 1,
+    }
+    assert pythons.counted("") == {"passed": 0, "failed": 0, "error": 0}

@@ -235,3 +235,8 @@ def test_libraries_are_all_there_and_as_new_as_their_sources_or_none_is() -> Non
     assert all(there) or not any(there), "make native, or make interpreted"
     assert native.stale() == [], "make native, or make interpreted"
     assert raftkv.native.is_compiled() == all(there)
+
+
+def test_names_in_the_database_have_types_that_need_no_inference() -> None:
+    """In an environment with the compiler alone, the order of a circle of imports left one without: no build."""
+    assert re.findall(r"^\w+: Final = b", text_of("raftkv.storage.schema"), re.MULTILINE) == []

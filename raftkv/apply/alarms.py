@@ -55,13 +55,14 @@ class Alarms:
         on_change: hears of each alarm that is raised or switched off, also by ``reload``.
 
     Attributes:
+        on_change: all who hear of that, in order.
         any, no_space, corrupt: whether any alarm, any NOSPACE, any CORRUPT is raised.
     """
 
     def __init__(self, store: MetaStore, bucket: bytes, on_change: OnChange | None = None) -> None:
         self._store = store
         self._bucket = bucket
-        self._on_change = on_change
+        self.on_change: list[OnChange] = [] if on_change is None else [on_change]
         self._raised: set[tuple[int, int]] = set()
         self._told: set[tuple[int, int]] = set()
         self.any = self.no_space = self.corrupt = False
@@ -79,10 +80,10 @@ class Alarms:
         self.any = bool(kinds)
         self.no_space = rpc_pb2.NOSPACE in kinds
         self.corrupt = rpc_pb2.CORRUPT in kinds
-        if self._on_change is not None:
-            for member_id, kind in sorted(self._raised ^ self._told):
-                self._on_change(member_id, kind, (member_id, kind) in self._raised)
-            self._told = set(self._raised)
+        for member_id, kind in sorted(self._raised ^ self._told):
+            for callback in self.on_change:
+                callback(member_id, kind, (member_id, kind) in self._raised)
+        self._told = set(self._raised)
 
     def execute(self, request: rpc_pb2.AlarmRequest) -> list[rpc_pb2.AlarmMember]:
         """Carry out GET, ACTIVATE or DEACTIVATE; return the alarms that the response lists.

@@ -68,6 +68,7 @@ from raftkv.server.streams.lease import LeaseService
 from raftkv.server.streams.watch import WatchService
 from raftkv.server.tls.ports import Ports, peer_hosts
 from raftkv.server.ui.cluster import ClusterFigures, Identity
+from raftkv.server.ui.events import Events
 from raftkv.server.ui.figures import Figures
 from raftkv.server.ui.service import Dashboard
 from raftkv.storage.wal.kernel_sync import KernelSync
@@ -267,7 +268,8 @@ class Member:
     def _make_dashboard(self, durable: Durable) -> Dashboard:
         identity = Identity(durable.cluster_id, durable.member_id, self.config.name)
         applier, transport = self.replica.applier, self._transport
-        figures = Figures(self.replica, transport.peers, lambda: len(self._client_server.connections))
+        events = Events(self.replica, transport.on_noted)
+        figures = Figures(self.replica, transport.peers, lambda: len(self._client_server.connections), events)
         self._everybody = ClusterFigures(figures, applier, identity, transport.channel, transport.introduction)
         return Dashboard(identity, self._everybody, applier, self._users, self.replica.hub)
 

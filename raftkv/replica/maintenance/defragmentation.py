@@ -52,6 +52,9 @@ class Defragmenter(Collector):
         observe: gets the seconds that a run took.
         check_room: refuses a copy of so many bytes in the directory.
         on_damage: called when the database turns out to be damaged; it is as it was.
+
+    Attributes:
+        on_done: called with the bytes before and after a run, and its seconds.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class Defragmenter(Collector):
         self._under_way: Defragmentation | None = None
         self._is_closed = False
         self._telling = Limiter(TOLD_IN_A_TURN)
+        self.on_done: list[Callable[[int, int, float], None]] = []
 
     def collect(self) -> Iterator[Metric]:
         """Whether a run is under way, for ``/metrics``."""
@@ -134,6 +138,8 @@ class Defragmenter(Collector):
         took_s = loop.time() - started_at
         self._observe(took_s)
         _log.info("defragmented the database: %d bytes, now %d, in %.1f s", before_bytes, store.size_bytes, took_s)
+        for callback in self.on_done:
+            callback(before_bytes, store.size_bytes, took_s)
 
     async def close(self) -> None:
         """End what is under way; the database is as it was, or defragmented."""

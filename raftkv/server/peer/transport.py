@@ -113,6 +113,7 @@ class Peer:
         on_refused: called with the words of the peer when it took no stream of this member, or ended one.
         on_gone: called with its id when its port refuses connections, once until there is one again.
         on_ended: called with its id when a stream has ended, or could not be opened.
+        on_noted: called with its id, whether it is connected and else why, each time that the log says so.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class Peer:
         on_refused: Callable[[str], object] = lambda text: None,
         on_gone: Callable[[int], object] = lambda peer_id: None,
         on_ended: Callable[[int], object] = lambda peer_id: None,
+        on_noted: Iterable[Callable[[int, bool, str], None]] = (),
     ) -> None:
         self.peer_id = peer_id
         self.urls = tuple(urls)
@@ -134,6 +136,7 @@ class Peer:
         self.channel = Channel(hosts, ssl if secure else None, PEER_CHANNEL, on_refused=partial(on_gone, peer_id))
         self._on_refused = on_refused
         self._on_ended = on_ended
+        self._on_noted = on_noted
         self.active_since: float | None = None
         self.sent_bytes = 0
         self.send_failures = 0
@@ -245,6 +248,8 @@ class Peer:
                 _log.info("connected to %s", self.label)
             else:
                 _log.warning("lost the connection to %s: %s", self.label, self._reason)
+            for callback in self._on_noted:
+                callback(self.peer_id, self._is_logged_there, self._reason)
             self._log_timer = asyncio.get_running_loop().call_later(LOG_INTERVAL_S, self._may_log_again)
 
     def _may_log_again(self) -> None:
@@ -309,6 +314,7 @@ class Transport:
         self._on_gone = on_gone
         self._encoder = encoder or BatchEncoder()
         self.peers: dict[int, Peer] = {}
+        self.on_noted: list[Callable[[int, bool, str], None]] = []
         self._guests: dict[int, None] = {}
         self._own_urls = ""
         self._closing: set[asyncio.Task[None]] = set()
@@ -324,7 +330,7 @@ class Transport:
         """
         metadata = peer_metadata(self._cluster_id, self._member_id, peer_id)
         metadata += ((URLS_KEY, self._own_urls),) if self._own_urls else ()
-        own = (self._on_unreachable, self._on_refused, self._on_gone, self._move)
+        own = (self._on_unreachable, self._on_refused, self._on_gone, self._move, self.on_noted)
         peer = Peer(peer_id, urls, metadata, self._ssl, *own)
         self.peers[peer_id] = peer
         peer.start()

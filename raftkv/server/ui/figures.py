@@ -1,6 +1,6 @@
 """The figures of a member as one flat record: counters since its start, sizes, its place in the log, latencies.
 
-    figures = Figures(replica, transport.peers, connections)
+    figures = Figures(replica, transport.peers, connections, events)
     figures.take()          # a dict of plain values, ready for JSON
 
 Counters and gauges are those that the member keeps anyway. Latencies are measured on demand: ``take`` turns
@@ -24,6 +24,7 @@ from raftkv.raft.types import NONE, StateRole
 from raftkv.replica.node.node import Node
 from raftkv.replica.replica import Replica
 from raftkv.server.peer.transport import Peer
+from raftkv.server.ui.events import Events
 
 MEASURED_S: Final = 5.0
 """How long latencies are measured after the last question."""
@@ -86,6 +87,7 @@ class Figures:
         replica: has them.
         peers: streams to the other members, by id.
         connections: how many clients are connected.
+        events: what happened to the member.
         clock: monotonic seconds.
     """
 
@@ -94,11 +96,13 @@ class Figures:
         replica: Replica,
         peers: Mapping[int, Peer],
         connections: Callable[[], int],
+        events: Events,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self._replica = replica
         self._peer_streams = peers
         self._connections = connections
+        self._events = events
         self._loop = asyncio.get_running_loop()
         self._clock = clock or self._loop.time
         self._began = self._clock()
@@ -145,6 +149,7 @@ class Figures:
             "write_s": self.write.quantiles(),
             "read_s": self.read.quantiles(),
             "peers": self._peers(),
+            "happened": self._events.newest(),
         }
 
     def _peers(self) -> dict[str, dict[str, Any]]:

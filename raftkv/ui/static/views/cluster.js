@@ -1,13 +1,14 @@
-// The cluster: members and who leads, how far each is, live rates and latencies, alarms.
+// The cluster: members and who leads, how far each is, live rates and latencies, alarms, what happened.
 
 import { call } from "../frame/call.js";
 import { isWeb, remember } from "../frame/connection.js";
 import { h, put } from "../frame/dom.js";
 import { count, duration, latency, plural, short, size } from "../frame/format.js";
 import { history, live } from "../frame/live.js";
-import { badge, button, confirmed, empty, failure, figure, head, section, spark, state, table, toast } from "../frame/parts.js";
+import { badge, button, confirmed, empty, failure, figure, head, section, spark, state, table, time, toast } from "../frame/parts.js";
 import { view } from "../frame/router.js";
 import { editing } from "../frame/session.js";
+import { merged } from "../model/events.js";
 
 const ADVICE = {
   NOSPACE: "writes are refused until there is room: compact, defragment, then disarm it here",
@@ -118,6 +119,11 @@ function columns(current) {
   ];
 }
 
+const EVENTS = [
+  { title: "When", value: (one) => one.at, render: (one) => time(one.at) },
+  { title: "What", value: (one) => one.text, render: (one) => state(one.text, one.kind), wide: true },
+];
+
 /** Members in the order in which people count them. */
 export const byName = (a, b) => (a.name || a.id).localeCompare(b.name || b.id, "en", { numeric: true });
 
@@ -172,8 +178,9 @@ view("cluster", {
     const numbers = figures();
     const members = table({ columns: columns(() => record), key: (one) => one.id, label: "Members" });
     const store = h("dl", { class: "sheet" });
+    const events = table({ columns: EVENTS, key: (one) => `${one.at} ${one.text}`, label: "Events", none: "Nothing has happened since the members started." });
     const trouble = h("div");
-    const content = h("div", { class: "stack", hidden: true }, alarms, numbers.element, section("Members", members.element), section("Store", store));
+    const content = h("div", { class: "stack", hidden: true }, alarms, numbers.element, section("Members", members.element), section("Store", store), section("Events", events.element));
     root.append(header, trouble, content);
 
     function draw(next) {
@@ -187,6 +194,7 @@ view("cluster", {
       alarms.hidden = !record.alarms.length;
       numbers.update(record);
       members.update([...record.members].sort(byName));
+      events.update(merged(record.members));
       drawStore(store, record);
     }
 
