@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
@@ -252,6 +252,9 @@ class World(Place):
         return WorldFence(self)
 
 
+ANOTHER: Final = "another generation has begun"
+
+
 class WorldFence:
     """The conditions under which a world may write; see the module.
 
@@ -263,7 +266,7 @@ class WorldFence:
     def __init__(self, world: World) -> None:
         self._world = world
         keys = RunKeys(world.run_id)
-        self.watched: Interval = keys.record
+        self.watched: Interval = keys.news
         self.conditions: tuple[Compare, ...] = (
             mod_revision(keys.round) == world.revision,
             version(keys.node(world.member.id)) > 0,
@@ -280,16 +283,23 @@ class WorldFence:
             items: the keys that are ``watched``.
         """
         keys, world = RunKeys(self._world.run_id), self._world
-        current, item = items.get(keys.round.encode()), items.get(keys.state.encode())
-        if current is None or current.mod_revision != world.revision:
-            return "another generation has begun"
+        if (item := items.get(keys.state.encode())) is None:
+            return ANOTHER
         try:
-            state = None if item is None else State.decode(item.value)
+            state = State.decode(item.value)
         except RecordError:
             return None  # the participants of the run report the damage
-        if state is None or (state.phase != CLOSED and (state.phase, state.generation) != (BROKEN, world.generation)):
-            return None
-        return state.reason
+        written = items.get(keys.head.encode())
+        head = None if written is None else _read_head(written.value)
+        if state.generation != world.generation or (
+            # A head of another generation is left over: the arbiter of an earlier version writes none.
+            written is not None
+            and head is not None
+            and head.number == world.generation
+            and written.mod_revision != world.revision
+        ):
+            return ANOTHER
+        return state.reason if state.phase in (CLOSED, BROKEN) else None
 
     def broken(self, reason: str = "") -> GenerationOver:
         """Implement ``client.guards.Fence.broken``.
@@ -492,7 +502,7 @@ class RecordCache(Reflector):
             elif key == self._head_key and revision in self._ahead:
                 self._begin(*self._ahead.pop(revision), revision)
             elif key == self._state_key:
-                self.state, self.state_revision = State.decode(item.value) if item is not None else None, revision
+                self.state, self.state_revision = _read_state(item.value) if item is not None else None, revision
         except RecordError as error:
             self._damage[key] = f"{key.decode(errors='replace')}: {error}"
 
@@ -509,9 +519,15 @@ class RecordCache(Reflector):
         self._on_change()
 
 
+@lru_cache(maxsize=2)
+def _read_state(value: bytes) -> State:
+    """Decode a state: it is looked at before it is taken."""
+    return State.decode(value)
+
+
 def _generation_of(state: bytes) -> int:
     try:
-        return State.decode(state).generation
+        return _read_state(state).generation
     except RecordError:
         return 0  # told when it is taken
 

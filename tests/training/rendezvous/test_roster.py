@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from raftkv.client.operations import Delete, Put
 from raftkv.client.records import RecordError
 from raftkv.client.values import PUT, Event, KeyValue
-from raftkv.training.records import RUNNING, GenerationRecord, Head, Member, RunKeys, State
-from raftkv.training.rendezvous.world import HEAD_MAX_BYTES, RecordCache, Roster, new_head
+from raftkv.training.records import BROKEN, CLOSED, RUNNING, GenerationRecord, Head, Member, RunKeys, State
+from raftkv.training.rendezvous.world import HEAD_MAX_BYTES, RecordCache, Roster, World, new_head
 from tests.virtual_store.direct import StoreWorld
 
 from .test_record_cache import Watched
@@ -195,3 +195,36 @@ def test_heads_are_taken_one_after_the_other_and_each_once() -> None:
     for head, revision in heads:
         feed(watched, head, revision)  # as a watch may that has begun anew
     assert (cache.round, cache.round_revision) == (GenerationRecord(11, members, 11.0), 22)
+
+
+# ---- the end of a generation, as those see it who wait in it
+
+
+@pytest.mark.parametrize(
+    ("head", "state", "why"),
+    [
+        ((8, 9), State(8, RUNNING), None),
+        (None, State(8, RUNNING), None),
+        ((7, 4), State(8, RUNNING), None),
+        ((9, 12), State(9, RUNNING), "another generation has begun"),
+        ((8, 9), State(9, RUNNING), "another generation has begun"),
+        ((8, 12), State(8, RUNNING), "another generation has begun"),
+        ((7, 4), State(7, RUNNING), "another generation has begun"),
+        ((8, 9), None, "another generation has begun"),
+        ((8, 9), State(8, BROKEN, "lost 1 of 3"), "lost 1 of 3"),
+        (None, State(8, CLOSED, "finished"), "finished"),
+    ],
+    ids=str,
+)
+def test_fence_tells_the_end_of_its_generation(
+    head: tuple[int, int] | None, state: State | None, why: str | None
+) -> None:
+    fence = World("job", 8, NEXT.members, 0, 9).fence
+    assert KEYS.round.encode() < fence.watched[0].encode()  # which is large
+    items = {}
+    if head is not None:
+        number, revision = head
+        items[KEYS.head.encode()] = KeyValue(b"", Head(number, 3, "d").encode(), 1, 1, revision, 0)
+    if state is not None:
+        items[KEYS.state.encode()] = KeyValue(b"", state.encode(), 1, 1, 9, 0)
+    assert fence.why_over(items) == why
