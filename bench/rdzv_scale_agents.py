@@ -5,7 +5,8 @@
 Every node is a whole ``Participant``: a lease, a key, two watches, its own view of the run. They share one connection a
 member, and what would cost each of them CPU on a machine of its own: a decoded record, and the members that a head
 leads to. So a read of ``round`` by all of them, as at the first gathering, is not measured here. A round: one node
-leaves; *again* is the time to the last survivor in the next generation, by the machine's clock.
+leaves; *again* is the time to the last survivor in the next generation, by the machine's clock, and *cpu* the processor
+time of that, of the nodes' process and of the members: on a machine that others use too, the clock tells little.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any, ClassVar
 from unittest import mock
 
 import raftkv.aio
+from bench.memory import processor_s
 from raftkv.client.control import ClientControl, OnEvents, OnLost
 from raftkv.client.operations import Compare, GetRange, Operation
 from raftkv.client.scope import Text
@@ -159,6 +161,11 @@ class Agents:
 
 async def _measure(cluster: Cluster, nodes: int, rounds: int, ttl_s: int) -> dict[str, Any]:
     agents, seconds, costs = Agents(nodes, ttl_s), [], []
+    processor: list[tuple[float, float]] = []
+
+    def used() -> tuple[float, float]:
+        return time.process_time(), sum(processor_s(member) for member in cluster.members)
+
     async with AsyncExitStack() as stack:
         places = [cluster.endpoints[at:] + cluster.endpoints[:at] for at in range(len(cluster.endpoints))]
         clients = [await stack.enter_async_context(raftkv.aio.connect(each, timeout_s=600.0)) for each in places]
@@ -171,10 +178,11 @@ async def _measure(cluster: Cluster, nodes: int, rounds: int, ttl_s: int) -> dic
         for number in range(rounds):
             agents.tasks.pop().cancel()  # the arbiter is among the first
             leaving, _ = agents.participants.pop(), agents.controls.pop()
-            before, started = agents.spent(), time.monotonic()
+            before, cpu, started = agents.spent(), used(), time.monotonic()
             await leaving.leave()
             await agents.wait_for(number + 2, nodes - number - 1)
             seconds.append(time.monotonic() - started)
+            processor.append((used()[0] - cpu[0], used()[1] - cpu[1]))
             after = agents.spent()
             costs += [now - then for now, then in zip(after, before, strict=True)][nodes // 10 :]  # not the arbiter
         for task in agents.tasks:
@@ -185,6 +193,8 @@ async def _measure(cluster: Cluster, nodes: int, rounds: int, ttl_s: int) -> dic
         "gathered_s": round(gathered - registered, 3),
         "again_s": round(statistics.median(seconds), 3),
         "again_max_s": round(max(seconds), 3),
+        "agents_cpu_s": round(statistics.median(own for own, _ in processor), 2),
+        "members_cpu_s": round(statistics.median(theirs for _, theirs in processor), 2),
         "calls_max": max(cost["calls"] for cost in costs),
         "bytes_max": max(cost["bytes"] for cost in costs),
         "rounds": rounds,
