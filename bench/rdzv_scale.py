@@ -1,6 +1,7 @@
 """How long a rendezvous of many nodes takes, and what it costs the cluster: raftkv, beside torch's own.
 
     python -m bench.rdzv_scale [--nodes 64,256,1024] [--rounds 3] [--idle 5] [--c10d 64] [--json]
+    python -m bench.rdzv_scale --agents 1024,4096      on one event loop; prints a line for each size
 
 Three real members with fsync; the nodes are memberships of `raftkv.training` in processes of 64 threads, each with a
 connection of its own. For every size:
@@ -33,6 +34,7 @@ from typing import Any
 
 import raftkv
 from bench.compare import machine
+from bench.rdzv_scale_agents import measure_agents
 from tests.procs import RAFTKV, Cluster
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -218,6 +220,9 @@ def verdict(results: dict[str, Any]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--nodes", default="64,256,1024", help="sizes, separated by commas")
+    parser.add_argument(
+        "--agents", default="", help="sizes on one event loop, see bench.rdzv_scale_agents; nothing else"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="generations after the first")
     parser.add_argument("--idle", type=float, default=5.0, help="seconds in which nothing may happen")
     parser.add_argument("--ttl", type=int, default=10, help="lease TTL of the nodes, s; they share the cores")
@@ -228,6 +233,10 @@ def main() -> None:
     given = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if given.agents:
+        for nodes in sizes_of(given.agents):
+            print(json.dumps(measure_agents(nodes, given.rounds, given.ttl)), flush=True)
+        return
     results: dict[str, Any] = {"machine": machine(), "lease_ttl_s": given.ttl, "idle_s": given.idle}
     results["raftkv"] = [measure(nodes, given.rounds, given.idle, given.ttl) for nodes in sizes_of(given.nodes)]
     results["c10d"] = [measure_c10d(nodes, 2, given.c10d_limit) for nodes in sizes_of(given.c10d)]

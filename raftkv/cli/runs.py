@@ -175,7 +175,7 @@ def watch(invocation: Invocation) -> None:
 # power
 # cut: it stays until a user names it.
 
-PARTS: Final = ("boot/", "deny/", "fault/", "node/", "store/", "strike/", "sync/")
+PARTS: Final = ("boot/", "deny/", "fault/", "node/", "round/", "store/", "strike/", "sync/")
 """What a run has besides ``arbiter``, ``round`` and ``state``; deleted one by one, for below the same prefix there may
 be other runs (``jobs/a`` below ``jobs``)."""
 WINDOW: Final = 16

@@ -385,6 +385,7 @@ class Reflector:
         on_end: called with that error: nothing will be reported any more.
         outlives_restore: False: that the cluster was restored is the end too.
         on_restored: called when the cluster was restored from a backup, before what it holds now is reported.
+        watched: the part of the interval that is watched; what is in the rest is known from lists. None: all of it.
 
     Attributes:
         items: the keys that exist, as of ``revision``.
@@ -402,11 +403,13 @@ class Reflector:
         on_end: OnRefused = lambda error: None,
         outlives_restore: bool = True,
         on_restored: Callable[[], None] = lambda: None,
+        watched: Interval | None = None,
     ) -> None:
         self.items: dict[bytes, KeyValue] = {}
         self.revision = 0
         self._control = control
         self._interval = interval
+        self._watched = watched or interval
         self._on_changes = on_changes
         self._deletes = deletes
         self._outlives_restore = outlives_restore
@@ -553,7 +556,7 @@ class Reflector:
 
     def _watch(self) -> None:
         self._following.set()
-        first, end = self._interval
+        first, end = self._watched
         try:
             self._unwatch = self._control.watch(
                 first, end, self.revision + 1, self._on_events, self._on_lost, deletes=self._deletes

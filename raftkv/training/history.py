@@ -426,7 +426,7 @@ def read_change(keys: RunKeys, key: bytes, value: bytes | None, revision: int) -
         "fault": Fault,
         "node": Node,
     }
-    if kind not in records and kind not in ("arbiter", "boot", "deny"):
+    if (kind not in records and kind not in ("arbiter", "boot", "deny")) or (kind == "round" and name):
         return None
     if value is None:
         return Change(revision, kind, name, None)

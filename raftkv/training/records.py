@@ -33,6 +33,9 @@ PARTITION: Final = "partition"
 LEFT: Final = "left"
 CAUSES: Final = (EXIT, SIGNAL, OUT_OF_MEMORY, HEARTBEAT_LOST, DISCONNECTED, PARTITION, LEFT)
 
+HEAD_FORM: Final = 1
+"""The form of ``Head`` that this version writes and understands."""
+
 _STORED_AS: Final = {"generation": "epoch", "generations": "epochs"}
 """Fields that have another name in the store and in JSON: the one that they had in the first versions."""
 _OF_USERS: Final = frozenset(("data", "left_out"))
@@ -149,6 +152,56 @@ class GenerationRecord(TrainingRecord):
 
 
 @dataclass(frozen=True, slots=True)
+class Head(TrainingRecord):
+    """What a node that knows the generation before needs to know the next: its size depends on the change alone.
+
+    The arbiter writes it with the generation's ``round``, in one txn: both have the same mod revision, which is the
+    fence. A reader to whom the head says too little reads ``round``.
+
+    Attributes:
+        number: of the generation.
+        nodes: in it.
+        digest: of its members, in the order of ranks; see ``rendezvous.world.Roster``.
+        base: mod revision of the ``round`` that it came from; 0: the head does not say what changed.
+        parent: number of the generation that it came from.
+        left: places in the parent of those that are in it no more, ascending.
+        joined: those that are new, each with its place in the generation, ascending.
+        form: of the head; a reader of an earlier one goes by ``round`` alone.
+        time: of the ``round``.
+    """
+
+    NAME: ClassVar[str] = "head of a round"
+    number: int
+    nodes: int
+    digest: str
+    base: int = 0
+    parent: int = 0
+    left: tuple[int, ...] = ()
+    joined: tuple[tuple[int, Member], ...] = ()
+    form: int = HEAD_FORM
+    time: float = 0.0
+
+    @classmethod
+    def read_field(cls, name: str, kind: str, value: object) -> object:
+        """Implement ``Record.read_field``."""
+        if name not in ("left", "joined"):
+            return super(Head, cls).read_field(name, kind, value)
+        if not isinstance(value, list):
+            raise RecordError(cls.NAME, f"{name} is {reprlib.repr(value)}")
+        if name == "left":
+            return tuple(cls._place(item) for item in value)
+        if not all(isinstance(item, list) and len(item) == 2 for item in value):
+            raise RecordError(cls.NAME, f"joined is {reprlib.repr(value)}")
+        return tuple((cls._place(place), Member.from_plain(member)) for place, member in value)
+
+    @classmethod
+    def _place(cls, value: object) -> int:
+        if type(value) is not int or not 0 <= value <= NUMBER_MAX:
+            raise RecordError(cls.NAME, f"a place is {reprlib.repr(value)}")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
 class State(TrainingRecord):
     """The state of a run.
 
@@ -241,12 +294,14 @@ class Fault(TrainingRecord):
 #     /raftkv/train/<run id>/fault/<generation>/..   faults as they were reported
 #     /raftkv/train/<run id>/node/<node id>          leased; one for each node that is there
 #     /raftkv/train/<run id>/round                   the present generation and its members; written when one begins
+#     /raftkv/train/<run id>/round/head              written with it: what has changed since the generation before
 #     /raftkv/train/<run id>/state                   what is going on in it
 #     /raftkv/train/<run id>/store/<generation>/..   a torch.distributed.Store
 #     /raftkv/train/<run id>/sync/<generation>/..    barriers, counters, values of user code
 #
-# The order of the names matters: every node watches the two intervals ``calls`` and ``record`` only, for any size of
-# the run; the arbiter alone watches ``node/`` and ``fault/``. ``round`` and ``state`` outlive a run, so that the
+# The order of the names matters: every node watches the two intervals ``calls`` and ``news`` only, for any size of
+# the run; the arbiter alone watches ``node/`` and ``fault/``. ``round`` is read by those who know no generation from
+# which its head tells the way. ``round`` and ``state`` outlive a run, so that the
 # generations of an id never go back; all else is deleted with it, and the members of a large generation too.
 
 ROOT: Final = "/raftkv/train/"
@@ -307,7 +362,9 @@ class RunKeys:
         state: the phase of the run.
         nodes: prefix of the nodes that are there.
         calls: the interval of ``arbiter`` and ``boot/``.
-        record: the interval of ``round`` and ``state``, and nothing else.
+        head: what is new in the present generation.
+        record: the interval of ``round``, ``head`` and ``state``, and nothing else.
+        news: the part of it without ``round``.
     """
 
     def __init__(self, run_id: str) -> None:
@@ -318,7 +375,9 @@ class RunKeys:
         self.state = f"{self.base}state"
         self.nodes = f"{self.base}node/"
         self.calls = (self.arbiter, f"{self.base}boot0")
+        self.head = f"{self.round}/head"
         self.record = (self.round, f"{self.state}\0")
+        self.news = (self.head, f"{self.state}\0")
 
     def node(self, node_id: str) -> str:
         """Return the key of one node."""

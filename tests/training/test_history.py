@@ -93,6 +93,8 @@ def test_foreign_keys_are_left_out() -> None:
     assert read_change(KEYS, base + b"state", b"not json", 9) is None
     assert read_change(KEYS, base + b"state", b'{"epoch":1,"phase":"odd"}', 9) is None
     assert read_change(KEYS, base + b"store/1/x", b"1", 9) is None
+    assert read_change(KEYS, base + b"round/head", GenerationRecord(3).encode(), 9) is None
+    assert read_change(KEYS, base + b"round/head", None, 9) is None
     assert read_change(KEYS, base + b"arbiter", b"\xff", 9) is None
 
 

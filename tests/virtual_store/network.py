@@ -22,7 +22,7 @@ from raftkv.client.control import Grant
 from raftkv.client.errors import UnknownStatus
 from raftkv.client.operations import Compare, Operation
 from raftkv.client.scope import Text, to_bytes
-from raftkv.client.values import Event, TxnResult
+from raftkv.client.values import Event, RangeResult, TxnResult
 from raftkv.errors import UNAVAILABLE, CompactedError, StatusError
 from tests.virtual_loop import NodeLoop
 
@@ -60,6 +60,7 @@ class Link:
         cut: nothing passes.
         breaks: how often its connection has broken.
         calls: how many of each kind the node made.
+        received_bytes: of keys and values, in answers and from watches.
         leases: what its connection keeps alive.
     """
 
@@ -72,6 +73,7 @@ class Link:
         self.broken_until = 0.0
         self.breaks = 0
         self.calls: Counter[str] = Counter()
+        self.received_bytes = 0
         self.grants: dict[int, SimGrant] = {}
 
     @property
@@ -318,6 +320,7 @@ class SimWatch:
 
     def _deliver(self, revision: int, events: list[Event]) -> None:
         if not self._ended:
+            self._link.received_bytes += sum(len(event.kv.key) + len(event.kv.value) for event in events)
             self._on_events(revision, events)
 
     def _lose(self, error: Exception) -> None:
@@ -356,6 +359,8 @@ class SimControl:
         """Implement ``Control.txn``."""
         store = self._link.cluster.store
         result: TxnResult = await self._call("txn", lambda: store.txn(compares, then, otherwise))
+        pages = [page for page in result.results if isinstance(page, RangeResult)]
+        self._link.received_bytes += sum(len(item.key) + len(item.value) for page in pages for item in page)
         return result
 
     def watch(

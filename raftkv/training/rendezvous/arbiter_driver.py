@@ -5,7 +5,8 @@ Owns the reflectors of ``node/`` and ``fault/``, and the two writes that move a 
 
     break:  state = broken, and a fault for each lost member
     finish: state = closed
-    begin:  round = the next generation, state = running; what the generation before the last has left is deleted
+    begin:  round = the next generation, head = what is new in it, state = running; what the generation before the last
+            has left is deleted
 
 A member that does not come back for long is evicted by a third write: its key is deleted, and a fault says why.
 
@@ -57,7 +58,7 @@ from raftkv.training.rendezvous.arbiter import (
     new_state,
 )
 from raftkv.training.rendezvous.registration import Registration
-from raftkv.training.rendezvous.world import RecordCache
+from raftkv.training.rendezvous.world import RecordCache, new_head
 from raftkv.training.scheduling.admission import ClusterKeys
 from raftkv.training.scheduling.denylist import Denylist, Reported, pardon, root_cause
 from raftkv.training.scheduling.ledger import ClusterAdmission
@@ -465,6 +466,7 @@ class ArbiterDriver:
             operations = self._begin(view, decision)
         result = await self._control.txn(seen, operations)
         if result.succeeded:
+            self._last_progress = (self._loop.time(), None)  # all nodes hear of this; of progress only if it takes long
             await self._cache.reached(result.revision)
         return result.succeeded
 
@@ -508,11 +510,13 @@ class ArbiterDriver:
         generation = decision.generation
         joined, left_out = len(decision.members), self._eligibility.left_out(view)
         state = new_state(view, generation=generation, phase=RUNNING, joined=joined, left_out=left_out, time=now)
-        record = GenerationRecord(generation, decision.members, now).encode()
+        new = GenerationRecord(generation, decision.members, now)
+        record, head = new.encode(), new_head(self._cache, new)
         nodes = "1 node" if joined == 1 else f"{joined} nodes"
         self._asked = f"generation {generation} of {nodes}, a record of {len(record)} bytes"
         operations: list[Operation] = [
             Put(self._keys.round, record),
+            Put(self._keys.head, head.encode()),
             Put(self._keys.state, state.encode()),
         ]
         # After a restore nodes have seen later generations than the last on record: no node is in that one any more.
@@ -664,10 +668,8 @@ class ArbiterElection:
             self._timer = None
 
     def _delay_s(self) -> float:
-        current = self._cache.round
-        members = current.members if current is not None else ()
-        own_id = self._registration.node.id
-        place = next((index for index, member in enumerate(members) if member.id == own_id), len(members))
+        places = self._cache.roster.places
+        place = places.get(self._registration.node.id, len(places))
         return min(place * DELAY_S, DELAY_MAX_S)
 
     def _stand(self) -> None:

@@ -233,7 +233,7 @@ class Participant(RecordView):
 
     def _leftovers(self) -> list[Operation]:
         """Removes what must not outlive a run; ``round`` and ``state`` must, so that generations never go back."""
-        parts = ("boot", "deny", "fault", "store", "strike", "sync")
+        parts = ("boot", "deny", "fault", "round", "store", "strike", "sync")
         return [Delete(f"{self._keys.base}{part}/", prefix=True) for part in parts]
 
     async def _deregister(self, *, is_away: bool = False) -> None:
@@ -260,11 +260,11 @@ class Participant(RecordView):
         world = self.world
         while world is not None and not (self.closed or self._left or self.nodes_waiting):
             exits = self._keys.exits(world.generation)
-            mine, all_of_them = Put(f"{exits}{world.index:06d}", "0"), GetRange(exits, prefix=True)
+            mine, all_of_them = Put(f"{exits}{world.index:06d}", "0"), GetRange(exits, prefix=True, count_only=True)
             result = await self._txn(world.fence.conditions, [mine, all_of_them])
             if result.succeeded:
                 self._finished = world.generation
-                if len(result.results[1].items) == world.node_count:
+                if result.results[1].count == world.node_count:
                     await self.close(reason)
                 break
             await self._registration.wait()
@@ -393,7 +393,7 @@ class Participant(RecordView):
         A generation that began between ``open`` and ``next_world`` has this node in it, and waits for it.
         """
         current, started = self._cache.round, self.world.generation if self.world is not None else 0
-        if current is None or not self._is_member(current) or self._may_start(current):
+        if current is None or not self._is_member or self._may_start(current):
             return started + 1
         return max(current.generation, started) + 1
 
@@ -416,7 +416,7 @@ class Participant(RecordView):
                 raise RunClosed(self.config.run_id, state.reason)
             if state is not None and (state.min_nodes, state.max_nodes) != self._limits:
                 raise self._conflict(state)  # another job took the run over while this node was out of reach
-            if current is not None and current.generation >= self.node.want and self._is_member(current):
+            if current is not None and current.generation >= self.node.want and self._is_member:
                 # If not, the run goes on without this node, which is about to say that it runs nothing.
                 return self._world(current) if self._may_start(current) else None
             self._report_progress()
@@ -427,17 +427,19 @@ class Participant(RecordView):
                 await self._next_change(self._deadline)
 
     def _world(self, current: GenerationRecord) -> World:
-        index = next(index for index, member in enumerate(current.members) if member.id == self.node.id)
+        index = self._cache.roster.places[self.node.id]
         return World(self.config.run_id, current.generation, current.members, index, self._cache.round_revision)
 
-    def _is_member(self, current: GenerationRecord | None) -> bool:
-        return current is not None and any(member.id == self.node.id for member in current.members)
+    @property
+    def _is_member(self) -> bool:
+        """Whether this node is in the present generation."""
+        return self.node.id in self._cache.roster.places
 
     @property
     def _is_standby(self) -> bool:
         """Whether others run, and this node waits for a place."""
         state = self._cache.state
-        return state is not None and state.phase == RUNNING and not self._is_member(self._cache.round)
+        return state is not None and state.phase == RUNNING and not self._is_member
 
     def _why_not(self) -> str:
         state = self._cache.state

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from hashlib import blake2b
+from typing import Final, NamedTuple
 
 from raftkv.client.control import Control, Interval, Reflector
 from raftkv.client.operations import Compare, mod_revision, version
@@ -25,7 +26,7 @@ from raftkv.client.scope import Space
 from raftkv.client.values import DELETE, Event, KeyValue
 from raftkv.pb import rpc_pb2
 from raftkv.training.errors import DeprecatedAlias, GenerationOver
-from raftkv.training.records import BROKEN, CLOSED, GenerationRecord, Member, RunKeys, State
+from raftkv.training.records import BROKEN, CLOSED, HEAD_FORM, GenerationRecord, Head, Member, RunKeys, State
 
 # -- ranks ----------------------------------------------------------------------------------------------------------
 #
@@ -251,6 +252,9 @@ class World(Place):
         return WorldFence(self)
 
 
+ANOTHER: Final = "another generation has begun"
+
+
 class WorldFence:
     """The conditions under which a world may write; see the module.
 
@@ -262,7 +266,7 @@ class WorldFence:
     def __init__(self, world: World) -> None:
         self._world = world
         keys = RunKeys(world.run_id)
-        self.watched: Interval = keys.record
+        self.watched: Interval = keys.news
         self.conditions: tuple[Compare, ...] = (
             mod_revision(keys.round) == world.revision,
             version(keys.node(world.member.id)) > 0,
@@ -279,16 +283,23 @@ class WorldFence:
             items: the keys that are ``watched``.
         """
         keys, world = RunKeys(self._world.run_id), self._world
-        current, item = items.get(keys.round.encode()), items.get(keys.state.encode())
-        if current is None or current.mod_revision != world.revision:
-            return "another generation has begun"
+        if (item := items.get(keys.state.encode())) is None:
+            return ANOTHER
         try:
-            state = None if item is None else State.decode(item.value)
+            state = State.decode(item.value)
         except RecordError:
             return None  # the participants of the run report the damage
-        if state is None or (state.phase != CLOSED and (state.phase, state.generation) != (BROKEN, world.generation)):
-            return None
-        return state.reason
+        written = items.get(keys.head.encode())
+        head = None if written is None else _read_head(written.value)
+        if state.generation != world.generation or (
+            # A head of another generation is left over: the arbiter of an earlier version writes none.
+            written is not None
+            and head is not None
+            and head.number == world.generation
+            and written.mod_revision != world.revision
+        ):
+            return ANOTHER
+        return state.reason if state.phase in (CLOSED, BROKEN) else None
 
     def broken(self, reason: str = "") -> GenerationOver:
         """Implement ``client.guards.Fence.broken``.
@@ -299,9 +310,104 @@ class WorldFence:
         return GenerationOver(self._world.run_id, self._world.generation, reason)
 
 
+# -- roster ---------------------------------------------------------------------------------------------------------
+#
+# The members of a generation, and the way from one generation to the next.
+#
+#     arbiter     round 7 = a b c d          round 8 = a c d e
+#                                            head 8  = came from round 7, place 1 left, e joined at 3, digest of a c d e
+#     survivor    knows a b c d              a b c d - place 1 + e at 3 = a c d e; its digest is that of the head: done
+#     newcomer    knows nothing              reads round 8
+#
+# The digest covers the encoded members in the order of ranks. A reader whose members have another one, or who does not
+# know the round that the head came from, reads ``round``: so a head can cost a reader a call, and never a wrong rank.
+
+MARK_BYTES: Final = 16
+HEAD_MAX_BYTES: Final = 4096
+"""A change that takes more than that is not told by the head: all nodes read ``round``, as at the first gathering."""
+
+
+class Roster:
+    """The members of a generation, with what makes the next one quick to compute and to check.
+
+    Arguments:
+        members: in the order of ranks.
+        marks: a digest of each, if known.
+    """
+
+    def __init__(self, members: tuple[Member, ...] = (), marks: bytes | None = None) -> None:
+        self.members = members
+        self._marks = marks
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """The place of each member, by its id."""
+        return {member.id: place for place, member in enumerate(self.members)}
+
+    @property
+    def marks(self) -> bytes:
+        """The digests of the members, one behind the other."""
+        if self._marks is None:
+            self._marks = b"".join(map(_mark, self.members))
+        return self._marks
+
+    @cached_property
+    def digest(self) -> str:
+        """The digest of the members in their order."""
+        return blake2b(self.marks, digest_size=MARK_BYTES).hexdigest()
+
+    def after(self, head: Head) -> Roster | None:
+        """Return the members of the next generation as its head tells; None: it does not lead there from here."""
+        members, marks = list(self.members), bytearray(self.marks)
+        for place in reversed(head.left):
+            if place >= len(members):
+                return None
+            del members[place], marks[place * MARK_BYTES : (place + 1) * MARK_BYTES]
+        for place, member in head.joined:
+            members.insert(place, member)
+            marks[place * MARK_BYTES : place * MARK_BYTES] = _mark(member)
+        found = Roster(tuple(members), bytes(marks))
+        return found if len(members) == head.nodes and found.digest == head.digest else None
+
+    def changes(self, members: Sequence[Member]) -> tuple[tuple[int, ...], tuple[tuple[int, Member], ...]] | None:
+        """Return the places here of those that leave, and the new ones with theirs; None: others change their order."""
+        stay = set(self.members) & set(members)
+        if [member for member in self.members if member in stay] != [member for member in members if member in stay]:
+            return None
+        left = tuple(place for place, member in enumerate(self.members) if member not in stay)
+        return left, tuple((place, member) for place, member in enumerate(members) if member not in stay)
+
+
+def _mark(member: Member) -> bytes:
+    lengths = f"{member.slots} {len(member.id)} {len(member.host)} {len(member.address)} "
+    encoded = lengths + member.id + member.host + member.address + member.topology
+    return blake2b(encoded.encode(), digest_size=MARK_BYTES).digest()
+
+
+def new_head(current: RecordCache, record: GenerationRecord) -> Head:
+    """Make the head of the next generation.
+
+    Arguments:
+        current: the present one, as it is known to the writer.
+        record: the next.
+    """
+    changes = current.roster.changes(record.members)
+    head = Head(record.generation, len(record.members), "", time=record.time)
+    if changes is not None:
+        parent = current.round.generation if current.round is not None else 0
+        head = replace(head, base=current.round_revision, parent=parent, left=changes[0], joined=changes[1])
+    if changes is None or len(head.encode()) + 2 * MARK_BYTES > HEAD_MAX_BYTES:
+        head = Head(record.generation, len(record.members), "", time=record.time)
+    return replace(head, digest=Roster(record.members).digest)
+
+
 # -- record_cache ---------------------------------------------------------------------------------------------------
 #
 # A node's view of ``round`` and ``state``: decoded, as of one revision, kept current by a reflector.
+#
+# It reads ``round`` once, and watches ``head`` and ``state``. A head that does not lead on from what is known here is
+# not taken: then all three are read at one later revision, as after a compaction. So ``round`` and ``round_revision``
+# always belong together, and ``state`` is never newer than they are.
 
 
 class RecordCache(Reflector):
@@ -314,19 +420,26 @@ class RecordCache(Reflector):
 
     Attributes:
         round, state: as of ``revision``; None: not there.
+        roster: the members of ``round``.
         round_revision, state_revision: their mod revisions; 0: not there.
         end: why nothing new will come any more, as when the client was closed; None: it is followed.
     """
 
     def __init__(self, control: Control, run_id: str, on_change: Callable[[], None]) -> None:
         keys = RunKeys(run_id)
-        super().__init__(control, keys.record, self._decode, on_end=self._ended)
+        super().__init__(control, keys.record, self._decode, on_end=self._ended, watched=keys.news)
         self.round: GenerationRecord | None = None
+        self.roster = Roster()
         self.state: State | None = None
         self.round_revision = self.state_revision = 0
         self.end: Exception | None = None
-        self._round_key, self._state_key = keys.round.encode(), keys.state.encode()
+        self._round_key, self._state_key, self._head_key = (
+            keys.round.encode(),
+            keys.state.encode(),
+            keys.head.encode(),
+        )
         self._damage: dict[bytes, str] = {}
+        self._ahead: dict[int, tuple[GenerationRecord, Roster]] = {}
         self._on_change = on_change
 
     @property
@@ -348,6 +461,33 @@ class RecordCache(Reflector):
             return 1  # a later one; or that of then, or none, when the cluster was restored from a backup
         return max(1, state.joined) if state.phase == BROKEN and state.generation == world.generation else 0
 
+    def _on_events(self, revision: int, events: Sequence[Event]) -> None:
+        """Take what the watch brings, or list again if it does not lead on from what is known here."""
+        if self._is_closed or self._lead_on([event for event in events if event.kv.mod_revision > self.revision]):
+            super()._on_events(revision, events)
+            return
+        if self._unwatch is not None:
+            self._unwatch()
+            self._unwatch = None
+        self._list_again()
+
+    def _lead_on(self, events: Sequence[Event]) -> bool:
+        """Compute the generations that the heads among some events tell of; False: one tells too little."""
+        generation = self.round.generation if self.round is not None else 0
+        roster, revision = self.roster, self.round_revision
+        self._ahead.clear()
+        for event in events:
+            if event.key == self._state_key:
+                if event.type == DELETE or _generation_of(event.kv.value) > generation:
+                    return False  # the run was deleted, or an arbiter of an earlier version writes no heads
+            elif event.key == self._head_key and event.type != DELETE:
+                head = _read_head(event.kv.value)
+                if head is None or head.base != revision or (found := roster.after(head)) is None:
+                    return False
+                roster, revision, generation = found, event.kv.mod_revision, head.number
+                self._ahead[revision] = GenerationRecord(generation, roster.members, head.time), roster
+        return True
+
     def _decode(self, changes: Sequence[Event]) -> None:
         for event in changes:
             self._apply(event.key, None if event.type == DELETE else event.kv)
@@ -358,18 +498,46 @@ class RecordCache(Reflector):
         self._damage.pop(key, None)
         try:
             if key == self._round_key:
-                self.round, self.round_revision = (
-                    GenerationRecord.decode(item.value) if item is not None else None,
-                    revision,
-                )
+                self._begin(GenerationRecord.decode(item.value) if item is not None else None, None, revision)
+            elif key == self._head_key and revision in self._ahead:
+                self._begin(*self._ahead.pop(revision), revision)
             elif key == self._state_key:
-                self.state, self.state_revision = State.decode(item.value) if item is not None else None, revision
+                self.state, self.state_revision = _read_state(item.value) if item is not None else None, revision
         except RecordError as error:
             self._damage[key] = f"{key.decode(errors='replace')}: {error}"
+
+    def _begin(self, record: GenerationRecord | None, roster: Roster | None, revision: int) -> None:
+        self._damage.pop(self._round_key, None)
+        self.round, self.round_revision = record, revision
+        self.roster = roster or Roster(record.members if record is not None else ())
+        if record is not None:
+            # The bytes of thousands of members are of no more use; a list that finds others tells of them.
+            self.items[self._round_key] = KeyValue(self._round_key, b"", 0, 0, revision, 0)
 
     def _ended(self, error: Exception) -> None:
         self.end = error
         self._on_change()
+
+
+@lru_cache(maxsize=2)
+def _read_state(value: bytes) -> State:
+    """Decode a state: it is looked at before it is taken."""
+    return State.decode(value)
+
+
+def _generation_of(state: bytes) -> int:
+    try:
+        return _read_state(state).generation
+    except RecordError:
+        return 0  # told when it is taken
+
+
+def _read_head(value: bytes) -> Head | None:
+    try:
+        head = Head.decode(value)
+    except RecordError:
+        return None
+    return head if head.form == HEAD_FORM else None
 
 
 class RecordView:

@@ -140,22 +140,23 @@ def test_the_keys_of_a_run_lie_below_it_and_apart(text: str) -> None:
     except ConfigError:
         return
     keys = RunKeys(run_id)
-    single = {keys.arbiter, keys.round, keys.state, keys.node("a-1"), keys.boot(1)}
-    assert len(single) == 5
+    single = {keys.arbiter, keys.round, keys.head, keys.state, keys.node("a-1"), keys.boot(1)}
+    assert len(single) == 6
     assert all(key.startswith(keys.base) for key in [*single, keys.faults(1), keys.store(1), keys.sync(1), keys.nodes])
 
 
 def test_the_intervals_that_every_node_watches_hold_just_what_they_should() -> None:
     keys = RunKeys("job")
     calls_first, calls_end = keys.calls
-    record_first, record_end = keys.record
+    news_first, news_end = keys.news
+    assert (keys.record[0].encode(), keys.record[1]) < (news_first.encode(), news_end)
 
     def where(key: str) -> str:
         in_calls = calls_first.encode() <= key.encode() < calls_end.encode()
-        in_record = record_first.encode() <= key.encode() < record_end.encode()
-        return "calls" * in_calls + "record" * in_record
+        in_news = news_first.encode() <= key.encode() < news_end.encode()
+        return "calls" * in_calls + "news" * in_news
 
     assert [where(key) for key in (keys.arbiter, keys.boot(0), keys.boot(99_999))] == ["calls"] * 3
-    assert [where(key) for key in (keys.round, keys.state)] == ["record"] * 2
-    others = (keys.node("a-1"), keys.faults(1) + "0", keys.store(1) + "x", keys.sync(12) + "x")
-    assert [where(key) for key in others] == [""] * 4
+    assert [where(key) for key in (keys.head, keys.state)] == ["news"] * 2
+    others = (keys.round, keys.node("a-1"), keys.faults(1) + "0", keys.store(1) + "x", keys.sync(12) + "x")
+    assert [where(key) for key in others] == [""] * 5

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from raftkv.client.control import OnEvents, OnLost
-from raftkv.client.values import DELETE, PUT, Event, KeyValue
+from raftkv.client.values import PUT, Event, KeyValue
 from raftkv.training.records import RUNNING, GenerationRecord, RunKeys, State
-from raftkv.training.rendezvous.world import RecordCache
+from raftkv.training.rendezvous.world import RecordCache, new_head
 
 KEYS = RunKeys("job")
 
@@ -55,14 +55,14 @@ def test_it_takes_what_a_read_has_found_and_then_what_the_watch_brings(
     cache.load([begun(1, 5), state(1, 6)], 8)
     assert (cache.round, cache.state) == (GenerationRecord(1), State(1, RUNNING))
     assert (cache.round_revision, cache.state_revision, cache.revision) == (5, 6, 8)
-    watched.on_events(9, [Event(PUT, begun(2, 9)), Event(PUT, state(2, 9))])
+    watched.on_events(9, [Event(PUT, item(KEYS.head, new_head(cache, GenerationRecord(2)).encode(), 9))])
     assert (cache.round, cache.round_revision, cache.revision) == (GenerationRecord(2), 9, 9)
     assert len(changes) == 2
 
 
-def test_deleted_record_is_gone(cache: RecordCache, watched: Watched) -> None:
+def test_deleted_record_is_gone(cache: RecordCache) -> None:
     cache.load([begun(1, 5), state(1, 5)], 5)
-    watched.on_events(6, [Event(DELETE, item(KEYS.state, b"", 6))])
+    cache.load([begun(1, 5)], 6)
     assert (cache.state, cache.state_revision, cache.round) == (None, 0, GenerationRecord(1))
     cache.load([], 7)
     assert (cache.round, cache.round_revision) == (None, 0)
@@ -78,8 +78,8 @@ def test_unreadable_record_is_reported_and_changes_nothing(cache: RecordCache, w
 
 def test_damage_that_was_repaired_is_told_no_more(cache: RecordCache, watched: Watched) -> None:
     cache.load([begun(1, 5), state(1, 5)], 5)
-    watched.on_events(6, [Event(PUT, item(KEYS.round, b"no", 6)), Event(PUT, item(KEYS.state, b"no", 6))])
-    watched.on_events(7, [Event(PUT, begun(2, 7))])
+    cache.load([item(KEYS.round, b"no", 6), item(KEYS.state, b"no", 6)], 6)
+    cache.load([begun(2, 7), item(KEYS.state, b"no", 6)], 7)
     assert KEYS.state in cache.damage
-    watched.on_events(8, [Event(DELETE, item(KEYS.state, b"", 8))])
+    watched.on_events(8, [Event(PUT, state(2, 8))])
     assert cache.damage == ""

@@ -10,15 +10,20 @@ import asyncio
 import contextlib
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
-from raftkv.client.operations import Put
+from raftkv.client.operations import Compare, Operation, Put
+from raftkv.client.values import Event, TxnResult
 from raftkv.errors import RaftKVError, StatusError
 from raftkv.training.config import RunConfig
 from raftkv.training.errors import JoinTimeout, RunClosed, RunConflict
 from raftkv.training.records import EXIT, Fault, RunKeys
+from raftkv.training.rendezvous import participant as rendezvous
 from raftkv.training.rendezvous.participant import Participant
+from raftkv.training.rendezvous.world import RecordCache
 from tests.virtual_store.network import Link, SimControl
 
 if TYPE_CHECKING:
@@ -44,6 +49,36 @@ class Habits:
     barrier_s: float = 5.0
 
 
+class EarlierCache(RecordCache):
+    """The records as versions before ``Head`` follow them: each ``round`` comes by the watch, with all members."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._watched = self._interval
+
+    def _lead_on(self, events: Sequence[Event]) -> bool:
+        return True
+
+
+class EarlierControl(SimControl):
+    """The way of such a version to the cluster: it neither writes nor deletes a head."""
+
+    async def txn(
+        self, compares: Sequence[Compare], then: Sequence[Operation], otherwise: Sequence[Operation] = ()
+    ) -> TxnResult:
+        """Implement ``Control.txn``."""
+        kept = [one for one in then if "/round/" not in str(getattr(one, "key", ""))]
+        return await super().txn(compares, kept, otherwise)
+
+
+class EarlierParticipant(Participant):
+    """A participant of a version before ``Head``."""
+
+    def __init__(self, *arguments: Any) -> None:
+        with mock.patch.object(rendezvous, "RecordCache", EarlierCache):
+            super().__init__(*arguments)
+
+
 class Agent:
     """One incarnation of an agent on one machine.
 
@@ -56,10 +91,21 @@ class Agent:
         fails: its workers are to fail at the next look.
         finishes: its workers are to end well at the next look.
         leaves: it is to go at the next look, as after SIGTERM, without an end of the run.
+        is_earlier: it runs a version that knows no heads of generations.
     """
 
-    def __init__(self, number: int, link: Link, checker: RunChecker, config: RunConfig, habits: Habits) -> None:
+    def __init__(
+        self,
+        number: int,
+        link: Link,
+        checker: RunChecker,
+        config: RunConfig,
+        habits: Habits,
+        *,
+        is_earlier: bool = False,
+    ) -> None:
         self.number = number
+        self.is_earlier = is_earlier
         self.name = f"{config.host}#{number}"
         self.link = link
         self.checker = checker
@@ -117,8 +163,8 @@ class Agent:
     async def _open(self) -> Participant:
         while True:
             try:
-                control = SimControl(self.link)
-                return await Participant.start(control, self.config, data={"agent": str(self.number)})
+                kinds = (EarlierControl, EarlierParticipant) if self.is_earlier else (SimControl, Participant)
+                return await kinds[1].start(kinds[0](self.link), self.config, data={"agent": str(self.number)})
             except StatusError as error:
                 self.checker.say(f"{self.name} cannot open: {error}")
                 await asyncio.sleep(0.5)

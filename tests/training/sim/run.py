@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 
 from raftkv.training.config import RunConfig
 from raftkv.training.records import CLOSED, RUNNING, RunKeys
+from raftkv.training.rendezvous.world import HEAD_MAX_BYTES
 from tests.virtual_loop import NodeLoop, Scheduler
 from tests.virtual_store.cluster import Cluster
 from tests.virtual_store.network import Link, Weather
@@ -47,6 +48,8 @@ class Settings:
         config: of all of them; hosts are filled in.
         faults: names, see ``Faults``; a random one happens every ``gap_s`` on average for ``faults_s``.
         finishes: at the end all workers end well, so the run is closed.
+        head_max_bytes: see ``rendezvous.world``; 0: no head says what has changed.
+        earlier_share: of the agents, which run a version that knows no heads.
     """
 
     seed: int
@@ -60,6 +63,8 @@ class Settings:
     gap_s: float = 4.0
     faults_s: float = 0.0
     finishes: bool = False
+    head_max_bytes: int = HEAD_MAX_BYTES
+    earlier_share: float = 0.0
 
 
 @dataclass(slots=True)
@@ -106,9 +111,10 @@ class Simulation:
         offset_s = self.random.uniform(0.0, CLOCK_OFFSET_S)
         loop = NodeLoop(self.scheduler, offset_s, config.host)
         link = Link(loop, self.cluster, random.Random(self.random.random()), self.settings.weather)
-        agent = Agent(number, link, self.checker, config, self.settings.habits)
+        is_earlier = random.Random(f"{self.settings.seed} {number}").random() < self.settings.earlier_share
+        agent = Agent(number, link, self.checker, config, self.settings.habits, is_earlier=is_earlier)
         self.agents.append(agent)
-        self.checker.say(f"{agent.name} comes")
+        self.checker.say(f"{agent.name} comes{', of an earlier version' if is_earlier else ''}")
         return agent
 
     @property
@@ -260,5 +266,5 @@ class Simulation:
     def left_behind(self) -> list[str]:
         """Keys of the run that are there though nobody is, other than those that stay."""
         keys = RunKeys(RUN_ID)
-        stay = {keys.round, keys.state}
+        stay = {keys.round, keys.state} | ({keys.head} if self.settings.earlier_share else set())
         return [key.decode() for key in sorted(self.cluster.store.items) if key.decode() not in stay]

@@ -84,16 +84,23 @@ class Directed(Simulation):
 
 @contextlib.contextmanager
 def scenario(
-    machines: int = 3, *, seed: int = 1, weather: Weather | None = None, habits: Habits | None = None, **changes: object
+    machines: int = 3,
+    *,
+    seed: int = 1,
+    weather: Weather | None = None,
+    habits: Habits | None = None,
+    earlier_share: float = 0.0,
+    **changes: object,
 ) -> Iterator[Directed]:
     """A run with agents that have just come; torn down and checked at the end.
 
     Arguments:
+        earlier_share: see ``Settings``.
         changes: of the configuration; the limits are two nodes to as many as there are machines.
     """
     values: dict[str, object] = {"min_nodes": min(2, machines), "max_nodes": machines, "last_call_timeout_s": 2.0}
     config = RunConfig(run_id=RUN_ID, fault_limit=0, **{**values, **changes})
-    settings = Settings(seed, machines, config, habits or Habits(), weather or Weather())
+    settings = Settings(seed, machines, config, habits or Habits(), weather or Weather(), earlier_share=earlier_share)
     run = Directed(settings)
     with run.scheduler.ambient():
         for _ in range(machines):

@@ -5,8 +5,11 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from typing import Final
+from unittest import mock
 
 from raftkv.training.config import APPEND, FILL, TOPOLOGY, RunConfig
+from raftkv.training.rendezvous import world
+from raftkv.training.rendezvous.world import HEAD_MAX_BYTES
 from tests.virtual_store.network import Weather
 
 from . import faults
@@ -44,7 +47,10 @@ def draw(seed: int) -> Settings:
         join_timeout_s=later.choice((600.0, 600.0, 600.0, 8.0)),
         rank_policy=later.choice((config.rank_policy, config.rank_policy, TOPOLOGY)),
     )
+    versions = random.Random(f"{seed} versions")
     return Settings(
+        head_max_bytes=versions.choice((HEAD_MAX_BYTES, HEAD_MAX_BYTES, 250, 0)),
+        earlier_share=versions.choice((0.0, 0.0, 0.0, 0.4)),
         seed=seed,
         machines=machines,
         config=config,
@@ -81,7 +87,7 @@ def run_seed(seed: int) -> Outcome:
 def simulate(settings: Settings) -> Outcome:
     """Agents come, faults happen, everything is healed; then it must settle, and end if it is to end."""
     simulation = Simulation(settings)
-    with simulation.scheduler.ambient():
+    with simulation.scheduler.ambient(), mock.patch.object(world, "HEAD_MAX_BYTES", settings.head_max_bytes):
         return _simulate(simulation, settings)
 
 

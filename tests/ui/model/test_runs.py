@@ -102,7 +102,9 @@ CHANGES = st.one_of(
     STATES.map(lambda state: ("state", state)),
     st.tuples(st.just("state"), st.one_of(st.none(), st.just("no record"))),
     FAULTS.map(lambda fault: (f"fault/{fault.generation}/{fault.key}", fault)),
-    st.tuples(st.sampled_from(["boot/1", "deny/a", "fault/1/x", "store/1/x"]), st.sampled_from(["x", None])),
+    st.tuples(
+        st.sampled_from(["boot/1", "deny/a", "fault/1/x", "round/head", "store/1/x"]), st.sampled_from(["x", None])
+    ),
 )
 
 

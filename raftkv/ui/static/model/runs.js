@@ -56,7 +56,8 @@ export function intervalOf(run) {
  */
 export function readChange(run, item, deleted) {
   const [kind, ...rest] = item.key.slice(ROOT.length + run.length + 1).split("/");
-  if (!(kind in LAYOUTS) && !["arbiter", "boot", "deny"].includes(kind)) return null;
+  const isHead = kind === "round" && rest.length > 0; // for nodes alone: `round` has all of it
+  if (isHead || (!(kind in LAYOUTS) && !["arbiter", "boot", "deny"].includes(kind))) return null;
   const change = {revision: item.mod, kind, name: rest.join("/"), content: null};
   if (deleted) return change;
   change.content = kind in LAYOUTS ? readRecord(LAYOUTS[kind], parseJson(item.value)) : textOf(item.value);

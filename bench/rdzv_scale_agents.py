@@ -1,0 +1,207 @@
+"""Many nodes of one run on one event loop, so that the store and the protocol are measured rather than their Python.
+
+    python -m bench.rdzv_scale --agents 1024,4096
+
+Every node is a whole ``Participant``: a lease, a key, two watches, its own view of the run. They share one connection a
+member, and what would cost each of them CPU on a machine of its own: a decoded record, and the members that a head
+leads to. So a read of ``round`` by all of them, as at the first gathering, is not measured here. A round: one node
+leaves; *again* is the time to the last survivor in the next generation, by the machine's clock, and *cpu* the processor
+time of that, of the nodes' process and of the members: on a machine that others use too, the clock tells little.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from typing import Any, ClassVar
+from unittest import mock
+
+import raftkv.aio
+from bench.memory import processor_s
+from raftkv.client.control import ClientControl, OnEvents, OnLost
+from raftkv.client.operations import Compare, GetRange, Operation
+from raftkv.client.scope import Text
+from raftkv.client.values import Event, RangeResult, TxnResult
+from raftkv.training.config import RunConfig
+from raftkv.training.records import GenerationRecord, Head
+from raftkv.training.rendezvous.participant import Participant
+from raftkv.training.rendezvous.world import Roster
+from tests.procs import RAFTKV, Cluster
+
+RUN = "scale"
+AT_ONCE = 128
+"""Nodes that register side by side."""
+ROUND_LIMIT_S = 300.0
+
+
+class Counted(ClientControl):
+    """A node's way to the store, with what it costs; a read that is under way is made once for all."""
+
+    under_way: ClassVar[dict[tuple[int, Operation], asyncio.Task[TxnResult]]] = {}
+
+    def __init__(self, kv: raftkv.aio.Client) -> None:
+        super().__init__(kv, is_patient=True)
+        self.calls: Counter[str] = Counter()
+
+    async def txn(
+        self, compares: Sequence[Compare], then: Sequence[Operation], otherwise: Sequence[Operation] = ()
+    ) -> TxnResult:
+        self.calls["calls"] += 1
+        if len(then) == 1 and not compares and isinstance(then[0], GetRange):
+            result = await self._shared(then)
+        else:
+            result = await super().txn(compares, then, otherwise)
+        pages = [page for page in result.results if isinstance(page, RangeResult)]
+        self.calls["bytes"] += sum(len(item.key) + len(item.value) for page in pages for item in page)
+        return result
+
+    async def _shared(self, then: Sequence[Operation]) -> TxnResult:
+        key = (id(self._kv), then[0])
+        task = self.under_way.get(key)
+        if task is None:
+            task = self.under_way[key] = asyncio.ensure_future(super().txn((), then))
+            task.add_done_callback(lambda _: self.under_way.pop(key, None))
+        return await asyncio.shield(task)
+
+    def watch(
+        self, key: Text, end: Text, start_revision: int, on_events: OnEvents, on_lost: OnLost, *, deletes: bool = True
+    ) -> Callable[[], None]:
+        def counted(revision: int, events: Sequence[Event]) -> None:
+            self.calls["bytes"] += sum(len(event.kv.key) + len(event.kv.value) for event in events)
+            on_events(revision, events)
+
+        return super().watch(key, end, start_revision, counted, on_lost, deletes=deletes)
+
+
+@contextmanager
+def shared_decoding() -> Iterator[None]:
+    """Let the nodes of this process share what each would decode and compute for itself."""
+    decode, after = functools.lru_cache(4)(GenerationRecord.decode), Roster.after
+    rosters: dict[tuple[str, str], Roster | None] = {}
+    by_members: dict[int, Roster] = {}
+
+    def roster_of(members: tuple[Any, ...] = (), marks: bytes | None = None) -> Roster:
+        if marks is not None or not members:
+            return Roster(members, marks)
+        return by_members.setdefault(id(members), Roster(members))
+
+    def follow(self: Roster, head: Head) -> Roster | None:
+        key = (self.digest, head.digest)
+        if key not in rosters:
+            rosters[key] = after(self, head)
+        return rosters[key]
+
+    world = "raftkv.training.rendezvous.world"
+    with (
+        mock.patch.object(GenerationRecord, "decode", decode),
+        mock.patch.object(Roster, "after", follow),
+        mock.patch(f"{world}.Roster", roster_of),
+    ):
+        yield
+
+
+class Agents:
+    """All nodes, and what they have reached."""
+
+    def __init__(self, nodes: int, ttl_s: int) -> None:
+        self.nodes = nodes
+        self.ttl_s = ttl_s
+        self.controls: list[Counted] = []
+        self.participants: list[Participant] = []
+        self.reached: Counter[int] = Counter()
+        self.wanted = (0, 0)
+        self.done = asyncio.Event()
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def register(self, clients: Sequence[raftkv.aio.Client]) -> None:
+        gate = asyncio.Semaphore(AT_ONCE)
+
+        async def one(number: int) -> None:
+            async with gate:
+                control = Counted(clients[number % len(clients)])
+                config = RunConfig(
+                    run_id=RUN, min_nodes=1, max_nodes=self.nodes, expected_nodes=self.nodes, host=f"n{number:05d}",
+                    lease_ttl_s=self.ttl_s, join_timeout_s=3600.0, last_call_timeout_s=3600.0, connect_timeout_s=600.0,
+                )  # fmt: skip
+                participant = await Participant.start(control, config)
+            self.controls.append(control)
+            self.participants.append(participant)
+
+        await asyncio.gather(*(one(number) for number in range(self.nodes)))
+
+    def live(self) -> None:
+        self.tasks = [asyncio.ensure_future(self._live(one)) for one in self.participants]
+
+    async def _live(self, participant: Participant) -> None:
+        changed = asyncio.Event()
+        participant.on_change(lambda _: changed.set())
+        while True:
+            world = await participant.next_world()
+            self.reached[world.generation] += 1
+            if (world.generation, self.reached[world.generation]) == self.wanted:
+                self.done.set()
+            while not participant.nodes_waiting:
+                changed.clear()
+                await changed.wait()
+
+    async def wait_for(self, generation: int, nodes: int) -> None:
+        self.wanted = (generation, nodes)
+        if self.reached[generation] < nodes:
+            self.done.clear()
+            await asyncio.wait_for(self.done.wait(), ROUND_LIMIT_S)
+
+    def spent(self) -> list[Counter[str]]:
+        return [Counter(control.calls) for control in self.controls]
+
+
+async def _measure(cluster: Cluster, nodes: int, rounds: int, ttl_s: int) -> dict[str, Any]:
+    agents, seconds, costs = Agents(nodes, ttl_s), [], []
+    processor: list[tuple[float, float]] = []
+
+    def used() -> tuple[float, float]:
+        return time.process_time(), sum(processor_s(member) for member in cluster.members)
+
+    async with AsyncExitStack() as stack:
+        places = [cluster.endpoints[at:] + cluster.endpoints[:at] for at in range(len(cluster.endpoints))]
+        clients = [await stack.enter_async_context(raftkv.aio.connect(each, timeout_s=600.0)) for each in places]
+        began = time.monotonic()
+        await agents.register(clients)
+        registered = time.monotonic()
+        agents.live()
+        await agents.wait_for(1, nodes)
+        gathered = time.monotonic()
+        for number in range(rounds):
+            agents.tasks.pop().cancel()  # the arbiter is among the first
+            leaving, _ = agents.participants.pop(), agents.controls.pop()
+            before, cpu, started = agents.spent(), used(), time.monotonic()
+            await leaving.leave()
+            await agents.wait_for(number + 2, nodes - number - 1)
+            seconds.append(time.monotonic() - started)
+            processor.append((used()[0] - cpu[0], used()[1] - cpu[1]))
+            after = agents.spent()
+            costs += [now - then for now, then in zip(after, before, strict=True)][nodes // 10 :]  # not the arbiter
+        for task in agents.tasks:
+            task.cancel()
+    return {
+        "agents": nodes,
+        "registered_s": round(registered - began, 3),
+        "gathered_s": round(gathered - registered, 3),
+        "again_s": round(statistics.median(seconds), 3),
+        "again_max_s": round(max(seconds), 3),
+        "agents_cpu_s": round(statistics.median(own for own, _ in processor), 2),
+        "members_cpu_s": round(statistics.median(theirs for _, theirs in processor), 2),
+        "calls_max": max(cost["calls"] for cost in costs),
+        "bytes_max": max(cost["bytes"] for cost in costs),
+        "rounds": rounds,
+    }
+
+
+def measure_agents(nodes: int, rounds: int, ttl_s: int) -> dict[str, Any]:
+    """One size, on a cluster of its own."""
+    with Cluster(RAFTKV.with_flags("--log-level", "error", "--lease-min-ttl=1"), size=3) as cluster, shared_decoding():
+        return asyncio.run(_measure(cluster, nodes, rounds, ttl_s))
