@@ -162,6 +162,26 @@ def test_a_list_from_the_cache_is_as_new_as_progress_says(raftkv_store: Store) -
                 assert call.answer().code == "OK"
 
 
+def test_a_cache_that_is_behind_gets_its_history_before_progress(raftkv_store: Store) -> None:
+    """An API server that was away asks for progress at once: progress comes behind all that it missed."""
+    wire = raftkv_store.wire
+    for letter in b"abcdefgh":
+        raftkv_store.ask(txn(then=[put(_pod(number), bytes([letter]) * 200_000) for number in range(5)]))
+    asked = raftkv_store.ask(get(PODS, PODS_END))
+    with Streams(wire) as streams:
+        watcher = Watcher(raftkv_store, streams)
+        create = rpc_pb2.WatchCreateRequest(key=PODS, range_end=PODS_END, start_revision=raftkv_store.at(1))
+        watcher.stream.send(rpc_pb2.WatchRequest(create_request=create))
+        revisions: list[int] = []
+        while True:
+            watcher.stream.send(rpc_pb2.WatchRequest(progress_request=rpc_pb2.WatchProgressRequest()))
+            if (message := watcher.next()).watch_id == -1:
+                break
+            revisions += [event.kv.mod_revision for event in message.events]
+        assert message.header.revision == asked.header.revision - raftkv_store.base
+        assert len(revisions) == 40
+
+
 def _progress(watcher: Watcher, cache: dict[bytes, int]) -> int:
     """Ask for progress and take events into a cache up to it; its revision."""
     watcher.stream.send(rpc_pb2.WatchRequest(progress_request=rpc_pb2.WatchProgressRequest()))
