@@ -94,6 +94,8 @@ WATCH_FLAGS = (
     Flag("prefix", BOOL, usage="watch all keys that begin with KEY"),
     Flag("rev", INT, usage="begin with the changes of this revision; 0 means from now on"),
     Flag("prev-kv", BOOL, usage="also print what a key held before each change"),
+    Flag("keys-only", BOOL, usage="leave values out; members of raftkv do not send them"),
+    Flag("max-value-bytes", INT, usage="leave out puts of larger values; 0 means none"),
     Flag("progress-notify", BOOL, usage="also print from time to time how far the watch has come"),
 )
 (_CLUSTER,) = _inherited(
