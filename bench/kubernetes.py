@@ -144,7 +144,7 @@ class Load:
             times.append(time.perf_counter() - due)
 
         async with asyncio.TaskGroup() as renewals:
-            for number in range(min(self.sizes.nodes, int(self.sizes.seconds * rate))):
+            for number in range(max(1, min(self.sizes.nodes, int(self.sizes.seconds * rate)))):
                 due = begun + number / rate
                 await asyncio.sleep(max(0.0, due - time.perf_counter()))
                 renewals.create_task(renew(number, due))
