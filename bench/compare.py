@@ -42,6 +42,7 @@ PLOT = ROOT / "docs" / "reference" / "bench.png"
 TABLES = {
     "bench": ROOT / "docs" / "reference" / "performance.md",
     "checkpoint-chaos": ROOT / "docs" / "training" / "checkpoints-chaos.md",
+    "kubernetes": ROOT / "docs" / "reference" / "kubernetes.md",
     "neutral": ROOT / "docs" / "reference" / "performance.md",
     "neutral-compiled": ROOT / "docs" / "reference" / "performance.md",
     "operate": ROOT / "docs" / "reference" / "performance.md",

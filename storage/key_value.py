@@ -114,6 +114,12 @@ def key_of(data: bytes) -> bytes:
     return data[start : start + size]
 
 
+def value_bytes(data: bytes) -> int:
+    """Return the size of the value of a serialized KeyValue."""
+    view = KeyValueView(data)
+    return view.value_end - view.value_start
+
+
 class KeyValueView:
     """The fields of one serialized KeyValue: numbers decoded, the value still in place.
 

@@ -36,7 +36,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from raftkv.client.arguments import seconds, whole
 from raftkv.client.errors import (
@@ -97,6 +97,8 @@ class Request:
     no_put: bool = False
     no_delete: bool = False
     progress: bool = False
+    keys_only: bool = False
+    max_value_bytes: int = 0
 
 
 class Watcher:
@@ -147,6 +149,8 @@ class Watcher:
             progress_notify=True,
             prev_kv=request.prev_kv,
             watch_id=self.id,
+            keys_only=request.keys_only,
+            max_value_bytes=request.max_value_bytes,
         )
         if request.no_put:
             create.filters.append(rpc_pb2.WatchCreateRequest.NOPUT)
@@ -184,7 +188,23 @@ class Watcher:
             if not events:
                 return
         self.next_revision = events[-1].kv.mod_revision + 1
+        if self.request.keys_only or self.request.max_value_bytes:
+            self._filter(events)
+            if not events:
+                return
         self._queue(response, size_bytes)
+
+    def _filter(self, events: Any) -> None:
+        """Leave out what members of raftkv do not send, and members of etcd do."""
+        bytes_max = self.request.max_value_bytes
+        for number in reversed(range(len(events))):
+            event = events[number]
+            if not event.type and 0 < bytes_max < len(event.kv.value):
+                del events[number]
+            elif self.request.keys_only:
+                event.kv.ClearField("value")
+                if event.HasField("prev_kv"):
+                    event.prev_kv.ClearField("value")
 
     def show_progress(self, response: rpc_pb2.WatchResponse, size_bytes: int) -> None:
         """Queue a response without events, if the reader wants these.
@@ -733,6 +753,8 @@ class Watches(Part):
         prev_kv: bool = False,
         no_put: bool = False,
         no_delete: bool = False,
+        keys_only: bool = False,
+        max_value_bytes: int = 0,
         queue_bytes: int = QUEUE_BYTES,
     ) -> Watch:
         """Watch a key or an interval; begins at once.
@@ -742,11 +764,22 @@ class Watches(Part):
             start_revision: from then on; 0: what is new when the cluster gets to know (see ``Watch.ready``).
             prev_kv: events carry the key as it was before.
             no_put, no_delete: leave such events out.
+            keys_only: events carry no values; members of raftkv do not send them.
+            max_value_bytes: leave out puts of larger values, likewise; 0: none.
             queue_bytes: what may wait here for a slow reader.
 
         Raises:
             WatchCanceled: the client is closed.
         """
         first, range_end = self.scope.space.interval(key, end, prefix=prefix)
-        request = Request(first, range_end, start_revision, prev_kv, no_put, no_delete)
+        request = Request(
+            first,
+            range_end,
+            start_revision,
+            prev_kv,
+            no_put,
+            no_delete,
+            keys_only=keys_only,
+            max_value_bytes=whole(max_value_bytes, "max_value_bytes"),
+        )
         return Watch(self.scope.hub, self.scope.space, Watcher(request, queue_bytes), self.scope.timeout_s)

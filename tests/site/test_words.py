@@ -18,8 +18,10 @@ CODE = re.compile(r"`([^`\n]+)`")
 FOREIGN = {
     *("--rdzv-backend", "--rdzv-conf", "--rdzv-endpoint", "--rdzv-id", "--nnodes", "--nproc-per-node"),
     *("--max-restarts", "--local-addr", "--bind", "--join", "--min", "--stop-timeout"),
+    *("--etcd-servers", "--etcd-servers-overrides", "--etcd-compaction-interval"),
+    *("--etcd-cafile", "--etcd-certfile", "--etcd-keyfile"),
 }
-"""Flags of torchrun and podman, and the beginnings of those of torchft's own lighthouse."""
+"""Flags of torchrun, podman and kube-apiserver, and the beginnings of those of torchft's own lighthouse."""
 OTHERS = re.compile(r"(\$ )?(buildah|helm|kubectl|podman) ")
 """Commands of other programs, which take the words that follow for themselves."""
 

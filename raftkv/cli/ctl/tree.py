@@ -94,6 +94,8 @@ WATCH_FLAGS = (
     Flag("prefix", BOOL, usage="watch all keys that begin with KEY"),
     Flag("rev", INT, usage="begin with the changes of this revision; 0 means from now on"),
     Flag("prev-kv", BOOL, usage="also print what a key held before each change"),
+    Flag("keys-only", BOOL, usage="leave values out; members of raftkv do not send them"),
+    Flag("max-value-bytes", INT, usage="leave out puts of larger values; 0 means none"),
     Flag("progress-notify", BOOL, usage="also print from time to time how far the watch has come"),
 )
 (_CLUSTER,) = _inherited(
@@ -216,6 +218,22 @@ With --peer-urls NAME is a new member: it is added as a learner, and the setting
 printed; once it is started and in sync, it takes the place. Run the same command again after any interruption."""
 
 
+def _roll() -> Leaf:
+    flags = (
+        Flag("restart", usage="command that restarts a member; {host}, {name} and {id} stand for it"),
+        Flag("wait", DURATION, 300.0, "how long a restarted member may take to be in sync again"),
+        Flag("dry-run", BOOL, usage="print the steps, and whether the first one is safe"),
+    )
+    details = (
+        "The leader comes last, and hands over before its restart. A step that would leave no quorum of members in "
+        "sync is refused, and ends the roll. The command must return after the old process has ended."
+    )
+    return _leaf("roll", "ctl.roll:cluster_roll", "", "Restart all members, one after another", flags, details)(
+        "cluster roll --dry-run --restart 'ssh {host} restart-raftkv'",
+        "cluster roll --restart 'ssh {host} systemctl restart raftkv'",
+    )
+
+
 def _cluster_commands() -> list[click.Command]:
     revision = Flag("rev", INT, usage="hash the history up to this revision; 0 means all of it")
     peer_urls = Flag("peer-urls", usage="peer URLs of the member, separated by commas")
@@ -253,6 +271,7 @@ def _cluster_commands() -> list[click.Command]:
     ]
     return [
         Branch("member", "List, add, move and remove members", members, GLOBAL_FLAGS),
+        Branch("cluster", "Restart all members, one after another (not in etcdctl)", [_roll()], GLOBAL_FLAGS),
         Branch("endpoint", "Ask members for their health, status and hash", endpoint, (*GLOBAL_FLAGS, _CLUSTER)),
     ]
 

@@ -183,7 +183,15 @@ def make_spec(invocation: Invocation, words: list[str], command: tuple[str, ...]
         end = text_bytes(words[1])
     elif invocation["prefix"]:
         key, end = (key, prefix_end(key)) if key else (b"\0", b"\0")
-    request = Request(key, end, invocation["rev"], invocation["prev-kv"], progress=True)
+    request = Request(
+        key,
+        end,
+        invocation["rev"],
+        invocation["prev-kv"],
+        progress=True,
+        keys_only=invocation["keys-only"],
+        max_value_bytes=invocation["max-value-bytes"],
+    )
     return WatchSpec(request, invocation["progress-notify"], command)
 
 

@@ -655,6 +655,8 @@ class Client:
         prev_kv: bool = False,
         no_put: bool = False,
         no_delete: bool = False,
+        keys_only: bool = False,
+        max_value_bytes: int = 0,
         queue_bytes: int = QUEUE_BYTES,
         timeout_s: float | None = None,
     ) -> Watch:
@@ -665,6 +667,8 @@ class Client:
             start_revision: from then on; 0: from now on.
             prev_kv: events carry the key as it was before.
             no_put, no_delete: leave such events out.
+            keys_only: events carry no values; members of raftkv do not send them.
+            max_value_bytes: leave out puts of larger values, likewise; 0: none.
             queue_bytes: what may wait for a slow reader.
             timeout_s: for the confirmation; None: the client's.
 
@@ -683,6 +687,8 @@ class Client:
                 prev_kv=prev_kv,
                 no_put=no_put,
                 no_delete=no_delete,
+                keys_only=keys_only,
+                max_value_bytes=max_value_bytes,
                 queue_bytes=queue_bytes,
             )
             try:

@@ -34,6 +34,7 @@ from raftkv.replica.watch.catch_up import CatchUp
 from raftkv.replica.watch.index import Group, Watcher, WatcherIndex
 from raftkv.replica.watch.stream import INTERRUPTED, WatchStream
 from raftkv.rpc.shares import Identity, Shares, name_of, refusal
+from raftkv.storage.key_value import value_bytes
 from raftkv.storage.mvcc_range import RangeResult
 from raftkv.storage.mvcc_txn import Change
 from raftkv.storage.revision import SUB_BITS
@@ -44,10 +45,13 @@ from raftkv.storage.revision import SUB_BITS
 #
 #     for piece in pieces(batch):
 #         events = Events(piece, store.record)
-#         events.all(watcher.prev_kv, bytes_max)
+#         events.all((watcher.prev_kv, watcher.keys_only), bytes_max)
 
 Batch = list[tuple[int, list[Change]]]
 """Changes by main revision, in order."""
+
+Form = tuple[bool, bool]
+"""How events are sent: with previous values, without any values."""
 
 RESPONSE_BYTES: Final = 256 * 1024
 """Bytes of events after which the next revision of a turn goes into another response; clients limit its size."""
@@ -74,37 +78,39 @@ class Events:
         record: reads a previous value.
     """
 
-    __slots__ = ("_changes", "_is_too_large", "_joined", "_plain", "_record", "_with_prev", "first")
+    __slots__ = ("_changes", "_encoded", "_joined", "_record", "_value_bytes", "first")
 
     def __init__(self, piece: Batch, record: Callable[[int], bytes]) -> None:
         self.first = piece[0][0]
         self._changes = [(revision, change) for revision, changes in piece for change in changes]
         self._record = record
-        self._plain: list[bytes] = []
-        self._with_prev: list[bytes] = []
-        self._is_too_large = False
-        self._joined: dict[bool, bytes] = {}
+        self._encoded: dict[Form, list[bytes]] = {}
+        self._joined: dict[Form, bytes] = {}
+        self._value_bytes: list[int] = []
 
-    def all(self, prev_kv: bool, bytes_max: int) -> list[bytes] | None:
-        """Return all of them; None when previous values make them larger than that."""
-        if not prev_kv:
-            if not self._plain:
-                self._plain = [messages.event(kv, is_delete) for _, (_, kv, is_delete, _) in self._changes]
-            return self._plain
-        if not self._with_prev and not self._is_too_large:
-            self._with_prev = self._encode_with_prev(bytes_max)
-            self._is_too_large = not self._with_prev
-        return self._with_prev or None
+    def all(self, form: Form, bytes_max: int) -> list[bytes] | None:
+        """Return all of them in a form; None when previous values make them larger than that."""
+        events = self._encoded.get(form)
+        if events is None:
+            prev_kv, keys_only = form
+            encode = messages.without_values if keys_only else messages.event
+            if prev_kv:
+                events = self._encode_with_prev(encode, bytes_max)
+            else:
+                events = [encode(kv, is_delete, None) for _, (_, kv, is_delete, _) in self._changes]
+            self._encoded[form] = events
+        return events or None
 
-    def _encode_with_prev(self, bytes_max: int) -> list[bytes]:
+    def _encode_with_prev(self, encode: Callable[[bytes, bool, bytes | None], bytes], bytes_max: int) -> list[bytes]:
         events: list[bytes] = []
         for revision, (key, kv, is_delete, previous) in self._changes:
             if bytes_max < 0:
                 return []
             if previous >> SUB_BITS == revision:
                 previous = self._before(revision, key)
-            events.append(messages.event(kv, is_delete, self._record(previous) if previous else None))
-            bytes_max -= len(events[-1])
+            record = self._record(previous) if previous else None
+            events.append(encode(kv, is_delete, record))
+            bytes_max -= max(len(events[-1]), 0 if record is None else len(record))
         return events
 
     def _before(self, revision: int, key: bytes) -> int:
@@ -114,21 +120,24 @@ class Events:
                 return change[3]
         return 0
 
-    def joined(self, prev_kv: bool, events: list[bytes]) -> bytes:
-        """Return all of them, as one."""
-        found = self._joined.get(prev_kv)
+    def joined(self, form: Form, events: list[bytes]) -> bytes:
+        """Return all of them in a form, as one."""
+        found = self._joined.get(form)
         if found is None:
-            found = self._joined[prev_kv] = b"".join(events)
+            found = self._joined[form] = b"".join(events)
         return found
 
     def wanted(self, watcher: Watcher) -> list[int] | None:
         """Which of them a watcher wants; None for all."""
-        if watcher.start_revision <= self.first and not (watcher.no_put or watcher.no_delete):
+        if watcher.start_revision <= self.first and not watcher.is_filtered:
             return None
+        if watcher.value_bytes_max and not self._value_bytes:
+            self._value_bytes = [value_bytes(change[1]) for _, change in self._changes]
+        sizes = self._value_bytes or [0] * len(self._changes)
         return [
             number
             for number, (revision, change) in enumerate(self._changes)
-            if revision >= watcher.start_revision and watcher.wants(change[2])
+            if revision >= watcher.start_revision and watcher.wants(change[2], sizes[number])
         ]
 
 
@@ -352,11 +361,12 @@ class WatchHub:
             return True
         if self._bytes_left < 0 or not stream.has_room:
             return False
-        chosen = events.all(watcher.prev_kv, self._bytes_left)
+        form = (watcher.prev_kv, watcher.keys_only)
+        chosen = events.all(form, self._bytes_left)
         if chosen is None:
             return False
         if wanted is None:
-            joined = events.joined(watcher.prev_kv, chosen)
+            joined = events.joined(form, chosen)
             self._bytes_left -= len(joined)
             if stream.is_to_be_split(watcher, header, len(chosen), len(joined)):
                 stream.send_events(watcher, header, chosen)
@@ -423,9 +433,9 @@ class WatchHub:
     def _synced(self, watcher: Watcher) -> None:
         """A watcher has everything up to the present: serve it live."""
         is_special = (
-            watcher.no_put
-            or watcher.no_delete
+            watcher.is_filtered
             or watcher.prev_kv
+            or watcher.keys_only
             or watcher.fragment
             or watcher.progress_notify
             or watcher.start_revision > self._store.revision + 1

@@ -31,6 +31,7 @@ class Watcher:
         stream, watch_id: whose it is; the id is unique in its stream.
         key, range_end: as in the index: ``range_end`` empty for one key, ``b"\\0"`` for no end.
         start_revision: what the client asked for, 0 for "from now".
+        value_bytes_max: size of the largest values whose puts it wants; 0: of all.
         next_revision: the first revision not sent yet; kept only while the watcher is served from history.
         is_quiet: no event was sent since the last progress notification was due, or since it was created.
     """
@@ -40,6 +41,7 @@ class Watcher:
         "id_field",
         "is_quiet",
         "key",
+        "keys_only",
         "next_revision",
         "no_delete",
         "no_put",
@@ -48,6 +50,7 @@ class Watcher:
         "range_end",
         "start_revision",
         "stream",
+        "value_bytes_max",
         "watch_id",
     )
 
@@ -64,6 +67,8 @@ class Watcher:
         prev_kv: bool = False,
         fragment: bool = False,
         progress_notify: bool = False,
+        keys_only: bool = False,
+        value_bytes_max: int = 0,
     ) -> None:
         self.stream = stream
         self.watch_id = watch_id
@@ -77,6 +82,8 @@ class Watcher:
         self.prev_kv = prev_kv
         self.fragment = fragment
         self.progress_notify = progress_notify
+        self.keys_only = keys_only
+        self.value_bytes_max = value_bytes_max
         self.is_quiet = True
 
     @property
@@ -84,9 +91,16 @@ class Watcher:
         """What it takes."""
         return WATCHER_BYTES + len(self.key) + len(self.range_end)
 
-    def wants(self, is_delete: bool) -> bool:
+    @property
+    def is_filtered(self) -> bool:
+        """Whether some events do not reach it."""
+        return self.no_put or self.no_delete or self.value_bytes_max > 0
+
+    def wants(self, is_delete: bool, value_bytes: int) -> bool:
         """Return whether its filters let an event through."""
-        return not (self.no_delete if is_delete else self.no_put)
+        if is_delete:
+            return not self.no_delete
+        return not self.no_put and not 0 < self.value_bytes_max < value_bytes
 
 
 _NO_WATCHERS: Final[dict[Watcher, None]] = {}

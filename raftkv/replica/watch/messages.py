@@ -10,13 +10,19 @@ from collections.abc import Iterator
 from typing import Final
 
 from raftkv.apply.response import field, integer
-from raftkv.storage.key_value import varint
+from raftkv.storage.key_value import KeyValueView, varint
 
 _EVENTS: Final = b"\x5a"
 _FRAGMENT: Final = b"\x38\x01"
 _CREATED: Final = b"\x18\x01"
 _CANCELED: Final = b"\x20\x01"
 _DELETE: Final = b"\x08\x01"
+
+
+def without_values(kv: bytes, is_delete: bool, prev_kv: bytes | None = None) -> bytes:
+    """One element of field ``events`` for watchers that want keys alone; see ``event``."""
+    previous = None if prev_kv is None else KeyValueView(prev_kv).without_value()
+    return event(kv if is_delete else KeyValueView(kv).without_value(), is_delete, previous)
 
 
 def event(kv: bytes, is_delete: bool, prev_kv: bytes | None = None) -> bytes:

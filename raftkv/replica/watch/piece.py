@@ -22,7 +22,7 @@ from raftkv.errors import CompactedError
 from raftkv.replica.watch import messages
 from raftkv.replica.watch.index import Watcher
 from raftkv.replica.watch.intervals import Intervals
-from raftkv.storage.key_value import KeyValueView, encode, key_of
+from raftkv.storage.key_value import KeyValueView, encode, key_of, value_bytes
 from raftkv.storage.revision import SUB_BITS, SUB_MASK, from_key, is_tombstone
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ EVENT_BYTES: Final = 200
 
 UNITS_PER_STEP: Final = 2_000
 """Work of a step of reading: records, and events of views. A step takes 3 to 6 ms."""
+LOOKED_AT_PER_UNIT: Final = 10
+"""Views whose filters are looked at in the time of a unit."""
 PREVIOUS_UNITS: Final = 5
 """Weight of a previous value: it is searched for in the index and read."""
 BYTES_PER_STEP: Final = 4 * 1024 * 1024
@@ -46,7 +48,7 @@ PIECE_MAX_BYTES: Final = 512 * 1024 * 1024
 FREED_PER_STEP: Final = 50_000
 """Events of a view that are freed in a row."""
 
-_Wish = tuple[bool, bool, bool]
+_Wish = tuple[bool, bool, bool, bool, int]
 
 
 class View:
@@ -54,7 +56,7 @@ class View:
 
     Arguments:
         home: where the piece finds it.
-        wish: its name there: prev_kv, no_put, no_delete.
+        wish: its name there: prev_kv, no_put, no_delete, keys_only, value_bytes_max.
 
     Attributes:
         watchers: in the order in which they came.
@@ -69,8 +71,8 @@ class View:
         "_revisions",
         "_starts",
         "_wish",
+        "form",
         "is_too_large",
-        "prev_kv",
         "size_bytes",
         "watchers",
     )
@@ -78,7 +80,7 @@ class View:
     def __init__(self, home: dict[_Wish, View], wish: _Wish) -> None:
         self._home = home
         self._wish = wish
-        self.prev_kv = wish[0]
+        self.form = (wish[0], wish[3])
         self.watchers: list[Watcher] = []
         self.size_bytes = 0
         self.is_too_large = False
@@ -174,7 +176,7 @@ class Piece:
                 self._ranges.add(key, end, views)
             else:
                 self._by_key[key] = views
-        wish = (watcher.prev_kv, watcher.no_put, watcher.no_delete)
+        wish = (watcher.prev_kv, watcher.no_put, watcher.no_delete, watcher.keys_only, watcher.value_bytes_max)
         view = views.get(wish)
         if view is None:
             view = View(views, wish)
@@ -212,38 +214,54 @@ class Piece:
     def _match(self, revision: int, kv: bytes, is_delete: bool) -> tuple[int, int]:
         """Give a change to its views; the units and bytes of it."""
         key = key_of(kv)
-        found = self._wanting(key, is_delete)
+        found, units = self._wanting(key, kv, is_delete)
         if not found:
             self._size_bytes += EVENT_BYTES
-            return 1, 0
+            return units, 0
         if is_delete:
             kv = encode(key, 0, revision, 0)
-        plain = messages.event(kv, is_delete)
-        with_prev: bytes | None = None
-        units = 1 + len(found)
+        events: dict[tuple[bool, bool], bytes] = {}
+        units += len(found)
+        size_bytes = 0
         for view in found:
-            if view.prev_kv and with_prev is None:
-                with_prev = messages.event(kv, is_delete, self._previous(key, revision, kv))
-                units += PREVIOUS_UNITS
-            event = with_prev if view.prev_kv and with_prev is not None else plain
+            event = events.get(view.form)
+            if event is None:
+                prev_kv, keys_only = view.form
+                previous = self._previous(key, revision, kv) if prev_kv else None
+                event = (messages.without_values if keys_only else messages.event)(kv, is_delete, previous)
+                events[view.form] = event
+                units += PREVIOUS_UNITS if prev_kv else 0
+                size_bytes += len(event)
             view.append(revision, event)
             self._size_bytes += (len(event) + EVENT_BYTES) * len(view.watchers)
-        size_bytes = len(plain) + len(with_prev or b"")
         self._references += len(found)
         self._held_bytes += size_bytes
         if self._references > REFERENCES_MAX or self._held_bytes > PIECE_MAX_BYTES:
             self._leave_out()
         return units, size_bytes
 
-    def _wanting(self, key: bytes, is_delete: bool) -> list[View]:
-        """Return the views that want a change of a key."""
-        which = 2 if is_delete else 1
+    def _wanting(self, key: bytes, kv: bytes, is_delete: bool) -> tuple[list[View], int]:
+        """Return the views that want a change of a key, and the units of looking for them."""
+        homes = self._ranges.containing(key) if self._ranges else []
         single = self._by_key.get(key)
-        found = [] if single is None else [view for wish, view in single.items() if not wish[which]]
-        if self._ranges:
-            for views in self._ranges.containing(key):
-                found += [view for wish, view in views.items() if not wish[which]]
-        return found
+        if single is not None:
+            homes.append(single)
+        if not homes:
+            return [], 1
+        which = 2 if is_delete else 1
+        size_bytes = 0 if is_delete else -1
+        found: list[View] = []
+        looked_at = 0
+        for views in homes:
+            looked_at += len(views)
+            for wish, view in views.items():
+                if wish[which]:
+                    continue
+                if wish[4] and size_bytes < 0:
+                    size_bytes = value_bytes(kv)
+                if not 0 < wish[4] < size_bytes:
+                    found.append(view)
+        return found, 1 + looked_at // LOOKED_AT_PER_UNIT
 
     def _leave_out(self) -> None:
         """Give up the later half of the views: their watchers are served by another piece, from where they are."""

@@ -229,6 +229,8 @@ class WatchStream:
             prev_kv=request.prev_kv,
             fragment=request.fragment,
             progress_notify=request.progress_notify,
+            keys_only=request.keys_only,
+            value_bytes_max=max(0, request.max_value_bytes),
         )
         self.watcher_bytes += watcher.size_bytes
         if request.start_revision > self._hub.revision:

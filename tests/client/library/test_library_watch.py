@@ -63,6 +63,27 @@ def test_replay_and_filters(play):
     play(scenario)
 
 
+def test_values_and_large_values_are_left_out_on_request(play):
+    """Members of raftkv do not send them; etcd does, and the client leaves them out."""
+
+    async def scenario(kv):
+        first = await kv.put("k", "small")
+        await kv.put("k", "large" * 10)
+        await kv.put("k", "after")
+        late = await take(kv.watch("k", start_revision=first.revision, keys_only=True, prev_kv=True), 3)
+        assert [(event.value, event.kv.version) for event in late] == [(b"", 1), (b"", 2), (b"", 3)]
+        assert [event.prev_kv and event.prev_kv.value for event in late] == [None, b"", b""]
+        small = kv.watch("k", start_revision=first.revision, max_value_bytes=5)
+        both = kv.watch("k", keys_only=True, max_value_bytes=5)
+        await both.ready()
+        await kv.put("k", "larger")
+        await kv.delete("k")
+        assert [event.value for event in await take(small, 3)] == [b"small", b"after", b""]
+        assert [event.type for event in await take(both, 1)] == ["DELETE"]
+
+    play(scenario)
+
+
 def test_many_watches_share_a_stream(play):
     async def scenario(kv):
         watches = [kv.watch(f"k{number}") for number in range(200)]

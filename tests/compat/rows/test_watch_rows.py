@@ -254,6 +254,34 @@ def test_filters(watcher: Watcher, store: Store, filters: list[int], expected: l
     assert [kind for kind, key, _ in watcher.events(len(expected) + 1) if key == b"a"] == expected
 
 
+def test_values_and_puts_of_large_values_are_left_out_where_the_server_knows_how(
+    watcher: Watcher, store: Store
+) -> None:
+    """Fields that etcd does not know, and ignores: it sends every event with its values."""
+    store.ask(put(b"a", b"old"))
+    watcher.create(b"a", keys_only=True, prev_kv=True)
+    watcher.create(b"a", max_value_bytes=3)
+    watcher.create(b"~")
+    watcher.create(b"a", start_revision=store.at(1), keys_only=True, max_value_bytes=3)
+    store.ask(put(b"a", b"large"))
+    store.ask(put(b"a", b"new"))
+    store.ask(put(b"~"))
+    found: dict[int, list[tuple[bytes, bytes]]] = {watch_id: [] for watch_id in range(4)}
+    while sum(map(len, found.values())) < (8 if store.program == "etcd" else 6) or not found[2]:
+        message = watcher.next()
+        found[message.watch_id] += [(event.kv.value, event.prev_kv.value) for event in message.events]
+    if store.program == "etcd":
+        assert found[0] == [(b"large", b"old"), (b"new", b"large")]
+        assert [len(found[watch_id]) for watch_id in (1, 3)] == [2, 3]
+    else:
+        assert found == {
+            0: [(b"", b""), (b"", b"")],
+            1: [(b"new", b"")],
+            2: [(b"", b"")],
+            3: [(b"", b""), (b"", b"")],
+        }
+
+
 @pytest.mark.parametrize("fragment", [True, False])
 def test_large_responses_are_split_on_request(watcher: Watcher, store: Store, fragment: bool) -> None:
     keys = (b"a", b"b", b"c")

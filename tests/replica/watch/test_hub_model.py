@@ -30,7 +30,12 @@ KEYS = st.sampled_from([b"a", b"b", b"ba", b"c"])
 RANGES = st.sampled_from(
     [(b"a", b""), (b"b", b""), (b"b", b"c"), (b"a", b"\0"), (b"", b"\0"), (b"z", b""), (b"a", b"b\0")]
 )
-VALUE = b"v" * 40
+LARGE_BYTES = 30
+
+
+def _value(revision: int) -> bytes:
+    """The value of every put of a revision: every third one is large."""
+    return b"v" * (40 if revision % 3 == 0 else 20)
 
 
 @dataclass
@@ -116,7 +121,7 @@ class HubMachine(RuleBasedStateMachine):
                 del self.state[key]
                 self.history.append(Expected(txn.main, key, True, 0, 0, 0, previous))
             else:
-                txn.put(key, VALUE)
+                txn.put(key, _value(txn.main))
                 created, version = (txn.main, 1) if before is None else (before[0], before[2] + 1)
                 self.state[key] = (created, txn.main, version, 0)
                 self.history.append(Expected(txn.main, key, False, created, version, 0, previous))
@@ -160,14 +165,18 @@ class HubMachine(RuleBasedStateMachine):
         prev_kv=st.booleans(),
         fragment=st.booleans(),
         progress=st.booleans(),
+        keys_only=st.booleans(),
+        value_bytes_max=st.sampled_from([0, 0, LARGE_BYTES]),
     )
     def watch(self, client: int, interval: tuple[bytes, bytes], start: int | None, filters: tuple[int, ...],
-              prev_kv: bool, fragment: bool, progress: bool) -> None:  # fmt: skip
+              prev_kv: bool, fragment: bool, progress: bool, keys_only: bool,
+              value_bytes_max: int) -> None:  # fmt: skip
         one = self.clients[client % len(self.clients)]
         start_revision = 0 if start is None else max(1, self.store.revision + start)
         request = rpc_pb2.WatchCreateRequest(
             key=interval[0], range_end=interval[1], start_revision=start_revision, prev_kv=prev_kv, fragment=fragment,
-            progress_notify=progress, watch_id=len(one.watchers) + 1,
+            progress_notify=progress, watch_id=len(one.watchers) + 1, keys_only=keys_only,
+            max_value_bytes=value_bytes_max,
         )  # fmt: skip
         request.filters.extend(filters)
         one.watchers[request.watch_id] = Asked(one, request, start_revision or self.store.revision + 1)
@@ -266,12 +275,14 @@ class HubMachine(RuleBasedStateMachine):
         for event, one in zip(response.events, expected, strict=True):
             kv = event.kv
             assert (kv.create_revision, kv.version, kv.lease) == (one.create_revision, one.version, one.lease)
-            assert kv.value == (b"" if one.is_delete else VALUE)
+            without = one.is_delete or asked.request.keys_only
+            assert kv.value == (b"" if without else _value(one.revision))
             if not asked.request.prev_kv or one.previous is None:
                 assert not event.HasField("prev_kv")
             elif event.HasField("prev_kv"):
                 assert (event.prev_kv.mod_revision, event.prev_kv.version) == one.previous
-                assert (event.prev_kv.key, event.prev_kv.value) == (one.key, VALUE)
+                value = b"" if asked.request.keys_only else _value(one.previous[0])
+                assert (event.prev_kv.key, event.prev_kv.value) == (one.key, value)
             else:
                 assert one.revision - 1 < self.store.compact_revision, "a previous value is missing"
 
@@ -288,7 +299,9 @@ class HubMachine(RuleBasedStateMachine):
 
         def matches(one: Expected) -> bool:
             inside = one.key == key if not end else key <= one.key and (end == b"\0" or one.key < end)
-            return inside and one.revision >= asked.first and (1 if one.is_delete else 0) not in request.filters
+            is_wanted = one.is_delete or not 0 < request.max_value_bytes < len(_value(one.revision))
+            unfiltered = (1 if one.is_delete else 0) not in request.filters
+            return inside and one.revision >= asked.first and unfiltered and is_wanted
 
         return [one for one in self.history if matches(one)]
 

@@ -1,0 +1,304 @@
+"""The load of a large Kubernetes cluster, raftkv beside real etcd 3.5.1 in one run.
+
+    python -m bench.kubernetes                   5,000 nodes, 150,000 pods, 30,000 watches; about 15 minutes
+    python -m bench.kubernetes --scale 0.02      a quick look, under two minutes
+    python -m bench.kubernetes --write           put the table into docs/reference/kubernetes.md
+
+Requests are those of API servers: objects change by a txn on their mod_revision, whose failure branch reads; lists come
+in pages of one revision; each watch is on one object, a hundred on each stream. Three members and the load generator
+share the cores of this machine, the programs take turns, and the median over the rounds counts. Rows, in order:
+
+    renew      each node's lease object is renewed every 10 s; a renewal counts from when it was due
+    renew-max  the same, 100 at a time, as fast as they are answered
+    list       all pods in pages of 10,000, as an API server fills its cache, while leases are renewed
+    watch      pods change, 100 at a time; from the request until the watch has the event
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Final
+
+from bench.compare import PROGRAMS, machine, write_table
+from bench.memory import QUOTA, processor_s, resident
+from raftkv.client.rpc import methods
+from raftkv.pb import rpc_pb2
+from raftkv.rpc.client.channel import Channel
+from raftkv.rpc.client.stream import ClientStream
+from raftkv.rpc.limits import ChannelOptions
+from tests.procs import Cluster
+
+LEASE_BYTES, POD_BYTES = 400, 1_000
+RENEW_EVERY_S: Final = 10.0
+PAGE: Final = 10_000
+AT_A_TIME: Final = 100
+"""Calls under way, puts of a txn that fills, and watches of a stream."""
+CONNECTIONS: Final = 12
+EVENTS_TIMEOUT_S: Final = 120.0
+ANSWER_MAX_BYTES: Final = 256 * 1024 * 1024
+PODS, PODS_END = b"/registry/pods/default/", b"/registry/pods/default0"
+
+Figures = dict[str, float]
+
+
+@dataclass
+class Measured:
+    """How long each call of a row took, the row itself, and how many units it did."""
+
+    times_s: list[float]
+    seconds: float
+    units: int
+
+    def figures(self, cpu_s: float) -> Figures:
+        """Rate, slowest hundredth, and the members' processor time for a unit."""
+        cuts = statistics.quantiles(self.times_s * 2, n=100, method="inclusive")
+        cpu_us = cpu_s / self.units * 1e6
+        return {"rate": self.units / self.seconds, "p50_ms": cuts[49] * 1e3, "p99_ms": cuts[98] * 1e3, "cpu_us": cpu_us}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large the cluster is, and how long a row takes."""
+
+    nodes: int
+    pods: int
+    watches: int
+    seconds: float
+
+    @classmethod
+    def scaled(cls, scale: float) -> Sizes:
+        """The largest cluster that Kubernetes supports, times a factor."""
+        nodes, pods, watches = (max(1, int(size * scale)) for size in (5_000, 150_000, 30_000))
+        return cls(nodes, pods, watches, max(2.0, 20.0 * min(1.0, scale * 5)))
+
+
+class Objects:
+    """Objects of one kind, each with the revision that the API server knows."""
+
+    def __init__(self, prefix: bytes, count: int, size_bytes: int) -> None:
+        self.keys = [prefix + b"object-%06d" % number for number in range(count)]
+        self.revisions = [0] * count
+        self._size_bytes = size_bytes
+
+    def put(self, number: int) -> rpc_pb2.RequestOp:
+        """The put of the next value of an object: when it was made, and padding."""
+        value = (b"%020d" % time.monotonic_ns()).ljust(self._size_bytes, b"v")
+        return rpc_pb2.RequestOp(request_put=rpc_pb2.PutRequest(key=self.keys[number], value=value))
+
+    def update(self, number: int) -> bytes:
+        """The txn that changes an object, if its revision is still the known one."""
+        key = self.keys[number]
+        same = rpc_pb2.Compare(key=key, target=rpc_pb2.Compare.MOD, mod_revision=self.revisions[number])
+        read = rpc_pb2.RequestOp(request_range=rpc_pb2.RangeRequest(key=key))
+        return rpc_pb2.TxnRequest(compare=[same], success=[self.put(number)], failure=[read]).SerializeToString()
+
+
+class Load:
+    """The API servers of one cluster of members.
+
+    Arguments:
+        channels: to all members.
+        sizes: of the cluster.
+    """
+
+    def __init__(self, channels: Sequence[Channel], sizes: Sizes) -> None:
+        self.sizes = sizes
+        self.leases = Objects(b"/registry/leases/kube-node-lease/", sizes.nodes, LEASE_BYTES)
+        self.pods = Objects(PODS, sizes.pods, POD_BYTES)
+        self._channels = channels
+        self._event_s: list[float] = []
+        self._readers: list[asyncio.Task[None]] = []
+
+    async def fill(self) -> None:
+        """Create all objects, a hundred in a txn."""
+        for objects in (self.leases, self.pods):
+            for first in range(0, len(objects.keys), AT_A_TIME):
+                numbers = range(first, min(first + AT_A_TIME, len(objects.keys)))
+                request = rpc_pb2.TxnRequest(success=map(objects.put, numbers)).SerializeToString()
+                data = await self._channels[0].unary(methods.TXN.path, request)
+                revision = rpc_pb2.TxnResponse.FromString(data).header.revision
+                objects.revisions[first : first + AT_A_TIME] = [revision] * len(numbers)
+
+    async def _update(self, objects: Objects, number: int) -> None:
+        data = await self._channels[number % CONNECTIONS].unary(methods.TXN.path, objects.update(number))
+        answer = rpc_pb2.TxnResponse.FromString(data)
+        if not answer.succeeded:
+            raise SystemExit(f"bench: {objects.keys[number]!r} was changed by another: the answer is wrong")
+        objects.revisions[number] = answer.header.revision
+
+    async def renew(self) -> Measured:
+        """Renew leases when they are due, for the length of a row."""
+        times: list[float] = []
+        rate = self.sizes.nodes / RENEW_EVERY_S
+        begun = time.perf_counter()
+
+        async def renew(number: int, due: float) -> None:
+            await self._update(self.leases, number)
+            times.append(time.perf_counter() - due)
+
+        async with asyncio.TaskGroup() as renewals:
+            for number in range(max(1, min(self.sizes.nodes, int(self.sizes.seconds * rate)))):
+                due = begun + number / rate
+                await asyncio.sleep(max(0.0, due - time.perf_counter()))
+                renewals.create_task(renew(number, due))
+        return Measured(times, time.perf_counter() - begun, len(times))
+
+    async def change(self, objects: Objects, count: int) -> Measured:
+        """Change the first so many objects in turn, a hundred at a time; none twice at once."""
+        times: list[float] = []
+        begun = time.perf_counter()
+        end = begun + self.sizes.seconds
+        workers = min(AT_A_TIME, count)
+
+        async def work(worker: int) -> None:
+            number = worker
+            while (started := time.perf_counter()) < end:
+                await self._update(objects, number)
+                times.append(time.perf_counter() - started)
+                number = number + workers if number + workers < count else worker
+
+        await asyncio.gather(*map(work, range(workers)))
+        return Measured(times, time.perf_counter() - begun, len(times))
+
+    async def list(self) -> Measured:
+        """List all pods, again and again; the rate is that of pods, the times are those of pages."""
+        times: list[float] = []
+        renewals = asyncio.create_task(self.renew())
+        begun, pods = time.perf_counter(), 0
+        while not pods or time.perf_counter() - begun < self.sizes.seconds:
+            key, revision, more, found = PODS, 0, True, 0
+            while more:
+                request = rpc_pb2.RangeRequest(key=key, range_end=PODS_END, limit=PAGE, revision=revision)
+                started = time.perf_counter()
+                data = await self._channels[pods % CONNECTIONS].unary(methods.RANGE.path, request.SerializeToString())
+                times.append(time.perf_counter() - started)
+                page = rpc_pb2.RangeResponse.FromString(data)
+                found += len(page.kvs)
+                key, revision, more = page.kvs[-1].key + b"\0", revision or page.header.revision, page.more
+            if found != self.sizes.pods:
+                raise SystemExit(f"bench: a list had {found} of {self.sizes.pods} pods: the answer is wrong")
+            pods += found
+        seconds = time.perf_counter() - begun
+        await renewals
+        return Measured(times, seconds, pods)
+
+    async def open_watches(self, stack: AsyncExitStack) -> None:
+        """Open all watches, one pod each."""
+        for first in range(0, self.sizes.watches, AT_A_TIME):
+            stream = self._channels[first // AT_A_TIME % CONNECTIONS].stream("/etcdserverpb.Watch/Watch")
+            await stack.enter_async_context(stream)
+            count = min(AT_A_TIME, self.sizes.watches - first)
+            for number in range(first, first + count):
+                create = rpc_pb2.WatchCreateRequest(key=self.pods.keys[number], prev_kv=True, progress_notify=True)
+                await stream.send(rpc_pb2.WatchRequest(create_request=create).SerializeToString())
+            created = 0
+            while created < count:
+                created += rpc_pb2.WatchResponse.FromString(await anext(stream)).created
+            self._readers.append(asyncio.create_task(self._read(stream)))
+        stack.callback(lambda: [reader.cancel() for reader in self._readers])
+
+    async def _read(self, stream: ClientStream) -> None:
+        async for data in stream:
+            for event in rpc_pb2.WatchResponse.FromString(data).events:
+                self._event_s.append((time.monotonic_ns() - int(event.kv.value[:20])) / 1e9)
+
+    async def watch(self) -> Measured:
+        """Change pods that are watched."""
+        self._event_s.clear()
+        changes = await self.change(self.pods, self.sizes.watches)
+        begun = time.perf_counter()
+        while len(self._event_s) < changes.units:
+            if time.perf_counter() - begun > EVENTS_TIMEOUT_S:
+                raise SystemExit(f"bench: {len(self._event_s)} of {changes.units} events came")
+            await asyncio.sleep(0.01)
+        return Measured(self._event_s, changes.seconds + time.perf_counter() - begun, changes.units)
+
+
+async def _measure(cluster: Cluster, sizes: Sizes) -> dict[str, Figures]:
+    """All rows against a fresh cluster."""
+    rows: dict[str, Figures] = {}
+    async with AsyncExitStack() as stack:
+        options = ChannelOptions(max_receive_message_bytes=ANSWER_MAX_BYTES)
+        endpoints = [cluster.endpoints[number % len(cluster.endpoints)] for number in range(CONNECTIONS)]
+        load = Load([await stack.enter_async_context(Channel(one, options=options)) for one in endpoints], sizes)
+        await load.fill()
+        await load.open_watches(stack)
+        calls = (load.renew, lambda: load.change(load.leases, sizes.nodes), load.list, load.watch)
+        for name, row in zip(("renew", "renew-max", "list", "watch"), calls, strict=True):
+            before_s = sum(map(processor_s, cluster.members))
+            measured = await row()
+            rows[name] = measured.figures(sum(map(processor_s, cluster.members)) - before_s)
+            print(f"  {cluster.program.name:7} {name:10} {rows[name]['rate']:>10,.0f}/s", file=sys.stderr, flush=True)
+        memory = [resident(member) for member in cluster.members]
+    rows["memory"] = {name: max(one[name] for one in memory) for name in ("RssAnon", "VmHWM")}
+    return rows
+
+
+def run(rounds: int, sizes: Sizes) -> dict[str, dict[str, Figures]]:
+    """Medians of all rounds: row, program, figures."""
+    seen: dict[str, list[dict[str, Figures]]] = {program.name: [] for program in PROGRAMS}
+    for number in range(rounds):
+        for program in PROGRAMS if number % 2 == 0 else reversed(PROGRAMS):
+            with Cluster(program.with_flags(*QUOTA), size=3) as cluster:
+                seen[program.name].append(asyncio.run(_measure(cluster, sizes)))
+    return {
+        row: {
+            name: {figure: statistics.median(one[row][figure] for one in found) for figure in found[0][row]}
+            for name, found in seen.items()
+        }
+        for row in next(iter(seen.values()))[0]
+    }
+
+
+SHOWN: Final = {
+    "rate": "rate, 1/s",
+    "p50_ms": "p50, ms",
+    "p99_ms": "p99, ms",
+    "cpu_us": "CPU of all members for one, us",
+    "RssAnon": "largest member, its own, MiB",
+    "VmHWM": "largest member, peak with files, MiB",
+}
+
+
+def table(rows: dict[str, dict[str, Figures]], sizes: Sizes, rounds: int) -> str:
+    """The rows as Markdown."""
+    lines = ["| row | figure | etcd 3.5.1 | raftkv | raftkv / etcd |", "|---|---|---:|---:|---:|"]
+    for row, programs in rows.items():
+        for figure, raftkv in programs["raftkv"].items():
+            etcd = programs["etcd"][figure]
+            ratio = f"{raftkv / etcd:.2f}" if etcd else "-"
+            lines.append(f"| {row} | {SHOWN[figure]} | {etcd:,.1f} | {raftkv:,.1f} | {ratio} |")
+    facts = machine()
+    lines += [
+        "",
+        f"{sizes.nodes:,} nodes, {sizes.pods:,} pods of {POD_BYTES:,} bytes, {sizes.watches:,} watches; three members "
+        f"and the load generator on {facts['cores']} shared cores, hot path {facts['hot_path']}, median of {rounds} "
+        f"alternating rounds, {facts['date']}.",
+    ]
+    return "\n".join(lines)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Measure both programs."""
+    parser = argparse.ArgumentParser(prog="python -m bench.kubernetes", description="the load of a Kubernetes cluster")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of 5,000 nodes, 150,000 pods, 30,000 watches")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--write", action="store_true", help="put the table into docs/reference/kubernetes.md")
+    options = parser.parse_args(words)
+    sizes = Sizes.scaled(options.scale)
+    rows = run(options.rounds, sizes)
+    text = table(rows, sizes, options.rounds)
+    print(text)
+    if options.write:
+        write_table(text, "kubernetes")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""``cluster roll``: restart all members one after another by the operator's own command, the leader last.
+
+Before each step every member is asked how it is. A step is safe when the voters that stay, and are in sync, are a
+quorum; an unsafe step is refused with the reason, and nothing is restarted any more. A leader hands over before its
+restart. The next step waits until the restarted member has applied what the leader had when it came back.
+
+The command must return after the old process has ended, as ``systemctl restart`` does. Words are split as by a shell
+and run without one; ``{host}``, ``{name}`` and ``{id}`` stand for the member, and names that a shell would read in
+another way are refused: the command may hand them to the shell of another host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shlex
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from raftkv.cli import pflag
+from raftkv.cli.command import Invocation
+from raftkv.cli.ctl.session import open_session
+from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError
+from raftkv.client.rpc import methods
+from raftkv.errors import ConfigError, StatusError
+from raftkv.pb import rpc_pb2
+
+if TYPE_CHECKING:
+    from raftkv.client import Client
+
+LAG_MAX_ENTRIES: Final = 1_000
+"""A member that has applied all but so many entries is in sync."""
+PAUSE_S: Final = 0.5
+_PLAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]*")
+_FIELDS: Final = ("host", "name", "id")
+
+Run = Callable[[Sequence[str]], Awaitable[int]]
+"""Run a command; its exit status."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A member, and how it is; ``problem`` says why it does not count for a quorum."""
+
+    member: rpc_pb2.Member
+    status: rpc_pb2.StatusResponse
+    problem: str = ""
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether it leads."""
+        return 0 != self.status.leader == self.member.ID
+
+
+def cluster_roll(invocation: Invocation) -> None:
+    """Restart every member; with ``--dry-run`` print the steps."""
+    template = invocation["restart"]
+    if not template:
+        raise CommandError("cluster roll needs --restart, such as 'ssh {host} systemctl restart raftkv'", BAD_ARGUMENTS)
+    session = open_session(invocation)
+
+    async def roll(client: Client) -> None:
+        await Roll(client, template, session.timeout_s, invocation["wait"], _run, _say).all(invocation["dry-run"])
+
+    session.run(roll)
+
+
+async def _run(words: Sequence[str]) -> int:
+    try:
+        child = await asyncio.create_subprocess_exec(*words, stdin=asyncio.subprocess.DEVNULL)
+    except OSError as error:
+        raise CommandError(f"cannot run {words[0]}: {error.strerror}", ERROR) from None
+    return await child.wait()
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+class Roll:
+    """The restarts of one cluster.
+
+    Arguments:
+        client: of the cluster.
+        template: the command, with its fields.
+        timeout_s: for each question to a member.
+        wait_s: for a restarted member to be in sync.
+        run: runs a command.
+        say: prints a line.
+    """
+
+    def __init__(
+        self, client: Any, template: str, timeout_s: float, wait_s: float, run: Run, say: Callable[[str], None]
+    ) -> None:
+        self._client = client
+        self._template = template
+        self._timeout_s = timeout_s
+        self._wait_s = wait_s
+        self._run = run
+        self._say = say
+
+    async def all(self, is_dry: bool) -> None:
+        """Restart every member, or say what would be done.
+
+        Raises:
+            CommandError: a step is not safe, a command failed, or a member did not come back.
+        """
+        seen = await self._look()
+        left = [one.member for one in sorted(seen, key=lambda one: (one.is_leader, not one.member.isLearner))]
+        commands = {member.ID: command(self._template, member) for member in left}
+        for number, member in enumerate(left, 1):
+            one = next(one for one in seen if one.member.ID == member.ID)
+            first = "hand leadership over, then restart" if one.is_leader else "restart"
+            self._say(f"{number} of {len(left)}: {first} {member.name}: {shlex.join(commands[member.ID])}")
+        refuse_unsafe(seen, left[0])
+        self._say(f"next safe step: restart {left[0].name}")
+        if is_dry:
+            return
+        for number, member in enumerate(left, 1):
+            seen = await self._look()
+            try:
+                refuse_unsafe(seen, member)
+                await self._hand_over(seen, member)
+                self._say(f"restarting {member.name} ({number} of {len(left)})")
+                if status := await self._run(commands[member.ID]):
+                    raise CommandError(f"the restart command for {member.name} ended with status {status}", ERROR)
+                await self._wait(member)
+            except CommandError as error:
+                names = ", ".join(one.name for one in left[: number - 1]) or "none"
+                raise CommandError(str(error), ERROR, [*error.details, f"restarted so far: {names}"]) from None
+
+    async def _look(self) -> list[Seen]:
+        """Ask every member how it is."""
+        request = rpc_pb2.MemberListRequest(linearizable=True)
+        listed = await self._client.call(methods.MEMBER_LIST, request, timeout_s=self._timeout_s)
+        return in_sync(await asyncio.gather(*map(self._ask, listed.members)))
+
+    async def _ask(self, member: rpc_pb2.Member) -> Seen:
+        if not member.clientURLs:
+            return Seen(member, rpc_pb2.StatusResponse(), "was never started")
+        request = rpc_pb2.StatusRequest()
+        try:
+            status = await self._client.call_at(
+                member.clientURLs[0], methods.STATUS, request, timeout_s=self._timeout_s
+            )
+        except (StatusError, ConfigError) as error:
+            return Seen(member, rpc_pb2.StatusResponse(), f"does not answer ({error})")
+        if status.header.member_id != member.ID:
+            return Seen(member, rpc_pb2.StatusResponse(), f"does not answer ({member.clientURLs[0]} is another member)")
+        return Seen(member, status, "" if status.leader else "knows no leader")
+
+    async def _hand_over(self, seen: Sequence[Seen], member: rpc_pb2.Member) -> None:
+        """Have another voter lead, if this one does."""
+        if not any(one.is_leader and one.member.ID == member.ID for one in seen):
+            return
+        others = [one for one in seen if one.member.ID != member.ID and not one.member.isLearner and not one.problem]
+        target = max(others, key=lambda one: one.status.raftAppliedIndex).member
+        self._say(f"handing leadership from {member.name} to {target.name}")
+        request = rpc_pb2.MoveLeaderRequest(targetID=target.ID)
+        await self._client.call_at(member.clientURLs[0], methods.MOVE_LEADER, request, timeout_s=self._timeout_s)
+
+    async def _wait(self, member: rpc_pb2.Member) -> None:
+        """Wait until a member is in sync again."""
+        deadline = time.monotonic() + self._wait_s
+        problem = ""
+        while time.monotonic() < deadline:
+            try:
+                one = next(one for one in await self._look() if one.member.ID == member.ID)
+            except StatusError as error:  # the members that stay elect another leader
+                problem = str(error)
+            else:
+                problem = one.problem
+                if not problem:
+                    self._say(f"{member.name} is back, with {one.status.raftAppliedIndex:,} entries applied")
+                    return
+            await asyncio.sleep(PAUSE_S)
+        wait = pflag.format_duration(round(self._wait_s * 1e9))
+        raise CommandError(f"{member.name} was not in sync {wait} after its restart: it {problem}", ERROR)
+
+
+def in_sync(seen: Sequence[Seen]) -> list[Seen]:
+    """Note which members are too far behind to count."""
+    newest = max((one.status.raftAppliedIndex for one in seen), default=0)
+
+    def checked(one: Seen) -> Seen:
+        lag = newest - one.status.raftAppliedIndex
+        behind = "" if lag <= LAG_MAX_ENTRIES else f"is {lag:,} entries behind"
+        return Seen(one.member, one.status, one.problem or behind)
+
+    return [checked(one) for one in seen]
+
+
+def refuse_unsafe(seen: Sequence[Seen], member: rpc_pb2.Member) -> None:
+    """Refuse the restart of a member without which there is no quorum.
+
+    Raises:
+        CommandError: the others are too few; it names those that do not count.
+    """
+    voters = [one for one in seen if not one.member.isLearner]
+    staying = [one for one in voters if one.member.ID != member.ID and not one.problem]
+    quorum = len(voters) // 2 + 1
+    if len(staying) >= quorum:
+        return
+    details = [f"{one.member.name or f'{one.member.ID:x}'} {one.problem}" for one in voters if one.problem]
+    text = f"restarting {member.name} is not safe: it leaves {len(staying)} voters in sync, and a quorum is {quorum}"
+    raise CommandError(text, ERROR, details)
+
+
+def command(template: str, member: rpc_pb2.Member) -> list[str]:
+    """Return the words that restart a member.
+
+    Raises:
+        CommandError: a field that does not exist, a quote without an end, or a member whose name a shell would misread.
+    """
+    host = urlsplit(member.clientURLs[0]).hostname or "" if member.clientURLs else ""
+    values = dict(zip(_FIELDS, (host, member.name, f"{member.ID:x}"), strict=True))
+    try:
+        words = shlex.split(template)
+        used = {name for word in words for name in re.findall(r"{(\w*)}", word)}
+        if unknown := used - set(_FIELDS):
+            raise ValueError(f"{{{min(unknown)}}} is none of {{host}}, {{name}}, {{id}}")
+        if odd := [name for name in used if not _PLAIN.fullmatch(values[name])]:
+            raise ValueError(f"the {min(odd)} of member {member.ID:x} is {values[min(odd)]!r}, not plain letters")
+    except ValueError as error:
+        raise CommandError(f"--restart: {error}", BAD_ARGUMENTS) from None
+    return [re.sub(r"{(\w*)}", lambda found: values[found[1]], word) for word in words]
