@@ -11,7 +11,7 @@ from raftkv.client.lease import LeaseKeeper
 from raftkv.client.library import Client
 from raftkv.client.scope import Scope, Space
 from raftkv.client.watch import WatchHub
-from raftkv.errors import CompactedError
+from raftkv.errors import CompactedError, FutureRevisionError
 from raftkv.pb import rpc_pb2
 from tests.client.fake_watches import FakeCall, FakeCore
 
@@ -43,7 +43,9 @@ class History:
         self.compacted = self.revision
 
     def range(self, request):
-        if request.revision and (request.revision < self.compacted or request.revision > self.revision):
+        if request.revision > self.revision:
+            raise FutureRevisionError
+        if request.revision and (request.revision < self.compacted or request.revision not in self.states):
             raise CompactedError
         state = self.states[request.revision or self.revision]
         key, end = request.key, request.range_end

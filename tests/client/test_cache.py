@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import random
-import threading
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-import raftkv.aio
-from raftkv.client import cache as cache_module
 from raftkv.client import control as control_module
-from raftkv.client.errors import CacheBehind, CacheTooLarge, HistoryReplaced, StreamLost
+from raftkv.client.errors import CacheBehind, CacheTooLarge, HistoryReplaced, StreamLost, WatchCanceled
 from raftkv.errors import PermissionDeniedError
 from tests.client.fake_store import FakeClusters
 from tests.virtual_loop import NodeLoop, Scheduler
@@ -208,7 +206,324 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = Machine.TestCase
-import os
-if os.environ.get("NOSHRINK"):
-    from hypothesis import settings, Phase
-    TestMachine.settings = settings(phases=[Phase.generate], max_examples=int(os.environ["NOSHRINK"]), stateful_step_count=30, deadline=None)
+TestMachine.settings = settings(stateful_step_count=30, deadline=None)
+
+
+# ---- linearizable reads
+
+
+@pytest.mark.parametrize("version", ["3.5.1", "3.6.0"])
+def test_linearizable_read_of_an_unchanged_prefix_moves_no_key_over_the_wire(version):
+    world = World(version)
+    world.write(a=b"1", b=b"1")
+    cache = world.cache()
+    for number in range(10):
+        world.core.write({b"zzz": b"%d" % number})
+        page = world.finish(cache.range(linearizable=True))
+        assert page.revision == world.core.history_now.revision
+    assert world.core.asked["list"] == 1
+    assert (world.core.asked["compare"] > 0) == (version == "3.5.1")
+
+
+def test_many_linearizable_reads_at_once_share_a_question_that_is_sent_after_them():
+    world = World()
+    world.write(a=b"1")
+    cache = world.cache()
+    world.core.asked.clear()
+    early = [world.begin(cache.get("jobs/a", linearizable=True)) for _ in range(100)]
+    world.run(0.0)
+    assert world.core.asked["key"] <= 1
+    world.write(a=b"2")
+    late = [world.begin(cache.get("jobs/a", linearizable=True)) for _ in range(100)]
+    world.run(1.0)
+    assert {task.result().value for task in late} == {b"2"}
+    assert all(task.done() for task in early)
+    assert world.core.asked["key"] == 2
+
+
+def test_read_that_begins_during_a_round_does_not_take_its_answer():
+    """The answer of the first question is under way when the write is acknowledged."""
+    for seed in range(20):
+        world = World(seed=seed)
+        world.write(a=b"1")
+        cache = world.cache()
+        world.core.holds_events = True
+        first = world.begin(cache.get("jobs/a", linearizable=True))
+        for number in range(3):
+            world.run(0.05 * number)
+            world.write(a=b"%d" % number)
+            read = world.begin(cache.get("jobs/a", linearizable=True))
+            world.loop.call_later(0.3, setattr, world.core, "holds_events", False)
+            world.loop.call_later(0.3, world.core.move)
+            world.run(2.0)
+            assert read.result().value == b"%d" % number
+            world.core.holds_events = True
+        assert first.done()
+
+
+@pytest.mark.parametrize("change", [{"a": None}, {"a": b"2"}, {"a": None, "d": b"1"}, {"d": b"1"}])
+def test_early_answer_for_progress_is_not_believed(change):
+    """Etcd 3.5.1 tells the revision of a write before the event of it."""
+    world = World("3.5.1")
+    world.write(a=b"1", b=b"1")
+    cache = world.cache()
+    world.core.holds_events = True
+    world.write(**change)
+    read = world.begin(cache.range(linearizable=True, timeout_s=1.0))
+    world.run(2.0)
+    with pytest.raises(CacheBehind, match="did not come to now within 1 s"):
+        read.result()
+    world.core.holds_events = False
+    world.core.move()
+    now = world.core.history_now
+    assert shown(world.finish(cache.range(linearizable=True))) == below(now.states[now.revision])
+
+
+def test_progress_of_a_member_that_is_cut_off_is_no_ground_for_a_read():
+    world = World()
+    world.write(a=b"1")
+    cache = world.cache()
+    world.core.holds_apply = True
+    world.write(a=b"2")
+    read = world.begin(cache.get("jobs/a", linearizable=True, timeout_s=1.0))
+    world.run(2.0)
+    with pytest.raises(CacheBehind):
+        read.result()
+    assert world.finish(cache.get("jobs/a")).value == b"1"
+
+
+def test_another_watch_that_is_behind_does_not_hold_up_a_read():
+    """Members drop the question for progress while one of the stream's watches is behind."""
+    world = World()
+    world.write(a=b"1")
+    cache = world.cache()
+    member = world.core.calls[-1]
+    member.watches[99] = [member.requests[0].create_request, 10**6]  # of a future revision
+    world.core.write({b"zzz": b"1"})
+    assert world.finish(cache.range(linearizable=True), 1.0).revision == world.core.history_now.revision
+
+
+# ---- other clusters
+
+
+def test_list_and_watch_of_two_clusters_are_not_taken_for_one():
+    """The stream is down while the cluster is listed, and then leads to another cluster."""
+    world = World()
+    world.write(a=b"1", b=b"1")
+    world.core.refuse = StreamLost("down")
+    cache = world.cache()
+    state = dict(world.core.history_now.states[2], **{b"jobs/a": (b"other", 1, 2, 2)})
+    world.core.replace(2, state)
+    world.core.refuse = None
+    world.run(10.0)
+    assert world.finish(cache.get("jobs/a")).value == b"other"
+
+
+def test_wait_for_a_revision_of_a_cluster_that_is_gone_fails():
+    world = World()
+    world.write(a=b"1")
+    cache = world.cache()
+    updates = []
+
+    async def follow():
+        async for update in cache.subscribe():
+            updates.append((update.kind, update.cluster_id, [(event.type, event.key) for event in update.events]))
+
+    world.begin(follow())
+    wait = world.begin(cache.wait(100))
+    world.run()
+    world.core.replace(1, {b"jobs/b": (b"1", 1, 1, 1)})
+    world.core.lose_stream()
+    world.run(3.0)
+    with pytest.raises(HistoryReplaced):
+        wait.result()
+    assert updates == [
+        ("SNAPSHOT", 7, [("PUT", b"jobs/a")]),
+        ("RESTORED", 8, [("DELETE", b"jobs/a"), ("PUT", b"jobs/b")]),
+    ]
+
+
+def test_history_that_goes_back_under_the_same_id_is_noticed_by_a_linearizable_read():
+    world = World()
+    for number in range(5):
+        world.write(a=b"%d" % number)
+    cache = world.cache()
+    world.core.replace(2, world.core.history_now.states[2], cluster_id=7)
+    assert world.finish(cache.get("jobs/a", linearizable=True)).value == b"0"
+    assert cache.revision == 2
+
+
+# ---- limits, refusals, the end
+
+
+def test_cache_that_would_be_too_large_ends_and_says_so():
+    world = World()
+    world.write(a=b"1")
+    with pytest.raises(CacheTooLarge, match="would hold more than max_bytes=300: raise max_bytes"):
+        world.cache(max_bytes=300)
+    cache = world.cache(max_bytes=1_000)
+    updates = world.begin(anext_of(cache.subscribe(), 3))
+    waiting = world.begin(cache.wait(100))
+    world.write(b=b"1")
+    world.run(1.0)
+    world.write(b=None, c=b"x" * 150)
+    world.run(1.0)
+    assert len(world.finish(cache.range())) == 2
+    world.write(c=b"x" * 300)
+    world.run(1.0)
+    assert [update.kind for update in updates.result()] == ["SNAPSHOT", "EVENTS", "EVENTS"]
+    for read in (
+        cache.get("jobs/a"),
+        cache.range(),
+        cache.get("jobs/a", linearizable=True),
+        anext_of(cache.subscribe()),
+    ):
+        with pytest.raises(CacheTooLarge):
+            world.finish(read)
+    with pytest.raises(CacheTooLarge):
+        waiting.result()
+    assert isinstance(cache.error, CacheTooLarge)
+    assert cache.size_bytes == 0
+    world.run(1.0)
+    assert not world.core.calls[-1].watches
+
+
+async def anext_of(updates, count=1):
+    return [await anext(updates) for _ in range(count)]
+
+
+def test_refusal_ends_the_start_and_later_only_shows():
+    world = World()
+    world.core.refusal = PermissionDeniedError()
+    with pytest.raises(PermissionDeniedError):
+        world.cache()
+    world.core.refusal = None
+    world.write(a=b"1")
+    cache = world.cache()
+    assert cache.error is None
+    world.core.refusal = PermissionDeniedError()
+    world.core.holds_events = True
+    world.write(a=b"2")
+    world.core.history_now.compact()
+    world.core.holds_events = False
+    world.core.move()
+    world.run(1.0)
+    assert isinstance(cache.error, PermissionDeniedError)
+    assert world.finish(cache.get("jobs/a")).value == b"1"
+    with pytest.raises(PermissionDeniedError):
+        world.finish(cache.get("jobs/a", linearizable=True))
+    world.core.refusal = None
+    assert world.finish(cache.get("jobs/a", linearizable=True)).value == b"2"
+
+
+def test_cluster_that_does_not_answer_ends_the_start_in_time():
+    world = World()
+    world.core.is_down = True
+    with pytest.raises(CacheBehind, match="is at revision 0 and did not come to its first list within 3 s"):
+        world.finish(world.kv.cache("jobs/").start(3.0))
+
+
+def test_slow_subscriber_gets_a_snapshot_and_no_more_memory(monkeypatch):
+    monkeypatch.setattr("raftkv.client.cache.QUEUE_BYTES", 3_000)
+    world = World()
+    world.write(a=b"1")
+    cache = world.cache()
+    updates = cache.subscribe()
+    assert [update.kind for update in world.finish(anext_of(updates))] == ["SNAPSHOT"]
+    for number in range(20):
+        world.write(a=b"%d" % number)
+        world.run(0.1)
+    (update,) = world.finish(anext_of(updates))
+    assert (update.kind, update.revision) == ("SNAPSHOT", world.core.history_now.revision)
+    world.write(a=b"last")
+    assert [update.kind for update in world.finish(anext_of(updates))] == ["EVENTS"]
+
+
+def test_subscribers_at_one_revision_share_a_snapshot():
+    world = World()
+    world.write(a=b"1")
+    cache = world.cache()
+    first, second = (world.finish(anext_of(cache.subscribe()))[0] for _ in range(2))
+    assert first is second
+
+
+def test_close_ends_waits_rounds_and_subscriptions():
+    world = World()
+    world.write(a=b"1")
+    cache = world.cache()
+    world.core.holds_apply = True
+    world.core.write({b"zzz": b"1"})
+    updates = world.begin(anext_of(cache.subscribe(), 2))
+    waits = [world.begin(cache.wait(100)), world.begin(cache.wait(linearizable=True))]
+    world.run(0.1)
+    world.finish(cache.close())
+    world.run(0.1)
+    with pytest.raises(StopAsyncIteration):
+        updates.result()
+    for wait in [*waits, world.begin(cache.get("jobs/a"))]:
+        world.run()
+        with pytest.raises(WatchCanceled, match="is closed"):
+            wait.result()
+    world.finish(cache.close())
+
+
+def test_cache_is_started_once():
+    world = World()
+    cache = world.kv.cache("jobs/")
+    with pytest.raises(RuntimeError, match="was not started"):
+        world.finish(cache.get("jobs/a"))
+    world.finish(cache.start())
+    with pytest.raises(RuntimeError, match="was started before"):
+        world.finish(cache.start())
+
+
+# ---- what reads return
+
+
+def test_index_leaves_out_keys_that_its_function_cannot_read(caplog):
+    world = World()
+    world.write(a=b"1", b=b"x")
+    cache = world.cache(indexes={"number": lambda item: [int(item.value)], "all": lambda item: [1, 1, "x"]})
+    world.write(c=b"1", d=b"2")
+    world.run(1.0)
+    assert [item.key for item in world.finish(cache.select("number", 1))] == [b"jobs/a", b"jobs/c"]
+    assert world.finish(cache.select("number", 7)).items == ()
+    assert world.finish(cache.select("all", "x")).count == 4
+    assert "the index number leaves out the key b'jobs/b': ValueError" in caplog.text
+    with pytest.raises(ValueError, match="has no index 'owner'"):
+        world.finish(cache.select("owner", 1))
+
+
+RANGES = [
+    ((), {}, [b"a", b"ab", b"b"], False),
+    ((), {"limit": 2}, [b"a", b"ab"], True),
+    (("a",), {}, [b"a"], False),
+    (("aa",), {}, [], False),
+    (("a",), {"prefix": True}, [b"a", b"ab"], False),
+    (("ab", "b"), {}, [b"ab"], False),
+    (("b", "a"), {}, [], False),
+]
+
+
+@pytest.mark.parametrize(("args", "options", "keys", "more"), RANGES)
+@pytest.mark.parametrize("prefix", ["jobs/", "", "\xff"])
+def test_ranges_are_those_of_the_store(args, options, keys, more, prefix):
+    world = World()
+    start = prefix.encode()
+    world.core.write({start + key: b"1" for key in (b"a", b"ab", b"b")})
+    cache = world.finish(world.kv.cache(prefix).start())
+    page = world.finish(cache.range(*(prefix + arg for arg in args), **options))
+    assert ([item.key for item in page], page.more) == ([start + key for key in keys], more)
+
+
+@pytest.mark.parametrize(
+    ("args", "options"),
+    [(("x",), {}), (("",), {"prefix": True}), (("jobs/a", "k"), {}), (("jobs/a", "\0"), {}), ((None, "x"), {})],
+)
+def test_reads_outside_of_the_prefix_are_refused_not_empty(args, options):
+    world = World()
+    cache = world.cache()
+    with pytest.raises(ValueError, match="outside of the cache|give a key"):
+        world.finish(cache.range(*args, **options))
+    with pytest.raises(ValueError, match="outside of the cache"):
+        world.finish(cache.get("x"))
