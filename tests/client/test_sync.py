@@ -94,7 +94,8 @@ def test_both_faces_have_the_same_methods_with_the_same_arguments():
 )
 def test_both_clients_of_what_is_held_have_the_same_methods(name):
     ours, theirs = _methods(getattr(raftkv, name)), _methods(getattr(raftkv.aio, name))
-    of_the_loop = {"answered", "commit", "conditions", "interrupting", "next_batch", "ready", "refused", "renewed"}
+    of_the_loop = {"answered", "commit", "conditions", "expect", "interrupting", "next_batch", "next_step", "ready"}
+    of_the_loop |= {"refused", "renewed"}
     of_an_operation = {"from_message", "leases", "request", "result", "to_message"}
     assert set(theirs) - set(ours) - of_the_loop - of_an_operation == set()
 
