@@ -1,7 +1,7 @@
 """A cache of many keys, read by many tasks: ``python -m bench.cache [KEYS [READERS]]``; one member, on this machine.
 
-Prints one row each: seconds to fill, bytes a key, reads a second of all readers, lag of an event, and what a linearizable
-read costs beside a range over the wire.
+Prints one row each: seconds to fill, bytes a key, reads a second of all readers, lag of an event,
+and what a linearizable read costs beside a range over the wire.
 """
 
 from __future__ import annotations
