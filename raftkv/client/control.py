@@ -18,7 +18,7 @@ from raftkv.client.rpc import methods, retry
 from raftkv.client.rpc.retry import Backoff
 from raftkv.client.scope import Text, prefix_end, to_bytes
 from raftkv.client.values import DELETE, PUT, Event, KeyValue, RangeResult, TxnResult
-from raftkv.errors import CANCELED, CompactedError, ConfigError, StatusError
+from raftkv.errors import CANCELED, CompactedError, ConfigError, FutureRevisionError, StatusError
 from raftkv.pb import rpc_pb2
 
 if TYPE_CHECKING:
@@ -557,7 +557,13 @@ class Reflector:
         first: TxnResult | None = None
         while True:
             listing = GetRange(start, end or None, limit=page_keys, revision=first.revision if first else 0)
-            result = await until_answered(partial(self._control.txn, (), (listing,)))
+            try:
+                result = await until_answered(partial(self._control.txn, (), (listing,)))
+            except (CompactedError, FutureRevisionError):
+                if first is None:
+                    raise
+                items, first, start = [], None, self._interval[0]
+                continue
             first = first or result
             if result.cluster_id != first.cluster_id:
                 items, first, start = [], None, self._interval[0]
