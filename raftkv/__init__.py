@@ -26,10 +26,14 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from raftkv import aio as aio
     from raftkv import errors as errors
+    from raftkv.client.cache import CacheUpdate as CacheUpdate
     from raftkv.client.endpoints import Endpoint as Endpoint
     from raftkv.client.errors import AuthenticationFailed as AuthenticationFailed
+    from raftkv.client.errors import CacheBehind as CacheBehind
+    from raftkv.client.errors import CacheTooLarge as CacheTooLarge
     from raftkv.client.errors import EndpointsFailed as EndpointsFailed
     from raftkv.client.errors import FenceLost as FenceLost
+    from raftkv.client.errors import HistoryReplaced as HistoryReplaced
     from raftkv.client.errors import LeaseLost as LeaseLost
     from raftkv.client.errors import LockLost as LockLost
     from raftkv.client.errors import LockNotFree as LockNotFree
@@ -50,6 +54,7 @@ if TYPE_CHECKING:
     from raftkv.client.operations import value as value
     from raftkv.client.operations import version as version
     from raftkv.client.sync.blocking import Watch as Watch
+    from raftkv.client.sync.library import Cache as Cache
     from raftkv.client.sync.library import Client as Client
     from raftkv.client.sync.library import Endpoints as Endpoints
     from raftkv.client.sync.library import Lease as Lease
@@ -72,10 +77,11 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _PLACES: Final = {
+    "client.cache": ("CacheUpdate",),
     "client.endpoints": ("Endpoint",),
     "client.errors": (
-        "AuthenticationFailed", "EndpointsFailed", "FenceLost", "LeaseLost", "LockLost", "LockNotFree", "TermLost",
-        "TxnConflict", "WatchCanceled",
+        "AuthenticationFailed", "CacheBehind", "CacheTooLarge", "EndpointsFailed", "FenceLost", "HistoryReplaced",
+        "LeaseLost", "LockLost", "LockNotFree", "TermLost", "TxnConflict", "WatchCanceled",
     ),
     "client.operations": (
         "create_revision", "delete", "get", "get_range", "lease_of", "mod_revision", "put", "value", "version",
@@ -84,7 +90,7 @@ _PLACES: Final = {
     "client.local": ("LocalCluster", "LocalClusterError", "local"),
     "client.sync.blocking": ("Watch",),
     "client.sync.library": (
-        "Client", "Endpoints", "Lease", "Lock", "Session", "Term", "Transaction", "Txn", "connect",
+        "Cache", "Client", "Endpoints", "Lease", "Lock", "Session", "Term", "Transaction", "Txn", "connect",
     ),
     "client.sync.loop": ("Closed", "Forked", "WrongThread"),
     "client.values": ("Event", "KeyValue"),

@@ -14,6 +14,9 @@
 
         async for event in kv.watch("jobs/", prefix=True): ...              # survives members; no event lost or twice
 
+        async with kv.cache("jobs/") as jobs:                               # a local copy, kept current
+            await jobs.get("jobs/a", linearizable=True)                     # sees all writes that were answered
+
         async with kv.lease(ttl=10) as lease:                               # a loss interrupts the block
             await kv.put("workers/1", b"here", lease=lease)
         async with kv.lock("name", ttl=10) as lock:
@@ -30,11 +33,15 @@ write has failed: True if it certainly did not happen.
 
 from __future__ import annotations
 
+from raftkv.client.cache import Cache, CacheUpdate
 from raftkv.client.endpoints import Endpoint, Endpoints
 from raftkv.client.errors import (
     AuthenticationFailed,
+    CacheBehind,
+    CacheTooLarge,
     EndpointsFailed,
     FenceLost,
+    HistoryReplaced,
     LeaseLost,
     LockLost,
     LockNotFree,
@@ -78,6 +85,10 @@ from raftkv.errors import ConfigError, RaftKVError, StatusError
 __all__ = [
     "Alarm",
     "AuthenticationFailed",
+    "Cache",
+    "CacheBehind",
+    "CacheTooLarge",
+    "CacheUpdate",
     "Client",
     "Compacted",
     "ConfigError",
@@ -88,6 +99,7 @@ __all__ = [
     "EndpointsFailed",
     "Event",
     "FenceLost",
+    "HistoryReplaced",
     "KeyValue",
     "Lease",
     "LeaseInfo",

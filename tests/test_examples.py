@@ -98,6 +98,13 @@ weights are the same: True
 (?s:.*)processes: 2 ids: \[0, 1\]
 (?s:.*)all ended well: True
 """,
+    "cached_reads": r"""
+alice has \['jobs/a', 'jobs/c'\]
+after the write: alice
+linearizable: \['jobs/b', 'jobs/c'\]
+SNAPSHOT
+EVENTS \[\('PUT', b'jobs/d'\)\]
+""",
     "grpc_endpoints": r"""
 servers that answer: 3
 one is killed, calls that failed: 0

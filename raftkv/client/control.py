@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from raftkv.client.errors import HistoryReplaced, is_client_closed
@@ -16,8 +17,8 @@ from raftkv.client.operations import Compare, GetRange, Operation
 from raftkv.client.rpc import methods, retry
 from raftkv.client.rpc.retry import Backoff
 from raftkv.client.scope import Text, prefix_end, to_bytes
-from raftkv.client.values import DELETE, PUT, Event, KeyValue, TxnResult
-from raftkv.errors import CANCELED, CompactedError, ConfigError, StatusError
+from raftkv.client.values import DELETE, PUT, Event, KeyValue, RangeResult, TxnResult
+from raftkv.errors import CANCELED, CompactedError, ConfigError, FutureRevisionError, StatusError
 from raftkv.pb import rpc_pb2
 
 if TYPE_CHECKING:
@@ -108,15 +109,18 @@ class Control(Protocol):
         on_lost: OnLost,
         *,
         deletes: bool = True,
+        cluster_id: int = 0,
     ) -> Callable[[], None]:
         """Watch an interval: every change from a revision on, each once, in order; returns how to end it.
 
         Arguments:
             key, end: the interval; an empty end: the key alone.
             start_revision: of the first change.
-            on_events: called on the loop with the revision up to which everything has come now, and the changes.
+            on_events: called on the loop with the revision up to which everything has come now, and the changes,
+                perhaps none.
             on_lost: called once if it cannot go on, as when history was compacted.
             deletes: False: deletions are left out.
+            cluster_id: whose revision the first one is: it cannot go on in another cluster; 0: not known.
         """
         ...
 
@@ -249,9 +253,11 @@ class ClientControl:
         on_lost: OnLost,
         *,
         deletes: bool = True,
+        cluster_id: int = 0,
     ) -> Callable[[], None]:
         """Implement ``Control.watch``."""
         watch = self._kv.watch(key, end or None, start_revision=start_revision, no_delete=not deletes)
+        watch.expect(cluster_id)
         task = asyncio.get_running_loop().create_task(_read(watch, on_events, on_lost))
         self._watches.add(task)
         task.add_done_callback(self._watches.discard)
@@ -265,7 +271,7 @@ class ClientControl:
 
 async def _read(watch: Watch, on_events: OnEvents, on_lost: OnLost) -> None:
     try:
-        while events := await watch.next_batch():
+        while (events := await watch.next_step()) is not None:
             on_events(watch.revision, events)
     except Exception as error:
         watch.cancel()
@@ -334,26 +340,23 @@ async def txn_until_answered(
 #         |------------>|-----------> ... ------------X  |------------>|----------->
 #         PUT a, PUT b   PUT c, DELETE a                 the difference: DELETE b, PUT d
 #
-# Everything that keeps a copy of keys uses this class, so its users need not know whether a change came from a list
-# or
-# from the watch.
+# Everything that keeps a copy of keys uses this class, so its users need not know whether a change came from a list or
+# from the watch. ``raftkv.client.cache`` is built on it.
 #
 # Invariants:
 #
-# 1. ``revision`` never goes back, unless the cluster was restored from a backup (``HistoryReplaced``): then
-# everything
-#    that differs from ``items`` is reported; a reflector that keeps no ``items`` reports everything that is there. A
-#    list
-#    that is older than ``revision`` changes nothing.
-# 2. A change is reported once: an event at or before ``revision`` is passed over, and a list reports only what is
-# newer
+# 1. ``revision`` never goes back, unless the history is another one (``HistoryReplaced``): the cluster was restored
+#    from a backup, or the endpoints lead to another one. Watches and lists tell by the cluster's id, a list also by a
+#    revision before the known one, for it is linearizable. Then everything that differs from ``items`` is reported; a
+#    reflector that keeps no ``items`` reports everything that is there. Any other list that is older than ``revision``
+#    changes nothing.
+# 2. A change is reported once: an event at or before ``revision`` is passed over, and a list reports only what is newer
 #    than ``revision``, and the keys that have gone since.
-# 3. The watch begins right behind the revision of the list, so nothing falls between the two.
-# 4. Nothing but ``close``, or the end of the client, ends a reflector. The client's watches survive members and
-# outages
-#    of any length; a compaction leads to a new list; an error for which waiting is no cure, as a missing permission,
-#    is
+# 3. The watch begins right behind the revision of the list, in the same cluster, so nothing falls between the two.
+# 4. Nothing but ``close``, or the end of the client, ends a reflector. The client's watches survive members and outages
+#    of any length; a compaction leads to a new list; an error for which waiting is no cure, as a missing permission, is
 #    handed to ``on_refused``, and the list is tried again ever more slowly.
+# 5. A list is read in pages of one revision, and takes effect whole.
 #
 # Leaves out what values mean, and states between two revisions that a list has passed over.
 
@@ -365,6 +368,8 @@ OnChanges = Callable[[Sequence[Event]], None]
 OnRefused = Callable[[Exception], None]
 
 REFUSED_PAUSE_MAX_S: Final = 1.0
+PAGE_KEYS: Final = 10_000
+"""Keys of a list that are read at once."""
 
 
 def below(prefix: Text) -> Interval:
@@ -384,12 +389,14 @@ class Reflector:
             unless it is that the client was closed.
         on_end: called with that error: nothing will be reported any more.
         outlives_restore: False: that the cluster was restored is the end too.
-        on_restored: called when the cluster was restored from a backup, before what it holds now is reported.
+        on_restored: called when the history is another one, before what it holds now is reported.
         watched: the part of the interval that is watched; what is in the rest is known from lists. None: all of it.
 
     Attributes:
         items: the keys that exist, as of ``revision``.
         revision: of the store; 0: nothing is known yet.
+        cluster_id: of the cluster that was listed; 0: not known.
+        epoch: how many histories there were before this one.
     """
 
     def __init__(
@@ -407,6 +414,8 @@ class Reflector:
     ) -> None:
         self.items: dict[bytes, KeyValue] = {}
         self.revision = 0
+        self.cluster_id = 0
+        self.epoch = 0
         self._control = control
         self._interval = interval
         self._watched = watched or interval
@@ -478,10 +487,27 @@ class Reflector:
         Raises:
             StatusError: the store refused.
         """
-        listing = GetRange(*self._range, limit=1 if self._news_only else 0)
-        result = await until_answered(lambda: self._control.txn((), [listing]))
+        while True:
+            known, epoch = self.revision, self.epoch
+            items, result = await self._read_pages(1 if self._news_only else PAGE_KEYS)
+            if self.epoch == epoch or not self.is_of_another(result, 0):
+                break  # else it may be older than the list that has replaced the history meanwhile
+        if self.epoch == epoch and self.is_of_another(result, known):
+            self._replace_history(HistoryReplaced())
+        if self._is_closed or self._end is not None:
+            return
         is_first, self._news_only = self._news_only, False
-        self.load(() if is_first else result.results[0], result.revision)
+        self.cluster_id = result.cluster_id or self.cluster_id
+        self.load(() if is_first else items, result.revision)
+
+    def is_of_another(self, result: TxnResult, known_revision: int) -> bool:
+        """Tell if a linearizable answer comes from another history than ``items``.
+
+        Arguments:
+            result: of a txn.
+            known_revision: ``revision`` when the txn was sent.
+        """
+        return result.revision < known_revision or 0 != result.cluster_id != self.cluster_id != 0
 
     async def ready(self) -> None:
         """Wait until a watch keeps ``items`` current; raises why that will never be, as when the client was closed."""
@@ -527,9 +553,33 @@ class Reflector:
 
     # -- list
 
-    @property
-    def _range(self) -> tuple[Text, Text | None]:
-        return self._interval[0], self._interval[1] or None
+    async def _read_pages(self, page_keys: int) -> tuple[list[KeyValue], TxnResult]:
+        """Read the interval as of one revision; the answer is that of the first page."""
+        start, end = self._interval
+        items: list[KeyValue] = []
+        first: TxnResult | None = None
+        while True:
+            listing = GetRange(start, end or None, limit=page_keys, revision=first.revision if first else 0)
+            try:
+                result = await until_answered(partial(self._control.txn, (), (listing,)))
+            except (CompactedError, FutureRevisionError):
+                if first is None:
+                    raise
+                items, first, start = [], None, self._interval[0]
+                continue
+            first = first or result
+            if result.cluster_id != first.cluster_id:
+                items, first, start = [], None, self._interval[0]
+                continue
+            page: RangeResult = result.results[0]
+            items += page
+            self._check_room(items)
+            if not page.more or self._news_only:
+                return items, first
+            start = page.items[-1].key + b"\0"
+
+    def _check_room(self, items: Sequence[KeyValue]) -> None:
+        """Raise what forbids to take so many; for a reflector of limited size."""
 
     def _list_again(self, pause_s: float = 0.0) -> None:
         self._following.clear()
@@ -540,8 +590,12 @@ class Reflector:
             await asyncio.sleep(pause_s)
             try:
                 await self.refresh()
+            except CompactedError:  # between two pages
+                pause_s = self._backoff.next_s()
             except Exception as error:
                 self._on_refused(error)
+                if self._end is not None:
+                    return
                 if isinstance(error, StatusError) and error.code == CANCELED and error.definite:
                     self._finish(error)
                     return
@@ -559,7 +613,13 @@ class Reflector:
         first, end = self._watched
         try:
             self._unwatch = self._control.watch(
-                first, end, self.revision + 1, self._on_events, self._on_lost, deletes=self._deletes
+                first,
+                end,
+                self.revision + 1,
+                self._on_events,
+                self._on_lost,
+                deletes=self._deletes,
+                cluster_id=self.cluster_id,
             )
         except StatusError as error:
             self._on_refused(error)
@@ -572,19 +632,18 @@ class Reflector:
             return
         self._backoff.reset()
         fresh = [event for event in events if event.kv.mod_revision > self.revision]
-        self._take(fresh, max(revision, self.revision))
+        if events:
+            self._take(fresh, max(revision, self.revision))
+        else:
+            self.advance(revision)
 
     def _on_lost(self, error: Exception) -> None:
         if self._is_closed:
             return
         self._unwatch = None
         pause_s = 0.0
-        if isinstance(error, HistoryReplaced):
-            if not self._outlives_restore:
-                self._finish(error)
-                return
-            self._forget_revisions()
-            self._on_restored()
+        if isinstance(error, HistoryReplaced) and not self._replace_history(error):
+            return
         if not isinstance(error, CompactedError):
             # The client has waited for all that passes by itself: this error would be the same on the next watch.
             self._on_refused(error)
@@ -594,13 +653,22 @@ class Reflector:
 
     # -- what is known
 
-    def _forget_revisions(self) -> None:
-        """Begin with the next list, at any revision: the store is another one, as after a restore."""
-        self.revision = 0
+    def _replace_history(self, error: HistoryReplaced) -> bool:
+        """Begin with the next list, at any revision: the store is another one; False: that is the end."""
+        if self._unwatch is not None:
+            self._unwatch()
+            self._unwatch = None
+        if not self._outlives_restore:
+            self._finish(error)
+            return False
+        self.revision = self.cluster_id = 0
+        self.epoch += 1
         waiting, self._waiting = self._waiting, []
         for _, future in waiting:
             if not future.done():
                 future.set_result(None)
+        self._on_restored()
+        return True
 
     def _take(self, changes: Sequence[Event], revision: int) -> None:
         for event in changes if self._deletes else ():
@@ -608,14 +676,18 @@ class Reflector:
                 self.items.pop(event.kv.key, None)
             else:
                 self.items[event.kv.key] = event.kv
-        self.revision = revision
+        self.advance(revision)
+        self._on_changes(changes)
+
+    def advance(self, revision: int) -> None:
+        """Note that there is no change up to a revision that is not in ``items``."""
+        self.revision = max(self.revision, revision)
         waiting, self._waiting = self._waiting, []
         for wanted, future in waiting:
-            if wanted > revision:
+            if wanted > self.revision:
                 self._waiting.append((wanted, future))
             elif not future.done():
                 future.set_result(None)
-        self._on_changes(changes)
 
     def _log_refusal(self, error: Exception) -> None:
         if str(error) != self._refusal and not is_client_closed(error):

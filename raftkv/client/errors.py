@@ -251,6 +251,33 @@ class HistoryReplaced(errors.CompactedError):
     text = "the history of another cluster: this one was restored since, or the endpoints lead to several clusters"
 
 
+class CacheTooLarge(errors.RaftKVError):
+    """A cache would hold more than its ``max_bytes``: it has let everything go and answers nothing any more."""
+
+    definite = True
+
+    def __init__(self, prefix: bytes, max_bytes: int) -> None:
+        advice = "raise max_bytes, or cache a longer prefix"
+        super().__init__(f"the cache of {prefix!r} would hold more than max_bytes={max_bytes:,}: {advice}")
+        self.prefix = prefix
+        self.max_bytes = max_bytes
+
+
+class CacheBehind(errors.ContextDeadlineExceededError, TimeoutError):
+    """A cache did not come to what a read asked for in time; it goes on, and has not answered from older state.
+
+    Attributes:
+        revision: where the cache is.
+    """
+
+    definite = True
+
+    def __init__(self, prefix: bytes, revision: int, wanted: str, timeout_s: float, reason: str) -> None:
+        text = f"the cache of {prefix!r} is at revision {revision} and did not come to {wanted} within {timeout_s:g} s"
+        super().__init__(f"{text}: {reason}" if reason else text)
+        self.revision = revision
+
+
 class StreamLost(errors.StatusError):
     """A stream has ended that another one, here or elsewhere, can replace."""
 

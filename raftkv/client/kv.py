@@ -569,7 +569,7 @@ class Txn(Operation):
         operations = self._then if answer.succeeded else self._otherwise
         pairs = zip(operations, answer.responses, strict=True)
         results = tuple([operation.from_message(response, space, revision) for operation, response in pairs])
-        return TxnResult(answer.succeeded, results, revision)
+        return TxnResult(answer.succeeded, results, revision, answer.header.cluster_id)
 
 
 def _checked(operation: Operation) -> Operation:

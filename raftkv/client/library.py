@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
 
 from raftkv.client.admin import Admin, Roles, Users
 from raftkv.client.arguments import path, seconds, whole
+from raftkv.client.cache import MAX_BYTES, Cache, IndexFunction
 from raftkv.client.credentials import Given, Secret, client_settings, file_settings, password_of
 from raftkv.client.endpoints import Endpoints
 from raftkv.client.kv import Bulk, Txns
@@ -50,6 +51,19 @@ class Client(Bulk, Txns, Watches, Leases, Sessions, Locks, Elections, Admin):
     def view(self, prefix: Text) -> Client:
         """Return a client of the keys with a prefix, which it does not see; on the same connection."""
         return Client(self.scope.inside(prefix), is_view=True)
+
+    def cache(
+        self, prefix: Text, *, indexes: Mapping[str, IndexFunction] | None = None, max_bytes: int = MAX_BYTES
+    ) -> Cache:
+        """Make a local copy of all keys with a prefix, to be filled by ``async with`` or ``start()``.
+
+        Arguments:
+            prefix: ``""``: all keys.
+            indexes: functions by the names of the indexes; each returns the values under which a key is found.
+            max_bytes: of keys and values, and 400 more for each and for each of its indexes; a cache that would be
+                larger ends with ``CacheTooLarge``.
+        """
+        return Cache(self, prefix, indexes or {}, max_bytes)
 
     def endpoints(self, service: str) -> Endpoints:
         """Return where the servers of a service are: to register one, to list and to follow them."""

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 PUT: Final = "PUT"
@@ -93,11 +93,13 @@ class TxnResult:
         results: one for each operation: ``PutResult``; ``DeleteResult``; for ``get`` a ``KeyValue`` or None; for
             ``range`` a ``RangeResult``; for a txn inside, a ``TxnResult``.
         revision: of the store after it.
+        cluster_id: of the cluster that executed it; 0: it has not said.
     """
 
     succeeded: bool
     results: tuple[Any, ...]
     revision: int
+    cluster_id: int = field(default=0, compare=False)
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.succeeded, self.results))

@@ -218,7 +218,9 @@ class Watcher:
 
     def advance(self, revision: int) -> None:
         """Note that everything up to ``revision`` has been sent."""
-        self.next_revision = max(self.next_revision, revision + 1)
+        if revision >= self.next_revision:
+            self.next_revision = revision + 1
+            self._wake()
 
     def _queue(self, response: rpc_pb2.WatchResponse, size_bytes: int) -> None:
         self._responses.append((response, size_bytes))
@@ -302,6 +304,8 @@ _HAS_LEADER: Final = (("hasleader", "true"),)
 _ALL_WATCHERS: Final = -1
 _NO_WATCHER: Final = 0
 _SAFE_PROGRESS: Final = (3, 6)
+_QUESTIONS_MAX: Final = 64
+"""Open questions for progress that are remembered: members drop some, and the answer to one beyond counts for none."""
 
 
 class WatchHub:
@@ -330,6 +334,7 @@ class WatchHub:
         self._progress_asked: deque[int] = deque()
         self._last_id = 0
         self._stream: Stream[rpc_pb2.WatchResponse] | None = None
+        self._tells_safely: bool | None = None
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -388,6 +393,24 @@ class WatchHub:
         """
         self._progress_asked.append(_NO_WATCHER)
         self._send(rpc_pb2.WatchRequest(progress_request=rpc_pb2.WatchProgressRequest()))
+
+    async def ask_progress(self) -> bool:
+        """Have idle watchers moved on to where the member is; it does not answer while one of them is behind.
+
+        Returns:
+            False: this member is not asked, for it may answer before it has sent the events that the answer speaks of.
+        """
+        stream = self._stream
+        if stream is None:
+            return True  # the next stream tells by its events, or is asked in its turn
+        if self._tells_safely is None:
+            is_safe = await self._tells_progress_safely(stream.endpoint)
+            if stream is not self._stream:
+                return True
+            self._tells_safely = is_safe
+        if self._tells_safely:
+            self._ask_now()
+        return self._tells_safely
 
     def unreachable(self, timeout_s: float) -> EndpointsFailed:
         """Make the error for those who waited in vain for a watcher to be created."""
@@ -474,6 +497,7 @@ class WatchHub:
     async def _serve(self, stream: Stream[rpc_pb2.WatchResponse], backoff: Backoff) -> None:
         """Create every watcher on a new stream and hand out what comes, until it ends."""
         self._stream = stream
+        self._tells_safely = None
         self._by_id.clear()
         self._asked.clear()
         self._confirmed_at.clear()
@@ -556,16 +580,16 @@ class WatchHub:
 
     async def _ask_for_progress(self, stream: Stream[rpc_pb2.WatchResponse]) -> None:
         await asyncio.sleep(self.progress_interval_s)
-        if not await self._tells_progress_safely(stream.endpoint):
-            return
         while not stream.done:
-            self._ask_now()
+            if not await self.ask_progress():
+                return
             await asyncio.sleep(self.progress_interval_s)
 
     def _ask_now(self) -> None:
         """Ask for the progress of all, and remember who was confirmed by then."""
         if self._confirmed_at:
-            self._progress_asked.append(self._confirmations)
+            if len(self._progress_asked) < _QUESTIONS_MAX:
+                self._progress_asked.append(self._confirmations)
             self._send(rpc_pb2.WatchRequest(progress_request=rpc_pb2.WatchProgressRequest()))
 
     def _on_progress(self, response: rpc_pb2.WatchResponse, size_bytes: int) -> None:
@@ -668,6 +692,20 @@ class Watch:
         if events:
             self._handed_out = events[-1].revision
         return events
+
+    async def next_step(self) -> list[Event] | None:
+        """As ``next_batch``, but return an empty list when ``revision`` alone has moved on; None: it was cancelled."""
+        known = self.revision
+        watcher = self._watcher
+        while watcher.is_empty and not self._events and not watcher.ended:
+            if self.revision > known:
+                return []
+            await watcher.changed()
+        return await self.next_batch() or None
+
+    def expect(self, cluster_id: int) -> None:
+        """Note of which cluster the start revision is: another one's history ends the watch. 0: not known."""
+        self._watcher.cluster_id = self._watcher.cluster_id or cluster_id
 
     async def _fetch(self) -> list[Event]:
         response = await self._hub.next_response(self._watcher)

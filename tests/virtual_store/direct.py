@@ -93,6 +93,7 @@ class FakeControl:
         on_lost: OnLost,
         *,
         deletes: bool = True,
+        cluster_id: int = 0,
     ) -> Callable[[], None]:
         loop = asyncio.get_running_loop()
         store = self._world.store

@@ -372,6 +372,7 @@ class SimControl:
         on_lost: Callable[[Exception], None],
         *,
         deletes: bool = True,
+        cluster_id: int = 0,
     ) -> Callable[[], None]:
         """Implement ``Control.watch``; whoever is simulated wants deletions."""
         self._link.calls["watch"] += 1

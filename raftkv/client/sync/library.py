@@ -25,12 +25,13 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar, cast
 
 from raftkv.client import admin, library, operations
+from raftkv.client import cache as aio_cache
 from raftkv.client import endpoints as aio_endpoints
 from raftkv.client import kv as aio_stm
 from raftkv.client import kv as aio_txn
@@ -39,6 +40,7 @@ from raftkv.client import lease as aio_session
 from raftkv.client import lock as aio_lock
 from raftkv.client.admin import Admin
 from raftkv.client.arguments import function
+from raftkv.client.cache import MAX_BYTES, IndexFunction
 from raftkv.client.credentials import Secret
 from raftkv.client.endpoints import Endpoint
 from raftkv.client.errors import LeaseLost, TxnConflict
@@ -67,6 +69,10 @@ from raftkv.errors import CompactedError
 if TYPE_CHECKING:
     from raftkv.client.operations import Compare, FenceLike, LeaseLike, Operation
     from raftkv.client.scope import Scope, Text
+
+T = TypeVar("T")
+P = ParamSpec("P")
+Result = TypeVar("Result")
 
 # -- lease ----------------------------------------------------------------------------------------------------------
 #
@@ -500,6 +506,108 @@ class Roles(_Of):
     revoke = blocking(admin.Roles.revoke)
 
 
+# -- cache ----------------------------------------------------------------------------------------------------------
+#
+# Caches for programs without an event loop; see ``client.cache`` for what they guarantee.
+#
+# ::
+#
+#     with kv.cache("jobs/") as jobs:
+#         jobs.get("jobs/a")                          # from memory, on the calling thread: no hop to the loop
+#         for update in jobs.subscribe(): ...
+#
+# The loop's thread changes the copy under a lock that readers take, so those see whole revisions too.
+
+
+def _reading(
+    method: Callable[Concatenate[aio_cache.Cache, P], Coroutine[Any, Any, Result]], read: Callable[..., Result]
+) -> Callable[Concatenate[Any, P], Result]:
+    """Make the twin of a read, which goes to the loop's thread only if it has to wait.
+
+    Arguments:
+        method: of the async cache.
+        read: how its copy is read.
+    """
+
+    def local(
+        self: Cache,
+        /,
+        *args: Any,
+        min_revision: int = 0,
+        linearizable: bool = False,
+        timeout_s: float | None = None,
+        **kwargs: Any,
+    ) -> Result:
+        if not self.is_at(min_revision, linearizable=linearizable):
+            self.wait(min_revision, linearizable=linearizable, timeout_s=timeout_s)
+        return read(self.target()[1].copy, *args, **kwargs)
+
+    call: Any = functools.wraps(method)(local)
+    return cast("Callable[Concatenate[Any, P], Result]", call)
+
+
+class Cache(Blocking[aio_cache.Cache]):
+    """A local copy of a prefix; made by ``Client.cache``, filled by ``with`` or ``start()``."""
+
+    @property
+    def revision(self) -> int:
+        """The revision of the copy: all changes up to it are seen by reads. 0: it is not filled."""
+        return self._inner.revision
+
+    @property
+    def size_bytes(self) -> int:
+        """What the keys take in memory, about; ``max_bytes`` limits it."""
+        return self._inner.size_bytes
+
+    @property
+    def error(self) -> Exception | None:
+        """Why the copy does not follow the cluster at present, or has ended; None: it does, as far as is known."""
+        return self._inner.error
+
+    def start(self, timeout_s: float = aio_cache.FILL_TIMEOUT_S) -> Cache:
+        """Fill it, and follow the cluster until ``close``; returns itself.
+
+        Arguments:
+            timeout_s: for the first list.
+
+        Raises:
+            CacheBehind: no member answered in time, or the list takes longer; it is closed.
+            CacheTooLarge: the prefix is larger than ``max_bytes``.
+            StatusError: the cluster refuses, as without a permission.
+        """
+        self._enter(lambda: self._inner.start(timeout_s), self._inner.close)
+        return self
+
+    close = blocking(aio_cache.Cache.close)
+    wait = blocking(aio_cache.Cache.wait)
+    get = _reading(aio_cache.Cache.get, aio_cache.Copy.get_item)
+    range = _reading(aio_cache.Cache.range, aio_cache.Copy.get_range)
+    select = _reading(aio_cache.Cache.select, aio_cache.Copy.select_items)
+
+    def is_at(self, min_revision: int = 0, *, linearizable: bool = False) -> bool:
+        """Tell if a read with these arguments needs no ``wait``.
+
+        Arguments:
+            min_revision, linearizable: as for ``wait``.
+        """
+        self._loop.check_usable()
+        return self._inner.is_at(min_revision, linearizable=linearizable)
+
+    def subscribe(self) -> Stream[aio_cache.CacheUpdate]:
+        """Follow the prefix: a snapshot, then every change; a ``Stream`` that ends with the cache."""
+        return Stream(self, self._loop, Drawn(self._inner.subscribe()))
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._loop.is_disowned:
+            self.close()
+
+
 # -- endpoints ------------------------------------------------------------------------------------------------------
 #
 # Endpoints of services for programs without an event loop; see ``client.endpoints`` for what they are.
@@ -554,10 +662,6 @@ class Endpoints(Blocking[aio_endpoints.Endpoints]):
     def watch(self) -> Stream[dict[str, Endpoint]]:
         """Follow the endpoints: all of them at once, and again after each change; a ``Stream`` that never ends."""
         return Stream(self, self._loop, Drawn(self._inner.watch()))
-
-
-T = TypeVar("T")
-P = ParamSpec("P")
 
 
 class _Target(NamedTuple):
@@ -810,6 +914,21 @@ class Client:
     def view(self, prefix: Text) -> Client:
         """Return a client of the keys with a prefix, which it does not see; on the same connection."""
         return Client(self._make, self, prefix)
+
+    def cache(
+        self, prefix: Text, *, indexes: Mapping[str, IndexFunction] | None = None, max_bytes: int = MAX_BYTES
+    ) -> Cache:
+        """Make a local copy of all keys with a prefix, to be filled by ``with`` or ``start()``.
+
+        Arguments:
+            prefix: ``""``: all keys.
+            indexes: functions by the names of the indexes; each returns the values under which a key is found. They
+                run on the client's thread, so they must not use the client.
+            max_bytes: of keys and values, and 400 more for each and for each of its indexes; a cache that would be
+                larger ends with ``CacheTooLarge``.
+        """
+        loop, kv = self.target()
+        return Cache(self, loop, kv.cache(prefix, indexes=indexes, max_bytes=max_bytes))
 
     def endpoints(self, service: str) -> Endpoints:
         """Return where the servers of a service are: to register one, to list and to follow them."""

@@ -482,7 +482,9 @@ class _Watch:
     def __init__(self, kv: _Kv) -> None:
         self._kv = kv
 
-    async def next_batch(self) -> Any:
+    def expect(self, cluster_id: int) -> None: ...
+
+    async def next_step(self) -> Any:
         await asyncio.Event().wait()
 
     def cancel(self) -> None:
