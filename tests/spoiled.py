@@ -116,7 +116,7 @@ SAMPLES: Final[tuple[Sample, ...]] = (
     Sample(checkpoint.Deleting("memory://job/step", "old", _AT, "sha256:3", "c1"), _RUN.deleting("files", _ID)),
     Sample(positions.Used(1, 100, ((0, 50),), "images")),
     Sample(positions.State(1, 100, 10, 2, ((50, 100),), ((0, 50),), "images"), "/raftkv/train/job/ledger"),
-    Sample(positions.TakenRange(50, 60, 55, 1, 3, "t1"), "/raftkv/train/job/taken"),
+    Sample(positions.TakenRange(50, 60, 55, 1, 3, "t1"), "/raftkv/train/job/ledger/taken/000000000000050"),
     Sample(positions.Position(1, 100, 50, 4, "images")),
     Sample(Head("a" * 64, 3, 10, 1000, 2, 500, "p1", _AT), DatasetKeys("images").head),
     Sample(Note("h:1", _AT), DatasetKeys("images").pin(3, "job")),

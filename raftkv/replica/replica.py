@@ -424,6 +424,11 @@ class Replica:
 
         self._subscribe_to_databases(forget_tokens)
 
+    def observe(self, leader_changed: Callable[[], None], members_changed: Callable[[], None]) -> None:
+        """Have a part that changes nothing here told of leaders and members, after all parts that act on them."""
+        self.node.on_leader_change.append(leader_changed)
+        self.node.on_conf_change.append(members_changed)
+
     def _subscribe_to_databases(self, forget_tokens: Callable[[], None] | None) -> None:
         """Have everything follow when a received database takes the place of the store's.
 

@@ -58,7 +58,7 @@ class World:
 
 
 class Machine(RuleBasedStateMachine):
-    """Rules are what others write and what fails; reads are begun by rules, and judged when they come back."""
+    """Rules are what others write and what fails; reads are begun by rules, and checked when they come back."""
 
     def __init__(self):
         super().__init__()

@@ -52,8 +52,7 @@ class Events:
         self._clock = clock
         self._newest: deque[Event] = deque(maxlen=EVENTS_MAX)
         self._members = self._known()
-        replica.node.on_leader_change.append(self._leader_changed)
-        replica.node.on_conf_change.append(self._members_changed)
+        replica.observe(self._leader_changed, self._members_changed)
         replica.applier.alarms.on_change.append(self._alarm_changed)
         replica.defragmenter.on_done.append(self._defragmented)
         on_noted.append(self._connection_changed)

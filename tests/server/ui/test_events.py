@@ -14,8 +14,11 @@ from raftkv.server.ui.events import EVENTS_MAX, TEXT_MAX, Events
 @pytest.fixture
 def replica() -> Any:
     raw = SimpleNamespace(raft=SimpleNamespace(term=4))
+    observers: list[Any] = []
     return SimpleNamespace(
-        node=SimpleNamespace(on_leader_change=[], on_conf_change=[], leader=0, raw=raw),
+        observers=observers,
+        observe=lambda *callbacks: observers.extend(callbacks),
+        node=SimpleNamespace(leader=0, raw=raw),
         applier=SimpleNamespace(alarms=SimpleNamespace(on_change=[])),
         defragmenter=SimpleNamespace(on_done=[]),
         membership=SimpleNamespace(members={0xA: rpc_pb2.Member(ID=0xA, name="a")}),
@@ -26,7 +29,7 @@ def replica() -> Any:
 def test_each_change_is_noted_once_with_its_time(replica: Any) -> None:
     noted: list[Any] = []
     events = Events(replica, noted, clock=lambda: 7.5)
-    (leader,), (members,) = replica.node.on_leader_change, replica.node.on_conf_change
+    leader, members = replica.observers
     leader()
     replica.node.leader = 0xA
     leader()
