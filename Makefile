@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SIZE ?= 3
 SEEDS ?= 500
-JOBS ?= 3
+JOBS ?= 4
 QUICK := -n $(JOBS) --dist worksteal -k "not corners and not found_bugs and not crash_matrix and not system_faults" \
   tests/raft tests/storage tests/apply tests/rpc/parts tests/rpc/http2 tests/sim/test_swarm.py \
   $(addprefix tests/client/test_,client_parts.py core.py login.py tracing.py lease_keeper.py watch_hub.py)
@@ -55,7 +55,7 @@ pythons:  ## the tests of `make quick` on each Python from 3.11 on that is found
 wheels:  ## a compiled wheel for each of these Pythons: labelled for the oldest Linux that takes it, tried; dist/wheels
 	$(PYTHON) -m requirements.pythons wheels
 
-test: $(VENV) $(CLIENTS)  ## the tests without those that take long; some wait, so three processes keep two cores busy
+test: $(VENV) $(CLIENTS)  ## the tests without those that take long; some wait, so four processes keep two cores busy
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 test-interpreted: $(VENV)  ## long tests that replace parts of the hot path: `make test-all` has them too, unless that is compiled

@@ -84,7 +84,7 @@ class Machine(RuleBasedStateMachine):
             if update.kind == "SNAPSHOT":
                 self.mirror = {}
             else:
-                assert update.kind == "RESTORED" or update.cluster_id == cluster_id, "a change of clusters is told"
+                assert update.kind == "RESTORED" or update.cluster_id == cluster_id, "a change of clusters has a word"
                 assert update.kind == "RESTORED" or update.revision > last, "it went back, or came twice"
             order = [event.revision for event in update.events]
             assert update.kind != "EVENTS" or order == sorted(order)
