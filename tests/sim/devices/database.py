@@ -64,6 +64,9 @@ class Directory:
     def glob(self, pattern: str) -> list[File]:
         return [File(self, name) for name in fnmatch.filter(self.files, pattern)]
 
+    def iterdir(self) -> list[File]:
+        return [File(self, name) for name in self.files]
+
 
 class Database(MemoryBackend):
     """The engine: see ``Backend``."""
