@@ -1,9 +1,10 @@
 ------------------------------ MODULE RaftModel ------------------------------
 (* What TLC checks of Raft: three members, small numbers of everything (RaftModel.cfg).                                *)
-EXTENDS Raft
+EXTENDS Raft, TLC
 
 CONSTANTS InitialVoters,        \* the others are no members at first
           TermMax, LogMax, MessagesMax, WritesMax, ReadsMax, CrashesMax,
+          DepthMax,             \* steps from the beginning
           Leading               \* begin with a leader of term 1 that has written its first entry
 
 VARIABLES newest,       \* the largest commit index that any member has reached, when each read round began
@@ -85,6 +86,7 @@ Small ==
     /\ \A i \in Server : /\ currentTerm[i] <= TermMax /\ LastIndex(log[i]) <= LogMax
                          /\ Len(writes[i]) <= WritesMax /\ Len(reads[i]) <= ReadsMax
     /\ Cardinality(messages) <= MessagesMax /\ crashes <= CrashesMax
+    /\ TLCGet("level") < DepthMax
 
 -----------------------------------------------------------------------------
 ElectionSafety == \A i, j \in Server : role[i] = "Leader" /\ role[j] = "Leader" /\ currentTerm[i] = currentTerm[j] => i = j

@@ -29,10 +29,9 @@ Newest(S) == IF S = {} THEN 0 ELSE CHOOSE n \in S : \A k \in S : k <= n
 (* Logs are prefixes of leaders' logs, so a log is known by its last entry; a later term is newer (section 5.4.1). *)
 AsNew(S, other) ==
     LET mine == Newest(S)  theirs == Newest(other) IN
-    \/ theirs = 0
-    \/ /\ mine # 0
-       /\ \/ appended[mine].by > appended[theirs].by
-          \/ appended[mine].by = appended[theirs].by /\ mine >= theirs
+    IF theirs = 0 THEN TRUE
+    ELSE IF mine = 0 THEN FALSE
+    ELSE IF appended[mine].by = appended[theirs].by THEN mine >= theirs ELSE appended[mine].by > appended[theirs].by
 Count == Cardinality(DOMAIN appended)
 
 Init ==

@@ -68,7 +68,7 @@ class Window:
     """Some steps of one member."""
 
     def __init__(self, raft: Raft, ids: dict[int, int]) -> None:
-        self._ids = ids
+        self.ids = ids
         self.lines: list[dict[str, Any]] = []
         log, tracker = raft.log, raft.tracker
         base = min(max(log.first_index() - 1, log.committed - LOG_MAX), log.committed)
@@ -100,7 +100,7 @@ class Window:
 
     def id(self, member: int) -> int:
         """A small number in the place of an id."""
-        return 0 if member == NONE else self._ids.setdefault(member, len(self._ids) + 1)
+        return 0 if member == NONE else self.ids.setdefault(member, len(self.ids) + 1)
 
     def config(self, config: confchange.Configuration) -> dict[str, Any]:
         """A configuration."""
