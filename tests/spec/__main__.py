@@ -69,7 +69,7 @@ def rejected(windows: list[Window]) -> dict[int, str]:
         for path in SPECS.glob("Raft*"):
             shutil.copy(path, folder)
         (folder / "Windows.tla").write_text(
-            f"---- MODULE Windows ----\nEXTENDS TLC\nIds == 1..{ids}\nTraces == <<\n{traces}\n>>\n====\n"
+            f"---- MODULE Windows ----\nEXTENDS Naturals, TLC\nIds == 1..{ids}\nTraces == <<\n{traces}\n>>\n====\n"
         )
         told = tlc(folder, "RaftTrace")
     if "Finished in" not in told or "Error:" in told:

@@ -1,4 +1,4 @@
-"""Traces for TLC: recording changes nothing, and a window is a run of whole steps. TLC itself runs in ``make prove``."""
+"""Traces for TLC: recording changes nothing, and a window is a run of whole steps. TLC runs in ``make prove``."""
 
 from __future__ import annotations
 
