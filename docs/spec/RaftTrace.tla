@@ -2,7 +2,8 @@
 (* Whether what a member did is a behaviour of Raft. `python -m tests.spec` writes the module Windows: its Traces are  *)
 (* windows of what the simulator saw of one member each, a line for each step that a function of the code takes. Each  *)
 (* line must be the step of Raft that it names and end in the state that the code had then. Lines that are reached are *)
-(* printed: a window whose last line is not is rejected.                                                               *)
+(* printed: a window whose last line is not is rejected. Equal Lines, States and Messages are written once: to read    *)
+(* them takes TLC longer than to compare them.                                                                         *)
 EXTENDS Raft, Windows, TLC
 
 VARIABLES t, l          \* the window, and its next line
@@ -11,10 +12,12 @@ Self == Traces[t].self
 At(i, mine, other) == [j \in Server |-> IF j = i THEN mine ELSE other]
 Entries(terms, confs, base) == [k \in 1..Len(terms) |-> [term |-> terms[k], conf |-> IF base + k \in confs THEN AnyConf ELSE NoConf]]
 Log(L) == [base |-> L.base, baseTerm |-> L.baseTerm, entries |-> Entries(L.terms, L.confs, L.base)]
-Message(m) == IF m.type = "AppendEntries"
-              THEN [type |-> m.type, from |-> m.from, to |-> m.to, term |-> m.term, prevIndex |-> m.prevIndex, prevTerm |-> m.prevTerm,
-                    commit |-> m.commit, entries |-> Entries(m.terms, m.confs, m.prevIndex)]
-              ELSE m
+Message(n) ==
+    LET m == Messages[n] IN
+    IF m.type # "AppendEntries" THEN m
+    ELSE [type |-> m.type, from |-> m.from, to |-> m.to, term |-> m.term, prevIndex |-> m.prevIndex, prevTerm |-> m.prevTerm,
+          commit |-> m.commit, entries |-> Entries(m.terms, m.confs, m.prevIndex)]
+All(numbers) == {Message(n) : n \in numbers}
 
 NoLog == [base |-> 0, baseTerm |-> 0, entries |-> <<>>]
 NoMembers == [incoming |-> {}, outgoing |-> {}, learners |-> {}]
@@ -43,17 +46,21 @@ Handle(i, e) ==
           \/ HandleHeartbeatResponse(i, m) \/ HandleSnapshot(i, m)
     \/ UNCHANGED vars
 
+CountVote(i, m) ==
+    /\ m.from = i => m \in messages
+    /\ HandleVoteResponse(i, m) \/ UNCHANGED vars
+
 Step(i, e) ==
-    CASE e.a = "receive" -> Handle(i, e) /\ held'[i] = held[i] \cup e.answers /\ messages' = messages \cup e.sent
+    CASE e.a = "receive" -> Handle(i, e) /\ held'[i] = held[i] \cup All(e.answers) /\ messages' = messages \cup All(e.sent)
       [] e.a = "updateTerm" -> UpdateTerm(i, Message(e.m))
       [] e.a = "stepDown" -> StepDown(i)
       [] e.a = "preCandidate" -> BecomePreCandidate(i)
       [] e.a = "candidate" -> (e.free \/ WonPreVote(i)) /\ BecomeCandidate(i)
       [] e.a = "leader" -> BecomeLeader(i)
-      [] e.a = "vote" -> (e.m.from = i => e.m \in messages) /\ (HandleVoteResponse(i, e.m) \/ UNCHANGED vars)
+      [] e.a = "vote" -> CountVote(i, Message(e.m))
       [] e.a = "propose" -> Propose(i, Entries(e.terms, e.confs, e.base)) /\ LastIndex(log[i]) = e.base
       [] e.a = "commit" -> AdvanceCommit(i, e.k)
-      [] e.a = "send" -> SendMessage(i, Message(e.m)) /\ (e.waits <=> e.m.type \in Promises)
+      [] e.a = "send" -> SendMessage(i, Message(e.m)) /\ (e.waits <=> Messages[e.m].type \in Promises)
       [] e.a = "read" -> BeginRead(i, e.ctx)
       [] e.a = "answer" -> Confirmed(i, e.ctx, e.index) /\ UNCHANGED vars
       [] e.a = "apply" -> Apply(i, e.k)
@@ -61,7 +68,7 @@ Step(i, e) ==
       [] e.a = "write" -> Write(i)
       [] e.a = "noWrite" -> held[i] = {} /\ UNCHANGED vars
       [] e.a = "durable" -> Durable(i)
-      [] e.a = "restart" -> Restart(i, e.s.commit, e.applied, e.conf)
+      [] e.a = "restart" -> Restart(i, States[e.s].commit, e.applied, e.conf)
 
 (* Steps within the handling of a message do not tell the commit index: it may be ahead. *)
 Within == {"updateTerm", "stepDown", "preCandidate", "candidate", "leader", "vote"}
@@ -73,7 +80,7 @@ EndsAs(i, a, s) ==
 
 TraceNext ==
     /\ l <= Len(Traces[t].lines)
-    /\ LET e == Traces[t].lines[l] IN Step(Self, e) /\ EndsAs(Self, e.a, e.s)
+    /\ LET e == Lines[Traces[t].lines[l]] IN Step(Self, e) /\ EndsAs(Self, e.a, States[e.s])
     /\ l' = l + 1 /\ t' = t
     /\ PrintT(<<"at", t, l>>)
 

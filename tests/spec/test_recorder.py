@@ -21,5 +21,5 @@ def test_recording_changes_nothing_and_gives_windows() -> None:
 
 
 def test_values_are_written_as_tla_writes_them() -> None:
-    value = {"a": [1, True], "b": {2}, "c": {1: 0, 2: 5}, "d": ({"x": "y"},)}
-    assert literal(value) == '[a |-> <<1, TRUE>>, b |-> {2}, c |-> (1 :> 0 @@ 2 :> 5), d |-> {[x |-> "y"]}]'
+    value = {"a": [1, True], "b": {2}, "c": {1: 0, 2: 5}, "d": {"x": "y"}}
+    assert literal(value) == '[a |-> <<1, TRUE>>, b |-> {2}, c |-> (1 :> 0 @@ 2 :> 5), d |-> [x |-> "y"]]'
