@@ -266,7 +266,7 @@ def test_each_call_of_the_system_fails_once(run: Run, tmp_path: Path, shard: int
         assert 1 not in Story(tmp_path / "noted", calls).run()
     # Each once, where it is met last: what is called in a start is called in the restart, too.
     found = list({call[1:]: call for call in calls.seen if not call.place.startswith("client/")}.values())
-    assert len(found) > 80
+    assert len(found) >= 80
     failures = []
     for at, call in list(enumerate(found))[shard::SHARDS]:
         number = NUMBERS[at % len(NUMBERS)]

@@ -134,9 +134,9 @@ class _Attempt:
         self.inner = inner
         self._points = points
 
-    def prepare(self, rank: int, files: Any) -> None:
+    def prepare(self, rank: int, files: Any, *, metrics: Any = None) -> None:
         self._points.reach(BEFORE_PREPARE)
-        self.inner.prepare(rank, files)
+        self.inner.prepare(rank, files, metrics=metrics)
         self._points.reach(AFTER_PREPARE)
 
     def __getattr__(self, name: str) -> Any:
