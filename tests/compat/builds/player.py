@@ -100,7 +100,8 @@ class BuildSide:
         ended = stream.ended if rpc != WATCH or not _has_fence(messages) else None
         self._streams.forget(stream)
         if rpc == WATCH:
-            messages = [each for each in messages if not each.events and not each.compact_revision]
+            # Events and progress come before the fence or behind it, as a watcher that is behind catches up.
+            messages = [each for each in messages if (each.created or each.canceled) and not each.compact_revision]
         is_cut = rpc in STREAMS and ended is not None and ended.code != "OK"  # before or after an answer on its way
         if rpc in LARGE or is_cut:
             messages = []
