@@ -694,7 +694,7 @@ class Watch:
         return events
 
     async def next_step(self) -> list[Event] | None:
-        """As ``next_batch``, but return an empty list when ``revision`` alone has moved on; None: it was cancelled."""
+        """Return as ``next_batch``; an empty list when ``revision`` alone has moved on; None: it was cancelled."""
         known = self.revision
         watcher = self._watcher
         while watcher.is_empty and not self._events and not watcher.ended:

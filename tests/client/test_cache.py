@@ -1,4 +1,4 @@
-"""The cache beside a model: whole revisions, in order, never stale where that is asked for, whatever is lost."""
+"""The cache beside a model: whole revisions, in order, and no linearizable read is stale when streams break."""
 
 from __future__ import annotations
 

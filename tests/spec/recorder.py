@@ -179,7 +179,7 @@ class Recorder:
         self._seen: dict[int, list[int]] = {}
         self._commits: dict[int, int] = {}
         self._core: dict[int, Raft] = {}
-        """Of the members that are alive: what a dying process still does is no step."""
+        """Record the members that are alive: what a dying process still does is no step."""
         self._busy: dict[int, int] = {}
         """Writes on their way."""
         self._leased = False

@@ -321,7 +321,7 @@ def test_objects_of_1500_kb_are_written_listed_and_watched(store: Store, watcher
 
 
 def test_a_streamed_list_is_of_one_revision(raftkv_store: Store) -> None:
-    """The list's chunks say what Range says at the list's revision, whatever is written while they are read."""
+    """The list's chunks say what Range says at the list's revision, also while keys are written."""
     _fill_pods(raftkv_store, 1_000)
     raftkv_store.ask(put(_pod(1_000), bytes(OBJECT_MAX_BYTES)))
     wire = raftkv_store.wire

@@ -179,7 +179,7 @@ def test_roles_prefixes_addresses_and_each_have_limits() -> None:
 
 
 def test_large_txn_is_looked_through_once_whatever_the_prefixes() -> None:
-    """It took 170 ms of a turn, twice for each level of nesting, with the most operations that a txn may have."""
+    """Look the largest txn through once: previously that took 170 ms of a turn, twice for each level of nesting."""
     prefixes = [b"a" * length for length in range(1, 101)]
     world = World(*(limit("prefix", prefix, requests_per_s=1) for prefix in [*prefixes, b"b"]))
     request = rpc_pb2.TxnRequest()

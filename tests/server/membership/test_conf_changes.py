@@ -110,7 +110,7 @@ def test_forwarded_change_waits_for_its_turn() -> None:
 
 @pytest.mark.parametrize("kind", list(ConfChangeType))
 def test_forwarded_change_of_voters_alone_is_dropped(kind: ConfChangeType) -> None:
-    """It had no caller, so no right was asked for, and the members shown differed from those that vote from then on."""
+    """Drop a change without a caller: previously voters changed without a right, and the members shown did not."""
 
     async def scenario(world: World) -> None:
         change = ConfChange((ConfChangeSingle(kind, 5),))

@@ -1,4 +1,4 @@
-"""The record of the whole cluster, whatever a member says of itself."""
+"""The record of the whole cluster, when a member's own figures are wrong."""
 
 from __future__ import annotations
 
