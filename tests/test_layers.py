@@ -60,7 +60,7 @@ ALLOWED: dict[str, set[str]] = {
     "client": {"rpc", "loop", "pb", "errors", "suspend_clock", "urls"},
     "aio": {"client", "errors"},
     "pytest_plugin": {"client", "errors"},
-    "checkpoint": {"client", "pb", "errors"},
+    "checkpoint": {"client", "loop", "pb", "errors"},
     "dataset": {"client", "pb", "errors"},
     "training": {"checkpoint", "client", "aio", "rpc", "pb", "errors", "urls"},
     "jax": {"checkpoint", "client", "training", "errors", "urls"},
@@ -68,6 +68,7 @@ ALLOWED: dict[str, set[str]] = {
     "integrations": {"checkpoint", "client", "training", "rpc", "pb", "errors", "urls"},
     "cli": {
         "client",
+        "loop",
         "replica",
         "server",
         "offline",

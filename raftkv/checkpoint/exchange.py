@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -35,6 +34,7 @@ from raftkv.checkpoint.storage.transfer import copy_files, digest_files, list_fi
 from raftkv.checkpoint.storage.verify import Progress, decode_manifest, load_manifest
 from raftkv.client.records import RecordError
 from raftkv.errors import ConfigError
+from raftkv.loop.scheduler import on_thread
 
 T = TypeVar("T")
 
@@ -129,7 +129,8 @@ async def export(checkpoint: Checkpoint, uri: str, on_progress: Progress | None 
         StorageError: one could not be read or written.
         ConfigError: another checkpoint lies there.
     """
-    await _on_thread(lambda stop: _export(checkpoint, Place(uri), on_progress, stop))
+    stop = threading.Event()
+    await on_thread(lambda: _export(checkpoint, Place(uri), on_progress, stop), stop.set)
 
 
 def _export(checkpoint: Checkpoint, target: Place, on_progress: Progress | None, stop: threading.Event) -> None:
@@ -275,8 +276,9 @@ async def _save(
     attempt = await begin(
         claim, what.step, world_size=len(parts), kind=what.kind, parent=what.parent, metadata=what.metadata
     )
+    stop = threading.Event()
     try:
-        files = {file.name: file for file in await _on_thread(lambda stop: bring(attempt, stop))}
+        files = {file.name: file for file in await on_thread(lambda: bring(attempt, stop), stop.set)}
         for rank, part in enumerate(parts):
             metrics = what.metrics if rank == 0 else None
             await attempt.prepare(rank, [files[file.name] for file in part], metrics=metrics)
@@ -299,16 +301,3 @@ def in_parts(files: Sequence[FileRecord]) -> list[list[FileRecord]]:
         parts[-1].append(file)
         size_bytes += own
     return parts
-
-
-async def _on_thread(work: Callable[[threading.Event], T]) -> T:
-    """Do blocking work on a thread; if the caller is cancelled the work stops at its next piece."""
-    stop = threading.Event()
-    doing = asyncio.ensure_future(asyncio.to_thread(work, stop))
-    try:
-        return await asyncio.shield(doing)
-    except asyncio.CancelledError:
-        stop.set()
-        with suppress(Exception):
-            await doing
-        raise

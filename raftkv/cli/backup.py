@@ -49,6 +49,7 @@ from raftkv.client.rpc import methods
 from raftkv.client.values import EndpointStatus
 from raftkv.config import ServerConfig
 from raftkv.errors import ConfigError, RaftKVError, StatusError, StorageError
+from raftkv.loop.scheduler import on_thread
 from raftkv.offline.database import hash_database_file
 from raftkv.offline.etcd.restore import restore
 from raftkv.pb import rpc_pb2
@@ -469,7 +470,7 @@ async def take(kv: Client, path: Path, progress: Progress) -> tuple[EndpointStat
     """
     for _ in range(TRIES):
         member = await _save(kv, path, progress)
-        contents = await asyncio.to_thread(read_contents, path)
+        contents = await on_thread(lambda: read_contents(path))
         if await _is_confirmed(kv, member, contents):
             return member, contents
     raise CommandError(f"the cluster was compacted {TRIES} times while a snapshot was taken: try again later")
@@ -806,7 +807,7 @@ async def take_one(place: Place, values: dict[str, Any], report: Report) -> Mani
     async with connect(values["endpoints"].split(","), **daemon.connection(values)) as kv:
         with _temporary(values) as directory, report.progress() as progress:
             made = await _make(kv, place, directory, progress)
-    await asyncio.to_thread(_prune, place, values, report)
+    await on_thread(lambda: _prune(place, values, report))
     report.taken(made)
     return made
 
@@ -838,17 +839,17 @@ async def _make(kv: Any, place: Place, directory: Path, progress: Any) -> Manife
         # What is verified is what lies there, not what was sent.
         verifying = progress.copied("verifying", contents.size_bytes)
         await _copied(place.download, file_name + PART_SUFFIX, back, verifying)
-        await asyncio.to_thread(check, made, back)
+        await on_thread(lambda: check(made, back))
     except (CommandError, asyncio.CancelledError):
-        await asyncio.to_thread(_delete, place, left)
+        await on_thread(lambda: _delete(place, left))
         raise
     try:
-        await asyncio.to_thread(place.finish, file_name)
-        await asyncio.to_thread(place.write, manifest_name, made.encode())
+        await on_thread(lambda: place.finish(file_name))
+        await on_thread(lambda: place.write(manifest_name, made.encode()))
     except CommandError:
         # Without its manifest the database is no backup, and a full place would stay full.
         left += [manifest_name, manifest_name + PART_SUFFIX, file_name]
-        await asyncio.to_thread(_delete, place, left)
+        await on_thread(lambda: _delete(place, left))
         raise
     return made
 
@@ -861,7 +862,7 @@ def _delete(place: Place, names: Sequence[str]) -> None:
 
 
 async def _copied(copy: Callable[[Any, Any, Advance], None], source: Any, target: Any, advance: Advance) -> None:
-    """Copy in a thread; a cancellation ends it at the next piece, and waits for that: what is copied has an end."""
+    """Copy in a thread; a cancellation ends it at the next piece."""
     cancelled = threading.Event()
 
     def go_on(size_bytes: int) -> None:
@@ -869,14 +870,7 @@ async def _copied(copy: Callable[[Any, Any, Advance], None], source: Any, target
             raise CommandError("cancelled")
         advance(size_bytes)
 
-    copying = asyncio.ensure_future(asyncio.to_thread(copy, source, target, go_on))
-    try:
-        await asyncio.shield(copying)
-    except asyncio.CancelledError:
-        cancelled.set()
-        await asyncio.wait((copying,))
-        copying.exception()
-        raise
+    await on_thread(lambda: copy(source, target, go_on), cancelled.set)
 
 
 def _status_request() -> tuple[Any, Any]:

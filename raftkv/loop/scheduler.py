@@ -3,6 +3,7 @@
     job = slices.run(begin, failed, size, user) # begin() -> a generator that pauses after each small piece of work
     job.cancel()                                # the client has left: stop the job where it is
     await slices.result(begin, size, user)      # the same for a coroutine
+    await on_thread(job, give_up)               # what blocks: its thread has ended when this returns
 
 Every pass of the loop gives at most ``TURN_S`` to all jobs together, and at most ``INLINE_S`` more to jobs that begin
 in it (and ``SLICE_S`` to one that goes ahead of all others, ``run_ahead``). So puts and heartbeats never wait longer
@@ -330,3 +331,30 @@ def hold(pin: Callable[[], V], work_on: Callable[[V], Work[T]]) -> Work[T]:
     finally:
         work.close()
         view.let_go()
+
+
+def _go_on() -> None:
+    """Let a job come to its own end."""
+
+
+async def on_thread(job: Callable[[], T], give_up: Callable[[], None] = _go_on) -> T:
+    """Run a job on a thread, and wait for its end however often cancelled: the caller deletes what the job works on.
+
+    A deletion beside a thread that goes on fails, and its error takes the place of the cancellation.
+
+    Arguments:
+        job: what to do.
+        give_up: called when cancelled; may have the job end soon.
+    """
+    running = asyncio.ensure_future(asyncio.to_thread(job))
+    cancelled: asyncio.CancelledError | None = None
+    while not running.done():
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError as error:
+            cancelled = error
+            give_up()
+    if cancelled is not None:
+        running.exception()  # it has no other reader
+        raise cancelled
+    return running.result()

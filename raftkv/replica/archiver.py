@@ -37,8 +37,8 @@ from prometheus_client.registry import Collector
 
 from raftkv.config import ServerConfig
 from raftkv.errors import StorageError, explain
+from raftkv.loop.scheduler import on_thread
 from raftkv.replica.node.disk import Batch, Disk, Log
-from raftkv.replica.snapshots.files import on_thread
 from raftkv.storage.datadir import remove_unneeded
 from raftkv.storage.wal import WAL, WALSpaceError
 from raftkv.storage.wal.archive import MARKS_SUFFIX, ArchiveDirectory, Mark, Progress, directory_name

@@ -26,7 +26,8 @@ from prometheus_client.registry import Collector
 from raftkv.errors import CorruptionError, StorageError
 from raftkv.loop.fair import MEMBER
 from raftkv.loop.limiter import Limiter
-from raftkv.replica.snapshots.files import check_room, on_thread, outgoing_path
+from raftkv.loop.scheduler import on_thread
+from raftkv.replica.snapshots.files import check_room, outgoing_path
 from raftkv.storage.backend.base import Defragmentation
 from raftkv.storage.mvcc import Store
 

@@ -23,10 +23,11 @@ from typing import Final, TypeVar
 
 from raftkv import errors
 from raftkv.histograms import Buckets, doubling
+from raftkv.loop.scheduler import on_thread
 from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.replica.node.admission import parse_or_raise, refusals
-from raftkv.replica.snapshots.files import on_thread, when_durable
+from raftkv.replica.snapshots.files import when_durable
 from raftkv.rpc.server.calls import AsyncUnaryHandler, UnaryCall
 from raftkv.storage.hash import KVHash
 from raftkv.storage.mvcc import Store

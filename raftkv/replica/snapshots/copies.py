@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from raftkv.errors import CorruptionError, MapFullError, StorageError
-from raftkv.replica.snapshots.files import check_room, flushed, on_thread, outgoing_path, remove_database
+from raftkv.loop.scheduler import on_thread
+from raftkv.replica.snapshots.files import check_room, flushed, outgoing_path, remove_database
 from raftkv.storage.mvcc import Store
 from raftkv.storage.snapshot import SnapshotInfo, write_snapshot
 

@@ -145,31 +145,6 @@ def check_room(
         )
 
 
-def _go_on() -> None:
-    """Let a job come to its own end."""
-
-
-async def on_thread(job: Callable[[], T], give_up: Callable[[], None] = _go_on) -> T:
-    """Run a job on a thread, and wait for its end however often cancelled: what it works on goes after that.
-
-    Arguments:
-        job: what to do.
-        give_up: called when cancelled; may have the job end soon.
-    """
-    running = asyncio.ensure_future(asyncio.to_thread(job))
-    cancelled: asyncio.CancelledError | None = None
-    while not running.done():
-        try:
-            await asyncio.wait([running])
-        except asyncio.CancelledError as error:
-            cancelled = error
-            give_up()
-    if cancelled is not None:
-        running.exception()  # it has no other reader
-        raise cancelled
-    return running.result()
-
-
 _TRANSFER_S: Final = doubling(0.1, 10)
 
 

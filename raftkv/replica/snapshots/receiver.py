@@ -24,6 +24,7 @@ from google.protobuf.message import DecodeError
 from raftkv import errors
 from raftkv.errors import CorruptionError, StorageError
 from raftkv.histograms import DISK_S, Buckets, doubling
+from raftkv.loop.scheduler import on_thread
 from raftkv.pb import raft_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.raft.types import INDEX_MAX, Message, MessageType, SnapshotMeta
@@ -33,7 +34,6 @@ from raftkv.replica.snapshots.files import (
     Transfers,
     check_room,
     incoming_path,
-    on_thread,
     remove_received,
     remove_soon,
     snapshot_path,

@@ -288,3 +288,31 @@ def test_a_signal_ends_a_copy_that_is_under_way_and_leaves_nothing(
 
     asyncio.run(interrupted())
     assert (place.names(), len(pieces) < PIECES) == ([], True)
+
+
+@pytest.mark.parametrize("step", ["read_contents", "check"])
+def test_signal_waits_for_what_uses_the_temporary_directory(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The directory was deleted beside the thread; the deletion failed, and backups went on for ever."""
+    place, begun, go_on = Place(str(tmp_path / "b")), threading.Event(), threading.Event()
+    real, has_directory = getattr(command, step), list[bool]()
+
+    def held(*arguments: Any) -> Any:
+        begun.set()
+        assert go_on.wait(TIMEOUT_S)
+        has_directory.append(arguments[-1].parent.is_dir())
+        return real(*arguments)
+
+    monkeypatch.setattr(command, step, held)
+
+    async def interrupted() -> None:
+        working = asyncio.ensure_future(command.take_one(place, values_of(cluster), Report(json=True)))
+        await asyncio.to_thread(begun.wait, TIMEOUT_S)
+        working.cancel()
+        asyncio.get_running_loop().call_later(0.05, go_on.set)
+        with pytest.raises(asyncio.CancelledError):
+            await working
+
+    asyncio.run(interrupted())
+    assert (place.names(), has_directory) == ([], [True])
