@@ -14,7 +14,7 @@ from raftkv.rpc.http2.connection import Connection
 from raftkv.rpc.http2.control import Block, Limits, Listener
 from raftkv.rpc.http2.errors import ConnectionFailedError, ErrorCode, StreamFailedError
 from raftkv.rpc.http2.hpack import FIELD_BYTES, Headers, check_request, check_trailers, malformed
-from raftkv.rpc.http2.streams import Stream
+from raftkv.rpc.http2.sending import Stream
 from raftkv.rpc.limits import ServerLimits
 
 RESPONSE_HEADERS: Headers = ((b":status", b"200"), (b"content-type", b"application/grpc"))

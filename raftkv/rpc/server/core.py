@@ -44,7 +44,7 @@ from raftkv.rpc.h2 import (
     ServerEngine,
     goaway_frame,
 )
-from raftkv.rpc.http2.streams import Outbox
+from raftkv.rpc.http2.sending import Outbox
 from raftkv.rpc.limits import PingPolicy, ResetAllowance, ServerLimits, TokenBucket, UpdateAllowance
 from raftkv.rpc.protocol import DrainWatcher
 from raftkv.rpc.server.budget import CONNECTION_FULL, NOT_READ, StallWatch
