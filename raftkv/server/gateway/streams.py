@@ -200,11 +200,6 @@ class StreamExchange(Exchange):
         """Return the same, for the account."""
         return [self._queued_bytes] if self._queued_bytes else []
 
-    def answer_stream(self, stream_id: int, frames: bytes) -> bool:
-        """Take no answer as a whole: each message is a line."""
-        del stream_id, frames
-        return False
-
     def send_headers(self, stream_id: int, fields: Headers, end_stream: bool) -> None:
         """The call has a header, or has ended well."""
 
