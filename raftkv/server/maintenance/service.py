@@ -16,7 +16,7 @@ from typing import Final
 
 from raftkv import errors
 from raftkv.apply import check
-from raftkv.apply.request import FIRST_KNOWN_IN, Kind, versioned
+from raftkv.apply.request import Kind
 from raftkv.config import ETCD_VERSION
 from raftkv.pb import rpc_pb2
 from raftkv.pb.enums import alarm_name
@@ -110,12 +110,10 @@ class DowngradeCommand:
 
     Arguments:
         responder: the member's shared parts.
-        check_capable: refuses what needs a version that not all members run.
     """
 
-    def __init__(self, responder: Responder, check_capable: Callable[[tuple[int, int]], None]) -> None:
+    def __init__(self, responder: Responder) -> None:
         self._responder = responder
-        self._check_capable = check_capable
 
     async def handle(self, data: bytes, call: UnaryCall) -> bytes:
         """Validate, begin or cancel a downgrade; answers with the version of the cluster."""
@@ -127,18 +125,24 @@ class DowngradeCommand:
             version = responder.applier.downgrade.cluster_version
             await self._carry_out(request, call)
         response = rpc_pb2.DowngradeResponse(version=version.removesuffix(".0"))
-        header = responder.header.encode(responder.revision(), responder.node.term)
-        return header + response.SerializeToString()
+        return responder.present_header() + response.SerializeToString()
 
     async def _carry_out(self, request: rpc_pb2.DowngradeRequest, call: UnaryCall) -> None:
         if request.action == _Action.CANCEL:
             await self._responder.node.confirm_read()
             if self._responder.applier.downgrade.info.enabled:
                 with contextlib.suppress(errors.NoInflightDowngradeError):
-                    await self._propose(rpc_pb2.DowngradeInfo(), call)
+                    await self._responder.propose_versioned(
+                        Kind.DOWNGRADE, rpc_pb2.DowngradeInfo(), call.caller, identity_of(call)
+                    )
         elif request.action == _Action.ENABLE:
             target = await self._validated(request.version)
-            await self._propose(rpc_pb2.DowngradeInfo(enabled=True, targetVersion=target), call)
+            await self._responder.propose_versioned(
+                Kind.DOWNGRADE,
+                rpc_pb2.DowngradeInfo(enabled=True, targetVersion=target),
+                call.caller,
+                identity_of(call),
+            )
         elif request.action == _Action.VALIDATE:
             await self._validated(request.version)
         else:
@@ -154,13 +158,6 @@ class DowngradeCommand:
         if downgrade.info.enabled:
             raise errors.DowngradeInProcessError
         return target
-
-    async def _propose(self, wanted: rpc_pb2.DowngradeInfo, call: UnaryCall) -> None:
-        self._check_capable(FIRST_KNOWN_IN[Kind.DOWNGRADE])
-        body = versioned(Kind.DOWNGRADE, wanted.SerializeToString())
-        node = self._responder.node
-        outcome = await node.propose(Kind.DOWNGRADE, body, wanted, call.caller, identity=identity_of(call))
-        outcome.check()
 
 
 def check_target(text: str, cluster_version: str) -> str:
@@ -199,7 +196,6 @@ class MaintenanceService:
         responder: the member's shared parts.
         store: for sizes and hashes.
         quota_bytes: shown by Status; 0 for none.
-        check_capable: refuses what needs a version that not all members run.
         defragmenter, hashes: of the member.
     """
 
@@ -208,7 +204,6 @@ class MaintenanceService:
         responder: Responder,
         store: Store,
         quota_bytes: int,
-        check_capable: Callable[[tuple[int, int]], None],
         defragmenter: Defragmenter,
         hashes: Hashes,
     ) -> None:
@@ -218,7 +213,7 @@ class MaintenanceService:
         self._hashes = hashes
         self._move = LeaderMove(responder)
         self._defragmenter = defragmenter
-        self._downgrade = DowngradeCommand(responder, check_capable)
+        self._downgrade = DowngradeCommand(responder)
 
     def register(self, server: Server) -> None:
         """Serve all methods but Snapshot."""
@@ -285,7 +280,7 @@ class MaintenanceService:
             await when_durable(self._store, self._settle)
         async with self._hashes.clients_turn:
             value, _ = await scan(partial(hash_database, self._store.backend))
-        return self._header() + rpc_pb2.HashResponse(hash=value).SerializeToString()
+        return self._responder.present_header() + rpc_pb2.HashResponse(hash=value).SerializeToString()
 
     async def _defragment(self, _data: bytes, call: UnaryCall) -> bytes:
         """Defragment this member alone; the answer has no header."""
@@ -311,7 +306,4 @@ class MaintenanceService:
         response = rpc_pb2.HashKVResponse(
             hash=result.hash, compact_revision=result.compact_revision, hash_revision=result.revision
         )
-        return self._header() + response.SerializeToString()
-
-    def _header(self) -> bytes:
-        return self._responder.header.encode(self._store.revision, self._responder.node.term)
+        return self._responder.present_header() + response.SerializeToString()
