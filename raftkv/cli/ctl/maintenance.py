@@ -277,13 +277,11 @@ def quota_uses(invocation: Invocation) -> None:
     session, as_json = open_library(invocation)
     uses = session.call(methods.LIMIT_LIST, admin_pb2.LimitListRequest()).uses
     rows = [{"identity": one.identity, **{name: getattr(one, name) for name in _USE_NAMES}} for one in uses]
-    if as_json:
-        write_line(json.dumps(rows))
-    elif rows:
-        write_line(table.render(list(rows[0]), [[printable(str(each)) for each in row.values()] for row in rows]))
+    _show(as_json, rows, _USE_HEADER, [[printable(str(each)) for each in row.values()] for row in rows])
 
 
 _USE_NAMES = ("requests", "bytes", "refused", "watches")
+_USE_HEADER = ["identity", *_USE_NAMES]
 _LIMIT_HEADER = ["of", "requests/s", "burst", "bytes/s", "burst", "watches"]
 _LIMIT_NAMES = ("requests_per_s", "requests_burst", "bytes_per_s", "bytes_burst", "watches_max")
 
@@ -296,16 +294,23 @@ def _limit(invocation: Invocation, command: str) -> admin_pb2.Limit:
 
 
 def _print_limits(limits: Any, as_json: bool) -> None:
+    plain = [
+        {"kind": one.kind, "name": _text(one.name), **{name: getattr(one, name) for name in _LIMIT_NAMES}}
+        for one in limits
+    ]
+    rows = [
+        [printable(f"{one['kind']} {one['name']}".rstrip()), *(str(one[name] or "-") for name in _LIMIT_NAMES)]
+        for one in plain
+    ]
+    _show(as_json, plain, _LIMIT_HEADER, rows)
+
+
+def _show(as_json: bool, plain: list[dict[str, Any]], header: list[str], rows: list[list[str]]) -> None:
+    """Print JSON, or a table if it has rows."""
     if as_json:
-        plain = [{name: getattr(one, name) for name in _LIMIT_NAMES} for one in limits]
-        named = [{"kind": one.kind, "name": _text(one.name), **each} for one, each in zip(limits, plain, strict=True)]
-        write_line(json.dumps(named))
-    elif limits:
-        subjects = (printable(f"{one.kind} {_text(one.name)}".rstrip()) for one in limits)
-        numbers = ([str(getattr(one, name) or "-") for name in _LIMIT_NAMES] for one in limits)
-        write_line(
-            table.render(_LIMIT_HEADER, [[subject, *row] for subject, row in zip(subjects, numbers, strict=True)])
-        )
+        write_line(json.dumps(plain))
+    elif rows:
+        write_line(table.render(header, rows))
 
 
 def parse_size(text: str, flag: str = "--bytes") -> int:
@@ -333,10 +338,7 @@ def _prefix(invocation: Invocation, command: str) -> bytes:
 
 
 def _print(quotas: Any, as_json: bool) -> None:
-    if as_json:
-        write_line(json.dumps([_plain(quota) for quota in quotas]))
-    elif quotas:
-        write_line(table.render(_HEADER, [_row(quota) for quota in quotas]))
+    _show(as_json, [_plain(quota) for quota in quotas], _HEADER, [_row(quota) for quota in quotas])
 
 
 def _text(prefix: bytes) -> str:
