@@ -66,6 +66,8 @@ _CONTEXTS: Final = {
 }
 """Python's words for what is wrong with JSON, and Go's."""
 
+_LITERALS: Final = {"t": "true", "f": "false", "n": "null"}
+
 Steps = Generator[None, None, None]
 
 
@@ -105,14 +107,26 @@ def parse(text: str, start: int = 0, *, cut: str = "unexpected EOF") -> tuple[An
     try:
         value, end = _decode(text, skip_space(text, start))
     except json.JSONDecodeError as error:
-        context = _CONTEXTS.get(error.msg, _CONTEXTS["Expecting value"])
-        if error.pos >= len(text) or error.msg.startswith("Unterminated"):
-            raise JsonError(cut) from None
-        # Python's place of an escape is that of its backslash.
-        raise JsonError(f"invalid character {_quoted(text[error.pos :].lstrip(chr(92))[:1])} {context}") from None
+        raise JsonError(_fault(text, error, cut)) from None
     except RecursionError:
         raise JsonError("values are nested too deep") from None
     return value, skip_space(text, end)
+
+
+def _fault(text: str, error: json.JSONDecodeError, cut: str) -> str:
+    """Return Go's words for what is wrong with a text."""
+    at, context = error.pos, _CONTEXTS.get(error.msg, _CONTEXTS["Expecting value"])
+    literal = _LITERALS.get(text[at : at + 1], "") if error.msg == "Expecting value" else ""
+    for expected in literal:
+        if text[at : at + 1] != expected:
+            context = f"in literal {literal} (expecting '{expected}')"
+            break
+        at += 1
+    if at >= len(text) or error.msg.startswith("Unterminated"):
+        return cut
+    if text[at] == "\\":
+        at += 1  # Python's place of an escape is that of its backslash
+    return f"invalid character {_quoted(text[at : at + 1])} {context}"
 
 
 def parse_whole(text: str) -> Any:
