@@ -58,6 +58,7 @@ _SIXES: Final = re.compile(rb"[A-Za-z0-9+/\r\n]*={0,2}")
 _CONTEXTS: Final = {
     "Expecting value": "looking for beginning of value",
     "Expecting property name enclosed in double quotes": "looking for beginning of object key string",
+    "Illegal trailing comma before end of object": "looking for beginning of object key string",
     "Expecting ':' delimiter": "after object key",
     "Expecting ',' delimiter": "after object key:value pair or array element",
     "Invalid control character at": "in string literal",
@@ -122,6 +123,8 @@ def _fault(text: str, error: json.JSONDecodeError, cut: str) -> str:
             context = f"in literal {literal} (expecting '{expected}')"
             break
         at += 1
+    if error.msg.startswith("Illegal trailing comma"):  # as of Python 3.13
+        at = skip_space(text, at + 1)
     if at >= len(text) or error.msg.startswith("Unterminated"):
         return cut
     if text[at] == "\\":
@@ -168,7 +171,8 @@ class Reader:
     def __init__(self, body: bytes) -> None:
         self._text = body.decode("utf-8", "replace")
         self._at = skip_space(self._text, 0)
-        self._is_counted = len(body) <= COUNTED_BYTES
+        self._is_large = len(body) > COUNTED_BYTES
+        self._is_counted = False
 
     def next(self, message_type: type[Any]) -> Generator[None, None, Any | None]:
         """Read the next value; pauses now and then. What follows it is left alone.
@@ -184,12 +188,14 @@ class Reader:
         """
         if self.is_at_end:
             return None
-        if not self._is_counted:
+        if self._is_large and not self._is_counted:
             if sum(map(self._text.count, ",[{")) > PARTS_MAX:
                 raise JsonError(f"a body of more than {PARTS_MAX} members and elements")
             self._is_counted = True
             yield
         found, self._at = parse(self._text, self._at)
+        if self._is_large:
+            yield
         message = message_type()
         yield from read_message(found, message)
         return message
