@@ -32,13 +32,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from raftkv.checkpoint.storage.filesystems import describe, open_url, sync
-from raftkv.cli import daemon, pflag
+from raftkv.cli import daemon
 from raftkv.cli.common import POINT_IN_TIME_FLAGS, forward_of, target_of
 from raftkv.cli.pflag import BOOL, DURATION, INT, Flag
 from raftkv.cli.program import BAD_FLAGS, ERROR, SUCCESS, CommandError
@@ -729,12 +729,9 @@ def main(words: Sequence[str]) -> int:
     """
     command = words[0] if words and words[0] in _COMMANDS else ""
     flags, run = _COMMANDS[command]
-    try:
-        parsed = pflag.parse([replace(flag, ours=True) for flag in flags], words[1:] if command else words)
-    except pflag.HelpRequested:
+    parsed = daemon.read_flags(flags, words[1:] if command else words)
+    if parsed is None:
         return _help()
-    except pflag.FlagError as error:
-        raise CommandError(str(error), BAD_FLAGS) from None
     if len(parsed.arguments) != 1:
         raise CommandError(f"backup {command}".strip() + " takes one URL; see raftkv backup --help", BAD_FLAGS)
     try:
@@ -767,15 +764,9 @@ async def _take_all(place: Place, values: dict[str, Any]) -> int:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    working = asyncio.ensure_future(_schedule(place, values))
-    stopping = asyncio.ensure_future(stop.wait())
-    await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if working.done():
-        return working.result()
-    working.cancel()
-    with contextlib.suppress(asyncio.CancelledError, CommandError):
-        await working
+    ended = await daemon.before_stop(stop, _schedule(place, values))
+    if ended is not None:
+        return ended.result()
     return ERROR if values["once"] else SUCCESS
 
 

@@ -17,14 +17,14 @@ import shlex
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
-from raftkv.cli import daemon, pflag
+from raftkv.cli import daemon
 from raftkv.cli.pflag import BOOL, LIST, UINT, Flag
 from raftkv.cli.program import BAD_FLAGS, ERROR, SUCCESS, CommandError
 from raftkv.errors import ConfigError, RaftKVError
@@ -33,7 +33,7 @@ from raftkv.server.tls.issue import (
     CLIENT,
     SERVER,
     Authority,
-    check_host,
+    general_name,
     name_directory,
     private_directory,
     replace_files,
@@ -111,8 +111,8 @@ class Folder:
         for name in (*members, *clients):
             _check_name(name)
         for host in (host for hosts in members.values() for host in hosts):
-            check_host(host)
-        for path in (*map(self._member, members), *map(self._client, clients)):
+            general_name(host)
+        for path in (*map(self.member_folder, members), *map(self._client, clients)):
             if path.exists():
                 raise ConfigError(f"{path} is there already, and is not written over; `raftkv certs renew` renews it")
         made: list[Made] = []
@@ -159,7 +159,7 @@ class Folder:
         server = self._load("ca").issue(name, days, list(dict.fromkeys((*hosts, *HERE))), (SERVER,))
         peer = self._load("peer-ca").issue(name, days, hosts, (SERVER, CLIENT))
         # All of it or nothing: what has half of its files can be neither made nor renewed.
-        making, folder = self._path / f".{name}.new", self._member(name)
+        making, folder = self._path / f".{name}.new", self.member_folder(name)
         shutil.rmtree(making, ignore_errors=True)
         private_directory(making)
         try:
@@ -207,7 +207,7 @@ class Folder:
     def remove(self, members: Sequence[str], clients: Sequence[str]) -> None:
         """Delete the files of members and clients, so that their names can be given again."""
         for name in members:
-            shutil.rmtree(self._member(name))
+            shutil.rmtree(self.member_folder(name))
         for name in clients:
             self._client(name).unlink()
             self._client(name).with_suffix(".key").unlink(missing_ok=True)
@@ -228,9 +228,6 @@ class Folder:
 
     def member_folder(self, name: str) -> Path:
         """Return the directory of a member."""
-        return self._member(name)
-
-    def _member(self, name: str) -> Path:
         return self._path / "members" / name
 
     def _client(self, name: str) -> Path:
@@ -240,7 +237,7 @@ class Folder:
         """Kind and file of each certificate of members and clients; all are there."""
         for name in (*members, *clients):
             _check_name(name)
-        found = [(kind, self._member(name) / f"{kind}.crt") for name in members for kind in ("server", "peer")]
+        found = [(kind, self.member_folder(name) / f"{kind}.crt") for name in members for kind in ("server", "peer")]
         found += [("client", self._client(name)) for name in clients]
         for _, path in found:
             if not path.exists():
@@ -348,12 +345,9 @@ def main(words: Sequence[str]) -> int:
         CommandError: it failed; one line.
     """
     command = words[0] if words and words[0] in FLAGS and words[0] else ""
-    try:
-        parsed = pflag.parse([replace(flag, ours=True) for flag in FLAGS[command]], words[1:] if command else words)
-    except pflag.HelpRequested:
+    parsed = daemon.read_flags(FLAGS[command], words[1:] if command else words)
+    if parsed is None:
         return _help()
-    except pflag.FlagError as error:
-        raise CommandError(str(error), BAD_FLAGS) from None
     if not parsed.arguments or (command and len(parsed.arguments) > 1):
         raise CommandError(f"certs {command}".strip() + " takes a directory; see raftkv certs --help", BAD_FLAGS)
     members = _members(parsed.arguments[1:])

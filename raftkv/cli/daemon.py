@@ -11,9 +11,9 @@ import asyncio
 import contextlib
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from raftkv.cli import pflag
 from raftkv.cli.pflag import Flag, Parsed
@@ -23,6 +23,8 @@ from raftkv.urls import split_address
 
 if TYPE_CHECKING:
     from raftkv.client.library import Client
+
+T = TypeVar("T")
 
 ENDPOINTS: Final = Flag("endpoints", default="127.0.0.1:2379", usage="members of the raftkv cluster, comma-separated")
 CREDENTIALS: Final = (
@@ -52,17 +54,54 @@ def parse(
     Raises:
         CommandError: a word is no flag of it, or has no such value.
     """
-    try:
-        parsed = pflag.parse([replace(flag, ours=True) for flag in flags], words)
-    except pflag.HelpRequested:
+    parsed = read_flags(flags, words)
+    if parsed is None:
         print(usage)
         print_flags(flags)
         return None
-    except pflag.FlagError as error:
-        raise CommandError(str(error), BAD_FLAGS) from None
     if parsed.arguments and not (takes_rest and "--" in words):
         raise CommandError(f"'{parsed.arguments[0]}' is not a valid flag of raftkv {command}", BAD_FLAGS)
     return parsed
+
+
+def read_flags(flags: Sequence[Flag], words: Sequence[str]) -> Parsed | None:
+    """Read flags and arguments; None: help is asked for.
+
+    Arguments:
+        flags: that are known.
+        words: the command line.
+
+    Raises:
+        CommandError: a flag is unknown, or has no such value.
+    """
+    try:
+        return pflag.parse([replace(flag, ours=True) for flag in flags], words)
+    except pflag.HelpRequested:
+        return None
+    except pflag.FlagError as error:
+        raise CommandError(str(error), BAD_FLAGS) from None
+
+
+async def before_stop(stop: asyncio.Event, work: Awaitable[T]) -> asyncio.Future[T] | None:
+    """Do something until it ends or a signal comes.
+
+    Arguments:
+        stop: set by a signal.
+        work: to do.
+
+    Returns:
+        How it ended; None: the signal came first, and it was cancelled.
+    """
+    doing, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((doing, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            return doing
+        doing.cancel()
+        await asyncio.gather(doing, return_exceptions=True)
+        return None
+    finally:
+        stopping.cancel()
 
 
 @contextlib.asynccontextmanager
@@ -114,27 +153,20 @@ async def wait_cluster(kv: Client, stop: asyncio.Event, command: str) -> bool:
     """
     from raftkv.client.errors import EndpointsFailed
 
-    stopping = asyncio.ensure_future(stop.wait())
     told = False
-    try:
-        while not stop.is_set():
-            asking = asyncio.ensure_future(kv.get(PROBE_KEY, timeout_s=ATTEMPT_S))
-            await asyncio.wait((asking, stopping), return_when=asyncio.FIRST_COMPLETED)
-            if not asking.done():
-                asking.cancel()
-                await asyncio.wait((asking,))
-                break
-            error = asking.exception()
-            if isinstance(error, EndpointsFailed):
-                if not told:
-                    print(f"raftkv {command}: waiting for the cluster: {error}", file=sys.stderr, flush=True)
-                told = True
-            elif error is None or isinstance(error, StatusError):
-                return True  # a refusal is an answer, too
-            else:
-                raise error
-    finally:
-        stopping.cancel()
+    while not stop.is_set():
+        asked = await before_stop(stop, kv.get(PROBE_KEY, timeout_s=ATTEMPT_S))
+        if asked is None:
+            break
+        error = asked.exception()
+        if isinstance(error, EndpointsFailed):
+            if not told:
+                print(f"raftkv {command}: waiting for the cluster: {error}", file=sys.stderr, flush=True)
+            told = True
+        elif error is None or isinstance(error, StatusError):
+            return True  # a refusal is an answer, too
+        else:
+            raise error
     return False
 
 

@@ -404,14 +404,6 @@ def usage() -> str:
 
 
 _ROTATION_FIELDS: Final = {field.name: type(field.default) for field in dataclasses.fields(LogRotation)}
-_GO_NAMES: Final = {bool: "bool", int: "number", float: "number", str: "string", list: "array", dict: "object"}
-
-
-_WHOLE: Final = re.compile("-?[0-9]{1,12}")
-
-
-class _Number(str):
-    """A number as it was written."""
 
 
 def read_rotation(text: str) -> LogRotation:
@@ -425,9 +417,12 @@ def read_rotation(text: str) -> LogRotation:
     Raises:
         ConfigError: they cannot be read.
     """
-    _check_syntax(text.encode())
-    # Numbers stay texts, so that the refusal of a fraction shows it as it was written.
-    document = json.loads(text, parse_int=_Number, parse_float=_Number)
+    from raftkv.server.gateway.decoder import JsonError, parse_whole
+
+    try:
+        document = parse_whole(text)
+    except JsonError as error:
+        raise ConfigError(f"improperly formatted log rotation config: {error}") from None
     if document is None:
         return LogRotation()
     if not isinstance(document, dict):
@@ -443,32 +438,15 @@ def read_rotation(text: str) -> LogRotation:
     return LogRotation(**found)
 
 
-def _check_syntax(data: bytes) -> None:
-    from raftkv.server.gateway.syntax import CutError, JsonError, quoted, scan, skip_space
-
-    try:
-        for _ in scan(data, skip_space(data, 0)):
-            pass
-    except JsonError as error:
-        fault = "unexpected end of JSON input" if isinstance(error, CutError) else error
-        raise ConfigError(f"improperly formatted log rotation config: {fault}") from None
-    try:
-        json.loads(data, parse_int=_Number)
-    except json.JSONDecodeError as error:
-        text = f"invalid character {quoted(data[error.pos])} after top-level value"
-        raise ConfigError(f"improperly formatted log rotation config: {text}") from None
-    except RecursionError:
-        raise ConfigError("improperly formatted log rotation config: exceeded max depth") from None
-
-
 def _rotation_value(name: str, kind: type, value: Any) -> Any:
     if kind is bool and isinstance(value, bool):
         return value
-    if kind is int and isinstance(value, _Number) and _WHOLE.fullmatch(value):
-        if value.startswith("-"):
+    if kind is int and type(value) is int and abs(value) < 10**12:
+        if value < 0:
             raise ConfigError(f"--log-rotation-config-json: {name} must not be negative (set to {value})")
-        return int(value)
-    shown = f"{_go_name(value)} {value}" if kind is int and isinstance(value, _Number) else _go_name(value)
+        return value
+    go_name = _go_name(value)
+    shown = f"number {value}" if kind is int and go_name == "number" else go_name
     raise ConfigError(
         f"invalid log rotation config: json: cannot unmarshal {shown} into Go struct field "
         f"logRotationConfig.{name} of type {kind.__name__}"
@@ -476,7 +454,7 @@ def _rotation_value(name: str, kind: type, value: Any) -> Any:
 
 
 def _go_name(value: Any) -> str:
-    return "number" if isinstance(value, _Number) else _GO_NAMES[type(value)]
+    return {bool: "bool", str: "string", list: "array", dict: "object"}.get(type(value), "number")
 
 
 ENVIRONMENT_PREFIX = "ETCD_"

@@ -111,21 +111,15 @@ async def _serve(values: dict[str, Any], config: GatewayConfig) -> int:
 
 async def _started(gateway: Any, config: GatewayConfig, stop: asyncio.Event) -> bool:
     """Start; False: a signal came first, as it may while raftkv does not answer."""
-    starting = asyncio.ensure_future(gateway.start())
-    stopping = asyncio.ensure_future(stop.wait())
-    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if not starting.done():
-        starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
-        return False
+    started = await daemon.before_stop(stop, gateway.start())
     try:
-        await starting
+        if started is not None:
+            started.result()
     except EndpointsFailed:
         raise
     except OSError as error:
         raise ConfigError(f"cannot listen on {config.host}:{config.port}: {error.strerror or error}") from None
-    return True
+    return started is not None
 
 
 def _announce(gateway: Any, config: GatewayConfig) -> None:

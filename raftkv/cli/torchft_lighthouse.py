@@ -10,7 +10,6 @@ Owns its flags. Those that torchft's own lighthouse has are taken with its spell
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import sys
 from collections.abc import Sequence
@@ -83,15 +82,11 @@ async def _serve(values: dict[str, Any]) -> int:
         lighthouse = Lighthouse(kv, _config(values))
         lines = [await _listen(lighthouse, text, values["job"]) for text in values["listen"] or (DEFAULT_LISTEN,)]
         serving = asyncio.ensure_future(lighthouse.run())
-        stopping = asyncio.ensure_future(stop.wait())
         if await daemon.wait_cluster(kv, stop, "torchft-lighthouse"):
             # The lines say that managers can come, and where: a program that starts the daemon with port 0 reads them.
             print("\n".join(lines), flush=True)
-        await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        serving.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await serving
+        if (ended := await daemon.before_stop(stop, serving)) is not None:
+            ended.result()
     return SUCCESS
 
 

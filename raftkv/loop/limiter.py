@@ -9,7 +9,7 @@
 
     backlog.add(connection.go_on, user)        # connections with unprocessed input: ``TURN_S`` in each turn for all
 
-    text = SharedText(make)                    # a slow text for concurrent requests: one is made at a time
+    text = SharedText(parts)                   # a slow text for concurrent requests: one is made at a time
     await text()                               # as it is after this call
 
 One event may let thousands continue: a key that all of them waited for has changed, the leader is lost, one pass over
@@ -22,8 +22,9 @@ Leaves out: work that is long in itself and pauses by itself (``scheduler``).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from time import perf_counter
 from typing import Final
 
 from raftkv.loop.cork import Cork
@@ -201,15 +202,19 @@ class Backlog:
             self._cork.end_pass(is_late=clock() > until)
 
 
+TEXT_SLICE_S: Final = 0.002
+"""How long a turn of the loop works on a text; a part is never cut."""
+
+
 class SharedText:
-    """Makes a text on demand. Requests that come while one is made share the next one.
+    """Makes a text on demand, in slices. Requests that come while one is made share the next one.
 
     Arguments:
-        make: returns the text as it is now.
+        parts: makes the text as it is now, part by part.
     """
 
-    def __init__(self, make: Callable[[], Awaitable[bytes]]) -> None:
-        self._make = make
+    def __init__(self, parts: Callable[[], Iterator[str]]) -> None:
+        self._parts = parts
         self._begun = 0
         """Texts that were begun."""
         self._text = (0, b"")
@@ -225,3 +230,13 @@ class SharedText:
                 number = self._begun
                 self._text = number, await self._make()
             return self._text[1]
+
+    async def _make(self) -> bytes:
+        made: list[str] = []
+        until = perf_counter() + TEXT_SLICE_S
+        for part in self._parts():
+            made.append(part)
+            if perf_counter() > until:
+                await asyncio.sleep(0)
+                until = perf_counter() + TEXT_SLICE_S
+        return "".join(made).encode()

@@ -208,8 +208,8 @@ class Member:
 
     def _make_client_server(self, durable: Durable) -> Server:
         config, replica = self.config, self.replica
-        check_capable, guard = replica.versions.check_capable, replica.leader_guard
-        responder = Responder(self.node, replica.applier, replica.header, replica.admission)
+        guard, check_capable = replica.leader_guard, replica.versions.check_capable
+        responder = Responder(self.node, replica.applier, replica.header, replica.admission, check_capable)
         self._users = Users(config, replica.applier, self.node, responder.slices)
         self._recipe = Recipe(responder, replica.hub, replica.lessor)
         pprof = config.enable_pprof
@@ -248,13 +248,13 @@ class Member:
         self._cluster_service = ClusterService(responder, replica.changes)
         self._cluster_service.register(server)
         MaintenanceService(
-            responder, durable.store, config.quota_bytes or 0, check_capable, replica.defragmenter, replica.hashes
+            responder, durable.store, config.quota_bytes or 0, replica.defragmenter, replica.hashes
         ).register(server)
         self._snapshot_service = SnapshotService(durable.store, durable.backend, replica.damaged)
         self._snapshot_service.register(server)
-        QuotaService(responder, check_capable, replica.throttle).register(server)
+        QuotaService(responder, replica.throttle).register(server)
         health.register(server)
-        self._users.serve(server, responder, check_capable)
+        self._users.serve(server, responder)
         gateway.serve(server)
         return server
 

@@ -47,7 +47,9 @@ def stream(machine: Machine, request: rpc_pb2.RangeRequest, on_chunk: Any = lamb
     async def run() -> rpc_pb2.RangeResponse:
         applier = Applier(machine.store, machine.alarms, machine.membership, Granted())
         header = HeaderEncoder(1, 2)
-        responder = Responder(cast(Node, ManualNode()), applier, header, cast(Admission, NoAdmission()))
+        responder = Responder(
+            cast(Node, ManualNode()), applier, header, cast(Admission, NoAdmission()), lambda needed: None
+        )
         service = RangeStreamService(responder, CHUNK_BYTES)
         call = Call(request, on_chunk)
         await service.range_stream(cast(StreamCall, call))

@@ -304,7 +304,7 @@ class Assembly:
     def _serve(self, replica: Replica) -> None:
         """Make the services that clients and members call, connect and start everything."""
         node, guard = replica.node, replica.leader_guard
-        responder = Responder(node, replica.applier, replica.header, replica.admission)
+        responder = Responder(node, replica.applier, replica.header, replica.admission, replica.versions.check_capable)
         leases = LeaseService(responder, replica.lessor, guard, self.cork)
         self.handlers = Handlers()
         server: Any = self.handlers

@@ -13,9 +13,10 @@ import json
 import multiprocessing
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise
 from multiprocessing.connection import Connection
 from typing import Any, Final
@@ -23,10 +24,9 @@ from typing import Any, Final
 import click
 
 from raftkv.cli.bench import load as bench_load
-from raftkv.cli.bench.load import PREFIX, Load, LoadError, Request, Result, Run, connections
+from raftkv.cli.bench.load import PREFIX, CallerChannel, Load, LoadError, Request, Result, Run, connections
 from raftkv.cli.bench.options import (
     Measurement,
-    Share,
     call_bar,
     choose_members,
     client_options,
@@ -37,7 +37,6 @@ from raftkv.cli.bench.options import (
     leave_terminal,
     number,
     print_result,
-    run_calls,
     run_load,
     shared_flags,
     signals_held_back,
@@ -64,10 +63,6 @@ TTL_S = 3600
 """Longer than any run: nothing may expire while it is measured."""
 
 
-def _no_requests(rank: int) -> Iterator[Request]:
-    return iter(())
-
-
 @click.command("lease-keepalive", cls=Measurement, epilog=example("lease-keepalive --clients 100 --leases 1000"))
 @shared_flags
 @number("--leases", 0, 0, "number of leases in all; 0 means one for each client")
@@ -77,12 +72,7 @@ def lease_keepalive(leases: int, **shared: Any) -> None:
     Each client is a stream with one renewal under way.
     """
 
-    def make(share: Share) -> _Renewals:
-        # Leases are shared out as the clients are.
-        count = max(share.clients, leases * share.clients // shared["clients"])
-        return _Renewals(share, count)
-
-    run_load("lease-keepalive", make, _no_requests, **shared)
+    run_load("lease-keepalive", partial(_Renewals, leases / shared["clients"]), **shared)
 
 
 @click.command(cls=Measurement, epilog=example("lock --clients 10 --locks 2"))
@@ -96,41 +86,34 @@ def lock(locks: int, **shared: Any) -> None:
     the same time: that is checked.
     """
 
-    def make(share: Share) -> _Locks:
-        return _Locks(share, locks, shared["seed"])
-
-    run_load("lock", make, _no_requests, **shared)
+    run_load("lock", partial(_Locks, locks, shared["seed"]), **shared)
 
 
-class _Renewals:
-    """Renewals on streams, as a load."""
+class _Renewals(Load):
+    """Renewals on streams, as a load.
 
-    def __init__(self, share: Share, leases: int) -> None:
-        self._share = share
-        self._leases = leases
+    Arguments:
+        leases: of each client; less than 1: one.
+    """
 
-    async def run(
-        self, requests: Iterator[Request], *, total: int, when_connected: Callable[[], object] = lambda: None
-    ) -> Result:
-        """Measure as ``Load.run`` does; the requests are its own."""
-        share = self._share
-        async with connections(parse_endpoints(share.endpoints), share.connections, client_options()) as transports:
-            ids = await grant(transports, self._leases)
-            run = Run(iter(()), total, share.on_progress)
-            clients = [
-                _Renewing(run, transports[number % len(transports)].stream(methods.LEASE_KEEP_ALIVE.path), ids_of)
-                for number in range(min(share.clients, total))
-                if (ids_of := ids[number :: share.clients])
-            ]
-            when_connected()
-            async with run.streaming([client.call for client in clients]):
-                started_at = time.perf_counter()
-                for client in clients:
-                    client.next()
-                await run.wait_finished()
-                seconds = time.perf_counter() - started_at
-            await revoke(transports, ids)
-            return run.result(seconds)
+    def __init__(self, leases: float, endpoints: Sequence[str], *, clients: int, **more: Any) -> None:
+        super().__init__(endpoints, clients=clients, **more)
+        self._leases = max(clients, int(leases * clients))
+
+    @asynccontextmanager
+    async def starts(
+        self, run: Run, channels: list[CallerChannel], clients: int
+    ) -> AsyncIterator[list[Callable[[], None]]]:
+        """Make the streams; see ``Load.starts``."""
+        ids = await grant(channels, self._leases)
+        made = [
+            _Renewing(run, channels[number % len(channels)].stream(methods.LEASE_KEEP_ALIVE.path), ids_of)
+            for number in range(clients)
+            if (ids_of := ids[number :: self._clients])
+        ]
+        async with run.streaming([client.call for client in made]):
+            yield [client.next for client in made]
+        await revoke(channels, ids)
 
 
 class _Renewing:
@@ -168,37 +151,28 @@ class _Renewing:
         run.ended()
 
 
-class _Locks:
-    """Contenders, as a load."""
+class _Locks(Load):
+    """Contenders for so many names, as a load."""
 
-    def __init__(self, share: Share, names: int, seed: int) -> None:
-        self._share = share
+    def __init__(self, names: int, seed: int, endpoints: Sequence[str], **more: Any) -> None:
+        super().__init__(endpoints, **more)
         self._names = names
         self._seed = seed
 
-    async def run(
-        self, requests: Iterator[Request], *, total: int, when_connected: Callable[[], object] = lambda: None
-    ) -> Result:
-        """Measure as ``Load.run`` does; the requests are its own."""
-        share = self._share
-        async with connections(parse_endpoints(share.endpoints), share.connections, client_options()) as transports:
-            ids = await grant(transports, min(share.clients, total))
-            run = Run(iter(()), total, share.on_progress)
-            # A lease belongs to one process, so its id makes the names of this process its own.
-            names = [f"bench-lock/{self._seed}/{ids[0]:x}/{number}".encode() for number in range(self._names)]
-            holders = dict.fromkeys(names, 0)
-            contenders = [
-                _Contender(run, transports[number % len(transports)], names[number % len(names)], lease_id, holders)
-                for number, lease_id in enumerate(ids)
-            ]
-            when_connected()
-            started_at = time.perf_counter()
-            for contender in contenders:
-                contender.next()
-            await run.wait_finished()
-            seconds = time.perf_counter() - started_at
-            await revoke(transports, ids)
-            return run.result(seconds)
+    @asynccontextmanager
+    async def starts(
+        self, run: Run, channels: list[CallerChannel], clients: int
+    ) -> AsyncIterator[list[Callable[[], None]]]:
+        """Make the contenders; see ``Load.starts``."""
+        ids = await grant(channels, clients)
+        # A lease belongs to one process, so its id makes the names of this process its own.
+        names = [f"bench-lock/{self._seed}/{ids[0]:x}/{number}".encode() for number in range(self._names)]
+        holders = dict.fromkeys(names, 0)
+        yield [
+            _Contender(run, channels[number % len(channels)], names[number % len(names)], lease_id, holders).next
+            for number, lease_id in enumerate(ids)
+        ]
+        await revoke(channels, ids)
 
 
 class _Contender:
@@ -738,40 +712,43 @@ def watch_latency(put_rate: float, watch_endpoints: str, val_size: int, **shared
         members = choose_members(shared["endpoints"], shared["target_leader"])
         watched = watch_endpoints.split(",") if watch_endpoints else members
         with call_bar(shared["total"], hidden=shared["as_json"]) as on_progress:
-            sizes = shared["clients"], shared["conns"], shared["total"]
-            result = asyncio.run(_measure_latency(members, watched, put_rate, val_size, *sizes, on_progress))
+            load = _Latency(
+                watched,
+                val_size,
+                members,
+                clients=shared["clients"],
+                connections=shared["conns"],
+                options=client_options(),
+                rate=put_rate,
+                on_progress=on_progress,
+            )
+            result = asyncio.run(load.run(iter(()), total=shared["total"]))
     print_result("watch-latency", result, shared["as_json"])
     end(result, failed=bool(result.errors))
 
 
-async def _measure_latency(
-    members: list[str],
-    watched: list[str],
-    rate: float,
-    value_size: int,
-    clients: int,
-    conns: int,
-    total: int,
-    on_progress: Callable[[int], None],
-) -> Result:
-    async with (
-        connections(parse_endpoints(members), conns, client_options()) as put_transports,
-        connections(parse_endpoints(watched), conns, client_options()) as watch_transports,
-    ):
-        run = Run(iter(()), total, on_progress, rate)
-        chains = [
-            _Chain(run, put_transports[number % conns], watch_transports[number % conns], number, value_size)
-            for number in range(min(clients, total))
-        ]
-        async with asyncio.timeout(EVENT_TIMEOUT_S):
-            await asyncio.gather(*(chain.watching for chain in chains))
-        async with run.streaming([chain.call for chain in chains]):
-            started_at = time.perf_counter()
-            for chain in chains:
-                chain.next()
-            await run.wait_finished()
-            seconds = time.perf_counter() - started_at
-        return run.result(seconds)
+class _Latency(Load):
+    """Puts that wait for their events, as a load."""
+
+    def __init__(self, watched: list[str], value_size: int, endpoints: Sequence[str], **more: Any) -> None:
+        super().__init__(endpoints, **more)
+        self._watched = parse_endpoints(watched)
+        self._value_size = value_size
+
+    @asynccontextmanager
+    async def starts(
+        self, run: Run, channels: list[CallerChannel], clients: int
+    ) -> AsyncIterator[list[Callable[[], None]]]:
+        """Make the watchers; see ``Load.starts``."""
+        async with connections(self._watched, len(channels), self._options) as watching:
+            chains = [
+                _Chain(run, channels[at % len(channels)], watching[at % len(channels)], at, self._value_size)
+                for at in range(clients)
+            ]
+            async with asyncio.timeout(EVENT_TIMEOUT_S):
+                await asyncio.gather(*(chain.watching for chain in chains))
+            async with run.streaming([chain.call for chain in chains]):
+                yield [chain.next for chain in chains]
 
 
 class _Chain:
@@ -866,7 +843,7 @@ def put(key_size: int, val_size: int, key_space_size: int, sequential_keys: bool
             seed=shared["seed"] + rank,
         )
 
-    run_calls("put", requests, **shared)
+    run_load("put", Load, requests, **shared)
 
 
 @bench.command("range", epilog=example("range --clients 100 --consistency s", "range jobs/ jobs0 --limit 10"))
@@ -901,7 +878,7 @@ def range_(
     def requests(rank: int) -> Iterator[Request]:
         return bench_load.ranges(keys=keys, range_end=end.encode(), limit=limit, serializable=consistency == "s")
 
-    run_calls(f"range ({'serializable' if consistency == 's' else 'linearizable'})", requests, **shared)
+    run_load(f"range ({'serializable' if consistency == 's' else 'linearizable'})", Load, requests, **shared)
 
 
 @bench.command("txn-put", epilog=example("txn-put --txn-ops 10 --clients 100"))
@@ -919,7 +896,7 @@ def txn_put(txn_ops: int, key_size: int, val_size: int, key_space_size: int, **s
             key_size=key_size, value_size=val_size, key_space=key_space_size, operations=txn_ops, seed=seed
         )
 
-    run_calls("txn-put", requests, **shared)
+    run_load("txn-put", Load, requests, **shared)
 
 
 @bench.command("mixed", epilog=example("mixed --read-share 0.9 --clients 100"))
@@ -940,7 +917,7 @@ def mixed(read_share: float, key_size: int, val_size: int, key_space_size: int, 
         )
         return bench_load.mixed(reads, writes, read_share, seed)
 
-    run_calls("mixed", requests, **shared)
+    run_load("mixed", Load, requests, **shared)
 
 
 def _fill(endpoints: str, key_size: int, value_size: int, key_space: int) -> list[bytes]:

@@ -24,7 +24,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from raftkv.client import ClientOptions
 from raftkv.client.rpc import methods
@@ -290,16 +290,6 @@ class LoadError(RaftKVError):
     """A measurement that could not be made; the text says why in one line."""
 
 
-class Runnable(Protocol):
-    """A load that makes calls and measures them: ``Load``, and those of streams and locks."""
-
-    async def run(
-        self, requests: Iterator[Request], *, total: int, when_connected: Callable[[], object] = lambda: None
-    ) -> Result:
-        """Make ``total`` calls; see ``Load.run``."""
-        ...
-
-
 class Load:
     """Clients on connections.
 
@@ -341,20 +331,34 @@ class Load:
         """Make ``total`` calls and measure them; ``when_connected`` is called before the clock starts."""
         prepared = _prepared(requests, total)
         async with connections(self._endpoints, self._connections, self._options) as channels:
-            when_connected()
-            return await self._measure(channels, prepared, total)
+            run = Run(prepared, total, self._on_progress, self._rate)
+            async with self.starts(run, channels, min(self._clients, total)) as starts:
+                when_connected()
+                return await self._measure(run, starts)
 
-    async def _measure(self, channels: list[CallerChannel], requests: Iterator[Request], total: int) -> Result:
-        run = Run(requests, total, self._on_progress, self._rate)
+    @asynccontextmanager
+    async def starts(
+        self, run: Run, channels: list[CallerChannel], clients: int
+    ) -> AsyncIterator[list[Callable[[], None]]]:
+        """Make the clients, for the time of the block; yields what has each make its first call.
+
+        Arguments:
+            run: counts their calls.
+            channels: the open connections.
+            clients: how many.
+        """
+        yield [Caller(run, channels[number % len(channels)], self._metadata).start for number in range(clients)]
+
+    async def _measure(self, run: Run, starts: list[Callable[[], None]]) -> Result:
         gc.collect()
         collects = gc.isenabled()
         gc.disable()  # calls leave no cycles behind, and a collection would be counted as the server's time
         try:
-            started = time.perf_counter()
+            started = run.begin()
             if self._duration_s:
                 asyncio.get_running_loop().call_later(self._duration_s, run.stop)
-            for number in range(min(self._clients, total)):
-                Caller(run, channels[number % len(channels)], self._metadata).start()
+            for start in starts:
+                start()
             await run.wait_finished()
             seconds = time.perf_counter() - started
         finally:
@@ -427,8 +431,14 @@ class Run:
         self.on_progress = on_progress
         self.report_every = min(max(1, total // 100), REPORT_EVERY_MAX)
         self._interval_s = 1 / rate if rate else 0.0
-        self._next_at = time.perf_counter()
+        self._next_at = 0.0
+        self._processor_before_s = 0.0
+
+    def begin(self) -> float:
+        """Start the clocks; what was done before is no part of the result."""
         self._processor_before_s = time.process_time()
+        self._next_at = time.perf_counter()
+        return self._next_at
 
     def stop(self) -> None:
         """Begin no more calls."""

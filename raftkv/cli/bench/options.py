@@ -11,14 +11,13 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from threading import Barrier, BrokenBarrierError
 from typing import Any, TypeVar, cast
 
 import click
 
-from raftkv.cli.bench.load import PREFIX, Load, LoadError, Request, Result, Runnable
+from raftkv.cli.bench.load import PREFIX, Load, LoadError, Request, Result
 from raftkv.cli.command import HELP_ROW
 from raftkv.cli.program import CTRL_C
 from raftkv.cli.table import progress_bar
@@ -42,7 +41,7 @@ from raftkv.rpc.status import RpcError
 
 START_TIMEOUT_S = 60.0
 
-MakeLoad = Callable[[int, Callable[[int], None]], Runnable]
+MakeLoad = Callable[[int, Callable[[int], None]], Load]
 """Makes the clients of one process, given its rank and what counts the answered calls."""
 
 MakeRequests = Callable[[int], Iterator[Request]]
@@ -184,7 +183,7 @@ def hear_parent() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _NUMBERS)
 
 
-async def _measure(load: Runnable, requests: Iterator[Request], total: int, barrier: Barrier) -> Result:
+async def _measure(load: Load, requests: Iterator[Request], total: int, barrier: Barrier) -> Result:
     hear_parent()
     return await load.run(requests, total=total, when_connected=lambda: barrier.wait(START_TIMEOUT_S))
 
@@ -359,43 +358,10 @@ def write_flags(function: F) -> F:
     return function
 
 
-@dataclass(frozen=True)
-class Share:
-    """What one process of a measurement does: the endpoints in its order, its clients and connections."""
-
-    endpoints: list[str]
-    clients: int
-    connections: int
-    on_progress: Callable[[int], None] | None = None
-
-
-MakeShare = Callable[[Share], Runnable]
-
-
-def run_calls(name: str, requests: MakeRequests, **shared: Any) -> None:
-    """Measure unary calls and print; arguments are the values of ``shared_flags``.
-
-    Arguments:
-        name: of the measurement.
-        requests: what to send.
-    """
-
-    def make(share: Share) -> Runnable:
-        return Load(
-            share.endpoints,
-            clients=share.clients,
-            connections=share.connections,
-            options=client_options(),
-            on_progress=share.on_progress,
-        )
-
-    run_load(name, make, requests, **shared)
-
-
 def run_load(
     name: str,
-    make: MakeShare,
-    requests: MakeRequests,
+    make: Callable[..., Load],
+    requests: MakeRequests = lambda rank: iter(()),
     *,
     endpoints: str,
     clients: int,
@@ -406,16 +372,31 @@ def run_load(
     seed: int,
     as_json: bool,
 ) -> None:
-    """Measure and print; failures end the program in one line."""
+    """Measure and print; failures end the program in one line. Further arguments are the values of ``shared_flags``.
+
+    Arguments:
+        name: of the measurement.
+        make: ``Load``, or a subclass.
+        requests: what to send.
+    """
     with failures_in_one_line():
         members = choose_members(endpoints, target_leader)
         with call_bar(total, hidden=as_json) as on_progress:
+
+            def share(rank: int, on_progress: Callable[[int], None]) -> Load:
+                """The clients of one process: an equal share, and each begins with another member."""
+                return make(
+                    members[rank % len(members) :] + members[: rank % len(members)],
+                    clients=max(1, clients // processes + (rank < clients % processes)),
+                    connections=max(1, conns // processes),
+                    options=client_options(),
+                    on_progress=on_progress,
+                )
+
             if processes > 1:
-                make_load = _shares(make, members, clients, conns, processes)
-                result = run_in_processes(make_load, requests, total, processes, on_progress)
+                result = run_in_processes(share, requests, total, processes, on_progress)
             else:
-                load = make(Share(members, clients, conns, on_progress))
-                result = asyncio.run(load.run(requests(0), total=total))
+                result = asyncio.run(share(0, on_progress).run(requests(0), total=total))
     print_result(name, result, as_json)
     end(result, failed=not result.latencies_s)
 
@@ -451,17 +432,6 @@ def choose_members(endpoints: str, target_leader: bool) -> list[str]:
     """
     members = endpoints.split(",")
     return [asyncio.run(find_leader(members))] if target_leader else members
-
-
-def _shares(make: MakeShare, members: list[str], clients: int, connections: int, processes: int) -> MakeLoad:
-    """Return the clients of each process: an equal share, and each begins with another member."""
-
-    def make_rank(rank: int, on_progress: Callable[[int], None]) -> Runnable:
-        turned = members[rank % len(members) :] + members[: rank % len(members)]
-        share = clients // processes + (rank < clients % processes)
-        return make(Share(turned, max(1, share), max(1, connections // processes), on_progress))
-
-    return make_rank
 
 
 @contextmanager

@@ -15,18 +15,17 @@ from typing import Any, Final
 
 from raftkv.cli import pflag, table
 from raftkv.cli.command import Invocation
-from raftkv.cli.ctl.members import details_of, endpoints_of
-from raftkv.cli.ctl.session import ask_password, failed, open_session, unanswered
+from raftkv.cli.ctl.members import ask_each
+from raftkv.cli.ctl.session import ask_password, failed, open_library, open_session, unanswered
 from raftkv.cli.pflag import text_bytes
 from raftkv.cli.printer import write_line
-from raftkv.cli.program import BAD_ARGUMENTS, BAD_FEATURE, ERROR, INTERRUPTED, CommandError
+from raftkv.cli.program import BAD_ARGUMENTS, ERROR, INTERRUPTED, CommandError
 from raftkv.cli.table import printable, progress_bar
 from raftkv.client import Client, Method
 from raftkv.client.admin import KINDS, SavedSnapshot, interval, save
 from raftkv.client.errors import explain_failures
 from raftkv.client.rpc import methods
 from raftkv.errors import (
-    ConfigError,
     ContextDeadlineExceededError,
     RaftKVError,
     RootRoleNotExistError,
@@ -72,24 +71,15 @@ def defrag(invocation: Invocation) -> None:
         files.defrag(invocation)
         return
     session = open_session(invocation)
-    endpoints = endpoints_of(session, invocation)
-
-    async def defragment(client: Client) -> int:
-        failures = 0
-        for endpoint in endpoints:
-            request = rpc_pb2.DefragmentRequest()
-            try:
-                await client.call_at(endpoint, methods.DEFRAGMENT, request, timeout_s=session.timeout_s)
-            except (StatusError, ConfigError) as error:
-                failures += 1
-                print(f"Failed to defragment etcd member[{endpoint}] ({error})", file=sys.stderr)
-                for line in details_of(error):
-                    print(f"raftkvctl: {line}", file=sys.stderr)
-            else:
-                print(f"Finished defragmenting etcd member[{endpoint}]", flush=True)
-        return failures
-
-    if session.run(defragment):
+    errors = ask_each(
+        session,
+        invocation,
+        methods.DEFRAGMENT,
+        rpc_pb2.DefragmentRequest(),
+        lambda endpoint, answer: print(f"Finished defragmenting etcd member[{endpoint}]", flush=True),
+        "Failed to defragment etcd member[{}]",
+    )
+    if errors:
         raise CommandError("", ERROR)
 
 
@@ -231,7 +221,7 @@ def quota_set(invocation: Invocation) -> None:
     )
     if "bytes" not in invocation.changed and "keys" not in invocation.changed:
         raise CommandError("quota set needs --bytes, --keys or both; 0 is no limit", BAD_ARGUMENTS)
-    session, as_json = open_session(invocation), _is_json(invocation)
+    session, as_json = open_library(invocation)
     quota = session.call(methods.QUOTA_SET, request).quota
     _print([quota], as_json)
 
@@ -239,7 +229,7 @@ def quota_set(invocation: Invocation) -> None:
 def quota_remove(invocation: Invocation) -> None:
     """Lift the limits of a prefix."""
     request = admin_pb2.QuotaRemoveRequest(prefix=_prefix(invocation, "remove"))
-    session, as_json = open_session(invocation), _is_json(invocation)
+    session, as_json = open_library(invocation)
     session.call(methods.QUOTA_REMOVE, request)
     _print([], as_json)
 
@@ -247,7 +237,7 @@ def quota_remove(invocation: Invocation) -> None:
 def quota_list(invocation: Invocation) -> None:
     """Print all quotas."""
     invocation.refuse_arguments("quota list accepts no arguments")
-    session, as_json = open_session(invocation), _is_json(invocation)
+    session, as_json = open_library(invocation)
     _print(session.call(methods.QUOTA_LIST, admin_pb2.QuotaListRequest()).quotas, as_json)
 
 
@@ -261,7 +251,7 @@ def quota_limit(invocation: Invocation) -> None:
     limit.bytes_per_s = parse_size(invocation["bytes"])
     limit.bytes_burst = parse_size(invocation["bytes-burst"], "--bytes-burst")
     limit.watches_max = invocation["watches"]
-    session, as_json = open_session(invocation), _is_json(invocation)
+    session, as_json = open_library(invocation)
     session.call(methods.LIMIT_SET, admin_pb2.LimitSetRequest(limit=limit))
     _print_limits([limit], as_json)
 
@@ -269,7 +259,7 @@ def quota_limit(invocation: Invocation) -> None:
 def quota_unlimit(invocation: Invocation) -> None:
     """Lift such a limit."""
     request = admin_pb2.LimitSetRequest(limit=_limit(invocation, "unlimit"))
-    session, as_json = open_session(invocation), _is_json(invocation)
+    session, as_json = open_library(invocation)
     session.call(methods.LIMIT_SET, request)
     _print_limits([], as_json)
 
@@ -277,23 +267,21 @@ def quota_unlimit(invocation: Invocation) -> None:
 def quota_limits(invocation: Invocation) -> None:
     """Print all such limits."""
     invocation.refuse_arguments("quota limits accepts no arguments")
-    session, as_json = open_session(invocation), _is_json(invocation)
+    session, as_json = open_library(invocation)
     _print_limits(session.call(methods.LIMIT_LIST, admin_pb2.LimitListRequest()).limits, as_json)
 
 
 def quota_uses(invocation: Invocation) -> None:
     """Print which identities have used most of the asked member since there are limits."""
     invocation.refuse_arguments("quota uses accepts no arguments")
-    session, as_json = open_session(invocation), _is_json(invocation)
+    session, as_json = open_library(invocation)
     uses = session.call(methods.LIMIT_LIST, admin_pb2.LimitListRequest()).uses
     rows = [{"identity": one.identity, **{name: getattr(one, name) for name in _USE_NAMES}} for one in uses]
-    if as_json:
-        write_line(json.dumps(rows))
-    elif rows:
-        write_line(table.render(list(rows[0]), [[printable(str(each)) for each in row.values()] for row in rows]))
+    _show(as_json, rows, _USE_HEADER, [[printable(str(each)) for each in row.values()] for row in rows])
 
 
 _USE_NAMES = ("requests", "bytes", "refused", "watches")
+_USE_HEADER = ["identity", *_USE_NAMES]
 _LIMIT_HEADER = ["of", "requests/s", "burst", "bytes/s", "burst", "watches"]
 _LIMIT_NAMES = ("requests_per_s", "requests_burst", "bytes_per_s", "bytes_burst", "watches_max")
 
@@ -306,16 +294,23 @@ def _limit(invocation: Invocation, command: str) -> admin_pb2.Limit:
 
 
 def _print_limits(limits: Any, as_json: bool) -> None:
+    plain = [
+        {"kind": one.kind, "name": _text(one.name), **{name: getattr(one, name) for name in _LIMIT_NAMES}}
+        for one in limits
+    ]
+    rows = [
+        [printable(f"{one['kind']} {one['name']}".rstrip()), *(str(one[name] or "-") for name in _LIMIT_NAMES)]
+        for one in plain
+    ]
+    _show(as_json, plain, _LIMIT_HEADER, rows)
+
+
+def _show(as_json: bool, plain: list[dict[str, Any]], header: list[str], rows: list[list[str]]) -> None:
+    """Print JSON, or a table if it has rows."""
     if as_json:
-        plain = [{name: getattr(one, name) for name in _LIMIT_NAMES} for one in limits]
-        named = [{"kind": one.kind, "name": _text(one.name), **each} for one, each in zip(limits, plain, strict=True)]
-        write_line(json.dumps(named))
-    elif limits:
-        subjects = (printable(f"{one.kind} {_text(one.name)}".rstrip()) for one in limits)
-        numbers = ([str(getattr(one, name) or "-") for name in _LIMIT_NAMES] for one in limits)
-        write_line(
-            table.render(_LIMIT_HEADER, [[subject, *row] for subject, row in zip(subjects, numbers, strict=True)])
-        )
+        write_line(json.dumps(plain))
+    elif rows:
+        write_line(table.render(header, rows))
 
 
 def parse_size(text: str, flag: str = "--bytes") -> int:
@@ -342,18 +337,8 @@ def _prefix(invocation: Invocation, command: str) -> bytes:
     return text_bytes(invocation.argument(f"quota {command} takes one prefix; '' means all keys"))
 
 
-def _is_json(invocation: Invocation) -> bool:
-    form = invocation["write-out"]
-    if form not in ("simple", "table", "json"):
-        raise CommandError(f"{form} not supported as output format", BAD_FEATURE)
-    return bool(invocation["json"]) or form == "json"
-
-
 def _print(quotas: Any, as_json: bool) -> None:
-    if as_json:
-        write_line(json.dumps([_plain(quota) for quota in quotas]))
-    elif quotas:
-        write_line(table.render(_HEADER, [_row(quota) for quota in quotas]))
+    _show(as_json, [_plain(quota) for quota in quotas], _HEADER, [_row(quota) for quota in quotas])
 
 
 def _text(prefix: bytes) -> str:

@@ -316,7 +316,7 @@ _ALARM_NAMES = {rpc_pb2.NOSPACE: "NOSPACE", rpc_pb2.CORRUPT: "CORRUPT"}
 def endpoint_status(invocation: Invocation) -> None:
     """Print the status of every endpoint."""
     session = open_session(invocation)
-    answers, errors = _ask_each(session, invocation, methods.STATUS, rpc_pb2.StatusRequest(), "status")
+    answers, errors = _answers(session, invocation, methods.STATUS, rpc_pb2.StatusRequest(), "status")
     session.printer.endpoint_status(answers)
     if errors:
         raise CommandError("", ERROR)
@@ -326,7 +326,7 @@ def endpoint_hashkv(invocation: Invocation) -> None:
     """Print the history hash of every endpoint."""
     session = open_session(invocation)
     revision = invocation["rev"]
-    answers, errors = _ask_each(session, invocation, methods.HASH_KV, rpc_pb2.HashKVRequest(revision=revision), "hash")
+    answers, errors = _answers(session, invocation, methods.HASH_KV, rpc_pb2.HashKVRequest(revision=revision), "hash")
     session.printer.endpoint_hashkv(answers)
     if errors:
         raise CommandError(errors[-1], ERROR)
@@ -363,15 +363,37 @@ def endpoints_of(session: Session, invocation: Invocation) -> list[str]:
     return [url for member in members.members for url in member.clientURLs]
 
 
-def _ask_each(
+def _answers(
+    session: Session, invocation: Invocation, method: Method[Any], request: Any, what: str
+) -> tuple[list[EndpointAnswer], list[str]]:
+    answers: list[EndpointAnswer] = []
+
+    def done(endpoint: str, answer: Any) -> None:
+        answers.append(EndpointAnswer(endpoint, answer))
+
+    errors = ask_each(session, invocation, method, request, done, f"Failed to get the {what} of endpoint {{}}")
+    return answers, errors
+
+
+def ask_each(
     session: Session,
     invocation: Invocation,
     method: Method[Any],
     request: Any,
-    what: str,
-) -> tuple[list[EndpointAnswer], list[str]]:
-    """Call each endpoint, in order; name failures on standard error."""
-    answers: list[EndpointAnswer] = []
+    done: Callable[[str, Any], None],
+    failure: str,
+) -> list[str]:
+    """Call each endpoint, in order; name failures on standard error.
+
+    Arguments:
+        session, invocation: of the command.
+        method, request: of the call.
+        done: told each endpoint that answers, and its answer.
+        failure: text of a failure, with ``{}`` for the endpoint.
+
+    Returns:
+        The errors.
+    """
     errors: list[str] = []
     endpoints = endpoints_of(session, invocation)
 
@@ -381,14 +403,14 @@ def _ask_each(
                 response = await client.call_at(endpoint, method, request, timeout_s=session.timeout_s)
             except (StatusError, ConfigError) as error:
                 errors.append(str(error))
-                print(f"Failed to get the {what} of endpoint {endpoint} ({error})", file=sys.stderr)
+                print(f"{failure.format(endpoint)} ({error})", file=sys.stderr)
                 for line in details_of(error):
                     print(f"raftkvctl: {line}", file=sys.stderr)
             else:
-                answers.append(EndpointAnswer(endpoint, response))
+                done(endpoint, response)
 
     session.run(ask)
-    return answers, errors
+    return errors
 
 
 def details_of(error: StatusError | ConfigError) -> Sequence[str]:

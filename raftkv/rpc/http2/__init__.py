@@ -5,7 +5,7 @@
     connection.answer(1, message)
     socket.send(connection.take(65_536))
 
-Arrows: ``hpack`` < ``streams``, ``frames`` < ``sending`` < ``control`` < ``connection`` < ``server``,
+Arrows: ``hpack``, ``frames`` < ``sending`` < ``control`` < ``connection`` < ``server``,
 ``client``.
 """
 

@@ -9,7 +9,7 @@ from raftkv.rpc.http2.connection import Connection
 from raftkv.rpc.http2.control import Block, Limits, Listener
 from raftkv.rpc.http2.errors import ConnectionFailedError, ConnectionGoneError, ErrorCode, StreamFailedError
 from raftkv.rpc.http2.hpack import Headers, check_response, check_trailers, malformed
-from raftkv.rpc.http2.streams import Stream
+from raftkv.rpc.http2.sending import Stream
 from raftkv.rpc.limits import ChannelOptions
 
 INDEXED: Final = frozenset((b":path", b":authority", b"content-type", b"te", b"user-agent", b"grpc-accept-encoding"))

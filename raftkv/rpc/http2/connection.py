@@ -27,7 +27,7 @@ from raftkv.rpc.http2 import frames as f
 from raftkv.rpc.http2.control import Block, Controlled, Limits
 from raftkv.rpc.http2.errors import ConnectionFailedError, ErrorCode, StreamFailedError
 from raftkv.rpc.http2.hpack import Decoder, malformed
-from raftkv.rpc.http2.streams import Stream
+from raftkv.rpc.http2.sending import Stream
 
 BLOCKS_MAX: Final = 32
 BLOCK_BYTES_MAX: Final = 512

@@ -14,7 +14,7 @@ from raftkv.rpc.http2.connection import Connection
 from raftkv.rpc.http2.control import Block, Limits, Listener
 from raftkv.rpc.http2.errors import ConnectionFailedError, ErrorCode, StreamFailedError
 from raftkv.rpc.http2.hpack import FIELD_BYTES, Headers, check_request, check_trailers, malformed
-from raftkv.rpc.http2.streams import Stream
+from raftkv.rpc.http2.sending import Stream
 from raftkv.rpc.limits import ServerLimits
 
 RESPONSE_HEADERS: Headers = ((b":status", b"200"), (b"content-type", b"application/grpc"))
@@ -195,31 +195,17 @@ class ServerConnection(Connection):
             self._remember_reset(stream.stream_id)
         self._remove(stream, ErrorCode.NO_ERROR)
 
-    def answer(self, stream_id: int, message: bytes) -> bool:
+    def answer(self, stream_id: int, body: bytes, has_prefix: bool = False) -> bool:
         """Send a whole answer of gRPC, if it may leave at once.
 
         Arguments:
             stream_id: of a stream that nothing was sent on.
-            message: of the answer, without prefix.
+            body: of the answer: its message, or all of its messages.
+            has_prefix: whether each message stands behind its prefix.
 
         Returns:
             Whether it was sent; the stream is closed then, and the listener does not hear of it.
         """
-        return self._send_whole(stream_id, message, False)
-
-    def answer_stream(self, stream_id: int, frames: bytes) -> bool:
-        """Send all that a stream is answered, as ``answer`` does.
-
-        Arguments:
-            stream_id: as there.
-            frames: the messages, each behind its prefix.
-
-        Returns:
-            As there.
-        """
-        return self._send_whole(stream_id, frames, True)
-
-    def _send_whole(self, stream_id: int, body: bytes, has_prefix: bool) -> bool:
         stream = self._streams.get(stream_id)
         size = len(body) if has_prefix else len(body) + _PREFIX_BYTES
         if stream is None or not stream.is_remote_closed or not self._may_leave(stream, size):

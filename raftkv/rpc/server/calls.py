@@ -55,12 +55,12 @@ class ServerCall:
     __slots__ = (
         "_callbacks",
         "_carrier",
-        "_headers",
         "_metadata",
         "_state",
         "bucket",
         "caller",
         "deadline",
+        "headers",
         "is_cut",
         "observer",
         "request_done",
@@ -82,7 +82,8 @@ class ServerCall:
         self.stream_id = stream_id
         self._callbacks: list[Callable[[], None]] | None = None
         self._carrier = carrier
-        self._headers = headers
+        self.headers = headers
+        """Fields of the request as they came: for a handler that looks for one name on the hot path."""
         self._metadata: dict[str, str | bytes] | None = None
         self._state = OPEN
 
@@ -92,13 +93,8 @@ class ServerCall:
     def metadata(self) -> dict[str, str | bytes]:
         """The client's metadata by name (``-bin`` names: bytes), decoded at first use."""
         if self._metadata is None:
-            self._metadata = user_metadata(self._headers)
+            self._metadata = user_metadata(self.headers)
         return self._metadata
-
-    @property
-    def headers(self) -> Headers:
-        """The request's header fields as they came: for a handler that looks for one name on the hot path."""
-        return self._headers
 
     @property
     def path(self) -> str:

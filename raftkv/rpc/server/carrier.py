@@ -175,8 +175,14 @@ class Carrier:
 
     # ---- answers of unary calls
 
-    def answer(self, stream_id: int, message: bytes) -> bool:
-        """Send a whole answer, if it may leave at once; whether it was sent."""
+    def answer(self, stream_id: int, body: bytes, has_prefix: bool = False) -> bool:
+        """Send a whole answer, if it may leave at once; whether it was sent.
+
+        Arguments:
+            stream_id: of the call.
+            body: its message, or all that a stream is answered.
+            has_prefix: whether each message stands behind its prefix.
+        """
         raise NotImplementedError
 
     def answer_later(self, stream_id: int, message: bytes) -> None:
@@ -192,10 +198,6 @@ class Carrier:
         raise NotImplementedError
 
     # ---- answers of streams
-
-    def answer_stream(self, stream_id: int, frames: bytes) -> bool:
-        """Send all that a stream is answered, if it may leave at once; whether it was sent."""
-        raise NotImplementedError
 
     def answered(self) -> None:
         """Something of an answer was queued."""

@@ -7,7 +7,7 @@ The shell's duties:
 
 1. hand received bytes to ``receive``;
 2. when ``wake()`` was called, and after ``receive``, send what ``pull`` returns, once a loop turn;
-3. while ``is_held`` is true, read nothing and call ``go_on`` now and then;
+3. while ``h2.is_held`` is true, read nothing and call ``go_on`` now and then;
 4. close the transport once ``closing`` is true and ``pull`` returns nothing more;
 5. call ``lost`` when the transport has gone, and then ``close_calls`` until there are no more: of thousands of calls
    each has a task, and others' connections may have gone with this one.
@@ -44,7 +44,7 @@ from raftkv.rpc.h2 import (
     ServerEngine,
     goaway_frame,
 )
-from raftkv.rpc.http2.streams import Outbox
+from raftkv.rpc.http2.sending import Outbox
 from raftkv.rpc.limits import PingPolicy, ResetAllowance, ServerLimits, TokenBucket, UpdateAllowance
 from raftkv.rpc.protocol import DrainWatcher
 from raftkv.rpc.server.budget import CONNECTION_FULL, NOT_READ, StallWatch
@@ -119,7 +119,7 @@ class ServerCore(Carrier):
         self._received(h2)
 
     def go_on(self) -> None:
-        """Take on what ``receive`` has left: it is held while ``is_held`` says so."""
+        """Take on what ``receive`` has left: while ``h2.is_held`` it waits."""
         h2 = self.h2
         self._overloaded = self.account.full
         self._until_s = self._environment.clock() + RECEIVE_S
@@ -128,11 +128,6 @@ class ServerCore(Carrier):
         if self._busy_call is None:
             h2.go_on()
         self._received(h2)
-
-    @property
-    def is_held(self) -> bool:
-        """Whether the last requests took their time, and what came behind them waits for ``go_on``."""
-        return self.h2.is_held
 
     def _look_at_clock(self) -> None:
         """Look at no further frame if the requests of this read have taken their time."""
@@ -548,9 +543,9 @@ class ServerCore(Carrier):
         except H2Error:
             return  # the connection has failed
 
-    def answer(self, stream_id: int, message: bytes) -> bool:
+    def answer(self, stream_id: int, body: bytes, has_prefix: bool = False) -> bool:
         """Send a whole answer, if it may leave at once; whether it was sent."""
-        return self.h2.answer(stream_id, message)
+        return self.h2.answer(stream_id, body, has_prefix)
 
     def answer_later(self, stream_id: int, message: bytes) -> None:
         """Queue a whole answer. Raises H2Error if the stream or its connection has gone."""
@@ -563,10 +558,6 @@ class ServerCore(Carrier):
     def answer_many(self, stream_id: int, pieces: Sequence[bytes]) -> None:
         """Do the same for an answer in pieces."""
         self.h2.answer_many(stream_id, pieces)
-
-    def answer_stream(self, stream_id: int, frames: bytes) -> bool:
-        """Send all that a stream is answered, if it may leave at once; whether it was sent."""
-        return self.h2.answer_stream(stream_id, frames)
 
     def send_headers(self, stream_id: int, fields: Headers, end_stream: bool) -> None:
         """Queue a header, or trailers. Raises H2Error as above."""

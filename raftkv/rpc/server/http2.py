@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from raftkv.loop.cork import Cork
 from raftkv.loop.cycle_free import nothing
@@ -45,7 +46,6 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
             blocked_input_bytes=limits.blocked_input_bytes,
             write_stall_timeout_s=limits.write_stall_timeout_s,
         )
-        self._cork = cork
         self._released = released
         self._backlog = backlog
         self._waits = False
@@ -62,7 +62,7 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
         )
         self._check_timer: asyncio.TimerHandle | None = None
         core.account.buffered_size = transport.get_write_buffer_size
-        core.attach(self._mark)
+        core.attach(partial(cork.mark, self))
 
     def feed(self, data: bytes | memoryview) -> None:
         """Hand bytes to the core; what it leaves is done in later turns, and nothing is read before."""
@@ -75,7 +75,7 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
         return queue_of(self.core.account.identity)
 
     def _wait_if_held(self) -> None:
-        if self.core.is_held and not self._waits and not self._finished:
+        if self.core.h2.is_held and not self._waits and not self._finished:
             self.transport.pause_reading()
             self._wait()
 
@@ -100,26 +100,22 @@ class ServerH2Protocol(H2Protocol[ServerCore]):
         if not self._waits and not self._finished:
             self.transport.resume_reading()
 
-    def _mark(self) -> None:
-        self._cork.mark(self)
-
     def flush(self) -> None:
-        """Send the output of the core. An error ends this connection only: turns of the member's node flush, too."""
+        """Send the output of the core, and note what of it has left.
+
+        An error ends this connection only: turns of the member's node flush, too.
+        """
         try:
-            self._flush()
+            super().flush()
+            account, buffered = self.core.account, self.transport.get_write_buffer_size()
+            if buffered or account.room != account.allowance or account.reported:
+                account.settle(buffered)
+                if account.reported and self._check_timer is None:
+                    self._check_timer = self._loop.call_later(self.core.stall_interval_s, self._check_stalled)
         except Exception as error:
             context = {"message": "a connection could not be flushed", "exception": error}
             self._loop.call_exception_handler(context)
             self.abort()
-
-    def _flush(self) -> None:
-        """Send what the core has, and note what of it has left."""
-        super().flush()
-        account, buffered = self.core.account, self.transport.get_write_buffer_size()
-        if buffered or account.room != account.allowance or account.reported:
-            account.settle(buffered)
-            if account.reported and self._check_timer is None:
-                self._check_timer = self._loop.call_later(self.core.stall_interval_s, self._check_stalled)
 
     def _check_stalled(self) -> None:
         """Something waits for the client: end what it has not touched for too long."""

@@ -76,8 +76,8 @@ class PlainCall(ServerCall):
         self._send_whole(text_response(500, text), text.encode())
 
     def _request(self) -> HttpRequest:
-        fields = dict(self._headers)
-        named = ((_PSEUDO.get(name, name.decode("latin-1")), value.decode("latin-1")) for name, value in self._headers)
+        fields = dict(self.headers)
+        named = ((_PSEUDO.get(name, name.decode("latin-1")), value.decode("latin-1")) for name, value in self.headers)
         return HttpRequest(
             method=fields[b":method"].decode("latin-1"),
             target=fields.get(b":path", b"").decode("latin-1"),
@@ -157,7 +157,7 @@ class PlainCall(ServerCall):
         self._core.answered()
 
     def _headers_method(self) -> bytes:
-        return dict(self._headers)[b":method"]
+        return dict(self.headers)[b":method"]
 
     def _end(self) -> None:
         if self._state != OPEN:

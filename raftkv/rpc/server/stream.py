@@ -389,7 +389,7 @@ class ListenedCall(StreamCall):
 
     def _finish_whole(self, frames: bytes, count: int) -> bool:
         """Send all that is answered at once, as a unary call does; whether that was possible."""
-        if self._state != OPEN or self._sent_headers or not self._carrier.answer_stream(self.stream_id, frames):
+        if self._state != OPEN or self._sent_headers or not self._carrier.answer(self.stream_id, frames, True):
             return False
         self._sent_headers = True
         self._state = ANSWERED

@@ -1,10 +1,8 @@
-"""The queue between the loop and the thread that writes the lines, and the file that they go to.
+"""The queue of the audit log, and the file that its lines go to.
 
-The loop appends records and counts their bytes; the thread takes them out, makes lines and writes them, a batch every
-0.05 s while there are any. Each counter has one writer, so there is no lock.
-
-When more than ``WAITING_BYTES_MAX`` wait, because the disk is full or slow, new records are dropped: the member goes
-on, the metric counts them, and a line in their place says how many are missing.
+The loop puts records; a thread (``logs.handler``) makes lines of them and writes them, a batch every 0.05 s while there
+are any. When more than ``WAITING_BYTES_MAX`` wait, new records are dropped: the member goes on, and the metric counts
+them.
 
 Lines go to standard output or error, or to a file that is rotated by its size. A file that was moved or deleted is
 opened anew before the next lines (so ``logrotate`` needs no signal). Only their owner may read these files.
@@ -14,9 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -27,6 +23,7 @@ from prometheus_client.registry import Collector
 
 from raftkv.server.audit.lines import Record, line, text_of
 from raftkv.server.logs.files import LineFile, LineStream, Output
+from raftkv.server.logs.handler import LineThread
 
 FILE_MODE: Final = 0o600
 
@@ -94,55 +91,23 @@ RECORD_BYTES: Final = 400
 GATHER_S: Final = 0.05
 """How long lines are gathered for one write: what a killed member loses."""
 
-RETRY_S: Final = 1.0
-"""Time between attempts to write to a destination that fails."""
-
-BATCH: Final = 500
-"""Records made into lines for one write."""
-
 CLOSE_S: Final = 5.0
 """Longest wait, at a stop, for a destination that takes no lines."""
 
 
-class AuditTrail(Collector):
+class AuditTrail(LineThread[Record], Collector):
     """Takes records on the loop and has them written by a thread.
 
     Arguments:
         destination: takes lines.
         member: name of the member.
         waiting_bytes_max: see ``WAITING_BYTES_MAX``.
-
-    Attributes:
-        dropped: records that found the queue full.
-        written: lines that were written.
     """
 
     def __init__(self, destination: Output, member: str, waiting_bytes_max: int = WAITING_BYTES_MAX) -> None:
-        self.dropped = 0
-        self.written = 0
-        self._destination = destination
         self._member = member
-        self._waiting_bytes_max = waiting_bytes_max
-        self._records: deque[tuple[Record, int]] = deque()
-        self._put_bytes = 0
-        self._taken_bytes = 0
-        self._gap = 0
-        """Records dropped since one found room."""
-        self._begun_bytes = 0
-        self._begun_lines = 0
-        """Lines and bytes that the output has taken and not yet written."""
-        self._failing = False
-        self._wake = threading.Event()
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
-        self._thread.start()
-
-    # -- on the loop -------------------------------------------------------------------------------------------------
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes that wait to be written."""
-        return self._put_bytes - self._taken_bytes
+        self._is_failing = False
+        super().__init__(destination, "audit", waiting_bytes_max, GATHER_S)
 
     def add(self, record: Record) -> None:
         """Have a record written, or drop it if too much waits.
@@ -150,35 +115,14 @@ class AuditTrail(Collector):
         Arguments:
             record: of one event.
         """
-        request = record.request
-        size = RECORD_BYTES + len(request or b"") + len(record.certificate)
-        if self._put_bytes - self._taken_bytes + size > self._waiting_bytes_max:
-            self.dropped += 1
-            self._gap += 1
-            return
-        if self._gap:
-            self._say_what_is_missing()
-        self._put_bytes += size
-        self._records.append((record, size))
-        if not self._wake.is_set():
-            self._wake.set()
-
-    def _say_what_is_missing(self) -> None:
-        lines, self._gap = self._gap, 0
-        self._records.append((Record(time.time(), "dropped", request=text_of({"lines": lines})), 0))
+        self.put(record, RECORD_BYTES + len(record.request or b"") + len(record.certificate))
 
     def close(self) -> None:
         """Write what waits, and end the thread; to be called off the loop, once, when nothing more is added."""
         if self._gap:
-            self._say_what_is_missing()
-        self._closing.set()
-        self._wake.set()
-        self._thread.join(CLOSE_S)
-        lost = len(self._records) + self._begun_lines
-        if lost:
+            self._name_gap()
+        if lost := self._end(CLOSE_S):
             _log.error("the last %d lines of the audit log could not be written", lost)
-        if not self._thread.is_alive():
-            self._destination.close()
 
     def collect(self) -> Iterator[Metric]:
         """Lines written and dropped, and what waits."""
@@ -188,47 +132,8 @@ class AuditTrail(Collector):
         waiting = float(self.waiting_bytes)
         yield GaugeMetricFamily("raftkv_audit_waiting_bytes", "What waits to be written to the audit log.", waiting)
 
-    # -- on the thread -----------------------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        closing = False
-        while not closing:
-            self._wake.wait()
-            closing = self._closing.wait(GATHER_S)
-            self._wake.clear()
-            while (self._begun_lines or self._records) and self._write_batch():
-                pass
-            if self._failing and not closing:
-                self._closing.wait(RETRY_S)
-                self._wake.set()
-
-    def _write_batch(self) -> bool:
-        """Write some records; False: the destination failed, and keeps what it has taken."""
-        lines: list[bytes] = []
-        if not self._begun_lines:
-            while self._records and len(lines) < BATCH:
-                record, size = self._records.popleft()
-                lines.append(self._line(record))
-                self._begun_bytes += size
-            self._begun_lines = len(lines)
-        try:
-            self._destination.write(b"".join(lines))
-        except OSError as error:
-            if not self._failing:
-                self._failing = True
-                _log.error(
-                    "cannot write the audit log: %s; lines wait, up to %d MiB of them, then they are dropped",
-                    error.strerror or error,
-                    self._waiting_bytes_max >> 20,
-                )
-            return False
-        if self._failing:
-            self._failing = False
-            _log.warning("the audit log is written again; it lacks %d lines", self.dropped)
-        self.written += self._begun_lines
-        self._taken_bytes += self._begun_bytes
-        self._begun_lines = self._begun_bytes = 0
-        return True
+    def _gap_record(self, missing: int) -> Record:
+        return Record(time.time(), "dropped", request=text_of({"lines": missing}))
 
     def _line(self, record: Record) -> bytes:
         try:
@@ -236,3 +141,17 @@ class AuditTrail(Collector):
         except Exception:
             _log.exception("a line of the audit log cannot be made: %s %s", record.event, record.method)
             return b""
+
+    def _failed(self, error: OSError) -> None:
+        if not self._is_failing:
+            self._is_failing = True
+            _log.error(
+                "cannot write the audit log: %s; lines wait, up to %d MiB of them, then they are dropped",
+                error.strerror or error,
+                self._waiting_bytes_max >> 20,
+            )
+
+    def _progressed(self) -> None:
+        if self._is_failing:
+            self._is_failing = False
+            _log.warning("the audit log is written again; it lacks %d lines", self.dropped)

@@ -17,7 +17,7 @@ from raftkv import errors
 from raftkv.apply.request import USER_NAME_BYTES_MAX, Caller
 from raftkv.rpc.status import Headers
 from raftkv.rpc.tls import common_name_of
-from raftkv.server.auth.simple_tokens import SimpleTokens, index_of
+from raftkv.server.auth.simple_tokens import SimpleTokens, User, index_of
 
 TOKEN: Final = b"token"
 AUTHORIZATION: Final = b"authorization"
@@ -68,24 +68,13 @@ class Peer(Protocol):
         """Its verified certificate, as ``ssl.SSLSocket.getpeercert`` gives it."""
 
 
-class NamedByCertificate:
+class NamedByCertificate(User):
     """A user whose name is in a verified certificate."""
 
-    __slots__ = ("_caller", "user")
+    __slots__ = ()
 
     is_over = False
     expires_at = None
-
-    def __init__(self, user: bytes) -> None:
-        self.user = user
-        self._caller = Caller(user, 0)
-
-    def caller(self, auth_revision: int) -> Caller:
-        """Return the user, as known by the present users and roles."""
-        caller = self._caller
-        if caller.auth_revision != auth_revision:
-            caller = self._caller = Caller(self.user, auth_revision)
-        return caller
 
     def hold(self) -> None:
         """Do nothing: a certificate is shown by the connection."""

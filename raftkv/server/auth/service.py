@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from raftkv import errors
 from raftkv.apply.auth.records import ROOT, ROOT_USER
 from raftkv.apply.auth.store import AuthStore
-from raftkv.apply.request import FIRST_KNOWN_IN, MEMBER, USER_NAME_BYTES_MAX, Caller, Kind, versioned
+from raftkv.apply.request import MEMBER, USER_NAME_BYTES_MAX, Caller, Kind
 from raftkv.apply.response import field
 from raftkv.loop.scheduler import Work, encoded, in_order
 from raftkv.pb import auth_pb2, raft_pb2, rpc_pb2
@@ -91,7 +91,6 @@ class AuthService:
         passwords: hashes and compares.
         signer: makes tokens; None: they go through the log.
         caller: finds who makes a call, as known by now; raises for a token that is none.
-        check_capable: refuses what needs a version that not all members run.
     """
 
     def __init__(
@@ -100,7 +99,6 @@ class AuthService:
         passwords: Passwords,
         signer: JWTTokens | None,
         caller: Callable[[ServerCall], Caller | None],
-        check_capable: Callable[[tuple[int, int]], None],
     ) -> None:
         self._responder = responder
         self._auth: AuthStore = responder.applier.auth
@@ -108,7 +106,6 @@ class AuthService:
         self._passwords = passwords
         self._signer = signer
         self._caller = caller
-        self._check_capable = check_capable
         self._costs: tuple[int, list[int]] = -1, []
         """Costs of all users' hashes, at a revision of the users."""
         self._granting: dict[bytes, int] = {}
@@ -234,10 +231,7 @@ class AuthService:
     async def _propose(
         self, change: raft_pb2.AuthChange, caller: Caller | None, identity: Identity
     ) -> tuple[int, bytes]:
-        self._check_capable(FIRST_KNOWN_IN[Kind.AUTH])
-        body = versioned(Kind.AUTH, change.SerializeToString())
-        outcome = await self._responder.node.propose(Kind.AUTH, body, change, caller, identity=identity)
-        outcome.check()
+        outcome = await self._responder.propose_versioned(Kind.AUTH, change, caller, identity)
         return outcome.revision, outcome.body
 
     # -- questions ---------------------------------------------------------------------------------------------------
@@ -301,7 +295,7 @@ class AuthService:
 
     def _answer(self, response: Any) -> bytes:
         body: bytes = response.SerializeToString()
-        return self._header(self._responder.revision()) + body
+        return self._responder.present_header() + body
 
     def _header(self, revision: int) -> bytes:
         return self._responder.header.encode(revision, self._responder.node.term)

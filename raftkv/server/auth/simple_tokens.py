@@ -42,23 +42,17 @@ CANDIDATES: Final = 16
 _INDEX_DIGITS_MAX: Final = 20
 
 
-class Session:
-    """A user who was let in, until the token ends.
+class User:
+    """A user who was let in.
 
     Attributes:
         user: the name.
-        used_at: when the token was last used here.
-        is_over: whether it has ended.
     """
 
-    __slots__ = ("_caller", "digest", "is_over", "streams", "used_at", "user")
+    __slots__ = ("_caller", "user")
 
-    def __init__(self, user: bytes, digest: bytes, used_at: float) -> None:
+    def __init__(self, user: bytes) -> None:
         self.user = user
-        self.digest = digest
-        self.used_at = used_at
-        self.is_over = False
-        self.streams = 0
         self._caller = Caller(user, 0)
 
     def caller(self, auth_revision: int) -> Caller:
@@ -67,6 +61,24 @@ class Session:
         if caller.auth_revision != auth_revision:
             caller = self._caller = Caller(self.user, auth_revision)
         return caller
+
+
+class Session(User):
+    """A user who was let in, until the token ends.
+
+    Attributes:
+        used_at: when the token was last used here.
+        is_over: whether it has ended.
+    """
+
+    __slots__ = ("digest", "is_over", "streams", "used_at")
+
+    def __init__(self, user: bytes, digest: bytes, used_at: float) -> None:
+        super().__init__(user)
+        self.digest = digest
+        self.used_at = used_at
+        self.is_over = False
+        self.streams = 0
 
     def hold(self) -> None:
         """A stream uses it from now on."""

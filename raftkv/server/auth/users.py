@@ -2,7 +2,7 @@
 
 users = Users(config, applier, node, slices)
 server = Server(..., around=(users.guard.around,))
-users.serve(server, responder, check_capable)       # the Auth service
+users.serve(server, responder)       # the Auth service
 replica.connect(..., check_rights=users.live.applied, forget_tokens=users.tokens.forget_all)
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 
 from raftkv.apply.applier import Applier
 from raftkv.apply.request import Caller
@@ -63,16 +62,15 @@ class Users:
         applier.auth.on_password_change.append(self.tokens.forget_user)
         applier.auth.on_change.append(self.changed)
 
-    def serve(self, server: Server, responder: Responder, check_capable: Callable[[tuple[int, int]], None]) -> None:
+    def serve(self, server: Server, responder: Responder) -> None:
         """Serve the Auth service, and find callers for reads that wait.
 
         Arguments:
             server: of the client ports.
             responder: the member's shared parts.
-            check_capable: refuses what needs a version that not all members run.
         """
         responder.caller_of = self.caller_of
-        self._service = AuthService(responder, self._passwords, self._signed, self.caller_of, check_capable)
+        self._service = AuthService(responder, self._passwords, self._signed, self.caller_of)
         self._service.register(server)
 
     @property

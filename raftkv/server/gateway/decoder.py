@@ -1,67 +1,164 @@
-"""JSON to messages, exactly as grpc-gateway 1.16 (Go's jsonpb) takes it.
+"""JSON to messages, as grpc-gateway 1.16 (Go's jsonpb) takes it.
 
     reader = Reader(body)
     yield from reader.next(rpc_pb2.PutRequest)      # the message, or None at the end of the body
     requests = Requests(body, slices)               # the same, serialized for the handlers of gRPC
     await requests.next(method)
 
-Both spellings of a name are known (``range_end``, ``rangeEnd``), numbers may be strings, enums names or numbers;
-unknown names and nulls are left out. Usual bodies are read by Python's own parser and a plan of each message type. A
-body that does not fit there (``_OddError``) is read again, step by step, with Go's rules and texts
-(``json_to_message``).
+Both spellings of a name are known (``range_end``, ``rangeEnd``; of both the second counts), numbers may be strings,
+enums names or numbers; unknown names and nulls are left out. Python's own parser reads a body. It cannot pause, so a
+body has at most ``PARTS_MAX`` parts: 30 ms of the hardest ones. Fields are then converted with pauses, in the order of
+``proto/``. Errors have Go's words, though not all of its shades.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from binascii import Error as Base64Error
 from binascii import a2b_base64
 from collections.abc import Callable, Generator
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from raftkv.loop.fair import Identity
 from raftkv.loop.scheduler import Slices
 from raftkv.pb.services import Method
-from raftkv.server.gateway.json_to_message import MESSAGES_DEEP_MAX, read_message
-from raftkv.server.gateway.syntax import scan, skip_space
 
-SIMPLE_BYTES: Final = 16 * 1024
-SIMPLE_PARTS: Final = 4_000
-"""Larger bodies of more members and elements are read in steps: Python's parser cannot pause."""
+MESSAGES_DEEP_MAX: Final = 90
+"""Messages within messages; deeper ones than 100 cannot be sent on, and those of an answer may be deeper by a few."""
 
-DIGITS_USUAL: Final = 32
+COUNTED_BYTES: Final = 64 * 1024
+"""Shorter bodies have fewer parts than ``PARTS_MAX``, or about as many."""
 
-Set = Callable[[Any, Any, int], None]
-Into = Callable[[Any, dict[str, Any], int], None]
+PARTS_MAX: Final = 50_000
+"""Members and elements of one body. A Txn has 128 operations, so no request needs as many."""
 
-_INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]{0,18})")
+PARTS_A_STEP: Final = 128
+"""Elements of a list between two pauses."""
+
+SHOWN_CHARACTERS_MAX: Final = 4096
+"""Longer texts are never numbers; and an error message shows no more of a value."""
+
+DIGITS_MAX: Final = 32
+"""Numbers of more digits are out of every range; to read them takes the square of their length."""
+
+_KINDS: Final[dict[type, str]] = {str: "string", dict: "object", list: "array", bool: "bool"}
 _RANGES: Final = {
-    FieldDescriptor.CPPTYPE_INT32: range(-(2**31), 2**31),
-    FieldDescriptor.CPPTYPE_INT64: range(-(2**63), 2**63),
-    FieldDescriptor.CPPTYPE_UINT32: range(2**32),
-    FieldDescriptor.CPPTYPE_UINT64: range(2**64),
+    FieldDescriptor.CPPTYPE_INT32: ("int32", range(-(2**31), 2**31)),
+    FieldDescriptor.CPPTYPE_INT64: ("int64", range(-(2**63), 2**63)),
+    FieldDescriptor.CPPTYPE_UINT32: ("uint32", range(2**32)),
+    FieldDescriptor.CPPTYPE_UINT64: ("uint64", range(2**64)),
+    FieldDescriptor.CPPTYPE_ENUM: ("protoreflect.EnumNumber", range(-(2**31), 2**31)),
 }
+_SPACE: Final = re.compile(r"[ \t\r\n]*")
+_HALVES: Final = re.compile("[\ud800-\udfff]")
+_SIXES: Final = re.compile(rb"[A-Za-z0-9+/\r\n]*={0,2}")
+
+_CONTEXTS: Final = {
+    "Expecting value": "looking for beginning of value",
+    "Expecting property name enclosed in double quotes": "looking for beginning of object key string",
+    "Illegal trailing comma before end of object": "looking for beginning of object key string",
+    "Expecting ':' delimiter": "after object key",
+    "Expecting ',' delimiter": "after object key:value pair or array element",
+    "Invalid control character at": "in string literal",
+    "Invalid \\escape": "in string escape code",
+    "Invalid \\uXXXX escape": "in \\u hexadecimal character escape",
+}
+"""Python's words for what is wrong with JSON, and Go's."""
+
+_LITERALS: Final = {"t": "true", "f": "false", "n": "null"}
+
+Steps = Generator[None, None, None]
 
 
-class _OddError(Exception):
-    """The message is not what most clients send: it is read again in Go's way."""
+class JsonError(Exception):
+    """A body that is no JSON, or not of this message; the text is Go's."""
 
 
-def _odd(*_: object) -> NoReturn:
-    raise _OddError
+class Number(str):
+    """A number that is no whole one, or has too many digits, as it was written."""
 
 
-def _int(text: str) -> int:
-    """Return a whole number; what is out of every range is odd: to read it takes the square of its length."""
-    if len(text) > DIGITS_USUAL:
-        raise _OddError
-    return int(text)
+def _int(text: str) -> int | Number:
+    return Number(text) if len(text) > DIGITS_MAX or text == "-0" else int(text)
 
 
-_parse: Final = json.JSONDecoder(parse_constant=_odd, parse_int=_int).decode
+def _constant(name: str) -> NoReturn:
+    raise JsonError(f"invalid character '{name.lstrip('-')[0]}' looking for beginning of value")
+
+
+_decode: Final = json.JSONDecoder(parse_int=_int, parse_float=Number, parse_constant=_constant).raw_decode
+
+
+def parse(text: str, start: int = 0, *, cut: str = "unexpected EOF") -> tuple[Any, int]:
+    """Read the value that begins at ``start``; what follows it is not looked at.
+
+    Arguments:
+        text: JSON.
+        start: of the value, or of white space before it.
+        cut: the error of a text that ends within the value.
+
+    Returns:
+        The value, whose numbers may be ``Number``; and where something other than white space follows it.
+
+    Raises:
+        JsonError: there is none.
+    """
+    try:
+        value, end = _decode(text, skip_space(text, start))
+    except json.JSONDecodeError as error:
+        raise JsonError(_fault(text, error, cut)) from None
+    except RecursionError:
+        raise JsonError("values are nested too deep") from None
+    return value, skip_space(text, end)
+
+
+def _fault(text: str, error: json.JSONDecodeError, cut: str) -> str:
+    """Return Go's words for what is wrong with a text."""
+    at, context = error.pos, _CONTEXTS.get(error.msg, _CONTEXTS["Expecting value"])
+    literal = _LITERALS.get(text[at : at + 1], "") if error.msg == "Expecting value" else ""
+    for expected in literal:
+        if text[at : at + 1] != expected:
+            context = f"in literal {literal} (expecting '{expected}')"
+            break
+        at += 1
+    if error.msg.startswith("Illegal trailing comma"):  # as of Python 3.13
+        at = skip_space(text, at + 1)
+    if at >= len(text) or error.msg.startswith("Unterminated"):
+        return cut
+    if text[at] == "\\":
+        at += 1  # Python's place of an escape is that of its backslash
+    return f"invalid character {_quoted(text[at : at + 1])} {context}"
+
+
+def parse_whole(text: str) -> Any:
+    """Read a text that is one value.
+
+    Raises:
+        JsonError: it is none.
+    """
+    value, end = parse(text, cut="unexpected end of JSON input")
+    if end < len(text):
+        raise JsonError(f"invalid character {_quoted(text[end])} after top-level value")
+    return value
+
+
+def skip_space(text: str, at: int) -> int:
+    """Return where something other than white space follows.
+
+    Arguments:
+        text: the body.
+        at: where to begin.
+    """
+    match = _SPACE.match(text, at)
+    return at if match is None else match.end()
+
+
+def _quoted(character: str) -> str:
+    """Return a character as Go's messages show it: its first byte, in single quotes."""
+    first = chr(character.encode("utf-8", "replace")[0]) if character else "\\"
+    return "'\\''" if first == "'" else repr(first)
 
 
 class Reader:
@@ -72,15 +169,16 @@ class Reader:
     """
 
     def __init__(self, body: bytes) -> None:
-        self._body = body
-        self._at = 0
+        self._text = body.decode("utf-8", "replace")
+        self._at = skip_space(self._text, 0)
+        self._is_large = len(body) > COUNTED_BYTES
+        self._is_counted = False
 
-    def next(self, message_type: type[Any], *, is_last: bool = False) -> Generator[None, None, Any | None]:
-        """Read the next value; pauses now and then.
+    def next(self, message_type: type[Any]) -> Generator[None, None, Any | None]:
+        """Read the next value; pauses now and then. What follows it is left alone.
 
         Arguments:
             message_type: of what it becomes.
-            is_last: what follows is left alone.
 
         Returns:
             The message; None at the end of the body.
@@ -88,179 +186,184 @@ class Reader:
         Raises:
             JsonError: it is no JSON, or not of this message.
         """
-        if self._at == 0 and is_last:
-            message = read_usual(self._body, message_type)
-            if message is not None:
-                return message
-        self._at = start = skip_space(self._body, self._at)
-        if start >= len(self._body):
+        if self.is_at_end:
             return None
-        value = yield from scan(self._body, start)
-        self._at = value.end
+        if self._is_large and not self._is_counted:
+            if sum(map(self._text.count, ",[{")) > PARTS_MAX:
+                raise JsonError(f"a body of more than {PARTS_MAX} members and elements")
+            self._is_counted = True
+            yield
+        found, self._at = parse(self._text, self._at)
+        if self._is_large:
+            yield
         message = message_type()
-        yield from read_message(self._body, value, start, message)
+        yield from read_message(found, message)
         return message
 
     @property
     def is_at_end(self) -> bool:
         """Whether nothing but white space is left."""
-        return skip_space(self._body, self._at) >= len(self._body)
+        return self._at >= len(self._text)
 
 
-def read_usual(body: bytes, message_type: type[Any]) -> Any | None:
-    """Return the message of a usual body; None: it must be read in Go's way.
-
-    Arguments:
-        body: whole.
-        message_type: of what it becomes.
-    """
-    if len(body) > SIMPLE_BYTES and body.count(b",") + body.count(b"[") + body.count(b"{") > SIMPLE_PARTS:
-        return None
-    try:
-        found = _parse(body.decode())
-        if type(found) is not dict:
-            return None
-        message = message_type()
-        into(message_type.DESCRIPTOR)(message, found, 0)
-    except (_OddError, ValueError, RecursionError):
-        return None
-    return message
-
-
-_plans: dict[str, Into] = {}
-
-
-def into(descriptor: Descriptor) -> Into:
-    """Return what fills a message of a type from a parsed object, within so many messages.
+def read_message(found: Any, message: Any, depth: int = 0) -> Steps:
+    """Fill a message from a value.
 
     Arguments:
-        descriptor: of the type.
+        found: the value.
+        message: to fill.
+        depth: messages around it.
+
+    Raises:
+        JsonError: the value is not of this message.
     """
-    known = _plans.get(descriptor.full_name)
-    if known is not None:
-        return known
-    setters: dict[str, tuple[Set, str]] = {}
-    exclusive: list[frozenset[str]] = []
-
-    def fill(message: Any, found: dict[str, Any], depth: int) -> None:
-        if depth > MESSAGES_DEEP_MAX:
-            raise _OddError
-        for name, value in found.items():
-            setter = setters.get(name)
-            if setter is not None and value is not None:
-                if setter[1] in found:
-                    raise _OddError
-                setter[0](message, value, depth)
-        for names in exclusive:
-            if len(names & found.keys()) > 1:
-                raise _OddError
-
-    _plans[descriptor.full_name] = fill  # first: types may hold themselves
-    for field in descriptor.fields:
-        setter = _setter(field)
-        other = field.json_name if field.json_name != field.name else "\0"
-        setters[field.name] = (setter, other)
-        if other != "\0":
-            setters[field.json_name] = (setter, field.name)
-    exclusive += [
-        frozenset(name for field in oneof.fields for name in (field.name, field.json_name))
-        for oneof in descriptor.oneofs
-    ]
-    return fill
+    if found is None:
+        return
+    if type(found) is not dict:
+        raise _mismatch(found, "map[string]json.RawMessage")
+    if depth > MESSAGES_DEEP_MAX:
+        raise JsonError(f"messages are nested more than {MESSAGES_DEEP_MAX} deep")
+    for name, json_name, is_repeated, convert in _fields_of(message.DESCRIPTOR):
+        value = found[json_name] if json_name in found else found.get(name)
+        if value is None:
+            continue
+        if not is_repeated:
+            if convert is not None:
+                setattr(message, name, convert(value))
+                continue
+            part = getattr(message, name)
+            part.SetInParent()
+            yield from read_message(value, part, depth + 1)
+            continue
+        if type(value) is not list:
+            raise _mismatch(value, "[]json.RawMessage")
+        values = getattr(message, name)
+        for count, element in enumerate(value, 1):
+            if convert is not None:
+                values.append(convert(element))
+            else:
+                yield from read_message(element, values.add(), depth + 1)
+            if count % PARTS_A_STEP == 0:
+                yield
 
 
-def _setter(field: FieldDescriptor) -> Set:
-    name = field.name
-    if field.type == FieldDescriptor.TYPE_MESSAGE:
-        message_type: Any = field.message_type
-        return _message_setter(name, into(message_type), field.is_repeated)
-    take = _taker(field)
-    if not field.is_repeated:
-        return lambda message, value, _depth: setattr(message, name, take(value))
+class _Field(NamedTuple):
+    """What is known of a field; ``convert`` is None of a message."""
 
-    def set_all(message: Any, values: Any, _depth: int) -> None:
-        if type(values) is not list:
-            raise _OddError
-        getattr(message, name).extend(map(take, values))
-
-    return set_all
+    name: str
+    json_name: str
+    is_repeated: bool
+    convert: Callable[[Any], Any] | None
 
 
-def _message_setter(name: str, fill: Into, is_repeated: bool) -> Set:
-    def set_one(message: Any, value: Any, depth: int) -> None:
-        if type(value) is not dict:
-            raise _OddError
-        part = getattr(message, name)
-        part.SetInParent()
-        fill(part, value, depth + 1)
-
-    def set_all(message: Any, values: Any, depth: int) -> None:
-        if type(values) is not list:
-            raise _OddError
-        parts = getattr(message, name)
-        for value in values:
-            if type(value) is not dict:
-                raise _OddError
-            fill(parts.add(), value, depth + 1)
-
-    return set_all if is_repeated else set_one
+_known: dict[str, list[_Field]] = {}
 
 
-def _taker(field: FieldDescriptor) -> Callable[[Any], Any]:
-    if field.type == FieldDescriptor.TYPE_BYTES:
-        return _bytes
-    if field.type == FieldDescriptor.TYPE_STRING:
-        return _string
-    if field.type == FieldDescriptor.TYPE_BOOL:
-        return _bool
+def _fields_of(descriptor: Descriptor) -> list[_Field]:
+    known = _known.get(descriptor.full_name)
+    if known is None:
+        known = _known[descriptor.full_name] = [
+            _Field(field.name, field.json_name, field.is_repeated, _converter(field)) for field in descriptor.fields
+        ]
+    return known
+
+
+def _converter(field: FieldDescriptor) -> Callable[[Any], Any] | None:
     if field.type == FieldDescriptor.TYPE_ENUM:
-        return _enum_taker(field)
-    allowed = _RANGES[field.cpp_type]
-    is_unsigned = allowed.start == 0
+        return _enum_converter(field)
+    if field.cpp_type in _RANGES:
+        return lambda value: _integer(_unquoted(field, value), *_RANGES[field.cpp_type])
+    return _CONVERTERS.get(field.type)
 
-    def take(value: Any) -> int:
-        if type(value) is str and _INTEGER.fullmatch(value):
-            value = int(value)
-        # It may have been -0, which Go refuses where there is no sign.
-        if type(value) is not int or value not in allowed or (value == 0 and is_unsigned):
-            raise _OddError
+
+def _mismatch(value: Any, go_type: str, number: str = "") -> JsonError:
+    kind = _KINDS.get(type(value), "number") + number
+    return JsonError(f"json: cannot unmarshal {kind} into Go value of type {go_type}")
+
+
+def _unquoted(field: FieldDescriptor, value: Any) -> Any:
+    """Return the value within a number that is a string."""
+    if type(value) is not str or len(value) > SHOWN_CHARACTERS_MAX:
         return value
-
-    return take
-
-
-def _bytes(value: Any) -> bytes:
-    if type(value) is not str:
-        raise _OddError
-    try:
-        return a2b_base64(value, strict_mode=True)
-    except Base64Error:
-        raise _OddError from None
+    return parse_whole(value)
 
 
-def _string(value: Any) -> str:
-    if type(value) is not str:
-        raise _OddError
-    return value
+def _integer(value: Any, go_type: str, allowed: range) -> int:
+    if value is None or (value == "-0" and type(value) is Number and allowed.start < 0):
+        return 0
+    if type(value) is int and value in allowed:
+        return value
+    is_number = isinstance(value, int | Number) and type(value) is not bool
+    raise _mismatch(value, go_type, f" {value}"[: SHOWN_CHARACTERS_MAX + 1] if is_number else "")
+
+
+def _enum_converter(field: FieldDescriptor) -> Callable[[Any], int]:
+    enum: Any = field.enum_type
+    numbers: dict[str, int] = {value.name: value.number for value in enum.values}
+
+    def convert(value: Any) -> int:
+        if type(value) is not str:
+            return _integer(value, *_RANGES[FieldDescriptor.CPPTYPE_ENUM])
+        if value not in numbers:
+            shown = json.dumps(json.dumps(value[:SHOWN_CHARACTERS_MAX]))
+            raise JsonError(f"unknown value {shown} for enum {enum.full_name}")
+        return numbers[value]
+
+    return convert
 
 
 def _bool(value: Any) -> bool:
-    if type(value) is not bool:
-        raise _OddError
-    return value
+    if type(value) is not bool and value is not None:
+        raise _mismatch(value, "bool")
+    return bool(value)
 
 
-def _enum_taker(field: FieldDescriptor) -> Callable[[Any], int]:
-    enum: Any = field.enum_type
-    numbers = {value.name: value.number for value in enum.values}
+def _string(value: Any) -> str:
+    if type(value) is not str and value is not None:
+        raise _mismatch(value, "string")
+    text: str = value or ""
+    if text.isascii():
+        return text
+    if len(text) > COUNTED_BYTES:  # about a character for each half of one: no field takes so long a text
+        return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+    return _HALVES.sub("\ufffd", text)
 
-    def take(value: Any) -> int:
-        number = numbers.get(value, value) if type(value) is str else value
-        if type(number) is not int or not -(2**31) <= number < 2**31:
-            raise _OddError
-        return number
 
-    return take
+def _bytes(value: Any) -> bytes:
+    if type(value) is list:
+        return bytes([_integer(one, "uint8", range(256)) for one in value])
+    if type(value) is not str and value is not None:
+        raise _mismatch(value, "[]uint8")
+    return decode_base64(value or "")
+
+
+_CONVERTERS: Final[dict[int, Callable[[Any], Any]]] = {
+    FieldDescriptor.TYPE_BOOL: _bool,
+    FieldDescriptor.TYPE_STRING: _string,
+    FieldDescriptor.TYPE_BYTES: _bytes,
+}
+
+
+def decode_base64(text: str | bytes) -> bytes:
+    """Return what a text encodes, as Go's ``base64.StdEncoding``: line ends are skipped, padding is asked for.
+
+    >>> decode_base64("Zm9v\\n")
+    b'foo'
+
+    Raises:
+        JsonError: names the byte where it goes wrong.
+    """
+    try:
+        return a2b_base64(text, strict_mode=True)
+    except ValueError:
+        data = text.encode("utf-8", "replace") if isinstance(text, str) else text
+    try:
+        return a2b_base64(data.translate(None, b"\r\n"), strict_mode=True)
+    except ValueError:
+        match = _SIXES.match(data)
+        end = 0 if match is None else match.end()
+        offset = end - end % 4 if end == len(data) else end
+        raise JsonError(f"illegal base64 data at input byte {offset}") from None
 
 
 SMALL_BYTES = 256
@@ -271,7 +374,7 @@ BYTES_A_KEY = 64
 
 
 class Requests:
-    """Reads a body; a large or odd one in the time that the member gives to long work.
+    """Reads a body; a large one in the time that the member gives to long work.
 
     Arguments:
         body: whole.
@@ -281,21 +384,9 @@ class Requests:
 
     def __init__(self, body: bytes, slices: Slices, queue: Identity) -> None:
         self._queue = queue
-        self._body = body
+        self._size_bytes = len(body)
         self._reader = Reader(body)
         self._slices = slices
-
-    async def only(self, method: Method) -> bytes:
-        """Return the one request; empty if there is none. The rest of the body is ignored.
-
-        Arguments:
-            method: takes it.
-
-        Raises:
-            JsonError: it is none.
-        """
-        message = await self._read(method, is_last=True)
-        return b"" if message is None else message.SerializeToString()
 
     async def next(self, method: Method) -> bytes | None:
         """Return the next request; None at the end.
@@ -306,19 +397,19 @@ class Requests:
         Raises:
             JsonError: it is none.
         """
-        message = await self._read(method, is_last=False)
+        work = self._reader.next(method.request)
+        message: Any = None
+        if self._size_bytes > SMALL_BYTES:
+            message = await self._slices.result(lambda: work, self._size_bytes // BYTES_A_KEY, self._queue)
+        else:
+            try:
+                while True:
+                    next(work)
+            except StopIteration as done:
+                message = done.value
         return None if message is None else message.SerializeToString()
 
     @property
     def are_over(self) -> bool:
         """Whether nothing is left."""
         return self._reader.is_at_end
-
-    async def _read(self, method: Method, is_last: bool) -> Any:
-        work = self._reader.next(method.request, is_last=is_last)
-        if len(self._body) <= SMALL_BYTES:
-            try:
-                next(work)  # usual bodies are read here, without a pause
-            except StopIteration as done:
-                return done.value
-        return await self._slices.result(lambda: work, len(self._body) // BYTES_A_KEY, self._queue)

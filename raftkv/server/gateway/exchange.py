@@ -147,9 +147,9 @@ class Exchange(Carrier):
     def keep(self, amount: int) -> None:
         """The request is counted where its bytes are read."""
 
-    def answer(self, stream_id: int, message: bytes) -> bool:
+    def answer(self, stream_id: int, body: bytes, has_prefix: bool = False) -> bool:
         """Take no answer yet: it is paid for first, since it waits for the text that is made of it."""
-        del stream_id, message
+        del stream_id, body, has_prefix
         return False
 
     def answer_later(self, stream_id: int, message: bytes) -> None:

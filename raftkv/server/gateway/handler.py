@@ -27,12 +27,10 @@ from raftkv.rpc.shares import Identity, identity_of_peer, queue_of
 from raftkv.rpc.status import Code, Headers, RpcError
 from raftkv.server.auth.callers import AUTHORIZATION, GATEWAY
 from raftkv.server.gateway import openapi
-from raftkv.server.gateway.decoder import Requests
+from raftkv.server.gateway.decoder import JsonError, Requests, decode_base64
 from raftkv.server.gateway.encoder import SMALL_BYTES, encode_large, encoder_of, error_body, http_status
 from raftkv.server.gateway.exchange import Chunks, Exchange, LargeBody, Surroundings
-from raftkv.server.gateway.json_to_message import decode_base64
 from raftkv.server.gateway.streams import StreamBody, StreamExchange
-from raftkv.server.gateway.syntax import JsonError
 
 PREFIX: Final = "/v3/"
 _BETA: Final = "/v3beta/"
@@ -178,7 +176,7 @@ class Gateway:
 
     async def _only_request(self, request: HttpRequest, method: Method) -> bytes:
         try:
-            return await Requests(request.body, self._slices, _queue(request)).only(method)
+            return await Requests(request.body, self._slices, _queue(request)).next(method) or b""
         except JsonError as error:
             raise RpcError(Code.INVALID_ARGUMENT, str(error)) from None
 

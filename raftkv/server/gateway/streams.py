@@ -28,10 +28,9 @@ from raftkv.rpc.protocol import DrainWatcher
 from raftkv.rpc.server.calls import ServerCall
 from raftkv.rpc.server.stream import StreamCall
 from raftkv.rpc.status import Headers, RpcError
-from raftkv.server.gateway.decoder import Requests
+from raftkv.server.gateway.decoder import JsonError, Requests
 from raftkv.server.gateway.encoder import SMALL_BYTES, encode_large, encoder_of, stream_error
 from raftkv.server.gateway.exchange import Chunks, Exchange
-from raftkv.server.gateway.syntax import JsonError
 
 UNREAD_MAX_BYTES: Final = 64 * 1024
 """Requests that a handler has not taken; above this no more of the body is read."""
@@ -200,11 +199,6 @@ class StreamExchange(Exchange):
     def queued_by_streams(self) -> list[int]:
         """Return the same, for the account."""
         return [self._queued_bytes] if self._queued_bytes else []
-
-    def answer_stream(self, stream_id: int, frames: bytes) -> bool:
-        """Take no answer as a whole: each message is a line."""
-        del stream_id, frames
-        return False
 
     def send_headers(self, stream_id: int, fields: Headers, end_stream: bool) -> None:
         """The call has a header, or has ended well."""

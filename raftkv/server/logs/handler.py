@@ -1,18 +1,24 @@
-"""The queue between the callers of a logger and the thread that writes.
+"""The queue between those who have lines and the thread that writes them: of the log and of the audit log.
 
-    emit -> queue -> thread -> output
-      waits until the line is written, ``WAIT_S`` a second at most, unless the output is behind already
+    put -> queue -> thread -> output
 
-So a line is on its way to the disk before the member goes on, and an output that stands still costs one such wait.
+Each counter has one writer, so there is no lock. When too much waits, because the disk is full or slow, new lines are
+dropped, and a line in their place says how many are missing. An output that fails keeps what it has taken, and is tried
+again.
+
+``ThreadedHandler`` waits until a line of the log is written, ``WAIT_S`` a second at most, unless the output is behind
+already. So a line is on its way to the disk before the member goes on, and an output that stands still costs one such
+wait.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from abc import abstractmethod
 from collections import deque
 from time import monotonic
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from raftkv.server.logs.files import Output
 
@@ -33,71 +39,180 @@ RETRY_S: Final = 1.0
 CLOSE_S: Final = 2.0
 """Longest wait, at a stop, for an output that takes no lines."""
 
+BATCH: Final = 500
+"""Lines of one write."""
 
-class ThreadedHandler(logging.Handler):
-    """Writes records to an output, on a thread of its own.
+R = TypeVar("R")
+
+
+class LineThread(Generic[R]):
+    """Has records made into lines and written, by a thread of its own.
 
     Arguments:
         output: takes lines.
+        name: of the thread.
+        waiting_bytes_max: what records may take before new ones are dropped.
+        gather_s: how long lines are gathered for one write.
 
     Attributes:
-        dropped: lines that found the queue full.
+        dropped: records that found the queue full.
+        written: lines that were written.
+    """
+
+    def __init__(self, output: Output, name: str, waiting_bytes_max: int, gather_s: float = 0.0) -> None:
+        self.dropped = 0
+        self.written = 0
+        self._output = output
+        self._waiting_bytes_max = waiting_bytes_max
+        self._gather_s = gather_s
+        self._records: deque[tuple[R, int]] = deque()
+        self._put = self._put_bytes = self._taken_bytes = 0
+        self._gap = 0
+        """Records dropped since one found room."""
+        self._begun = self._begun_bytes = 0
+        """Lines and bytes that the output has taken and not yet written."""
+        self._wake = threading.Event()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @abstractmethod
+    def _gap_record(self, missing: int) -> R:
+        """Return the record that stands for so many which were dropped."""
+
+    @abstractmethod
+    def _line(self, record: R) -> bytes:
+        """Make a line, on the thread."""
+
+    def _failed(self, error: OSError) -> None:
+        """The output has failed, or failed again."""
+
+    def _progressed(self) -> None:
+        """Lines were written."""
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that wait to be written."""
+        return self._put_bytes - self._taken_bytes
+
+    def put(self, record: R, size_bytes: int) -> bool:
+        """Have a record written; False: it was dropped, since too much waits. There is one caller at a time.
+
+        Arguments:
+            record: to be made a line.
+            size_bytes: that it takes until then.
+        """
+        if self._put_bytes - self._taken_bytes + size_bytes > self._waiting_bytes_max:
+            self.dropped += 1
+            self._gap += 1
+            return False
+        if self._gap:
+            self._name_gap()
+        self._queue(record, size_bytes)
+        return True
+
+    def _name_gap(self) -> None:
+        missing, self._gap = self._gap, 0
+        self._queue(self._gap_record(missing), 0)
+
+    def _queue(self, record: R, size_bytes: int) -> None:
+        self._put_bytes += size_bytes
+        self._put += 1
+        self._records.append((record, size_bytes))
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def _end(self, timeout_s: float) -> int:
+        """Write what waits, and end the thread; returns how many lines could not be written."""
+        self._closing.set()
+        self._wake.set()
+        self._thread.join(timeout_s)
+        lost = len(self._records) + self._begun
+        if not self._thread.is_alive():
+            self._output.close()
+        return lost
+
+    # -- on the thread -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        is_last = False
+        while not is_last:
+            self._wake.wait()
+            self._closing.wait(self._gather_s)
+            self._wake.clear()
+            is_last = self._closing.is_set()
+            is_open = True
+            while is_open and (self._begun or self._records):
+                is_open = self._write_batch()
+            if not is_open and not is_last:
+                self._closing.wait(RETRY_S)
+                self._wake.set()
+
+    def _write_batch(self) -> bool:
+        """Write some lines; False: the output fails, and keeps what it has taken."""
+        lines: list[bytes] = []
+        while self._records and len(lines) < BATCH and not self._begun:
+            record, size_bytes = self._records.popleft()
+            lines.append(self._line(record))
+            self._begun_bytes += size_bytes
+        self._begun += len(lines)
+        try:
+            self._output.write(b"".join(lines))
+        except OSError as error:
+            self._failed(error)
+            return False
+        self.written += self._begun
+        self._taken_bytes += self._begun_bytes
+        self._begun = self._begun_bytes = 0
+        self._progressed()
+        return True
+
+
+class ThreadedHandler(LineThread[bytes], logging.Handler):
+    """Writes records of the log to an output, on a thread of its own.
+
+    Arguments:
+        output: takes lines.
     """
 
     def __init__(self, output: Output) -> None:
-        super().__init__()
-        self.dropped = 0
-        self._output = output
-        self._lines: deque[bytes] = deque()
-        self._put_bytes = self._taken_bytes = 0
-        self._put = self._written = 0
-        self._begun = self._begun_bytes = 0
-        """Lines and bytes that the output has taken and not yet written."""
-        self._gap = 0
-        """Lines dropped since one found room."""
+        logging.Handler.__init__(self)
         self._is_behind = False
         self._waited_s = self._window_at = 0.0
         """Seconds waited since the window began, and its begin."""
-        self._is_closing = False
-        self._wake = threading.Event()
         self._progress = threading.Condition()
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="raftkv-log", daemon=True)
-        self._thread.start()
+        LineThread.__init__(self, output, "raftkv-log", WAITING_BYTES_MAX)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Have a record written."""
+        """Have a record written. ``Handler.handle`` holds its lock, so there is one caller at a time."""
         try:
             line = f"{self.format(record)}\n".encode("utf-8", "backslashreplace")
         except Exception:
             self.handleError(record)
             return
-        if self._is_closing or not self._add(line):
+        if self._closing.is_set() or not self.put(line, len(line)):
             return
         if record.levelno >= logging.INFO and not self._is_behind:
             self._wait(LAST_WAIT_S if record.levelno >= logging.CRITICAL else self._allowed_s())
 
-    def _add(self, line: bytes) -> bool:
-        """Queue a line; False: too many wait. ``Handler.handle`` holds its lock, so there is one caller at a time."""
-        if self._put_bytes - self._taken_bytes + len(line) > WAITING_BYTES_MAX:
-            self.dropped += 1
-            self._gap += 1
-            return False
-        if self._gap:
-            missing, self._gap = self._gap, 0
-            record = logging.makeLogRecord(
-                {"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING"}
-                | {"msg": "the log lacks %d lines here: they could not be written", "args": (missing,)}
-            )
-            self._queue(f"{self.format(record)}\n".encode())
-        self._queue(line)
-        return True
+    def _gap_record(self, missing: int) -> bytes:
+        record = logging.makeLogRecord(
+            {"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING"}
+            | {"msg": "the log lacks %d lines here: they could not be written", "args": (missing,)}
+        )
+        return f"{self.format(record)}\n".encode()
 
-    def _queue(self, line: bytes) -> None:
-        self._put_bytes += len(line)
-        self._put += 1
-        self._lines.append(line)
-        self._wake.set()
+    def _line(self, record: bytes) -> bytes:
+        return record
+
+    def _failed(self, error: OSError) -> None:
+        # Where should it be said? Readers of the log see the gap; the member goes on.
+        self._is_behind = True
+
+    def _progressed(self) -> None:
+        with self._progress:
+            self._is_behind = False
+            self._progress.notify_all()
 
     def _allowed_s(self) -> float:
         """Return how long callers may still wait in this window: a slow output must not hold the loop either."""
@@ -112,57 +227,17 @@ class ThreadedHandler(logging.Handler):
             return
         put, began = self._put, monotonic()
         with self._progress:
-            if not self._progress.wait_for(lambda: self._written >= put, timeout_s):
+            if not self._progress.wait_for(lambda: self.written >= put, timeout_s):
                 self._is_behind = True
         self._waited_s += monotonic() - began
 
     def flush(self) -> None:
         """Wait for what was put, for a moment."""
-        if not self._is_closing and self._thread.is_alive():
+        if not self._closing.is_set() and self._thread.is_alive():
             self._wait(WAIT_S)
 
     def close(self) -> None:
         """Write what waits, and end the thread."""
-        if not self._is_closing:
-            self._is_closing = True
-            self._closing.set()
-            self._wake.set()
-            self._thread.join(CLOSE_S)
-            if not self._thread.is_alive():
-                self._output.close()
+        if not self._closing.is_set():
+            self._end(CLOSE_S)
         super().close()
-
-    # -- on the thread -----------------------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        while True:
-            self._wake.wait()
-            self._wake.clear()
-            is_last = self._closing.is_set()
-            has_written = self._write_all()
-            if is_last:
-                return
-            if not has_written:
-                self._closing.wait(RETRY_S)
-                self._wake.set()
-
-    def _write_all(self) -> bool:
-        """Write all that waits; False: the output fails, and keeps what it has taken."""
-        while True:
-            taken = [self._lines.popleft() for _ in range(len(self._lines))]
-            self._begun += len(taken)
-            self._begun_bytes += sum(map(len, taken))
-            try:
-                self._output.write(b"".join(taken))
-            except OSError:
-                # Where should it be said? Readers of the log see the gap; the member goes on.
-                self._is_behind = True
-                return False
-            self._taken_bytes += self._begun_bytes
-            with self._progress:
-                self._written += self._begun
-                self._begun = self._begun_bytes = 0
-                self._is_behind = False
-                self._progress.notify_all()
-            if not self._lines:
-                return True

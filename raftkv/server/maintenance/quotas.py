@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Final
 
 from raftkv import errors
 from raftkv.apply import limits
 from raftkv.apply.quotas import COUNT_ON, REMOVE
-from raftkv.apply.request import FIRST_KNOWN_IN, Caller, Kind, versioned
+from raftkv.apply.request import Caller, Kind
 from raftkv.pb import admin_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.replica.node.admission import parse_or_raise, refusals
@@ -40,16 +39,12 @@ class QuotaService:
 
     Arguments:
         responder: the member's shared parts.
-        check_capable: refuses what needs a version that not all members run.
         throttle: knows what each identity has used here.
     """
 
-    def __init__(
-        self, responder: Responder, check_capable: Callable[[tuple[int, int]], None], throttle: Throttle
-    ) -> None:
+    def __init__(self, responder: Responder, throttle: Throttle) -> None:
         self._throttle = throttle
         self._responder = responder
-        self._check_capable = check_capable
         self._counts: set[asyncio.Task[None]] = set()
 
     def register(self, server: Server) -> None:
@@ -89,7 +84,7 @@ class QuotaService:
             await responder.node.confirm_read()
         quotas = responder.applier.quotas.by_prefix()
         answer = admin_pb2.QuotaListResponse(quotas=[quota.message() for quota in quotas])
-        return self._header() + answer.SerializeToString()
+        return responder.present_header() + answer.SerializeToString()
 
     async def set_limit(self, data: bytes, call: UnaryCall) -> bytes:
         """Set or remove the limit of a user, certificate, address, role or prefix, or of each."""
@@ -98,11 +93,8 @@ class QuotaService:
         with refusals():
             responder.admission.check_read(call, serializable=False)
             limits.check(limit)
-            self._check_capable(FIRST_KNOWN_IN[Kind.LIMIT])
-            body = versioned(Kind.LIMIT, limit.SerializeToString())
-            outcome = await responder.node.propose(Kind.LIMIT, body, limit, call.caller, identity=identity_of(call))
-            outcome.check()
-        return self._header()
+            await responder.propose_versioned(Kind.LIMIT, limit, call.caller, identity_of(call))
+        return responder.present_header()
 
     async def list_limits(self, _data: bytes, call: UnaryCall) -> bytes:
         """Return all limits, and the identities that used most of this member."""
@@ -111,11 +103,11 @@ class QuotaService:
             responder.admission.check_read(call, serializable=False)
             await responder.node.confirm_read()
         answer = admin_pb2.LimitListResponse(limits=responder.applier.limits.messages(), uses=self._throttle.most())
-        return self._header() + answer.SerializeToString()
+        return responder.present_header() + answer.SerializeToString()
 
     async def _propose(self, call: UnaryCall, request: admin_pb2.QuotaSetRequest) -> bytes:
         self._responder.admission.check_read(call, serializable=False)
-        return self._header() + await self._apply(request, call.caller, identity_of(call))
+        return self._responder.present_header() + await self._apply(request, call.caller, identity_of(call))
 
     async def _count_on(self, prefix: bytes, caller: Caller | None, identity: Identity) -> None:
         """Have the rest of a prefix counted."""
@@ -130,12 +122,5 @@ class QuotaService:
             )
 
     async def _apply(self, request: admin_pb2.QuotaSetRequest, caller: Caller | None, identity: Identity) -> bytes:
-        self._check_capable(FIRST_KNOWN_IN[Kind.HISTORY_QUOTA])
-        body = versioned(Kind.HISTORY_QUOTA, request.SerializeToString())
-        node = self._responder.node
-        outcome = await node.propose(Kind.HISTORY_QUOTA, body, request, caller, identity=identity)
-        outcome.check()
+        outcome = await self._responder.propose_versioned(Kind.HISTORY_QUOTA, request, caller, identity)
         return outcome.body
-
-    def _header(self) -> bytes:
-        return self._responder.header.encode(self._responder.revision(), self._responder.node.term)

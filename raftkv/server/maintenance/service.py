@@ -16,7 +16,7 @@ from typing import Final
 
 from raftkv import errors
 from raftkv.apply import check
-from raftkv.apply.request import FIRST_KNOWN_IN, Kind, versioned
+from raftkv.apply.request import Kind
 from raftkv.config import ETCD_VERSION
 from raftkv.pb import rpc_pb2
 from raftkv.pb.enums import alarm_name
@@ -25,6 +25,7 @@ from raftkv.raft.types import NONE
 from raftkv.replica.maintenance.defragmentation import Defragmenter
 from raftkv.replica.maintenance.hashes import Hashes, scan
 from raftkv.replica.node.admission import parse_or_raise, refusals
+from raftkv.replica.node.surroundings import MemberLoop
 from raftkv.replica.snapshots.files import when_durable
 from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.server import Server
@@ -50,38 +51,33 @@ _log = logging.getLogger(__name__)
 _NO_HEADER: Final = rpc_pb2.MoveLeaderResponse().SerializeToString()
 
 
-class LeaderMove:
-    """Handler of MoveLeader.
+async def move_leader(responder: Responder, data: bytes, call: UnaryCall) -> bytes:
+    """Handle MoveLeader; the answer has no header.
 
     Arguments:
         responder: the member's shared parts.
+        data, call: of the request.
     """
+    with refusals():
+        responder.admission.check_read(call, serializable=False)
+        request = parse_or_raise(rpc_pb2.MoveLeaderRequest, data)
+        await _move(responder.node, request.targetID)
+    return _NO_HEADER
 
-    def __init__(self, responder: Responder) -> None:
-        self._responder = responder
 
-    async def handle(self, data: bytes, call: UnaryCall) -> bytes:
-        """Move leadership; the answer has no header."""
-        with refusals():
-            self._responder.admission.check_read(call, serializable=False)
-            request = parse_or_raise(rpc_pb2.MoveLeaderRequest, data)
-            await self._move(request.targetID)
-        return _NO_HEADER
-
-    async def _move(self, target: int) -> None:
-        node = self._responder.node
-        if node.leader != node.settings.member_id:
-            raise errors.NotLeaderError
-        if target not in node.conf_state.voters:
-            raise errors.BadLeaderTransfereeError
-        node.transfer_leader(target)
-        try:
-            async with asyncio.timeout(node.settings.request_timeout_s):
-                await node.wait_until(lambda: node.leader == target or node.stopped)
-        except TimeoutError:
-            raise errors.LeaderTransferTimeoutError from None
-        if node.leader != target:
-            raise errors.StoppedError
+async def _move(node: MemberLoop, target: int) -> None:
+    if node.leader != node.settings.member_id:
+        raise errors.NotLeaderError
+    if target not in node.conf_state.voters:
+        raise errors.BadLeaderTransfereeError
+    node.transfer_leader(target)
+    try:
+        async with asyncio.timeout(node.settings.request_timeout_s):
+            await node.wait_until(lambda: node.leader == target or node.stopped)
+    except TimeoutError:
+        raise errors.LeaderTransferTimeoutError from None
+    if node.leader != target:
+        raise errors.StoppedError
 
 
 # -- downgrade ------------------------------------------------------------------------------------------------------
@@ -105,62 +101,42 @@ _VERSION: Final = re.compile(
 _Action: Final = rpc_pb2.DowngradeRequest
 
 
-class DowngradeCommand:
-    """Handler of Downgrade.
+async def downgrade(responder: Responder, data: bytes, call: UnaryCall) -> bytes:
+    """Handle Downgrade: validate, begin or cancel one; answers with the version of the cluster.
 
     Arguments:
         responder: the member's shared parts.
-        check_capable: refuses what needs a version that not all members run.
+        data, call: of the request.
     """
+    with refusals():
+        responder.admission.check_read(call, serializable=False)
+        request = parse_or_raise(_Action, data)
+        # As in etcd, where the version of the cluster moves a while after the answer.
+        version = responder.applier.downgrade.cluster_version
+        wanted = await _wanted(responder, request)
+        if wanted is not None:
+            with contextlib.suppress(errors.NoInflightDowngradeError):
+                await responder.propose_versioned(Kind.DOWNGRADE, wanted, call.caller, identity_of(call))
+    response = rpc_pb2.DowngradeResponse(version=version.removesuffix(".0"))
+    return responder.present_header() + response.SerializeToString()
 
-    def __init__(self, responder: Responder, check_capable: Callable[[tuple[int, int]], None]) -> None:
-        self._responder = responder
-        self._check_capable = check_capable
 
-    async def handle(self, data: bytes, call: UnaryCall) -> bytes:
-        """Validate, begin or cancel a downgrade; answers with the version of the cluster."""
-        responder = self._responder
-        with refusals():
-            responder.admission.check_read(call, serializable=False)
-            request = parse_or_raise(_Action, data)
-            # As in etcd, where the version of the cluster moves a while after the answer.
-            version = responder.applier.downgrade.cluster_version
-            await self._carry_out(request, call)
-        response = rpc_pb2.DowngradeResponse(version=version.removesuffix(".0"))
-        header = responder.header.encode(responder.revision(), responder.node.term)
-        return header + response.SerializeToString()
-
-    async def _carry_out(self, request: rpc_pb2.DowngradeRequest, call: UnaryCall) -> None:
-        if request.action == _Action.CANCEL:
-            await self._responder.node.confirm_read()
-            if self._responder.applier.downgrade.info.enabled:
-                with contextlib.suppress(errors.NoInflightDowngradeError):
-                    await self._propose(rpc_pb2.DowngradeInfo(), call)
-        elif request.action == _Action.ENABLE:
-            target = await self._validated(request.version)
-            await self._propose(rpc_pb2.DowngradeInfo(enabled=True, targetVersion=target), call)
-        elif request.action == _Action.VALIDATE:
-            await self._validated(request.version)
-        else:
-            raise errors.StatusError("etcdserver: unknown method")
-
-    async def _validated(self, text: str) -> str:
-        """Return the target of a job that may begin; raises as ``check_target``, or because there is a job."""
-        _parse(text)
-        # The job that another member has just begun counts.
-        await self._responder.node.confirm_read()
-        downgrade = self._responder.applier.downgrade
-        target = check_target(text, downgrade.cluster_version)
-        if downgrade.info.enabled:
-            raise errors.DowngradeInProcessError
-        return target
-
-    async def _propose(self, wanted: rpc_pb2.DowngradeInfo, call: UnaryCall) -> None:
-        self._check_capable(FIRST_KNOWN_IN[Kind.DOWNGRADE])
-        body = versioned(Kind.DOWNGRADE, wanted.SerializeToString())
-        node = self._responder.node
-        outcome = await node.propose(Kind.DOWNGRADE, body, wanted, call.caller, identity=identity_of(call))
-        outcome.check()
+async def _wanted(responder: Responder, request: rpc_pb2.DowngradeRequest) -> rpc_pb2.DowngradeInfo | None:
+    """Return the job that is to be kept; None: nothing changes."""
+    known = responder.applier.downgrade
+    if request.action == _Action.CANCEL:
+        await responder.node.confirm_read()
+        return rpc_pb2.DowngradeInfo() if known.info.enabled else None
+    if request.action not in (_Action.ENABLE, _Action.VALIDATE):
+        raise errors.StatusError("etcdserver: unknown method")
+    _parse(request.version)
+    # The job that another member has just begun counts.
+    await responder.node.confirm_read()
+    target = check_target(request.version, known.cluster_version)
+    if known.info.enabled:
+        raise errors.DowngradeInProcessError
+    is_begun = request.action == _Action.ENABLE
+    return rpc_pb2.DowngradeInfo(enabled=True, targetVersion=target) if is_begun else None
 
 
 def check_target(text: str, cluster_version: str) -> str:
@@ -199,7 +175,6 @@ class MaintenanceService:
         responder: the member's shared parts.
         store: for sizes and hashes.
         quota_bytes: shown by Status; 0 for none.
-        check_capable: refuses what needs a version that not all members run.
         defragmenter, hashes: of the member.
     """
 
@@ -208,7 +183,6 @@ class MaintenanceService:
         responder: Responder,
         store: Store,
         quota_bytes: int,
-        check_capable: Callable[[tuple[int, int]], None],
         defragmenter: Defragmenter,
         hashes: Hashes,
     ) -> None:
@@ -216,9 +190,7 @@ class MaintenanceService:
         self._store = store
         self._quota_bytes = quota_bytes
         self._hashes = hashes
-        self._move = LeaderMove(responder)
         self._defragmenter = defragmenter
-        self._downgrade = DowngradeCommand(responder, check_capable)
 
     def register(self, server: Server) -> None:
         """Serve all methods but Snapshot."""
@@ -227,8 +199,8 @@ class MaintenanceService:
         server.unary_async(_METHODS["Hash"].path, self.hash)
         server.unary_async(_METHODS["HashKV"].path, self.hash_kv)
         server.unary_async(_METHODS["Defragment"].path, self._defragment)
-        server.unary_async(_METHODS["MoveLeader"].path, self._move.handle)
-        server.unary_async(_METHODS["Downgrade"].path, self._downgrade.handle)
+        server.unary_async(_METHODS["MoveLeader"].path, partial(move_leader, self._responder))
+        server.unary_async(_METHODS["Downgrade"].path, partial(downgrade, self._responder))
 
     def status(self, call: UnaryCall, _data: bytes) -> None:
         """This member's view of itself and of the leader."""
@@ -285,7 +257,7 @@ class MaintenanceService:
             await when_durable(self._store, self._settle)
         async with self._hashes.clients_turn:
             value, _ = await scan(partial(hash_database, self._store.backend))
-        return self._header() + rpc_pb2.HashResponse(hash=value).SerializeToString()
+        return self._responder.present_header() + rpc_pb2.HashResponse(hash=value).SerializeToString()
 
     async def _defragment(self, _data: bytes, call: UnaryCall) -> bytes:
         """Defragment this member alone; the answer has no header."""
@@ -311,7 +283,4 @@ class MaintenanceService:
         response = rpc_pb2.HashKVResponse(
             hash=result.hash, compact_revision=result.compact_revision, hash_revision=result.revision
         )
-        return self._header() + response.SerializeToString()
-
-    def _header(self) -> bytes:
-        return self._responder.header.encode(self._store.revision, self._responder.node.term)
+        return self._responder.present_header() + response.SerializeToString()

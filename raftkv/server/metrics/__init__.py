@@ -11,7 +11,7 @@ Owns which families /metrics has. The parts of a member count for themselves, in
 
 Laws:
 
-- A scrape waits for nothing but another scrape; a turn of the loop gives it ``exposition.SLICE_S``.
+- A scrape waits for nothing but another scrape; a turn of the loop gives it ``loop.limiter.TEXT_SLICE_S``.
 - What the hot path counts is one increment of a plain integer, or is taken once a turn.
 - Every family of etcd 3.5 is here, or docs/reference/compatibility.md says why not (a test compares).
 

@@ -10,19 +10,14 @@ families of counters are made by hand. And a whole number has no fraction: 1, no
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Iterator
 from itertools import chain
-from time import perf_counter
-from typing import Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
 from raftkv.histograms import counter, gauge, go_float
 from raftkv.loop.limiter import SharedText
-
-SLICE_S: Final = 0.002
-"""How long a turn of the loop works on a scrape; a family is never cut."""
 
 
 class Exposition:
@@ -36,7 +31,7 @@ class Exposition:
         self._registry = registry
         self._under_way = 0
         self._done = 0
-        self._text = SharedText(self._make)
+        self._text = SharedText(self._families)
 
     async def __call__(self) -> bytes:
         """Return the text of all families, as they are after this call."""
@@ -48,19 +43,10 @@ class Exposition:
         finally:
             self._under_way -= 1
 
-    async def _make(self) -> bytes:
-        return "".join(await self._families()).encode()
-
-    async def _families(self) -> list[str]:
-        parts: list[str] = []
-        until = perf_counter() + SLICE_S
+    def _families(self) -> Iterator[str]:
         for family in chain(self._scrapes(), self._registry.collect()):
             if family.samples:
-                parts.append(text_of(family))
-            if perf_counter() > until:
-                await asyncio.sleep(0)
-                until = perf_counter() + SLICE_S
-        return parts
+                yield text_of(family)
 
     def _scrapes(self) -> tuple[Metric, Metric]:
         name, text = "promhttp_metric_handler_requests", "Total number of scrapes by HTTP status code."

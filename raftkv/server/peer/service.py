@@ -16,7 +16,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
@@ -27,6 +27,7 @@ from raftkv.pb.services import SERVICES
 from raftkv.raft.types import Message, MessageType
 from raftkv.replica.codec import decode
 from raftkv.replica.membership.versions import Versions, forget_oldest_unknown, wire_refusal
+from raftkv.replica.snapshots.receiver import SnapshotReceiver
 from raftkv.rpc.server.calls import AsyncUnaryHandler, ServerCall, UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.rpc.server.stream import StreamCall
@@ -40,16 +41,6 @@ _METHODS: Final = SERVICES["raftkvpb.Peer"]
 _EMPTY: Final = raft_pb2.Empty().SerializeToString()
 _PASSED_ON: Final = frozenset((MessageType.PROPOSE, MessageType.READ_INDEX, MessageType.TRANSFER_LEADER))
 """Messages that a deposed leader passes on for another member: the leader answers to that one."""
-
-
-class Databases(Protocol):
-    """Takes databases from the leader (``snapshots.receiver``)."""
-
-    async def receive(self, call: StreamCall, sender: int) -> Message:
-        """Store the database that a member's stream brings; the message that announces it to the loop."""
-
-    def settle(self, message: Message) -> None:
-        """Note that the loop has been given the message."""
 
 
 class PeerService:
@@ -74,7 +65,7 @@ class PeerService:
         member_id: int,
         membership: Membership,
         receive: Callable[[list[Message]], None],
-        snapshots: Databases,
+        snapshots: SnapshotReceiver,
         for_leader: Mapping[str, AsyncUnaryHandler],
         versions: Versions,
         for_non_members: Mapping[str, AsyncUnaryHandler] | None = None,

@@ -1,7 +1,8 @@
 """Txns of so many operations that to parse them would hold the loop up: they are refused by their bytes.
 
 An empty operation is two bytes, so a request of 2 MiB has a million of them, and a parser makes an object of each:
-70 ms. Here they are counted as they stand, at most ``FIELDS_MAX`` of them (10 ms), before parsing.
+57 ms of operations, 84 ms of compares, to parse and to free, in one turn. Here they are counted as they stand, at most
+``FIELDS_MAX`` of them, before parsing: 10 to 39 ms (medians of 7). A smaller byte bound would refuse honest requests.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from raftkv import errors
 from raftkv.apply import ranges, response
 from raftkv.apply.applier import Applier, Outcome
 from raftkv.apply.auth.rights import Rights
-from raftkv.apply.request import Caller
+from raftkv.apply.request import FIRST_KNOWN_IN, Caller, versioned
 from raftkv.apply.response import HeaderEncoder
 from raftkv.loop.scheduler import Slices, Work, hold
 from raftkv.replica.node.admission import Admission
@@ -187,6 +187,7 @@ class Responder:
         node, applier: of the member.
         header: makes the header of responses.
         admission: refuses what this member cannot take.
+        check_capable: refuses what needs a version that not all members run.
 
     Attributes:
         caller_of: finds out once more who makes a call; raises for a token that has ended.
@@ -198,11 +199,13 @@ class Responder:
         applier: Applier,
         header: HeaderEncoder,
         admission: Admission,
+        check_capable: Callable[[tuple[int, int]], None],
     ) -> None:
         self.node = node
         self.applier = applier
         self.header = header
         self.admission = admission
+        self._check_capable = check_capable
         self.slices = Slices()
         self.auth = applier.auth
         self.caller_of: Callable[[ServerCall], Caller | None] = lambda call: call.caller
@@ -328,6 +331,26 @@ class Responder:
             self.node.fatal(error)
         else:
             _log.error("a read failed", exc_info=error)
+
+    async def propose_versioned(self, kind: int, request: Any, caller: Caller | None, identity: Identity) -> Outcome:
+        """Put a request into the log, in an entry of a kind that not every version knows.
+
+        Arguments:
+            kind: of the entry.
+            request: its message.
+            caller, identity: whose it is.
+
+        Returns:
+            Its outcome, which is no refusal.
+
+        Raises:
+            StatusError: not all members are known to run a version that knows it, or it was refused.
+        """
+        self._check_capable(FIRST_KNOWN_IN[kind])
+        body = versioned(kind, request.SerializeToString())
+        outcome = await self.node.propose(kind, body, request, caller, identity=identity)
+        outcome.check()
+        return outcome
 
     def propose(self, call: UnaryCall, kind: int, data: bytes, waiter: PendingWrite) -> None:
         """Put a request into the log, or answer why not.

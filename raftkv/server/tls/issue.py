@@ -236,15 +236,6 @@ def write_new(path: Path, data: bytes) -> None:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
 
 
-def check_host(host: str) -> None:
-    """Refuse what cannot be a name or address in a certificate.
-
-    Raises:
-        ConfigError: it is neither.
-    """
-    _general_name(host)
-
-
 def private_directory(path: Path) -> Path:
     """Make a directory for its owner alone, or check the one that is there.
 
@@ -329,10 +320,15 @@ def _purposes(purposes: Iterable[str]) -> x509.ExtendedKeyUsage:
 
 
 def _alternative_names(hosts: Iterable[str]) -> x509.SubjectAlternativeName:
-    return x509.SubjectAlternativeName([_general_name(host) for host in hosts])
+    return x509.SubjectAlternativeName([general_name(host) for host in hosts])
 
 
-def _general_name(host: str) -> x509.GeneralName:
+def general_name(host: str) -> x509.GeneralName:
+    """Return a name or address as a certificate has it.
+
+    Raises:
+        ConfigError: it is neither.
+    """
     try:
         return x509.IPAddress(ipaddress.ip_address(host.strip("[]").partition("%")[0]))
     except ValueError:

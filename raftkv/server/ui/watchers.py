@@ -9,13 +9,12 @@ is still 30 ms, so the list is built in slices and shared by concurrent requests
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import heapq
 import json
 from collections import Counter
+from collections.abc import Iterator
 from itertools import islice
-from time import perf_counter
 from typing import Any, Final
 
 from raftkv.loop.limiter import SharedText
@@ -28,8 +27,6 @@ RANGES_MAX: Final = 20
 """Ranges that are named of one stream, those with the most watchers."""
 SHOWN_BYTES_MAX: Final = 256
 """Bounds what is shown of a key; one that is cut says so."""
-SLICE_S: Final = 0.002
-"""How long a turn of the loop works on it; a stream is never cut."""
 
 _encoded: Final = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -43,10 +40,10 @@ class Watching:
 
     def __init__(self, hub: WatchHub) -> None:
         self._hub = hub
-        self.text = SharedText(self._make)
+        self.text = SharedText(self._parts)
         """The list as JSON, made on demand."""
 
-    async def _make(self) -> bytes:
+    def _parts(self) -> Iterator[str]:
         hub = self._hub
         head = _encoded(
             {
@@ -58,14 +55,12 @@ class Watching:
             }
         )
         streams = heapq.nlargest(STREAMS_MAX, hub.streams, key=lambda stream: len(stream.watchers))
-        left, until, shown = WATCHERS_MAX, perf_counter() + SLICE_S, []
+        yield head[:-1] + ',"streams":['
+        left, comma = WATCHERS_MAX, ""
         for stream in streams:
-            if perf_counter() > until:
-                await asyncio.sleep(0)
-                until = perf_counter() + SLICE_S
-            shown.append(_encoded(_stream(stream, left)))
-            left = max(RANGES_MAX, left - len(stream.watchers))
-        return f'{{"streams":[{",".join(shown)}],{head[1:]}'.encode()
+            yield comma + _encoded(_stream(stream, left))
+            left, comma = max(RANGES_MAX, left - len(stream.watchers)), ","
+        yield "]}"
 
 
 def _stream(stream: WatchStream, watchers_max: int) -> dict[str, Any]:

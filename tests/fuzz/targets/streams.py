@@ -17,8 +17,7 @@ from raftkv.replica.watch.stream import WatchStream
 from raftkv.rpc.framing import PREFIX, MessageAssembler, PackedAssembler, frame
 from raftkv.rpc.server.stream import ListenedCall
 from raftkv.rpc.status import RpcError
-from raftkv.server.streams.keep_alives import KeepAliveStream
-from raftkv.server.streams.lease import LeaseService
+from raftkv.server.streams.lease import KeepAliveStream, LeaseService
 from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.mvcc import Store
 from tests.fuzz.target import Target

@@ -31,9 +31,9 @@ def _parts() -> tuple[Hashes, MaintenanceService]:
     machine.apply(put(b"k"))
     applier = Applier(machine.store, machine.alarms, machine.membership, Granted())
     admission = cast(Admission, NoAdmission())
-    responder = Responder(cast(Node, ManualNode()), applier, HeaderEncoder(1, 2), admission)
+    responder = Responder(cast(Node, ManualNode()), applier, HeaderEncoder(1, 2), admission, lambda needed: None)
     hashes = Hashes(machine.store, 1, pytest.fail)
-    service = MaintenanceService(responder, machine.store, 0, lambda _: None, cast(Defragmenter, None), hashes)
+    service = MaintenanceService(responder, machine.store, 0, cast(Defragmenter, None), hashes)
     return hashes, service
 
 

@@ -75,7 +75,9 @@ class World:
             self.put(b"k%05d" % number, value)
         applier = Applier(self.machine.store, self.machine.alarms, self.machine.membership, Granted())
         admission = cast(Admission, NoAdmission())
-        self.responder = Responder(cast(Node, ManualNode()), applier, HeaderEncoder(1, 2), admission)
+        self.responder = Responder(
+            cast(Node, ManualNode()), applier, HeaderEncoder(1, 2), admission, lambda needed: None
+        )
         self.service = KVService(self.responder, 128)
 
     def put(self, key: bytes, value: bytes) -> None:

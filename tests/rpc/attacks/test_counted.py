@@ -54,7 +54,7 @@ class Client:
 
     def finish(self) -> None:
         """Let the server go on with what it has received."""
-        while self.core.is_held:
+        while self.core.h2.is_held:
             self.core.go_on()
 
 

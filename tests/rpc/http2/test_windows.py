@@ -203,7 +203,7 @@ def _do(pipe: Pipe, what: str, *rest: int) -> None:
         framed = frame(message)
         if stream_id in pipe.written[1]:
             return
-        if server.answer(stream_id, message) if what == "answer" else server.answer_stream(stream_id, framed):
+        if server.answer(stream_id, message) if what == "answer" else server.answer(stream_id, framed, True):
             pipe.written[1][stream_id] = bytearray(framed)
     elif what == "reset":
         who, stream_id = rest

@@ -14,6 +14,7 @@ import pytest
 from raftkv.server.audit import trail as trail_module
 from raftkv.server.audit.lines import Record
 from raftkv.server.audit.trail import RECORD_BYTES, AuditTrail
+from raftkv.server.logs import handler
 from tests.procs import wait_for
 
 
@@ -96,7 +97,7 @@ def test_dropped_lines_are_counted_where_they_are_missing() -> None:
 
 
 def test_a_full_disk_costs_nothing_but_room(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(trail_module, "RETRY_S", 0.001)
+    monkeypatch.setattr(handler, "RETRY_S", 0.001)
     memory = Memory()
     memory.full = True
     trail = AuditTrail(memory, "m1")

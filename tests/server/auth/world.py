@@ -399,7 +399,9 @@ class World:
         self.auth = self.applier.auth
         self.node = WorldNode(self.machine)
         header = HeaderEncoder(1, 2)
-        self.responder = Responder(cast(Node, self.node), self.applier, header, cast(Admission, Admitting()))
+        self.responder = Responder(
+            cast(Node, self.node), self.applier, header, cast(Admission, Admitting()), lambda needed: None
+        )
         config = ServerConfig(bcrypt_cost=PASSWORD_COST, **settings)
         self.users = Users(config, self.applier, cast(Node, self.node), self.responder.slices)
         self.registry = Registry(self.users.guard.around)
@@ -431,7 +433,7 @@ class World:
         self.lease_service.register(server)
         LockService(self.recipe).register(server)
         ElectionService(self.recipe, guard).register(server)
-        self.users.serve(server, self.responder, lambda needed: None)
+        self.users.serve(server, self.responder)
         self._register_others()
 
     def _register_others(self) -> None:

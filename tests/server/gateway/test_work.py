@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import sys
 import tracemalloc
@@ -12,15 +11,13 @@ from types import FrameType
 from typing import Any, cast
 
 import pytest
-from google.protobuf.message import Message
 
 from raftkv.loop.fair import MEMBER
 from raftkv.loop.scheduler import Slices
 from raftkv.pb import rpc_pb2
 from raftkv.pb.services import SERVICES
-from raftkv.server.gateway.decoder import Reader, Requests
+from raftkv.server.gateway.decoder import JsonError, Reader, Requests
 from raftkv.server.gateway.exchange import Chunks
-from raftkv.server.gateway.syntax import LARGE_BYTES, JsonError
 from tests.rpc.loop import on_loop
 
 BODY_BYTES = 2 * 1024 * 1024
@@ -43,7 +40,7 @@ def test_a_large_value_is_read_in_little_memory(name: str, body: bytes) -> None:
     text = ""
     tracemalloc.start()
     try:
-        for _ in Reader(body).next(rpc_pb2.PutRequest, is_last=True):
+        for _ in Reader(body).next(rpc_pb2.PutRequest):
             pass
     except JsonError as error:
         text = str(error)
@@ -52,30 +49,6 @@ def test_a_large_value_is_read_in_little_memory(name: str, body: bytes) -> None:
         tracemalloc.stop()
     assert len(text) < 5000
     assert peak < KEPT_MAX_BYTES
-
-
-def in_many_parts() -> dict[str, tuple[type[Message], bytes]]:
-    """Bodies whose parts are all below what a step reads, but together far beyond."""
-    part = b"\\n" * (LARGE_BYTES // 2 - 100)
-    count = BODY_BYTES // LARGE_BYTES
-    names = b",".join([b'"%d%b":1' % (number, part) for number in range(count)])
-    texts = b",".join([b'"%b"' % part] * count)
-    return {
-        "names": (rpc_pb2.PutRequest, b'{"lease":1.0,%b}' % names),
-        "texts": (rpc_pb2.PutRequest, b'{"x":[%b],"lease":1.0}' % texts),
-        "a list": (rpc_pb2.MemberAddRequest, b'{"isLearner":0,"peerURLs":[%b]}' % texts),
-        "one text": (rpc_pb2.PutRequest, b'{"key":"%b"}' % (b"\\n" * (BODY_BYTES // 2))),
-        "one name": (rpc_pb2.PutRequest, b'{"lease":1.0,"%b":1}' % (b"\\n" * (BODY_BYTES // 2))),
-    }
-
-
-@pytest.mark.parametrize(("message_type", "body"), in_many_parts().values(), ids=in_many_parts())
-def test_no_step_reads_much_of_a_body(message_type: type[Message], body: bytes) -> None:
-    steps = 0
-    with contextlib.suppress(JsonError):
-        for _ in Reader(body).next(message_type, is_last=True):
-            steps += 1
-    assert steps >= BODY_BYTES // (2 * LARGE_BYTES) - 1
 
 
 @pytest.mark.parametrize("text", ["QQ=%s", "QQ==%s", "QQ=%s=", "QUE=%sx", "%sQQ==", "Q%sQ"])
@@ -93,7 +66,7 @@ def test_no_line_is_run_for_each_character_of_a_text(text: str) -> None:
         body = json.dumps({"key": text % ("\n" * breaks)}).encode()
         sys.settrace(trace)
         try:
-            for _ in Reader(body).next(rpc_pb2.PutRequest, is_last=True):
+            for _ in Reader(body).next(rpc_pb2.PutRequest):
                 pass
         except JsonError:
             pass
@@ -118,7 +91,7 @@ async def test_a_turn_reads_few_of_the_bodies_that_came_together() -> None:
             asyncio.get_running_loop().call_soon(next_turn)
 
     async def read() -> None:
-        await Requests(body, slices, b"alice").only(PUT)
+        await Requests(body, slices, b"alice").next(PUT)
         done_in.append(turns[0])
 
     next_turn()
@@ -134,7 +107,7 @@ async def test_flood_of_one_client_delays_no_other_and_not_the_member(kind: str)
 
     async def work(queue: str | bytes) -> None:
         if kind == "body":
-            await Requests(body, slices, queue).only(PUT)
+            await Requests(body, slices, queue).next(PUT)
         else:
             await Chunks((" " * 10 for _ in range(10_000)), slices, queue).next()
         served.append(queue)

@@ -117,7 +117,9 @@ class RecipeMember:
         self.hub = WatchHub(self.store, lambda revision: header.encode(revision, 3), self._wake, Cork())
         self.store.on_changes = self.hub.changed
         self._behind = False
-        responder = Responder(cast(Node, self.node), self.applier, header, cast(Admission, NoAdmission()))
+        responder = Responder(
+            cast(Node, self.node), self.applier, header, cast(Admission, NoAdmission()), lambda needed: None
+        )
         self.recipe = Recipe(responder, self.hub, self.leases)
         self.guard = NoGuard()
         self.locks = LockService(self.recipe)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from raftkv.loop import limiter
 from raftkv.server.ui import watchers
 from raftkv.server.ui.watchers import SHOWN_BYTES_MAX, STREAMS_MAX, WATCHERS_MAX, Watching
 
@@ -95,7 +96,7 @@ def test_very_many_who_ask_have_it_made_once_and_in_steps(monkeypatch: pytest.Mo
         return await asyncio.gather(*asked)
 
     monkeypatch.setattr(watchers, "_stream", one)
-    monkeypatch.setattr(watchers, "SLICE_S", -1.0)
+    monkeypatch.setattr(limiter, "TEXT_SLICE_S", -1.0)
     texts = asyncio.run(main())
     assert len(made) <= 2 * STREAMS_MAX
     assert max(map(made.count, made)) == 1
