@@ -123,7 +123,7 @@ class MemberArchive:
 
     def _marks_of(self, name: SegmentName) -> list[Mark]:
         try:
-            with (self.directory / f"{name}{MARKS_SUFFIX}").open() as file:
+            with (self.directory / f"{name}{MARKS_SUFFIX}").open(errors="replace") as file:
                 return [mark for line in file if (mark := Mark.parse(line))]
         except FileNotFoundError:
             return []

@@ -3,8 +3,9 @@
     ARCHIVE/<cluster>-<member>/0000000000000000-0000000000000001.wal          a segment, byte for byte
     ARCHIVE/<cluster>-<member>/0000000000000000-0000000000000001.wal.marks    marks of its time
 
-A *mark* is a line ``<RFC 3339 time> <applied index> <revision> <term>``: what the member had applied at that moment of
-its own clock. Entries carry no time, so a restore to a time goes to the last mark before it.
+A *mark* is a line ``<RFC 3339 time> <applied index> <revision> <term> crc:<CRC32C of these>``: what the member had
+applied at that moment of its own clock. Entries carry no time, so a restore to a time goes to the last mark before it.
+Earlier versions wrote marks without a checksum, which are read as well.
 
     directory = ArchiveDirectory(path)
     directory.store(segment_path)            # durable on return, whole under its name or not there at all
@@ -47,13 +48,15 @@ class Mark:
     term: int
 
     def __str__(self) -> str:
-        return f"{format_time(self.time_s)} {self.index} {self.revision} {self.term}\n"
+        text = f"{format_time(self.time_s)} {self.index} {self.revision} {self.term}"
+        return f"{text} crc:{_checksum(text)}\n"
 
     @classmethod
     def parse(cls, line: str) -> Mark | None:
-        """Return the mark in a line; None for one that a crash cut short."""
-        words = line.split(" ")
-        if len(words) != 4 or not line.endswith("\n"):
+        """Return the mark in a line; None for one that a crash cut short, or that is damaged."""
+        text, _, checksum = line.partition(" crc:")
+        words = text.split(" ")
+        if len(words) != 4 or not line.endswith("\n") or (checksum and checksum != _checksum(text) + "\n"):
             return None
         try:
             return cls(parse_time(words[0]), int(words[1]), int(words[2]), int(words[3]))
@@ -184,5 +187,5 @@ class Progress:
         self.next_sequence = next_sequence
 
 
-def _checksum(number: str) -> str:
-    return f"{crc32c(number.encode()):08x}"
+def _checksum(text: str) -> str:
+    return f"{crc32c(text.encode()):08x}"

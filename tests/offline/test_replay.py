@@ -194,6 +194,25 @@ def test_a_damaged_segment_is_a_gap_that_says_where(history: History, tmp_path: 
         restored(history.bases[min(history.bases)], archive, Target())
 
 
+@pytest.mark.parametrize("flipped", [0x80, 0x01])
+def test_damaged_marks_are_passed_over(history: History, tmp_path: Path, flipped: int) -> None:
+    """Every second mark is damaged: a restore goes to the state of another one, and to nothing that never was."""
+    archive, count = tmp_path / "archive", len(history.entries)
+    write_archive(history.entries, archive, Random(1))
+    for path in archive.rglob("*.marks"):
+        lines = path.read_bytes().splitlines(keepends=True)
+        for number in range(0, len(lines), 2):
+            damaged = bytearray(lines[number])
+            damaged[damaged.index(b" ") + 1] ^= flipped  # in the index
+            lines[number] = bytes(damaged)
+        path.write_bytes(b"".join(lines))
+    base_index, base = min(history.bases.items())
+    for index in range(base_index + 3, count, 10):
+        done, revision, state = restored(base, archive, Target(time_s=TIME_0_S + index + 0.9))
+        assert index - 2 <= done.index <= index
+        assert (revision, state) == history.at_index[done.index]
+
+
 def test_an_archive_that_begins_too_late(history: History, tmp_path: Path) -> None:
     archive = tmp_path / "archive"
     base = min(history.bases)

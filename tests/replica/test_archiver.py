@@ -390,3 +390,13 @@ def test_a_mark_cut_short_is_none(line: str) -> None:
     assert Mark.parse(line) is None
     mark = Mark(1_700_000_000.5, 1, 2, 3)
     assert Mark.parse(str(mark)) == mark
+    assert Mark.parse("2023-11-14T22:13:20.500000Z 1 2 3\n") == mark, "as earlier versions wrote it"
+
+
+def test_a_flipped_bit_in_a_mark_makes_no_other_mark() -> None:
+    """A wrong index would restore entries that were never committed; a wrong time, another state."""
+    line = str(Mark(1_700_000_000.5, 100, 200, 3)).encode()
+    for bit in range(8 * len(line)):
+        flipped = bytearray(line)
+        flipped[bit // 8] ^= 1 << bit % 8
+        assert Mark.parse(flipped.decode("latin-1")) is None, bytes(flipped)

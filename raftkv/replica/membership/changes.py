@@ -291,7 +291,7 @@ class Changes:
         if self._strict:
             check_remove(member_id, self._view())
         if member_id == self._node.leader:
-            await self._hand_over(member_id)
+            await self._hand_over(member_id, caller)
         members = await self._propose(_one(caller, Change.REMOVE, rpc_pb2.Member(ID=member_id)))
         async with self._in_time():
             await self._ways.wait_until_dispensable()
@@ -415,7 +415,7 @@ class Changes:
         self._check_in_sync(new_id)
         if self._strict:
             check_replace(old_id, new_id, view)
-        if old_id == node.settings.member_id and await self._hand_over(old_id):
+        if old_id == node.settings.member_id and await self._hand_over(old_id, caller):
             return None
         parts = [
             Change(kind=Change.PROMOTE, member=rpc_pb2.Member(ID=new_id)),
@@ -484,13 +484,18 @@ class Changes:
             asked.cancel()
             gone.cancel()
 
-    async def _hand_over(self, leader: int) -> bool:
+    async def _hand_over(self, leader: int, caller: Caller | None) -> bool:
         """Let another voter lead instead of one that is to go, if one can at once; else this costs an election.
 
         Returns:
             Whether another leads now.
+
+        Raises:
+            StatusError: the caller may not change the members: asked by the users of now, as applying will.
         """
         node, me = self._node, self._node.settings.member_id
+        await node.confirm_read()
+        self._membership.check_caller(caller)
         voters = [voter for voter in node.conf_state.voters if voter != leader]
         connected = {voter: since for voter in voters if (since := self._ways.connected_since(voter)) is not None}
         if me in voters:

@@ -52,13 +52,15 @@ TIMER_MAX_S: Final = 3600.0
 class LiveCall:
     """One call that lasts; made by ``LiveCalls``."""
 
-    __slots__ = ("__weakref__", "_calls", "_check", "_credential", "_timer", "call", "recheck")
+    __slots__ = ("__weakref__", "_calls", "_check", "_credential", "_timer", "call", "is_void", "recheck")
 
     def __init__(
         self, calls: LiveCalls, call: ServerCall, credential: Credential | None, check: CheckCaller | None
     ) -> None:
         self.call = call
         self.recheck: Recheck | None = None
+        self.is_void = False
+        """Whether the user is deleted in whose name it goes on: one of the same name that follows is another."""
         self._calls = calls
         self._check = check
         self._credential: Credential | None = None
@@ -102,7 +104,13 @@ class LiveCall:
     def _present(self) -> Caller | None:
         """Return the same, by the present users and roles: a signed token that is older may not ask, but goes on."""
         credential = self._shown()
+        if self.is_void:
+            raise errors.PermissionDeniedError
         return None if credential is None else Caller(credential.user, self._calls.auth.revision)
+
+    def is_of(self, user: bytes) -> bool:
+        """Return whether it goes on in the name of a user."""
+        return self._credential is not None and self._credential.user == user
 
     def check_lease(self, lease_id: int) -> Left:
         """Refuse to keep a lease alive, unless the client may write all its keys: as ``Rights.check_lease``."""
@@ -142,6 +150,7 @@ class LiveCall:
             return
         if self.recheck is not None:
             yield from self.recheck(self._refusal_to_go_on)
+            self.is_void = False  # what the stream is asked from now on is the next user's
             return
         caller: Caller | None = None
         try:
@@ -242,6 +251,13 @@ class LiveCalls:
     def changed(self) -> None:
         """Users or rights may have changed."""
         self._is_changed = True
+
+    def forget_user(self, user: bytes) -> None:
+        """The tokens of a user are void. If it is deleted, what goes on in its name ends."""
+        if user not in self.auth.users:
+            for live in self._calls.values():
+                if live is not None and live.is_of(user):
+                    live.is_void = True
 
     def applied(self) -> None:
         """The entries of a turn are applied: look through all calls, if anything has changed."""

@@ -19,7 +19,7 @@ from raftkv.replica.node.node import Node
 from raftkv.rpc.server.calls import ServerCall
 from raftkv.rpc.server.http import HttpRequest
 from raftkv.rpc.server.server import Server
-from raftkv.server.auth.callers import Callers
+from raftkv.server.auth.callers import AUTHORIZATION, GATEWAY, Callers
 from raftkv.server.auth.guard import Guard
 from raftkv.server.auth.jwt_tokens import JWTTokens, parse_options
 from raftkv.server.auth.live import LiveCalls
@@ -59,7 +59,7 @@ class Users:
         )
 
         applier.auth.on_token_grant.append(self.granted)
-        applier.auth.on_password_change.append(self.tokens.forget_user)
+        applier.auth.on_password_change += (self.tokens.forget_user, self.live.forget_user)
         applier.auth.on_change.append(self.changed)
 
     def serve(self, server: Server, responder: Responder) -> None:
@@ -100,21 +100,30 @@ class Users:
         credential = self._callers.credential(call.headers, call.peer)
         return None if credential is None else credential.caller(self._auth.revision)
 
+    def caller_over_http(self, request: HttpRequest) -> Caller | None:
+        """Return who sends a plain request. ``Authorization`` alone names the user, as for ``/v3``.
+
+        A certificate may be that of a proxy, which says nothing about its users (CVE-2018-16886).
+
+        Raises:
+            InvalidAuthTokenError: an unknown token.
+        """
+        token = request.header("authorization").encode("latin-1", "replace")
+        headers = ((GATEWAY, b""), *(((AUTHORIZATION, token),) if token else ()))
+        credential = self._callers.credential(headers, request)
+        return None if credential is None else credential.caller(self._auth.revision)
+
     def check_root(self, request: HttpRequest) -> bytes:
         """Return the name of the user who sends a plain request; empty: users are not asked for.
-
-        Arguments:
-            request: with a token as ``Authorization``, or over a connection with a certificate.
 
         Raises:
             StatusError: there is no user, or it has not the role root.
         """
         if not self._auth.is_enabled:
             return b""
-        headers = tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in request.headers)
-        credential = self._callers.credential(headers, request)
-        self._rights.check_root(None if credential is None else credential.caller(self._auth.revision))
-        return b"" if credential is None else credential.user
+        caller = self.caller_over_http(request)
+        self._rights.check_root(caller)
+        return b"" if caller is None else caller.user
 
     def close(self) -> None:
         """Let go of the threads: the member stops."""

@@ -4,10 +4,12 @@ other members ask of the leader.
 A call is accepted if it names this cluster, this member, and a member as its sender; otherwise it is refused before
 anything is read. An id that is unknown here and was never removed is accepted, too, with the URLs at which it can be
 answered: it may have become a member by an entry that is not applied here yet. Otherwise a member that was away while
-others were replaced would never catch up (etcd: AddRemote). Every message of a stream must carry the id of its sender,
-or the stream ends: one member cannot vote in the name of another. A removed member is refused with those words, and its
-open streams end with the same words. Only one question needs no membership: who the members are, for members that
-are about to join.
+others were replaced would never catch up (etcd: AddRemote). Such a peer may lead and vote; it proposes nothing, and
+asks for nothing but what a leader needs to bring this member up to date.
+
+Every message of a stream must carry the id of its sender, or the stream ends: one member cannot vote in the name of
+another. A removed member is refused with those words, and its open streams end with the same words. Only one question
+needs no membership: who the members are, for members that are about to join.
 """
 
 from __future__ import annotations
@@ -40,7 +42,10 @@ _log = logging.getLogger(__name__)
 _METHODS: Final = SERVICES["raftkvpb.Peer"]
 _EMPTY: Final = raft_pb2.Empty().SerializeToString()
 _PASSED_ON: Final = frozenset((MessageType.PROPOSE, MessageType.READ_INDEX, MessageType.TRANSFER_LEADER))
-"""Messages that a deposed leader passes on for another member: the leader answers to that one."""
+"""Messages that a deposed leader passes on for another member: the leader answers to that one. A leader takes them from
+members alone."""
+_OF_LEADERS: Final = frozenset(_METHODS[name].path for name in ("SnapshotOffset", "HashKV"))
+"""What a leader may ask that is not known here yet."""
 
 
 class PeerService:
@@ -95,7 +100,7 @@ class PeerService:
         server.stream(_METHODS["Raft"].path, self.raft)
         server.stream(_METHODS["InstallSnapshot"].path, self.install_snapshot)
         for path, handler in self._for_leader.items():
-            server.unary_async(path, partial(self._checked, handler))
+            server.unary_async(path, partial(self._checked, handler, path in _OF_LEADERS))
         for path, handler in self._for_non_members.items():
             server.unary_async(path, handler)
 
@@ -109,8 +114,13 @@ class PeerService:
             if sender in self._membership.removed and not over.done():
                 over.set_exception(_refusal())
 
-    async def _checked(self, handler: AsyncUnaryHandler, data: bytes, call: UnaryCall) -> bytes | list[bytes]:
-        self._check(call)
+    async def _checked(
+        self, handler: AsyncUnaryHandler, is_of_leader: bool, data: bytes, call: UnaryCall
+    ) -> bytes | list[bytes]:
+        sender = self._check(call)
+        self._check_certificate(call, sender)
+        if not is_of_leader and sender not in self._membership.members:
+            raise RpcError(errors.UNAVAILABLE, f"raftkv: member {sender:x} is not known here yet")
         return await handler(data, call)
 
     async def raft(self, call: StreamCall) -> None:
@@ -124,6 +134,7 @@ class PeerService:
         if sender not in received:
             forget_oldest_unknown(received, self._membership.members)
             received[sender] = 0
+        membership = self._membership
 
         def take(batch: bytes) -> None:
             if sender in received:  # an unknown peer may be forgotten
@@ -136,6 +147,8 @@ class PeerService:
             for message in messages:
                 if message.from_ != sender or message.to != own or message.type == MessageType.SNAPSHOT:
                     self._check_route(call, sender, message)
+            if sender not in membership.members:
+                messages = [message for message in messages if message.type not in _PASSED_ON]
             self._receive(messages)
 
         call.deliver_to(take)

@@ -13,18 +13,14 @@ its users (CVE-2018-16886). A page asks for all other data on ``/v3``, in its ow
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 from raftkv import __version__, errors
 from raftkv.apply.applier import Applier
-from raftkv.apply.request import Caller
 from raftkv.pb import rpc_pb2
 from raftkv.replica.watch.hub import WatchHub
 from raftkv.rpc.server.http import HttpHandler, HttpHeaders, HttpRequest, HttpResponse, text_response
 from raftkv.rpc.shares import identity_of_peer
-from raftkv.server.auth.callers import AUTHORIZATION, GATEWAY
 from raftkv.server.auth.users import Users
 from raftkv.server.ui.cluster import ClusterFigures, Identity
 from raftkv.server.ui.files import SAFE_HEADERS, Bundle, answer
@@ -40,20 +36,6 @@ _EVENTS: Final[HttpHeaders] = (
     *SAFE_HEADERS,
 )
 _READING: Final = ("GET", "HEAD")
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """The credentials of a request, in the form of a call's."""
-
-    headers: tuple[tuple[bytes, bytes], ...]
-    peer: HttpRequest
-
-    @classmethod
-    def of(cls, request: HttpRequest) -> Asked:
-        """Make it from a request."""
-        token = request.header("authorization").encode("latin-1", "replace")
-        return cls(((GATEWAY, b""), *(((AUTHORIZATION, token),) if token else ())), request)
 
 
 class Gate:
@@ -76,19 +58,15 @@ class Gate:
 
     def check_user(self, request: HttpRequest) -> bytes:
         """Return the name of the user, empty while users are off. Raises StatusError: no user, or an unknown one."""
-        return self._check(request, self._rights.check_user)
+        if self.is_open:
+            return b""
+        caller = self._users.caller_over_http(request)
+        self._rights.check_user(caller)
+        return b"" if caller is None else caller.user
 
     def check_root(self, request: HttpRequest) -> bytes:
         """Return the name of the user. Raises StatusError: it does not have the role root."""
-        return self._check(request, self._rights.check_root)
-
-    def _check(self, request: HttpRequest, check: Callable[[Caller | None], None]) -> bytes:
-        if self.is_open:
-            return b""
-        call: Any = Asked.of(request)
-        caller = self._users.caller_of(call)
-        check(caller)
-        return b"" if caller is None else caller.user
+        return self._users.check_root(request)
 
 
 class Dashboard:

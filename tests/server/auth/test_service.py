@@ -359,6 +359,30 @@ async def test_a_watch_of_a_signed_token_outlasts_a_password_and_ends_with_the_r
 
 
 @on_loop
+async def test_what_goes_on_for_a_deleted_user_is_not_the_next_users_of_that_name(tmp_path: Path) -> None:
+    """A signed token knows nothing of it, and both changes may be applied before the calls are looked at."""
+    world = signing_world(tmp_path, ttl="5m")
+    signer: Any = world.users._signed
+    request = rpc_pb2.WatchRequest(create_request=rpc_pb2.WatchCreateRequest(key=b"a1"))
+    call = world.start("etcdserverpb.Watch/Watch", request, signer.sign(b"alice", world.auth.revision))
+    await until(lambda: len(call.answers) == 1)
+    world.change(user_delete=rpc_pb2.AuthUserDeleteRequest(name="alice"))
+    world.user("alice", role="role-alice")
+    world.put(b"a1", b"for the new alice")
+    world.node.let_go()
+    async with asyncio.timeout(10):
+        await until(lambda: rpc_pb2.WatchResponse.FromString(call.answers[-1]).canceled)
+    assert not any(rpc_pb2.WatchResponse.FromString(answer).events for answer in call.answers)
+    again = world.start("etcdserverpb.Watch/Watch", request, signer.sign(b"alice", world.auth.revision))
+    await until(lambda: len(again.answers) == 1)
+    world.user("bob")
+    world.put(b"a1")
+    world.node.let_go()
+    await until(lambda: len(again.answers) == 2)
+    assert rpc_pb2.WatchResponse.FromString(again.answers[1]).events
+
+
+@on_loop
 async def test_a_turn_looks_through_some_of_what_ends_with_a_token(tmp_path: Path) -> None:
     """Tokens end at full seconds, and a client has thousands of streams and watchers with one."""
     world = signing_world(tmp_path)

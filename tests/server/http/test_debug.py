@@ -19,6 +19,7 @@ from raftkv.raft.types import ConfState, StateRole
 from raftkv.rpc.server.http import HttpRequest, HttpResponse, text_response
 from raftkv.server.http import profiles
 from raftkv.server.http.debug import DebugService, raft_status
+from raftkv.server.ui.service import Gate
 from tests.server.auth.world import World
 
 PROGRESS = ProgressStatus(4, 5, ProgressState.REPLICATE, False, 0, True, False, 0, 0)
@@ -198,6 +199,30 @@ def test_root_alone_may_ask_where_users_are_asked_for() -> None:
             assert (answer.status, answer.body) == (403, f"{errors.PermissionDeniedError.text}\n".encode())
             answer = await ask(debug, path, token=f"Bearer {world.token('root')}")
             assert (answer.status, answer.user) == (200, b"root")
+
+    asyncio.run(story())
+
+
+def test_the_certificate_of_a_proxy_is_no_user() -> None:
+    """A proxy that is named like root passes on what callers without a token ask (CVE-2018-16886)."""
+
+    async def story() -> None:
+        world = World()
+        world.user("root", role="root")
+        world.user("alice")
+        world.enable()
+        debug, by_root = service(users=world.users), {"subject": ((("commonName", "root"),),)}
+        for path in ("/debug/vars", "/debug/pprof/cmdline"):
+            answer = await debug.handle(HttpRequest("GET", path, certificate=by_root))
+            assert (answer.status, answer.body) == (403, f"{errors.UserEmptyError.text}\n".encode())
+            for name, status in (("alice", 403), ("root", 200)):
+                headers = (("authorization", world.token(name)),)
+                answer = await debug.handle(HttpRequest("GET", path, headers, certificate=by_root))
+                assert answer.status == status
+        gate, request = Gate(world.users, world.applier), HttpRequest("GET", "/ui/", certificate=by_root)
+        for check in (gate.check_user, gate.check_root):
+            with pytest.raises(errors.UserEmptyError):
+                check(request)
 
     asyncio.run(story())
 

@@ -134,6 +134,40 @@ def test_a_follower_passes_the_caller_on_and_other_changes_have_it_in_the_log() 
     assert conf_change_of(logged[0]).context == logged[0].SerializeToString(deterministic=True)
 
 
+@pytest.mark.parametrize("what", ["remove", "replace"])
+def test_a_user_who_lost_the_right_moves_no_leader(what: str) -> None:
+    """The member that was asked did not know of it yet; the change itself is refused where it is applied."""
+
+    moved: list[int] = []
+
+    async def act() -> None:
+        changes = _follower(Channel())
+        membership, node = changes._membership, cast(Any, changes)._node
+        membership.bootstrap([rpc_pb2.Member(ID=each, name="m", isLearner=each == 9) for each in (1, 2, 3, 9)])
+        node.conf_state = SimpleNamespace(voters=(1, 2, 3))
+        node.settings.election_s = 0.0
+        node.transfer_leader = moved.append
+        progress = dict.fromkeys((1, 9), SimpleNamespace(match=5))
+        node.raw = SimpleNamespace(status=lambda: SimpleNamespace(progress=progress))
+
+        def refuse(caller: Caller | None) -> None:
+            raise errors.PermissionDeniedError
+
+        async def catch_up() -> None:
+            membership.check_caller = refuse
+
+        node.confirm_read = catch_up
+        if what == "replace":
+            node.role, node.leader = StateRole.LEADER, 1
+            await changes.replace(1, 9, Caller(b"eve", 3), is_local=False)
+        else:
+            await changes.remove(2, Caller(b"eve", 3))
+
+    with pytest.raises(errors.PermissionDeniedError):
+        asyncio.run(act())
+    assert moved == []
+
+
 class Channels:
     """The leaders that are asked in turn: each answers, refuses, loses the answer, or says nothing."""
 

@@ -11,8 +11,10 @@ import pytest
 
 from raftkv.errors import MemberRemovedError
 from raftkv.pb import rpc_pb2
+from raftkv.pb.services import SERVICES
 from raftkv.raft.types import Message, MessageType
 from raftkv.replica.membership.versions import Versions
+from raftkv.rpc.server.calls import UnaryCall
 from raftkv.rpc.server.server import Server
 from raftkv.server.peer import service, transport
 from raftkv.server.peer.service import PeerService
@@ -20,6 +22,13 @@ from raftkv.server.peer.transport import Transport
 from tests.rpc.loop import until
 
 CLUSTER, OWN, OTHER = 9, 1, 2
+ASKED_BY_MEMBERS = ("LeaseRenew", "LeaseTimeToLive", "LeaseShorten", "MemberPromote", "MemberReplace", "Figures")
+ASKED = (*ASKED_BY_MEMBERS, "SnapshotOffset", "HashKV")
+"""What is asked of a peer port by one call."""
+
+
+async def _done(_data: bytes, _call: UnaryCall) -> bytes:
+    return b"done"
 
 
 class Receiver:
@@ -34,7 +43,8 @@ class Receiver:
         self.received: list[Message] = []
         anything: Any = None
         self.versions = Versions(self.members, OTHER)
-        self.service = PeerService(CLUSTER, OTHER, self.members, self.received.extend, anything, {}, self.versions)
+        asked = {SERVICES["raftkvpb.Peer"][name].path: _done for name in ASKED}
+        self.service = PeerService(CLUSTER, OTHER, self.members, self.received.extend, anything, asked, self.versions)
         self.server = Server()
         self.service.register(self.server)
 

@@ -8,6 +8,7 @@ import logging
 import pytest
 
 from raftkv.pb import rpc_pb2
+from raftkv.pb.services import SERVICES
 from raftkv.raft.types import Message, MessageType, SnapshotMeta
 from raftkv.replica.codec import BatchEncoder
 from raftkv.replica.membership.versions import UNKNOWN_PEERS_MAX
@@ -17,7 +18,7 @@ from raftkv.rpc.client.stream import ClientStream
 from raftkv.rpc.status import Code
 from raftkv.server.peer.transport import RAFT_PATH, peer_metadata
 from tests.rpc.loop import failure, on_loop, until
-from tests.server.peer.test_members_at_run_time import CLUSTER, OTHER, OWN, Receiver
+from tests.server.peer.test_members_at_run_time import ASKED, ASKED_BY_MEMBERS, CLUSTER, OTHER, OWN, Receiver
 
 THIRD = 3
 VOTE = Message(MessageType.VOTE_RESPONSE, to=OTHER, from_=OWN, term=7)
@@ -75,6 +76,46 @@ async def test_forwarded_messages_are_taken() -> None:
     await stream.send(_batch(VOTE, *(Message(kind, to=OTHER, from_=THIRD) for kind in kinds)))
     async with asyncio.timeout(10):
         await until(lambda: len(receiver.received) == 4)
+    await channel.close()
+    await receiver.server.close(0.0)
+
+
+STRANGER = 77
+
+
+@on_loop
+async def test_an_unknown_peer_passes_nothing_on() -> None:
+    """It may be a member that is not known here yet, so it may lead and vote; it may not cause entries."""
+    receiver = Receiver()
+    channel = Channel((await receiver.listen()).removeprefix("http://"))
+    stream = channel.stream(RAFT_PATH, metadata=peer_metadata(CLUSTER, STRANGER, OTHER))
+    assert await stream.receive() == b""
+    kinds = (MessageType.PROPOSE, MessageType.READ_INDEX, MessageType.TRANSFER_LEADER, MessageType.HEARTBEAT)
+    await stream.send(_batch(*(Message(kind, to=OTHER, from_=STRANGER) for kind in kinds)))
+    async with asyncio.timeout(10):
+        await until(lambda: bool(receiver.received))
+    assert [message.type for message in receiver.received] == [MessageType.HEARTBEAT]
+    receiver.members.members[STRANGER] = rpc_pb2.Member(ID=STRANGER)
+    await stream.send(_batch(*(Message(kind, to=OTHER, from_=STRANGER) for kind in kinds)))
+    async with asyncio.timeout(10):
+        await until(lambda: len(receiver.received) == 5)
+    await channel.close()
+    await receiver.server.close(0.0)
+
+
+@on_loop
+async def test_an_unknown_peer_asks_only_what_a_leader_needs_to_bring_a_member_up_to_date() -> None:
+    receiver = Receiver()
+    channel = Channel((await receiver.listen()).removeprefix("http://"))
+    for name in ASKED:
+        path = SERVICES["raftkvpb.Peer"][name].path
+        assert await channel.unary(path, b"", 5.0, peer_metadata(CLUSTER, OWN, OTHER)) == b"done"
+        asked = channel.unary(path, b"", 5.0, peer_metadata(CLUSTER, STRANGER, OTHER))
+        if name in ASKED_BY_MEMBERS:
+            error = await failure(asked)
+            assert (error.code, error.text) == (Code.UNAVAILABLE, "raftkv: member 4d is not known here yet"), name
+        else:
+            assert await asked == b"done"
     await channel.close()
     await receiver.server.close(0.0)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from raftkv.errors import LearnerNotReadyError
 from raftkv.pb import admin_pb2, rpc_pb2
 from tests import forked
 from tests.compat.wire import Answer, Wire
@@ -46,7 +47,15 @@ def add_learner(wire: Wire, cluster: Cluster, name: str = "fresh") -> tuple[Memb
 
 
 def replace(wire: Wire, old: int, new: int, member: int = 0) -> Answer:
-    return wire.call(REPLACE, admin_pb2.MemberReplaceRequest(old_id=old, new_id=new), member)
+    """Ask for it until the leader knows whether the learner has the log."""
+    request, answers = admin_pb2.MemberReplaceRequest(old_id=old, new_id=new), list[Answer]()
+
+    def is_answered() -> bool:
+        answers.append(wire.call(REPLACE, request, member))
+        return answers[-1].text != LearnerNotReadyError.text
+
+    wait_for(is_answered, "the learner to be in sync")
+    return answers[-1]
 
 
 @pytest.mark.long
@@ -91,6 +100,8 @@ def test_the_only_voter_is_replaced() -> None:
             ([f"{old:x}", f"{new:x}"], 0, f"Member {old:16x} replaced by {new:16x} in cluster"),
         ):
             ran = forked.run([*program, *words], timeout_s=90)
+            while LearnerNotReadyError.text in ran.stderr:
+                ran = forked.run([*program, *words], timeout_s=90)
             assert ran.returncode == status, ran
             assert output in ran.stdout + ran.stderr
         assert wait_for_end(single.members[0]) == 0

@@ -15,10 +15,9 @@ import pytest
 
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.server.http import HttpRequest, HttpResponse, text_response
-from raftkv.server.auth.callers import Callers
 from raftkv.server.ui import files
 from raftkv.server.ui.cluster import Identity
-from raftkv.server.ui.service import Asked, Dashboard
+from raftkv.server.ui.service import Dashboard
 
 STATIC = Path(__file__).parents[3] / "raftkv" / "ui" / "static"
 BUNDLE_BYTES_MAX = 200_000
@@ -153,17 +152,6 @@ def test_strangers_learn_where_members_are_only_without_users(dashboard: Dashboa
     about = json.loads(_get(dashboard, "/ui/about")[2])
     assert (about["users"], about["members"]) == (True, [])
     assert "a.example" not in _get(dashboard, "/ui/")[1]["content-security-policy"]
-
-
-def test_a_certificate_is_nobody() -> None:
-    """A proxy shows its own, whoever looks through it."""
-    tokens: Any = SimpleNamespace(find=lambda token: SimpleNamespace(user=b"eve") if token == b"hers" else None)
-    callers = Callers(tokens, lambda: 0)
-    certificate = {"subject": ((("commonName", "root"),),)}
-    for headers, user in (((), None), ((("authorization", "hers"),), b"eve")):
-        asked = Asked.of(HttpRequest("GET", "/ui/watchers", headers, certificate=certificate))
-        found = callers.credential(asked.headers, asked.peer)
-        assert (None if found is None else found.user) == user
 
 
 def _sources() -> Iterator[tuple[str, str]]:

@@ -14,6 +14,7 @@ from raftkv.apply.request import MEMBER, Caller
 from raftkv.errors import StatusError
 from raftkv.loop.cork import Cork
 from raftkv.rpc.framing import MessageAssembler
+from raftkv.rpc.server.carrier import Peer
 from raftkv.rpc.server.stream import Listener
 from raftkv.rpc.status import RpcError
 
@@ -104,7 +105,7 @@ class Call:
         metadata: of the caller.
     """
 
-    peer = "simulated"
+    peer = Peer("simulated")
     severed = cancelled = False
     caller: Caller | None = None
 
@@ -149,7 +150,7 @@ class Stream:
     """
 
     headers: tuple[tuple[bytes, bytes], ...] = ()
-    peer = "simulated"
+    peer = Peer("simulated")
     caller = MEMBER
     crowded = False
     connection_send_buffer_size = 0
