@@ -490,9 +490,9 @@ class Reflector:
         while True:
             known, epoch = self.revision, self.epoch
             items, result = await self._read_pages(1 if self._news_only else PAGE_KEYS)
-            if self.epoch == epoch or not self.is_of_another(result, 0):
-                break  # else it may be older than the list that has replaced the history meanwhile
-        if self.epoch == epoch and self.is_of_another(result, known):
+            if self.epoch == epoch:
+                break  # else it began before the history was replaced, and may be of the one that is gone
+        if self.is_of_another(result, known):
             self._replace_history(HistoryReplaced())
         if self._is_closed or self._end is not None:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any
@@ -347,3 +348,43 @@ def test_after_a_restore_only_what_differs_is_reported() -> None:
         assert [type(error) for error in ended] == [HistoryReplaced]
 
     asyncio.run(scenario())
+
+
+def test_list_that_began_before_the_history_was_replaced_is_asked_again() -> None:
+    """Its answer, of the cluster that is gone, would be reported as the new one, and the new one as a third."""
+
+    async def story() -> None:
+        world = StoreWorld()
+        world.store.txn((), [Put("run/a", "1")])
+        control = world.control()
+        answer, cluster_id, gates = control.txn, 7, list[asyncio.Event]()
+
+        async def txn(*words: Any) -> Any:
+            result = dataclasses.replace(await answer(*words), cluster_id=cluster_id)
+            if gates:
+                await gates.pop(0).wait()
+            return result
+
+        control.txn = txn  # type: ignore[method-assign]
+        restored: list[int] = []
+        reflector = Reflector(
+            control, below(PREFIX), lambda _: None, on_restored=lambda: restored.append(reflector.revision)
+        )
+        reflector.start()
+        await reflector.ready()
+        late, fresh = asyncio.Event(), asyncio.Event()
+        gates += [late, fresh]
+        refresh = asyncio.ensure_future(reflector.refresh())
+        await settle()
+        cluster_id = 8
+        control.lose_watch(HistoryReplaced())
+        await settle()
+        late.set()
+        await refresh
+        fresh.set()
+        await reflector.ready()
+        await settle()
+        assert (restored, reflector.cluster_id) == ([0], 8)
+        reflector.close()
+
+    play(story())
