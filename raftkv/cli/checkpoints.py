@@ -311,7 +311,7 @@ def details(checkpoint: Checkpoint, held: Sequence[str]) -> list[tuple[str, str]
         ("attempt", f"generation {one.generation}, number {one.number}"),
         ("saved by", f"{one.world_size} rank{'' if one.world_size == 1 else 's'}, {printable(one.holder)}"),
         ("files", f"{one.file_count}, {size(one.size_bytes)} ({one.size_bytes} bytes)"),
-        ("committed", f"{clock(one.time)}, {span(one.duration_s)} after its beginning"),
+        ("committed", f"{clock(one.time)}, {span(one.duration_s)} after its start"),
         ("manifest", one.manifest),
         ("root", one.root),
     ]

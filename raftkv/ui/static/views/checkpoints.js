@@ -45,7 +45,7 @@ function mountList(root, scope) {
   });
   let found = null;
   const draw = perFrame(() => found && table.update(found.filter((one) => search.matches(one.run))));
-  const search = filter("Runs whose name has", draw);
+  const search = filter("Names that contain", draw);
   root.append(
     head("Checkpoints", { text: "What runs have committed, and what is kept." }),
     h("div", { class: "figures" }, figures.map((one) => one.element)), search.element, note, table.element,

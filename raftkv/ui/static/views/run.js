@@ -217,7 +217,7 @@ class RunPage {
     nodes.set(String(isOver ? counted.length : history.present.length), `${isOver ? "at the end" : "present"}, ${wantedText(now)}`);
     ranks.set(String(counted.reduce((sum, one) => sum + one.slots, 0)), !counted.length ? "" : isOver ? "at the end" : "in this generation");
     faults.set(String(history.generations.reduce((sum, one) => sum + one.faults.length, 0)), "");
-    recovery.set(last ? duration(last.recovery) : "–", last ? `after generation ${last.generation}` : "");
+    recovery.set(last ? duration(last.recovery) : "–", last ? `after g${last.generation}` : "");
     phase.element.dataset.kind = KINDS[now.phase];
   }
 
