@@ -285,7 +285,7 @@ def _best_text(best: Mapping[str, Extremes]) -> str:
 
 
 def lineage_table(checkpoints: Sequence[Checkpoint]) -> Rows:
-    """Lay out a checkpoint and those it descends from."""
+    """Return the table of a checkpoint and its ancestors."""
     rows = [
         (one.run_id, str(one.step), one.kind, clock(one.time), size(one.size_bytes), metrics_text(one.metrics))
         for one in checkpoints
