@@ -266,7 +266,7 @@ class Applier:
         return outcome if isinstance(outcome, Outcome) else (yield from outcome)
 
     def _drive(self, kind: int, work: Work) -> Work:
-        """The rest of an entry: what it raises ends as what is raised at once."""
+        """Run the slow part of an entry; its errors become outcomes, as those of the fast part do."""
         try:
             if not self.quotas.is_active:
                 return (yield from work)

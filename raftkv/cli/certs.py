@@ -474,7 +474,9 @@ def _print(made: Sequence[Made], starts: Mapping[str, Sequence[str]], *, is_json
         return
     from raftkv.cli.table import render
 
-    rows = [[one.kind, one.name, ",".join(one.hosts), one.expires.strftime("%Y-%m-%d"), str(one.path)] for one in made]
+    now = datetime.datetime.now(datetime.UTC)
+    ends = [f"{one.expires:%Y-%m-%d}{' (expired)' if one.expires <= now else ''}" for one in made]
+    rows = [[one.kind, one.name, ",".join(one.hosts), end, str(one.path)] for one, end in zip(made, ends, strict=True)]
     print(render(["kind", "name", "hosts", "expires", "file"], rows))
     for words in starts.values():
         print(f"\n{shlex.join(words)}")

@@ -285,7 +285,7 @@ def _best_text(best: Mapping[str, Extremes]) -> str:
 
 
 def lineage_table(checkpoints: Sequence[Checkpoint]) -> Rows:
-    """Lay out a checkpoint and those it descends from."""
+    """Return the table of a checkpoint and its ancestors."""
     rows = [
         (one.run_id, str(one.step), one.kind, clock(one.time), size(one.size_bytes), metrics_text(one.metrics))
         for one in checkpoints
@@ -311,7 +311,7 @@ def details(checkpoint: Checkpoint, held: Sequence[str]) -> list[tuple[str, str]
         ("attempt", f"generation {one.generation}, number {one.number}"),
         ("saved by", f"{one.world_size} rank{'' if one.world_size == 1 else 's'}, {printable(one.holder)}"),
         ("files", f"{one.file_count}, {size(one.size_bytes)} ({one.size_bytes} bytes)"),
-        ("committed", f"{clock(one.time)}, {span(one.duration_s)} after its beginning"),
+        ("committed", f"{clock(one.time)}, {span(one.duration_s)} after its start"),
         ("manifest", one.manifest),
         ("root", one.root),
     ]

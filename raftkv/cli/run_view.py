@@ -236,7 +236,7 @@ def _why(history: RunHistory, state: State, node: Node, denied: Denied | None, q
         full = last is not None and len(last.members) >= state.max_nodes
         return f"standby: all {state.max_nodes} places are taken" if full else "about to join"
     if len(history.present) < state.min_nodes:
-        return f"waiting for the minimum: {len(history.present)} of {state.min_nodes} nodes are there"
+        return f"waiting for the minimum: {len(history.present)} of {state.min_nodes} nodes are present"
     if queue is not None and queue.waits:
         return f"waiting for admission to cluster {queue.cluster}: {queue.reason}"
     return "waiting for the other members to come back" if state.phase == BROKEN else "waiting for more nodes to come"
@@ -332,8 +332,13 @@ def headline(facts: Facts) -> str:
         text += f" after generation {state.generation}"
     present = len(facts.history.present)
     if state.phase != CLOSED and not present:
-        return f"{text}; no node is there any more"
-    return f"{text}; {count(present, 'node')} there, limits {state.min_nodes}:{state.max_nodes}"
+        return f"{text}; no node is left"
+    return f"{text}; {count(present, 'node')} present, {wanted_text(state.min_nodes, state.max_nodes)}"
+
+
+def wanted_text(min_nodes: int, max_nodes: int) -> str:
+    """Say how many nodes a run takes: ``2 wanted``, or ``3 to 4 wanted``."""
+    return f"{min_nodes} wanted" if min_nodes == max_nodes else f"{min_nodes} to {max_nodes} wanted"
 
 
 def details(facts: Facts) -> list[str]:
@@ -345,9 +350,9 @@ def details(facts: Facts) -> list[str]:
     if state.phase == RUNNING and generation is not None and len(facts.history.generations) > 1:
         before = facts.history.generations[-2]
         if before.recovery is not None:
-            lines.append(f"re-formed in {before.recovery} from: {end_text(before)}")
+            lines.append(f"re-formed in {before.recovery} after: {end_text(before)}")
     if facts.history.boot and state.phase == RUNNING:
-        lines.append(f"the workers meet at {_address(facts.history.boot)}")
+        lines.append(f"store of the workers: {_address(facts.history.boot)}")
     if facts.history.arbiter:
         lines.append(f"arbiter {facts.history.arbiter}")
     if facts.queue is not None:

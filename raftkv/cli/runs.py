@@ -290,7 +290,7 @@ def _tell_ended(
         print(f"run {run_id!r} has begun again meanwhile, and stays")
     if dead:
         are = "1 run that was never closed stays" if dead == 1 else f"{dead} runs that were never closed stay"
-        print(f"{are}, though no node is there: name each to delete it")
+        print(f"{are}, though no node is left: name each to delete it")
 
 
 # ---- the keys

@@ -271,9 +271,9 @@ _AUTH = _settings(
 _RECOVERY = _settings(
     "Recovery",
     ("wal-archive-dir", string, "wal_archive_dir", "directory that closed segments of the log are copied to"),
-    ("wal-archive-command", string, "wal_archive_command", "command for each: %p is its path, %f its name"),
-    ("wal-archive-timeout", duration, "wal_archive_timeout_s", "longest wait in the open segment, 0 for ever (5m)"),
-    ("wal-archive-held-bytes", integer, "wal_archive_held_bytes", "what may wait for the archive (4294967296)"),
+    ("wal-archive-command", string, "wal_archive_command", "run for each segment: %p is its path, %f its name"),
+    ("wal-archive-timeout", duration, "wal_archive_timeout_s", "close a segment after this time, 0 for never (5m)"),
+    ("wal-archive-held-bytes", integer, "wal_archive_held_bytes", "bytes that may wait for it (4294967296)"),
 )
 
 _TRAINING = _settings(

@@ -432,7 +432,7 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
         return self._below.get_write_buffer_size()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Set when ``pause_writing`` is called; of encrypted bytes."""
+        """Set how many encrypted bytes may wait before ``pause_writing`` is called."""
         self._below.set_write_buffer_limits(high, low)
 
     def get_write_buffer_limits(self) -> tuple[int, int]:

@@ -179,7 +179,7 @@ class WorkLost(RuntimeError):
 
 
 class Waits:
-    """Has waits given up once a group is over; see the module. One at a time.
+    """Ends the waits of a group once the group is over; see the module. One exists at a time.
 
     Arguments:
         is_over: asked on the waiting thread.

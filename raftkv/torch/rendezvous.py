@@ -365,7 +365,7 @@ class RaftKVRendezvousHandler(RendezvousHandler):
                 self._participant.finish()
 
     def _say_goodbye(self) -> None:
-        """Whoever hosts the store lets others finish with it: torch's last barrier may still be on its way to them."""
+        """The host of the store keeps it open for the others: torch's last barrier may still be on its way to them."""
         store, world = self._agent_store, self._world
         if store is None or world is None:
             return

@@ -90,7 +90,7 @@ class GenerationOver(TrainingError):
 
 
 class StateLost(TrainingError):
-    """No rank has a whole state any more: the one that had it was lost while it handed it out."""
+    """No rank has a whole state any more: the last one that had it died while it sent the state to the others."""
 
     def __init__(self, run_id: str) -> None:
         super().__init__(

@@ -127,6 +127,15 @@ def test_listing(made: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFix
     assert "| authority |" in capsys.readouterr().out
 
 
+def test_listing_names_expired_certificates(
+    made: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command.Folder(str(tmp_path / "tls"), is_new=False).renew(["a"], [], 0)
+    assert command.main(["list", str(tmp_path / "tls")]) == 0
+    marked = [line for line in capsys.readouterr().out.splitlines() if "(expired)" in line]
+    assert [line.split("|")[1].strip() for line in marked] == ["server", "peer"]
+
+
 @pytest.mark.parametrize(
     ("words", "code", "line"),
     [

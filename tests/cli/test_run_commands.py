@@ -77,9 +77,9 @@ def test_runs_are_listed(raftkv_cluster, raftkv_client) -> None:
 def test_a_running_run_is_shown(raftkv_cluster, raftkv_client) -> None:
     write(raftkv_client, [*SCRIPT[:GENERATION_2_RUNS], ("boot/2", "10.0.0.0:29511")])
     text = text_of(ctl(raftkv_cluster, "show", "jobs/a"))
-    assert text.startswith("run jobs/a: running, generation 2: 2 nodes, 2 ranks; 2 nodes there, limits 2:4\n")
-    assert "re-formed in 0.50 s from: rank 1 on b was killed by SIGKILL\n" in text
-    assert "the workers meet at 10.0.0.0:29511\narbiter a-1\n" in text
+    assert text.startswith("run jobs/a: running, generation 2: 2 nodes, 2 ranks; 2 nodes present, 2 to 4 wanted\n")
+    assert "re-formed in 0.50 s after: rank 1 on b was killed by SIGKILL\n" in text
+    assert "store of the workers: 10.0.0.0:29511\narbiter a-1\n" in text
     rows = [line.split() for line in text.splitlines()]
     assert ["0", "a-1", "a", "10.0.0.0", "1"] in rows
     assert ["1", "c-1", "c", "10.0.0.2", "1"] in rows
@@ -106,7 +106,7 @@ def test_denied_hosts_and_those_who_wait_are_shown(raftkv_cluster, raftkv_client
 def test_a_dead_run_says_so(raftkv_cluster, raftkv_client) -> None:
     write(raftkv_client, [*SCRIPT[:6], ("node/a-1", None), ("node/b-1", None)])
     assert "running, no nodes" in text_of(ctl(raftkv_cluster, "list"))
-    assert "; no node is there any more\n" in text_of(ctl(raftkv_cluster, "show", "jobs/a"))
+    assert "; no node is left\n" in text_of(ctl(raftkv_cluster, "show", "jobs/a"))
 
 
 NODE = Node("d-1", "d", min_nodes=2, max_nodes=2, want=1, time=1.0)
@@ -119,7 +119,7 @@ FULL = GenerationRecord(3, (Member("a-1", "a"), Member("b-1", "b")))
         ({"phase": CLOSED}, "the run is closed"),
         ({"phase": RUNNING, "round": FULL}, "standby: all 2 places are taken"),
         ({"phase": RUNNING, "round": GenerationRecord(3, FULL.members[:1])}, "about to join"),
-        ({"phase": GATHERING}, "waiting for the minimum: 1 of 2 nodes are there"),
+        ({"phase": GATHERING}, "waiting for the minimum: 1 of 2 nodes are present"),
         ({"phase": "broken", "round": GenerationRecord(3, (NODE.member,))}, "stopping its workers of generation 3"),
         ({"phase": GATHERING, "min": 1, "max": 8}, "was started with 2:2 nodes, the run has 1:8"),
         ({"phase": GATHERING, "denied": "d"}, "denied for 30 s more: it burns"),
@@ -370,7 +370,7 @@ def test_all_runs_that_have_ended_are_deleted_at_once(raftkv_cluster, raftkv_cli
     assert shown[1].split()[:2] == ["old/0", "closed"]
     assert shown[-2:] == [
         "40 of 43 runs would be deleted",
-        "1 run that was never closed stays, though no node is there: name each to delete it",
+        "1 run that was never closed stays, though no node is left: name each to delete it",
     ]
     asked = ctl(raftkv_cluster, *words)
     assert (asked.code, asked.errors) == (128, "Error: there is no terminal to confirm it on: give --yes\n")

@@ -256,7 +256,7 @@ def test_a_closed_run_can_be_closed_by_hand(make: Make) -> None:
 
 
 def test_too_few_nodes(make: Make) -> None:
-    with pytest.raises(RendezvousTimeoutError, match=r"did not begin within 0\.3 s: 1 of at least 2 nodes are there"):
+    with pytest.raises(RendezvousTimeoutError, match=r"did not begin within 0\.3 s: 1 of at least 2 nodes are present"):
         make(2, 2, join_timeout="0.3").next_rendezvous()
 
 

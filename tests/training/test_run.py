@@ -606,7 +606,7 @@ def test_joining_that_cannot_be(play, monkeypatch):
             await join("job", endpoints=job.endpoints, lease_ttl=3)
         with pytest.raises(ConfigError, match="3:2 nodes cannot be"):
             await join("job", endpoints=job.endpoints, min_nodes=3, max_nodes=2)
-        with pytest.raises(JoinTimeout, match=r"\d of at least 2 nodes are there"):
+        with pytest.raises(JoinTimeout, match=r"\d of at least 2 nodes are present"):
             await join(job.run_id, endpoints=job.endpoints, min_nodes=2, timeout_s=1.5)
         monkeypatch.setenv("RAFTKV_RUN_ID", "job")
         with pytest.raises(ConfigError, match="RAFTKV_RUN_ID is in the environment, but RAFTKV_EPOCH is not"):

@@ -1036,7 +1036,7 @@ def _connector(make: Callable[P, library.Client]) -> Callable[P, Client]:
 
 
 def _repeatable(argument: Any, name: str = "") -> Any:
-    """Endpoints may come from an iterator, and are needed again in a forked child; what is kept shows no password."""
+    """Return an argument in a form to use again in a forked child: an iterator as a list, a password hidden."""
     if name in ("password", "token"):
         return Secret(argument)
     return list(argument) if isinstance(argument, Iterator) else argument

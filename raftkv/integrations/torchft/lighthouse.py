@@ -77,7 +77,7 @@ class LighthouseConfig:
 
 
 class _Listener(Server):
-    """The server of one job, which tells it what comes and which connection has closed."""
+    """The server of one job: it hands requests and closed connections to the job."""
 
     def __init__(self, job: Job, status: Callable[[HttpRequest], bytes | None]) -> None:
         super().__init__(_LIMITS, self._http, translate=_translated)

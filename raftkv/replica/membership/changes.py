@@ -211,7 +211,7 @@ class _AnswerLost(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerAccess:
-    """The access of this member to others.
+    """How this member reaches the others.
 
     Attributes:
         connected_since: loop time since when a peer is connected, None while it is not.

@@ -400,7 +400,7 @@ class Run(RunPlace):
             await self.leave()
 
     async def fail(self, error: BaseException) -> None:
-        """Leave because of an error, which the others then see as the cause. A block that an error ends does this."""
+        """Leave the run, and report an error to the others as the cause. A block that ends with an error does this."""
         is_away = False
         try:
             if not isinstance(error, TrainingError) and not self.changed:

@@ -451,8 +451,8 @@ class Participant(RecordView):
             return f"it waits for {state.waits_for}"
         because = f" ({state.reason})" if state.reason else ""
         if state.joined >= state.min_nodes:
-            return f"{state.joined} nodes are there, but others have not come back{because}"
-        return f"{state.joined} of at least {state.min_nodes} nodes are there{because}"
+            return f"{state.joined} nodes are present, but others have not come back{because}"
+        return f"{state.joined} of at least {state.min_nodes} nodes are present{because}"
 
     # -- state, for any thread
 

@@ -474,7 +474,7 @@ def why(ledger: Ledger, run: str, hosts: Mapping[str, int]) -> str:
     if claim is None or not claim.waits:
         return ""
     if len(claim.nodes) < claim.min_nodes:
-        return f"{len(claim.nodes)} of {claim.min_nodes} nodes are there"
+        return f"{len(claim.nodes)} of {claim.min_nodes} nodes are present"
     room = capacity(ledger, hosts)
     if not _gang(claim, room):
         short = sorted(host for host, slots in slots_by_host(claim.nodes).items() if slots > room[host])

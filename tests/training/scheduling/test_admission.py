@@ -106,7 +106,7 @@ def test_run_that_can_never_start_delays_no_other() -> None:
     assert huge is not None
     assert huge.passed == 0, "it would reserve as soon as it could be served"
     assert "more slots than there are on h1" in why(ledger, "huge", hosts)
-    assert why(ask(Ledger(), "few", "h1", low=2, high=4), "few", {}) == "1 of 2 nodes are there"
+    assert why(ask(Ledger(), "few", "h1", low=2, high=4), "few", {}) == "1 of 2 nodes are present"
 
 
 def test_a_host_of_which_nothing_is_known_serves_one_run_at_a_time() -> None:

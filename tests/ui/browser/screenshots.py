@@ -21,11 +21,12 @@ from tests.ui.browser.world import RUN, World
 IMAGES = ROOT / "docs" / "images"
 HEIGHT_MAX = 1000
 WINDOW = {"width": 1120, "height": 700}
+WIDE = {"width": 1280, "height": 700}
 CURVES = "() => document.querySelector('.spark .line')?.getAttribute('d').split('L').length > 9"
 """What is true once the curves have some points."""
 
 PICTURES = {
-    "dashboard-cluster": ("#/cluster", "light", WINDOW, "Members"),
+    "dashboard-cluster": ("#/cluster", "light", WIDE, "Members"),
     "dashboard-keys": ("#/keys?prefix=/app/&key=/app/log-level", "light", WINDOW, "+ warning"),
     "dashboard-contests": ("#/contests/app%2Fleader?prefix=app/", "light", WINDOW, "waits, 2"),
     "dashboard-runs": ("#/runs", "light", WINDOW, "number 1 in line"),

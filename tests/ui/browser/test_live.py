@@ -43,7 +43,7 @@ def test_a_run_that_fails_over_is_seen_in_the_open_page(chromium: Chromium, clus
         members = page.get_by_role("table", name="Members")
         members.get_by_text("alpha", exact=True).wait_for()
         members.get_by_text("beta", exact=True).wait_for()
-        page.locator(".figure", has_text="there, limits 1:2").get_by_text("2", exact=True).wait_for()
+        page.locator(".figure", has_text="present, 1 to 2 wanted").get_by_text("2", exact=True).wait_for()
         before = generation(page)
         beta.process.kill()
         members.get_by_text("beta", exact=True).wait_for(state="detached")
@@ -163,7 +163,7 @@ def test_nodes_that_came_before_the_first_state_are_there(chromium: Chromium, cl
     world.kv.put(keys.node("a-1"), Node("a-1", "a").encode())
     world.kv.put(keys.state, State(0, "gathering", time=100.0).encode())
     with chromium.page(origins(cluster)[1], "#/runs/early") as page:
-        page.wait_text("gathering; 1 node there, limits 1:1")
+        page.wait_text("gathering; 1 node present, 1 wanted")
 
 
 @pytest.mark.parametrize("place", ["#/cluster", "#/keys"])

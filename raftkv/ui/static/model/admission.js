@@ -93,7 +93,7 @@ export function queue(ledger, hosts) {
 export function why(ledger, run, hosts) {
   const claim = ledger.claims.find((one) => one.run === run);
   if (!claim || !waits(claim)) return "";
-  if (claim.nodes.length < claim.min_nodes) return `${claim.nodes.length} of ${claim.min_nodes} nodes are there`;
+  if (claim.nodes.length < claim.min_nodes) return `${claim.nodes.length} of ${claim.min_nodes} nodes are present`;
   const room = capacity(ledger, hosts);
   if (!canRun(claim, room)) {
     const short = [...slotsByHost(claim.nodes)].filter(([host, slots]) => slots > room.get(host));

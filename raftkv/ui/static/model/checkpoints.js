@@ -225,7 +225,7 @@ export function details(one, held = []) {
     ["attempt", `generation ${one.generation}, number ${one.number}`],
     ["saved by", `${ranks}, ${one.holder}`],
     ["files", `${one.file_count}, ${size(one.size_bytes)} (${one.size_bytes} bytes)`],
-    ["committed", `${clock(one.time)}, ${span(one.duration_s)} after its beginning`],
+    ["committed", `${clock(one.time)}, ${span(one.duration_s)} after its start`],
     ["manifest", one.manifest],
     ["root", one.root],
   ];

@@ -174,8 +174,13 @@ function headline(history, state) {
     text += ` after generation ${state.generation}`;
   }
   const present = history.present.length;
-  if (state.phase !== "closed" && !present) return `${text}; no node is there any more`;
-  return `${text}; ${count(present, "node")} there, limits ${state.min_nodes}:${state.max_nodes}`;
+  if (state.phase !== "closed" && !present) return `${text}; no node is left`;
+  return `${text}; ${count(present, "node")} present, ${wantedText(state)}`;
+}
+
+/** How many nodes a run takes: `2 wanted`, or `3 to 4 wanted`. */
+export function wantedText({min_nodes, max_nodes}) {
+  return min_nodes === max_nodes ? `${min_nodes} wanted` : `${min_nodes} to ${max_nodes} wanted`;
 }
 
 function whyWaits(history, state, node, denied, queue) {
@@ -195,7 +200,7 @@ function whyWaits(history, state, node, denied, queue) {
     return isFull ? `standby: all ${state.max_nodes} places are taken` : "about to join";
   }
   if (history.present.length < state.min_nodes) {
-    return `waiting for the minimum: ${history.present.length} of ${state.min_nodes} nodes are there`;
+    return `waiting for the minimum: ${history.present.length} of ${state.min_nodes} nodes are present`;
   }
   if (queue?.waits) return `waiting for admission to cluster ${queue.cluster}: ${queue.reason}`;
   return state.phase === "broken"

@@ -37,7 +37,7 @@ export function mountCheckpoint(root, { run, kind, step }, scope) {
   const links = [h("a", { href: href("checkpoints", [run, kind]), class: "button" }, "All of this run")];
   root.append(
     head(`${run}, step ${step}`, { actions: links }), note, list.element,
-    section("What it descends from, and what descends from it", drawing, table.element, more),
+    section("Ancestors and descendants", drawing, table.element, more),
   );
 
   function draw() {

@@ -41,11 +41,11 @@ function mountList(root, scope) {
   const note = h("div", { role: "status" });
   const table = pagedTable({
     columns: COLUMNS, key: (one) => `${one.kind} ${one.run}`, href: (one) => href("checkpoints", [one.run, one.kind]), label: "Runs with checkpoints",
-    none: empty("No run has committed a checkpoint.", "docs: training/checkpoints; raftkvctl checkpoint import takes those that are there."),
+    none: empty("No run has committed a checkpoint.", "Save one as docs/training/checkpoints.md says, or register existing ones: raftkvctl checkpoint import"),
   });
   let found = null;
   const draw = perFrame(() => found && table.update(found.filter((one) => search.matches(one.run))));
-  const search = filter("Runs whose name has", draw);
+  const search = filter("Names that contain", draw);
   root.append(
     head("Checkpoints", { text: "What runs have committed, and what is kept." }),
     h("div", { class: "figures" }, figures.map((one) => one.element)), search.element, note, table.element,

@@ -78,7 +78,7 @@ class Page {
     });
     this.detail = h("div", { class: "stack" });
     this.element = h("div", { class: "stack" }, form, this.note, this.table.element, this.detail);
-    this.heading = head("Locks and elections", { text: "The oldest entry of a queue holds; the next waits for it." });
+    this.heading = head("Locks and elections", { text: "The oldest entry of a queue holds the lock or leads; the others wait." });
     this.element.prepend(this.heading);
   }
 

@@ -26,7 +26,7 @@ export function timelineDrawing(history, when) {
   const x = (at) => left + at * (WIDTH - left - RIGHT);
   const bottom = TOP + layout.lanes.length * ROW;
   const height = bottom + 46;
-  const label = `Time line of run ${history.run_id}: ${layout.generations.map((one) => one.text).join(". ")}`;
+  const label = `Timeline of run ${history.run_id}: ${layout.generations.map((one) => one.text).join(". ")}`;
   const commits = bottom + 12;
   return svg(
     "svg", { class: "timeline", viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": label },

@@ -79,7 +79,7 @@ class RegistryPage {
 
   build() {
     this.note = h("div", { role: "status" });
-    this.figures = ["Latest step", "Checkpoints", "Size", "Who may write", "Being saved", "Being deleted"].map((name) => figure(name));
+    this.figures = ["Latest step", "Checkpoints", "Size", "Writer", "Being saved", "Being deleted"].map((name) => figure(name));
     this.kinds = h("div", {});
     const table = (columns, label, none, key) => pagedTable({ columns, label, none, key });
     this.table = table(RECORDS, "Checkpoints", empty("This run has committed no checkpoint yet."), (one) => one.step);

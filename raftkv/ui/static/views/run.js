@@ -11,7 +11,7 @@ import { watchMap } from "../frame/watch.js";
 import { CLUSTER_ROOT, placeOf } from "../model/admission.js";
 import { GENERATIONS_SHOWN } from "../model/drawings.js";
 import { Progress, withCommits } from "../model/progress.js";
-import { NO_STATE, ROOT, denialReason, describe, faultText, intervalOf, ranksText, readChange } from "../model/runs.js";
+import { NO_STATE, ROOT, denialReason, describe, faultText, intervalOf, ranksText, readChange, wantedText } from "../model/runs.js";
 import { Fold, commitsText, endText, lasted, lostText, membersText, nodeTable, rootFault } from "../model/timeline.js";
 import { clock, count, duration, sorted } from "../model/words.js";
 import { facts, pagedTable, pager } from "./pages.js";
@@ -27,7 +27,7 @@ const MEMBERS = [
   { title: "host", value: (one) => one.host },
   { title: "address", value: (one) => one.address, mono: true },
   { title: "slots", value: (one) => one.slots, num: true },
-  { title: "place", value: (one) => one.topology },
+  { title: "topology", value: (one) => one.topology },
 ];
 const WAITING = [
   { title: "waiting", value: (one) => one.id, mono: true },
@@ -57,7 +57,7 @@ const FAULTS = [
   { title: "at", value: (one) => clock(one.fault.time) },
   { title: "generation", value: (one) => one.generation, num: true },
   { title: "fault", value: (one) => faultText(one.fault), wide: true },
-  { title: "part", value: (one) => (one.isRoot ? "root cause" : ""), render: (one) => one.isRoot && badge("root cause", "bad") },
+  { title: "role", value: (one) => (one.isRoot ? "root cause" : ""), render: (one) => one.isRoot && badge("root cause", "bad") },
 ];
 
 const nodeState = (one) => state(nodeTable({ nodes: [one] }).rows[0][5], one.left_revision ? (one.cause ? "bad" : "") : "good");
@@ -88,23 +88,23 @@ class RunPage {
     this.text = h("p", { class: "muted", "aria-live": "polite" });
     this.figures = ["Phase", "Generation", "Nodes", "Ranks", "Faults", "Last recovery"].map((name) => figure(name));
     this.facts = facts();
-    this.drawing = h("div", { class: "scroll drawing", tabindex: "0", role: "region", "aria-label": "Time line, drawing" });
-    this.pages = pager("Parts of the time line");
+    this.drawing = h("div", { class: "scroll drawing", tabindex: "0", role: "region", "aria-label": "Timeline, drawing" });
+    this.pages = pager("Parts of the timeline");
     const paged = (columns, key, label, none) => pagedTable({ columns, key, label, none });
     this.members = paged(MEMBERS, (one) => one.id, "Members", "No generation runs now.");
     this.waiting = paged(WAITING, (one) => one.id, "Waiting nodes", "No node waits.");
-    this.generations = paged(GENERATIONS, (one) => `${one.generation} ${one.began.revision}`, "Generations", "None has begun yet.");
-    this.faults = paged(FAULTS, (one) => one.id, "Faults", "None was reported.");
-    this.nodes = paged(NODES, (one) => one.id, "Nodes", "None has come yet.");
+    this.generations = paged(GENERATIONS, (one) => `${one.generation} ${one.began.revision}`, "Generations", "No generation has begun yet.");
+    this.faults = paged(FAULTS, (one) => one.id, "Faults", "No fault was reported.");
+    this.nodes = paged(NODES, (one) => one.id, "Nodes", "No node has joined yet.");
     this.present = section("Nodes of this generation", this.members.element);
-    this.waits = section("Who waits, and why", this.waiting.element);
+    this.waits = section("Waiting nodes", this.waiting.element);
     const links = [h("a", { href: href("checkpoints", [this.run]), class: "button" }, "Checkpoints"), h("a", { href: href("runs"), class: "button" }, "All runs")];
     const heading = head(this.run, { actions: links });
     heading.firstChild.append(this.text);
     this.body = h(
       "div", { class: "stack" },
       h("div", { class: "figures six" }, this.figures.map((one) => one.element)), this.facts.element,
-      section("Time line", this.drawing, this.pages.element),
+      section("Timeline", this.drawing, this.pages.element),
       this.present, this.waits,
       section("Faults", this.faults.element), section("Generations", this.generations.element), section("Nodes", this.nodes.element),
     );
@@ -113,7 +113,7 @@ class RunPage {
 
   async read() {
     const [key, end] = intervalOf(this.run);
-    put(this.note, h("p", { class: "muted" }, "Reading what has happened…"));
+    put(this.note, h("p", { class: "muted" }, "Reading the history of the run…"));
     try {
       const { items, revision } = await range({ key, end }, this.scope);
       const base = `${ROOT}${this.run}/`;
@@ -122,7 +122,7 @@ class RunPage {
       const since = Math.min(revision + 1, ...known.map((one) => one.create));
       this.upTo = Math.max(0, ...items.map((one) => one.mod));
       this.body.hidden = !items.length; // one empty state, and not one for each section
-      if (!items.length) put(this.note, empty(`Nothing is known of a run ${this.run}.`, "It is shown here when its first node comes."));
+      if (!items.length) put(this.note, empty(`No run is named ${this.run}.`, "It appears here when its first node joins."));
       this.follow([key, end], since);
     } catch (error) {
       if (!this.scope.signal.aborted) put(this.note, failure(error));
@@ -210,12 +210,11 @@ class RunPage {
   drawFigures(history, { state: now, members }) {
     const [phase, generation, nodes, ranks, faults, recovery] = this.figures;
     const last = history.generations.filter((one) => one.recovery).at(-1);
-    phase.set(now.phase, history.present.length || now.phase === "closed" ? "" : "no node is there");
+    phase.set(now.phase, history.present.length || now.phase === "closed" ? "" : "no node is left");
     generation.set(String(now.generation), now.time ? `since ${clock(now.time)}` : "");
     const isOver = now.phase === "closed"; // of a finished run the last generation says who took part
     const counted = isOver ? (history.generations.at(-1)?.members ?? []) : members;
-    const limits = `limits ${now.min_nodes}:${now.max_nodes}`;
-    nodes.set(String(isOver ? counted.length : history.present.length), `${isOver ? "at the end" : "there"}, ${limits}`);
+    nodes.set(String(isOver ? counted.length : history.present.length), `${isOver ? "at the end" : "present"}, ${wantedText(now)}`);
     ranks.set(String(counted.reduce((sum, one) => sum + one.slots, 0)), !counted.length ? "" : isOver ? "at the end" : "in this generation");
     faults.set(String(history.generations.reduce((sum, one) => sum + one.faults.length, 0)), "");
     recovery.set(last ? duration(last.recovery) : "–", last ? `after g${last.generation}` : "");
@@ -226,14 +225,14 @@ class RunPage {
     const last = history.generations.at(-2);
     const pairs = [];
     if (now.reason) pairs.push([now.phase === "running" ? "reason" : `${now.phase} because`, now.reason]);
-    if (now.phase === "running" && last?.recovery) pairs.push([`re-formed in ${duration(last.recovery)} from`, endText(last)]);
+    if (now.phase === "running" && last?.recovery) pairs.push([`re-formed in ${duration(last.recovery)} after`, endText(last)]);
     if (now.waits_for) pairs.push(["waits for", now.waits_for]);
-    if (history.boot && now.phase === "running") pairs.push(["the workers meet at", history.boot]);
+    if (history.boot && now.phase === "running") pairs.push(["store of the workers", history.boot]);
     if (history.arbiter) pairs.push(["arbiter", history.arbiter]);
     if (queue) pairs.push([`cluster ${queue.cluster}`, queue.waits ? queue.reason : "admitted"]);
     for (const one of denied) pairs.push([`left out for ${one.seconds_left} s more`, `${one.host}: ${one.reason}`]);
     for (const host of sorted(Object.keys(now.left_out ?? NO_STATE.left_out))) pairs.push([`left out: ${host}`, now.left_out[host]]);
-    if (!history.complete) pairs.push(["history", `what was before revision ${history.since_revision} was compacted`]);
+    if (!history.complete) pairs.push(["history", `begins at revision ${history.since_revision}; older changes were compacted`]);
     return pairs;
   }
 

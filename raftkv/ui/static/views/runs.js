@@ -31,7 +31,7 @@ const HOST_COLUMNS = [
   { title: "host", value: (one) => one.host, mono: true },
   { title: "slots", value: (one) => one.slots, num: true },
   { title: "free", value: (one) => one.free, num: true },
-  { title: "slots told by", value: (one) => one.source },
+  { title: "slots reported by", value: (one) => one.source },
   { title: "held by", value: (one) => Object.entries(one.held).map(([run, slots]) => `${run} ${slots}`).sort().join(", "), wide: true },
   { title: "strikes", value: (one) => one.strikes || "", num: true },
   { title: "denied", value: (one) => one.denied, wide: true },
@@ -62,7 +62,7 @@ class RunList {
     this.items = new Map();
     this.draw = perFrame(() => this.redraw());
     this.note = h("div", { role: "status" });
-    this.filter = filter("Runs whose name has", this.draw);
+    this.filter = filter("Names that contain", this.draw);
     this.table = pagedTable({
       columns: RUN_COLUMNS, key: (one) => one.run, href: (one) => href("runs", [one.run]), label: "Runs",
       none: empty("No run is known here.", "Start one: raftkvctl run exec --job NAME --nnodes 2 -- COMMAND"),
