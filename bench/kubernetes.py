@@ -26,8 +26,9 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Final
 
-from bench.compare import PROGRAMS, machine, write_table
 from bench.memory import QUOTA, processor_s, resident
+from bench.report import machine, write_table
+from bench.stage import PROGRAMS
 from raftkv.client.rpc import methods
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.client.channel import Channel

@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from bench.compare import PROGRAMS
+from bench.stage import PROGRAMS
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.client.channel import Channel
 from tests.procs import Cluster, Member

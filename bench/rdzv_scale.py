@@ -33,8 +33,8 @@ from pathlib import Path
 from typing import Any
 
 import raftkv
-from bench.compare import machine
 from bench.rdzv_scale_agents import measure_agents
+from bench.report import machine
 from tests.procs import RAFTKV, Cluster
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import raftkv
-from bench.compare import machine
+from bench.report import machine
 from bench.restart_faults import FAULTS, NODES, Fault, Outcome, run_trial
 from bench.restart_job import BACKENDS, Backend, Job, Unrecovered
 from bench.restart_report import Line, show, write

@@ -11,8 +11,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from bench.compare import machine
 from bench.latency.stages import Span, Stamps, medians_us
+from bench.report import machine
 from raftkv.cli.bench.load import connections
 from raftkv.client.rpc import methods
 from raftkv.pb import rpc_pb2

@@ -12,11 +12,11 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable
 
-from bench.compare import machine, write_table
 from bench.hostile.stage import FLAGS
 from bench.operate.report import Result, table
 from bench.operate.rows import ROWS, Figures, Row
 from bench.operate.scene import Scene, Sizes
+from bench.report import machine, write_table
 from raftkv.rpc.status import RpcError
 from tests.procs import ETCD, RAFTKV, Cluster, ProcessError
 
