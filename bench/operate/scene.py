@@ -140,7 +140,7 @@ class Scene:
             await asyncio.sleep(QUIET_S)
             seen = await writer.tell()
         finally:
-            writer.close()
+            writer.end()
         put = seen["put"]
         return {
             "longest stall ms": put["max_ms"],
