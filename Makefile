@@ -89,7 +89,7 @@ prove: $(VENV)  ## TLC: docs/spec/ to its stated bounds, and SEEDS seeds of the 
 	$(BIN)/python -m tests.spec --seeds $(if $(filter file,$(origin SEEDS)),20,$(SEEDS))
 
 bench: $(VENV)  ## raftkv beside real etcd in one run, under our generator and h2load: bench/results.json, plot, tables
-	$(BIN)/pip install -q -e '.[bench]' && $(BIN)/python -m bench.compare && $(BIN)/python -m bench.neutral --write
+	$(BIN)/pip install -q -e '.[bench]' && $(BIN)/python -m bench.compare --write && $(BIN)/python -m bench.neutral --write
 
 docs: $(if $(LOCKED),$(VENV),$(DOCS))  ## the documentation site: build/site/index.html; asks the network for nothing, fails at a broken link
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

@@ -24,7 +24,7 @@ from typing import Any
 
 import raftkv
 from bench.client_loads.load import KEYS, VALUE
-from bench.compare import machine
+from bench.report import machine
 from tests.foreign.environments import InstallError, interpreter
 from tests.procs import RAFTKV, Cluster
 

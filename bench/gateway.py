@@ -9,72 +9,48 @@ The generator is h2load (Debian's nghttp2-client), which costs 2 to 3 us a reque
 
 from __future__ import annotations
 
-import argparse
 import base64
 import json
 import statistics
 import sys
-import tempfile
-from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 
-from bench.compare import PROGRAMS
-from bench.neutral import h2load
-from bench.neutral.pairs import tell_on_stderr
-from tests.compat.wire import Wire
+from bench.neutral import h2load, usual
+from bench.report import markdown, parser_of
+from bench.stage import PROGRAMS, in_turn, leader_of, progress
 from tests.procs import Cluster
-from tests.server.process.process import leader_of
 
 CONNECTIONS = 100
-VALUE_BYTES = 256
 KEY = base64.b64encode(b"gateway/key").decode()
-VALUE = base64.b64encode(b"v" * VALUE_BYTES).decode()
-ROWS = {"put": {"key": KEY, "value": VALUE}, "range": {"key": KEY}}
-_FLAGS = ("--h1", "-H", "content-type: application/json")
+ROWS = {"put": {"key": KEY, "value": base64.b64encode(b"v" * 256).decode()}, "range": {"key": KEY}}
+FLAGS = ("--h1", "-H", "content-type: application/json")
 
 
-def measure(endpoint: str, row: str, requests: int, body: Path) -> float:
-    """Send so many requests; return how many a second were answered.
-
-    Raises:
-        SystemExit: not all of them were answered well.
-    """
-    url = f"http://{endpoint}/v3/kv/{row}"
-    return h2load.send(url, body, requests=requests, connections=CONNECTIONS, flags=_FLAGS).rate
-
-
-def main(words: Sequence[str]) -> int:
-    """Measure what the command line asks for; print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main() -> None:
+    """Measure, and print a table."""
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=20_000)
-    asked = parser.parse_args(words)
-    if not h2load.is_installed():
-        raise SystemExit("bench: h2load is missing: install nghttp2-client")
+    asked = parser.parse_args()
+    if usual() != "h2load":
+        sys.exit("bench: h2load is missing: install nghttp2-client")
     rates: dict[str, dict[str, list[float]]] = {row: {program.name: [] for program in PROGRAMS} for row in ROWS}
-    with (
-        Cluster(PROGRAMS[0], size=3) as first,
-        Cluster(PROGRAMS[1], size=3) as second,
-        tempfile.TemporaryDirectory() as folder,
-        ExitStack() as stack,
-    ):
-        wires = [stack.enter_context(Wire(cluster.endpoints)) for cluster in (first, second)]
+    with ExitStack() as stack:
+        clusters = [stack.enter_context(Cluster(program, size=3)) for program in PROGRAMS]
         for number in range(asked.rounds):
             for row, message in ROWS.items():
-                body = Path(folder) / f"{row}.json"
-                body.write_text(json.dumps(message), encoding="ascii")
-                for cluster, wire in list(zip((first, second), wires, strict=True))[:: (1, -1)[number % 2]]:
-                    rate = measure(cluster.endpoints[leader_of(wire)], row, asked.requests, body)
-                    rates[row][cluster.program.name].append(rate)
-                    tell_on_stderr(f"round {number + 1}: {row} {cluster.program.name}: {rate:.0f}/s")
-    print("| | etcd | raftkv | raftkv / etcd |\n|---|---|---|---|")
+                for cluster in in_turn(clusters, number):
+                    url, body = f"http://{leader_of(cluster).endpoint}/v3/kv/{row}", json.dumps(message).encode()
+                    sent = h2load(url, body, *FLAGS, requests=asked.requests, connections=CONNECTIONS)
+                    rates[row][cluster.program.name].append(sent.rate)
+                    progress(f"round {number + 1}: {row} {cluster.program.name}: {sent.rate:.0f}/s")
+    lines = []
     for row, found in rates.items():
         ratios = [ours / theirs for theirs, ours in zip(found["etcd"], found["raftkv"], strict=True)]
         etcd, raftkv, ratio = map(statistics.median, (found["etcd"], found["raftkv"], ratios))
-        print(f"| {row}, {CONNECTIONS} connections | {etcd:.0f}/s | {raftkv:.0f}/s | {ratio:.2f} |")
-    return 0
+        lines.append((f"{row}, {CONNECTIONS} connections", f"{etcd:.0f}/s", f"{raftkv:.0f}/s", f"{ratio:.2f}"))
+    print(markdown(("", "etcd", "raftkv", "raftkv / etcd"), lines))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

@@ -16,24 +16,21 @@ share the cores of this machine, the programs take turns, and the median over th
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import statistics
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Final
 
-from bench.compare import PROGRAMS, machine, write_table
-from bench.memory import QUOTA, processor_s, resident
+from bench.report import beside, latencies_ms, machine, medians, parser_of, write_table
+from bench.stage import QUOTA, alternate, memory_mib, pids_of, processor_s, progress
 from raftkv.client.rpc import methods
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.client.stream import ClientStream
 from raftkv.rpc.limits import ChannelOptions
-from tests.procs import Cluster
+from tests.procs import Cluster, Program
 
 LEASE_BYTES, POD_BYTES = 400, 1_000
 RENEW_EVERY_S: Final = 10.0
@@ -58,9 +55,9 @@ class Measured:
 
     def figures(self, cpu_s: float) -> Figures:
         """Rate, slowest hundredth, and the members' processor time for a unit."""
-        cuts = statistics.quantiles(self.times_s * 2, n=100, method="inclusive")
-        cpu_us = cpu_s / self.units * 1e6
-        return {"rate": self.units / self.seconds, "p50_ms": cuts[49] * 1e3, "p99_ms": cuts[98] * 1e3, "cpu_us": cpu_us}
+        times = latencies_ms(self.times_s)
+        rate, cpu_us = self.units / self.seconds, cpu_s / self.units * 1e6
+        return {"rate": rate, "p50_ms": times["p50_ms"], "p99_ms": times["p99_ms"], "cpu_us": cpu_us}
 
 
 @dataclass(frozen=True)
@@ -232,29 +229,25 @@ async def _measure(cluster: Cluster, sizes: Sizes) -> dict[str, Figures]:
         await load.open_watches(stack)
         calls = (load.renew, lambda: load.change(load.leases, sizes.nodes), load.list, load.watch)
         for name, row in zip(("renew", "renew-max", "list", "watch"), calls, strict=True):
-            before_s = sum(map(processor_s, cluster.members))
+            before_s = sum(map(processor_s, pids_of(cluster)))
             measured = await row()
-            rows[name] = measured.figures(sum(map(processor_s, cluster.members)) - before_s)
-            print(f"  {cluster.program.name:7} {name:10} {rows[name]['rate']:>10,.0f}/s", file=sys.stderr, flush=True)
-        memory = [resident(member) for member in cluster.members]
+            rows[name] = measured.figures(sum(map(processor_s, pids_of(cluster))) - before_s)
+            progress(f"  {cluster.program.name:7} {name:10} {rows[name]['rate']:>10,.0f}/s")
+        memory = [memory_mib(pid) for pid in pids_of(cluster)]
     rows["memory"] = {name: max(one[name] for one in memory) for name in ("RssAnon", "VmHWM")}
     return rows
 
 
 def run(rounds: int, sizes: Sizes) -> dict[str, dict[str, Figures]]:
     """Medians of all rounds: row, program, figures."""
-    seen: dict[str, list[dict[str, Figures]]] = {program.name: [] for program in PROGRAMS}
-    for number in range(rounds):
-        for program in PROGRAMS if number % 2 == 0 else reversed(PROGRAMS):
-            with Cluster(program.with_flags(*QUOTA), size=3) as cluster:
-                seen[program.name].append(asyncio.run(_measure(cluster, sizes)))
-    return {
-        row: {
-            name: {figure: statistics.median(one[row][figure] for one in found) for figure in found[0][row]}
-            for name, found in seen.items()
-        }
-        for row in next(iter(seen.values()))[0]
-    }
+
+    def measure(program: Program) -> dict[str, Figures]:
+        with Cluster(program.with_flags(*QUOTA), size=3) as cluster:
+            return asyncio.run(_measure(cluster, sizes))
+
+    seen = alternate(rounds, measure)
+    rows = seen["raftkv"][0]
+    return {row: {name: medians([one[row] for one in found]) for name, found in seen.items()} for row in rows}
 
 
 SHOWN: Final = {
@@ -269,25 +262,18 @@ SHOWN: Final = {
 
 def table(rows: dict[str, dict[str, Figures]], sizes: Sizes, rounds: int) -> str:
     """The rows as Markdown."""
-    lines = ["| row | figure | etcd 3.5.1 | raftkv | raftkv / etcd |", "|---|---|---:|---:|---:|"]
-    for row, programs in rows.items():
-        for figure, raftkv in programs["raftkv"].items():
-            etcd = programs["etcd"][figure]
-            ratio = f"{raftkv / etcd:.2f}" if etcd else "-"
-            lines.append(f"| {row} | {SHOWN[figure]} | {etcd:,.1f} | {raftkv:,.1f} | {ratio} |")
     facts = machine()
-    lines += [
-        "",
+    return (
+        f"{beside(rows, lambda name: (SHOWN[name], ',.1f'))}\n\n"
         f"{sizes.nodes:,} nodes, {sizes.pods:,} pods of {POD_BYTES:,} bytes, {sizes.watches:,} watches; three members "
         f"and the load generator on {facts['cores']} shared cores, hot path {facts['hot_path']}, median of {rounds} "
-        f"alternating rounds, {facts['date']}.",
-    ]
-    return "\n".join(lines)
+        f"alternating rounds, {facts['date']}."
+    )
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Measure both programs."""
-    parser = argparse.ArgumentParser(prog="python -m bench.kubernetes", description="the load of a Kubernetes cluster")
+    parser = parser_of(__doc__)
     parser.add_argument("--scale", type=float, default=1.0, help="share of 5,000 nodes, 150,000 pods, 30,000 watches")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--write", action="store_true", help="put the table into docs/reference/kubernetes.md")

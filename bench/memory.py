@@ -1,6 +1,6 @@
 """What one member costs at scale, raftkv beside real etcd 3.5.1: memory per key and watcher, a start with many keys.
 
-    python -m bench.memory [--keys 1000000] [--watchers 100000] [--starts 3] [--json]
+    python -m bench.memory [--keys 1000000] [--watchers 100000] [--starts 3]
 
 Keys of 32 bytes and values of 100 are put through the client port of a member alone: every key once, and a tenth of
 the keys ten times. Then the members are started again in turn, so that memory is the state itself and not what writing
@@ -13,19 +13,13 @@ file is left out, because the kernel may take it back at any time. Prints a tabl
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
-import os
-import subprocess
-import sys
 import time
 from contextlib import AsyncExitStack, ExitStack
-from pathlib import Path
-from statistics import median
 from typing import Final
 
-from bench.compare import PROGRAMS
+from bench.report import beside, medians, parser_of
+from bench.stage import PROGRAMS, QUOTA, fill, memory_mib, processor_s
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.client.channel import Channel
 from tests.procs import Cluster, Member
@@ -34,43 +28,8 @@ KEY_BYTES, VALUE_BYTES = 32, 100
 VERSIONS: Final = 10
 PER_STREAM: Final = 100
 CONNECTIONS: Final = 10
-QUOTA: Final = ("--quota-backend-bytes", str(8 * 1024**3))
-TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 Figures = dict[str, float]
-
-
-def fill(endpoint: str, keys: int, puts: int) -> None:
-    """Put every key as often as it takes to make so many puts."""
-    command = [
-        *(sys.executable, "-m", "raftkv.cli.ctl", "bench", "put", "--sequential-keys", "--keep-keys", "--json"),
-        *("--endpoints", endpoint, "--clients", "500", "--conns", "20"),
-        *("--key-size", str(KEY_BYTES), "--val-size", str(VALUE_BYTES)),
-        *("--key-space-size", str(keys), "--total", str(puts)),
-    ]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-
-
-def resident(member: Member) -> Figures:
-    """Anonymous memory and its peak with that of files, in MiB."""
-    fields = dict(
-        line.split(":", 1)
-        for line in Path(f"/proc/{_pid(member)}/status").read_text(encoding="utf-8").splitlines()
-        if ":" in line
-    )
-    return {name: int(fields[name].split()[0]) / 1024 for name in ("RssAnon", "VmRSS", "VmHWM")}
-
-
-def processor_s(member: Member) -> float:
-    """Processor seconds that a member has used."""
-    fields = Path(f"/proc/{_pid(member)}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
-
-
-def _pid(member: Member) -> int:
-    if member.process is None:
-        raise RuntimeError(f"{member.name} does not run")
-    return member.process.pid
 
 
 def started(member: Member) -> Figures:
@@ -79,7 +38,8 @@ def started(member: Member) -> Figures:
         member.stop()
     began_s = time.perf_counter()
     member.restart()
-    return {"start_s": time.perf_counter() - began_s, "start_cpu_s": processor_s(member)} | resident(member)
+    started_s = time.perf_counter() - began_s
+    return {"start_s": started_s, "start_cpu_s": processor_s(member.process.pid)} | memory_mib(member.process.pid)
 
 
 def starts(keys: int, puts: int, rounds: int) -> dict[str, Figures]:
@@ -88,14 +48,14 @@ def starts(keys: int, puts: int, rounds: int) -> dict[str, Figures]:
         clusters = {one.name: stack.enter_context(Cluster(one.with_flags(*QUOTA))) for one in PROGRAMS}
         for cluster in clusters.values():
             if puts:
-                fill(cluster.members[0].endpoint, keys, puts)
+                fill(cluster.members[0].endpoint, keys, puts, key_bytes=KEY_BYTES, value_bytes=VALUE_BYTES)
             cluster.members[0].stop()
         seen: dict[str, list[Figures]] = {name: [] for name in clusters}
         for _ in range(rounds):
             for name, cluster in clusters.items():
                 seen[name].append(started(cluster.members[0]))
                 cluster.members[0].stop()
-    return {name: {key: median(one[key] for one in found) for key in found[0]} for name, found in seen.items()}
+    return {name: medians(found) for name, found in seen.items()}
 
 
 async def _watch(stack: AsyncExitStack, channel: Channel, first: int, count: int) -> None:
@@ -123,7 +83,7 @@ async def watched(member: Member, watchers: int, per_stream: int) -> Figures:
         channels = [await stack.enter_async_context(Channel(member.endpoint)) for _ in range(CONNECTIONS)]
         for number, first in enumerate(range(0, watchers, per_stream)):
             await _watch(stack, channels[number % CONNECTIONS], first, min(per_stream, watchers - first))
-        return resident(member)
+        return memory_mib(member.process.pid)
 
 
 def watches(watchers: int, per_stream: int) -> dict[str, Figures]:
@@ -152,35 +112,32 @@ def measure(keys: int, watchers: int, rounds: int) -> dict[str, dict[str, Figure
     return rows
 
 
+SHOWN: Final = {
+    "bytes_each": ("bytes each", ".0f"),
+    "RssAnon": ("anonymous MiB", ".0f"),
+    "VmHWM": ("peak MiB", ".0f"),
+    "start_s": ("start s", ".2f"),
+    "start_cpu_s": ("start CPU s", ".2f"),
+}
+
+
 def table(rows: dict[str, dict[str, Figures]]) -> str:
     """The rows for people, in Markdown."""
-    shown = (
-        ("bytes_each", "bytes each", 0),
-        ("RssAnon", "anonymous MiB", 0),
-        ("VmHWM", "peak MiB", 0),
-        ("start_s", "start s", 2),
-        ("start_cpu_s", "start CPU s", 2),
-    )
-    lines = ["| row | figure | etcd 3.5.1 | raftkv | raftkv / etcd |", "|---|---|---:|---:|---:|"]
-    for row, programs in rows.items():
-        etcd, raftkv = programs["etcd"], programs["raftkv"]
-        for key, title, digits in shown:
-            if raftkv.get(key) and etcd.get(key):
-                ratio = f"{raftkv[key] / etcd[key]:.2f}"
-                lines.append(f"| {row} | {title} | {etcd[key]:.{digits}f} | {raftkv[key]:.{digits}f} | {ratio} |")
-    return "\n".join(lines)
+    shown = {
+        row: {name: {key: figures[key] for key in SHOWN if figures.get(key)} for name, figures in programs.items()}
+        for row, programs in rows.items()
+    }
+    return beside(shown, SHOWN.__getitem__)
 
 
 def main() -> None:
     """Measure both programs."""
-    parser = argparse.ArgumentParser(description="memory per key and per watcher, and starts with many keys")
+    parser = parser_of(__doc__)
     parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--watchers", type=int, default=100_000)
     parser.add_argument("--starts", type=int, default=3, help="starts of each member, of which the median is shown")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args()
-    rows = measure(options.keys, options.watchers, options.starts)
-    print(json.dumps(rows, indent=2) if options.json else table(rows))
+    given = parser.parse_args()
+    print(table(measure(given.keys, given.watchers, given.starts)))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How long a rendezvous of many nodes takes, and what it costs the cluster: raftkv, beside torch's own.
 
-    python -m bench.rdzv_scale [--nodes 64,256,1024] [--rounds 3] [--idle 5] [--c10d 64] [--json]
+    python -m bench.rdzv_scale [--nodes 64,256,1024] [--rounds 3] [--idle 5] [--c10d 64] [--write]
     python -m bench.rdzv_scale --agents 1024,4096      on one event loop; prints a line for each size
 
 Three real members with fsync; the nodes are memberships of `raftkv.training` in processes of 64 threads, each with a
@@ -13,16 +13,13 @@ connection of its own. For every size:
   included (messages on streams, as keep-alives and watches that are created, are counted apart);
 - *idle*: revisions that appear in the store while nothing happens, for each node and hour.
 
-Everything shares the machine's cores, so the times are those of the nodes' own Python most of all. Writes
-`bench/rdzv_results.json`.
+Everything shares the machine's cores, so the times are those of the nodes' own Python most of all. `--write`
+keeps `bench/rdzv_results.json`.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import queue
-import resource
 import statistics
 import subprocess
 import sys
@@ -33,60 +30,18 @@ from pathlib import Path
 from typing import Any
 
 import raftkv
-from bench.compare import machine
 from bench.rdzv_scale_agents import measure_agents
+from bench.report import keep, machine, markdown, parser_of
+from bench.stage import Worker, allow_many_files
 from tests.procs import RAFTKV, Cluster
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "rdzv_results.json"
 NODES_A_PROCESS = 64
-WAIT_S = 300.0
 RUN = "scale"
 KEEPALIVES = "LeaseKeepAliveRequest"
 CALLS_MAX = 6
 """Calls per node and round that a rendezvous may cost."""
-
-
-class Process:
-    """One process of nodes."""
-
-    def __init__(self, task: dict[str, Any]) -> None:
-        command = [sys.executable, "-m", "bench.rdzv_scale_nodes", json.dumps(task)]
-        self.count: int = task["count"]
-        self.lines: queue.Queue[dict[str, Any] | None] = queue.Queue()
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True
-        )
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        for line in self.process.stdout or ():
-            self.lines.put(json.loads(line))
-        self.lines.put(None)
-
-    def send(self, command: str) -> None:
-        """Tell it to do something."""
-        if self.process.stdin is not None:
-            self.process.stdin.write(f"{command}\n")
-            self.process.stdin.flush()
-
-    def wait_for(self, event: str, **wanted: int) -> dict[str, Any]:
-        """The next line of that kind; others are dropped."""
-        while True:
-            try:
-                line = self.lines.get(timeout=WAIT_S)
-            except queue.Empty:
-                raise SystemExit(f"no {event!r} from a process of nodes within {WAIT_S:g} s") from None
-            if line is None:
-                raise SystemExit(f"a process of nodes ended with {self.process.wait()} instead of {event!r}")
-            if line["event"] == "failed":
-                raise SystemExit(line["reason"])
-            if line["event"] == event and all(line[name] == value for name, value in wanted.items()):
-                return line
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
 
 
 def measure(nodes: int, rounds: int, idle_s: float, ttl_s: int) -> dict[str, Any]:
@@ -95,21 +50,27 @@ def measure(nodes: int, rounds: int, idle_s: float, ttl_s: int) -> dict[str, Any
         task = {"endpoints": cluster.endpoints, "run": RUN, "nodes": nodes, "ttl": ttl_s}
         sizes = [(first, min(NODES_A_PROCESS, nodes - first)) for first in range(0, nodes, NODES_A_PROCESS)]
         started = time.monotonic()
-        processes = [Process({**task, "first": first, "count": count}) for first, count in sizes]
+        processes = [
+            Worker("bench.rdzv_scale_nodes", json.dumps({**task, "first": first, "count": count}))
+            for first, count in sizes
+        ]
         try:
-            return {"nodes": nodes, **first_world(processes, started), **more(processes, cluster, rounds, idle_s)}
+            return {
+                "nodes": nodes,
+                **first_world(processes, nodes, started),
+                **more(processes, nodes, cluster, rounds, idle_s),
+            }
         finally:
             for process in processes:
                 process.end()
 
 
-def first_world(processes: list[Process], started: float) -> dict[str, Any]:
+def first_world(processes: list[Worker], nodes: int, started: float) -> dict[str, Any]:
     """From nothing to generation 1."""
-    registered = [process.wait_for("registered") for process in processes]
-    worlds = [process.wait_for("world", generation=1) for process in processes]
+    registered = [process.answer("registered") for process in processes]
+    worlds = [process.answer("world", generation=1) for process in processes]
     ended = max(line["time"] for line in worlds)
     calls = sum((Counter(line["calls"]) for line in worlds), Counter())
-    nodes = sum(process.count for process in processes)
     return {
         "first_s": round(ended - started, 3),
         "close_s": round(ended - max(line["time"] for line in registered), 3),
@@ -118,15 +79,14 @@ def first_world(processes: list[Process], started: float) -> dict[str, Any]:
     }
 
 
-def more(processes: list[Process], cluster: Cluster, rounds: int, idle_s: float) -> dict[str, Any]:
+def more(processes: list[Worker], nodes: int, cluster: Cluster, rounds: int, idle_s: float) -> dict[str, Any]:
     """What follows on generation 1: rounds, then nothing at all."""
-    nodes = sum(process.count for process in processes)
     seconds, calls = [], []
     for number in range(rounds):
         before = counts(processes)
-        processes[0].send("break")
-        broken = processes[0].wait_for("broken")
-        worlds = [process.wait_for("world", generation=number + 2) for process in processes]
+        processes[0].say("break")
+        broken = processes[0].answer("broken")
+        worlds = [process.answer("world", generation=number + 2) for process in processes]
         seconds.append(max(line["time"] for line in worlds) - broken["time"])
         calls.append(per_node(counts(processes) - before, nodes))
     idle, keepalives = idle_revisions(processes, cluster, idle_s)
@@ -141,11 +101,11 @@ def more(processes: list[Process], cluster: Cluster, rounds: int, idle_s: float)
     }
 
 
-def counts(processes: list[Process]) -> Counter[str]:
+def counts(processes: list[Worker]) -> Counter[str]:
     """What all nodes have sent so far."""
     for process in processes:
-        process.send("counts")
-    return sum((Counter(process.wait_for("counts")["calls"]) for process in processes), Counter())
+        process.say("counts")
+    return sum((Counter(process.answer("counts")["calls"]) for process in processes), Counter())
 
 
 def per_node(calls: Counter[str], nodes: int) -> float:
@@ -153,7 +113,7 @@ def per_node(calls: Counter[str], nodes: int) -> float:
     return round(sum(number for name, number in calls.items() if not name.startswith("message ")) / nodes, 2)
 
 
-def idle_revisions(processes: list[Process], cluster: Cluster, idle_s: float) -> tuple[int, int]:
+def idle_revisions(processes: list[Worker], cluster: Cluster, idle_s: float) -> tuple[int, int]:
     """Revisions and keep-alives while nothing happens."""
     with raftkv.connect(cluster.endpoints) as kv:
         before, sent = kv.range("nothing").revision, counts(processes)
@@ -182,27 +142,22 @@ def measure_c10d(nodes: int, rounds: int, limit_s: float) -> dict[str, Any]:
 
 
 def show(results: dict[str, Any]) -> None:
-    """The results as tables."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title="raftkv: three members, fsync on")
-    for name in ("nodes", "first", "of it, closing", "again (median)", "again (max)", "calls/node", "idle revisions"):
-        table.add_column(name, justify="right")
-    for row in results["raftkv"]:
-        times = [f"{row[name]:.2f} s" for name in ("first_s", "close_s", "again_s", "again_max_s")]
-        table.add_row(str(row["nodes"]), *times, f"{row['calls_per_node']:.2f}", f"{row['idle_revisions']}")
-    Console().print(table)
-    if not results["c10d"]:
-        return
-    other = Table(title="torch's c10d dynamic rendezvous: one TCPStore, no replication")
-    for name in ("nodes", "round", "seconds", "store calls/node"):
-        other.add_column(name, justify="right")
-    for row in results["c10d"]:
-        for number, one in enumerate(row["rounds"] or [{"seconds": 0.0, "finished": False, "calls_per_node": 0.0}]):
-            seconds = f"{one['seconds']:.2f} s" if one["finished"] else "did not finish"
-            other.add_row(str(row["nodes"]), str(number + 1), seconds, f"{one['calls_per_node']:.1f}")
-    Console().print(other)
+    """Print the results as tables."""
+    rows = [
+        (row["nodes"], *(f"{row[name]:.2f} s" for name in ("first_s", "close_s", "again_s", "again_max_s")),
+         f"{row['calls_per_node']:.2f}", row["idle_revisions"])
+        for row in results["raftkv"]
+    ]  # fmt: skip
+    headings = ("nodes", "first", "of it, closing", "again (median)", "again (max)", "calls/node", "idle revisions")
+    print(f"raftkv: three members, fsync on\n\n{markdown(headings, rows)}")
+    unfinished = [{"seconds": 0.0, "finished": False, "calls_per_node": 0.0}]
+    others = [
+        (row["nodes"], number, f"{one['seconds']:.2f} s" if one["finished"] else "did not finish",
+         f"{one['calls_per_node']:.1f}")
+        for row in results["c10d"] for number, one in enumerate(row["rounds"] or unfinished, 1)
+    ]  # fmt: skip
+    table = markdown(("nodes", "round", "seconds", "store calls/node"), others)
+    print(f"\ntorch's c10d dynamic rendezvous: one TCPStore, no replication\n\n{table}")
 
 
 def verdict(results: dict[str, Any]) -> list[str]:
@@ -218,7 +173,7 @@ def verdict(results: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--nodes", default="64,256,1024", help="sizes, separated by commas")
     parser.add_argument(
         "--agents", default="", help="sizes on one event loop, see bench.rdzv_scale_agents; nothing else"
@@ -228,11 +183,9 @@ def main() -> None:
     parser.add_argument("--ttl", type=int, default=10, help="lease TTL of the nodes, s; they share the cores")
     parser.add_argument("--c10d", default="64", help="sizes for torch's own rendezvous; empty: none")
     parser.add_argument("--c10d-limit", type=float, default=60.0, help="seconds that one of its rounds may take")
-    parser.add_argument("--json", action="store_true", help="print JSON, a line for each size")
-    parser.add_argument("--dry-run", action="store_true", help="do not write the results")
+    parser.add_argument("--write", action="store_true", help="keep the results")
     given = parser.parse_args()
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    allow_many_files()
     if given.agents:
         for nodes in sizes_of(given.agents):
             print(json.dumps(measure_agents(nodes, given.rounds, given.ttl)), flush=True)
@@ -240,14 +193,9 @@ def main() -> None:
     results: dict[str, Any] = {"machine": machine(), "lease_ttl_s": given.ttl, "idle_s": given.idle}
     results["raftkv"] = [measure(nodes, given.rounds, given.idle, given.ttl) for nodes in sizes_of(given.nodes)]
     results["c10d"] = [measure_c10d(nodes, 2, given.c10d_limit) for nodes in sizes_of(given.c10d)]
-    if given.json:
-        for backend in ("raftkv", "c10d"):
-            for row in results[backend]:
-                print(json.dumps({"backend": backend, **row}))
-    else:
-        show(results)
-    if not given.dry_run:
-        RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    show(results)
+    if given.write:
+        keep(RESULTS, results)
     if wrong := verdict(results):
         raise SystemExit("; ".join(wrong))
 

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from unittest import mock
 
 import raftkv.aio
-from bench.memory import processor_s
+from bench.stage import pids_of, processor_s
 from raftkv.client.control import ClientControl, OnEvents, OnLost
 from raftkv.client.operations import Compare, GetRange, Operation
 from raftkv.client.scope import Text
@@ -164,7 +164,7 @@ async def _measure(cluster: Cluster, nodes: int, rounds: int, ttl_s: int) -> dic
     processor: list[tuple[float, float]] = []
 
     def used() -> tuple[float, float]:
-        return time.process_time(), sum(processor_s(member) for member in cluster.members)
+        return time.process_time(), sum(map(processor_s, pids_of(cluster)))
 
     async with AsyncExitStack() as stack:
         places = [cluster.endpoints[at:] + cluster.endpoints[:at] for at in range(len(cluster.endpoints))]

@@ -26,6 +26,7 @@ from typing import Any
 from unittest import mock
 
 import raftkv
+from bench.stage import tell
 from raftkv.client.rpc import core
 from raftkv.errors import RaftKVError
 from raftkv.training.config import RunConfig
@@ -82,7 +83,7 @@ class Nodes:
         try:
             self._take_part(number)
         except RaftKVError as error:
-            say(event="failed", reason=f"node {self.task['first'] + number}: {error}")
+            tell(event="failed", reason=f"node {self.task['first'] + number}: {error}")
 
     def _take_part(self, number: int) -> None:
         endpoints = self.task["endpoints"]
@@ -118,7 +119,7 @@ class Nodes:
             self._reached[name] += 1
             is_last = self._reached[name] == len(self.threads)
         if is_last:
-            say(event=event, time=now, calls=dict(CALLS), **more)
+            tell(event=event, time=now, calls=dict(CALLS), **more)
 
     def start(self) -> None:
         """Let all join."""
@@ -130,14 +131,8 @@ class Nodes:
         one = self.memberships[0]
         if one.world is None:
             return
-        say(event="broken", time=time.monotonic())
+        tell(event="broken", time=time.monotonic())
         one.report(Fault(one.world.generation, one.node.id, one.node.host, rank=one.world.rank, exit_code=1))
-
-
-def say(**what: Any) -> None:
-    """One line to the parent."""
-    sys.stdout.write(json.dumps(what) + "\n")
-    sys.stdout.flush()
 
 
 def main() -> None:
@@ -149,7 +144,7 @@ def main() -> None:
         if command == "break":
             nodes.break_generation()
         elif command == "counts":
-            say(event="counts", calls=dict(CALLS))
+            tell(event="counts", calls=dict(CALLS))
     os._exit(0)  # the threads wait for a generation that will not come
 
 

@@ -18,11 +18,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import raftkv
+from bench.stage import leader_of
 
 if TYPE_CHECKING:
     from bench.restart_job import Agent, Job, World
-    from tests.procs import Cluster, Member
+    from tests.procs import Cluster
 
 NODES = 3
 SETTLE_S = 1.0
@@ -62,7 +62,7 @@ class Fault:
     """
 
     name: str
-    strike: Callable[[Job, World, Cluster | None], Callable[[], None]]
+    strike: Callable[[Job, World, Cluster | None], Callable[[], object]]
     size: int
     bar_s: float
     rounds: int = 1
@@ -73,29 +73,25 @@ def _nothing() -> None:
     pass
 
 
-def _worker(job: Job, world: World, _: Cluster | None) -> Callable[[], None]:
+def _worker(job: Job, world: World, _: Cluster | None) -> Callable[[], object]:
     job.of_rank(world, NODES - 1).kill_worker()
     return _nothing
 
 
-def _kill_node(job: Job, agent: Agent) -> Callable[[], None]:
+def _kill_node(job: Job, agent: Agent) -> Callable[[], object]:
     agent.kill_node()
-    return lambda: _bring_back(job, agent.name)
+    return lambda: job.start(agent.name)
 
 
-def _bring_back(job: Job, name: str) -> None:
-    job.start(name)
-
-
-def _node(job: Job, world: World, _: Cluster | None) -> Callable[[], None]:
+def _node(job: Job, world: World, _: Cluster | None) -> Callable[[], object]:
     return _kill_node(job, job.victim(world))
 
 
-def _node0(job: Job, world: World, _: Cluster | None) -> Callable[[], None]:
+def _node0(job: Job, world: World, _: Cluster | None) -> Callable[[], object]:
     return _kill_node(job, job.first(world))
 
 
-def _agent(job: Job, world: World, _: Cluster | None) -> Callable[[], None]:
+def _agent(job: Job, world: World, _: Cluster | None) -> Callable[[], object]:
     agent = job.victim(world)
     left_running = agent.kill_agent()
     job.left_running += left_running
@@ -109,20 +105,20 @@ def _agent(job: Job, world: World, _: Cluster | None) -> Callable[[], None]:
     return bring_back
 
 
-def _freeze(job: Job, world: World, _: Cluster | None) -> Callable[[], None]:
+def _freeze(job: Job, world: World, _: Cluster | None) -> Callable[[], object]:
     agent = job.victim(world)
     agent.signal_node(signal.SIGSTOP)
     return lambda: agent.signal_node(signal.SIGCONT)
 
 
-def _leader(job: Job, world: World, cluster: Cluster | None) -> Callable[[], None]:
-    member = find_leader(cluster)
+def _leader(job: Job, world: World, cluster: Cluster | None) -> Callable[[], object]:
+    member = leader_of(cluster)
     member.kill()
     return member.restart
 
 
-def _leader_and_node(job: Job, world: World, cluster: Cluster | None) -> Callable[[], None]:
-    agent, member = job.victim(world), find_leader(cluster)
+def _leader_and_node(job: Job, world: World, cluster: Cluster | None) -> Callable[[], object]:
+    agent, member = job.victim(world), leader_of(cluster)
     member.kill()
     agent.kill_node()
 
@@ -145,19 +141,6 @@ FAULTS = {
         Fault("raft-leader+node", _leader_and_node, NODES - 1, 4.5, needs_cluster=True),
     )
 }
-
-
-def find_leader(cluster: Cluster | None) -> Member:
-    """The member that leads."""
-    if cluster is None:
-        raise RuntimeError("there is no cluster")
-    pause = threading.Event()
-    with raftkv.connect(cluster.endpoints) as kv:
-        while True:
-            for status in kv.status():
-                if status.member_id and status.member_id == status.leader_id:
-                    return next(member for member in cluster.members if member.endpoint == status.endpoint)
-            pause.wait(0.05)
 
 
 def run_trial(fault: Fault, job: Job, cluster: Cluster | None, world: World) -> tuple[Outcome, World]:

@@ -1,6 +1,6 @@
 """How long a training job stands still after a fault: from the kill to the first allreduce of the next world.
 
-    python -m bench.restart_latency [--backend raftkv,c10d,c10d-tuned] [--fault worker,node,...] [--trials 10] [--json]
+    python -m bench.restart_latency [--backend raftkv,c10d,c10d-tuned] [--fault worker,node,...] [--trials 10] [--write]
 
 Three members of raftkv with fsync, three agents of torchrun (`--nnodes=2:4`, one worker each, gloo) that run
 `examples/train_allreduce.py`, all on this machine. `node0` is the node of rank 0, with c10d the one that keeps its
@@ -10,9 +10,8 @@ Backends: `raftkv`; `etcd`: raftkv's rendezvous on real etcd 3.5.1, whose leases
 with its defaults, one trial; `c10d-tuned`: its store not shared with workers, last call 2 s, keep-alive 1 s x 3. Trials
 are given up after 60 s, with c10d after 120 s. `raftkv-nccl`, `c10d-nccl` (tuned): workers on the GPU, by NCCL.
 
-`--json` prints one line for each fault and backend. Without it: progress and a table with ratios. If everything was
-measured, or with `--write`, the results are kept: `bench/restart_results.json`, `docs/training/restart.png`,
-the table of `docs/training/index.md`. The
+`--write` keeps the results: `bench/restart_results.json`, `docs/training/restart.png`, the table of
+`docs/training/index.md`. The
 exit status is 1 if anything was wrong: not one round for each fault, a rank twice, a worker in two worlds, an agent
 that did not end with 0, keys left over, a median of raftkv's above its bar.
 """
@@ -20,28 +19,26 @@ that did not end with 0, keys left over, a median of raftkv's above its bar.
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import raftkv
-from bench.compare import machine
+from bench.report import machine, names_of, parser_of
 from bench.restart_faults import FAULTS, NODES, Fault, Outcome, run_trial
 from bench.restart_job import BACKENDS, Backend, Job, Unrecovered
 from bench.restart_report import Line, show, write
+from bench.stage import progress
 from tests.procs import ETCD, RAFTKV, Cluster, data_directory, free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 DEFAULT_BACKENDS = ("raftkv", "c10d", "c10d-tuned")
 C10D_TRIALS = {"c10d": 1, "c10d-tuned": 3}
 """At most so many: each may take two minutes."""
-Tell = Callable[[str], None]
 
 
 def main() -> None:
@@ -49,17 +46,12 @@ def main() -> None:
     options = _parse()
     lines: list[Line] = []
     problems: list[str] = []
-    with ExitStack() as stack:
-        tell = _silent if options.json else stack.enter_context(_Progress())
-        for backend in options.backend:
-            for line, wrong in measure(BACKENDS[backend], options.fault, options.trials, tell):
-                lines.append(line)
-                problems += [f"{backend}: {text}" for text in [*wrong, *_missed(line)]]
-                if options.json:
-                    print(json.dumps(line.plain()), flush=True)
-    if not options.json:
-        show(lines)
-    if options.write or (len(options.fault) == len(FAULTS) and set(options.backend) >= set(DEFAULT_BACKENDS)):
+    for backend in options.backend:
+        for line, wrong in measure(BACKENDS[backend], options.fault, options.trials):
+            lines.append(line)
+            problems += [f"{backend}: {text}" for text in [*wrong, *_missed(line)]]
+    show(lines)
+    if options.write:
         write(lines, machine())
     for problem in problems:
         print(f"wrong: {problem}", file=sys.stderr)
@@ -74,56 +66,12 @@ def _missed(line: Line) -> list[str]:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="from a fault to the first allreduce of the next world")
-    parser.add_argument("--backend", type=_names(BACKENDS), default=list(DEFAULT_BACKENDS))
-    parser.add_argument("--tuned", action="store_true", help="with --backend c10d: c10d-tuned")
-    parser.add_argument("--fault", type=_names(FAULTS), default=list(FAULTS))
+    parser = parser_of(__doc__)
+    parser.add_argument("--backend", type=names_of(BACKENDS), default=list(DEFAULT_BACKENDS))
+    parser.add_argument("--fault", type=names_of(FAULTS), default=list(FAULTS))
     parser.add_argument("--trials", type=int, default=10)
-    parser.add_argument("--json", action="store_true", help="one line for each fault and backend, and nothing else")
     parser.add_argument("--write", action="store_true", help="keep what was measured in place of what was kept of it")
-    options = parser.parse_args()
-    if options.tuned:
-        options.backend = ["c10d-tuned" if name == "c10d" else name for name in options.backend]
-    return options
-
-
-def _names(known: dict[str, Any]) -> Callable[[str], list[str]]:
-    def split(text: str) -> list[str]:
-        names = text.split(",")
-        unknown = [name for name in names if name not in known]
-        if unknown:
-            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(known)}")
-        return names
-
-    return split
-
-
-def _silent(text: str) -> None:
-    pass
-
-
-class _Progress:
-    """A line on the terminal that says what is going on; plain lines elsewhere."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-
-        self._console = Console(stderr=True)
-        self._status = self._console.status("starting")
-
-    def __enter__(self) -> Tell:
-        if self._console.is_terminal:
-            self._status.start()
-        return self._tell
-
-    def __exit__(self, *_: object) -> None:
-        self._status.stop()
-
-    def _tell(self, text: str) -> None:
-        if self._console.is_terminal:
-            self._status.update(text)
-        else:
-            self._console.print(text)
+    return parser.parse_args()
 
 
 @dataclass
@@ -135,7 +83,7 @@ class _Trials:
     verdict: str = ""
 
 
-def measure(backend: Backend, faults: list[str], trials: int, tell: Tell) -> Iterator[tuple[Line, list[str]]]:
+def measure(backend: Backend, faults: list[str], trials: int) -> Iterator[tuple[Line, list[str]]]:
     """All faults with one backend, on one cluster, a fresh job for each; yields each one's line, and what was wrong."""
     count = min(trials, C10D_TRIALS.get(backend.name, trials))
     with ExitStack() as stack:
@@ -149,27 +97,25 @@ def measure(backend: Backend, faults: list[str], trials: int, tell: Tell) -> Ite
             fault = FAULTS[name]
             if fault.needs_cluster and cluster is None:
                 continue
-            done = _run_job(fault, backend, cluster, directory / name, count, tell)
+            done = _run_job(fault, backend, cluster, directory / name, count)
             yield _line(fault, backend, done), done.problems
 
 
-def _run_job(
-    fault: Fault, backend: Backend, cluster: Cluster | None, directory: Path, count: int, tell: Tell
-) -> _Trials:
+def _run_job(fault: Fault, backend: Backend, cluster: Cluster | None, directory: Path, count: int) -> _Trials:
     """A fresh job, and ``count`` times the fault."""
     endpoint = f"127.0.0.1:{free_port()}" if cluster is None else ",".join(cluster.endpoints)
     done = _Trials()
     with Job(backend, endpoint, directory, f"bench-{fault.name.replace('+', '-')}") as job:
         for number in range(NODES):
             job.start(f"n{number}")
-        tell(f"{backend.name}, {fault.name}: starting")
+        progress(f"{backend.name}, {fault.name}: starting")
         try:
             world = job.wait_world(NODES, 0.0, cap_s=120.0)
         except Unrecovered as error:
             sys.exit(f"{backend.name}, {fault.name}: the job did not start: {error}\n{job.logs()}")
         try:
             for number in range(count):
-                tell(f"{backend.name}, {fault.name}: {number + 1} of {count}")
+                progress(f"{backend.name}, {fault.name}: {number + 1} of {count}")
                 outcome, world = run_trial(fault, job, cluster, world)
                 done.outcomes.append(outcome)
                 done.problems += outcome.problems

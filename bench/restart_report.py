@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.compare import INK, drawing, write_table
+from bench.report import INK, drawing, keep, write_table
+from bench.report import markdown as table_of
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "restart_results.json"
@@ -42,41 +43,19 @@ class Line:
     verdict: str = ""
     bar_s: float = 0.0
 
-    def plain(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
-
-
-def ratio(line: Line, lines: list[Line]) -> float | None:
-    """How many times as long as raftkv another rendezvous took."""
-    own = next((one for one in lines if one.fault == line.fault and one.backend == "raftkv"), None)
-    if own is None or own is line or not own.median_s or line.median_s is None:
-        return None
-    return line.median_s / own.median_s
-
 
 def show(lines: list[Line]) -> None:
-    """A table on the terminal."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title="seconds from a fault to the first allreduce of the next world")
-    for heading in ("fault", "rendezvous", "median", "max", "respawn", "n", "rounds", "beside raftkv"):
-        is_name = heading in ("fault", "rendezvous")
-        table.add_column(heading, justify="left" if is_name else "right", no_wrap=is_name)
+    """Print a table."""
+    own = {line.fault: line.median_s for line in lines if line.backend == "raftkv"}
+    rows = []
     for line in lines:
-        times = ratio(line, lines)
-        table.add_row(
-            line.fault,
-            line.backend,
-            _seconds(line.median_s, line.verdict),
-            _seconds(line.max_s, ""),
-            _seconds(line.respawn_s, ""),
-            str(line.trials),
-            "" if line.rounds_per_fault is None else f"{line.rounds_per_fault:g}",
-            "" if times is None else f"{times:.1f}x",
-        )
-    Console().print(table)
+        base = own.get(line.fault) if line.backend != "raftkv" else None
+        times = f"{line.median_s / base:.1f}x" if base and line.median_s is not None else ""
+        seconds = (_seconds(line.median_s, line.verdict), _seconds(line.max_s, ""), _seconds(line.respawn_s, ""))
+        rounds = "" if line.rounds_per_fault is None else f"{line.rounds_per_fault:g}"
+        rows.append((line.fault, line.backend, *seconds, line.trials, rounds, times))
+    headings = ("fault", "rendezvous", "median s", "max s", "respawn s", "trials", "rounds", "beside raftkv")
+    print(table_of(headings, rows, texts=2))
 
 
 def _seconds(value: float | None, verdict: str) -> str:
@@ -88,8 +67,8 @@ def write(lines: list[Line], machine: dict[str, Any]) -> None:
     import torch
 
     about = {**machine, "torch": torch.__version__}
-    kept = {"machine": about, "lines": [line.plain() for line in _merged(lines)]}
-    RESULTS.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+    kept = {"machine": about, "lines": [asdict(line) for line in _merged(lines)]}
+    keep(RESULTS, kept)
     publish(kept)
 
 
@@ -111,17 +90,14 @@ def publish(kept: dict[str, Any]) -> None:
 def markdown(lines: list[Line]) -> str:
     """A row for each fault, a column for each rendezvous."""
     backends = list(dict.fromkeys(line.backend for line in lines))
-    rows = [
-        f"| fault | {' | '.join(backends)} | new generations of raftkv |",
-        f"|---|{'---:|' * (len(backends) + 1)}",
-    ]
+    rows = []
     for fault in dict.fromkeys(line.fault for line in lines):
         found = {line.backend: line for line in lines if line.fault == fault}
         cells = [_cell(found.get(backend)) for backend in backends]
         own = found.get("raftkv")
         rounds = "" if own is None or own.rounds_per_fault is None else f"{own.rounds_per_fault:g}"
-        rows.append(f"| {fault} | {' | '.join(cells)} | {rounds} |")
-    return "\n".join(rows)
+        rows.append((fault, *cells, rounds))
+    return table_of(("fault", *backends, "new generations of raftkv"), rows)
 
 
 def _cell(line: Line | None) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-import bench.compare
+import bench.report
 from docsite.commands import write_manuals
 from raftkv import __version__
 from raftkv.cli.server_options import FLAGS, read_options
@@ -165,7 +165,7 @@ def test_the_extra_for_torch_takes_the_torch_that_is_there() -> None:
     assert metadata.version("torch").startswith(pinned.removeprefix("torch=="))
 
 
-@pytest.mark.parametrize("name", bench.compare.TABLES)
+@pytest.mark.parametrize("name", bench.report.TABLES)
 def test_the_page_of_a_benchmark_has_the_markers_of_its_table(name: str) -> None:
-    text = bench.compare.TABLES[name].read_text(encoding="utf-8")
+    text = bench.report.TABLES[name].read_text(encoding="utf-8")
     assert text.count(f"<!-- {name}:begin -->") == text.count(f"<!-- {name}:end -->") == 1

@@ -28,7 +28,7 @@ from time import monotonic
 from typing import Any
 
 import raftkv.aio
-from bench.compare import machine, write_table
+from bench.report import machine, write_table
 from raftkv.checkpoint.aio import Attempt, Claim, Registry
 from raftkv.checkpoint.commit.summary import advanced, indexed
 from raftkv.checkpoint.keys import TAG, RegistryKeys

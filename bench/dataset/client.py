@@ -9,18 +9,12 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import raftkv
+from bench.stage import memory_mib, tell
 from raftkv.dataset import ChunkOrder, Dataset
 from raftkv.dataset.dataset import Snapshot
-
-
-def memory_bytes(field: str) -> int:
-    """Resident memory now (`VmRSS`) or at its height (`VmHWM`)."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
 def read_all(files: Snapshot) -> int:
@@ -45,25 +39,21 @@ def main() -> None:
     with raftkv.connect(task["endpoints"]) as kv:
         kv.get("warm-up")
         data = Dataset(kv, task["name"], cache_bytes=task["cache_bytes"], directory=task["directory"])
-        before = memory_bytes("VmRSS")
-        tell({"event": "ready"})
+        before = memory_mib("self")["VmRSS"]
+        tell(event="ready")
         for line in sys.stdin:
             command, *arguments = line.split()
             if command == "pass":
-                tell(passed(data, read_all))
+                tell(**passed(data, read_all))
             elif command == "shuffled":
-                tell(passed(data, read_shuffled))
+                tell(**passed(data, read_shuffled))
             elif command == "adopt":
                 head = data.wait_version(int(arguments[0]), timeout_s=600)
                 found = data.next_pass().lookup(arguments[1])
-                tell({"version": head.version, "at": time.time(), "found": found is not None})
+                tell(version=head.version, at=time.time(), found=found is not None)
             elif command == "memory":
-                height = memory_bytes("VmHWM") - before
-                tell({"grown_bytes": height, "cached_bytes": data.resident_bytes})
-
-
-def tell(plain: dict[str, Any]) -> None:
-    print(json.dumps(plain), flush=True)
+                grown_bytes = int((memory_mib("self")["VmHWM"] - before) * 2**20)
+                tell(grown_bytes=grown_bytes, cached_bytes=data.resident_bytes)
 
 
 if __name__ == "__main__":

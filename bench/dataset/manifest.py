@@ -1,6 +1,6 @@
 """A manifest of a million files on three real members, read by many clients; exit status 1 if a bar is missed.
 
-    python bench/manifest.py --files 1000000 --clients 8 [--json]
+    python bench/manifest.py --files 1000000 --clients 8
 
 The paths are those of ImageNet, each with size, shard and offset. The clients are processes of this machine; first each
 reads for itself, then all share a directory, as the ranks of a node do. Times are those of this machine's cores, which
@@ -12,22 +12,19 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import subprocess
-import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import raftkv
+from bench.stage import Worker
+from raftkv.cli.ctl import top
 from raftkv.dataset import Dataset, Entry
 from raftkv.dataset.tree import Builder
 
-ROOT = Path(__file__).resolve().parents[2]
 CACHE_BYTES = 64 << 20
 MARGIN_BYTES = 48 << 20
 """Memory of a client beyond its cache: what a chunk takes while it is unpacked, and what Python keeps."""
@@ -64,63 +61,30 @@ def with_one_more(count: int) -> Iterator[Entry]:
             yield Entry(f"{entry.path}.new", 1)
 
 
-class Client:
-    """A process that reads."""
-
-    def __init__(self, endpoints: str, name: str, directory: str) -> None:
-        task = {"endpoints": endpoints, "name": name, "cache_bytes": CACHE_BYTES, "directory": directory}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "bench.dataset.client", json.dumps(task)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
-        )  # fmt: skip
-
-    def ask(self, command: str) -> None:
-        """Have it begin something."""
-        if self.process.stdin is not None:
-            self.process.stdin.write(f"{command}\n")
-            self.process.stdin.flush()
-
-    def answer(self) -> dict[str, Any]:
-        """Return what it took."""
-        line = self.process.stdout.readline() if self.process.stdout is not None else ""
-        if not line:
-            raise SystemExit(f"a client ended with {self.process.wait()}")
-        found: dict[str, Any] = json.loads(line)
-        return found
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-
 @contextmanager
-def clients(count: int, endpoints: str, name: str, directory: str) -> Iterator[list[Client]]:
+def clients(count: int, endpoints: str, name: str, directory: str) -> Iterator[list[Worker]]:
     """Start the processes, and wait until they are ready."""
+    task = {"endpoints": endpoints, "name": name, "cache_bytes": CACHE_BYTES, "directory": directory}
     with ExitStack() as stack:
-        made = [Client(endpoints, name, directory) for _ in range(count)]
+        made = [Worker("bench.dataset.client", json.dumps(task)) for _ in range(count)]
         for client in made:
             stack.callback(client.end)
         for client in made:
-            client.answer()
+            client.answer("ready")
         yield made
 
 
-def all_do(made: list[Client], command: str) -> list[dict[str, Any]]:
+def all_do(made: list[Worker], command: str) -> list[dict[str, Any]]:
     """Have all do something at once; returns what each took."""
     for client in made:
-        client.ask(command)
+        client.say(command)
     return [client.answer() for client in made]
 
 
 def watchers(endpoints: list[str]) -> int:
     """Watches in the whole cluster, as its members count them."""
-    total = 0
-    for endpoint in endpoints:
-        with urllib.request.urlopen(f"http://{endpoint}/metrics", timeout=10) as response:
-            for line in response.read().decode().splitlines():
-                if line.startswith("etcd_debugging_mvcc_watcher_total "):
-                    total += int(float(line.split()[1]))
-    return total
+    found = (top.fetch(endpoint, None, 10.0) for endpoint in endpoints)
+    return int(sum(metrics["etcd_debugging_mvcc_watcher_total"] for metrics in found))
 
 
 def bytes_with_digests(count: int) -> float:
@@ -180,7 +144,7 @@ def pass_limit_s(files: int) -> float:
     return 30 * max(files / 1e6, 0.2)
 
 
-def passes(made: list[Client], files: int, blobs: int, check: Any) -> None:
+def passes(made: list[Worker], files: int, blobs: int, check: Any) -> None:
     """Cold, warm and shuffled."""
     limit = pass_limit_s(files)
     cold = all_do(made, "pass")
@@ -197,12 +161,12 @@ def passes(made: list[Client], files: int, blobs: int, check: Any) -> None:
     check("entries of every pass", cold[0]["entries"], f"== {files}", whole)
 
 
-def adopted(data: Dataset, made: list[Client], files: int, check: Any) -> None:
+def adopted(data: Dataset, made: list[Worker], files: int, check: Any) -> None:
     """A version with one more file is published while all wait for it."""
     before = data.next_pass().head
     path = f"{next(entry.path for number, entry in enumerate(entries(files)) if number == files // 2)}.new"
     for client in made:
-        client.ask(f"adopt {before.version + 1} {path}")
+        client.say(f"adopt {before.version + 1} {path}")
     known = data._kv.count(data.keys.chunks, prefix=True)
     begin, limit = time.perf_counter(), 60 * max(files / 1e6, 0.1)
     head = data.publish(with_one_more(files))
@@ -216,7 +180,7 @@ def adopted(data: Dataset, made: list[Client], files: int, check: Any) -> None:
     check("new version adopted and the file found by all, s", late, "<= 1", late <= 1 and right)
 
 
-def _memory(made: list[Client], check: Any) -> None:
+def _memory(made: list[Worker], check: Any) -> None:
     told = all_do(made, "memory")
     cached = max(each["cached_bytes"] for each in told)
     check("cached by a client, MiB", cached / 2**20, f"<= {CACHE_BYTES >> 20}", cached <= CACHE_BYTES)
@@ -253,16 +217,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python bench/manifest.py", description="a manifest, read by many clients")
     parser.add_argument("--files", type=int, default=1_000_000)
     parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     verdicts = measure(options.files, options.clients)
+    for verdict in verdicts:
+        shown = "ok" if verdict.is_met else "MISSED"
+        print(f"{verdict.what:55} {verdict.value:>12,.2f}   {verdict.bar:26} {shown}")
     is_met = all(verdict.is_met for verdict in verdicts)
-    if options.json:
-        plain = {"files": options.files, "clients": options.clients, "verdicts": [asdict(each) for each in verdicts]}
-        print(json.dumps({**plain, "is_met": is_met}, indent=2))
-    else:
-        for verdict in verdicts:
-            shown = "ok" if verdict.is_met else "MISSED"
-            print(f"{verdict.what:55} {verdict.value:>12,.2f}   {verdict.bar:26} {shown}")
-        print("all bars are met" if is_met else "a bar is missed")
+    print("all bars are met" if is_met else "a bar is missed")
     return 0 if is_met else 1

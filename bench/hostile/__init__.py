@@ -1,6 +1,6 @@
 """Hostile requests, floods and greedy clients against three real members, beside real etcd 3.5.1 in the same run.
 
-    python -m bench.hostile [--row sort-modify ...] [--scale 1.0] [--seconds 6] [--json]
+    python -m bench.hostile [--row sort-modify ...] [--scale 1.0] [--seconds 6]
 
 Reading order: ``rows`` (what is asked for, one function a row), ``attacker`` (how), ``honest`` (the client that
 suffers, a process of its own), ``stage`` (members, their figures), ``measure`` (one row with one program), ``report``

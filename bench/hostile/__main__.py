@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import resource
 import sys
 
 from rich.console import Console
 
 from bench.hostile.measure import Outcome, measure
-from bench.hostile.report import details, live_misses, misses, print_table, together
+from bench.hostile.report import details, misses, print_table, together
 from bench.hostile.rows import ROWS, Row
+from bench.stage import allow_many_files
 
 PROGRAMS = ("etcd", "raftkv")
 
@@ -34,11 +33,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=6.0, help="how long an attack that can be repeated lasts")
     parser.add_argument("--rounds", type=int, default=1, help="of each row, both programs in turn; see report.together")
     parser.add_argument("--programs", default="etcd,raftkv", help="comma-separated; etcd, raftkv")
-    parser.add_argument("--nofile", type=int, help="limit of descriptors of a member")
-    parser.add_argument(
-        "--live-only", action="store_true", help="no bars of time: members live, agree, keep the leader"
-    )
-    parser.add_argument("--json", action="store_true", help="one object instead of the table")
     return parser.parse_args(arguments)
 
 
@@ -48,7 +42,7 @@ async def run_row(row: Row, options: argparse.Namespace, console: Console) -> tu
     programs = [name for name in PROGRAMS if name in options.programs.split(",") and name in row.programs]
     for _ in range(options.rounds):
         for program in programs:
-            outcome = await measure(row, program, options.scale, options.seconds, options.nofile)
+            outcome = await measure(row, program, options.scale, options.seconds)
             found[program].append(outcome)
             for line in details(outcome):
                 console.print(line, markup=False, highlight=False, style="dim", soft_wrap=True)
@@ -64,27 +58,16 @@ async def run(options: argparse.Namespace, console: Console) -> int:
             continue
         console.print(f"{row.name}: {row.what}", highlight=False)
         raftkv, etcd = await run_row(row, options, console)
-        missed: list[str] = []
-        if raftkv is not None:
-            missed = live_misses(raftkv) if options.live_only else misses(raftkv, etcd)
+        missed = [] if raftkv is None else misses(raftkv, etcd)
         rows.append((raftkv, etcd, missed))
-    if options.json:
-        rows_json = [
-            {"raftkv": raftkv and raftkv.as_json(), "etcd": etcd and etcd.as_json(), "misses": missed}
-            for raftkv, etcd, missed in rows
-        ]
-        print(json.dumps(rows_json, indent=2))
-    else:
-        print_table(rows, Console(width=max(160, console.width)))
+    print_table(rows, Console(width=max(160, console.width)))
     return int(any(missed for _, _, missed in rows))
 
 
 def main() -> None:
     """Run it."""
     options = parse()
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # the attacker opens as many as it may
-    # Progress goes beside the result, so that --json stays JSON.
+    allow_many_files()
     sys.exit(asyncio.run(run(options, Console(stderr=True))))
 
 

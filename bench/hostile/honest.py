@@ -18,15 +18,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import heapq
 import json
-import statistics
 import sys
 from collections.abc import Callable
 from time import monotonic
 from typing import Any, Final
 
 from bench.hostile.users import UserChannel
+from bench.report import latencies_ms
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.status import RpcError
@@ -41,7 +40,6 @@ OLD_REVISION: Final = "revision of auth store is old"
 KEYS: Final = 200
 VALUE: Final = b"v" * 256
 ERRORS_KEPT: Final = 20
-SLOWEST_KEPT: Final = 20
 PREFIX: Final = b"honest/"
 
 
@@ -54,47 +52,20 @@ class Window:
         self.event_s: list[float] = []
         self.errors: list[str] = []
         self.errors_total = 0
-        self.lies: list[str] = []
-        """Errors that are wrong answers, not failed calls; they begin with a word in capitals."""
-        self.slowest: list[tuple[float, float]] = []
-        """Seconds that the slowest puts took, and when they ended; the least of them first."""
-
-    def put(self, seconds: float, now: float) -> None:
-        """A put was answered, or refused."""
-        self.put_s.append(seconds)
-        keep = heapq.heappush if len(self.slowest) < SLOWEST_KEPT else heapq.heappushpop
-        keep(self.slowest, (seconds, now))
 
     def error(self, text: str) -> None:
         self.errors_total += 1
-        if text.partition(":")[0].isupper() and len(self.lies) < ERRORS_KEPT:
-            self.lies.append(text)
         if len(self.errors) < ERRORS_KEPT:
             self.errors.append(text)
 
     def as_json(self) -> dict[str, Any]:
         names = (("put", self.put_s), ("read", self.read_s), ("event", self.event_s))
         summaries: dict[str, Any] = {name: _summary(times) for name, times in names}
-        slowest = sorted(self.slowest, reverse=True)
-        return {
-            **summaries,
-            "errors": self.errors_total,
-            "error_texts": self.errors,
-            "lies": self.lies,
-            "slowest": slowest,
-        }
+        return {**summaries, "errors": self.errors_total, "error_texts": self.errors}
 
 
 def _summary(times_s: list[float]) -> dict[str, float]:
-    if not times_s:
-        return {"count": 0, "p50_ms": 0.0, "p99_ms": 0.0, "max_ms": 0.0}
-    cuts = statistics.quantiles(times_s, n=100, method="inclusive") if len(times_s) > 1 else times_s * 99
-    return {
-        "count": len(times_s),
-        "p50_ms": round(cuts[49] * 1e3, 2),
-        "p99_ms": round(cuts[98] * 1e3, 2),
-        "max_ms": round(max(times_s) * 1e3, 2),
-    }
+    return {"count": len(times_s), **{name: round(ms, 2) for name, ms in latencies_ms(times_s).items()}}
 
 
 class Honest:
@@ -142,7 +113,7 @@ class Honest:
         member = number % len(self.channels)
         answer = await self._call(member, "/etcdserverpb.KV/Put", request, f"put at member {member + 1}")
         now = monotonic()
-        self.window.put(now - due, now)
+        self.window.put_s.append(now - due)
         if answer is not None:
             revision = rpc_pb2.PutResponse.FromString(answer).header.revision
             self._acknowledged[key] = max(self._acknowledged.get(key, 0), revision)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Final
 
@@ -14,13 +14,13 @@ from bench.hostile.rows import Row
 from bench.hostile.stage import (
     Agreement,
     HonestProcess,
-    Sampler,
     agreement,
     leader_number,
     log_bytes,
     long_turns,
     members,
     metrics_of,
+    sampled_mib,
 )
 from bench.hostile.users import secure
 from raftkv.rpc.status import RpcError
@@ -68,15 +68,11 @@ class Outcome:
     notes: dict[str, float] = field(default_factory=dict)
     problem: str = ""
 
-    def as_json(self) -> dict[str, Any]:
-        """For ``--json``."""
-        return asdict(self)
 
-
-async def measure(row: Row, program: str, scale: float, seconds: float, nofile: int | None) -> Outcome:
+async def measure(row: Row, program: str, scale: float, seconds: float) -> Outcome:
     """Run a row. What the members do wrong is in the outcome; what the benchmark cannot do raises."""
     outcome = Outcome(row.name, program)
-    with members(program, nofile) as cluster:
+    with members(program) as cluster:
         attacker = Attacker(cluster.endpoints, await leader_number(cluster), scale, scale)
         try:
             attacker.token = await secure(attacker.endpoint) if row.users else ""
@@ -103,7 +99,7 @@ async def _attack(cluster: Cluster, row: Row, attacker: Attacker, seconds: float
         before = [metrics_of(member) for member in cluster.members]
         logged = [log_bytes(member) for member in cluster.members]
         honest.mark()
-        async with Sampler(cluster) as sampler:
+        async with sampled_mib(cluster) as samples:
             began = monotonic()
             attacker.until = began + seconds
             await asyncio.wait_for(_rounds(row, attacker, outcome), ATTACK_TIMEOUT_S)
@@ -116,12 +112,11 @@ async def _attack(cluster: Cluster, row: Row, attacker: Attacker, seconds: float
         ]
         outcome.work = [f"{own_ms} ms: {work}" for own_ms, work in sorted(turns, reverse=True)[:4]]
     finally:
-        honest.close()
+        honest.end()
     _note(outcome, summary, before, after)
-    largest = max(range(len(cluster.members)), key=lambda number: max(sample[number] for sample in sampler.memory))
-    memory = [sample[largest] for sample in sampler.memory]
-    outcome.peak_mb = round(max(memory) / 2**20, 1)
-    outcome.growth_mb = round((max(memory) - memory[0]) / 2**20, 1)
+    memory = max(zip(*samples, strict=False), key=max)
+    outcome.peak_mb = round(max(memory), 1)
+    outcome.growth_mb = round(max(memory) - memory[0], 1)
 
 
 async def _rounds(row: Row, attacker: Attacker, outcome: Outcome) -> None:

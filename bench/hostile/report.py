@@ -41,12 +41,6 @@ def misses(raftkv: Outcome, etcd: Outcome | None) -> list[str]:
     return found
 
 
-def live_misses(outcome: Outcome) -> list[str]:
-    """What a smoke test holds, on however busy a machine: members live and agree, and the leader is the same."""
-    found = [outcome.problem] if outcome.problem else []
-    return [*found, f"{outcome.leader_changes} changes of leader"] if outcome.leader_changes else found
-
-
 def print_table(rows: list[tuple[Outcome | None, Outcome | None, list[str]]], console: Console) -> None:
     """One line for each program of each row: raftkv's, etcd's, what raftkv misses."""
     table = Table(box=None, header_style="bold")

@@ -3,46 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 from bench.hostile.users import UserChannel
+from bench.stage import QUOTA as FLAGS
+from bench.stage import Worker, memory_mib, pids_of
 from raftkv.cli.ctl import top
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.status import RpcError
-from tests.procs import ETCD, RAFTKV, ROOT, Cluster, Member, Program
+from tests.procs import ETCD, RAFTKV, Cluster, Member
 
 SIZE: Final = 3
 SAMPLE_INTERVAL_S: Final = 0.1
 CALL_TIMEOUT_S: Final = 60.0
-FLAGS: Final = ("--quota-backend-bytes", str(8 * 1024**3))
 PROGRAMS: Final = {"raftkv": RAFTKV.with_flags("--log-level", "warn", *FLAGS), "etcd": ETCD.with_flags(*FLAGS)}
 _LONG_TURN: Final = re.compile(
     r"a turn of the event loop took \d+ ms, (\d+) ms without waits for a processor, in ([^;\"\n]*)"
 )
 
 
-def limited(program: Program, nofile: int | None) -> Program:
-    """The program with a limit of descriptors, soft and hard."""
-    if nofile is None:
-        return program
-    prefix = ("prlimit", f"--nofile={nofile}:{nofile}")
-    return Program(program.name, (*prefix, *program.command), program.flags)
-
-
 @contextmanager
-def members(name: str, nofile: int | None = None) -> Iterator[Cluster]:
+def members(name: str) -> Iterator[Cluster]:
     """Three members of a program; as an error is on its way, their logs go with it."""
-    with Cluster(limited(PROGRAMS[name], nofile), SIZE) as cluster:
+    with Cluster(PROGRAMS[name], SIZE) as cluster:
         yield cluster
 
 
@@ -52,28 +40,6 @@ def metrics_of(member: Member) -> dict[str, float]:
         return top.fetch(member.endpoint, None, CALL_TIMEOUT_S)
     except OSError:
         return {}
-
-
-def anonymous_bytes(member: Member) -> int:
-    """Resident memory that is the process's own; 0: it does not run."""
-    try:
-        status = Path(f"/proc/{_pid(member)}/status").read_text(encoding="utf-8")
-    except OSError:
-        return 0
-    found = re.search(r"RssAnon:\s+(\d+) kB", status)
-    return int(found[1]) * 1024 if found else 0
-
-
-def descriptors(member: Member) -> int:
-    """Open descriptors; 0: it does not run."""
-    try:
-        return len(os.listdir(f"/proc/{_pid(member)}/fd"))
-    except OSError:
-        return 0
-
-
-def _pid(member: Member) -> int:
-    return member.process.pid if member.process is not None else 0
 
 
 def log_bytes(member: Member) -> int:
@@ -87,74 +53,41 @@ def long_turns(member: Member, since_bytes: int = 0) -> list[tuple[int, str]]:
     return [(int(found[1]), found[2]) for found in _LONG_TURN.finditer(text)]
 
 
-class Sampler:
-    """Memory and descriptors of all members, while the block runs."""
+@asynccontextmanager
+async def sampled_mib(cluster: Cluster) -> AsyncIterator[list[list[float]]]:
+    """Note the members' own memory while the block runs."""
+    samples: list[list[float]] = []
 
-    def __init__(self, cluster: Cluster, interval_s: float = SAMPLE_INTERVAL_S) -> None:
-        self._cluster = cluster
-        self._interval_s = interval_s
-        self.memory: list[list[int]] = []
-        self.descriptors: list[list[int]] = []
-        self._task: asyncio.Task[None] | None = None
-
-    def sample(self) -> None:
-        """Take one of each member."""
-        self.memory.append([anonymous_bytes(member) for member in self._cluster.members])
-        self.descriptors.append([descriptors(member) for member in self._cluster.members])
-
-    async def _run(self) -> None:
+    async def sample() -> None:
         while True:
-            self.sample()
-            await asyncio.sleep(self._interval_s)
+            with suppress(OSError, KeyError):  # a member that has died has no memory
+                samples.append([memory_mib(pid)["RssAnon"] for pid in pids_of(cluster)])
+            await asyncio.sleep(SAMPLE_INTERVAL_S)
 
-    async def __aenter__(self) -> Sampler:
-        self._task = asyncio.create_task(self._run())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-        self.sample()
+    task = asyncio.create_task(sample())
+    try:
+        yield samples
+    finally:
+        task.cancel()
 
 
-class HonestProcess:
+class HonestProcess(Worker):
     """The honest client as a process; ``mark`` and ``tell`` frame what is measured."""
 
     def __init__(
         self, endpoints: list[str], *, streams: bool = False, puts_per_s: float | None = None, token: str = ""
     ) -> None:
-        command = [sys.executable, "-m", "bench.hostile.honest", ",".join(endpoints), f"--token={token}"]
-        if puts_per_s is not None:
-            command += ["--puts-per-second", f"{puts_per_s:g}"]
-        self._process = subprocess.Popen(
-            [*command, "--streams"] if streams else command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
+        rate = () if puts_per_s is None else (f"--puts-per-second={puts_per_s:g}",)
+        more = ("--streams",) if streams else ()
+        super().__init__("bench.hostile.honest", ",".join(endpoints), f"--token={token}", *rate, *more)
 
     def mark(self) -> None:
         """Begin a window."""
-        self._say("mark")
+        self.say("mark")
 
     async def tell(self) -> dict[str, Any]:
-        """About the window."""
-        self._say("tell")
-        assert self._process.stdout is not None
-        line = await asyncio.to_thread(self._process.stdout.readline)
-        reply: dict[str, Any] = json.loads(line)
-        return reply
-
-    def _say(self, word: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{word}\n")
-        self._process.stdin.flush()
-
-    def close(self) -> None:
-        """End it."""
-        self._process.kill()
-        self._process.communicate()
+        """Return what the window shows."""
+        return await asyncio.to_thread(self.ask, "tell")
 
 
 @dataclass

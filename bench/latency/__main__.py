@@ -14,9 +14,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.compare import ROOT
 from bench.latency.draw import draw, lines
 from bench.latency.measure import measure
+from tests.procs import ROOT
 
 PICTURE = ROOT / "docs" / "images" / "put-latency.svg"
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import statistics
 import sys
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from bench.compare import machine
 from bench.latency.stages import Span, Stamps, medians_us
+from bench.report import machine
 from raftkv.cli.bench.load import connections
 from raftkv.client.rpc import methods
 from raftkv.pb import rpc_pb2
@@ -43,7 +42,7 @@ def measure(count: int, fastest: float = 1.0) -> dict[str, Any]:
         count: of puts.
         fastest: share of them that is looked at: on a busy machine the fastest tenth is what nobody else held up.
     """
-    load_before = os.getloadavg()[0]
+    facts = machine()
     with Cluster(STAMPED, size=3) as cluster:
         with Wire(cluster.endpoints) as wire:
             leader = leader_of(wire)
@@ -56,7 +55,7 @@ def measure(count: int, fastest: float = 1.0) -> dict[str, Any]:
     puts = sorted(sorted(puts, key=lambda put: put[1] - put[0])[: max(1, int(count * fastest))])
     took_us = sorted((end - begin) * 1e6 for begin, end in puts)
     return {
-        "machine": {**machine(), "load_before": round(load_before, 1)},
+        "machine": facts,
         "puts": len(puts),
         "of_puts": count,
         "p50_us": round(statistics.median(took_us), 1),

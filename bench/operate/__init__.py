@@ -1,6 +1,6 @@
 """What operators do to a running cluster, and how long it takes or holds up writers, beside etcd 3.5.1 in the same run.
 
-    python -m bench.operate [--row restart-killed ...] [--rounds 3] [--scale 1.0] [--json] [--write]
+    python -m bench.operate [--row restart-killed ...] [--rounds 3] [--scale 1.0] [--write]
 
 Reading order: ``rows`` (what is done, one function a row), ``scene`` (members, data, the writer), ``report`` (medians,
 bars, table). Each round of a row has fresh members of each program, one program after the other, the order changing

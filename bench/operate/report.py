@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from bench.operate.rows import Row
+from bench.report import medians
 
 
 @dataclass
@@ -30,10 +29,7 @@ class Result:
         result = cls(row.name, row.what, row.bars, problems=problems)
         for program, seen in rounds.items():
             if seen:
-                names = seen[0]
-                result.figures[program] = {
-                    name: round(statistics.median(figures[name] for figures in seen), 2) for name in names
-                }
+                result.figures[program] = {name: round(value, 2) for name, value in medians(seen).items()}
         return result
 
     def ratio(self, name: str) -> float | None:
@@ -50,11 +46,6 @@ class Result:
             if ratio is not None and ratio > 1:
                 found.append(f"{name}: {ratio:.2f} times etcd's")
         return found
-
-    def as_json(self) -> dict[str, Any]:
-        """For ``--json``."""
-        ratios = {name: self.ratio(name) for name in self.figures.get("raftkv", {})}
-        return {**asdict(self), "ratios": ratios, "misses": self.misses}
 
 
 def table(results: list[Result], facts: str) -> str:

@@ -11,13 +11,10 @@ from typing import Final
 
 from bench.operate.scene import Scene
 from raftkv.pb import rpc_pb2
-from raftkv.rpc.client.channel import Channel
-from raftkv.rpc.status import RpcError
 from tests.procs import Member
 
 Figures = dict[str, float]
 
-PUT_INTERVAL_S: Final = 0.01
 DOWN_S: Final = 1.0
 SETTLE_S: Final = 1.5
 """After a restart, before the next one: all have found each other."""
@@ -72,60 +69,6 @@ async def restart_killed(scene: Scene) -> Figures:
     one = [await _restarted(scene, [await scene.follower()], Member.kill) for _ in range(3)]
     together = await _restarted(scene, scene.cluster.members, Member.kill)
     return {"one member s": round(statistics.median(one), 2), "all members s": round(together, 2)}
-
-
-async def restart_stopped(scene: Scene) -> Figures:
-    """One follower after the other, by SIGTERM."""
-    await asyncio.to_thread(scene.fill, scene.sizes.keys)
-    one = [await _restarted(scene, [await scene.follower()], Member.stop) for _ in range(3)]
-    return {"one member s": round(statistics.median(one), 2)}
-
-
-# ---- the leader dies
-
-
-async def leader_killed(scene: Scene) -> Figures:
-    """kill -9 of the leader, again and again, while puts are sent to the others every 10 ms."""
-    waits_ms = sorted([1e3 * await _without_leader(scene) for _ in range(scene.sizes.kills)])
-    p99 = statistics.quantiles(waits_ms, n=100, method="inclusive")[98]
-    return {"p50 ms": round(statistics.median(waits_ms), 1), "p99 ms": round(p99, 1), "longest ms": waits_ms[-1]}
-
-
-async def _without_leader(scene: Scene) -> float:
-    """Seconds from a kill of the leader to the first acknowledgement of a put that was sent after it."""
-    leader = await scene.leader()
-    channels = [Channel(member.endpoint) for member in scene.cluster.members if member is not leader]
-    request = rpc_pb2.PutRequest(key=b"k", value=b"v").SerializeToString()
-    acknowledged: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-
-    async def put(channel: Channel, timeout_s: float = 10.0) -> None:
-        try:
-            await channel.unary("/etcdserverpb.KV/Put", request, timeout_s)
-        except RpcError:
-            return
-        if not acknowledged.done():
-            acknowledged.set_result(monotonic())
-
-    try:
-        for channel in channels:
-            await channel.unary("/etcdserverpb.KV/Put", request, 10.0)
-        leader.kill()
-        killed = monotonic()
-        async with asyncio.TaskGroup() as group:
-            tasks: list[asyncio.Task[None]] = []
-            # Not one that waits: what a follower passed on to the dead leader is lost, and waits for its timeout.
-            while not acknowledged.done():
-                tasks += [group.create_task(put(channel)) for channel in channels]
-                await asyncio.wait([acknowledged], timeout=PUT_INTERVAL_S)
-            for task in tasks:
-                task.cancel()
-    finally:
-        for channel in channels:
-            await channel.close()
-    leader.start()
-    await scene.first_read(leader)
-    await asyncio.sleep(SETTLE_S)
-    return acknowledged.result() - killed
 
 
 # ---- housekeeping under load
@@ -191,17 +134,6 @@ async def add_member(scene: Scene) -> Figures:
     return await scene.writer_during(work)
 
 
-async def catch_up(scene: Scene) -> Figures:
-    """A follower lost its disk: it is removed, added again, and gets everything. Nobody writes."""
-    await asyncio.to_thread(scene.fill, _copied_keys(scene), 1024)
-    follower, leader = await scene.follower(), await scene.leader()
-    await scene.remove(follower)
-    await scene.add(follower)
-    began = monotonic()
-    await scene.caught_up(follower, leader)
-    return {"took s": round(monotonic() - began, 2)}
-
-
 def _copied_keys(scene: Scene) -> int:
     return max(scene.sizes.copied_bytes // 1024, 8)
 
@@ -210,11 +142,8 @@ _CUT = ("--snapshot-count", str(SNAPSHOT_ENTRIES))
 
 ROWS: Final = (
     Row("restart-killed", "kill -9, then start to first linearizable read", restart_killed, ("one member s",)),
-    Row("restart-stopped", "SIGTERM, then start to first linearizable read", restart_stopped, ("one member s",)),
-    Row("leader-killed", "kill -9 of the leader to next acknowledged put", leader_killed, ("p50 ms", "p99 ms")),
     Row("defragment", "every member defragmented under load", defragment, STALLS),
     Row("compact", "a long history compacted under load", compact, STALLS),
     Row("send-snapshot", "a database sent to a follower under load", send_snapshot, STALLS, _CUT),
     Row("add-member", "a member added under load", add_member, STALLS, _CUT),
-    Row("catch-up", "an empty follower gets the database", catch_up, ("took s",), _CUT),
 )

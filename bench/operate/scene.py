@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from time import monotonic
@@ -14,10 +11,11 @@ from typing import Any, Final, TypeVar
 from google.protobuf.message import Message
 
 from bench.hostile.stage import HonestProcess, leader_number
+from bench.stage import fill
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.status import RpcError
-from tests.procs import ROOT, Cluster, Member, free_port
+from tests.procs import Cluster, Member, free_port
 
 PUTS_PER_S: Final = 1_000
 QUIET_S: Final = 2.0
@@ -38,17 +36,15 @@ class Sizes:
         keys: of the rows about many keys, 256 bytes of value each.
         revisions: of the row about a long history.
         copied_bytes: of the database that an empty member gets, in values of 1 KiB.
-        kills: of the leader, in one round.
     """
 
     keys: int = 1_000_000
     revisions: int = 1_000_000
     copied_bytes: int = 1 << 30
-    kills: int = 50
 
     def scaled(self, scale: float) -> Sizes:
         """The same times a factor."""
-        sizes = (self.keys, self.revisions, self.copied_bytes, self.kills)
+        sizes = (self.keys, self.revisions, self.copied_bytes)
         return Sizes(*(max(2, int(size * scale)) for size in sizes))
 
 
@@ -64,15 +60,9 @@ class Scene:
         self.cluster = cluster
         self.sizes = sizes
 
-    def fill(self, keys: int, value_bytes: int = 256, *, total: int | None = None, key_bytes: int = 64) -> None:
+    def fill(self, keys: int, value_bytes: int = 256, *, total: int | None = None) -> None:
         """Put every key once, or as often as it takes to make so many puts in all."""
-        command = [
-            *(sys.executable, "-m", "raftkv.cli.ctl", "bench", "put", "--sequential-keys", "--keep-keys", "--json"),
-            *("--endpoints", self.first.endpoint, "--clients", "500", "--conns", "50"),
-            *("--key-size", str(key_bytes), "--val-size", str(value_bytes)),
-            *("--key-space-size", str(keys), "--total", str(total or keys)),
-        ]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
+        fill(self.first.endpoint, keys, total or 0, value_bytes=value_bytes)
 
     # ---- asking
 
@@ -150,7 +140,7 @@ class Scene:
             await asyncio.sleep(QUIET_S)
             seen = await writer.tell()
         finally:
-            writer.close()
+            writer.end()
         put = seen["put"]
         return {
             "longest stall ms": put["max_ms"],
@@ -168,16 +158,6 @@ class Scene:
         await self._once_healthy("Cluster/MemberAdd", request, rpc_pb2.MemberAddResponse)
         member.flags = [*member.flags, "--initial-cluster-state", "existing"]
         await asyncio.to_thread(member.start)
-
-    async def remove(self, member: Member) -> None:
-        """Remove a member from the cluster, and its data from its disk."""
-        other = next(other for other in self.cluster.members if other is not member)
-        members = await self.call("Cluster/MemberList", rpc_pb2.MemberListRequest(), rpc_pb2.MemberListResponse, other)
-        (id_,) = (found.ID for found in members.members if member.peer_url in found.peerURLs)
-        request = rpc_pb2.MemberRemoveRequest(ID=id_)
-        await self._once_healthy("Cluster/MemberRemove", request, rpc_pb2.MemberRemoveResponse, other)
-        member.kill()
-        shutil.rmtree(member.data_dir)
 
     async def _once_healthy(
         self, method: str, request: Message, answer: type[Answer], member: Member | None = None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from bench.compare import ROWS, Setting, run_round
+from bench.compare import ROWS, run_round
 from tests.procs import RAFTKV
 
 
 @pytest.mark.long
 def test_every_row_is_measured() -> None:
-    found = run_round(RAFTKV, ROWS, 0.002, Setting())
+    found = run_round(RAFTKV, ROWS, 0.002)
     assert list(found) == [row.name for row in ROWS]
     for name, summary in found.items():
         assert not summary["errors"], name

@@ -9,7 +9,7 @@ import pytest
 
 from bench.hostile.attacker import Attacker
 from bench.hostile.measure import Outcome
-from bench.hostile.report import live_misses, misses, together
+from bench.hostile.report import misses, together
 from bench.hostile.rows import ROWS
 from bench.hostile.stage import HonestProcess, agreement, leader_number, members, metrics_of
 from bench.hostile.users import secure
@@ -38,7 +38,7 @@ async def _attack_with_every_row() -> None:
                 assert not any("INVALID_ARGUMENT" in text for text in attacker.refusals), (row.name, attacker.refusals)
             summary = await honest.tell()
         finally:
-            honest.close()
+            honest.end()
         assert (await agreement(cluster)).problem == ""
         assert [metrics_of(member)[CHANGES] for member in cluster.members] == before
         assert summary["errors"] == 0, summary["error_texts"]
@@ -108,8 +108,3 @@ def test_of_several_rounds_the_median_latency_and_the_worst_of_the_rest_count() 
     rounds[1].leader_changes = 1
     whole = together(rounds)
     assert (whole.put["p99_ms"], whole.turns_own_ms, whole.leader_changes) == (5.0, [60.0], 1)
-
-
-def test_a_smoke_test_has_no_bars_of_time() -> None:
-    assert live_misses(_outcome("raftkv", 99.0, turns_own_ms=[900.0])) == []
-    assert live_misses(_outcome("raftkv", 1.0, leader_changes=1)) == ["1 changes of leader"]

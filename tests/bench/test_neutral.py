@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench import compare
-from bench.neutral import __main__ as neutral
-from bench.neutral import h2load, pairs, report
-from bench.neutral.__main__ import main
-from bench.neutral.generators import Sent, can_send
-from bench.neutral.pairs import check
-from bench.neutral.rows import CALLS, KEY, ROWS, VALUE, Calls
+from bench import neutral, report
+from bench.neutral import CALLS, KEY, ROWS, VALUE, Calls, Meter, Sent, busy_s, check, main, parse_h2load, usual
 from raftkv.pb import kv_pb2, rpc_pb2
 
 PRINTED = """
@@ -30,20 +26,21 @@ ONE_ANSWER_BYTES = 5 + 2 + 2 + 2 + 3 + len(KEY) + 3 + len(VALUE)
 
 
 def test_the_rate_and_the_bytes_of_h2load_are_read() -> None:
-    assert h2load.parse(PRINTED.format(good=2000), 2000) == h2load.Load(2166.91, 65874)
+    assert parse_h2load(PRINTED.format(good=2000), 2000) == Sent(2166.91, 0.0, 65874)
 
 
 @pytest.mark.parametrize("text", [PRINTED.format(good=1999), "no such host"])
 def test_calls_that_failed_are_no_measurement(text: str) -> None:
     with pytest.raises(SystemExit, match="h2load"):
-        h2load.parse(text, 2000)
+        parse_h2load(text, 2000)
 
 
 def test_time_of_processors_is_read_from_the_kernel() -> None:
     line = "cpu  100 10 50 900 80 3 2 5 100 0"  # guests are in the first figure already
-    assert pairs.busy_s(line + "\ncpu0 0") == pytest.approx(1.7)
-    before = pairs.Times(wall_s=0.0, members=0.0, ours=0.0, all=0.0)
-    assert (pairs.Times(1e9, 1.0, 1.0, 1.0) - before).others_share == 0.0
+    assert busy_s(line + "\ncpu0 0") == pytest.approx(1.7)
+    costs = Meter([os.getpid()], os.getpid()).costs(units=1)
+    assert min(costs["members_us"], costs["leader_us"]) >= 0
+    assert 0 <= costs["others_share"] <= 1
 
 
 def _read(revision: int, value: bytes = VALUE) -> rpc_pb2.RangeResponse:
@@ -82,9 +79,7 @@ def test_names_of_rows_differ_and_bodies_are_framed() -> None:
     assert KEPT.body == KEPT.messages * (bytes([0, *len(KEPT.message).to_bytes(4, "big")]) + KEPT.message)
 
 
-def test_rows_that_a_generator_cannot_send_are_left_out_or_refused() -> None:
-    assert [row.name for row in CALLS if not can_send("raftkvctl", row)] == [row.name for row in CALLS if row.messages]
-    assert all(can_send("h2load", row) for row in CALLS)
+def test_rows_that_a_generator_cannot_send_are_refused() -> None:
     with pytest.raises(SystemExit, match=f"{KEPT.name}: only h2load"):
         main(["--generator", "raftkvctl", "--rows", KEPT.name])
 
@@ -100,7 +95,7 @@ def _one(rate: float, members_us: float) -> dict[str, float]:
 
 
 RESULTS: dict[str, Any] = {
-    "machine": {"cores": 2, "python": "3.11", "hot_path": "interpreted", "date": "2026-11-23", "load_before": 1.5},
+    "machine": {"cores": 2, "python": "3.11", "hot_path": "interpreted", "date": "2026-11-23", "load": 1.5},
     "pairs": 3,
     "seconds": 2.0,
     "rows": [
@@ -115,17 +110,10 @@ RESULTS: dict[str, Any] = {
 
 
 def test_ratios_are_those_of_the_pairs() -> None:
-    table = report.markdown(RESULTS)
+    table = neutral.table(RESULTS)
     rates, costs = "1,000/s | 3,000/s | **2.00** (1.00-3.00)", "100 / 80 us | 0.80 | 50 / 40 us"
     assert f"| put-c1 | h2load | 0.50 / 0.50 us | {rates} | {costs} |" in table.splitlines()
     assert "other work used 25% of the cores" in table
-
-
-def test_the_table_for_people_has_every_row(capsys: pytest.CaptureFixture[str]) -> None:
-    report.show(RESULTS)
-    shown = capsys.readouterr().out
-    assert "put-c1" in shown
-    assert "2.00 (1.00-3.00)" in shown
 
 
 def test_a_disturbed_run_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,16 +122,16 @@ def test_a_disturbed_run_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
     page.write_text("".join(f"<!-- {name}:begin -->\nold\n<!-- {name}:end -->\n" for name in names), encoding="utf-8")
     monkeypatch.setattr(neutral, "RESULTS", tmp_path / "results.json")
     for name in names:
-        monkeypatch.setitem(compare.TABLES, name, page)
+        monkeypatch.setitem(report.TABLES, name, page)
     disturbed: Any = json.loads(json.dumps(RESULTS))
     for one in (*disturbed["rows"][0]["etcd"], *disturbed["rows"][0]["raftkv"]):
         one["others_share"] = 0.5
-    assert neutral.keep(disturbed) == 1
+    assert neutral.write(disturbed) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["page.md"]
-    assert neutral.keep(RESULTS) == 0
+    assert neutral.write(RESULTS) == 0
     assert "| put-c1 | h2load |" in page.read_text(encoding="utf-8")
     compiled = {**RESULTS, "machine": {**RESULTS["machine"], "hot_path": "compiled"}}
-    assert neutral.keep(compiled) == 0
+    assert neutral.write(compiled) == 0
     text = page.read_text(encoding="utf-8")
     assert ("hot path interpreted" in text, "hot path compiled" in text, "old" in text) == (True, True, False)
     kept = json.loads(neutral.RESULTS.read_text(encoding="utf-8"))
@@ -151,10 +139,14 @@ def test_a_disturbed_run_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.long
-def test_rows_can_be_run(capsys: pytest.CaptureFixture[str]) -> None:
-    for generator in ("raftkvctl", *(["h2load"] if h2load.is_installed() else [])):
-        rows = ("--rows", "put-c10,range-serializable-c100,watch-1000-on-1-key")
-        rows = (rows[0], f"{rows[1]},{KEPT.name}") if generator == "h2load" else rows
-        assert main(["--pairs", "1", "--seconds", "0.02", "--json", "--generator", generator, *rows]) == 0
-        for row in json.loads(capsys.readouterr().out)["rows"]:
-            assert all(one["rate"] > 0 for program in ("etcd", "raftkv") for one in row[program])
+@pytest.mark.parametrize("generator", sorted({"raftkvctl", usual()}))
+def test_rows_can_be_run(generator: str) -> None:
+    names = {
+        "put-c10",
+        "range-serializable-c100",
+        "watch-1000-on-1-key",
+        *([KEPT.name] if generator == "h2load" else []),
+    }
+    found = neutral.run([row for row in ROWS if row.name in names], 1, 0.02, generator)
+    assert {row["row"] for row in found["rows"]} == names
+    assert all(one["rate"] > 0 for row in found["rows"] for program in ("etcd", "raftkv") for one in row[program])

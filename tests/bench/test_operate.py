@@ -42,4 +42,4 @@ def test_names_of_rows_differ() -> None:
 
 
 def test_a_scale_keeps_at_least_something() -> None:
-    assert Sizes().scaled(0.0) == Sizes(2, 2, 2, 2)
+    assert Sizes().scaled(0.0) == Sizes(2, 2, 2)

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 import raftkv
-from bench.restart_faults import find_leader
 from bench.restart_job import BACKENDS, Job
+from bench.stage import leader_of
 from raftkv.cli.runs import Pattern, needs
 from raftkv.training.records import CLOSED, RUNNING, SIGNAL, Fault, RunKeys, State
 from tests.cli.runner import run_ctl
@@ -98,7 +98,7 @@ def test_a_job_goes_on_whoever_is_lost(cluster: Cluster, kv: raftkv.Client, tmp_
         lost.kill_node()
         assert world(job, 2, struck_at) == 3, timeline(cluster)
 
-        find_leader(cluster).kill()  # a newcomer, while the cluster elects a leader
+        leader_of(cluster).kill()  # a newcomer, while the cluster elects a leader
         struck_at = time.monotonic()
         job.start("d")
         assert world(job, 3, struck_at) == 4, timeline(cluster)

@@ -51,7 +51,7 @@ from bench.checkpoint.chaos.trial import (
     Tally,
     run_cell,
 )
-from bench.compare import machine, write_table
+from bench.report import machine, write_table
 from tests.procs import data_directory
 
 # -- compare --------------------------------------------------------------------------------------------------------

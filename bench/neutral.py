@@ -1,0 +1,393 @@
+"""raftkv beside real etcd 3.5.1 under a load generator that neither of them wrote: h2load.
+
+    python -m bench.neutral                              5 pairs, about six minutes
+    python -m bench.neutral --pairs 1 --seconds 0.5      a quick look, under a minute
+    python -m bench.neutral --rows put-c100,txn-c100
+
+Without h2load (Debian: nghttp2-client) the generator of `raftkvctl bench` sends the same bytes; each row names its
+generator and what that cost. Both clusters are up all the time, and who goes first changes from pair to pair. `--write`
+keeps the results in bench/neutral.json and puts the table into docs/reference/performance.md, in both by what the hot
+path is (interpreted, or compiled by `make native`), unless other work used more than a quarter of the cores: then the
+rates are those of the contention.
+
+Invariants:
+- All calls go to the leader; a measurement in which it changed is made again.
+- Answers were good. Calls that write have added exactly so many revisions to the store. Calls that read brought back
+  exactly as many bytes as that many copies of one answer, which grpcio asked for and which holds the value.
+- Both programs are asked for about the same time, by the rate that they reached before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+from bench import compare
+from bench.report import keep, machine, markdown, medians, names_of, parser_of, write_table
+from bench.stage import PROGRAMS, TICKS_PER_S, in_turn, leader_of, pids_of, processor_s, progress
+from raftkv.cli.bench.load import Load
+from raftkv.client.rpc import methods
+from raftkv.pb import rpc_pb2
+from raftkv.rpc.framing import frame
+from tests.compat.wire import Wire
+from tests.procs import Cluster
+
+RESULTS = Path(__file__).with_suffix(".json")
+TABLES = {"interpreted": "neutral", "compiled": "neutral-compiled"}
+"""The table of each kind of hot path."""
+OTHERS_SHARE_MAX = 0.25
+"""Share of the cores that others may have used in a run that is kept."""
+ATTEMPTS = 5
+TIMEOUT_S = 600.0
+_FRAME_HEAD_BYTES = 5
+_GRPC = ("-H", "content-type: application/grpc", "-H", "te: trailers")
+
+# ---- rows
+
+KEY = b"neutral/key"
+VALUE = b"v" * 256
+PUT = rpc_pb2.PutRequest(key=KEY, value=VALUE)
+LEASE = rpc_pb2.LeaseGrantRequest(ID=0x1234, TTL=3600)
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Calls that are all the same bytes: h2load takes one body.
+
+    Attributes:
+        connections: of the generator.
+        streams: calls under way on each connection.
+        revisions: that each call adds to the store; 0: it reads.
+        messages: requests of one call; 0: the call is unary.
+        answer: what a call that adds nothing brings back for a request, by a range of the key that was read meanwhile.
+    """
+
+    name: str
+    path: str
+    message: bytes
+    connections: int = 100
+    streams: int = 1
+    revisions: int = 0
+    messages: int = 0
+    answer: Callable[[rpc_pb2.RangeResponse], Any] = lambda read: read
+
+    @property
+    def requests(self) -> int:
+        """How many requests a call has."""
+        return max(1, self.messages)
+
+    @property
+    def clients(self) -> int:
+        """Calls under way at a time."""
+        return self.connections * self.streams
+
+    @property
+    def body(self) -> bytes:
+        """The messages as gRPC frames them."""
+        return bytes(frame(self.message)) * self.requests
+
+
+def _kept(read: rpc_pb2.RangeResponse) -> rpc_pb2.LeaseKeepAliveResponse:
+    return rpc_pb2.LeaseKeepAliveResponse(header=read.header, ID=LEASE.ID, TTL=LEASE.TTL)
+
+
+_put = partial(Calls, path=methods.PUT.path, message=PUT.SerializeToString(), revisions=1)
+_keep_bytes = rpc_pb2.LeaseKeepAliveRequest(ID=LEASE.ID).SerializeToString()
+_keep = partial(Calls, path=methods.LEASE_KEEP_ALIVE.path, message=_keep_bytes, answer=_kept)
+_RANGE = rpc_pb2.RangeRequest(key=KEY)
+_SERIALIZABLE = rpc_pb2.RangeRequest(key=KEY, serializable=True)
+_EXISTS = rpc_pb2.Compare(key=KEY, target=rpc_pb2.Compare.VERSION, result=rpc_pb2.Compare.GREATER, version=0)
+_TXN = rpc_pb2.TxnRequest(compare=[_EXISTS], success=[rpc_pb2.RequestOp(request_put=PUT)])
+CALLS = (
+    _put("put-c1", connections=1),
+    _put("put-c10", connections=10),
+    _put("put-c100"),
+    _put("put-c100x10", streams=10),
+    Calls("range-linearizable-c100", methods.RANGE.path, _RANGE.SerializeToString()),
+    Calls("range-serializable-c100", methods.RANGE.path, _SERIALIZABLE.SerializeToString()),
+    Calls("txn-c100", methods.TXN.path, _TXN.SerializeToString(), revisions=1),
+    _keep("lease-keepalive-once-c100", messages=1),
+    _keep("lease-keepalive-ten-c100", messages=10),
+)
+_WATCH = "watch --streams 100 --watch-per-stream 10"
+STREAMS = (
+    compare.Row("lease-keepalive-c100", "lease-keepalive", 100, 10, 2, 25_000, "streams"),
+    compare.Row("watch-1000-on-1-key", _WATCH, 16, 10, 2, 1_000, "streams", "rate", "put_"),
+)
+"""Streams on which one request follows the answer to another, which h2load cannot send: the generator is `raftkvctl
+bench`. Totals are those of a second."""
+
+Row = Calls | compare.Row
+ROWS: tuple[Row, ...] = (*CALLS, *STREAMS)
+
+
+# ---- generators: each shares the cores with the members, so what it costs itself stands beside each figure
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a generator measured.
+
+    Attributes:
+        rate: calls a second that were answered.
+        generator_s: processor time of the generator, in seconds.
+        data_bytes: bodies of all answers; None: it checks the status of each call itself.
+    """
+
+    rate: float
+    generator_s: float
+    data_bytes: int | None = None
+
+
+def usual() -> str:
+    """Name the generator of these calls on this machine."""
+    return "h2load" if shutil.which("h2load") else "raftkvctl"
+
+
+def h2load(url: str, body: bytes, *flags: str, requests: int, connections: int, streams: int = 1) -> Sent:
+    """POST the body so many times, in one thread.
+
+    It counts answers by their HTTP status, and a failed gRPC call is a 200 too: check what it brought another way.
+
+    Raises:
+        SystemExit: not all of them were answered with a status of 2xx.
+    """
+    before_s = _usage_s(resource.RUSAGE_CHILDREN)
+    with tempfile.NamedTemporaryFile(prefix="raftkv-bench-") as file:
+        file.write(body)
+        file.flush()
+        command = ["h2load", "-t1", f"-c{connections}", f"-m{streams}", f"-n{requests}", "-d", file.name, *flags, url]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+    return parse_h2load(done.stdout + done.stderr, requests, _usage_s(resource.RUSAGE_CHILDREN) - before_s)
+
+
+def parse_h2load(text: str, requests: int, generator_s: float = 0.0) -> Sent:
+    """Read what it prints. SystemExit as in ``h2load``."""
+    patterns = (r"finished in [^,]+, ([0-9.]+) req/s", r"status codes: (\d+) 2xx", r"\((\d+)\) data")
+    rate, good, data = (re.search(pattern, text) for pattern in patterns)
+    if rate is None or good is None or data is None or int(good[1]) != requests:
+        raise SystemExit(f"bench: h2load: {text}")
+    return Sent(float(rate[1]), generator_s, int(data[1]))
+
+
+def send(row: Calls, endpoint: str, generator: str, calls: int) -> Sent:
+    """Send so many calls of a row; SystemExit if one has failed."""
+    if generator == "h2load":
+        url, size = f"http://{endpoint}{row.path}", {"connections": row.connections, "streams": row.streams}
+        return h2load(url, row.body, *_GRPC, requests=calls, **size)
+    load = Load([endpoint], clients=row.clients, connections=row.connections)
+    result = asyncio.run(load.run(repeat((row.path, row.message)), total=calls))
+    if result.errors:
+        raise SystemExit(f"bench: {row.name}: {result.errors.most_common(1)[0][0]}")
+    return Sent(result.rate, result.processor_s)
+
+
+# ---- pairs
+
+
+def _usage_s(who: int) -> float:
+    usage = resource.getrusage(who)
+    return usage.ru_utime + usage.ru_stime
+
+
+def busy_s(stat: str) -> float:
+    """Return the time in which the machine's cores were not idle, from the text of `/proc/stat`."""
+    user, nice, system, _idle, _io_wait, *interrupts = (int(field) for field in stat.splitlines()[0].split()[1:9])
+    return (user + nice + system + sum(interrupts)) / TICKS_PER_S  # what follows, guests, is counted as user time
+
+
+class Meter:
+    """What processors did since this was made: all members, their leader, this process, the machine."""
+
+    def __init__(self, pids: Sequence[int], leader_pid: int) -> None:
+        self._read = lambda: (
+            time.perf_counter() * (os.cpu_count() or 1),
+            sum(map(processor_s, pids)),
+            processor_s(leader_pid),
+            _usage_s(resource.RUSAGE_SELF) + _usage_s(resource.RUSAGE_CHILDREN),
+            busy_s(Path("/proc/stat").read_text(encoding="utf-8")),
+        )
+        self._before = self._read()
+
+    def costs(self, units: int) -> dict[str, float]:
+        """Return microseconds of members for a unit, and the share of the cores that others used, 0 to 1."""
+        spent = (now - before for now, before in zip(self._read(), self._before, strict=True))
+        cores_s, members_s, leader_s, ours_s, all_s = spent
+        others = min(1.0, max(0.0, all_s - members_s - ours_s) / cores_s)
+        return {"members_us": members_s / units * 1e6, "leader_us": leader_s / units * 1e6, "others_share": others}
+
+
+class Scene:
+    """A cluster that is up, and an independent client for checks."""
+
+    def __init__(self, cluster: Cluster, stack: ExitStack) -> None:
+        self.cluster = cluster
+        self.name = cluster.program.name
+        self._wire = stack.enter_context(Wire(cluster.endpoints))
+        self._ask("etcdserverpb.KV/Put", PUT)
+        self._ask("etcdserverpb.Lease/LeaseGrant", LEASE)
+
+    def _ask(self, method: str, request: Any, member: int = 0) -> Any:
+        answer = self._wire.call(method, request, member)
+        if answer.message is None:
+            raise SystemExit(f"bench: {self.name}: {answer.code}: {answer.text}")
+        return answer.message
+
+    def read(self, endpoint: str) -> Any:
+        """Ask a member for the key of all rows."""
+        return self._ask("etcdserverpb.KV/Range", _RANGE, self.cluster.endpoints.index(endpoint))
+
+    def measure(self, row: Row, generator: str, calls: int) -> dict[str, float]:
+        """Measure a row once; again, if the leader changed meanwhile.
+
+        Returns:
+            ``rate`` (of watches: events); ``members_us``, ``leader_us``, ``generator_us`` of a call; ``others_share``.
+        """
+        for _ in range(ATTEMPTS):
+            leader = leader_of(self.cluster)
+            meter = Meter(pids_of(self.cluster), leader.process.pid)
+            if isinstance(row, Calls):
+                before = self.read(leader.endpoint)
+                sent, units = send(row, leader.endpoint, generator, calls), calls * row.requests
+                check(row, calls, sent, before, self.read(leader.endpoint))
+                rate, generator_us = sent.rate * row.requests, sent.generator_s / units * 1e6
+            else:
+                found = compare.measure(row, [leader.endpoint], calls / row.total)
+                rate, generator_us, units = found["rate"], found["generator_us"], found["units"]
+                if found["errors"]:
+                    raise SystemExit(f"bench: {row.name}: {found['errors']}")
+            costs = meter.costs(units)
+            if leader_of(self.cluster) is leader:
+                return {"rate": rate, "generator_us": generator_us, **costs}
+        raise SystemExit(f"bench: {self.name} changed its leader {ATTEMPTS} times")
+
+    def calls_for(self, row: Row, generator: str, seconds: float) -> int:
+        """Return how many calls take about so long, after a short run that warms both ends."""
+        if not isinstance(row, Calls):
+            return max(row.clients, int(row.total * seconds))
+        first = 200 + 10 * row.clients
+        return max(first, int(self.measure(row, generator, first)["rate"] / row.requests * seconds))
+
+
+def check(row: Calls, calls: int, sent: Sent, before: Any, after: Any) -> None:
+    """Compare what was answered with the key of all rows, as read before and after; SystemExit if it was not good."""
+    added, wanted = after.header.revision - before.header.revision, calls * row.revisions
+    if added != wanted:
+        raise SystemExit(f"bench: {row.name}: {calls} calls were to add {wanted} revisions, and added {added}")
+    if [kv.value for kv in after.kvs] != [VALUE]:
+        raise SystemExit(f"bench: {row.name}: the key of all rows has another value")
+    answered = calls * row.requests * (_FRAME_HEAD_BYTES + row.answer(after).ByteSize())
+    if not row.revisions and sent.data_bytes not in (None, answered):
+        raise SystemExit(f"bench: {row.name}: {sent.data_bytes} bytes were answered, not {answered}")
+
+
+def run(rows: Sequence[Row], pairs: int, seconds: float, generator: str) -> dict[str, Any]:
+    """Measure all pairs of all rows, each measurement about so many seconds long."""
+    seen: dict[str, dict[str, list[Any]]] = {row.name: {each.name: [] for each in PROGRAMS} for row in rows}
+    with ExitStack() as stack:
+        scenes = [Scene(stack.enter_context(Cluster(program, 3)), stack) for program in PROGRAMS]
+        facts = machine()
+        calls = {(row.name, scene.name): scene.calls_for(row, generator, seconds) for row in rows for scene in scenes}
+        for number in range(pairs):
+            for row in rows:
+                for scene in in_turn(scenes, number):
+                    found = scene.measure(row, generator, calls[row.name, scene.name])
+                    seen[row.name][scene.name].append(found)
+                    progress(f"pair {number + 1}: {row.name:24} {scene.name:7} {found['rate']:>9,.0f}/s")
+    by = {row.name: generator if isinstance(row, Calls) else "raftkvctl" for row in rows}
+    lines = [{"row": name, "generator": by[name], **found} for name, found in seen.items()]
+    return {"machine": facts, "pairs": pairs, "seconds": seconds, "rows": lines}
+
+
+# ---- the table
+
+
+def _us(value: float) -> str:
+    """Show microseconds with two digits that count."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
+
+
+def _line(row: dict[str, Any]) -> list[str]:
+    """Return the cells of a row; ratios are raftkv's figure as a multiple of etcd's in the same pair."""
+    etcd, raftkv = medians(row["etcd"]), medians(row["raftkv"])
+    ratios = [ours["rate"] / theirs["rate"] for theirs, ours in zip(row["etcd"], row["raftkv"], strict=True)]
+    names = ("generator_us", "members_us", "leader_us")
+    generator, members, leader = (f"{_us(etcd[name])} / {_us(raftkv[name])} us" for name in names)
+    cost = raftkv["members_us"] / etcd["members_us"] if etcd["members_us"] else 0.0
+    spread = f"**{statistics.median(ratios):.2f}** ({min(ratios):.2f}-{max(ratios):.2f})"
+    rates = (f"{etcd['rate']:,.0f}/s", f"{raftkv['rate']:,.0f}/s")
+    return [row["row"], row["generator"], generator, *rates, spread, members, f"{cost:.2f}", leader]
+
+
+def others_shares(results: dict[str, Any]) -> list[float]:
+    """Return what share of the cores others used, for each measurement."""
+    return [one["others_share"] for row in results["rows"] for name in ("etcd", "raftkv") for one in row[name]]
+
+
+def table(results: dict[str, Any]) -> str:
+    """Return the table, and how it came about."""
+    names = ("row", "generator", "its cost", "etcd 3.5.1", "raftkv", "ratio (range)", "members' cost", "ratio")
+    text = markdown((*names, "the leader's"), map(_line, results["rows"]), texts=2)
+    facts, shares = results["machine"], others_shares(results)
+    return (
+        f"{text}\n\n"
+        f"Three members of each program and the generator on {facts['cores']} shared cores, both clusters up, calls "
+        f"to the leader, 256-byte values, fsync on; {results['pairs']} alternating pairs of about "
+        f"{results['seconds']:g} s, {facts['date']}, Python {facts['python']}, hot path {facts['hot_path']}. "
+        f"Rates and ratios are medians. Costs are user and system time of processors for a call (of streams: for a "
+        f"keep-alive or an event), etcd / raftkv; members are taken all three together. All calls of h2load in a row "
+        f"are the same bytes, so all puts go to one key. Load of the machine before the run "
+        f"{facts['load']:g}; other work used {statistics.median(shares):.0%} of the cores meanwhile "
+        f"({min(shares):.0%} to {max(shares):.0%})."
+    )
+
+
+def write(results: dict[str, Any]) -> int:
+    """Write the results and the table, if the run was undisturbed; return the exit code."""
+    others = statistics.median(others_shares(results))
+    if others > OTHERS_SHARE_MAX:
+        print(f"bench: not kept: other work used {others:.0%} of the cores", file=sys.stderr)
+        return 1
+    kind = results["machine"]["hot_path"]
+    kept = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    keep(RESULTS, {**kept, kind: results})
+    write_table(table(results), TABLES[kind])
+    return 0
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure what the command line asks for."""
+    parser, names = parser_of(__doc__), [row.name for row in ROWS]
+    parser.add_argument("--pairs", type=int, default=5, help="measurements of each row and program")
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of one measurement, about")
+    parser.add_argument("--rows", type=names_of(names), help=f"comma-separated; all: {','.join(names)}")
+    parser.add_argument("--generator", choices=("h2load", "raftkvctl"), default=usual())
+    parser.add_argument("--write", action="store_true", help="keep the results, and the table in the documentation")
+    given = parser.parse_args(words)
+    unsent = {row.name for row in CALLS if row.messages and given.generator != "h2load"}
+    if refused := sorted(unsent & set(given.rows or ())):
+        raise SystemExit(f"bench: {', '.join(refused)}: only h2load can send that")
+    rows = [row for row in ROWS if row.name in (given.rows or names) and row.name not in unsent]
+    results = run(rows, given.pairs, given.seconds, given.generator)
+    print(table(results))
+    return write(results) if given.write else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

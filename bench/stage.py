@@ -1,0 +1,171 @@
+"""What benches run: raftkv and etcd in turn, the load generator, processes that answer, figures of ``/proc``."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import resource
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import raftkv
+from tests.procs import ETCD, RAFTKV, ROOT, Program
+
+PROGRAMS: Final = (ETCD, RAFTKV.with_flags("--log-level", "error"))
+"""Both get the same settings; logs are quiet so that they cost nothing."""
+QUOTA: Final = ("--quota-backend-bytes", str(8 * 1024**3))
+PATIENCE_S: Final = 300.0
+TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+
+T = TypeVar("T")
+
+
+def in_turn(items: Iterable[T], number: int) -> list[T]:
+    """Return the items in the order of a round: who goes first changes, so that a drift of the machine favours none."""
+    return list(items)[:: -1 if number % 2 else 1]
+
+
+def alternate(rounds: int, measure: Callable[[Program], T]) -> dict[str, list[T]]:
+    """Measure both programs in every round; return what each round found, by program."""
+    seen: dict[str, list[T]] = {program.name: [] for program in PROGRAMS}
+    for number in range(rounds):
+        for program in in_turn(PROGRAMS, number):
+            seen[program.name].append(measure(program))
+    return seen
+
+
+def progress(text: str) -> None:
+    """Say what goes on, beside the results."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def allow_many_files() -> None:
+    """Let this process open as many files as it may."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+# ---- members
+
+
+def leader_of(cluster: Any) -> Any:
+    """Return the member that leads, once one does; of a ``Cluster`` or a ``LocalCluster``."""
+    pause = threading.Event()
+    with raftkv.connect(cluster.endpoints) as kv:
+        while True:
+            for status in kv.status():
+                if status.member_id and status.member_id == status.leader_id:
+                    return next(member for member in cluster.members if member.endpoint == status.endpoint)
+            pause.wait(0.01)
+
+
+def memory_mib(pid: int | str) -> dict[str, float]:
+    """Return the memory of a process: its own, all that is resident, and the height of that."""
+    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text("utf-8").splitlines())
+    return {name: int(fields[name].split()[0]) / 1024 for name in ("RssAnon", "VmRSS", "VmHWM")}
+
+
+def processor_s(pid: int) -> float:
+    """Return user and system time of a process with all its threads, to 10 ms."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+
+def pids_of(cluster: Any) -> list[int]:
+    """Return the processes of the members that run."""
+    return [member.process.pid for member in cluster.members if member.process is not None]
+
+
+# ---- load
+
+
+def load(
+    endpoints: Sequence[str], words: str, *flags: str, clients: int, connections: int, total: int
+) -> dict[str, Any]:
+    """Have ``raftkvctl bench`` make a load; return what it measured.
+
+    Raises:
+        SystemExit: it failed.
+    """
+    command = [sys.executable, "-m", "raftkv.cli.ctl", "bench", *words.split(), "--json", *flags]
+    command += ["--endpoints", ",".join(endpoints), "--clients", str(clients), "--conns", str(connections)]
+    done = subprocess.run([*command, f"--total={total}"], capture_output=True, text=True, check=False, cwd=ROOT)
+    if done.returncode != 0:
+        raise SystemExit(f"bench: {words}: {done.stderr.strip() or done.stdout.strip()}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def fill(endpoint: str, keys: int, puts: int = 0, *, key_bytes: int = 64, value_bytes: int = 256) -> None:
+    """Put every key once, or as often as it takes to make so many puts."""
+    sizes = (f"--key-size={key_bytes}", f"--val-size={value_bytes}", f"--key-space-size={keys}")
+    words = "put --sequential-keys --keep-keys"
+    load([endpoint], words, *sizes, clients=500, connections=50, total=puts or keys)
+
+
+# ---- processes that answer
+
+
+def tell(**facts: Any) -> None:
+    """Answer the bench that started this process: one line of JSON."""
+    print(json.dumps(facts), flush=True)
+
+
+class Worker:
+    """A module of the benches in a process of its own: a word a line goes in, JSON a line comes out.
+
+    Arguments:
+        module: its name; the process begins with ``python -m``.
+        arguments: of it.
+        said: where lines are put beside the worker; None: a queue of its own.
+    """
+
+    def __init__(self, module: str, *arguments: str, said: queue.Queue[Any] | None = None) -> None:
+        self.said: queue.Queue[Any] = queue.Queue() if said is None else said
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", module, *arguments],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+        )  # fmt: skip
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        for line in self.process.stdout or ():
+            self.said.put((self, json.loads(line)))
+        self.said.put((self, None))
+
+    def say(self, word: str) -> None:
+        """Have it begin something."""
+        if self.process.stdin is not None:
+            self.process.stdin.write(f"{word}\n")
+            self.process.stdin.flush()
+
+    def answer(self, event: str = "", **wanted: object) -> dict[str, Any]:
+        """Return its next line; of an event, with such facts, if one is named: other lines are dropped.
+
+        Raises:
+            SystemExit: it has ended, or says nothing.
+        """
+        while True:
+            try:
+                _, line = self.said.get(timeout=PATIENCE_S)
+            except queue.Empty:
+                raise SystemExit(f"bench: a process did not answer {event} within {PATIENCE_S:g} s") from None
+            if line is None or line.get("event") == "failed":
+                raise SystemExit(f"bench: {line['reason'] if line else f'a process ended with {self.process.wait()}'}")
+            if not event or (line["event"] == event and all(line[name] == value for name, value in wanted.items())):
+                return dict(line)
+
+    def ask(self, word: str) -> dict[str, Any]:
+        """Say a word and return the answer."""
+        self.say(word)
+        return self.answer()
+
+    def end(self) -> None:
+        """Kill it."""
+        self.process.kill()
+        self.process.wait()
