@@ -16,12 +16,13 @@ Blocking, as ``place`` is.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import IO, Final
+from typing import IO, Any, Final
 
 from raftkv.checkpoint import digest
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
@@ -38,6 +39,8 @@ Progress = Callable[[int, int], None]
 
 SMALL_BYTES: Final = 64 << 20
 """Files up to this size are checked in memory, so that they cannot change between the check and the reader."""
+PIECE_BYTES: Final = 1 << 20
+"""Pieces of larger files, each of which is checked again when it is handed out."""
 THREADS: Final = 4
 
 
@@ -264,7 +267,7 @@ def open_verified(checkpoint: Checkpoint, name: str, *, file: FileRecord | None 
     """Open a file that was checked: no byte is handed out before all of them have been found right.
 
     A file up to 64 MiB is read into memory and checked there. A larger one is read twice: first to check it, then by
-    the caller, through the same descriptor on a local disk; a change between the two is not noticed.
+    the caller. The first time each piece is digested too, and the second time the piece has to be the same.
     ``stream_verified`` reads once.
 
     Arguments:
@@ -273,32 +276,91 @@ def open_verified(checkpoint: Checkpoint, name: str, *, file: FileRecord | None 
         file: what the manifest says of it; None: the manifest is read.
 
     Raises:
-        DigestMismatch: the file, or the manifest, is not what was committed.
+        DigestMismatch: the file, or the manifest, is not what was committed. A read raises it too, if the file was
+            changed after it was opened.
         StorageError: it cannot be read.
     """
     wanted = file or find_file(load_manifest(checkpoint), checkpoint, name)
     place = Place(checkpoint.uri)
-    found = Digest.like(wanted.digest)
     opened = place.open_reader(name)
     try:
-        with place.named("read", name):
-            if wanted.size_bytes <= SMALL_BYTES:
-                data = opened.read(wanted.size_bytes + 1)
-                opened.close()
-                opened = io.BytesIO(data)
-                found.update(data)
-                size_bytes = len(data)
-            else:
-                size_bytes = 0
-                while chunk := opened.read(4 << 20):
-                    found.update(chunk)
-                    size_bytes += len(chunk)
-                opened.seek(0)
-        _compare(checkpoint.uri, wanted, size_bytes, str(found))
+        if wanted.size_bytes > SMALL_BYTES:
+            return io.BufferedReader(_Pieces(opened, place, wanted), PIECE_BYTES)
+        with opened, place.named("read", name):
+            data = opened.read(wanted.size_bytes + 1)
+        found = Digest.like(wanted.digest)
+        found.update(data)
+        _compare(checkpoint.uri, wanted, len(data), str(found))
     except BaseException:
         opened.close()
         raise
-    return opened
+    return io.BytesIO(data)
+
+
+class _Pieces(io.RawIOBase):
+    """A large file, which is checked first: what is read of it later has to be what was checked.
+
+    Arguments:
+        file: that was opened; closed with this.
+        place, wanted: what it is.
+
+    Raises:
+        DigestMismatch: it is not what was committed.
+    """
+
+    def __init__(self, file: IO[bytes], place: Place, wanted: FileRecord) -> None:
+        self._file, self._place, self._wanted = file, place, wanted
+        self._position, self._loaded, self._piece = 0, -1, b""
+        found, self._digests, size_bytes = Digest.like(wanted.digest), list[bytes](), 0
+        while size_bytes <= wanted.size_bytes and (piece := self._read()):
+            found.update(piece)
+            self._digests.append(hashlib.sha256(piece).digest())
+            size_bytes += len(piece)
+        _compare(place.uri, wanted, size_bytes, str(found))
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._wanted.size_bytes}[whence]
+        if origin + offset < 0:
+            raise ValueError(f"a position is 0 or above, not {origin + offset}")
+        self._position = origin + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, target: Any, /) -> int:
+        number, start = divmod(self._position, PIECE_BYTES)
+        if number >= len(self._digests):
+            return 0
+        if number != self._loaded:
+            piece = self._read(number)
+            if hashlib.sha256(piece).digest() != self._digests[number]:
+                raise DigestMismatch(self._place.uri, self._wanted.name, "was changed while it was read")
+            self._loaded, self._piece = number, piece
+        part = memoryview(self._piece)[start : start + len(target)]
+        target[: len(part)] = part
+        self._position += len(part)
+        return len(part)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def _read(self, number: int | None = None) -> bytes:
+        """Return a piece, or the next one; a file system may hand out a piece in parts."""
+        with self._place.named("read", self._wanted.name):
+            if number is not None:
+                self._file.seek(number * PIECE_BYTES)
+            piece = self._file.read(PIECE_BYTES)
+            while piece and (more := self._file.read(PIECE_BYTES - len(piece))):
+                piece += more
+        return piece
 
 
 def read_verified(checkpoint: Checkpoint, name: str, *, file: FileRecord | None = None) -> bytes:

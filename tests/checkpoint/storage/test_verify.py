@@ -47,6 +47,17 @@ def saved(place: Place, data: dict[str, bytes], *, algorithm: str = digest.SHA25
     return Checkpoint("job", 7, 1, 1, FILES, 1, place.uri, manifest.digest, manifest.root, len(files), 3000)
 
 
+def overwrite(place: Place, name: str, data: bytes) -> None:
+    """Change a file in place: those that have it open see it."""
+    if place.is_local:
+        Path(place.path(name)).write_bytes(data)
+    else:
+        file = place.fs.store[place.path(name)]
+        file.seek(0)
+        file.truncate()
+        file.write(data)
+
+
 @pytest.fixture(params=["local", "memory"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return Place(str(tmp_path / "job") if request.param == "local" else f"memory://{tmp_path}/job")
@@ -161,6 +172,30 @@ def test_a_large_file_is_checked_before_it_is_handed_out(place: Place, monkeypat
     place.write("a.bin", b"x" + DATA["a.bin"][1:])
     with pytest.raises(DigestMismatch):
         open_verified(checkpoint, "a.bin")
+
+
+def test_a_file_that_changes_after_its_check_hands_out_no_other_byte(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restore uses the bytes that were checked: a large file is read twice, and was compared the first time only."""
+    monkeypatch.setattr(module, "SMALL_BYTES", 100)
+    data = bytes(range(256)) * (3 << 12)  # 3 MiB, and so of several pieces
+    checkpoint = saved(place, {"a.bin": data})
+    for start, size_bytes in ((0, -1), (len(data) - 7, 7), (1 << 20, 4), (5, 1 << 21)):
+        with open_verified(checkpoint, "a.bin") as file:
+            file.seek(start)
+            assert file.read(size_bytes) == data[start:][: None if size_bytes < 0 else size_bytes]
+            assert file.seek(-3, 2) == len(data) - 3
+            assert file.read() == data[-3:]
+    # In place, as a writer that was thought dead does it: the reader has the same file open.
+    for change in (data[:2_000_000] + b"x" + data[2_000_001:], data[:-1]):
+        place.write("a.bin", data)
+        with open_verified(checkpoint, "a.bin") as file:
+            assert file.read(10) == data[:10]
+            overwrite(place, "a.bin", change)
+            with pytest.raises((DigestMismatch, StorageError), match=r"a\.bin"):
+                file.read()
+        assert file.closed
 
 
 def test_a_stream_says_at_its_end_that_it_was_wrong(place: Place) -> None:
