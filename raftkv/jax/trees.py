@@ -162,18 +162,22 @@ def rebuild(layout: Mapping[str, Any], files: Iterable[bytes], like: Any = None)
             only plain containers are rebuilt, on the default device. What JAX cannot hold is an array of numpy.
 
     Raises:
-        ConfigError: ``like`` is of another structure, or is needed; or the files are of a later version.
+        ConfigError: ``like`` is of another structure, or is needed; or the files are of a later version; or a shard is
+            in none of them.
     """
     if layout.get("format") != FORMAT:
         raise ConfigError(f"format {layout.get('format')!r} of a tree is of another version of raftkv")
     leaves = layout["leaves"]
     arrays = [np.zeros(leaf["shape"], _NAMES[leaf["dtype"]]) for leaf in leaves]
+    sizes: dict[str, int] = {}
     for data in files:
         for name, part in read_parts(data):
             number, _, start = name.partition("@")
             begin = [int(at) for at in start.split(",")] if start else []
             where = tuple(slice(at, at + size) for at, size in zip(begin, part.shape, strict=True))
             arrays[int(number)][where] = part
+            sizes[name] = part.size
+    _check_whole(leaves, arrays, sizes)
     if like is None:
         if layout["structure"] is None:
             raise ConfigError(
@@ -188,6 +192,19 @@ def rebuild(layout: Mapping[str, Any], files: Iterable[bytes], like: Any = None)
         raise ConfigError(f"the tree is another than that of the checkpoint: only one of them has {other[:1]}")
     values = [_value(leaf, array, target) for leaf, array, (_, target) in zip(leaves, arrays, wanted, strict=True)]
     return jax.tree_util.tree_unflatten(treedef, values)
+
+
+def _check_whole(leaves: Sequence[Mapping[str, Any]], arrays: Sequence[Any], sizes: Mapping[str, int]) -> None:
+    """Refuse arrays of which a shard is in no file: it would be zeros. Shards of one array do not overlap."""
+    found = [0] * len(leaves)
+    for name, size in sizes.items():
+        found[int(name.partition("@")[0])] += size
+    for leaf, array, size in zip(leaves, arrays, found, strict=True):
+        if size != array.size:
+            raise ConfigError(
+                f"{leaf['path'] or 'the tree'} is not whole in the checkpoint: its shards have {size} of {array.size} "
+                "elements; a process saved none, or another tree; restore another step"
+            )
 
 
 def _value(leaf: Mapping[str, Any], array: Any, target: Any) -> Any:

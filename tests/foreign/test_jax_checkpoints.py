@@ -13,11 +13,12 @@ from raftkv.client.local import LocalCluster
 from tests.foreign.test_jax import ended, start
 
 ALONE = """
-import json, os, sys
+import io, json, os, sys
 from collections import namedtuple
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 import raftkv, raftkv.checkpoint, raftkv.jax
+from raftkv.jax.trees import describe, rebuild, write_parts
 
 Pair = namedtuple("Pair", "a b")
 def error_of(call):
@@ -53,6 +54,9 @@ with raftkv.connect(os.environ["RAFTKV_ENDPOINTS"]) as kv:
         result["again"] = [manager.save(1, tree), error_of(manager.wait_until_finished).partition(":")[0]]
         os.unlink(late)
         result["again"] += [manager.save(1, tree), error_of(manager.wait_until_finished), manager.latest_step()]
+    layout, parts = describe({"w": spread})
+    write_parts(torn := io.BytesIO(), parts[1:])
+    result["torn"] = error_of(lambda: rebuild(layout, [torn.getvalue()]))
     wide = {"count": np.array([2**40, -1]), "rate": np.array([1e300]), "narrow": np.arange(3, dtype=np.int32)}
     with raftkv.jax.CheckpointManager(raftkv.checkpoint.Registry(kv, "wide", uri=f"{sys.argv[1]}/wide")) as manager:
         manager.save(1, wide)
@@ -134,6 +138,8 @@ def test_trees_of_arrays_come_back_as_they_were(raftkv_cluster: LocalCluster, tm
     assert result["wide"] == {
         "count": ["ndarray", [2**40, -1]], "rate": ["ndarray", [1e300]], "narrow": ["ArrayImpl", [0, 1, 2]],
     }  # fmt: skip
+    torn = "ConfigError: ['w'] is not whole in the checkpoint: its shards have 48 of 64 elements; "
+    assert result["torn"].startswith(torn)
     assert result["same"]
     assert result["pins"] == [1, 0]
     assert result["class"].startswith("ConfigError: the checkpoint has nodes of a class")
