@@ -25,6 +25,7 @@ from typing import Any, Final, TypeVar
 from raftkv.checkpoint.commit.attempt import PREPARED_MAX_BYTES, PREPARED_TOTAL_MAX_BYTES, Attempt
 from raftkv.checkpoint.commit.claim import Claim
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
+from raftkv.checkpoint.commit.manifest import RECORD
 from raftkv.checkpoint.errors import DigestMismatch
 from raftkv.checkpoint.keys import FILES, AttemptId
 from raftkv.checkpoint.records import Checkpoint, FileRecord, Prepared, Reference
@@ -38,8 +39,6 @@ from raftkv.loop.scheduler import on_thread
 
 T = TypeVar("T")
 
-RECORD: Final = "raftkv-checkpoint.json"
-"""Name of the file with the record, beside the manifest of an export."""
 ORIGIN: Final = "raftkv.origin"
 """Name in the metadata of a checkpoint that was copied or imported: what it was there."""
 PARTS_MAX: Final = PREPARED_TOTAL_MAX_BYTES // PREPARED_MAX_BYTES

@@ -24,8 +24,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any, Final, TypeVar
 
+from raftkv.checkpoint.commit.manifest import RECORD
 from raftkv.checkpoint.errors import CheckpointNotFound
-from raftkv.checkpoint.exchange import IMPORTED, RECORD, REFUSED, Imported
+from raftkv.checkpoint.exchange import IMPORTED, REFUSED, Imported
 from raftkv.checkpoint.find import MAX, MIN, Commit, Commits, RunLatest
 from raftkv.checkpoint.keys import CHILD, PIN, TAG, RegistryKeys, check_kind, check_run_id, check_step
 from raftkv.checkpoint.records import Checkpoint, Extremes
@@ -569,7 +570,7 @@ def _lines(report: Report) -> list[str]:
     found += [f"{name} has other contents than were committed" for name in report.wrong_digest]
     found += [f"{name}: {why}" for name, why in report.unreadable]
     whole = [f"{count(report.file_count, 'file')}, {size(report.size_bytes)}, all digests match"]
-    extra = [f"{name} belongs to no rank; it does no harm" for name in report.extra]
+    extra = [f"{name} was not committed with it; some loaders may take it" for name in report.extra]
     return [*(whole if report.is_whole else []), *found, *extra]
 
 

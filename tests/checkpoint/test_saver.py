@@ -219,6 +219,18 @@ def test_a_checkpoint_as_a_directory_of_this_machine(registry, tmp_path, raftkv_
         local_directory(saving.checkpoint)
 
 
+@pytest.mark.parametrize("is_local", [True, False])
+def test_file_that_was_not_committed_reaches_no_loader(raftkv_client, tmp_path, is_local):
+    """A loader of HF takes an ``optimizer.pt`` that somebody put there: only what was committed was compared."""
+    uri = str(tmp_path / "job") if is_local else f"memory://bucket/{tmp_path.name}"
+    registry = raftkv.checkpoint.Registry(raftkv_client, "strange", uri=uri)
+    done = Saver(registry).save_directory(4, str(made.write(tmp_path / "out", {"model.pt": b"m"})))
+    path = Path(local_directory(done, str(tmp_path / "cache")))
+    (path / "optimizer.pt").write_bytes(b"x")
+    with pytest.raises(DigestMismatch, match=r"optimizer\.pt was not committed with it"):
+        local_directory(done, str(tmp_path / "cache"))
+
+
 def test_a_checkpoint_of_elsewhere_is_downloaded_once(raftkv_client, tmp_path):
     remote = raftkv.checkpoint.Registry(raftkv_client, "far", uri="memory://bucket/far")
     folder = made.write(tmp_path / "out", {"model.pt": b"m", "a/b": b""})

@@ -25,6 +25,8 @@ from raftkv.client.records import RecordError
 
 NAME: Final = "raftkv-manifest.jsonl"
 """Name of the file, below the directory of a checkpoint; no rank may prepare a file of this name."""
+RECORD: Final = "raftkv-checkpoint.json"
+"""Name of the file beside it that says which checkpoint an exported directory holds."""
 FORMAT: Final = 1
 _HEAD: Final = ("step", "generation", "number", "kind", "world_size")
 

@@ -284,15 +284,16 @@ def local_directory(checkpoint: Checkpoint, directory: str = "", look: str = "")
             others wait for it and take the same copy.
 
     Raises:
-        DigestMismatch: a file is missing, or is not what was committed.
+        DigestMismatch: a file is missing, or is not what was committed; or there is one that was not committed.
         ConfigError: it does not lie on a local disk, and there is no directory for it.
         StorageError: it could not be read or written.
     """
     place = Place(checkpoint.uri)
     if place.is_local:
-        wrong = _wrong(verify(checkpoint))
-        if wrong:
+        report = verify(checkpoint)
+        if wrong := _wrong(report):
             raise DigestMismatch(checkpoint.uri, wrong[0], "is missing, or is not what was committed")
+        _refuse_extra(report, checkpoint.uri)
         return place.root
     if not directory:
         raise ConfigError(f"{checkpoint.uri} is no local disk; name a directory to download the checkpoint to")
@@ -370,7 +371,9 @@ def _repair(checkpoint: Checkpoint, place: Place, local: Place, fetched: Place) 
         _log.warning("the manifest of the copy in %s is fetched again: %s", local.root, error)
         manifest = load_manifest(checkpoint)
         local.write(MANIFEST, manifest.encoded)
-    wrong = _wrong(verify(copy))
+    report = verify(copy)
+    _refuse_extra(report, local.root)
+    wrong = _wrong(report)
     if not wrong:
         return
     _log.warning("%d files of the copy in %s are fetched again, %s for one", len(wrong), local.root, wrong[0])
@@ -380,6 +383,12 @@ def _repair(checkpoint: Checkpoint, place: Place, local: Place, fetched: Place) 
             os.makedirs(os.path.dirname(local.path(name)), exist_ok=True)
             os.replace(fetched.path(name), local.path(name))
         local.make_durable(name)
+
+
+def _refuse_extra(report: Report, where: str) -> None:
+    """Refuse a directory with a file of which the manifest knows nothing: other people's loaders look what is there."""
+    if report.extra:
+        raise DigestMismatch(where, report.extra[0], "was not committed with it, and a loader may take it")
 
 
 def _wrong(report: Report) -> list[str]:

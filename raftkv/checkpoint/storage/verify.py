@@ -26,7 +26,7 @@ from typing import IO, Any, Final
 
 from raftkv.checkpoint import digest
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
-from raftkv.checkpoint.commit.manifest import Manifest
+from raftkv.checkpoint.commit.manifest import RECORD, Manifest
 from raftkv.checkpoint.digest import Digest
 from raftkv.checkpoint.errors import DigestMismatch, FilesChanged, StorageError
 from raftkv.checkpoint.records import Checkpoint, FileRecord
@@ -54,7 +54,7 @@ class Report:
         missing: files that are not there.
         wrong_size, wrong_digest: files that are not what was committed.
         unreadable: files that could not be read, with the error.
-        extra: files that are there and belong to no rank; they do no harm.
+        extra: files that are there and belong to no rank: the readers here pass them over, other loaders may take them.
     """
 
     checkpoint: Checkpoint
@@ -207,7 +207,7 @@ def verify(checkpoint: Checkpoint, *, on_progress: Progress | None = None, threa
     named = {name: tuple(file.name for file, outcome in zip(files, outcomes, strict=True) if outcome == name)
              for name in (_MISSING, _SIZE, _DIGEST)}  # fmt: skip
     right = [file for file, outcome in zip(files, outcomes, strict=True) if not outcome]
-    known = {MANIFEST, *(file.name for file in files)}
+    known = {MANIFEST, RECORD, *(file.name for file in files)}
     return Report(
         checkpoint, len(right), sum(file.size_bytes for file in right),
         named[_MISSING], named[_SIZE], named[_DIGEST],

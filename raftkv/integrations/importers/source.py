@@ -18,8 +18,8 @@ from functools import cached_property
 from typing import IO, Any, Final
 
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
+from raftkv.checkpoint.commit.manifest import RECORD
 from raftkv.checkpoint.errors import NotWhole
-from raftkv.checkpoint.exchange import RECORD
 from raftkv.checkpoint.keys import check_file_name
 from raftkv.checkpoint.storage.place import Found, Place
 from raftkv.errors import ConfigError
