@@ -138,6 +138,7 @@ def test_a_program_that_ends_without_closing_leaves_nothing(tmp_path):
     assert _is_gone(directory)
 
 
+@pytest.mark.long
 def test_a_program_killed_with_sigkill_leaves_nothing(tmp_path):
     program, directory = _run(tmp_path, "threading.Event().wait()")
     assert len(_holders(directory)) == 2  # the member and its guard
@@ -146,6 +147,7 @@ def test_a_program_killed_with_sigkill_leaves_nothing(tmp_path):
     wait_for(lambda: _is_gone(directory), "the guard to clean up")
 
 
+@pytest.mark.long
 def test_a_forked_child_neither_ends_the_cluster_nor_keeps_it_alive(tmp_path):
     """The child leaves by sys.exit, so by way of atexit; another child outlives the killed program."""
     then = """

@@ -19,6 +19,7 @@ def suite(pytester: pytest.Pytester):
     return run
 
 
+@pytest.mark.long
 def test_every_test_finds_the_same_cluster_empty(suite):
     result = suite(
         """

@@ -94,6 +94,7 @@ PLANTED: Final = (
 )  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sample", OF_THE_RUN, ids=lambda sample: type(sample.record).__name__)
 def test_a_spoiled_record_changes_nothing_outside_its_run_and_place(
     sample: Sample, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -80,6 +80,7 @@ def test_every_call_is_counted(endpoint: str, words: tuple[str, ...]) -> None:
     assert 0 < summary["p50_ms"] <= summary["p90_ms"] <= summary["p99_ms"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["watch", "watch-latency", "lease-keepalive", "lock"])
 def test_nobody_there_is_one_line(name: str) -> None:
     command = [sys.executable, "-m", "raftkv.cli.ctl", "bench", name, "--endpoints", f"127.0.0.1:{free_port()}"]

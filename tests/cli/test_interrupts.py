@@ -142,6 +142,7 @@ def test_a_silent_command_says_which_endpoints_it_tries() -> None:
         assert "raftkvctl: no answer from 127.0.0.1:1: connect: connection refused\n" in program.errors
 
 
+@pytest.mark.long
 def test_the_goodbye_of_a_lock_is_ended_by_a_second_signal() -> None:
     with (
         Cluster(RAFTKV) as cluster,

@@ -149,6 +149,7 @@ def test_many_threads_share_one_client(kv):
     assert [kv.get(f"7/{turn}").text for turn in range(50)] == [str(turn) for turn in range(50)]
 
 
+@pytest.mark.long
 def test_an_iterator_of_a_bulk_call_may_use_the_client_itself(kv):
     kv.put_many((str(number), b"x") for number in range(5000))
 
@@ -439,6 +440,7 @@ def test_waiting_for_a_leader_in_vain_does_not_end_the_observation(kv):
     observed.cancel()
 
 
+@pytest.mark.long
 def test_a_session_comes_back_with_its_keys_and_tells_its_owner_in_order(kv):
     told = []
     session = kv.session(10, on_lost=lambda one: told.append("lost"), on_established=lambda one: told.append("back"))

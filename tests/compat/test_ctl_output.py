@@ -397,6 +397,7 @@ get '' --prefix -w json
 """.strip().split("\n")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("script", [WRITES, TXNS], ids=["writes", "txns"])
 def test_two_servers_of_one_history(twins, script):
     theirs, ours = (cluster.endpoints[0] for cluster in twins)

@@ -215,6 +215,7 @@ def test_from_etcd_to_raftkv_and_back_with_many_keys(tmp_path: Path) -> None:
     print(f"{MANY_KEYS} keys with history: {took}")
 
 
+@pytest.mark.long
 def test_from_raftkv_to_etcd_and_back(tmp_path: Path) -> None:
     """The other way: what was written here is the same there, and here again after the revision was bumped."""
     first, second, bumped = tmp_path / "first", tmp_path / "second", 1_000_000

@@ -235,6 +235,7 @@ def _work(files: Snapshot, data: Dataset) -> None:
     assert len(data) == 310
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["spawn", "forkserver"])
 def test_pickled_dataset_connects_anew(tmp_path: Path, way: str) -> None:
     """Work in a data loader as Python 3.14 starts it: the version of the pass goes along, the caches do not."""

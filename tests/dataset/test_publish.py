@@ -336,6 +336,7 @@ def test_a_dataset_that_was_never_published_has_nothing_to_collect(world: World)
     assert "nothing was published" in world.dataset().collect().hindered
 
 
+@pytest.mark.long
 @settings(max_examples=40)
 @given(seed=st.integers(0, 10**6))
 def test_publishers_that_die_anywhere_and_collectors_leave_readable_versions(loop: LoopThread, seed: int) -> None:

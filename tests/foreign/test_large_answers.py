@@ -176,6 +176,7 @@ def _paced(messages: Iterable[bytes]) -> Iterator[bytes]:
         pause.wait(READER_PAUSE_S)
 
 
+@pytest.mark.long
 @ONE_MEMBER
 @pytest.mark.parametrize("name", NAMES)
 def test_a_client_reads_every_size(name: str, one: Store) -> None:

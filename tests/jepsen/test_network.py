@@ -93,6 +93,7 @@ def test_a_heal_may_reset_what_was_cut() -> None:
     assert seed_where_heal(resets=True) != seed_where_heal(resets=False)
 
 
+@pytest.mark.long
 def test_a_heal_may_end_what_was_cut_for_one_end_alone() -> None:
     async def ends(seed: int) -> list[bool]:
         """Whether the dialler, and whoever was dialled, hear of the end."""

@@ -119,6 +119,7 @@ def test_a_lie_is_caught(liar: type[Client], expected: str, workload: str, tmp_r
     assert (report.folder / "history.jsonl").exists()
 
 
+@pytest.mark.long
 def test_search_and_set_checkers_catch_on_their_own(tmp_runs: Path) -> None:
     stale = run_quietly(client_class=RemembersReads, workload="register", runs=tmp_runs)
     assert stale.verdict.violations["linear"]
@@ -131,6 +132,7 @@ def test_destroyed_data_is_caught(tmp_runs: Path) -> None:
     assert {"duplicate revision", "not linearizable"} <= rules(report)
 
 
+@pytest.mark.long
 def test_a_cluster_that_never_comes_up_fails(tmp_runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jepsen.runner.LIVE_S", 0.5)
     settings = dataclasses.replace(ETCD, flags=("--no-such-flag",))

@@ -55,6 +55,7 @@ def rules(system: str, folder: Path, wanted: tuple[Watched, ...], habits: Habits
     return {violation.rule for violation in watch.check(asyncio.run(scenario()))}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("system", "expected"), [("etcd", {"W8 bookmark before start"}), ("raftkv", set())])
 def test_a_watcher_of_the_future_is_given_no_bookmark(system: str, expected: set[str], tmp_runs: Path) -> None:
     future = Watched("\0", END_OF_KEYS, start=FUTURE)

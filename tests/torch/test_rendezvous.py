@@ -350,6 +350,7 @@ def frozen_store() -> Iterator[Callable[[Callable[[], bool]], AgentStore]]:
         process.kill()
 
 
+@pytest.mark.long
 def test_no_call_waits_for_a_host_that_has_frozen_beyond_the_generation(frozen_store) -> None:
     over = threading.Event()
     store = frozen_store(over.is_set)

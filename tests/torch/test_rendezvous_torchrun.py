@@ -177,6 +177,7 @@ def test_a_worker_that_ends_at_once_is_a_fault(
     assert "exited with 3" in closed.reason
 
 
+@pytest.mark.long
 def test_an_agent_that_fails_itself_does_not_finish_the_run(
     raftkv_cluster: raftkv.LocalCluster, tmp_path: Path
 ) -> None:

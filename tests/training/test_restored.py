@@ -159,6 +159,7 @@ def test_quorums_of_torchft_go_on_above_every_id_that_was_given_out(
     play(tmp_path, flags, scenario)
 
 
+@pytest.mark.long
 def test_a_daemon_of_torchft_that_was_started_after_a_restore_gives_out_no_id_again(tmp_path: Path) -> None:
     """The one that knew the ids is gone with the machines of before; replicas may be left."""
 

@@ -167,6 +167,7 @@ def test_names_do_not_get_in_each_others_way(play):
     play(scenario)
 
 
+@pytest.mark.long
 def test_a_barrier_names_who_is_missing_and_can_be_waited_for_again(play):
     async def scenario(job: Job) -> None:
         runs = await job.join()

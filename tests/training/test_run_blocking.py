@@ -176,6 +176,7 @@ with raftkv.training.join() as run:
 """
 
 
+@pytest.mark.long
 def test_workers_of_run_exec_find_their_run(cluster):
     command = [sys.executable, "-m", "raftkv.cli.ctl", "--endpoints", ",".join(cluster.endpoints)]
     command += ["run", "exec", "--job", "exec", "--nnodes", "1:1", "--nproc-per-node", "2", "--"]

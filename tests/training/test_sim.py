@@ -251,6 +251,7 @@ def one_fault(run: Directed, kind: str) -> None:
 STORM = Weather((0.0005, 0.03), loss=0.15, late=0.5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["a worker", "two workers", "two nodes", "the arbiter", "a newcomer"])
 def test_one_fault_is_one_generation_in_any_weather(kind: str) -> None:
     for seed in range(1, 13):
@@ -266,6 +267,7 @@ def test_one_fault_is_one_generation_in_any_weather(kind: str) -> None:
 # ---- P7: the store alone
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("duration_s", [0.05, 0.9, 3.0, 30.0, 600.0])
 @pytest.mark.parametrize("kind", ["outage", "election"])
 def test_losing_the_store_ends_nothing(kind: str, duration_s: float) -> None:
@@ -310,6 +312,7 @@ def calls(run: Directed) -> int:
     return run.calls().total()
 
 
+@pytest.mark.long
 def test_a_generation_takes_few_calls_and_an_idle_run_none() -> None:
     with scenario(8, habits=None) as run:
         for agent in run.agents:

@@ -23,6 +23,7 @@ PATIENCE_S = 60.0
 WORKER = {"RAFTKV_RUN_ID": "job", "RAFTKV_EPOCH": "1", "RAFTKV_RANK": "0"}
 
 
+@pytest.mark.long
 def test_a_node_that_starts_before_the_store_begins_when_that_does() -> None:
     trouble = threading.Event()
     with Cluster(RAFTKV) as cluster:
@@ -49,6 +50,7 @@ def test_a_node_that_starts_before_the_store_begins_when_that_does() -> None:
             participant.leave()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("arguments", "environment"), [(("job",), {}), ((), WORKER)], ids=["node", "worker"])
 def test_a_start_that_no_cluster_answers_ends_with_what_to_do(
     arguments: tuple[str, ...], environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch

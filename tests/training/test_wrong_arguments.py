@@ -52,6 +52,7 @@ def each(owner: Any, **methods: dict[str, Any]) -> dict[str, Case]:
     return {f"{type(owner).__name__}.{name}": (getattr(owner, name), good) for name, good in methods.items()}
 
 
+@pytest.mark.long
 def test_of_the_client(kv):
     def taken(what: str, **options: Any) -> None:
         with getattr(kv, what)(**options):
@@ -116,6 +117,7 @@ def test_of_the_calls_of_a_client(kv):
     kv.put("k", "as before")
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:epoch is deprecated")
 def test_of_a_run(kv, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where a path "x" is
@@ -164,6 +166,7 @@ def test_of_a_run(kv, tmp_path: Path, monkeypatch):
     run.leave()
 
 
+@pytest.mark.long
 def test_of_a_registry(kv, tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where a path "x" is
     run = raftkv.training.join("other", kv=kv, lease_ttl_s=60, disconnect_grace_s=0, checkpoints=tmp_path / "run")

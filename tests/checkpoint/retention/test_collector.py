@@ -255,6 +255,7 @@ def _end_of(world: Kept) -> tuple[Any, ...]:
     return world.keys(""), len(world.directories()), world.latest().encode()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_done", [False, True])
 def test_cut_off_at_any_txn_the_next_collection_ends_it(is_done: bool, tmp_path: Path) -> None:
     async def whole(path: Path, number: int) -> tuple[bool, tuple[Any, ...]]:

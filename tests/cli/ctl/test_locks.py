@@ -150,6 +150,7 @@ def wait_child(pid: int) -> None:
     wait_for(started, "the command under the lock")
 
 
+@pytest.mark.long
 def test_a_lost_lease_ends_the_command(server: str) -> None:
     with Running(raftkvctl(server, "lock", "lost", "sleep", "1000")) as program:
         wait_keys(server, "lost/", 1)

@@ -129,6 +129,7 @@ def test_a_move_in_either_direction_while_writes_go_on(source: str, destination:
             assert mirror.stop().code == 130
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("frozen", ["source", "destination"])
 def test_it_says_which_end_is_frozen_and_goes_on(frozen: str) -> None:
     """Has a mirror say which end stands still: it said nothing until a call's 60 s were over."""

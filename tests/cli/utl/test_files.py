@@ -214,6 +214,7 @@ def cluster() -> Iterator[Cluster]:
         yield running
 
 
+@pytest.mark.long
 def test_a_running_member_is_left_alone(cluster: Cluster) -> None:
     (endpoint,), path = cluster.endpoints, cluster.members[0].data_dir
     assert run_ctl(["put", "a", "b", "--endpoints", endpoint]).code == 0

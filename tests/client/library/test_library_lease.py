@@ -94,6 +94,7 @@ def test_waiting_for_a_session_has_its_limit(play):
     play(scenario)
 
 
+@pytest.mark.long
 def test_leases_are_kept_alive(play):
     async def scenario(kv):
         leases = [await kv.lease(ttl=2) for _ in range(20)]

@@ -351,6 +351,7 @@ def three(request: pytest.FixtureRequest) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.long
 def test_retries_across_a_leaders_death_create_each_object_once_and_watches_lose_none(three: Cluster) -> None:
     """A create that was answered by an error is tried again: it either succeeds, or reads what it wrote itself."""
     status = "etcdserverpb.Maintenance/Status"

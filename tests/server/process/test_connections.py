@@ -118,6 +118,7 @@ def assert_flat(target: Target, one: Callable[[Target], None], count: int) -> No
     assert growth < GROWTH_MAX_BYTES, f"{growth / count:.0f} bytes are left of each connection"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("one", KINDS, ids=lambda one: one.__name__)
 def test_six_hundred_connections_leave_nothing(target: Target, one: Callable[[Target], None]) -> None:
     assert_flat(target, one, 600)

@@ -72,6 +72,7 @@ def members(wire: Wire) -> list[tuple[str, bool]]:
     return sorted((member.name, member.isLearner) for member in listed)
 
 
+@pytest.mark.long
 def test_one_argument_makes_a_voter(cluster: Cluster, joiner: Joiner) -> None:
     with Wire([cluster.endpoints[0], joiner.client]) as wire:
         must_put(wire, "k", b"before")

@@ -121,6 +121,7 @@ def test_every_member_answers_for_the_leader(wire: Wire) -> None:
     assert value_of(wire, "any/1") is None
 
 
+@pytest.mark.long
 def test_a_dead_leader_takes_no_time_with_it_and_gives_none(wire: Wire, cluster: Cluster) -> None:
     lease_id = grant(wire, 30)
     attach(wire, lease_id, b"kept")
@@ -203,6 +204,7 @@ def test_leases_outlive_all_members(wire: Wire, cluster: Cluster) -> None:
     assert keep_alive(wire, [lease_id])[1] == [(lease_id, 20)]
 
 
+@pytest.mark.long
 def test_many_leases_end_while_others_are_served(wire: Wire) -> None:
     # At the leader: a follower that falls behind so short a log gets a snapshot, which tells no outcomes.
     there = leader(wire)

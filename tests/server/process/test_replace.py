@@ -88,6 +88,7 @@ def test_the_leader_hands_over_and_leaves(cluster: Cluster) -> None:
             assert value_of(joined, "k") == b"after"
 
 
+@pytest.mark.long
 def test_the_only_voter_is_replaced() -> None:
     with Cluster(RAFTKV) as single, Wire(single.endpoints) as wire:
         must_put(wire, "k", b"v")

@@ -69,6 +69,7 @@ def test_a_bound_that_is_none_is_refused(alone: str, bound: str) -> None:
     assert (answer.code, answer.text) == ("INVALID_ARGUMENT", text)
 
 
+@pytest.mark.long
 def test_the_client_library_states_a_bound(alone: str) -> None:
     with raftkv.connect(alone, timeout_s=20) as kv:
         item = kv.get("k", max_staleness_s=600)

@@ -88,6 +88,7 @@ CONTENT: Content = {
 }
 
 
+@pytest.mark.long
 def test_damage_is_one_error_or_none(tmp_path: Path) -> None:
     """Flipped bytes, mostly where numbers are: a clear refusal, or items; nothing else, and an end."""
     data, path = written(CONTENT), tmp_path / "db"

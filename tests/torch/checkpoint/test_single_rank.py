@@ -91,6 +91,7 @@ def test_torch_itself_reads_the_directory(registry):
     assert sorted(os.listdir(checkpoint.uri)) == [".metadata", "__0_0.distcp", "raftkv-manifest.jsonl"]
 
 
+@pytest.mark.long
 def test_one_commit_has_model_optimizer_data_and_random_numbers(registry):
     """Stateful objects and plain values lie in DCP's files, further bytes beside them: all of one step."""
     model = torch.nn.Linear(2, 2)

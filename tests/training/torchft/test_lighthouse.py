@@ -176,6 +176,7 @@ def test_a_step_of_the_same_members_writes_nothing(play):
     play(story)
 
 
+@pytest.mark.long
 def test_a_closed_connection_is_a_death_and_silence_is_one_later(play):
     async def story(stage: Stage) -> None:
         port = await stage.daemon(timeout_s=3.0)
@@ -388,6 +389,7 @@ def test_a_replica_that_is_gone_does_not_come_back_with_a_word_that_was_held_up(
     play(story)
 
 
+@pytest.mark.long
 def test_losing_the_whole_store_delays_a_step_and_no_more(play, raftkv_cluster):
     async def story(stage: Stage) -> None:
         ports = [await stage.daemon() for _ in range(2)]

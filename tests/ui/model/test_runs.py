@@ -108,6 +108,7 @@ CHANGES = st.one_of(
 )
 
 
+@pytest.mark.long
 def test_any_run_reads_as_in_the_command_line(model: Model) -> None:
     @settings(max_examples=300)
     @given(st.sampled_from([0, 6, GENERATION_2_RUNS]), st.lists(CHANGES, max_size=20), st.integers(0, 3))

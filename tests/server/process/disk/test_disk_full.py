@@ -110,6 +110,7 @@ def test_a_full_disk(cluster: Cluster) -> None:
     assert log.count("raising the NOSPACE alarm") == 1, "once, however often the database finds no room"
 
 
+@pytest.mark.long
 def test_a_disk_without_room_for_one_more_file() -> None:
     """All inodes are used: there is no next segment of the log, which is no reason to stop."""
     program = _on_a_small_disk(RAFTKV, "size=600m,nr_inodes=40")
@@ -132,6 +133,7 @@ def test_a_disk_without_room_for_one_more_file() -> None:
         assert log.count("no room for one more file, of the write-ahead log, at ") == 1
 
 
+@pytest.mark.long
 def test_a_log_without_room_ends_the_member_with_one_line() -> None:
     """Deletions are taken on a full disk until the segment of the log is used up."""
     with (
@@ -159,6 +161,7 @@ SMALL_MAP = "import sys; from raftkv.replica.node import bootstrap; bootstrap.MA
 RUN = "sys.argv[0] = 'raftkv'; from raftkv.cli.main import main; sys.exit(main())"
 
 
+@pytest.mark.long
 def test_a_full_map_on_a_disk_with_room_is_nobodys_trouble() -> None:
     """Without a quota the database outgrows any map that was reserved for it."""
     program = Program("raftkv", (sys.executable, "-c", SMALL_MAP + RUN))
