@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import raftkv
 import raftkv.training
 from raftkv.checkpoint.errors import AttemptOver, CheckpointError, DigestMismatch, StaleStep
+from raftkv.checkpoint.keys import RegistryKeys
 from raftkv.checkpoint.sync import Attempt
 from raftkv.errors import ConfigError
 from raftkv.training import BarrierTimeout, GenerationOver, Run
@@ -85,6 +87,24 @@ def test_all_ranks_save_one_checkpoint_and_go_on_from_it(ranks, tmp_path):
     assert [type(each) for each in found] == [tuple, DigestMismatch]
     assert "has other contents than were committed" in str(found[1])
     assert ranks[0].checkpoints.pins() == []
+
+
+def test_record_that_names_another_place_is_not_read_from_there(ranks, tmp_path):
+    """Others may write the records of the store than its files; what is read is often unpickled."""
+    first, _ = in_all(ranks, lambda run: save(run, 100))
+    elsewhere = tmp_path / "elsewhere"
+    Path(first.uri).rename(elsewhere)
+    key = RegistryKeys(first.run_id).record(first.kind, first.step)
+    ranks[0].kv.put(key, replace(first, uri=str(elsewhere)).encode())
+
+    def resume(run: Run) -> bytes:
+        with run.resume() as last:
+            assert last is not None
+            with pytest.raises(ConfigError, match="not below"):
+                last.read("model-0.bin")
+            return last.read("model-0.bin", anywhere=True)
+
+    assert in_all(ranks, resume) == [b"100/0"] * 2
 
 
 def test_nothing_was_saved_yet(ranks):

@@ -115,9 +115,11 @@ class Pin:
 
         Raises:
             CheckpointNotFound: the checkpoint is deleted, or about to be.
+            PinLost: it was lost; a lost pin is over, make another one.
             StatusError: the cluster refused.
         """
         async with self._taking:  # asked for by many at once, it is taken once
+            self.check()
             if self._grant is None:
                 self._grant = await self._take()
         return self

@@ -35,7 +35,7 @@ from raftkv.checkpoint.errors import AttemptOver, CheckpointError, CheckpointNot
 from raftkv.checkpoint.keys import FILES
 from raftkv.checkpoint.records import AttemptRecord, Checkpoint, Reference
 from raftkv.checkpoint.storage.rank_files import RankFiles
-from raftkv.checkpoint.storage.verify import find_file, load_manifest, read_verified
+from raftkv.checkpoint.storage.verify import find_file, load_manifest, read_verified, require_below
 from raftkv.checkpoint.trackers import Trackers
 from raftkv.client.arguments import limit
 from raftkv.errors import ConfigError, RaftKVError
@@ -246,8 +246,9 @@ class Resumed:
         checkpoint: its record: step, kind, metadata, metrics.
     """
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, uri: str) -> None:
         self.checkpoint = checkpoint
+        self._uri = uri
 
     def __repr__(self) -> str:
         return f"<checkpoint {self.checkpoint.reference}>"
@@ -262,8 +263,19 @@ class Resumed:
         """The list of its files."""
         return load_manifest(self.checkpoint)
 
-    def read(self, name: str) -> bytes:
-        """Return a whole file; blocking. Raises DigestMismatch, StorageError: it is not what was prepared, or gone."""
+    def read(self, name: str, *, anywhere: bool = False) -> bytes:
+        """Return a whole file; blocking.
+
+        Arguments:
+            name: below the checkpoint.
+            anywhere: read it wherever its record says that it lies; else only below the place of the run's checkpoints.
+
+        Raises:
+            ConfigError: it does not lie below.
+            DigestMismatch, StorageError: it is not what was prepared, or gone.
+        """
+        if not anywhere:
+            require_below(self.checkpoint, self._uri)
         return read_verified(self.checkpoint, name, file=find_file(self.manifest, self.checkpoint, name))
 
 
@@ -300,7 +312,7 @@ class Resuming:
         await self._together.collectives.barrier(
             RESUME, self._timeout_s
         )  # rank 0 holds it for those who have not pinned it yet
-        return Resumed(found)
+        return Resumed(found, self._together.registry.uri)
 
     async def _find(self) -> dict[str, Any]:
         registry = self._together.registry
