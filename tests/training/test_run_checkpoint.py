@@ -107,6 +107,21 @@ def test_record_that_names_another_place_is_not_read_from_there(ranks, tmp_path)
     assert in_all(ranks, resume) == [b"100/0"] * 2
 
 
+def test_ranks_agree_again_after_one_of_them_came_too_late(ranks):
+    """Rank 0 decided a second time, and the others took its answers one resume late: ranks went on from two steps."""
+    in_all(ranks, lambda run: save(run, 100))
+    with pytest.raises(BarrierTimeout), ranks[0].resume(timeout_s=0.1):
+        pass
+
+    def resume(run: Run) -> int:
+        with run.resume() as last:
+            return last.step
+
+    assert in_all(ranks, resume) == [100, 100]
+    in_all(ranks, lambda run: save(run, 200))
+    assert in_all(ranks, resume) == [200, 200]
+
+
 def test_nothing_was_saved_yet(ranks):
     def resume(run: Run) -> Any:
         with run.resume() as last:
@@ -261,7 +276,10 @@ def test_a_pin_that_is_taken_in_the_moment_of_a_cancellation_is_given_back(monke
             return {"checkpoint": "{}"}
 
         generation = Generation(None, SimpleNamespace(run_id="job", generation=1), 1)
-        resuming = checkpoint.Resuming(SimpleNamespace(generation=generation, decide=told, registry=None), "")
+        resuming = checkpoint.Resuming(
+            SimpleNamespace(generation=generation, decide=told, registry=None, collectives=SimpleNamespace(decided={})),
+            "",
+        )
         monkeypatch.setattr(checkpoint.Checkpoint, "decode", lambda data: data)
         resuming._pin_of = pin_of
         entering = asyncio.ensure_future(resuming.__aenter__())

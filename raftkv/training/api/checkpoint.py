@@ -302,16 +302,21 @@ class Resuming:
             raise
 
     async def _enter(self) -> Resumed | None:
-        told = await self._together.decide(RESUME, self._find, self._timeout_s)
+        collectives = self._together.collectives
+        told = collectives.decided.get(RESUME) or await self._together.decide(RESUME, self._find, self._timeout_s)
         if "checkpoint" not in told:
             return None
+        collectives.decided[RESUME] = told
         found = Checkpoint.decode(told["checkpoint"].encode())
         if self._pin is None:
             self._pin = self._pin_of(found)  # here before it is taken: an interruption gives it back
-            await self._together.generation.until_over(self._pin.take())
-        await self._together.collectives.barrier(
-            RESUME, self._timeout_s
-        )  # rank 0 holds it for those who have not pinned it yet
+            try:
+                await self._together.generation.until_over(self._pin.take())
+            except CheckpointNotFound:
+                del collectives.decided[RESUME]
+                raise
+        await collectives.barrier(RESUME, self._timeout_s)  # rank 0 holds it for those who have not pinned it yet
+        del collectives.decided[RESUME]
         return Resumed(found, self._together.registry.uri)
 
     async def _find(self) -> dict[str, Any]:

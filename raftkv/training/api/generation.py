@@ -16,7 +16,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from urllib.parse import quote
 
 from raftkv.client.arguments import limit, whole
@@ -527,9 +527,15 @@ LAST_LOOK_TIMEOUT_S = 1.0
 
 
 class Collectives:
-    """The barriers, broadcasts and gathered values of one rank in one generation."""
+    """The barriers, broadcasts and gathered values of one rank in one generation.
+
+    Attributes:
+        decided: by name, what rank 0 decided and not all ranks are known to have: a rank that waits again for the
+            others keeps to it, and takes no second use of the broadcast.
+    """
 
     def __init__(self, generation: Generation) -> None:
+        self.decided: dict[str, dict[str, Any]] = {}
         self._generation = generation
         self._posted = PostedKeys(generation, self._is_past)
         self._uses: dict[str, int] = defaultdict(lambda: 1)
