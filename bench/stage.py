@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -131,7 +132,8 @@ class Worker:
             [sys.executable, "-W", "ignore", "-m", module, *arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
         )  # fmt: skip
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         for line in self.process.stdout or ():
@@ -168,4 +170,6 @@ class Worker:
     def end(self) -> None:
         """Kill it."""
         self.process.kill()
-        self.process.wait()
+        self._reader.join()
+        with contextlib.suppress(BrokenPipeError), self.process:  # closes the pipes, and waits
+            pass

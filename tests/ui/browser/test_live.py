@@ -151,7 +151,7 @@ def test_a_run_whose_beginning_was_compacted_says_so(chromium: Chromium) -> None
         kv.put(keys.round, GenerationRecord(2, (second,), 120.0).encode())
         with chromium.page(*origins(cluster), "#/runs/compacted") as page:
             page.allowed = ("400 (Bad Request)",)  # the keys as they were are asked for, and compacted
-            page.wait_text(f"what was before revision {broken.revision + 1} was compacted")
+            page.wait_text(f"begins at revision {broken.revision + 1}; older changes were compacted")
             generations = page.get_by_role("table", name="Generations")
             assert generations.locator("tbody tr").count() == 2
             kv.put(keys.state, State(2, "closed", "succeeded", time=130.0).encode())
