@@ -15,7 +15,7 @@ FIRST_SEEDS = {
     "a generation's claim stands without the generation": 11,
     "commits before the list are passed over": 14,
     "every old directory is an orphan": 5,
-    "holds asked for beforehand": 190,
+    "holds asked for beforehand": 341,
     "no fence in commit": 4,
     "no fence in prepare": 4,
     "parent not held": 14,
