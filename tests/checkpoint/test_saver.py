@@ -221,7 +221,7 @@ def test_a_checkpoint_as_a_directory_of_this_machine(registry, tmp_path, raftkv_
 
 @pytest.mark.parametrize("is_local", [True, False])
 def test_file_that_was_not_committed_reaches_no_loader(raftkv_client, tmp_path, is_local):
-    """A loader of HF takes an ``optimizer.pt`` that somebody put there: only what was committed was compared."""
+    """A loader of HF takes an added ``optimizer.pt``, and only the committed files were compared."""
     uri = str(tmp_path / "job") if is_local else f"memory://bucket/{tmp_path.name}"
     registry = raftkv.checkpoint.Registry(raftkv_client, "strange", uri=uri)
     done = Saver(registry).save_directory(4, str(made.write(tmp_path / "out", {"model.pt": b"m"})))

@@ -85,7 +85,7 @@ STRANGER = 77
 
 @on_loop
 async def test_an_unknown_peer_passes_nothing_on() -> None:
-    """It may be a member that is not known here yet, so it may lead and vote; it may not cause entries."""
+    """Let an unknown peer lead and vote, as it may be a new member, and cause no entries."""
     receiver = Receiver()
     channel = Channel((await receiver.listen()).removeprefix("http://"))
     stream = channel.stream(RAFT_PATH, metadata=peer_metadata(CLUSTER, STRANGER, OTHER))
