@@ -37,6 +37,8 @@ Pair = tuple[int, int]
 _CHUNK_BYTES = 1 << 16
 _HOST = "127.0.0.1"
 _REFUSED_S = 0.1
+_TURNS_TO_HAND_OVER = 2
+"""One in which asyncio makes the transport of a connection, one in which it calls the handler."""
 _SOCK_DIAG, _BY_FAMILY, _ANY = 4, 20, 0xFFFFFFFF
 _HEADER_BYTES, _INODE_AT = 16, 84
 
@@ -90,7 +92,7 @@ class Network:
     async def close(self) -> None:
         """Close every relay port and every connection."""
         for server in self._servers:
-            server.close()
+            await close_server(server)
         self.heal()
         tasks = list(self._relays)
         for task in tasks:
@@ -144,29 +146,25 @@ class Network:
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             target = self._targets[port]
             source = self._dialler(writer.get_extra_info("peername")[1], port) if target.for_members else CLIENTS
-            pair = (source, target.member)
-            task = asyncio.get_running_loop().create_task(self._relay(pair, target.port, reader, writer))
-            self._relays[task] = (pair, [writer])
-            task.add_done_callback(lambda done: self._relays.pop(done, None))
+            pair, writers = (source, target.member), [writer]
+            task = asyncio.get_running_loop().create_task(self._relay(pair, target.port, reader, writers))
+            self._relays[task] = (pair, writers)
+            # Not in the task itself: one that is cancelled before its first step runs no line of it.
+            task.add_done_callback(lambda done: _abort(self._relays.pop(done)[1]))
 
         return accept
 
-    async def _relay(self, pair: Pair, behind: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, until both ways have ended or one broke."""
-        writers = [writer]
-        try:
+    async def _relay(
+        self, pair: Pair, behind: int, reader: asyncio.StreamReader, writers: list[asyncio.StreamWriter]
+    ) -> None:
+        """Pass on what comes, both ways, until both have ended or one broke; adds the far end to ``writers``."""
+        with contextlib.suppress(OSError, ExceptionGroup):
             far_reader, far_writer = await self._connect(behind)
+            near_writer = writers[0]
             writers.append(far_writer)
-            task = asyncio.current_task()
-            if task is not None:
-                self._relays[task] = (pair, writers)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._pump(pair, reader, far_writer))
-                group.create_task(self._pump((pair[1], pair[0]), far_reader, writer))
-        except (OSError, ExceptionGroup):
-            pass  # One end broke: the other is ended below.
-        finally:
-            _abort(writers)
+                group.create_task(self._pump((pair[1], pair[0]), far_reader, near_writer))
 
     async def _connect(self, behind: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         try:
@@ -199,6 +197,19 @@ class Network:
             if inode is not None and _holds(process_id, inode):
                 return number
         return CLIENTS
+
+
+async def close_server(server: asyncio.Server) -> None:
+    """Listen no more, once every connection that was taken has been handed to its handler.
+
+    ``Server.close`` alone loses a connection that was taken in the same turn: neither handled nor closed.
+    """
+    loop = asyncio.get_running_loop()
+    for listener in server.sockets:
+        loop.remove_reader(listener.fileno())
+    for _ in range(_TURNS_TO_HAND_OVER):
+        await asyncio.sleep(0)
+    server.close()
 
 
 def _socket_inode(port: int, relay_port: int) -> int | None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
 from jepsen.db import Cluster, DbError, Settings, free_ports
-from jepsen.faults.network import CLIENTS, Network, Target
+from jepsen.faults.network import CLIENTS, Network, Target, close_server
 from jepsen.faults.partitions import FAULTS, both_ways
 from jepsen.runner import Options, run
 from tests.long import long_except
@@ -31,16 +32,22 @@ async def echoing(seed: int) -> AsyncIterator[tuple[Network, int]]:
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(100):
                 writer.write(data)
-        writer.close()
 
-    server = await asyncio.start_server(echo, "127.0.0.1", port)
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        echoes.append(asyncio.get_running_loop().create_task(echo(reader, writer)))
+        echoes[-1].add_done_callback(lambda done: writer.transport.abort())
+
+    echoes: list[asyncio.Task[None]] = []
+
+    server = await asyncio.start_server(accept, "127.0.0.1", port)
     network = Network({relay_port: Target(2, port, True)}, lambda: {1: os.getpid()}, seed)
     await network.open()
     try:
         yield network, relay_port
     finally:
         await network.close()
-        server.close()
+        await close_server(server)
+        await asyncio.gather(*echoes)
 
 
 def seed_where_heal(resets: bool) -> int:
@@ -93,6 +100,22 @@ def test_a_heal_may_reset_what_was_cut() -> None:
     assert seed_where_heal(resets=True) != seed_where_heal(resets=False)
 
 
+@pytest.mark.parametrize("turns", range(6))
+def test_a_connection_ends_with_the_network_however_young_it_is(turns: int) -> None:
+    """A relay that was cancelled before its first step left its connection open."""
+
+    async def scenario() -> None:
+        async with echoing(1) as (network, relay_port):
+            with socket.create_connection(("127.0.0.1", relay_port), LONG_S) as dialler:
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                await network.close()
+                with contextlib.suppress(ConnectionError):
+                    assert await asyncio.to_thread(dialler.recv, 1) == b""
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.long
 def test_a_heal_may_end_what_was_cut_for_one_end_alone() -> None:
     async def ends(seed: int) -> list[bool]:
@@ -113,7 +136,7 @@ def test_a_heal_may_end_what_was_cut_for_one_end_alone() -> None:
             end.close()
         await asyncio.gather(writer.wait_closed(), far_writer.wait_closed(), return_exceptions=True)
         await network.close()
-        server.close()
+        await close_server(server)
         return heard
 
     async def ended(reader: asyncio.StreamReader) -> bool:

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import ngh2
 
+from jepsen.faults.network import close_server
+
 OK_HEADERS = ((b":status", b"200"), (b"content-type", b"application/grpc"))
 OK_TRAILERS = ((b"grpc-status", b"0"),)
 
@@ -72,10 +74,14 @@ Script = Callable[[FakeConnection], Awaitable[None]]
 async def fake_server(script: Script, settings: dict[int, int] | None = None) -> AsyncIterator[str]:
     """Run ``script`` for every connection; yields the target."""
     failures: list[BaseException] = []
-    tasks: list[asyncio.Task[None] | None] = []
+    tasks: list[asyncio.Task[None]] = []
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(serve(reader, writer))
+        task.add_done_callback(lambda done: writer.transport.abort())
+        tasks.append(task)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        tasks.append(asyncio.current_task())
         try:
             await script(FakeConnection(reader, writer, settings or {}))
             while await reader.read(65_536):
@@ -84,17 +90,14 @@ async def fake_server(script: Script, settings: dict[int, int] | None = None) ->
             pass
         except Exception as error:
             failures.append(error)
-        finally:
-            writer.transport.abort()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()
     try:
         yield f"{host}:{port}"
     finally:
-        server.close()
+        await close_server(server)
         for task in tasks:
-            if task is not None:
-                task.cancel()
-        await asyncio.gather(*[task for task in tasks if task is not None], return_exceptions=True)
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
     assert failures == []
