@@ -172,7 +172,7 @@ async def _beside(
         told, per_s = await window(honest, functools.partial(_flood, pairs, seconds))
         after = [metrics_of(member) for member in cluster.members]
     finally:
-        honest.close()
+        honest.end()
     changes = [new.get(LEADER_CHANGES, 0) - old.get(LEADER_CHANGES, 0) for old, new in zip(before, after, strict=True)]
     outcome.rate_kept, outcome.errors, outcome.elections = per_s / alone_per_s, told["errors"], int(max(changes))
     outcome.p99_alone_ms, outcome.p99_ms = alone["put"]["p99_ms"], told["put"]["p99_ms"]
