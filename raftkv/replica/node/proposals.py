@@ -49,7 +49,7 @@ Many more than one append takes, if they are small: else the order would stay th
 ENTRY_COST_BYTES: Final = 1024
 """What an entry counts besides its own bytes while it waits: to append, send and apply it takes as long."""
 
-PACE_MIN_BYTES: Final = 64 * 1024
+PACE_MIN_BYTES: Final = 256 * 1024
 PACE_MAX_BYTES: Final = 8 * 1024 * 1024
 PACE_DELAY_S: Final = 0.03
 PACE_GIVEN_UP_S: Final = 1.0
