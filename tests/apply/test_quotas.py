@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,10 +19,9 @@ from raftkv.apply.request import Kind, versioned
 from raftkv.pb import admin_pb2, kv_pb2, rpc_pb2
 from raftkv.storage import mvcc_txn, schema, selection
 from raftkv.storage.backend.lmdb import LMDBBackend
-from raftkv.storage.index import Index
 from raftkv.storage.revision import SUB_BITS, from_key, is_tombstone
 from tests.apply.arbitrary import build
-from tests.apply.machine import KINDS, Machine
+from tests.apply.machine import KINDS, Machine, keys_by_turn
 from tests.compat.store import delete, put, txn
 
 KEYS = (b"", b"a", b"ab", b"ab1", b"ab2", b"b", b"b\xff", b"\xff", b"\xff\xff")
@@ -374,29 +372,8 @@ def test_a_long_history_is_counted_in_parts_while_writes_go_on() -> None:
         assert used(machine)[b"k"][0] - kept(machine, b"k") < 7_000 * 164 // RUNS
 
 
-def _turns(machine: Machine, kind: int, body: bytes, patches: pytest.MonkeyPatch) -> list[int]:
-    """Apply an entry; how many keys of the index each turn of it looked at."""
-    looked_at = [0]
-    keys = Index.keys
-
-    def counting(index: Index, *interval: bytes, **more: bool) -> Iterator[bytes]:
-        for key in keys(index, *interval, **more):
-            looked_at[-1] += 1
-            yield key
-
-    patches.setattr(Index, "keys", counting)
-    work = machine.applier.begin(kind, body)
-    if not isinstance(work, Outcome):
-        looked_at.append(0)
-        while next(work, work) is None:
-            looked_at.append(0)
-    patches.undo()
-    machine.store.set_applied(machine.store.applied_index + 1, 1)
-    return looked_at
-
-
 @pytest.mark.parametrize("deleted", ["first", "last", "in turn"])
-def test_turn_looks_at_few_keys_however_many_a_quota_finds(deleted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turn_looks_at_few_keys_however_many_a_quota_finds(deleted: str) -> None:
     """Keys that a compaction is about to remove are passed over, for which a turn took a second with a million."""
     machine = Machine()
     for number in range(6_000):
@@ -407,11 +384,11 @@ def test_turn_looks_at_few_keys_however_many_a_quota_finds(deleted: str, monkeyp
     apply(machine, put(b"last"))
     apply(machine, rpc_pb2.CompactionRequest(revision=machine.store.revision))
     request = set_quota(b"k", keys_max=10_000)
-    turns = _turns(machine, Kind.HISTORY_QUOTA, versioned(Kind.HISTORY_QUOTA, request.SerializeToString()), monkeypatch)
+    turns = keys_by_turn(machine, Kind.HISTORY_QUOTA, versioned(Kind.HISTORY_QUOTA, request.SerializeToString()))
     writes = 0
     while machine.applier.quotas.is_counting(b"k"):
         assert machine.store.is_compacting
-        turns += _turns(machine, Kind.PUT, put(b"k-new-%d" % writes).SerializeToString(), monkeypatch)
+        turns += keys_by_turn(machine, Kind.PUT, put(b"k-new-%d" % writes).SerializeToString())
         writes += 1
     assert sum(turns) >= 6_000
     assert max(turns) < 600
