@@ -146,7 +146,7 @@ class History:
     @classmethod
     def decode(cls, data: bytes) -> History:
         """Return what ``encode`` wrote."""
-        numbers = struct.unpack(f">{len(data) // 8}Q", data)
+        numbers = struct.unpack(f">{len(data) // 16 * 2}Q", data)
         return cls(list(numbers[::2]), list(numbers[1::2]))
 
 
@@ -188,6 +188,8 @@ class Quota:
             quota.after, size = _CURSOR.unpack_from(record, _RECORD.size)
             quota.cursor = None if quota.after == _COUNTED else record[start : start + size]
             quota.history = History.decode(record[start + size :])
+            if quota.cursor is not None and not quota.cursor.startswith(prefix):
+                raise ValueError(f"the quota of {prefix!r} counts from {quota.cursor!r} on")
         return quota
 
     def encode(self) -> bytes:
