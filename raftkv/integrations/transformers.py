@@ -189,6 +189,7 @@ class RegistryCallback(TrainerCallback):
         candidates = folders.detect(source.listing)
         if not candidates:
             raise NotWhole(folder, "the Trainer has written no checkpoint there")
+        source.check(candidates[0].sources)
         folders.inspect(candidates[0], source)
         step = int(state.global_step)
         noted = self._saver.chosen(step, folders.measured(state.log_history))
