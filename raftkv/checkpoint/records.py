@@ -313,6 +313,7 @@ class Deleting(Record):
     """
 
     NAME: ClassVar[str] = "deleting"
+    SPOKEN: ClassVar[frozenset[str]] = frozenset(("reason",))
     uri: str
     reason: str = ""
     time: float = 0.0

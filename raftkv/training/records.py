@@ -221,6 +221,7 @@ class State(TrainingRecord):
     """
 
     NAME: ClassVar[str] = "state"
+    SPOKEN: ClassVar[frozenset[str]] = frozenset(("reason",))
     generation: int
     phase: str
     reason: str = ""
@@ -258,6 +259,7 @@ class Fault(TrainingRecord):
 
     NAME: ClassVar[str] = "fault"
     SIGNED: ClassVar[frozenset[str]] = frozenset(("rank", "exit_code"))
+    SPOKEN: ClassVar[frozenset[str]] = frozenset(("message",))
     generation: int
     node: str
     host: str = ""
