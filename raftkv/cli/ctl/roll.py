@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from raftkv.cli import pflag
 from raftkv.cli.command import Invocation
-from raftkv.cli.ctl.session import open_session
+from raftkv.cli.ctl.session import REFUSED_PATIENCE_S, open_session
 from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError
 from raftkv.client.rpc import methods
 from raftkv.errors import ConfigError, StatusError
@@ -60,7 +60,7 @@ def cluster_roll(invocation: Invocation) -> None:
     template = invocation["restart"]
     if not template:
         raise CommandError("cluster roll needs --restart, such as 'ssh {host} systemctl restart raftkv'", BAD_ARGUMENTS)
-    session = open_session(invocation)
+    session = open_session(invocation, refused_patience_s=REFUSED_PATIENCE_S)
 
     async def roll(client: Client) -> None:
         await Roll(client, template, session.timeout_s, invocation["wait"], _run, _say).all(invocation["dry-run"])
