@@ -351,6 +351,8 @@ def endpoint_health(invocation: Invocation) -> None:
 def endpoints_of(session: Session, invocation: Invocation) -> list[str]:
     """Return the endpoints of the command, or with ``--cluster`` those that the cluster lists.
 
+    Without a quorum the list is that of one member, and a remark says so.
+
     Raises:
         CommandError: the cluster does not say who its members are.
     """
@@ -359,8 +361,12 @@ def endpoints_of(session: Session, invocation: Invocation) -> list[str]:
     try:
         members = session.call(methods.MEMBER_LIST, rpc_pb2.MemberListRequest(linearizable=True))
     except CommandError as error:
-        text = f"failed to fetch endpoints from etcd cluster member list: {error}"
-        raise CommandError(text, ERROR, error.details) from None
+        try:
+            members = session.call(methods.MEMBER_LIST, rpc_pb2.MemberListRequest(linearizable=False))
+        except CommandError:
+            text = f"failed to fetch endpoints from etcd cluster member list: {error}"
+            raise CommandError(text, ERROR, error.details) from None
+        remark(f"no quorum confirms the list of members ({error}): it is that of one member")
     return [url for member in members.members for url in member.clientURLs]
 
 

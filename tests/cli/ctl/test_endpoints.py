@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from raftkv import errors
-from raftkv.cli.ctl.members import ask_each, find_leader
+from raftkv.cli.ctl.members import ask_each, endpoints_of, find_leader
 from raftkv.cli.ctl.session import REFUSED_PATIENCE_S
 from raftkv.cli.ctl.session import Session as CtlSession
 from raftkv.cli.program import CommandError
@@ -146,6 +146,19 @@ def test_no_leader_is_told_only_if_every_endpoint_answers() -> None:
     assert Session(lambda: [follower(), follower(), follower()]).leader() is None
     with pytest.raises(errors.ContextDeadlineExceededError):
         Session(lambda: [follower(), Dead(), follower()]).leader()
+
+
+def test_without_a_quorum_the_members_are_those_that_one_member_lists(capsys: pytest.CaptureFixture[str]) -> None:
+    class Call:
+        def call(self, method: Any, request: Any) -> rpc_pb2.MemberListResponse:
+            if request.linearizable:
+                raise CommandError("context deadline exceeded")
+            return rpc_pb2.MemberListResponse(members=[rpc_pb2.Member(clientURLs=["http://a:1", "http://a:2"])])
+
+    session: Any = Call()
+    invocation: Any = {"cluster": True}
+    assert endpoints_of(session, invocation) == ["http://a:1", "http://a:2"]
+    assert capsys.readouterr().err.startswith("raftkvctl: no quorum confirms the list of members")
 
 
 @pytest.mark.parametrize(
