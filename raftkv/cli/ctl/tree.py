@@ -649,7 +649,7 @@ def _run_commands() -> Branch:
 
 
 _BOTH = (
-    *_ours(Flag("kind", usage="list only checkpoints of this kind; default: of all kinds", choices=tuple(KINDS))),
+    *_ours(Flag("kind", usage="only checkpoints of this kind; default: of all kinds", choices=tuple(KINDS))),
     _JSON,
 )
 _URI = _ours(Flag("uri", BOOL, usage="print only where the checkpoint lies, for scripts"))
