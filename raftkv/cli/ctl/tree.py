@@ -476,8 +476,8 @@ _LIMIT_FLAGS = _ours(
 
 
 def _quota_commands() -> Branch:
-    details = """Keys count while they exist, bytes also while only the history has them. A write that
-would take more is refused, as a whole. A deletion gives keys back, a compaction the bytes of old revisions. Prefixes
+    details = """The keys are those that exist; the bytes include the history. A write beyond the limit is refused as a
+whole. A deletion gives back keys, a compaction the bytes of old revisions. Prefixes
 may overlap."""
     flags = (*_QUOTA_FLAGS, _JSON)
     children = [
