@@ -148,9 +148,12 @@ def test_quorums_of_torchft_go_on_above_every_id_that_was_given_out(
         later = await together(*replicas, commit_failures=1)
         assert later.quorum_id > first.quorum_id
         await go_back()
-        assert (await together(*replicas)).quorum_id > later.quorum_id
-        same = [(await together(*replicas)).quorum_id for _ in range(2)]
-        assert same[0] == same[1]
+        known = (await together(*replicas)).quorum_id
+        assert known > later.quorum_id
+        # A lease that the restore took away may be missed only now: the quorum after that is another one.
+        while (found := (await together(*replicas)).quorum_id) != known:
+            assert found > known
+            known = found
         for replica in replicas:
             await replica.die()
         serving.cancel()
