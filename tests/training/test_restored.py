@@ -99,7 +99,8 @@ def test_a_run_begins_a_generation_above_all_that_its_nodes_have_seen(
     play(tmp_path, flags, scenario)
 
 
-@pytest.mark.parametrize("flags", [pytest.param(BUMP, marks=pytest.mark.long), ()], ids=["bumped", "same revisions"])
+@pytest.mark.long
+@pytest.mark.parametrize("flags", [BUMP, ()], ids=["bumped", "same revisions"])
 def test_ranks_that_wait_for_what_the_backup_does_not_know_begin_anew(tmp_path: Path, flags: tuple[str, ...]) -> None:
     async def scenario(kv, save, go_back) -> None:
         runs = await asyncio.gather(*(join("job", kv=kv, min_nodes=3) for _ in range(3)))
@@ -204,6 +205,7 @@ def test_a_watch_says_that_its_history_is_gone(tmp_path: Path, flags: tuple[str,
     play(tmp_path, flags, scenario)
 
 
+@pytest.mark.long
 def test_a_lock_is_lost_with_the_cluster_that_gave_it(tmp_path: Path) -> None:
     async def scenario(kv, save, go_back) -> None:
         async with await kv.lease(30) as lease, kv.session(30) as session:
