@@ -164,12 +164,7 @@ _MEMBER = _settings(
     ("initial-election-tick-advance", boolean, "initial_election_tick_advance", "shorten the first wait (true)"),
     ("listen-peer-urls", urls, "listen_peer_urls", "where members connect (http://localhost:2380)"),
     ("listen-client-urls", urls, "listen_client_urls", "where clients connect (http://localhost:2379)"),
-    (
-        "listen-client-http-urls",
-        urls,
-        "listen_client_http_urls",
-        "where plain HTTP is served, instead of at the client URLs",
-    ),
+    ("listen-client-http-urls", urls, "listen_client_http_urls", "plain HTTP here, not at the client URLs"),
     ("metrics", extensive, "extensive_metrics", "basic, or extensive: every call is timed (basic)"),
     ("listen-metrics-urls", urls, "listen_metrics_urls", "more addresses, for metrics and health alone"),
     ("quota-backend-bytes", integer, "quota_backend_bytes", "database size limit, 0 for 2 GiB, negative for none"),
@@ -229,12 +224,7 @@ _SECURITY = _settings(
     ("client-crl-file", string, "client_tls.crl_file", "revoked client certificates"),
     ("client-cert-allowed-cn", words, "client_tls.allowed_cn", "common names that clients may have"),
     ("client-cert-allowed-hostname", words, "client_tls.allowed_hostname", "host names that clients may have"),
-    (
-        "auto-tls",
-        boolean,
-        "client_tls.self_signed",
-        "make a certificate for the client ports; it proves no identity (false)",
-    ),
+    ("auto-tls", boolean, "client_tls.self_signed", "use a self-made certificate: no proof of identity (false)"),
     ("peer-cert-file", string, "peer_tls.cert_file", "certificate of the peer ports"),
     ("peer-key-file", string, "peer_tls.key_file", "its key"),
     ("peer-client-cert-file", string, "peer_tls.client_cert_file", "certificate for outgoing peer connections"),
@@ -250,18 +240,13 @@ _SECURITY = _settings(
         "peer_tls.skip_san_verification",
         "take peers whose certificate names neither their address nor a member's (false)",
     ),
-    (
-        "peer-auto-tls",
-        boolean,
-        "peer_tls.self_signed",
-        "make a certificate for the peer ports; it proves no identity (false)",
-    ),
+    ("peer-auto-tls", boolean, "peer_tls.self_signed", "use a self-made certificate: no proof of identity (false)"),
     ("insecure-peers", boolean, "insecure_peers", "listen for peers off this machine without certificates (false)"),
     (
         "self-signed-cert-validity",
         unsigned,
         "self_signed_validity_years",
-        "validity of certificates by --auto-tls and --peer-auto-tls, in years (1)",
+        "validity of self-made certificates, in years (1)",
     ),
     ("cipher-suites", words, "cipher_suites", "cipher suites up to TLS1.2, Go's names (OpenSSL's choice)"),
     ("tls-min-version", string, "tls_min_version", "oldest TLS: TLS1.2 or TLS1.3 (TLS1.2)"),
@@ -276,12 +261,7 @@ _SECURITY = _settings(
         "size at which the audit log is rotated, 0: never (104857600)",
     ),
     ("audit-log-keep", integer, "audit_log_keep", "number of rotated audit logs that stay (10)"),
-    (
-        "host-whitelist",
-        words,
-        "host_whitelist",
-        "host names that plain HTTP may ask for, * for all (all; on loopback a few)",
-    ),
+    ("host-whitelist", words, "host_whitelist", "host names allowed in plain HTTP, * for all (all; few on loopback)"),
     ("enable-ui", boolean, "enable_ui", "serve the dashboard on the client ports, at /ui/ (true)"),
 )
 
@@ -298,12 +278,7 @@ _RECOVERY = _settings(
     ("wal-archive-dir", string, "wal_archive_dir", "directory that closed segments of the log are copied to"),
     ("wal-archive-command", string, "wal_archive_command", "command run for each segment: %p is its path, %f its name"),
     ("wal-archive-timeout", duration, "wal_archive_timeout_s", "close a segment after this time, 0 for never (5m)"),
-    (
-        "wal-archive-held-bytes",
-        integer,
-        "wal_archive_held_bytes",
-        "bytes of segments that may wait for the archive (4294967296)",
-    ),
+    ("wal-archive-held-bytes", integer, "wal_archive_held_bytes", "bytes that may wait to be archived (4294967296)"),
 )
 
 _TRAINING = _settings(
@@ -315,12 +290,7 @@ _MONITORING = _settings(
     "Monitoring and logging",
     ("feature-gates", feature_gates, "feature_gates", "GATE=true|false,... : InitialCorruptCheck, CompactHashCheck"),
     ("corrupt-check-time", duration, "corrupt_check_time_s", "time between comparisons of all members (0: none)"),
-    (
-        "compact-hash-check-time",
-        duration,
-        "compact_hash_check_time_s",
-        "time between comparisons at compacted revisions (1m)",
-    ),
+    ("compact-hash-check-time", duration, "compact_hash_check_time_s", "the same at compacted revisions (1m)"),
     ("experimental-initial-corrupt-check", boolean, "initial_corrupt_check", "as gate InitialCorruptCheck (false)"),
     ("experimental-compact-hash-check-enabled", boolean, "compact_hash_check", "as gate CompactHashCheck (false)"),
     ("enable-pprof", boolean, "enable_pprof", "answer /debug/pprof/ on the client ports (false)"),
@@ -339,12 +309,7 @@ _MONITORING = _settings(
 _TRACING = _settings(
     "Tracing",
     ("enable-distributed-tracing", boolean, "tracing.enabled", "send spans to a collector; extra 'tracing' (false)"),
-    (
-        "distributed-tracing-address",
-        string,
-        "tracing.address",
-        "address of the collector, OTLP over gRPC (localhost:4317)",
-    ),
+    ("distributed-tracing-address", string, "tracing.address", "the collector's address for OTLP (localhost:4317)"),
     ("distributed-tracing-service-name", string, "tracing.service_name", "service.name of the spans (etcd)"),
     ("distributed-tracing-instance-id", string, "tracing.instance_id", "service.instance.id, one a member (none)"),
     (
@@ -362,7 +327,7 @@ _UNSAFE = _settings(
         "force-new-cluster",
         boolean,
         "force_new_cluster",
-        "remove all other members and go on alone: for a quorum lost for good",
+        "remove all others, go on alone: after a quorum is lost for good",
     ),
 )
 
