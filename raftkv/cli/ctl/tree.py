@@ -476,7 +476,7 @@ _LIMIT_FLAGS = _ours(
 
 
 def _quota_commands() -> Branch:
-    details = """The keys are those that exist; the bytes include the history. A write beyond the limit is refused as a
+    details = """--keys counts the keys that exist, --bytes the history too. A write beyond a limit is refused as a
 whole. A deletion gives back keys, a compaction the bytes of old revisions. Prefixes
 may overlap."""
     flags = (*_QUOTA_FLAGS, _JSON)
