@@ -12,47 +12,40 @@ Writes `bench/clients.json`.
 
 from __future__ import annotations
 
-import argparse
 import json
-import statistics
 import subprocess
 import sys
 from collections import defaultdict
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import raftkv
-from bench.client_loads.load import KEYS, VALUE
-from bench.report import machine
+from bench.client_load import KEYS, VALUE
+from bench.report import keep, machine, markdown, medians, names_of, parser_of
+from bench.stage import in_turn, leader_of, progress
 from tests.foreign.environments import InstallError, interpreter
-from tests.procs import RAFTKV, Cluster
+from tests.procs import RAFTKV, ROOT, Cluster
 
-ROOT = Path(__file__).resolve().parents[1]
-LOADS = ROOT / "bench" / "client_loads"
+LOAD = ROOT / "bench" / "client_load.py"
 RESULTS = ROOT / "bench" / "clients.json"
 
 
 @dataclass(frozen=True)
 class Library:
-    """A client library: how it is called, the environment it lives in ("" is this one), and its version."""
+    """A client library: how it is called, its name in ``client_load``, the environment it lives in ("" is this one)."""
 
     name: str
     api: str
-    environment: str
-    script: str
-
-    def command(self) -> list[str]:
-        program = interpreter(self.environment) if self.environment else sys.executable
-        return [str(program), str(LOADS / f"{self.script}.py")]
+    key: str
+    environment: str = ""
 
 
 LIBRARIES = (
-    Library("raftkv", "sync", "", "raftkv_sync"),
-    Library("etcd3 0.12", "sync", "etcd3", "etcd3_sync"),
-    Library("raftkv", "async", "", "raftkv_async"),
-    Library("aetcd 1.0", "async", "aetcd", "aetcd_async"),
-    Library("etcd-client-py 0.5", "async", "etcd_client", "etcd_client_async"),
+    Library("raftkv", "sync", "raftkv"),
+    Library("etcd3 0.12", "sync", "etcd3", "etcd3"),
+    Library("raftkv", "async", "raftkv-aio"),
+    Library("aetcd 1.0", "async", "aetcd", "aetcd"),
+    Library("etcd-client-py 0.5", "async", "etcd_client", "etcd_client"),
 )
 
 
@@ -76,18 +69,11 @@ ROWS = tuple(
     Row(api, operation, callers) for api in ("sync", "async") for operation in ("put", "get") for callers in (1, 64)
 )
 
-Seen = dict[str, dict[str, list[dict[str, float]]]]
-
-
-def leader_of(cluster: Cluster) -> str:
-    """The endpoint of the leader: one that every library can be given."""
-    with raftkv.connect(cluster.endpoints) as kv:
-        return next(member.endpoint for member in kv.status() if member.is_leader)
-
 
 def measure(library: Library, row: Row, endpoint: str, seconds: float) -> dict[str, float]:
     """Run one library; rate and latencies."""
-    command = [*library.command(), endpoint, row.operation, str(row.callers), str(seconds)]
+    program = interpreter(library.environment) if library.environment else sys.executable
+    command = [program, "-P", LOAD, library.key, endpoint, row.operation, str(row.callers), str(seconds)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     if done.returncode != 0:
         raise SystemExit(f"{library.name}, {row.name}: {done.stderr.strip() or done.stdout.strip()}")
@@ -95,44 +81,25 @@ def measure(library: Library, row: Row, endpoint: str, seconds: float) -> dict[s
     return {"rate": summary["calls"] / summary["seconds"], "p50_ms": summary["p50_ms"], "p99_ms": summary["p99_ms"]}
 
 
-def compare(rounds: int, rows: tuple[Row, ...], seconds: float) -> dict[str, Any]:
+def compare(rounds: int, rows: list[Row], seconds: float) -> dict[str, Any]:
     """All rounds on one cluster."""
-    seen: Seen = defaultdict(lambda: defaultdict(list))
+    seen: dict[str, dict[str, list[dict[str, float]]]] = defaultdict(lambda: defaultdict(list))
     with Cluster(RAFTKV.with_flags("--log-level", "error"), size=3) as cluster:
-        endpoint = leader_of(cluster)
-        fill(endpoint)
+        endpoint = leader_of(cluster).endpoint
+        with raftkv.connect(endpoint) as kv:
+            kv.put_many((key, VALUE) for key in KEYS)
         for number in range(rounds):
-            print(f"round {number + 1} of {rounds}", file=sys.stderr, flush=True)
+            progress(f"round {number + 1} of {rounds}")
             for row in rows:
                 for library in in_turn(row.libraries(), number):
                     seen[row.name][library.name].append(measure(library, row, endpoint, seconds))
-    return {
-        "machine": machine(),
-        "rounds": rounds,
-        "seconds": seconds,
-        "rows": [make_row(row, seen[row.name]) for row in rows],
-    }
-
-
-def fill(endpoint: str) -> None:
-    """Write every key that is read later."""
-    with raftkv.connect(endpoint) as kv:
-        kv.put_many((key, VALUE) for key in KEYS)
-
-
-def in_turn(libraries: list[Library], number: int) -> list[Library]:
-    """Who goes first changes, so that a drift of the machine favours nobody."""
-    first = number % len(libraries)
-    return libraries[first:] + libraries[:first]
+    lines = [make_row(row, seen[row.name]) for row in rows]
+    return {"machine": machine(), "rounds": rounds, "seconds": seconds, "rows": lines}
 
 
 def make_row(row: Row, seen: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     """Medians of one row. ``ratio``: raftkv's rate as a multiple of the best of the others."""
-
-    def median(name: str, key: str) -> float:
-        return round(float(statistics.median(one[key] for one in seen[name])), 3)
-
-    summary = {name: {key: median(name, key) for key in ("rate", "p50_ms", "p99_ms")} for name in seen}
+    summary = {name: {key: round(value, 3) for key, value in medians(found).items()} for name, found in seen.items()}
     best = max(one["rate"] for name, one in summary.items() if name != "raftkv")
     return {"row": row.name, "libraries": summary, "ratio": round(summary["raftkv"]["rate"] / best, 2)}
 
@@ -140,19 +107,18 @@ def make_row(row: Row, seen: dict[str, list[dict[str, float]]]) -> dict[str, Any
 def table(results: dict[str, Any]) -> str:
     """The results as Markdown, the fastest of each row in bold."""
     names = list(dict.fromkeys(library.name for library in LIBRARIES))
-    lines = [f"| calls/s | {' | '.join(names)} | raftkv / best other |", f"|---|{'---:|' * (len(names) + 1)}"]
+    lines = []
     for row in results["rows"]:
         best = max(one["rate"] for one in row["libraries"].values())
         cells = [_cell(row["libraries"].get(name), best) for name in names]
-        lines.append(f"| {row['row']} | {' | '.join(cells)} | {row['ratio']:.2f} |")
+        lines.append((row["row"], *cells, f"{row['ratio']:.2f}"))
     facts = results["machine"]
-    lines += [
-        "",
+    return (
+        f"{markdown(('calls/s', *names, 'raftkv / best other'), lines)}\n\n"
         f"One raftkv cluster of three members, its leader called, on {facts['cores']} shared cores, 256-byte values, "
         f"fsync on, linearizable reads, median of {results['rounds']} rounds of {results['seconds']:g} s, "
-        f"{facts['date']}.",
-    ]
-    return "\n".join(lines)
+        f"{facts['date']}."
+    )
 
 
 def _cell(one: dict[str, float] | None, best: float) -> str:
@@ -164,24 +130,21 @@ def _cell(one: dict[str, float] | None, best: float) -> str:
 
 def main() -> None:
     """Measure and write everything."""
-    parser = argparse.ArgumentParser(description="raftkv's client library beside other people's")
+    parser, names = parser_of(__doc__), [row.name for row in ROWS]
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement, after a warm-up")
-    parser.add_argument("--rows", default="", help="names, comma-separated; default: all")
+    parser.add_argument("--rows", type=names_of(names), help=f"comma-separated; all: {','.join(names)}")
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of a table")
     parser.add_argument("--dry-run", action="store_true", help="print and write no file")
-    arguments = parser.parse_args()
-    names = set(filter(None, arguments.rows.split(",")))
-    rows = tuple(row for row in ROWS if not names or row.name in names)
-    if not rows:
-        parser.error(f"--rows takes {', '.join(row.name for row in ROWS)}")
+    given = parser.parse_args()
+    rows = [row for row in ROWS if row.name in (given.rows or names)]
     try:
-        results = compare(arguments.rounds, rows, arguments.seconds)
+        results = compare(given.rounds, rows, given.seconds)
     except InstallError as error:
         raise SystemExit(str(error)) from None
-    print(json.dumps(results, indent=2) if arguments.json else table(results))
-    if not (arguments.dry_run or names):
-        RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(results, indent=2) if given.json else table(results))
+    if not (given.dry_run or given.rows):
+        keep(RESULTS, results)
 
 
 if __name__ == "__main__":

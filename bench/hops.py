@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import socket
 import sys
 import tempfile
 import threading
@@ -28,6 +27,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
+from jepsen.db import free_ports
 from raftkv.config import ServerConfig
 from raftkv.native import is_compiled
 from raftkv.pb import rpc_pb2
@@ -125,7 +125,7 @@ async def _measure(endpoint: str, calls: Calls, rounds: int) -> dict[str, list[s
 def measure(rounds: int) -> dict[str, list[str]]:
     """Run a member, and return the calls that each kind of request makes in it."""
     found: dict[str, list[str]] = {}
-    client, peer = (f"http://127.0.0.1:{port}" for port in _free_ports(2))
+    client, peer = (f"http://127.0.0.1:{port}" for port in free_ports(2))
 
     async def on_ready(member: Member) -> None:
         calls = Calls()
@@ -156,14 +156,6 @@ def measure(rounds: int) -> dict[str, list[str]]:
         finally:
             sys.setprofile(None)
     return found
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 def main() -> None:

@@ -25,18 +25,17 @@ import os
 import queue
 import signal
 import statistics
-import subprocess
 import sys
 import threading
 import time
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import raftkv
+from bench.report import names_of
+from bench.stage import Worker, leader_of, progress, tell
 
-ROOT = Path(__file__).resolve().parents[1]
 FAULTS = ("rank", "rank0", "raft-leader", "raft-leader+rank", "freeze")
 LIMIT_S = 0.15
 PATIENCE_S = 180.0
@@ -113,20 +112,14 @@ def elastic_group(run: Any, device: str, share: Any) -> Any:
     return raftkv.torch.ElasticGroup(run, "nccl", sync=share, device=torch.device("cuda", 0))
 
 
-def tell(**facts: Any) -> None:
-    print(json.dumps(facts), flush=True)
-
-
 # ---- the driver
 
 
-@dataclass
-class Rank:
-    """A process, and the events that it has reported."""
+class Rank(Worker):
+    """A process, and where it stands by the events that it has reported."""
 
-    process: subprocess.Popen[str]
-    rank: int = -1
-    generation: int = 0
+    rank = -1
+    generation = 0
 
 
 @dataclass
@@ -145,23 +138,14 @@ class Job:
     def __init__(self, endpoints: list[str], ranks: int, grace_s: float, device: str) -> None:
         self.size = ranks
         self.wrong = 0
-        self.said: queue.Queue[tuple[Rank, dict[str, Any]]] = queue.Queue()
+        self.said: queue.Queue[tuple[Rank, dict[str, Any] | None]] = queue.Queue()
         self.ranks: list[Rank] = []
-        self._command = [
-            sys.executable, "-W", "ignore", "-m", "bench.inprocess_recovery",
-            "--work", ",".join(endpoints), "--ranks", str(ranks), "--grace", str(grace_s), "--device", device,
-        ]  # fmt: skip
-
-    def start_one(self) -> None:
-        process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-        rank = Rank(process)
-        self.ranks.append(rank)
-        threading.Thread(target=self._listen, args=(rank,), daemon=True).start()
+        self._words = ("--work", ",".join(endpoints), "--ranks", str(ranks), f"--grace={grace_s}", "--device", device)
 
     def wait_whole(self) -> None:
         """Until all are in one generation, and a moment longer."""
         while len(self.ranks) < self.size:
-            self.start_one()
+            self.ranks.append(Rank("bench.inprocess_recovery", *self._words, said=self.said))
         while len({rank.generation for rank in self.ranks}) != 1 or self.ranks[0].generation == 0:
             self.next_word(PATIENCE_S)
         threading.Event().wait(SETTLE_S)
@@ -170,11 +154,15 @@ class Job:
 
     def next_word(self, timeout_s: float) -> tuple[Rank, dict[str, Any]]:
         rank, facts = self.said.get(timeout=timeout_s)
+        if facts is None:
+            if rank in self.ranks:
+                raise SystemExit(f"bench: rank {rank.rank} ended with {rank.process.wait()}")
+            return rank, {"event": "ended"}
         if facts["event"] == "generation":
             rank.rank, rank.generation = facts["rank"], facts["generation"]
         elif facts["event"] == "wrong":
             self.wrong += 1
-            print(f"wrong: {facts}", file=sys.stderr)
+            progress(f"wrong: {facts}")
         return rank, facts
 
     def end(self, victim: Rank, with_signal: int) -> float:
@@ -185,19 +173,16 @@ class Job:
 
     def close(self) -> None:
         for rank in self.ranks:
-            rank.process.kill()
-            rank.process.wait()
-
-    def _listen(self, rank: Rank) -> None:
-        for line in rank.process.stdout or ():
-            self.said.put((rank, json.loads(line)))
+            rank.end()
 
 
 def trial(fault: str, job: Job, cluster: raftkv.LocalCluster, seen: Seen) -> None:
     """One fault, and everything whole again after it."""
     job.wait_whole()
     before = job.ranks[0].generation
-    member = kill_leader(cluster) if fault.startswith("raft-leader") else None
+    member = leader_of(cluster) if fault.startswith("raft-leader") else None
+    if member is not None:
+        member.kill()
     if fault == "raft-leader":
         seen.seconds.append(longest_step(job))
         seen.rounds.append(max(rank.generation for rank in job.ranks) - before)
@@ -206,8 +191,7 @@ def trial(fault: str, job: Job, cluster: raftkv.LocalCluster, seen: Seen) -> Non
         victim = next(rank for rank in job.ranks if rank.rank == wanted)
         at = job.end(victim, signal.SIGSTOP if fault == "freeze" else signal.SIGKILL)
         note_recovery(job, before, at, seen)
-        victim.process.kill()
-        victim.process.wait()
+        victim.end()
     if member is not None:
         member.restart()
 
@@ -228,14 +212,6 @@ def note_recovery(job: Job, before: int, at: float, seen: Seen) -> None:
     seen.rounds.append(max(rank.generation for rank in job.ranks) - before)
     for name, value in slowest["parts"].items():
         seen.parts[name].append(value)
-
-
-def kill_leader(cluster: raftkv.LocalCluster) -> Any:
-    with cluster.connect() as kv:
-        leader = next(member.endpoint for member in kv.status() if member.is_leader)
-    member = next(member for member in cluster.members if member.endpoint == leader)
-    member.kill()
-    return member
 
 
 def longest_step(job: Job) -> float:
@@ -259,7 +235,7 @@ def measure(faults: list[str], trials: int, ranks: int, grace_s: float, device: 
                 seen = Seen()
                 for number in range(trials):
                     trial(fault, job, cluster, seen)
-                    print(f"{fault} {number + 1}/{trials}: {seen.seconds[-1] * 1000:.0f} ms", file=sys.stderr)
+                    progress(f"{fault} {number + 1}/{trials}: {seen.seconds[-1] * 1000:.0f} ms")
                 seen.wrong, job.wrong = job.wrong, 0
                 rows.append(row_of(fault, seen))
         finally:
@@ -291,7 +267,7 @@ def is_good(row: dict[str, Any], device: str) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--trials", type=int, default=10)
-    parser.add_argument("--fault", default=",".join(FAULTS[:4]), help=f"some of {', '.join(FAULTS)}")
+    parser.add_argument("--fault", type=names_of(FAULTS), default=FAULTS[:4], help=f"some of {', '.join(FAULTS)}")
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument("--grace", type=float, default=0.03, help="disconnect_grace_s of the run")
     parser.add_argument("--device", default="cpu", choices=tuple(WEIGHTS))
@@ -301,10 +277,7 @@ def main() -> int:
     if given.work:
         work(given.work, given.ranks, given.grace, given.device)
         return 0
-    faults = given.fault.split(",")
-    if unknown := sorted(set(faults) - set(FAULTS)):
-        parser.error(f"no such fault: {unknown[0]}; there are {', '.join(FAULTS)}")
-    rows = measure(faults, given.trials, given.ranks, given.grace, given.device)
+    rows = measure(given.fault, given.trials, given.ranks, given.grace, given.device)
     for row in rows:
         if given.json:
             print(json.dumps(row))

@@ -21,8 +21,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -32,7 +30,7 @@ from typing import Any
 import raftkv
 from bench.rdzv_scale_agents import measure_agents
 from bench.report import keep, machine, markdown, parser_of
-from bench.stage import Worker, allow_many_files
+from bench.stage import Worker, allow_many_files, progress
 from tests.procs import RAFTKV, Cluster
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -125,20 +123,15 @@ def idle_revisions(processes: list[Worker], cluster: Cluster, idle_s: float) -> 
 
 def measure_c10d(nodes: int, rounds: int, limit_s: float) -> dict[str, Any]:
     """Torch's own, as far as it gets."""
-    task = json.dumps({"nodes": nodes, "rounds": rounds, "limit_s": limit_s})
-    command = [sys.executable, "-m", "bench.rdzv_scale_c10d", task]
+    task = {"c10d": {"nodes": nodes, "rounds": rounds, "limit_s": limit_s}}
+    worker = Worker("bench.rdzv_scale_nodes", json.dumps(task))
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=limit_s * (rounds + 1) + 60
-        )
-    except subprocess.TimeoutExpired:
+        return worker.answer("c10d")
+    except SystemExit as error:
+        progress(f"c10d with {nodes} nodes: {error}")
         return {"nodes": nodes, "rounds": []}
-    if done.returncode:
-        reason = done.stderr.strip().splitlines()
-        print(f"c10d with {nodes} nodes: {reason[-1] if reason else 'failed'}", file=sys.stderr)
-        return {"nodes": nodes, "rounds": []}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    finally:
+        worker.end()
 
 
 def show(results: dict[str, Any]) -> None:

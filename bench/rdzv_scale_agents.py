@@ -69,13 +69,13 @@ class Counted(ClientControl):
         return await asyncio.shield(task)
 
     def watch(
-        self, key: Text, end: Text, start_revision: int, on_events: OnEvents, on_lost: OnLost, *, deletes: bool = True
+        self, key: Text, end: Text, start_revision: int, on_events: OnEvents, on_lost: OnLost, **options: Any
     ) -> Callable[[], None]:
         def counted(revision: int, events: Sequence[Event]) -> None:
             self.calls["bytes"] += sum(len(event.kv.key) + len(event.kv.value) for event in events)
             on_events(revision, events)
 
-        return super().watch(key, end, start_revision, counted, on_lost, deletes=deletes)
+        return super().watch(key, end, start_revision, counted, on_lost, **options)
 
 
 @contextmanager

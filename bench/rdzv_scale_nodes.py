@@ -11,6 +11,10 @@ generation is over, come back. Reads commands, one a line, and writes one JSON o
     counts     ->  {"event": "counts", "calls": {"Txn": 64, ...}}
     (end)      ->  the process ends, and with it all leases
 
+With ``{"c10d": {"nodes": 64, "rounds": 1, "limit_s": 60}}`` they are nodes of torch's own rendezvous, and all that is
+told is ``{"event": "c10d", ...}``: seconds until the last node is in the world, for each round, and the store calls of
+the rendezvous. The last-call time does not count: the maximum is always there.
+
 Times are of the machine's monotonic clock, which all processes share.
 """
 
@@ -135,9 +139,65 @@ class Nodes:
         one.report(Fault(one.world.generation, one.node.id, one.node.host, rank=one.world.rank, exit_code=1))
 
 
+# ---- torch's own dynamic rendezvous: one TCPStore, and a handler with a connection of its own on each thread, which is
+# what `torchrun --rdzv-backend=c10d` has, without the processes
+
+
+def _handler(port: int, nodes: int, limit_s: float) -> Any:
+    """A handler as torch makes it, its calls of the store counted."""
+    from torch.distributed import TCPStore
+    from torch.distributed.elastic.rendezvous import RendezvousParameters
+    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+
+    store = TCPStore("127.0.0.1", port, is_master=False, multi_tenant=True)
+    backend = C10dRendezvousBackend(store, "scale")
+    for name in ("get_state", "set_state"):
+        setattr(backend, name, _counted(name, getattr(backend, name)))
+    parameters = RendezvousParameters(
+        "c10d", f"127.0.0.1:{port}", "scale", nodes, nodes, "127.0.0.1", join_timeout=int(limit_s)
+    )
+    return create_handler(store, backend, parameters)
+
+
+def _counted(name: str, call: Any) -> Any:
+    def counted(*arguments: Any) -> Any:
+        CALLS[name] += 1
+        return call(*arguments)
+
+    return counted
+
+
+def measure_c10d(nodes: int, rounds: int, limit_s: float) -> dict[str, Any]:
+    """All rounds; stops at the first that takes too long."""
+    from torch.distributed import TCPStore
+
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, multi_tenant=True)
+    handlers = [_handler(server.port, nodes, limit_s) for _ in range(nodes)]
+    measured: list[dict[str, Any]] = []
+    for _ in range(rounds):
+        CALLS.clear()
+        started = time.monotonic()
+        threads = [threading.Thread(target=handler.next_rendezvous, daemon=True) for handler in handlers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(max(started + limit_s - time.monotonic(), 0.0))
+        finished = not any(thread.is_alive() for thread in threads)
+        seconds = round(time.monotonic() - started, 3)
+        measured.append({"seconds": seconds, "finished": finished, "calls_per_node": round(CALLS.total() / nodes, 2)})
+        if not finished:
+            break
+    return {"nodes": nodes, "rounds": measured}
+
+
 def main() -> None:
+    task = json.loads(sys.argv[1])
+    if "c10d" in task:
+        tell(event="c10d", **measure_c10d(**task["c10d"]))
+        os._exit(0)  # its keep-alive timers would go on
     count_calls()
-    nodes = Nodes(json.loads(sys.argv[1]))
+    nodes = Nodes(task)
     nodes.start()
     for line in sys.stdin:
         command = line.strip()

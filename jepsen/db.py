@@ -18,6 +18,8 @@ A launcher of its own, beside ``raftkv.client.local``: nothing of the system und
 
 from __future__ import annotations
 
+import fcntl
+import functools
 import os
 import random
 import shlex
@@ -26,6 +28,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +39,7 @@ from jepsen.faults.network import Network, Target
 
 ROOT = Path(__file__).resolve().parent.parent
 MEMORY_FILESYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
-_PORTS = range(12_000, 32_000)
+_PORTS = range(10_000, 32_000)
 _STOP_S = 10.0
 
 
@@ -331,19 +334,46 @@ def _targets(member: Member) -> dict[int, Target]:
     }
 
 
-def free_ports(count: int) -> list[int]:
-    """Return ports nobody listens on now."""
-    found: list[int] = []
-    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+_given_ports: set[int] = {22_379, 22_380}
+"""Ports that are given to none again; the first are those of `make cluster`, which a test plays."""
+
+
+@functools.cache
+def _claims() -> int:
+    """Open the file in which the processes of a machine claim ports: each locks the byte of that number."""
+    path = Path(tempfile.gettempdir()) / f"raftkv-test-ports-{os.getuid()}"
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _is_free(port: int) -> bool:
+    """Claim a port until this process ends; whether no other process had it, and none listens on it."""
+    try:
+        fcntl.lockf(_claims(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
         with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        found.append(port)
-        if len(found) == count:
-            return found
+            probe.bind(("127.0.0.1", port))
+    except OSError:
+        return False
+    return True
+
+
+def free_port() -> int:
+    """Return a loopback port that is free, below the range from which the kernel takes outgoing ports.
+
+    Ports of the outgoing range would sometimes be taken between this call and the server's bind, and again while a
+    killed member is down. Other tests and harnesses are not given it either, until this process ends.
+    """
+    chooser = random.SystemRandom()
+    for _ in range(1000):
+        port = chooser.choice(_PORTS)
+        if port not in _given_ports and _is_free(port):
+            _given_ports.add(port)
+            return port
     raise DbError("no free ports")
+
+
+def free_ports(count: int) -> list[int]:
+    """Return so many of them."""
+    return [free_port() for _ in range(count)]
 
 
 def filesystem_of(path: Path) -> str:

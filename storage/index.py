@@ -197,17 +197,21 @@ class Index:
             after: packed revision of the first key to begin behind.
 
         Returns:
-            key, and what ``KeyIndex.kept`` says.
+            key, and what ``KeyIndex.kept`` says; revision 0 for a key of which nothing is left: there may be very many.
         """
         entries = self._entries
         for name in self.keys(key, end):
             entry = entries[name]
             behind = after if name == key else 0
-            if not isinstance(entry, int):
-                for revision, is_deletion, due in entry.kept(compacted, behind):
-                    yield name, revision, is_deletion, due
-            elif entry > behind:
-                yield name, entry, False, 0
+            if isinstance(entry, int):
+                yield name, entry if entry > behind else 0, False, 0
+                continue
+            is_left = False
+            for revision, is_deletion, due in entry.kept(compacted, behind):
+                is_left = True
+                yield name, revision, is_deletion, due
+            if not is_left:
+                yield name, 0, False, 0
 
     def live_at(self, key: bytes, end: bytes, main: int) -> Iterator[tuple[bytes, int]]:
         """Iterate over the keys of an interval that existed at a main revision, in order.

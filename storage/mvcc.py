@@ -459,8 +459,8 @@ class Store:
             after: packed revision of the first key to begin behind.
 
         Returns:
-            key, packed revision, whether it is a deletion, and the first main revision whose compaction gives it up
-            (0: none, as the key has this value now).
+            key, packed revision (0: none of this key), whether it is a deletion, and the first main revision whose
+            compaction gives it up (0: none, as the key has this value now).
         """
         self._overlay.is_changing = True
         return self._index.kept(key, range_end, self.compact_revision, after)

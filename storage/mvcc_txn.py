@@ -338,18 +338,19 @@ class WriteTxn:
             key, end: the interval (``index.py``).
 
         Returns:
-            the number of keys that each piece deleted, after the piece.
+            the number of keys that each piece deleted, after the piece; 0 where all of its keys were deleted before.
         """
         self.deletes_total += 1
-        # Searched anew for each piece: the deletions changed the index, and deleted keys are not live any more.
-        while piece := list(islice(self._index.live(key, end), KEYS_PER_PIECE)):
-            for name, _ in piece:
+        # Searched anew for each piece: the deletions changed the index.
+        while piece := list(islice(self._index.keys(key, end), KEYS_PER_PIECE)):
+            live = [name for name in piece if self._index.latest(name)]
+            for name in live:
                 self._delete(name)
-            yield len(piece)
+            yield len(live)
             if not end:
                 return
             # The next possible key in byte order.
-            key = piece[-1][0] + b"\x00"
+            key = piece[-1] + b"\x00"
 
     def _delete(self, key: bytes) -> None:
         revision = self._next_revision()

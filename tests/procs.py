@@ -1,6 +1,6 @@
 """Real server processes for tests: one or three members of etcd 3.5.1 or of raftkv on free loopback ports.
 
-Owns ports, data directories and the final clean-up; a member is a ``raftkv.client.local.ServerProcess``. A
+Owns data directories and the final clean-up; a member is a ``raftkv.client.local.ServerProcess``. A
 cluster is a context manager; when the block raises, the tail of every member's log is added to the error.
 
     with Cluster(RAFTKV, size=3) as cluster:
@@ -18,15 +18,11 @@ Leaves out: faults other than kill -9 and SIGSTOP (see `jepsen/`), and any opini
 from __future__ import annotations
 
 import atexit
-import fcntl
-import functools
 import http.client
 import importlib.util
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -39,6 +35,7 @@ from types import TracebackType
 from typing import Any
 
 from jepsen.checkers.logs import signs_of_bugs
+from jepsen.db import free_port, require_disk
 from raftkv.client.local import ServerProcess, initial_cluster, log_tail
 from tests import forked
 
@@ -47,7 +44,6 @@ PATIENCE_S = 90.0
 """How long is waited for what comes: a loaded machine may be five times slower."""
 
 POLL_S = 0.02
-MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "devtmpfs")
 
 
 class ProcessError(Exception):
@@ -85,70 +81,11 @@ RAFTKV = Program("raftkv", (sys.executable, "-m", "raftkv"))
 """The server of this checkout."""
 
 
-# --- free ports and a real disk -----------------------------------------------------------------------------
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
-
-
-_given_ports: set[int] = {22_379, 22_380}
-"""Ports that nobody is to be given again; the first are those of `make cluster`, which a test plays."""
-
-
-@functools.cache
-def _claims() -> int:
-    """Open the file in which the test processes of a machine claim ports: each locks the byte of that number."""
-    path = Path(tempfile.gettempdir()) / f"raftkv-test-ports-{os.getuid()}"
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-
-
-def _claim(port: int) -> bool:
-    """Claim a port until this process ends; whether no other process had it."""
-    try:
-        fcntl.lockf(_claims(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
-    except OSError:
-        return False
-    return True
-
-
-def free_port() -> int:
-    """Return a loopback port nobody listens on, below the range from which the kernel takes outgoing ports.
-
-    Ports of the outgoing range would sometimes be taken between this call and the server's bind, and again while a
-    killed member is down. Other test processes are not given it either, until this one ends.
-    """
-    chooser = random.SystemRandom()
-    for _ in range(1000):
-        port = chooser.randrange(10_000, 32_000)
-        if port not in _given_ports and _claim(port) and _is_free(port):
-            _given_ports.add(port)
-            return port
-    raise ProcessError("no free loopback port between 10000 and 32000")
-
-
-def file_system_of(path: Path) -> str:
-    """Return the type of the file system that holds `path`, e.g. "ext4" (from /proc/self/mounts)."""
-    best, kind = "", ""
-    for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
-        mount_point, mount_kind = line.split()[1:3]
-        inside = path == Path(mount_point) or Path(mount_point) in path.parents
-        if inside and len(mount_point) >= len(best):
-            best, kind = mount_point, mount_kind
-    return kind
-
-
 def data_directory() -> Path:
     """Make an empty directory for a cluster's data on a real disk."""
     base = ROOT / ".pytest_cache" / "clusters"
     base.mkdir(parents=True, exist_ok=True)
-    if file_system_of(base) in MEMORY_FILE_SYSTEMS:
-        raise ProcessError(f"{base} is on {file_system_of(base)}, not on a disk")
+    require_disk(base)
     return Path(tempfile.mkdtemp(prefix="run-", dir=base))
 
 

@@ -2,7 +2,7 @@
 
     python -m bench.hostile [--row sort-modify ...] [--scale 1.0] [--seconds 6]
 
-Reading order: ``rows`` (what is asked for, one function a row), ``attacker`` (how), ``honest`` (the client that
+Reading order: ``rows`` (what is asked for; the table is at its end), ``attacker`` (how), ``honest`` (the client that
 suffers, a process of its own), ``stage`` (members, their figures), ``measure`` (one row with one program), ``report``
 (table and bars).
 

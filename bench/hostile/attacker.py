@@ -10,21 +10,39 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Final
 
-from bench.hostile.users import AUTH, UserChannel
-from raftkv.pb import rpc_pb2
+from raftkv.pb import auth_pb2, rpc_pb2
 from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.client.stream import ClientStream
+from raftkv.rpc.framing import Metadata
 from raftkv.rpc.limits import ChannelOptions
-from raftkv.rpc.status import RpcError
+from raftkv.rpc.status import Headers, RpcError
 from tests.rpc import raw
 
 CALL_TIMEOUT_S: Final = 120.0
 PUTS_PER_TXN: Final = 100
 IN_FLIGHT: Final = 32
 KV: Final = "/etcdserverpb.KV/"
+AUTH: Final = "/etcdserverpb.Auth/"
+ROOT_PASSWORD: Final = "root of the bench"
 
 EVERYTHING: Final = b"\0"
 """Key and range end of the range of all keys."""
+
+
+class UserChannel(Channel):
+    """A connection whose every call shows a token; empty: none does."""
+
+    def __init__(self, endpoint: str | list[str], token: str = "", options: ChannelOptions | None = None) -> None:
+        super().__init__(endpoint, options=options)
+        self._shown: Metadata = (("token", token),) if token else ()
+
+    def _headers(self, path: str, timeout_s: float | None, metadata: Metadata) -> Headers:
+        return super()._headers(path, timeout_s, (*metadata, *self._shown))
+
+
+def permission(key: bytes, range_end: bytes = b"") -> auth_pb2.Permission:
+    """Reading and writing an interval."""
+    return auth_pb2.Permission(permType=auth_pb2.Permission.READWRITE, key=key, range_end=range_end)
 
 
 @dataclass
@@ -93,6 +111,19 @@ class Attacker:
         """A token of a user."""
         request = rpc_pb2.AuthenticateRequest(name=user, password=password)
         return rpc_pb2.AuthenticateResponse.FromString(await self.must(AUTH + "Authenticate", request)).token
+
+    async def user(self, name: str, password: str, *permissions: auth_pb2.Permission) -> str:
+        """Make a user with so many permissions, unless an earlier row has, and return a token of it."""
+        try:
+            await self.must(AUTH + "UserAdd", rpc_pb2.AuthUserAddRequest(name=name, password=password))
+            await self.must(AUTH + "RoleAdd", rpc_pb2.AuthRoleAddRequest(name=name))
+        except RpcError as error:
+            if "already exists" not in str(error):
+                raise
+        for one in permissions:
+            await self.must(AUTH + "RoleGrantPermission", rpc_pb2.AuthRoleGrantPermissionRequest(name=name, perm=one))
+        await self.must(AUTH + "UserGrantRole", rpc_pb2.AuthUserGrantRoleRequest(user=name, role=name))
+        return await self.login(name, password)
 
     # ---- calls
 
@@ -236,3 +267,17 @@ def grpc_request(stream_id: int, path: str, request: Any) -> bytes:
     body = request.SerializeToString()
     message = b"\0" + len(body).to_bytes(4, "big") + body
     return raw.headers(stream_id, raw.grpc_headers(path)) + raw.message(stream_id, message, raw.END_STREAM)
+
+
+async def secure(endpoint: str) -> str:
+    """Have a cluster ask for users; a token of root."""
+    async with Channel(endpoint) as channel:
+        for method, request in (
+            ("UserAdd", rpc_pb2.AuthUserAddRequest(name="root", password=ROOT_PASSWORD)),
+            ("RoleAdd", rpc_pb2.AuthRoleAddRequest(name="root")),
+            ("UserGrantRole", rpc_pb2.AuthUserGrantRoleRequest(user="root", role="root")),
+            ("AuthEnable", rpc_pb2.AuthEnableRequest()),
+            ("Authenticate", rpc_pb2.AuthenticateRequest(name="root", password=ROOT_PASSWORD)),
+        ):
+            answer = await channel.unary(AUTH + method, request.SerializeToString(), CALL_TIMEOUT_S)
+    return rpc_pb2.AuthenticateResponse.FromString(answer).token

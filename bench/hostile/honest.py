@@ -24,7 +24,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any, Final
 
-from bench.hostile.users import UserChannel
+from bench.hostile.attacker import UserChannel
 from bench.report import latencies_ms
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.client.channel import Channel

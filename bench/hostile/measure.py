@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Final
 
-from bench.hostile.attacker import Attacker
+from bench.hostile.attacker import Attacker, secure
 from bench.hostile.rows import Row
 from bench.hostile.stage import (
     Agreement,
@@ -22,7 +22,6 @@ from bench.hostile.stage import (
     metrics_of,
     sampled_mib,
 )
-from bench.hostile.users import secure
 from raftkv.rpc.status import RpcError
 from tests.procs import Cluster, ProcessError
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from bench.hostile.users import UserChannel
+from bench.hostile.attacker import UserChannel
 from bench.stage import QUOTA as FLAGS
 from bench.stage import Worker, memory_mib, pids_of
 from raftkv.cli.ctl import top

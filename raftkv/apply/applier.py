@@ -245,6 +245,8 @@ class Applier:
             # The alarms are part of the state, so every member refuses the same entries.
             if self.alarms.any:
                 self.alarms.check(kind, request)
+            if self.quotas.is_active and self.quotas.passes_over_keys:
+                return self._drive(kind, self._execute(kind, request))
             outcome = handler(request)
             if not isinstance(outcome, Outcome):
                 return self._drive(kind, outcome)
@@ -262,8 +264,14 @@ class Applier:
         """Execute an entry once what is left of its checks is done."""
         yield from checks
         self.alarms.check(kind, request)
+        return (yield from self._execute(kind, request))
+
+    def _execute(self, kind: int, request: Any) -> Work:
         outcome = self._handlers[kind](request)
-        return outcome if isinstance(outcome, Outcome) else (yield from outcome)
+        if not isinstance(outcome, Outcome):
+            return (yield from outcome)
+        yield
+        return outcome
 
     def _drive(self, kind: int, work: Work) -> Work:
         """Run the slow part of an entry; its errors become outcomes, as those of the fast part do."""
@@ -275,9 +283,11 @@ class Applier:
                     next(work)
                 except StopIteration as end:
                     outcome: Outcome = end.value
+                    yield from self.quotas.count_owed()
                     return outcome
                 # A piece at a time, so that the end of a transaction of a million changes is short, too.
                 yield from self.quotas.account_unfinished(self.store.unfinished_changes)
+                yield from self.quotas.count_owed()
                 yield
         except errors.StatusError as error:
             return Outcome(self.store.revision, error=error)

@@ -94,6 +94,15 @@ def _is_url(text: str) -> bool:
     return is_one and parts.scheme in ("http", "https", "unix", "unixs") and has_port and not parts.path
 
 
+def _member(record: tuple[bytes, bytes]) -> tuple[int, rpc_pb2.Member]:
+    """Return a member that is stored, by id. Raises ValueError or what parsing raises: the record is none."""
+    key, value = record
+    member = rpc_pb2.Member.FromString(value)
+    if _KEY.pack(member.ID) != key:
+        raise ValueError(f"the record of member {key.hex()} is of member {member.ID:x}")
+    return member.ID, member
+
+
 def _step_of(change: raft_pb2.MemberChange) -> ConfChangeType:
     if change.kind == Change.REMOVE:
         return ConfChangeType.REMOVE_NODE
@@ -196,8 +205,7 @@ class Membership:
     def reload(self) -> None:
         """Read the members back from the store: at start, and after a snapshot replaced it."""
         with schema.reading(schema.MEMBERS):
-            records = (rpc_pb2.Member.FromString(value) for _, value in self._store.meta_items(schema.MEMBERS))
-            self.members = {member.ID: member for member in records}
+            self.members = dict(map(_member, self._store.meta_items(schema.MEMBERS)))
             self.removed = {_KEY.unpack(key)[0] for key, _ in self._store.meta_items(schema.MEMBERS_REMOVED)}
         prefix = schema.CLUSTER_VERSION_PREFIX
         with schema.reading(schema.CLUSTER):

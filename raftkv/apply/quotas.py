@@ -65,6 +65,7 @@ KEY_COST_BYTES: Final = 1024
 
 _RECORD: Final = struct.Struct(">QQQQ")
 _CURSOR: Final = struct.Struct(">QI")
+_DONE: Final = object()
 _COUNTED: Final = (1 << 64) - 1
 """In the place of a revision: all is counted."""
 
@@ -145,7 +146,7 @@ class History:
     @classmethod
     def decode(cls, data: bytes) -> History:
         """Return what ``encode`` wrote."""
-        numbers = struct.unpack(f">{len(data) // 8}Q", data)
+        numbers = struct.unpack(f">{len(data) // 16 * 2}Q", data)
         return cls(list(numbers[::2]), list(numbers[1::2]))
 
 
@@ -187,6 +188,8 @@ class Quota:
             quota.after, size = _CURSOR.unpack_from(record, _RECORD.size)
             quota.cursor = None if quota.after == _COUNTED else record[start : start + size]
             quota.history = History.decode(record[start + size :])
+            if quota.cursor is not None and not quota.cursor.startswith(prefix):
+                raise ValueError(f"the quota of {prefix!r} counts from {quota.cursor!r} on")
         return quota
 
     def encode(self) -> bytes:
@@ -273,13 +276,15 @@ class Quotas:
         self._lengths: tuple[int, ...] = ()
         self._unsaved: dict[bytes, Quota] = {}
         self._counting: dict[bytes, Quota] = {}
+        self._owed: Generator[None, None, None] | None = None
+        """The rest of the part that the last change has counted, if that is not done yet."""
         self._accounted = 0
         self.is_active = False
         self.reload()
 
     def reload(self) -> None:
         """Read them back from the store: at start, and after a snapshot replaced it."""
-        self._quotas, self._unsaved = {}, {}
+        self._quotas, self._unsaved, self._owed = {}, {}, None
         self._accounted = 0
         with schema.reading(schema.CLUSTER):
             for key, value in self._store.meta_items(schema.CLUSTER):
@@ -301,6 +306,11 @@ class Quotas:
     def is_counting(self, prefix: bytes) -> bool:
         """Whether what was below a prefix when its quota was set is not all counted yet."""
         return prefix in self._counting
+
+    @property
+    def passes_over_keys(self) -> bool:
+        """Whether a change may have to pass over very many keys, so that its entry has to be applied in pieces."""
+        return bool(self._counting) and self._store.is_compacting
 
     def _of(self, key: bytes) -> list[Quota]:
         """Return the quotas that a key counts for."""
@@ -392,6 +402,10 @@ class Quotas:
         pace = _Pace()
         left_bytes = size_bytes
         for key, revision, is_deletion, due in self._store.kept(quota.cursor, prefix_end(quota.prefix), quota.after):
+            if not revision:
+                if pace.is_over(ABSENT):
+                    yield
+                continue
             size = len(key) if is_deletion else _size_of(self._store.record(revision))
             quota.bytes_used += kept_bytes(size)
             if due:
@@ -561,8 +575,17 @@ class Quotas:
             self._account_some(main, changes)
         self._accounted = 0
         if self._counting:
+            finish(self.count_owed())
             # The same one on all members, however long they have been running.
-            finish(self._count_on(self._counting[min(self._counting)], COUNTED_BY_CHANGE))
+            work = self._count_on(self._counting[min(self._counting)], COUNTED_BY_CHANGE)
+            if next(work, _DONE) is not _DONE:
+                self._owed = work
+
+    def count_owed(self) -> Generator[None, None, None]:
+        """Do what is left of the part that the last change has counted, before anything else is applied."""
+        work, self._owed = self._owed, None
+        if work is not None:
+            yield from work
 
     def account_unfinished(self, changes: list[Change]) -> Generator[None, None, None]:
         """Note what a transaction has done so far, so that its end is no more work than a piece of it; with pauses.

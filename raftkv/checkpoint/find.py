@@ -233,7 +233,8 @@ class Lookup:
                 value, step = (
                     (extremes.min_value, extremes.min_step) if mode == MIN else (extremes.max_value, extremes.max_step)
                 )
-                ranked.append((sign * value, summary.run_id, summary.kind, sign * step))
+                hint = sign * value if is_comparable(value) else -math.inf  # a NaN would disorder all runs
+                ranked.append((hint, summary.run_id, summary.kind, sign * step))
         if not ranked:
             raise CheckpointNotFound(f"no run has a checkpoint with the metric {metric!r}")
         heapq.heapify(ranked)

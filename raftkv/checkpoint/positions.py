@@ -355,7 +355,7 @@ class _Seen(NamedTuple):
 
 
 class AsyncLedger:
-    """The ranges of one dataset of one run; see the module.
+    """The ranges of one dataset of one run; see the module. A call that was cut off can be made again.
 
     Arguments:
         control: the store.
@@ -372,6 +372,10 @@ class AsyncLedger:
         base = f"{RegistryKeys(check_run_id(run_id)).base}position/{quote(name, safe='')}/"
         self._key = f"{base}state"
         self._taken = f"{base}taken/"
+        # By the id of a taking, what calls that did not end may have done: taken it, marked it, ended it (as done?).
+        self._taking: set[str] = set()
+        self._marking: dict[str, TakenRange] = {}
+        self._settling: dict[str, bool] = {}
 
     async def open(self, claim: Claim, used: Used, *, range_size: int) -> None:
         """Begin a generation with what its checkpoint says. All ranks call it with the same; the first does it.
@@ -415,8 +419,19 @@ class AsyncLedger:
             FenceBroken, GenerationOver: the claim is over.
         """
         rank, taking = whole(rank, "rank"), os.urandom(8).hex()
+        try:
+            return await self._take(claim, rank, taking)
+        except BaseException:
+            self._taking.add(taking)
+            raise
+
+    async def _take(self, claim: Claim, rank: int, taking: str) -> TakenRange | None:
         while True:
             seen = await self._read(claim)
+            for left in seen.taken:
+                if left.id in self._taking and left.rank == rank:
+                    self._taking.discard(left.id)
+                    return left
             if not seen.state.free:
                 return None
             (first, end), *rest = seen.state.free
@@ -448,44 +463,54 @@ class AsyncLedger:
         if not taken.done <= done <= taken.end:
             raise ConfigError(f"samples {taken.first} to {taken.end} are used up to {taken.done}, not back to {done}")
         if done == taken.end:
-            await self._settle(claim, taken, [(taken.first, taken.end)], [])
+            await self._settle(claim, taken, is_done=True)
             return replace(taken, done=done)
         after, key = replace(taken, done=done), self._key_of(taken)
         while True:
             (found,) = (await under(self._control, claim, (), [get(key)])).results
-            if _is(found, after):
-                return after
-            if not _is(found, taken):
+            there = None if found is None else read(TakenRange, found)
+            mine = there if there == after else self._own(there, taken)
+            if mine is None:
                 raise self._lost(taken)
+            if mine.done >= done:
+                self._marking.pop(taken.id, None)
+                return mine
+            self._marking[taken.id] = after
             await under(self._control, claim, [mod_revision(key) == _revision(found)], [put(key, after.encode())])
 
     async def give_back(self, claim: Claim, taken: TakenRange) -> None:
         """Let others have what is not marked of a range. Errors as ``mark``."""
-        await self._settle(claim, taken, [(taken.first, taken.done)], [(taken.done, taken.end)])
+        await self._settle(claim, taken, is_done=False)
 
-    async def _settle(
-        self, claim: Claim, taken: TakenRange, done: Iterable[Interval], free: Iterable[Interval]
-    ) -> None:
-        """End a taken range: its numbers are done, or free, from now on."""
+    async def _settle(self, claim: Claim, taken: TakenRange, *, is_done: bool) -> None:
+        """End a taken range: from now on its numbers are done, or free as far as they are not marked."""
         key = self._key_of(taken)
-        sent = False
         while True:
             seen = await self._read(claim)
-            mine = next((one for one in seen.taken if one.first == taken.first), None)
-            if mine != taken:
-                if sent and (mine is None or mine.id != taken.id):
-                    return  # an earlier copy of the txn was answered late: no other rank settles this range
+            there = next((one for one in seen.taken if one.first == taken.first), None)
+            mine = self._own(there, taken)
+            if mine is None:
+                if self._settling.get(taken.id) is is_done and (there is None or there.id != taken.id):
+                    break  # a txn of before was answered late, or not at all: no other rank settles this range
                 raise self._lost(taken)
-            state = replace(seen.state, done=united(seen.state.done, *done), free=united(seen.state.free, *free))
+            middle = mine.end if is_done else mine.done
+            done, free = (mine.first, middle), (middle, mine.end)
+            state = replace(seen.state, done=united(seen.state.done, done), free=united(seen.state.free, free))
+            self._settling[taken.id] = is_done
             result = await under(
                 self._control,
                 claim,
-                [mod_revision(self._key) == seen.revision, value(key) == taken.encode()],
+                [mod_revision(self._key) == seen.revision, value(key) == mine.encode()],
                 [put(self._key, state.encode()), delete(key)],
             )
             if result.succeeded:
-                return
-            sent = True
+                break
+        self._settling.pop(taken.id, None)
+        self._marking.pop(taken.id, None)
+
+    def _own(self, there: TakenRange | None, taken: TakenRange) -> TakenRange | None:
+        """Return the range that is there if it is the taken one, perhaps as a mark that was cut off has left it."""
+        return there if there is not None and there in (taken, self._marking.get(taken.id)) else None
 
     def _lost(self, taken: TakenRange) -> RangeLost:
         return RangeLost(

@@ -254,8 +254,8 @@ class Extremes(Record):
 
     def with_value(self, value: float, step: int) -> Extremes:
         """Return these with one more value; of equal ones the newer step counts."""
-        low = (value, step) if value <= self.min_value else (self.min_value, self.min_step)
-        high = (value, step) if value >= self.max_value else (self.max_value, self.max_step)
+        low = (self.min_value, self.min_step) if self.min_value < value else (value, step)  # also over a NaN
+        high = (self.max_value, self.max_step) if self.max_value > value else (value, step)
         return Extremes(*low, *high)
 
 
@@ -313,6 +313,7 @@ class Deleting(Record):
     """
 
     NAME: ClassVar[str] = "deleting"
+    SPOKEN: ClassVar[frozenset[str]] = frozenset(("reason",))
     uri: str
     reason: str = ""
     time: float = 0.0

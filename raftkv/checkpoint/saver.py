@@ -16,6 +16,7 @@ ranks that prepare parts of their own: ``run.checkpoint`` and ``raftkv.torch.che
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -226,7 +227,7 @@ def _aborting(attempt: Attempt) -> Iterator[None]:
 
 
 class Termination:
-    """SIGTERM, held back until the program has saved; a second one ends it at once.
+    """SIGTERM, held back until the program has saved; a second one ends it at once, the first one its forked children.
 
     ::
 
@@ -241,17 +242,18 @@ class Termination:
     def __init__(self) -> None:
         self.is_asked = False
         self._before: Callable[[int, FrameType | None], Any] | int | None = None
+        self._process_id = 0
 
     def hold(self) -> None:
         """Hold the signal back from now on, unless it is ignored."""
         is_main = threading.current_thread() is threading.main_thread()
         before = signal.getsignal(signal.SIGTERM)
         if is_main and self._before is None and before not in (signal.SIG_IGN, None):
-            self._before = before
+            self._before, self._process_id = before, os.getpid()
             signal.signal(signal.SIGTERM, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.is_asked:
+        if self.is_asked or os.getpid() != self._process_id:
             self.deliver()
         self.is_asked = True
 

@@ -572,7 +572,11 @@ class Report:
         if self._json:
             self._say("", "failed", name=name, error=why)
         else:
-            print(f"raftkv backup: {why}", file=sys.stderr, flush=True)
+            self.warn(why)
+
+    def warn(self, text: str) -> None:
+        """Print a line on standard error."""
+        print(f"raftkv backup: {text}", file=sys.stderr, flush=True)
 
     def table(self, backups: Sequence[Manifest]) -> None:
         """Print all backups."""
@@ -797,17 +801,19 @@ async def take_one(place: Place, values: dict[str, Any], report: Report) -> Mani
 
     async with connect(values["endpoints"].split(","), **daemon.connection(values)) as kv:
         with _temporary(values) as directory, report.progress() as progress:
-            made = await _make(kv, place, directory, progress)
+            made = await _make(kv, place, directory, progress, report)
     await on_thread(lambda: _prune(place, values, report))
     report.taken(made)
     return made
 
 
-async def _make(kv: Any, place: Place, directory: Path, progress: Any) -> Manifest:
+async def _make(kv: Any, place: Place, directory: Path, progress: Any, report: Report) -> Manifest:
 
     taken_s, path, back = time.time(), directory / "snapshot.db", directory / "uploaded.db"
     member, contents = await take(kv, path, progress.received)
     status = await kv.scope.core.call_at(member.endpoint, *_status_request(), timeout_s=5.0)
+    if not status.leader:
+        report.warn(f"{member.endpoint} knows no leader: the backup may lack the last writes of the cluster")
     made = Manifest(
         name=name_of(taken_s, contents.revision),
         taken_s=taken_s,

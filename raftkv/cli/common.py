@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 POINT_IN_TIME_FLAGS = (
-    Flag("wal-archive-dir", usage="archived segments of the log: go on from the snapshot by their entries", ours=True),
-    Flag("to-revision", INT, usage="stop at this revision; 0: go on to the end of the archive", ours=True),
-    Flag("to-time", usage="stop at this time, as in 2026-01-31T12:00:00Z (to a second)", ours=True),
+    Flag("wal-archive-dir", usage="directory of archived log segments to replay after the snapshot", ours=True),
+    Flag("to-revision", INT, usage="last revision to replay; 0 means to the end of the archive", ours=True),
+    Flag("to-time", usage="time to stop at, to a second, as 2026-01-31T12:00:00Z", ours=True),
 )
 
 
@@ -165,22 +165,22 @@ def _completion_variable(name: str) -> str:
 
 
 RESTORE_FLAGS = (
-    Flag("data-dir", usage="directory to make; it does not exist or is empty (default NAME.etcd, as a member's)"),
+    Flag("data-dir", usage="directory to make; it must not exist or be empty (default NAME.etcd)"),
     Flag("wal-dir", usage="directory to make for the log (default inside --data-dir)"),
     Flag("name", default="default", usage="name of this member"),
     Flag("initial-cluster", default="default=http://localhost:2380", usage="members of the new cluster"),
     Flag("initial-cluster-token", default="etcd-cluster", usage="token of the new cluster"),
     Flag("initial-advertise-peer-urls", default="http://localhost:2380", usage="peer URLs of this member"),
     Flag("skip-hash-check", BOOL, usage="accept a file without its SHA-256, copied from a data directory of etcd"),
-    Flag("bump-revision", UINT, usage="make the revision this much higher than in the file"),
-    Flag("mark-compacted", BOOL, usage="compact all history; required with --bump-revision, and only with it"),
-    Flag("initial-memory-map-size", UINT, usage="accepted as etcdutl does, and not used"),
+    Flag("bump-revision", UINT, usage="raise the revision of the file by this number"),
+    Flag("mark-compacted", BOOL, usage="compact all history; required with --bump-revision, refused without"),
+    Flag("initial-memory-map-size", UINT, usage="accepted for etcdutl's scripts, and ignored"),
     *POINT_IN_TIME_FLAGS,
 )
-_STATUS = """FILE is a snapshot that raftkvctl or etcdctl saved, or a database of etcd. All of it is read. The simple
-format is: """
-_RESTORE = """Every member of the new cluster is restored from the same FILE, with flags of its own. FILE may be of
-raftkv or of etcd 3.4 to 3.7. Users and roles in it are kept."""
+_STATUS = """FILE is a snapshot that raftkvctl or etcdctl saved, or a database of etcd. The command reads all of it. The
+simple format is: """
+_RESTORE = """Restore every member of the new cluster from the same FILE, each with its own flags. FILE may be of
+raftkv or of etcd 3.4 to 3.7. The restored data keeps users and roles."""
 
 
 def file_commands(leaf: MakeLeaf, module: str, columns: str, remark: str = "") -> list[Leaf]:

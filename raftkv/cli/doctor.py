@@ -64,6 +64,7 @@ from raftkv.pb import rpc_pb2
 from raftkv.pb.enums import alarm_name
 from raftkv.rpc.client.connect import addresses
 from raftkv.server.tls.certificates import WARNING_S, ends_of, is_open_to_others
+from raftkv.urls import parse_endpoints
 
 if TYPE_CHECKING:
     from raftkv.client.library import Client
@@ -240,19 +241,26 @@ def _name(picture: Picture, member_id: int) -> str:
     return names.get(member_id) or f"{member_id:x}"
 
 
-def _advice(answer: Answer) -> str:
+def _place(endpoint: str) -> str:
+    return parse_endpoints([endpoint])[0].target
+
+
+def _advice(picture: Picture, answer: Answer) -> str:
     """Return what to do about a member that has not told its status: one that runs must not be replaced."""
     if answer.is_refusal:
         return "it runs, and asks for a user who may see its status: --user root, or root's --cert and --key"
     if any(words in answer.error for words in TLS_TROUBLE):
         return "it runs, but not with this TLS: https://, --cacert, --cert, --key; raftkv certs list: what has expired"
+    listed = {_place(url) for member in picture.members for url in member.clientURLs}
+    if listed and _place(answer.endpoint) not in listed:
+        return "start it, or open the way to it; no member lists this URL: leave it out if its member was removed"
     return "start it, or open the way to it; if it is gone for good: raftkvctl member replace"
 
 
 def _members(picture: Picture) -> Iterator[Finding]:
     for answer in picture.answers:
         if answer.status is None:
-            yield failure(f"member at {answer.endpoint}", answer.error, _advice(answer))
+            yield failure(f"member at {answer.endpoint}", answer.error, _advice(picture, answer))
         else:
             yield ok(
                 f"member at {answer.endpoint}", f"{_name(picture, answer.member_id)}, {answer.rtt_ms:.2f} ms a call"
@@ -271,7 +279,10 @@ def _quorum(picture: Picture, answered: list[Answer]) -> Finding:
     quorum = len(voters) // 2 + 1
     figure = f"{there} of {len(voters)} voters answer, {quorum} are needed"
     if there < quorum:
-        return failure("quorum", figure, "start members until there is one; lost for good: docs, 'Lost quorum'")
+        advice = (
+            "start members until there is one; if they are lost for good: --force-new-cluster (docs, 'Lost quorum')"
+        )
+        return failure("quorum", figure, advice)
     if len(voters) == 1:
         return warning("quorum", figure, "one member: its disk is the data; raftkv join adds others")
     if there == quorum:
@@ -307,9 +318,14 @@ def _alarms(picture: Picture) -> Finding:
     figure = ", ".join(f"{kind} of {_name(picture, member_id)}" for member_id, kind in picture.alarms)
     if any(kind == "CORRUPT" for _, kind in picture.alarms):
         return failure("alarms", figure, "the member has other data than the rest: remove it, and join again with none")
-    return failure(
-        "alarms", figure, "compact, raftkvctl defrag or raise --quota-backend-bytes, then raftkvctl alarm disarm"
-    )
+    full = {member_id for member_id, _ in picture.alarms}
+    statuses = [each.status for each in picture.answers if each.status is not None and each.member_id in full]
+    # At its quota a database is written anew without history; a full disk needs other files to go.
+    if statuses and all(each.dbSize < QUOTA_WARNING * each.dbSizeQuota for each in statuses):
+        advice = "no database is near its quota, so a disk is full: make room there, then raftkvctl alarm disarm"
+    else:
+        advice = "compact, raftkvctl defrag or raise --quota-backend-bytes, then raftkvctl alarm disarm"
+    return failure("alarms", figure, advice)
 
 
 def _lag(answered: list[Answer]) -> Finding:
@@ -353,11 +369,11 @@ def _clocks(answered: list[Answer]) -> Finding:
     # Only a certain offset counts: a clock that may be right gets no warning.
     certain = [max(low, -high, 0.0) for low, high in offsets]
     largest = max(certain)
-    figure = f"{largest:.1f} s at least, of {len(offsets)} members to this machine"
+    figure = f"{largest:.1f} s at least, of {_counted(len(offsets), 'member')} to this machine"
     if largest > CLOCK_MAX_S:
         advice = "run chrony or systemd-timesyncd: certificates, tokens and logs go by the clock (leases do not)"
         return warning("clock: offset", figure, advice)
-    return ok("clock: offset", f"below a second, {len(offsets)} members to this machine")
+    return ok("clock: offset", f"below a second, {_counted(len(offsets), 'member')} to this machine")
 
 
 def _measured(answered: list[Answer]) -> Iterator[Finding]:
@@ -972,7 +988,8 @@ async def ask(kv: Client) -> Picture:
     known = {answer.member_id for answer in answers}
     others = [member.clientURLs[0] for member in picture.members if member.ID not in known and member.clientURLs]
     # An endpoint of a member that does not answer need not be the URL that the member list has.
-    more = [url for url in others if url not in given]
+    asked = set(map(_place, given))
+    more = [url for url in others if _place(url) not in asked]
     picture.answers = [*answers, *await asyncio.gather(*(_ask_member(core, url) for url in more))]
     urls = [(member.name or f"{member.ID:x}", url) for member in picture.members for url in member.peerURLs]
     rtts = await asyncio.gather(*(_reach(url) for _, url in urls))
@@ -1219,4 +1236,8 @@ def _print_table(found: list[Finding]) -> None:
     rows = [(one.level.word, one.subject, one.figure, one.advice) for one in found]
     out(Rows(("", "subject", "found", "what to do"), rows, [_STYLES[one.level] for one in found]))
     counts = {level: sum(one.level is level for one in found) for level in (Level.WARNING, Level.FAILURE)}
-    print(os.linesep.join(["", f"{counts[Level.FAILURE]} failures, {counts[Level.WARNING]} warnings"]))
+    print(f"\n{_counted(counts[Level.FAILURE], 'failure')}, {_counted(counts[Level.WARNING], 'warning')}")
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -211,24 +211,32 @@ class ProtobufPrinter(Printer):
         self.message(response.header)
 
 
-class TablePrinter(Printer):
-    """Frames, for the answers that are tables."""
+class RowsPrinter(Printer):
+    """Rows, for the answers that are tables."""
+
+    def member_list(self, response: rpc_pb2.MemberListResponse) -> None:
+        self.rows(*member_rows(response))
+
+    def endpoint_status(self, answers: Sequence[EndpointAnswer]) -> None:
+        self.rows(*status_rows(answers))
+
+    def endpoint_hashkv(self, answers: Sequence[EndpointAnswer]) -> None:
+        self.rows(*hashkv_rows(answers))
+
+    def rows(self, header: list[str], rows: list[list[str]]) -> None:
+        """Print a table."""
+        raise NotImplementedError
+
+
+class TablePrinter(RowsPrinter):
+    """Frames."""
 
     name = "table"
 
-    def member_list(self, response: rpc_pb2.MemberListResponse) -> None:
-        self._table(*member_rows(response))
-
     def endpoint_health(self, answers: Sequence[EndpointHealth]) -> None:
-        self._table(*health_rows(answers))
+        self.rows(*health_rows(answers))
 
-    def endpoint_status(self, answers: Sequence[EndpointAnswer]) -> None:
-        self._table(*status_rows(answers))
-
-    def endpoint_hashkv(self, answers: Sequence[EndpointAnswer]) -> None:
-        self._table(*hashkv_rows(answers))
-
-    def _table(self, header: list[str], rows: list[list[str]]) -> None:
+    def rows(self, header: list[str], rows: list[list[str]]) -> None:
         from raftkv.cli import table
 
         write_line(table.render(header, rows))
@@ -342,7 +350,7 @@ def hashkv_rows(answers: Sequence[EndpointAnswer]) -> tuple[list[str], list[list
     ]
 
 
-class SimplePrinter(Printer):
+class SimplePrinter(RowsPrinter):
     """Keys and values as they are (or in hexadecimal), rows separated by commas."""
 
     name = "simple"
@@ -394,9 +402,6 @@ class SimplePrinter(Printer):
     def member_changed(self, member_id: int, done: str, response: Any) -> None:
         write_line(f"Member {member_id:16x} {done} cluster {response.header.cluster_id:16x}")
 
-    def member_list(self, response: rpc_pb2.MemberListResponse) -> None:
-        self._rows(member_rows(response)[1])
-
     def endpoint_health(self, answers: Sequence[EndpointHealth]) -> None:
         for answer in answers:
             if answer.error:
@@ -405,12 +410,6 @@ class SimplePrinter(Printer):
             else:
                 text = f"{answer.endpoint} is healthy: successfully committed proposal: took = {answer.took}"
                 write_line(text)
-
-    def endpoint_status(self, answers: Sequence[EndpointAnswer]) -> None:
-        self._rows(status_rows(answers)[1])
-
-    def endpoint_hashkv(self, answers: Sequence[EndpointAnswer]) -> None:
-        self._rows(hashkv_rows(answers)[1])
 
     def watch(self, answer: rpc_pb2.WatchResponse) -> None:
         lines = []
@@ -469,7 +468,7 @@ class SimplePrinter(Printer):
         for role in response.roles:
             write_line(role)
 
-    def _rows(self, rows: list[list[str]]) -> None:
+    def rows(self, header: list[str], rows: list[list[str]]) -> None:
         for row in rows:
             write_line(", ".join(row))
 

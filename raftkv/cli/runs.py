@@ -196,7 +196,8 @@ def delete(invocation: Invocation) -> None:
 
     async def alive(kv: Client) -> int:
         keys = RunKeys(check_run_id(run_id))
-        if not len(await kv.range(*keys.record)) and not await kv.count(keys.nodes, prefix=True):
+        record = await kv.get_many([key for key, _ in keys.record.parts])
+        if not any(record) and not await kv.count(keys.nodes, prefix=True):
             raise UnknownRun(run_id)
         return await kv.count(keys.nodes, prefix=True)
 

@@ -164,7 +164,7 @@ _MEMBER = _settings(
     ("initial-election-tick-advance", boolean, "initial_election_tick_advance", "shorten the first wait (true)"),
     ("listen-peer-urls", urls, "listen_peer_urls", "where members connect (http://localhost:2380)"),
     ("listen-client-urls", urls, "listen_client_urls", "where clients connect (http://localhost:2379)"),
-    ("listen-client-http-urls", urls, "listen_client_http_urls", "where plain HTTP is, and no more at the former"),
+    ("listen-client-http-urls", urls, "listen_client_http_urls", "plain HTTP here, not at the client URLs"),
     ("metrics", extensive, "extensive_metrics", "basic, or extensive: every call is timed (basic)"),
     ("listen-metrics-urls", urls, "listen_metrics_urls", "more addresses, for metrics and health alone"),
     ("quota-backend-bytes", integer, "quota_backend_bytes", "database size limit, 0 for 2 GiB, negative for none"),
@@ -173,7 +173,7 @@ _MEMBER = _settings(
     ("max-txn-ops", unsigned, "max_txn_ops", "operations in a transaction (128)"),
     ("max-request-bytes", unsigned, "max_request_bytes", "largest write (1572864)"),
     ("max-concurrent-streams", unsigned, "max_concurrent_streams", "open calls of one connection (4294967295)"),
-    ("auto-promote", boolean, "auto_promote", "if this is a learner, let it vote as soon as it is in sync (false)"),
+    ("auto-promote", boolean, "auto_promote", "promote this member, if a learner, as soon as it is in sync (false)"),
     ("max-learners", integer, "max_learners", "learners in the cluster (1)"),
     (
         "watch-progress-notify-interval",
@@ -185,7 +185,7 @@ _MEMBER = _settings(
         "wait-cluster-ready-timeout",
         duration,
         "wait_cluster_ready_timeout_s",
-        "longest wait for a quorum before clients are served (5s)",
+        "longest wait for a quorum before the member serves clients (5s)",
     ),
     ("lease-min-ttl", integer, "lease_min_ttl_s", "shortest TTL of a lease in seconds (1.5 election timeouts)"),
     ("grpc-keepalive-min-time", duration, "grpc_keepalive_min_time_s", "shortest time between client pings (5s)"),
@@ -224,7 +224,7 @@ _SECURITY = _settings(
     ("client-crl-file", string, "client_tls.crl_file", "revoked client certificates"),
     ("client-cert-allowed-cn", words, "client_tls.allowed_cn", "common names that clients may have"),
     ("client-cert-allowed-hostname", words, "client_tls.allowed_hostname", "host names that clients may have"),
-    ("auto-tls", boolean, "client_tls.self_signed", "make a certificate of the client ports: proves nothing (false)"),
+    ("auto-tls", boolean, "client_tls.self_signed", "use a self-made certificate: no proof of identity (false)"),
     ("peer-cert-file", string, "peer_tls.cert_file", "certificate of the peer ports"),
     ("peer-key-file", string, "peer_tls.key_file", "its key"),
     ("peer-client-cert-file", string, "peer_tls.client_cert_file", "certificate for outgoing peer connections"),
@@ -240,23 +240,28 @@ _SECURITY = _settings(
         "peer_tls.skip_san_verification",
         "take peers whose certificate names neither their address nor a member's (false)",
     ),
-    ("peer-auto-tls", boolean, "peer_tls.self_signed", "make a certificate of the peer ports: proves nothing (false)"),
+    ("peer-auto-tls", boolean, "peer_tls.self_signed", "use a self-made certificate: no proof of identity (false)"),
     ("insecure-peers", boolean, "insecure_peers", "listen for peers off this machine without certificates (false)"),
-    ("self-signed-cert-validity", unsigned, "self_signed_validity_years", "years that such certificates hold (1)"),
+    (
+        "self-signed-cert-validity",
+        unsigned,
+        "self_signed_validity_years",
+        "validity of self-made certificates, in years (1)",
+    ),
     ("cipher-suites", words, "cipher_suites", "cipher suites up to TLS1.2, Go's names (OpenSSL's choice)"),
     ("tls-min-version", string, "tls_min_version", "oldest TLS: TLS1.2 or TLS1.3 (TLS1.2)"),
     ("tls-max-version", string, "tls_max_version", "newest TLS (the newest there is)"),
     ("cors", origins, "cors", "origins whose web pages may call, * for all (none)"),
-    ("audit-log", string, "audit_log", "where requests are noted: a file, - or stderr (nowhere)"),
-    ("audit-level", string, "audit_level", "what is noted: auth, writes or all (writes)"),
+    ("audit-log", string, "audit_log", "where requests are logged: a file, - or stderr (nowhere)"),
+    ("audit-level", string, "audit_level", "which requests are logged: auth, writes or all (writes)"),
     (
         "audit-log-max-size",
         integer,
         "audit_log_max_size_bytes",
-        "bytes before it is rotated, 0: never (104857600)",
+        "size at which the audit log is rotated, 0: never (104857600)",
     ),
-    ("audit-log-keep", integer, "audit_log_keep", "rotated files that stay (10)"),
-    ("host-whitelist", words, "host_whitelist", "names asked for in plain HTTP, * for all (all; few on loopback)"),
+    ("audit-log-keep", integer, "audit_log_keep", "number of rotated audit logs that stay (10)"),
+    ("host-whitelist", words, "host_whitelist", "host names allowed in plain HTTP, * for all (all; few on loopback)"),
     ("enable-ui", boolean, "enable_ui", "serve the dashboard on the client ports, at /ui/ (true)"),
 )
 
@@ -271,9 +276,9 @@ _AUTH = _settings(
 _RECOVERY = _settings(
     "Recovery",
     ("wal-archive-dir", string, "wal_archive_dir", "directory that closed segments of the log are copied to"),
-    ("wal-archive-command", string, "wal_archive_command", "run for each segment: %p is its path, %f its name"),
+    ("wal-archive-command", string, "wal_archive_command", "command run for each segment: %p is its path, %f its name"),
     ("wal-archive-timeout", duration, "wal_archive_timeout_s", "close a segment after this time, 0 for never (5m)"),
-    ("wal-archive-held-bytes", integer, "wal_archive_held_bytes", "bytes that may wait for it (4294967296)"),
+    ("wal-archive-held-bytes", integer, "wal_archive_held_bytes", "bytes that may wait to be archived (4294967296)"),
 )
 
 _TRAINING = _settings(
@@ -297,28 +302,33 @@ _MONITORING = _settings(
         "log-rotation-config-json",
         string,
         "log_rotation_json",
-        'how: {"maxsize": 100 (MiB), "maxage": 0 (days), "maxbackups": 0, "localtime": false, "compress": false}',
+        'rules: {"maxsize": 100 (MiB), "maxage": 0 (days), "maxbackups": 0, "localtime": false, "compress": false}',
     ),
 )
 
 _TRACING = _settings(
     "Tracing",
     ("enable-distributed-tracing", boolean, "tracing.enabled", "send spans to a collector; extra 'tracing' (false)"),
-    ("distributed-tracing-address", string, "tracing.address", "where it takes OTLP over gRPC (localhost:4317)"),
+    ("distributed-tracing-address", string, "tracing.address", "the collector's address for OTLP (localhost:4317)"),
     ("distributed-tracing-service-name", string, "tracing.service_name", "service.name of the spans (etcd)"),
     ("distributed-tracing-instance-id", string, "tracing.instance_id", "service.instance.id, one a member (none)"),
     (
         "distributed-tracing-sampling-rate",
         integer,
         "tracing.sampling_rate",
-        "traces begun here, of a million calls without one (0: clients' alone)",
+        "number of calls in a million that begin a trace if the client sends none (0)",
     ),
 )
 
 _UNSAFE = _settings(
     "Unsafe",
     ("unsafe-no-fsync", boolean, "unsafe_no_fsync", "never wait for the disk: loses data"),
-    ("force-new-cluster", boolean, "force_new_cluster", "go on alone, all others removed: for a quorum lost for good"),
+    (
+        "force-new-cluster",
+        boolean,
+        "force_new_cluster",
+        "remove all others, go on alone: after a quorum is lost for good",
+    ),
 )
 
 _ALIASES = {

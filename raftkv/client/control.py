@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from raftkv.client.errors import HistoryReplaced, is_client_closed
 from raftkv.client.operations import Compare, GetRange, Operation
@@ -364,6 +364,30 @@ _log = logging.getLogger(__name__)
 
 Interval = tuple[Text, Text]
 """First key and end; an empty end: the first key alone."""
+
+
+class Sparse(NamedTuple):
+    """Intervals with other keys between them, perhaps of strangers: one watch spans them, and passes those over.
+
+    Attributes:
+        first, end: of the watch.
+        parts: the intervals.
+    """
+
+    first: Text
+    end: Text
+    parts: tuple[Interval, ...]
+
+    def reads(self) -> list[Operation]:
+        """Return what reads the parts, one by one."""
+        return [GetRange(first, end or None) for first, end in self.parts]
+
+    @staticmethod
+    def items(results: Iterable[RangeResult]) -> list[KeyValue]:
+        """Return the keys that ``reads`` has found."""
+        return [item for result in results for item in result]
+
+
 OnChanges = Callable[[Sequence[Event]], None]
 OnRefused = Callable[[Exception], None]
 
@@ -382,7 +406,7 @@ class Reflector:
 
     Arguments:
         control: the store.
-        interval: of the keys.
+        interval: of the keys; of a ``Sparse`` one the parts count, and each is read at once.
         on_changes: called on the loop after each list and each batch of the watch, with what is new: possibly nothing.
         deletes: False: the reflector reports no deletion and keeps no ``items``, so its memory does not grow.
         on_refused: called with each error that does not pass by itself; the default writes a line into the log,
@@ -402,7 +426,7 @@ class Reflector:
     def __init__(
         self,
         control: Control,
-        interval: Interval,
+        interval: Interval | Sparse,
         on_changes: OnChanges,
         *,
         deletes: bool = True,
@@ -417,8 +441,11 @@ class Reflector:
         self.cluster_id = 0
         self.epoch = 0
         self._control = control
-        self._interval = interval
-        self._watched = watched or interval
+        self._interval = interval[0], interval[1]
+        self._watched = watched or self._interval
+        self._sparse = interval if isinstance(interval, Sparse) else None
+        parts = self._sparse.parts if self._sparse is not None else ()
+        self._parts = [(to_bytes(first), to_bytes(end) or to_bytes(first) + b"\0") for first, end in parts]
         self._on_changes = on_changes
         self._deletes = deletes
         self._outlives_restore = outlives_restore
@@ -555,6 +582,10 @@ class Reflector:
 
     async def _read_pages(self, page_keys: int) -> tuple[list[KeyValue], TxnResult]:
         """Read the interval as of one revision; the answer is that of the first page."""
+        if self._sparse is not None:
+            reads = self._sparse.reads()
+            result = await until_answered(lambda: self._control.txn((), reads))
+            return self._sparse.items(result.results), result
         start, end = self._interval
         items: list[KeyValue] = []
         first: TxnResult | None = None
@@ -632,6 +663,8 @@ class Reflector:
             return
         self._backoff.reset()
         fresh = [event for event in events if event.kv.mod_revision > self.revision]
+        if self._parts:
+            fresh = [event for event in fresh if any(first <= event.kv.key < end for first, end in self._parts)]
         if events:
             self._take(fresh, max(revision, self.revision))
         else:

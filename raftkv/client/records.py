@@ -54,6 +54,8 @@ TIME_MAX_S: Final = 60_000_000_000.0
 """So far from 1970, before and after, every calendar and time zone has dates."""
 SHOWN_MAX: Final = 400
 """Characters of what is wrong: a value of a megabyte makes no line of a megabyte."""
+SPOKEN_MAX: Final = 2000
+"""Characters of a text for people."""
 _LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _Layout = tuple[tuple[str, str, str, bool], ...]
 """Each field: its name, its name in JSON, its annotation, and whether it must be there."""
@@ -76,11 +78,14 @@ class Record:
         NAME: of the kind of record, in errors.
         STORED_AS: fields that have another name in JSON.
         SIGNED: whole numbers that may be negative.
+        SPOKEN: texts for people, from any source, as of an exception: they are cut, and made such that they can be
+            written, instead of refused.
     """
 
     NAME: ClassVar[str] = "?"
     STORED_AS: ClassVar[Mapping[str, str]] = {}
     SIGNED: ClassVar[frozenset[str]] = frozenset()
+    SPOKEN: ClassVar[frozenset[str]] = frozenset()
 
     def check(self) -> None:
         """Check what the types do not say; records with more to check extend this.
@@ -99,6 +104,8 @@ class Record:
         for item in fields(self):
             value = getattr(self, item.name)
             default = item.default if item.default_factory is MISSING else item.default_factory()
+            if item.name in self.SPOKEN:
+                value = value[:SPOKEN_MAX].encode(errors="replace").decode()
             if value != default:
                 plain[self.STORED_AS.get(item.name, item.name)] = _plain(value)
         try:

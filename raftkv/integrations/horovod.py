@@ -184,7 +184,8 @@ class Scopes:
             rank = _rank(scope, key)
             if rank is not None:
                 writes.append(_delete(self._done(scope, rank, current)))
-            past = self._root.encode(), self._base(current).encode()
+            # From the first generation on: before it, as `<run>/0`, may lie the keys of runs below.
+            past = self._base(None).encode(), self._base(current).encode()
             if self._list(*past, limit=1):
                 writes.append(_delete(*past))
             if await self._write(call, revision, writes):

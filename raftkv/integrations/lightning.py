@@ -28,10 +28,10 @@ from raftkv.checkpoint.find import MIN, check_mode
 from raftkv.checkpoint.keys import TORCH_SAVE, AttemptId
 from raftkv.checkpoint.retention.policy import Best
 from raftkv.checkpoint.saver import Saver
-from raftkv.checkpoint.storage.transfer import local_directory
+from raftkv.checkpoint.storage.transfer import HandedOut
 from raftkv.checkpoint.storage.verify import require_below
 from raftkv.errors import ConfigError
-from raftkv.integrations.ranks import decide, is_connected, newest_directory
+from raftkv.integrations.ranks import barrier, decide, is_connected, newest_directory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -107,6 +107,7 @@ class RegistryCheckpoint(ModelCheckpoint):
         self._last_step = 0
         self._measured: dict[str, tuple[Tensor, tuple[int, int], int]] = {}
         self._paths: dict[AttemptId, str] = {}
+        self._handed = HandedOut()
 
     # ---- finding
 
@@ -119,7 +120,9 @@ class RegistryCheckpoint(ModelCheckpoint):
             DigestMismatch: a file of it is missing, or is not what was committed.
             ConfigError: this is one of several ranks, and none of them can ask the first one.
         """
-        found = newest_directory(self._saver, self._kind, self._directory, inherited=True, anywhere=self._anywhere)
+        found = newest_directory(
+            self._saver, self._kind, self._directory, self._handed, inherited=True, anywhere=self._anywhere
+        )
         return None if found is None else f"{found}/{NAME}"
 
     @property
@@ -145,11 +148,12 @@ class RegistryCheckpoint(ModelCheckpoint):
             return ""
 
     def _path(self, found: Checkpoint) -> str:
-        if found.id not in self._paths:  # bytes are compared once in a process
+        path = self._paths.get(found.id)
+        if path is None or not self._handed.take_again(path):
             if not self._anywhere:
                 require_below(found, self._saver.registry.uri)
-            self._paths[found.id] = f"{local_directory(found, self._directory)}/{NAME}"
-        return self._paths[found.id]
+            path = self._paths[found.id] = self._handed.take(found, self._directory)
+        return f"{path}/{NAME}"
 
     def _find_last_checkpoints(self, trainer: Any) -> set[str]:
         """Answer ``ckpt_path="last"``."""
@@ -174,8 +178,22 @@ class RegistryCheckpoint(ModelCheckpoint):
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Need nothing of the trainer."""
 
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Check what was loaded for it. Raises DigestMismatch: it was changed while it was read."""
+        if trainer.state.fn != "fit":
+            barrier()
+            self._handed.check()
+
+    on_test_start = on_predict_start = on_validation_start
+
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Claim the checkpoints, so that a job before this one saves nothing any more."""
+        """Claim the checkpoints, so that a job before this one saves nothing any more.
+
+        Raises:
+            DigestMismatch: what training goes on from was changed while it was read.
+        """
+        barrier()
+        self._handed.check()
         self._last_step = int(trainer.global_step)
         decide(lambda: str(self._saver.claim().generation))
 

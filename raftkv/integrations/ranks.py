@@ -20,7 +20,7 @@ from torch import distributed as dist
 from raftkv.checkpoint.errors import CheckpointError
 from raftkv.checkpoint.records import Checkpoint
 from raftkv.checkpoint.storage.place import Place
-from raftkv.checkpoint.storage.transfer import local_directory
+from raftkv.checkpoint.storage.transfer import HandedOut
 from raftkv.checkpoint.storage.verify import require_below
 from raftkv.errors import ConfigError
 
@@ -75,22 +75,23 @@ def decide(make: Callable[[], str], *, inherited: bool = False) -> str:
 
 
 def newest_directory(
-    saver: Saver, kind: str, directory: str, *, inherited: bool = False, anywhere: bool = False
+    saver: Saver, kind: str, directory: str, handed: HandedOut, *, inherited: bool = False, anywhere: bool = False
 ) -> str | None:
     """Return a local directory with the newest checkpoint, as ``directory_of`` does.
 
     Arguments:
         saver: of the registry.
         kind: of the checkpoint; empty: of the kind of the newest.
-        directory, inherited, anywhere: as for ``directory_of``; so are the errors.
+        directory, handed, inherited, anywhere: as for ``directory_of``; so are the errors.
     """
-    return directory_of(saver, lambda: saver.newest(kind), directory, inherited=inherited, anywhere=anywhere)
+    return directory_of(saver, lambda: saver.newest(kind), directory, handed, inherited=inherited, anywhere=anywhere)
 
 
 def directory_of(
     saver: Saver,
     find: Callable[[], Checkpoint | None],
     directory: str,
+    handed: HandedOut,
     *,
     inherited: bool = False,
     anywhere: bool = False,
@@ -101,6 +102,7 @@ def directory_of(
         saver: of the registry.
         find: called by rank 0.
         directory: where checkpoints that do not lie on a local disk are put.
+        handed: of this process; to be checked when all ranks have read it.
         inherited: as for ``decide``; so are the errors.
         anywhere: load a checkpoint wherever its record says that it lies; else only below the ``uri`` of the registry.
 
@@ -116,7 +118,7 @@ def directory_of(
         if not anywhere:
             require_below(checkpoint, saver.registry.uri)
         look = uuid4().hex
-        local_directory(checkpoint, directory, look)
+        handed.take(checkpoint, directory, look)
         return f"{look} {checkpoint.encode().decode()}"
 
     found = decide(look_up, inherited=inherited)
@@ -125,7 +127,7 @@ def directory_of(
     look, _, encoded = found.partition(" ")
     checkpoint = Checkpoint.decode(encoded.encode())
     place = Place(checkpoint.uri)
-    return place.root if place.is_local else local_directory(checkpoint, directory, look)
+    return place.root if place.is_local else handed.take(checkpoint, directory, look)
 
 
 def is_any(told: bool, device: Any) -> bool:

@@ -26,11 +26,12 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from raftkv.checkpoint.errors import CheckpointNotFound, NotWhole
+from raftkv.checkpoint.errors import CheckpointNotFound, DigestMismatch, NotWhole, StorageError
 from raftkv.checkpoint.find import MAX, MIN
 from raftkv.checkpoint.retention.policy import Best
 from raftkv.checkpoint.saver import Saver, Termination
 from raftkv.checkpoint.storage.place import Place
+from raftkv.checkpoint.storage.transfer import HandedOut, local_directory
 from raftkv.checkpoint.storage.verify import require_below
 from raftkv.errors import ConfigError
 from raftkv.integrations.importers import trainer as folders
@@ -82,6 +83,7 @@ class RegistryCallback(TrainerCallback):
         self._output = ""
         self._step = -1
         self._told = Termination()
+        self._handed, self._is_loading = HandedOut(), False
         self._is_ending = False
 
     def resume_from(self, kind: str = "") -> str | None:
@@ -94,7 +96,8 @@ class RegistryCallback(TrainerCallback):
             DigestMismatch: a file of it is missing, or is not what was committed.
             ConfigError: this is one of several ranks, and ``torch.distributed`` does not connect them yet.
         """
-        return newest_directory(self._saver, kind, self._directory, anywhere=self._anywhere)
+        self._is_loading = True
+        return newest_directory(self._saver, kind, self._directory, self._handed, anywhere=self._anywhere)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Claim the checkpoints, and have the Trainer write below a directory that no other start of the job has.
@@ -109,31 +112,48 @@ class RegistryCallback(TrainerCallback):
         if args.load_best_model_at_end and not self._directory and not Place(uri).is_local:
             raise ConfigError(f"load_best_model_at_end needs RegistryCallback(directory=PATH): {uri} is no local disk")
         generation, best = json.loads(decide(lambda: json.dumps(self._begin(state))))
-        if best:
-            state.best_model_checkpoint = best
+        if state.best_global_step:
+            state.best_model_checkpoint = best or None
         self._output = args.output_dir
         args.output_dir = os.path.join(args.output_dir, f"generation-{generation}")
         self._told.hold()
 
     def _begin(self, state: Any) -> tuple[int, str]:
-        """Return the generation, and where the best checkpoint lies: the Trainer has noted where it was written."""
+        """Return the generation, and where the best checkpoint lies, compared; empty: it is not there any more.
+
+        The Trainer has noted where it was written, and anything may lie there by now.
+        """
         generation, best = self._saver.claim().generation, ""
         if state.best_global_step:
             with suppress(CheckpointNotFound):
                 found = self._saver.registry.at(state.best_global_step)
                 if not self._anywhere:
                     require_below(found, self._saver.registry.uri)
-                place = Place(found.uri)
-                best = place.root if place.is_local else ""
+                try:
+                    best = local_directory(found) if Place(found.uri).is_local else found.uri
+                except (DigestMismatch, StorageError) as error:
+                    _log.warning("raftkv: the best checkpoint until now cannot be loaded any more: %s", error)
         return generation, best
 
+    def _check_loaded(self) -> None:
+        """Raise DigestMismatch if what the Trainer has loaded was changed meanwhile; called by all ranks."""
+        if self._is_loading:
+            self._is_loading = False
+            barrier()
+            self._handed.check()
+
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Name the directory of the user again."""
+        """Name the directory of the user again.
+
+        Raises:
+            DigestMismatch: the model that was loaded was changed while it was read.
+        """
         self._told.let_go()
         if self._output:
             with suppress(OSError):
                 os.rmdir(args.output_dir)  # it is empty, unless something besides checkpoints was written
             args.output_dir, self._output = self._output, ""
+        self._check_loaded()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Name the best checkpoint when training has ended: the Trainer loads it next.
@@ -142,8 +162,9 @@ class RegistryCallback(TrainerCallback):
             DigestMismatch: a file of it is missing, or is not what was committed.
         """
         if args.load_best_model_at_end and "train_runtime" in (logs or ()):
+            self._is_loading = True
             state.best_model_checkpoint = directory_of(
-                self._saver, self._best, self._directory, anywhere=self._anywhere
+                self._saver, self._best, self._directory, self._handed, anywhere=self._anywhere
             )
 
     def _best(self) -> Checkpoint | None:
@@ -154,7 +175,12 @@ class RegistryCallback(TrainerCallback):
             return None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Save, and end, if any rank was told to end."""
+        """Save, and end, if any rank was told to end.
+
+        Raises:
+            DigestMismatch: what training goes on from was changed while it was read.
+        """
+        self._check_loaded()
         if is_any(self._told.is_asked, args.device):
             control.should_save = control.should_training_stop = self._is_ending = True
 
@@ -189,6 +215,7 @@ class RegistryCallback(TrainerCallback):
         candidates = folders.detect(source.listing)
         if not candidates:
             raise NotWhole(folder, "the Trainer has written no checkpoint there")
+        source.check(candidates[0].sources)
         folders.inspect(candidates[0], source)
         step = int(state.global_step)
         noted = self._saver.chosen(step, folders.measured(state.log_history))

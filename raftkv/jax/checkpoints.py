@@ -238,7 +238,7 @@ class CheckpointManager:
         Raises:
             CheckpointNotFound: there is no such checkpoint.
             DigestMismatch: a file is missing, or is not what was committed.
-            ConfigError: the tree is another one than ``like``.
+            ConfigError: the tree is another one than ``like``: in structure, shapes or dtypes.
             PinLost: this process was away for so long that the checkpoint may have been deleted under it.
         """
         self.wait_until_finished()
@@ -301,7 +301,10 @@ def restore(checkpoint: Checkpoint, *, like: Any = None) -> Any:
     files = {file.name: file for _, file in load_manifest(checkpoint).files}
     if TREE not in files:
         raise ConfigError(f"{checkpoint.reference} was not saved by raftkv.jax; load it with the tool that wrote it")
-    layout = json.loads(read_verified(checkpoint, TREE, file=files[TREE]))
+    try:
+        layout = json.loads(read_verified(checkpoint, TREE, file=files[TREE]))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{checkpoint.reference}: {TREE} is no JSON: {error}") from None
     arrays = (read_verified(checkpoint, name, file=file) for name, file in files.items() if name != TREE)
     return rebuild(layout, arrays, like)
 

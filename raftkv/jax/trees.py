@@ -15,8 +15,10 @@ is found again by a tree of the same structure: ``like``.
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from operator import gt
 from typing import Any, Final, NamedTuple, Protocol
 
 import jax
@@ -37,6 +39,17 @@ _NAMES: Final = {
 }
 """How safetensors calls what."""
 _DTYPES: Final = {dtype: name for name, dtype in _NAMES.items()}
+_PART: Final = re.compile(r"([0-9]{1,9})@((?:[0-9]{1,18}(?:,[0-9]{1,18})*)?)")
+_MALFORMED: Final = (
+    KeyError,
+    ValueError,
+    TypeError,
+    IndexError,
+    AttributeError,
+    struct.error,
+    MemoryError,
+    RecursionError,
+)
 _SCALARS: Final = {"bool": bool, "int": int, "float": float}
 
 
@@ -162,29 +175,32 @@ def rebuild(layout: Mapping[str, Any], files: Iterable[bytes], like: Any = None)
             only plain containers are rebuilt, on the default device. What JAX cannot hold is an array of numpy.
 
     Raises:
-        ConfigError: ``like`` is of another structure, or is needed; or the files are of a later version; or a shard is
-            in none of them.
+        ConfigError: ``like`` is of another structure, shape or dtype, or is needed; or the files are of a later
+            version, or not what this module writes; or a shard is in none of them, or in none of the arrays.
     """
-    if layout.get("format") != FORMAT:
+    if isinstance(layout, dict) and layout.get("format", FORMAT) != FORMAT:
         raise ConfigError(f"format {layout.get('format')!r} of a tree is of another version of raftkv")
-    leaves = layout["leaves"]
-    arrays = [np.zeros(leaf["shape"], _NAMES[leaf["dtype"]]) for leaf in leaves]
-    sizes: dict[str, int] = {}
-    for data in files:
-        for name, part in read_parts(data):
-            number, _, start = name.partition("@")
-            begin = [int(at) for at in start.split(",")] if start else []
-            where = tuple(slice(at, at + size) for at, size in zip(begin, part.shape, strict=True))
-            arrays[int(number)][where] = part
-            sizes[name] = part.size
+    try:
+        leaves = [{"path": "", **leaf} for leaf in layout["leaves"]]
+        arrays = [np.zeros(leaf["shape"], _NAMES[leaf["dtype"]]) for leaf in leaves]
+        sizes: dict[str, int] = {}
+        for data in files:
+            for name, part in read_parts(data):
+                _shard(leaves, arrays, name, part)[...] = part
+                sizes[name] = part.size
+    except _MALFORMED as error:
+        raise ConfigError(f"the files are not those of a tree: {type(error).__name__}: {error}") from None
     _check_whole(leaves, arrays, sizes)
     if like is None:
-        if layout["structure"] is None:
+        if layout.get("structure") is None:
             raise ConfigError(
                 "the checkpoint has nodes of a class; give restore(like=...) a tree of the same structure"
             )
         values = [_value(leaf, array, None) for leaf, array in zip(leaves, arrays, strict=True)]
-        return _from_structure(layout["structure"], values)
+        try:
+            return _from_structure(layout["structure"], values)
+        except _MALFORMED as error:
+            raise ConfigError(f"the files are not those of a tree: {type(error).__name__}: {error}") from None
     wanted, treedef = jax.tree_util.tree_flatten_with_path(like)
     paths = [jax.tree_util.keystr(path) for path, _ in wanted]
     if paths != [leaf["path"] for leaf in leaves]:
@@ -192,6 +208,23 @@ def rebuild(layout: Mapping[str, Any], files: Iterable[bytes], like: Any = None)
         raise ConfigError(f"the tree is another than that of the checkpoint: only one of them has {other[:1]}")
     values = [_value(leaf, array, target) for leaf, array, (_, target) in zip(leaves, arrays, wanted, strict=True)]
     return jax.tree_util.tree_unflatten(treedef, values)
+
+
+def _shard(leaves: Sequence[Mapping[str, Any]], arrays: Sequence[Any], name: str, part: Any) -> Any:
+    """Return the place of a shard in its array. Raises ConfigError: there is none of its number, dtype or size."""
+    found = _PART.fullmatch(name)
+    number = int(found[1]) if found else len(arrays)
+    begin = [int(at) for at in found[2].split(",") if at] if found else []
+    if number >= len(arrays):
+        raise ConfigError(f"shard {name!r} is of none of the {len(arrays)} leaves of the tree")
+    array = arrays[number]
+    ends = [at + size for at, size in zip(begin, part.shape, strict=False)]
+    if part.dtype != array.dtype or not len(begin) == part.ndim == array.ndim or any(map(gt, ends, array.shape)):
+        raise ConfigError(
+            f"shard {name!r} of {leaves[number]['path'] or 'the tree'} has the shape {part.shape} of {part.dtype}, and "
+            f"does not fit into {array.shape} of {array.dtype}"
+        )
+    return array[(*map(slice, begin, ends), ...)]
 
 
 def _check_whole(leaves: Sequence[Mapping[str, Any]], arrays: Sequence[Any], sizes: Mapping[str, int]) -> None:
@@ -208,21 +241,45 @@ def _check_whole(leaves: Sequence[Mapping[str, Any]], arrays: Sequence[Any], siz
 
 
 def _value(leaf: Mapping[str, Any], array: Any, target: Any) -> Any:
+    """Return the value of a leaf. Raises ConfigError: the target, if there is one, is something else."""
+    if "key" in leaf:
+        value: Any = jax.random.wrap_key_data(jax.numpy.asarray(array), impl=leaf["key"])
+        if target is not None:
+            _check_like(leaf, value, target)
+        return value
+    if target is not None:
+        _check_like(leaf, array, target)
     if "scalar" in leaf:
         return _SCALARS[leaf["scalar"]](array.item())
-    if "key" in leaf:
-        return jax.random.wrap_key_data(jax.numpy.asarray(array), impl=leaf["key"])
-    shape = getattr(target, "shape", array.shape)
-    if tuple(shape) != array.shape:
-        raise ConfigError(f"{leaf['path']} has the shape {array.shape} in the checkpoint, and {tuple(shape)} is wanted")
     if isinstance(target, np.ndarray):
         return array
+    # Without ``jax_enable_x64`` JAX cuts numbers of 64 bits, which numpy's arrays may have, to 32.
+    held = jax.dtypes.canonicalize_dtype(array.dtype)
+    if held != array.dtype and getattr(target, "dtype", None) == held:
+        array = _narrowed(leaf, array, held)
     sharding = getattr(target, "sharding", None)
     if sharding is None:
-        # Without ``jax_enable_x64`` JAX cuts numbers of 64 bits, which numpy's arrays may have, to 32.
-        held = jax.dtypes.canonicalize_dtype(array.dtype)
-        return jax.numpy.asarray(array) if held in (array.dtype, getattr(target, "dtype", None)) else array
+        return jax.numpy.asarray(array) if held == array.dtype else array
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+def _check_like(leaf: Mapping[str, Any], value: Any, target: Any) -> None:
+    shape = () if type(target) in _SCALARS.values() else getattr(target, "shape", value.shape)
+    held = value.dtype if _is_key(value) else jax.dtypes.canonicalize_dtype(value.dtype)
+    dtype = getattr(target, "dtype", held)
+    if tuple(shape) == value.shape and dtype in (held, value.dtype):
+        return
+    there, wanted = (value.shape, tuple(shape)) if tuple(shape) != value.shape else (value.dtype, dtype)
+    what = "shape" if there == value.shape else "dtype"
+    raise ConfigError(f"{leaf['path']} has the {what} {there} in the checkpoint, and {wanted} is wanted")
+
+
+def _narrowed(leaf: Mapping[str, Any], array: Any, dtype: Any) -> Any:
+    """Return an array of whole numbers of 32 bits, if they have room there; others lose digits alone."""
+    found = array.astype(dtype)
+    if found.dtype.kind in "iu" and not np.array_equal(found, array):
+        raise ConfigError(f"{leaf['path']} has numbers beyond {dtype} in the checkpoint; set jax_enable_x64")
+    return found
 
 
 def _from_structure(node: Any, values: Sequence[Any]) -> Any:

@@ -208,7 +208,9 @@ class Archive:
             CorruptionError: a segment cannot be read.
         """
         if not path.is_dir():
-            raise StorageError(f"{path}: no such directory")
+            raise StorageError(
+                f"there is no archive at {path}: a member makes it when it first closes a segment, or stops"
+            )
         directories = segment_directories(path)
         if not directories:
             raise StorageError(f"there are no archived segments in {path}")

@@ -169,7 +169,8 @@ class _Replay:
             self._remark = f"the archive ends at entry {self._store.applied_index}, before entry {self._last_index}"
         if self._target.revision is not None:
             raise StorageError(
-                f"the archive ends at revision {self._store.revision}, before revision {self._target.revision}"
+                f"the archive ends at revision {self._store.revision}, before revision {self._target.revision}; "
+                "a running member archives the rest of its log when it stops"
             )
 
     def _apply(self, entry: Entry) -> None:

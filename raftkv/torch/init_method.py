@@ -90,10 +90,15 @@ def parse(url: str, environment: Mapping[str, str]) -> Place:
     Raises:
         ConfigError: something is missing.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        parts = urlsplit("")
     prefix = unquote(parts.path).strip("/")
     if parts.scheme != SCHEME or not parts.netloc or not prefix:
         raise ConfigError(f"init_method {url!r} is not raftkv://HOST:PORT[,HOST:PORT...]/JOB/ATTEMPT")
+    if parts.fragment:
+        raise ConfigError(f"init_method {url!r} has a '#', behind which nothing counts; write %23")
     if "@" in parts.netloc:
         raise ConfigError(
             "no user in the URL of init_method: give RAFTKV_USER and RAFTKV_PASSWORD_FILE in the environment"

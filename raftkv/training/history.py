@@ -33,6 +33,7 @@ from raftkv.training.errors import UnknownRun
 from raftkv.training.records import (
     BROKEN,
     CLOSED,
+    PARTS,
     ROOT,
     Fault,
     GenerationRecord,
@@ -463,7 +464,7 @@ class RunSummary:
 
 def interval(keys: RunKeys) -> tuple[str, str]:
     """First key and end of what history is made of: from ``arbiter`` to ``state``."""
-    return keys.arbiter, keys.record[1]
+    return keys.arbiter, f"{keys.state}\0"
 
 
 async def list_runs(kv: Client) -> list[RunSummary]:
@@ -577,9 +578,14 @@ async def _replay(kv: Client, run_id: str) -> _Replay:
     keys = RunKeys(check_run_id(run_id))
     now = await kv.range(*interval(keys))
     record = [item for item in now if item.key in (keys.round.encode(), keys.state.encode())]
-    if not now.items:
+    own = [
+        item
+        for item in now
+        if item.key.removeprefix(keys.base.encode()).partition(b"/")[0].decode(errors="replace") in PARTS
+    ]
+    if not own:  # all others are of runs below
         raise UnknownRun(run_id)
-    past = await read_past(kv, interval(keys), min(item.create_revision for item in record or now.items), now)
+    past = await read_past(kv, interval(keys), min(item.create_revision for item in record or own), now)
     fold = Fold(keys)
     for event in past.events:
         change = read_change(keys, event.key, _value(event), event.revision)

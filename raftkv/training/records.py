@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Self, cast
 
+from raftkv.client.control import Sparse
 from raftkv.client.records import NUMBER_MAX, Record, RecordError
 from raftkv.errors import ConfigError
 
@@ -220,6 +221,7 @@ class State(TrainingRecord):
     """
 
     NAME: ClassVar[str] = "state"
+    SPOKEN: ClassVar[frozenset[str]] = frozenset(("reason",))
     generation: int
     phase: str
     reason: str = ""
@@ -257,6 +259,7 @@ class Fault(TrainingRecord):
 
     NAME: ClassVar[str] = "fault"
     SIGNED: ClassVar[frozenset[str]] = frozenset(("rank", "exit_code"))
+    SPOKEN: ClassVar[frozenset[str]] = frozenset(("message",))
     generation: int
     node: str
     host: str = ""
@@ -300,9 +303,10 @@ class Fault(TrainingRecord):
 #     /raftkv/train/<run id>/sync/<generation>/..    barriers, counters, values of user code
 #
 # The order of the names matters: every node watches the two intervals ``calls`` and ``news`` only, for any size of
-# the run; the arbiter alone watches ``node/`` and ``fault/``. ``round`` is read by those who know no generation from
-# which its head tells the way. ``round`` and ``state`` outlive a run, so that the
-# generations of an id never go back; all else is deleted with it, and the members of a large generation too.
+# the run. Runs below, as ``<run id>/best``, may lie in them: their keys are neither read nor kept. The arbiter alone
+# watches ``node/`` and ``fault/``. ``round`` is read by those who know no generation from which its head tells the way.
+# ``round`` and ``state`` outlive a run, so that the generations of an id never go back; all else is deleted with it,
+# and the members of a large generation too.
 
 ROOT: Final = "/raftkv/train/"
 CLUSTER_ROOT: Final = "/raftkv/train-cluster/"
@@ -361,10 +365,10 @@ class RunKeys:
         round: the present generation; its mod_revision is the fence.
         state: the phase of the run.
         nodes: prefix of the nodes that are there.
-        calls: the interval of ``arbiter`` and ``boot/``.
+        calls: ``arbiter`` and ``boot/``.
         head: what is new in the present generation.
-        record: the interval of ``round``, ``head`` and ``state``, and nothing else.
-        news: the part of it without ``round``.
+        record: ``round``, ``head`` and ``state``.
+        news: of them ``head`` and ``state``.
     """
 
     def __init__(self, run_id: str) -> None:
@@ -374,10 +378,12 @@ class RunKeys:
         self.round = f"{self.base}round"
         self.state = f"{self.base}state"
         self.nodes = f"{self.base}node/"
-        self.calls = (self.arbiter, f"{self.base}boot0")
+        boots = (f"{self.base}boot/", f"{self.base}boot0")
+        self.calls = Sparse(self.arbiter, boots[1], ((self.arbiter, ""), boots))
         self.head = f"{self.round}/head"
-        self.record = (self.round, f"{self.state}\0")
-        self.news = (self.head, f"{self.state}\0")
+        news = ((self.head, ""), (self.state, ""))
+        self.record = Sparse(self.round, f"{self.state}\0", ((self.round, ""), *news))
+        self.news = Sparse(self.head, f"{self.state}\0", news)
 
     def node(self, node_id: str) -> str:
         """Return the key of one node."""

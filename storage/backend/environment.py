@@ -348,19 +348,20 @@ def _pages(stat: lmdb._StatDict) -> int:
     return stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
 
 
-def declared(error: Exception, path: Path, what: str = "") -> StorageError:
+def declared(error: Exception, path: Path, what: str = "", *, was_full: bool = False) -> StorageError:
     """Return a failure of LMDB or the system as an error of ours: one of space is a ``SpaceError``, wherever it is met.
 
     Arguments:
         error: an ``lmdb.Error`` or ``OSError``.
         path: of the file.
         what: what could not be done; empty: that the database failed.
+        was_full: the disk had no room a moment ago.
     """
     text = error.strerror or str(error) if isinstance(error, OSError) else str(error)
     number = error.errno if isinstance(error, OSError) else getattr(error, "code", None)
     if isinstance(error, lmdb.MapFullError):
         return MapFullError(f"no room in the map of the database {path}: {text}")
-    if number in (errno.ENOSPC, errno.EDQUOT) or (number == errno.EIO and _is_full(path)):
+    if number in (errno.ENOSPC, errno.EDQUOT) or (number == errno.EIO and (was_full or _is_full(path))):
         return SpaceError(f"no room in the database {path}: {text}")
     return StorageError(f"{what or f'the database {path} failed'}: {text}")
 

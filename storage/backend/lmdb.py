@@ -140,6 +140,8 @@ class LMDBBackend:
         self._committing = threading.Lock()
         """Held while a batch is committed and noted."""
         self._notes: Notes | None = None
+        self._was_full = False
+        """Whether the last commit found no room."""
         self.observe_commit: Callable[[float], object] = float
         """Called on the thread that commits with the seconds that a commit took."""
         self.waits_for_readers = False
@@ -208,7 +210,10 @@ class LMDBBackend:
             # Here and not on demand: measuring takes a read transaction, and the loop asks often.
             self._measure()
         except (lmdb.Error, OSError) as error:
-            raise declared(error, self.path) from error
+            # After a commit that found no room, one that was cut short is tried again, though there is room by now.
+            was_full, self._was_full = self._was_full, isinstance(declared(error, self.path), SpaceError)
+            raise declared(error, self.path, was_full=was_full) from error
+        self._was_full = False
         self.observe_commit(perf_counter() - began_s)
 
     def _append(self, txn: lmdb.Transaction, records: dict[bytes, bytes]) -> None:

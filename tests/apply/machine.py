@@ -6,8 +6,10 @@ machine.answer(put(b"a", b"1"))           # the response, without its header; St
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import pytest
 
 from raftkv.apply import check, txn
 from raftkv.apply.alarms import Alarms
@@ -19,6 +21,7 @@ from raftkv.pb import kv_pb2, raft_pb2, rpc_pb2
 from raftkv.storage import schema
 from raftkv.storage.backend.memory import MemoryBackend
 from raftkv.storage.hash import KVHash
+from raftkv.storage.index import Index
 from raftkv.storage.mvcc import Store
 
 OPERATIONS_MAX = 128
@@ -102,3 +105,24 @@ class Machine:
         while self.store.is_compacting:
             self.store.compaction_step()
             self.store.commit()
+
+
+def keys_by_turn(machine: Machine, kind: int, body: bytes) -> list[int]:
+    """Apply an entry; how many keys of the index each turn of it looked at."""
+    looked_at = [0]
+    keys = Index.keys
+
+    def counting(index: Index, *interval: bytes, **more: bool) -> Iterator[bytes]:
+        for key in keys(index, *interval, **more):
+            looked_at[-1] += 1
+            yield key
+
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(Index, "keys", counting)
+        work = machine.applier.begin(kind, body)
+        if not isinstance(work, Outcome):
+            looked_at.append(0)
+            while next(work, work) is None:
+                looked_at.append(0)
+    machine.store.set_applied(machine.store.applied_index + 1, 1)
+    return looked_at

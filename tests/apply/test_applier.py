@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from raftkv import errors
 from raftkv.apply import request as requests
 from raftkv.apply.request import Kind
-from raftkv.pb import raft_pb2, rpc_pb2
+from raftkv.pb import auth_pb2, raft_pb2, rpc_pb2
+from raftkv.storage import schema
 from tests.apply.machine import Machine
 from tests.compat.store import compact, delete, get, put, txn
 
@@ -128,3 +130,26 @@ def test_entries() -> None:
     data = requests.encode(Kind.TXN, 2**64 - 1, b"body")
     assert requests.decode(data) == (Kind.TXN, 2**64 - 1, b"body")
     assert requests.decode(data[:8]) is None
+
+
+def _quota(cursor: bytes, history: bytes = b"") -> bytes:
+    return struct.pack(">QQQQQI", 1, 1, 0, 0, 5, len(cursor)) + cursor + history
+
+
+@pytest.mark.parametrize(
+    ("bucket", "key", "value"),
+    [
+        (schema.MEMBERS, struct.pack(">Q", 7), rpc_pb2.Member(ID=8, peerURLs=["http://m8:2380"]).SerializeToString()),
+        (schema.MEMBERS, b"7", rpc_pb2.Member(ID=7).SerializeToString()),
+        (schema.AUTH_USERS, b"alice", auth_pb2.User(name=b"root", roles=["root"]).SerializeToString()),
+        (schema.AUTH_ROLES, b"reader", auth_pb2.Role(name=b"root").SerializeToString()),
+        (schema.CLUSTER, schema.CLUSTER_QUOTA_PREFIX + b"team-a/", _quota(b"team-b/5")),
+        (schema.CLUSTER, schema.CLUSTER_QUOTA_PREFIX + b"team-a/", _quota(b"team-a/5", struct.pack(">QQQ", 1, 2, 3))),
+    ],
+    ids=["member", "key of no member", "user", "role", "count of a quota", "history of a quota"],
+)
+def test_stored_record_speaks_for_its_own_key_alone(machine: Machine, bucket: bytes, key: bytes, value: bytes) -> None:
+    machine.store.meta_put(bucket, key, value)
+    machine.store.set_applied(1, 1)
+    with pytest.raises((errors.StorageError, errors.CorruptionError)):
+        machine.reopened()

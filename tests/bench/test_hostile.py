@@ -7,12 +7,11 @@ from time import monotonic
 
 import pytest
 
-from bench.hostile.attacker import Attacker
+from bench.hostile.attacker import Attacker, secure
 from bench.hostile.measure import Outcome
 from bench.hostile.report import misses, together
 from bench.hostile.rows import ROWS
 from bench.hostile.stage import HonestProcess, agreement, leader_number, members, metrics_of
-from bench.hostile.users import secure
 
 CHANGES = "etcd_server_leader_changes_seen_total"
 SCALE = 0.002

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import fcntl
 import os
@@ -307,6 +308,22 @@ def test_without_locks_who_has_the_same_number_disturbs_nobody(raftkv_client, tm
         found = Path(one.result(), "model.pt").read_bytes()
         is_read.set()
         assert [found, Path(other.result(), "model.pt").read_bytes()] == [b"m", b"m"]
+
+
+def test_forked_child_ends_with_the_first_sigterm():
+    """It only noted it, and waited on: who ended workers by ``terminate`` and ``join`` waited for ever."""
+    told = Termination()
+    told.hold()
+    try:
+        pid = os.fork()
+        if not pid:
+            with contextlib.suppress(BaseException):
+                signal.raise_signal(signal.SIGTERM)
+            os._exit(7)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        assert (status, told.is_asked) == (-signal.SIGTERM, False)
+    finally:
+        told.let_go()
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut off", "gone", "a link", "another manifest", "a cut manifest"])

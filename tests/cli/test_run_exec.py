@@ -143,8 +143,8 @@ def test_nodes_come_and_go_and_leave_no_process_behind(raftkv_cluster, tmp_path)
     ("words", "passed", "last"),
     [
         ((), ("SIGUSR1", "SIGUSR2", "SIGQUIT"), "SIGQUIT"),
-        ((), ("SIGHUP",), "SIGHUP"),
-        ((), ("SIGINT", "SIGUSR1", "SIGQUIT"), "SIGINT"),
+        pytest.param((), ("SIGHUP",), "SIGHUP", marks=pytest.mark.long),
+        pytest.param((), ("SIGINT", "SIGUSR1", "SIGQUIT"), "SIGINT", marks=pytest.mark.long),
         (("--signals-to-handle", "SIGTERM,SIGUSR1"), ("SIGUSR2", "SIGUSR1"), "SIGUSR1"),
     ],
 )
@@ -217,9 +217,14 @@ def test_output_of_workers_is_prefixed_with_ranks(raftkv_cluster) -> None:
     ("words", "shown", "files"),
     [
         ((), (SAID, WHY), {"0/stdout.log", "0/stderr.log", "1/stdout.log", "1/stderr.log"}),
-        (("--redirects", "3"), ([], []), {"0/stdout.log", "0/stderr.log", "1/stdout.log", "1/stderr.log"}),
+        pytest.param(
+            ("--redirects", "3"),
+            ([], []),
+            {"0/stdout.log", "0/stderr.log", "1/stdout.log", "1/stderr.log"},
+            marks=pytest.mark.long,
+        ),
         (("-r", "0:1"), (SAID[1:], WHY), {"0/stdout.log"}),
-        (("-t", "1:3"), (SAID, WHY), {"1/stdout.log", "1/stderr.log"}),
+        pytest.param(("-t", "1:3"), (SAID, WHY), {"1/stdout.log", "1/stderr.log"}, marks=pytest.mark.long),
         (("--tee", "2", "--local-ranks-filter", "1"), (SAID[1:], WHY[1:]), {"0/stderr.log", "1/stderr.log"}),
     ],
     ids=["log-dir", "redirects", "one redirected", "one teed", "one shown"],

@@ -16,6 +16,9 @@ from raftkv.rpc.status import RpcError
 from tests.client.fakes import FakeCluster, FakeTransport
 
 UNREACHABLE = RpcError(errors.UNAVAILABLE, "connection refused", definite=True)
+REFUSED = RpcError(
+    errors.UNAVAILABLE, 'connection error: desc = "dial tcp a:1: connect: connection refused"', definite=True
+)
 LOST = RpcError(errors.UNAVAILABLE, "connection lost")
 LEARNER = RpcError(errors.FAILED_PRECONDITION, errors.NotSupportedForLearnerError.text)
 GOT = rpc_pb2.RangeResponse(count=1).SerializeToString()
@@ -45,7 +48,7 @@ def test_the_next_endpoint_is_asked_when_one_cannot_be_reached():
 
 
 def test_rounds_go_on_until_somebody_answers():
-    cluster = FakeCluster(a=[UNREACHABLE, UNREACHABLE, UNREACHABLE, GOT])
+    cluster = FakeCluster(a=[UNREACHABLE, REFUSED, REFUSED, GOT])
     assert call(cluster).count == 1
 
 
@@ -99,6 +102,19 @@ def test_that_there_are_learners_alone_is_told(names):
 def test_the_deadline_bounds_all_attempts():
     with pytest.raises(errors.ContextDeadlineExceededError, match=r"^context deadline exceeded$"):
         call(FakeCluster(a=[UNREACHABLE], b=[LOST]), timeout_s=0.1)
+
+
+def test_patience_with_refused_connections_ends_when_every_endpoint_refuses():
+    cluster = FakeCluster(a=[REFUSED], b=[REFUSED])
+    with pytest.raises(errors.ContextDeadlineExceededError, match=r"^context deadline exceeded$"):
+        call(cluster, options=ClientOptions(refused_patience_s=0.0), timeout_s=3600.0)
+    assert [len(member.calls) for member in cluster.members.values()] == [1, 1]
+
+
+@pytest.mark.parametrize("other", [UNREACHABLE, LOST])
+def test_an_endpoint_that_fails_in_another_way_is_asked_until_the_deadline(other):
+    cluster = FakeCluster(a=[REFUSED], b=[other, other, GOT])
+    assert call(cluster, options=ClientOptions(refused_patience_s=0.0)).count == 1
 
 
 def test_call_at_asks_nobody_else():

@@ -168,6 +168,7 @@ def test_objects_held_by_the_parent_are_unusable_in_the_child_and_stay_held(memb
     assert run(member, program) == "1\n0\n"
 
 
+@pytest.mark.long
 def test_a_child_does_not_keep_alive_what_its_killed_parent_held(tmp_path):
     flags = RAFTKV.with_flags("--lease-min-ttl", "1")
     with Cluster(flags) as cluster:
@@ -199,6 +200,7 @@ def test_a_child_does_not_keep_alive_what_its_killed_parent_held(tmp_path):
         assert run(cluster, program) == "b'held'\n"
 
 
+@pytest.mark.long
 def test_forks_in_the_middle_of_the_calls_of_many_threads(member):
     program = """
         stop = threading.Event()

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 import raftkv
-from raftkv.checkpoint.records import Checkpoint
+from raftkv.checkpoint.records import Checkpoint, Deleting
 from raftkv.client.records import TIME_MAX_S, Record, RecordError, read, readable
 from raftkv.client.values import KeyValue
+from raftkv.training.records import Fault, State
 from tests.spoiled import SAMPLES, Sample, spoiled
 
 LINE_MAX = 700
@@ -75,7 +76,8 @@ def test_a_spoiled_field_is_refused_in_one_line_or_still_sound(sample: Sample) -
 
 def _check_sound(record: Record) -> None:
     """All that is kept can be written again, printed, put into keys, and counted with."""
-    again = type(record).decode(record.encode())
+    spoken = {name: getattr(record, name) for name in record.SPOKEN}  # which is cut
+    again = replace(type(record).decode(record.encode()), **spoken)
     assert again == record or any(value != value for value in _numbers(record))
     for each in fields(record):
         value = getattr(record, each.name)
@@ -94,6 +96,24 @@ def _numbers(value: Any) -> Iterator[float]:
     elif isinstance(value, dict):
         for each in value.values():
             yield from _numbers(each)
+
+
+TOLD = (
+    Fault(1, "a-1", message="cannot read caf\udce9.txt\ud800"),
+    State(1, "closed", reason="ValueError: caf\udce9"),
+    Deleting("/job/step", reason="OSError: caf\udce9"),
+)
+
+
+@pytest.mark.parametrize("record", TOLD, ids=lambda record: record.NAME)
+def test_what_an_exception_says_is_always_written(record: Record) -> None:
+    """A name that is no UTF-8 in an exception: the fault was not reported, and ended its node."""
+    (name,) = record.SPOKEN
+    said = getattr(record, name)
+    again = type(record).decode(record.encode())
+    assert getattr(again, name) == said.encode(errors="replace").decode()
+    long = replace(record, **{name: "x" * 5_000_000})
+    assert len(long.encode()) < 3000
 
 
 @pytest.mark.parametrize("sample", KEPT, ids=name_of)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raftkv.client import control as reflector_module
-from raftkv.client.control import Reflector, below
+from raftkv.client.control import Reflector, Sparse, below
 from raftkv.client.errors import CLIENT_CLOSED, HistoryReplaced, UnknownStatus, WatchCanceled
 from raftkv.client.operations import Delete, GetRange, Put
 from raftkv.client.values import DELETE, PUT, Event, KeyValue
@@ -37,6 +37,34 @@ def _short_pauses() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reflector_module, "REFUSED_PAUSE_MAX_S", 0.001)
         yield
+
+
+def test_keys_between_the_parts_of_an_interval_are_neither_read_nor_kept() -> None:
+    """Runs may lie below a run, between its own keys: each node of it kept what they store."""
+
+    async def run() -> None:
+        world, seen = StoreWorld(), list[bytes]()
+        control = world.control()
+        parts = (("a/round", ""), ("a/state", ""), ("a/x/", "a/x0"))
+        for key in ("a/best/store", "a/round", "a/round-2/state", "a/round/head", "a/state", "a/statement", "a/x/1"):
+            await control.txn((), [Put(key, "1")])
+        sparse = Sparse("a/round", "a/x0", parts)
+        reflector = Reflector(control, sparse, lambda changes: seen.extend(event.key for event in changes))
+        reflector.start()
+        await reflector.ready()
+        assert sorted(seen) == sorted(reflector.items) == [b"a/round", b"a/state", b"a/x/1"]
+        for key in ("a/round-2/state", "a/statement", "a/w", "a/x0", "a/x/2", "a/state"):
+            await control.txn((), [Put(key, "2")])
+        await reflector.reached(world.store.revision)
+        assert seen[3:] == [b"a/x/2", b"a/state"]
+        control.lose_watch()
+        await control.txn((), [Delete("a/round"), Delete("a/round-2/state")])
+        await reflector.reached(world.store.revision)
+        assert seen[5:] == [b"a/round"]
+        assert sorted(reflector.items) == [b"a/state", b"a/x/1", b"a/x/2"]
+        reflector.close()
+
+    asyncio.run(run())
 
 
 class Observer:

@@ -282,11 +282,12 @@ class LateQueue(deque):
 
 def test_a_call_that_comes_while_the_loop_ends_is_refused(loop):
     started, ending, may_end, results = threading.Event(), threading.Event(), threading.Event(), []
+    never = asyncio.Event()  # held here: a task that waits for what only itself knows is garbage
 
     async def linger():
         started.set()
         try:
-            await asyncio.Event().wait()
+            await never.wait()
         finally:
             ending.set()
             await asyncio.to_thread(may_end.wait)

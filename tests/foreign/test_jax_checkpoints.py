@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
 import raftkv.checkpoint
 from raftkv.client.local import LocalCluster
+from tests.foreign.environments import interpreter
 from tests.foreign.test_jax import ended, start
 
 ALONE = """
@@ -113,7 +116,7 @@ with raftkv.connect(os.environ["RAFTKV_ENDPOINTS"]) as kv:
     with raftkv.jax.CheckpointManager(registry) as manager:
         for step in (1, 2):
             manager.save(step, {"spread": spread, "all": np.arange(3)})
-        back = manager.restore(like={"spread": spread, "all": np.zeros(3)})
+        back = manager.restore(like={"spread": spread, "all": np.zeros(3, int)})
         manager.save(3 + jax.process_index(), {"all": np.arange(3)})
         try:
             mixed = manager.wait_until_finished()
@@ -148,6 +151,58 @@ def test_trees_of_arrays_come_back_as_they_were(raftkv_cluster: LocalCluster, tm
     assert result["other"].startswith("ConfigError: the tree is another than that of the checkpoint: only one of them")
     assert result["fenced"].startswith("FenceBroken: ")
     assert result["damaged"].startswith("DigestMismatch: ")
+
+
+WRONG = """
+import io, json
+import jax, jax.numpy as jnp, numpy as np
+from raftkv.jax.trees import Part, describe, rebuild, write_parts
+
+tree = {"a": np.arange(4, dtype=np.float32), "b": np.ones((2, 3), np.int32), "n": 7, "w": np.int64(1)}
+layout, parts = describe(tree)
+def file(*more, but=()):
+    write_parts(out := io.BytesIO(), [*(part for part in parts if part.name not in but), *more])
+    return out.getvalue()
+def error_of(call):
+    try:
+        return repr(call())
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+data, one = file(), np.ones(1, np.float32)
+names = ("9@0", "-1@0", "0@-1", "x", "0@0,0", "@", "0@4")
+tries = {
+    **{name: lambda name=name: rebuild(layout, [file(Part(name, one))]) for name in names},
+    "dtype": lambda: rebuild(layout, [file(Part("0@0", np.arange(4.0)), but=["0@0"])]),
+    "no file": lambda: rebuild(layout, [b"x"]), "cut": lambda: rebuild(layout, [data[:-1]]),
+    "no header": lambda: rebuild(layout, [b"\\x02" + bytes(7) + b"[]"]),
+    "layout": lambda: rebuild([], [data]), "no leaves": lambda: rebuild({"format": 1}, [data]),
+    "shape": lambda: rebuild({**layout, "leaves": [{**leaf, "shape": [10**15]} for leaf in layout["leaves"]]}, [data]),
+    "structure": lambda: rebuild({**layout, "structure": {"dict": {"a": 99}}}, [data]),
+    "like dtype": lambda: rebuild(layout, [data], {**tree, "a": np.zeros(4)}),
+    "like jax dtype": lambda: rebuild(layout, [data], {**tree, "a": jax.ShapeDtypeStruct((4,), jnp.bfloat16)}),
+    "like scalar": lambda: rebuild(layout, [data], {**tree, "a": 1.0}),
+    "like array": lambda: rebuild(layout, [data], {**tree, "n": np.zeros(3, int)}),
+    "like key": lambda: rebuild(layout, [data], {**tree, "a": jax.random.key(1)}),
+}
+wide, wide_parts = describe({"w": np.array([2**40])})
+write_parts(out := io.BytesIO(), wide_parts)
+tries["cut to 32"] = lambda: rebuild(wide, [out.getvalue()], {"w": jnp.zeros(1, jnp.int32)})
+back = rebuild(layout, [data], tree)
+same = all(np.array_equal(back[name], tree[name]) for name in tree)
+print(json.dumps([same, {name: error_of(call) for name, call in tries.items()}]))
+"""
+
+
+def test_files_that_do_not_fit_the_tree_are_refused_with_one_line():
+    """They ended as IndexError, or as values of another leaf or another type."""
+    program = [str(interpreter("jax")), "-c", WRONG]
+    same, errors = json.loads(subprocess.check_output(program, env={**os.environ, "JAX_PLATFORMS": "cpu"}))
+    assert same
+    wrong = {name: line for name, line in errors.items() if not line.startswith("ConfigError: ") or "\n" in line}
+    assert wrong == {}
+    assert errors["9@0"] == "ConfigError: shard '9@0' is of none of the 4 leaves of the tree"
+    assert errors["like dtype"] == "ConfigError: ['a'] has the dtype float32 in the checkpoint, and float64 is wanted"
+    assert "has numbers beyond int32" in errors["cut to 32"]
 
 
 OPEN = """

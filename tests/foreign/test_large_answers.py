@@ -222,6 +222,7 @@ def test_a_slow_reader_on_grpcio_gets_every_chunk_and_event(one: Store) -> None:
         responses.cancel()
 
 
+@pytest.mark.long
 @ONE_MEMBER
 def test_a_slow_reader_on_our_own_channel_gets_every_chunk_and_event(one: Store) -> None:
     (size,) = LARGEST

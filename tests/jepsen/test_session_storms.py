@@ -14,7 +14,6 @@ import pytest
 
 from jepsen.db import Settings
 from jepsen.runner import Options, run
-from tests.long import long_except
 
 BUSY = Settings(snapshot_count=50, flags=("--snapshot-catchup-entries=10",))
 """Members that cut their log short, so that whoever was away is sent the whole database, and watchers go on from it."""
@@ -32,7 +31,8 @@ USED = {"watch": "bookmarks", "lease": "leases_ended", "lock": "held", "roster":
 """Figures that show that there was something to check."""
 
 
-@pytest.mark.parametrize("name", long_except(STORMS, {"watch"}))
+@pytest.mark.long
+@pytest.mark.parametrize("name", STORMS)
 def test_guarantees_hold_under_faults(name: str, tmp_runs: Path) -> None:
     options = STORMS[name]
     faults = options.nemesis.count(",") + 1

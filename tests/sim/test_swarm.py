@@ -15,7 +15,7 @@ from tests.sim.nemesis import DEFRAGMENTING, FAULTS, REACHED
 from tests.sim.swarm import draw, run_seed
 
 SEEDS_COUNT = 600
-SHORT_SEEDS_COUNT = 40
+SHORT_SEEDS_COUNT = 20
 CHUNK_SIZE = 20
 FAILPOINT_SEEDS_MAX = 100
 REGRESSIONS = Path(__file__).with_name("regressions.txt")
@@ -39,14 +39,29 @@ def regressions() -> list[tuple[str, int, str]]:
     return [(corner, int(seed), text) for corner, seed, text in found]
 
 
-@pytest.mark.parametrize(("corner", "seed", "text"), regressions())
+SLOW = {("operators", 897), ("late", 4), ("late", 7160008), ("compaction", 31), ("election", 8)}
+"""Seeds that found bugs, and need more than a second of a processor."""
+
+
+@pytest.mark.parametrize(
+    ("corner", "seed", "text"), long_except(regressions(), [one for one in regressions() if one[:2] not in SLOW])
+)
 def test_seeds_that_found_bugs(corner: str, seed: int, text: str) -> None:
     report = run_corner(seed, corner)
     assert report.violation is None, f"again: {text}\n{report.replay_command}"
 
 
-@pytest.mark.parametrize("seeds", long_except([1, 6], {1}))
-@pytest.mark.parametrize("corner", sorted(set(CORNERS) - {"draw"}))
+PLAYED = {corner for corner, seed, _ in regressions() if (corner, seed) not in SLOW}
+"""Corners of which the short run plays a seed that found a bug."""
+
+
+@pytest.mark.parametrize(
+    ("corner", "seeds"),
+    long_except(
+        [(corner, seeds) for corner in sorted(set(CORNERS) - {"draw"}) for seeds in (1, 6)],
+        [(corner, 1) for corner in set(CORNERS) - PLAYED],
+    ),
+)
 def test_corners(corner: str, seeds: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--corner", corner, "--seeds", str(seeds)]) == 0, capsys.readouterr().out
 

@@ -181,6 +181,20 @@ def test_an_input_output_error_on_a_full_disk_is_a_want_of_room(
     assert type(caught.value) is expected
 
 
+def test_an_input_output_error_after_a_want_of_room_is_tried_once_more(
+    database: LMDBBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room that was made between the write that was cut short and the look at the disk ended the member."""
+    arm("beforeCommit", "error(EIO)")
+    caught = []
+    for free_bytes in (0, 1 << 30, 1 << 30):
+        monkeypatch.setattr(os, "statvfs", lambda _, free=free_bytes: SimpleNamespace(f_bavail=free, f_frsize=1))
+        with pytest.raises(StorageError) as error:
+            database.commit(records(2))
+        caught.append(type(error.value))
+    assert caught == [SpaceError, SpaceError, StorageError]
+
+
 def test_the_name_of_a_new_database_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     monkeypatch.setattr(environment_module, "sync_directory", synced.append)

@@ -19,7 +19,14 @@ import pytest
 import torch
 
 import raftkv.checkpoint
-from raftkv.checkpoint.errors import CheckpointError, CheckpointNotFound, FenceBroken, NotWhole, StaleStep
+from raftkv.checkpoint.errors import (
+    CheckpointError,
+    CheckpointNotFound,
+    DigestMismatch,
+    FenceBroken,
+    NotWhole,
+    StaleStep,
+)
 from raftkv.checkpoint.keys import RegistryKeys
 from raftkv.checkpoint.retention.policy import Best, Policy
 from raftkv.errors import ConfigError
@@ -132,6 +139,41 @@ def test_trainer_loads_the_best_model_at_the_end(raftkv_client, tmp_path, place,
     better = Trainer(registry, tmp_path / "out", directory=str(tmp_path / "cache"), policy=policy, **LOSS)
     better.train({12: 0.125, 14: 1.0})
     assert better.best_step == 12
+
+
+def test_writer_between_the_comparison_and_the_trainers_load_is_noticed(registry, tmp_path):
+    """Hand out a path, and check it when it was read: what lay there in between was trained on, and saved."""
+    trainer = Trainer(registry, tmp_path / "out", **LOSS)
+    trainer.train({2: 0.5})
+    again = Trainer(registry, tmp_path / "out", **LOSS)
+    weights = Path(again.callback.resume_from(), "model.safetensors")
+    data = weights.read_bytes()
+    weights.write_bytes(data[:-1] + b"x")
+    again.begin()  # the Trainer has loaded it by now
+    weights.write_bytes(data)
+    with pytest.raises(DigestMismatch, match=r"model\.safetensors was changed or deleted after it was compared"):
+        again.callback.on_step_end(again.args, again.state, again.control)
+    calm = Trainer(registry, tmp_path / "out", **LOSS)
+    assert calm.callback.resume_from()
+    calm.begin()
+    for _ in range(2):
+        calm.callback.on_step_end(calm.args, calm.state, calm.control)
+    calm.callback.on_log(calm.args, calm.state, None, logs={"train_runtime": 1.0})
+    (Path(calm.state.best_model_checkpoint) / "optimizer.bin").write_bytes(b"planted")
+    with pytest.raises(DigestMismatch, match=r"optimizer\.bin was changed or deleted"):
+        calm.callback.on_train_end(calm.args, calm.state, None)
+
+
+def test_trainers_note_of_its_best_names_no_damaged_checkpoint(registry, tmp_path, caplog):
+    """Compare its bytes first, and forget a note of a path where anything may lie by now."""
+    Trainer(registry, tmp_path / "out", **LOSS).train({2: 0.5})
+    (Path(registry.latest().uri) / "optimizer.pt").write_bytes(b"x")
+    for step in (2, 4):
+        again = Trainer(registry, tmp_path / "out", **LOSS)
+        again.state.best_global_step, again.state.best_model_checkpoint = step, str(tmp_path / "planted")
+        again.begin()
+        assert again.state.best_model_checkpoint is None
+    assert "the best checkpoint until now cannot be loaded any more" in caplog.text
 
 
 def test_trainer_whose_best_cannot_be_loaded_is_told(raftkv_client, registry, tmp_path, caplog):
@@ -377,6 +419,31 @@ def test_paths_of_the_best_and_the_last_model_are_found_or_refused(raftkv_client
     there = Fit(far, monitor="val_loss", directory=str(tmp_path / "cache"))
     assert Path(there.callback.best_model_path).read_bytes() == b"step 1"
     assert Path(there.callback.last_model_path).read_bytes() == b"step 2"
+
+
+def test_writer_between_the_comparison_and_lightnings_load_is_noticed(registry):
+    fit = Fit(registry, every_n_train_steps=1)
+    fit.start()
+    fit.step()
+    fit.end()
+    other = Fit(registry)
+    path = Path(other.callback.resume_from())
+    path.write_bytes(b"planted")
+    with pytest.raises(DigestMismatch, match=r"lightning\.ckpt was changed or deleted after it was compared"):
+        other.start()
+    path.write_bytes(b"step 1")
+    for fn in ("validate", "test", "predict"):
+        other.state.fn = fn
+        check = getattr(other.callback, {"validate": "on_validation_start"}.get(fn, f"on_{fn}_start"))
+        assert other.callback.best_model_path == str(path)
+        check(other, None)
+        assert other.callback.last_model_path == str(path)
+        os.utime(path)
+        with pytest.raises(DigestMismatch):
+            check(other, None)
+    path.write_bytes(b"planted")
+    with pytest.raises(DigestMismatch, match="not what was committed"):
+        _ = other.callback.best_model_path
 
 
 def test_lightning_loads_no_checkpoint_whose_record_names_a_foreign_directory(registry, tmp_path):

@@ -240,6 +240,8 @@ def test_processes_reduce_over_it_and_by_the_url(raftkv_cluster: LocalCluster, s
         ("raftkv:///jobs/j?rank=0&world_size=1", "is not raftkv://"),
         ("raftkv://me:secret@h:1/j?rank=0&world_size=1", "RAFTKV_USER"),
         ("raftkv://h:1/j?rank=0", "world_size is not known"),
+        ("raftkv://h:1/j?rank=0&world_size=1#2", "has a '#', behind which"),  # attempts #1 and #2 shared one store
+        ("raftkv://[::1/j?rank=0&world_size=1", "is not raftkv://"),
         ("raftkv://h:1/j?rank=2&world_size=2", "rank 2 is not one of a world of 2"),
     ],
 )

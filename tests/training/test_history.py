@@ -198,6 +198,9 @@ def test_history_is_read_whole_listed_and_compacted(endpoints) -> None:
         assert (last.state, last.complete) == (history.state, False)
         with pytest.raises(UnknownRun, match="there is no run 'jobs/b'"):
             await read_history(kv, "jobs/b")
+        await kv.put("/raftkv/train/jobs/best/state", b"{}")
+        with pytest.raises(UnknownRun, match="there is no run 'jobs'"):  # one lies below it
+            await read_history(kv, "jobs")
 
     on_cluster(endpoints, use)
 

@@ -99,7 +99,8 @@ def test_a_run_begins_a_generation_above_all_that_its_nodes_have_seen(
     play(tmp_path, flags, scenario)
 
 
-@pytest.mark.parametrize("flags", [pytest.param(BUMP, marks=pytest.mark.long), ()], ids=["bumped", "same revisions"])
+@pytest.mark.long
+@pytest.mark.parametrize("flags", [BUMP, ()], ids=["bumped", "same revisions"])
 def test_ranks_that_wait_for_what_the_backup_does_not_know_begin_anew(tmp_path: Path, flags: tuple[str, ...]) -> None:
     async def scenario(kv, save, go_back) -> None:
         runs = await asyncio.gather(*(join("job", kv=kv, min_nodes=3) for _ in range(3)))
@@ -148,9 +149,12 @@ def test_quorums_of_torchft_go_on_above_every_id_that_was_given_out(
         later = await together(*replicas, commit_failures=1)
         assert later.quorum_id > first.quorum_id
         await go_back()
-        assert (await together(*replicas)).quorum_id > later.quorum_id
-        same = [(await together(*replicas)).quorum_id for _ in range(2)]
-        assert same[0] == same[1]
+        known = (await together(*replicas)).quorum_id
+        assert known > later.quorum_id
+        # A lease that the restore took away may be missed only now: the quorum after that is another one.
+        while (found := (await together(*replicas)).quorum_id) != known:
+            assert found > known
+            known = found
         for replica in replicas:
             await replica.die()
         serving.cancel()
@@ -201,6 +205,7 @@ def test_a_watch_says_that_its_history_is_gone(tmp_path: Path, flags: tuple[str,
     play(tmp_path, flags, scenario)
 
 
+@pytest.mark.long
 def test_a_lock_is_lost_with_the_cluster_that_gave_it(tmp_path: Path) -> None:
     async def scenario(kv, save, go_back) -> None:
         async with await kv.lease(30) as lease, kv.session(30) as session:

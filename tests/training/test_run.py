@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 import raftkv.training
 from raftkv.aio import connect
@@ -24,7 +26,7 @@ from raftkv.training.api.attachment import announce
 from raftkv.training.api.generation import Collectives, Counter, Generation, PostedLost
 from raftkv.training.config import RunConfig, guess_address, is_loopback
 from raftkv.training.history import read_history
-from raftkv.training.records import Fault, RunKeys
+from raftkv.training.records import PARTS, Fault, RunKeys
 from raftkv.training.rendezvous.participant import Participant
 from raftkv.urls import parse_endpoints
 from tests.client.waiting import until
@@ -105,6 +107,15 @@ def test_places_of_three_ranks_on_one_host(play):
         assert not any(run.changed for run in runs)
 
     play(scenario)
+
+
+@given(st.sampled_from(sorted(PARTS)), st.text("!-.0az~", max_size=3), st.sampled_from(["state", "round", "store/1/x"]))
+def test_keys_of_a_run_below_are_in_no_interval_of_the_run(part, more, inner):
+    """What a run ``job/bench`` or ``job/run`` stores came with each registration in ``job``, and was kept."""
+    assume(more)
+    keys, key = RunKeys("job"), f"{RunKeys(f'job/{part}{more}').base}{inner}".encode()
+    for sparse in (keys.calls, keys.record, keys.news):
+        assert not any(first.encode() <= key < (end or f"{first}\0").encode() for first, end in sparse.parts)
 
 
 def test_a_barrier_opens_when_the_last_has_come(play):

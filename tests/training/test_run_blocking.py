@@ -152,6 +152,7 @@ def test_rejoin_after_leave_fails_at_once(cluster):
         assert ended.wait(20)
 
 
+@pytest.mark.long
 def test_a_barrier_while_the_raft_leader_dies(cluster):
     runs = join(cluster, "failover")
     with cluster.connect(timeout_s=PATIENCE_S) as kv:

@@ -22,7 +22,7 @@ from tests.virtual_store.network import Weather
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS_COUNT = 300
-SHORT_SEEDS_COUNT = 50
+SHORT_SEEDS_COUNT = 25
 CHUNK_SIZE = 25
 
 REGRESSIONS = {

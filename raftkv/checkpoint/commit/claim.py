@@ -28,7 +28,7 @@ from raftkv.checkpoint.errors import FenceBroken
 from raftkv.checkpoint.keys import RegistryKeys
 from raftkv.checkpoint.records import FenceRecord
 from raftkv.client.arguments import limit
-from raftkv.client.control import Control, Interval, Reflector, until_answered
+from raftkv.client.control import Control, Interval, Reflector, Sparse, until_answered
 from raftkv.client.kv import txn
 from raftkv.client.operations import Compare, Operation, get, mod_revision, put
 from raftkv.client.records import read
@@ -49,7 +49,7 @@ class WorldConditions(Protocol):
     """
 
     @property
-    def watched(self) -> Interval:
+    def watched(self) -> Sparse:
         """Return these keys."""
         ...
 
@@ -241,7 +241,7 @@ class Watching:
         self._world = None if claim.world is None else self._follow(control, claim.world.watched)
         self._copies = [self._follow(control, interval) for interval in intervals]
 
-    def _follow(self, control: Control, interval: Interval) -> Reflector:
+    def _follow(self, control: Control, interval: Interval | Sparse) -> Reflector:
         return Reflector(control, interval, self._look, on_refused=self._refuse)
 
     @property

@@ -20,7 +20,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -314,6 +314,58 @@ def local_directory(checkpoint: Checkpoint, directory: str = "", look: str = "")
             if is_alone:  # said, for a child that was forked meanwhile has the file open too, as long as it lives
                 fcntl.flock(lock, fcntl.LOCK_UN)
     return target
+
+
+Stamps = Mapping[str, tuple[int, ...]]
+"""By the name of a file what changes when it is written to: inode, size, and its two times."""
+
+
+class HandedOut:
+    """Local directories of checkpoints whose paths went to a loader of another program, which reads them by itself.
+
+    Their bytes are compared before. A writer in between is found afterwards: ``check`` costs a ``stat`` for each file.
+    What another machine writes to a network file system shows only when this machine asks for the times anew.
+    """
+
+    def __init__(self) -> None:
+        self._stamps: dict[str, Stamps] = {}
+        self._last = ""
+
+    def take(self, checkpoint: Checkpoint, directory: str = "", look: str = "") -> str:
+        """Return a directory as ``local_directory`` does, and note what is in it. Arguments and errors as there."""
+        place = Place(checkpoint.uri)
+        before = _stamps(place) if place.is_local else {}
+        self._last = local_directory(checkpoint, directory, look)
+        self._stamps[self._last] = before or _stamps(Place(self._last))
+        return self._last
+
+    def take_again(self, path: str) -> bool:
+        """Hand out a path once more; False: a file below it has changed, so it has to be compared again."""
+        self._last = path
+        return not self._changed(path)
+
+    def check(self) -> None:
+        """Check the path that was handed out last, when all processes have read what lies there.
+
+        Raises:
+            DigestMismatch: a file is not the one that was compared any more: it is not known what was read.
+        """
+        path, self._last = self._last, ""
+        if path and (name := self._changed(path)):
+            raise DigestMismatch(path, name, "was changed or deleted after it was compared, and while it was read")
+
+    def _changed(self, path: str) -> str:
+        known, now = self._stamps[path], _stamps(Place(path))
+        return min((name for name in known.keys() | now.keys() if known.get(name) != now.get(name)), default="")
+
+
+def _stamps(place: Place) -> Stamps:
+    found: dict[str, tuple[int, ...]] = {}
+    for name in (each.name for each in place.list()):
+        with place.named("look for", name), suppress(FileNotFoundError):
+            one = os.stat(os.path.join(place.root, name))
+            found[name] = one.st_ino, one.st_size, one.st_mtime_ns, one.st_ctime_ns
+    return found
 
 
 def _lock(path: str) -> tuple[TextIO, bool]:

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from raftkv.cli import pflag, table
 from raftkv.cli.command import Invocation
-from raftkv.cli.ctl.members import ask_each
-from raftkv.cli.ctl.session import ask_password, failed, open_library, open_session, unanswered
+from raftkv.cli.ctl.members import ask_each, find_leader
+from raftkv.cli.ctl.session import REFUSED_PATIENCE_S, ask_password, failed, open_library, open_session, unanswered
 from raftkv.cli.pflag import text_bytes
 from raftkv.cli.printer import write_line
 from raftkv.cli.program import BAD_ARGUMENTS, ERROR, INTERRUPTED, CommandError
@@ -70,7 +70,7 @@ def defrag(invocation: Invocation) -> None:
 
         files.defrag(invocation)
         return
-    session = open_session(invocation)
+    session = open_session(invocation, refused_patience_s=REFUSED_PATIENCE_S)
     errors = ask_each(
         session,
         invocation,
@@ -78,6 +78,7 @@ def defrag(invocation: Invocation) -> None:
         rpc_pb2.DefragmentRequest(),
         lambda endpoint, answer: print(f"Finished defragmenting etcd member[{endpoint}]", flush=True),
         "Failed to defragment etcd member[{}]",
+        in_turn=True,
     )
     if errors:
         raise CommandError("", ERROR)
@@ -90,19 +91,16 @@ def move_leader(invocation: Invocation) -> None:
         target = pflag.parse_int(member, base=16, signed=False)
     except ValueError as error:
         raise CommandError(str(error), BAD_ARGUMENTS) from None
-    session = open_session(invocation)
+    session = open_session(invocation, refused_patience_s=REFUSED_PATIENCE_S)
 
     async def move(client: Client) -> tuple[int, rpc_pb2.MoveLeaderResponse]:
-        for endpoint in session.endpoints:
-            status = await client.call_at(
-                endpoint, methods.STATUS, rpc_pb2.StatusRequest(), timeout_s=session.timeout_s
-            )
-            if status.header.member_id == status.leader:
-                request = rpc_pb2.MoveLeaderRequest(targetID=target)
-                answer = await client.call_at(endpoint, methods.MOVE_LEADER, request, timeout_s=session.timeout_s)
-                return status.leader, answer
-        endpoints = " ".join(session.endpoints)
-        raise CommandError(f"no leader endpoint given at [{endpoints}]", BAD_ARGUMENTS)
+        found = await find_leader(client, session.endpoints, session.timeout_s)
+        if found is None:
+            raise CommandError(f"no leader endpoint given at [{' '.join(session.endpoints)}]", BAD_ARGUMENTS)
+        endpoint, status = found
+        request = rpc_pb2.MoveLeaderRequest(targetID=target)
+        answer = await client.call_at(endpoint, methods.MOVE_LEADER, request, timeout_s=session.timeout_s)
+        return status.leader, answer
 
     leader, answer = session.run(move)
     session.printer.move_leader(leader, target, answer)

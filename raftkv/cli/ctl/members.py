@@ -21,10 +21,11 @@ from raftkv import cluster_id
 from raftkv.cli import pflag
 from raftkv.cli.command import Invocation
 from raftkv.cli.ctl.kv import is_serializable
-from raftkv.cli.ctl.session import Session, failed, open_session, remark
+from raftkv.cli.ctl.session import REFUSED_PATIENCE_S, Session, failed, open_session, remark
 from raftkv.cli.printer import EndpointAnswer, EndpointHealth
 from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError
 from raftkv.client import Client, Method
+from raftkv.client.errors import EndpointsFailed
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.retry import is_transient
 from raftkv.errors import (
@@ -315,7 +316,7 @@ _ALARM_NAMES = {rpc_pb2.NOSPACE: "NOSPACE", rpc_pb2.CORRUPT: "CORRUPT"}
 
 def endpoint_status(invocation: Invocation) -> None:
     """Print the status of every endpoint."""
-    session = open_session(invocation)
+    session = open_session(invocation, refused_patience_s=REFUSED_PATIENCE_S)
     answers, errors = _answers(session, invocation, methods.STATUS, rpc_pb2.StatusRequest(), "status")
     session.printer.endpoint_status(answers)
     if errors:
@@ -324,7 +325,7 @@ def endpoint_status(invocation: Invocation) -> None:
 
 def endpoint_hashkv(invocation: Invocation) -> None:
     """Print the history hash of every endpoint."""
-    session = open_session(invocation)
+    session = open_session(invocation, refused_patience_s=REFUSED_PATIENCE_S)
     revision = invocation["rev"]
     answers, errors = _answers(session, invocation, methods.HASH_KV, rpc_pb2.HashKVRequest(revision=revision), "hash")
     session.printer.endpoint_hashkv(answers)
@@ -334,7 +335,7 @@ def endpoint_hashkv(invocation: Invocation) -> None:
 
 def endpoint_health(invocation: Invocation) -> None:
     """Tell for every endpoint whether it can commit, and which alarms are on."""
-    session = open_session(invocation)
+    session = open_session(invocation, refused_patience_s=REFUSED_PATIENCE_S)
     endpoints = endpoints_of(session, invocation)
     details: list[str] = []
 
@@ -350,6 +351,8 @@ def endpoint_health(invocation: Invocation) -> None:
 def endpoints_of(session: Session, invocation: Invocation) -> list[str]:
     """Return the endpoints of the command, or with ``--cluster`` those that the cluster lists.
 
+    Without a quorum the list is that of one member, and a remark says so.
+
     Raises:
         CommandError: the cluster does not say who its members are.
     """
@@ -358,8 +361,12 @@ def endpoints_of(session: Session, invocation: Invocation) -> list[str]:
     try:
         members = session.call(methods.MEMBER_LIST, rpc_pb2.MemberListRequest(linearizable=True))
     except CommandError as error:
-        text = f"failed to fetch endpoints from etcd cluster member list: {error}"
-        raise CommandError(text, ERROR, error.details) from None
+        try:
+            members = session.call(methods.MEMBER_LIST, rpc_pb2.MemberListRequest(linearizable=False))
+        except CommandError:
+            text = f"failed to fetch endpoints from etcd cluster member list: {error}"
+            raise CommandError(text, ERROR, error.details) from None
+        remark(f"no quorum confirms the list of members ({error}): it is that of one member")
     return [url for member in members.members for url in member.clientURLs]
 
 
@@ -382,14 +389,17 @@ def ask_each(
     request: Any,
     done: Callable[[str, Any], None],
     failure: str,
+    *,
+    in_turn: bool = False,
 ) -> list[str]:
-    """Call each endpoint, in order; name failures on standard error.
+    """Call all endpoints side by side, and tell the outcomes in order; name failures on standard error.
 
     Arguments:
         session, invocation: of the command.
         method, request: of the call.
         done: told each endpoint that answers, and its answer.
         failure: text of a failure, with ``{}`` for the endpoint.
+        in_turn: make one call after the other. Endpoints that do not answer are found side by side all the same.
 
     Returns:
         The errors.
@@ -398,19 +408,74 @@ def ask_each(
     endpoints = endpoints_of(session, invocation)
 
     async def ask(client: Client) -> None:
-        for endpoint in endpoints:
-            try:
-                response = await client.call_at(endpoint, method, request, timeout_s=session.timeout_s)
-            except (StatusError, ConfigError) as error:
-                errors.append(str(error))
-                print(f"{failure.format(endpoint)} ({error})", file=sys.stderr)
-                for line in details_of(error):
+        # Any endpoint gives the token: else the calls to all would wait for one that is dead.
+        await client.fetch_token(session.timeout_s)
+        probe, question = (methods.STATUS, rpc_pb2.StatusRequest()) if in_turn else (method, request)
+        answers = await asyncio.gather(
+            *(outcome(client, endpoint, probe, question, session.timeout_s) for endpoint in endpoints)
+        )
+        for endpoint, answer in zip(endpoints, answers, strict=True):
+            if in_turn and not isinstance(answer, EndpointsFailed):
+                answer = await outcome(client, endpoint, method, request, session.timeout_s)
+            if isinstance(answer, StatusError | ConfigError):
+                errors.append(str(answer))
+                print(f"{failure.format(endpoint)} ({answer})", file=sys.stderr)
+                for line in details_of(answer):
                     print(f"raftkvctl: {line}", file=sys.stderr)
             else:
-                done(endpoint, response)
+                done(endpoint, answer)
 
     session.run(ask)
     return errors
+
+
+async def outcome(
+    client: Client, endpoint: str, method: Method[M], request: Any, timeout_s: float
+) -> M | StatusError | ConfigError:
+    """Call one endpoint; return its answer, or why there is none.
+
+    Arguments:
+        client, endpoint, method, request, timeout_s: as of ``Client.call_at``.
+    """
+    try:
+        return await client.call_at(endpoint, method, request, timeout_s=timeout_s)
+    except (StatusError, ConfigError) as error:
+        return error
+
+
+async def find_leader(
+    client: Client, endpoints: Sequence[str], timeout_s: float
+) -> tuple[str, rpc_pb2.StatusResponse] | None:
+    """Ask all endpoints side by side until one answers that leads; return it and its answer, None if there is none.
+
+    Arguments:
+        client: what to ask with.
+        endpoints: of the members.
+        timeout_s: for each answer.
+
+    Raises:
+        StatusError, ConfigError: no leader is known, and an endpoint that may be one does not answer.
+    """
+    await client.fetch_token(timeout_s)
+
+    async def ask(endpoint: str) -> tuple[str, rpc_pb2.StatusResponse | StatusError | ConfigError]:
+        return endpoint, await outcome(client, endpoint, methods.STATUS, rpc_pb2.StatusRequest(), timeout_s)
+
+    tasks = [asyncio.create_task(ask(endpoint)) for endpoint in endpoints]
+    failure: StatusError | ConfigError | None = None
+    try:
+        for task in asyncio.as_completed(tasks):
+            endpoint, answer = await task
+            if not isinstance(answer, rpc_pb2.StatusResponse):
+                failure = failure or answer
+            elif answer.header.member_id == answer.leader:
+                return endpoint, answer
+    finally:
+        for task in tasks:
+            task.cancel()
+    if failure is not None:
+        raise failure
+    return None
 
 
 def details_of(error: StatusError | ConfigError) -> Sequence[str]:

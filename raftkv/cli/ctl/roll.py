@@ -2,7 +2,8 @@
 
 Before each step every member is asked how it is. A step is safe when the voters that stay, and are in sync, are a
 quorum; an unsafe step is refused with the reason, and nothing is restarted any more. A leader hands over before its
-restart. The next step waits until the restarted member has applied what the leader had when it came back.
+restart. The next step waits until the restarted member has applied what the leader had when it came back. A member
+whose metrics show that the process of before still runs was not restarted, and ends the roll.
 
 The command must return after the old process has ended, as ``systemctl restart`` does. Words are split as by a shell
 and run without one; ``{host}``, ``{name}`` and ``{id}`` stand for the member, and names that a shell would read in
@@ -22,7 +23,8 @@ from urllib.parse import urlsplit
 
 from raftkv.cli import pflag
 from raftkv.cli.command import Invocation
-from raftkv.cli.ctl.session import open_session
+from raftkv.cli.ctl import top
+from raftkv.cli.ctl.session import REFUSED_PATIENCE_S, open_session
 from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError
 from raftkv.client.rpc import methods
 from raftkv.errors import ConfigError, StatusError
@@ -60,10 +62,18 @@ def cluster_roll(invocation: Invocation) -> None:
     template = invocation["restart"]
     if not template:
         raise CommandError("cluster roll needs --restart, such as 'ssh {host} systemctl restart raftkv'", BAD_ARGUMENTS)
-    session = open_session(invocation)
+    session = open_session(invocation, refused_patience_s=REFUSED_PATIENCE_S)
 
     async def roll(client: Client) -> None:
-        await Roll(client, template, session.timeout_s, invocation["wait"], _run, _say).all(invocation["dry-run"])
+        steps = Roll(client, template, session.timeout_s, invocation["wait"], _run, _say, started_at)
+        await steps.all(invocation["dry-run"])
+
+    async def started_at(endpoint: str) -> float | None:
+        try:
+            found = await asyncio.to_thread(top.fetch, endpoint, session.options.tls, session.timeout_s)
+        except (OSError, ConfigError):
+            return None
+        return found.get("process_start_time_seconds")
 
     session.run(roll)
 
@@ -90,10 +100,18 @@ class Roll:
         wait_s: for a restarted member to be in sync.
         run: runs a command.
         say: prints a line.
+        started_at: asks an endpoint when its process started; None: it does not say.
     """
 
     def __init__(
-        self, client: Any, template: str, timeout_s: float, wait_s: float, run: Run, say: Callable[[str], None]
+        self,
+        client: Any,
+        template: str,
+        timeout_s: float,
+        wait_s: float,
+        run: Run,
+        say: Callable[[str], None],
+        started_at: Callable[[str], Awaitable[float | None]],
     ) -> None:
         self._client = client
         self._template = template
@@ -101,6 +119,7 @@ class Roll:
         self._wait_s = wait_s
         self._run = run
         self._say = say
+        self._started_at = started_at
 
     async def all(self, is_dry: bool) -> None:
         """Restart every member, or say what would be done.
@@ -125,12 +144,19 @@ class Roll:
                 refuse_unsafe(seen, member)
                 await self._hand_over(seen, member)
                 self._say(f"restarting {member.name} ({number} of {len(left)})")
+                before = await self._start_of(member)
                 if status := await self._run(commands[member.ID]):
                     raise CommandError(f"the restart command for {member.name} ended with status {status}", ERROR)
                 await self._wait(member)
+                if before is not None and await self._start_of(member) == before:
+                    text = f"{member.name} was not restarted: the process of before still runs"
+                    raise CommandError(f"{text}; the command must return after it has ended", ERROR)
             except CommandError as error:
                 names = ", ".join(one.name for one in left[: number - 1]) or "none"
                 raise CommandError(str(error), ERROR, [*error.details, f"restarted so far: {names}"]) from None
+
+    async def _start_of(self, member: rpc_pb2.Member) -> float | None:
+        return await self._started_at(member.clientURLs[0]) if member.clientURLs else None
 
     async def _look(self) -> list[Seen]:
         """Ask every member how it is."""

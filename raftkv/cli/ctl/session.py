@@ -106,6 +106,9 @@ def discover(domain: str, service_name: str, *, insecure: bool, remark: Callable
 T = TypeVar("T")
 M = TypeVar("M", bound="Message")
 
+REFUSED_PATIENCE_S: Final = 0.5
+"""How long a command that looks at each endpoint waits for one at which nothing listens."""
+
 ENVIRONMENT_PREFIX = "ETCDCTL_"
 _FILE_FLAGS = {"cert_file": "cert", "key_file": "key", "ca_file": "cacert"}
 _MAY_BE_SECRET = re.compile("PASS|TOKEN|SECRET|USER")
@@ -189,12 +192,15 @@ def unanswered(failures: Mapping[str, str]) -> list[str]:
     return [f"no answer from {endpoint}: {reason}" for endpoint, reason in failures.items()]
 
 
-def open_session(invocation: Invocation, *, value_only: bool = False) -> Session:
+def open_session(
+    invocation: Invocation, *, value_only: bool = False, refused_patience_s: float | None = None
+) -> Session:
     """Read all settings of a command, and choose its printer.
 
     Arguments:
         invocation: the command line.
         value_only: the simple format prints values without their keys.
+        refused_patience_s: of ``ClientOptions``, for a user who does not say ``--command-timeout``.
 
     Raises:
         CommandError: settings that conflict or that cannot be used, or a word that the command would not use.
@@ -212,6 +218,8 @@ def open_session(invocation: Invocation, *, value_only: bool = False) -> Session
         invocation.values["endpoints"] = tuple(found) or invocation["endpoints"]
     connection = connection_settings(invocation, os.environ)
     options = client_options(invocation, connection)
+    if "command-timeout" not in invocation.changed:
+        options = replace(options, refused_patience_s=refused_patience_s)
     printer = make_printer(invocation["write-out"], hexadecimal=invocation["hex"], value_only=value_only)
     return Session(invocation, connection, options, printer)
 
@@ -240,7 +248,7 @@ def apply_environment(invocation: Invocation) -> None:
 
 
 def _set_from_environment(invocation: Invocation, flag: pflag.Flag, key: str, text: str) -> None:
-    parsed = pflag.Parsed(invocation.values, set())
+    parsed = pflag.Parsed(invocation.values, invocation.changed)
     try:
         pflag.assign(parsed, flag, text)
     except ValueError as error:

@@ -26,6 +26,7 @@ from raftkv.cli.ctl.session import Session, open_session
 from raftkv.cli.printer import human_size, role_of
 from raftkv.cli.program import BAD_ARGUMENTS, ERROR, CommandError
 from raftkv.client import Client
+from raftkv.client.errors import EndpointsFailed
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.transport import for_http
 from raftkv.errors import ConfigError, StatusError
@@ -411,7 +412,7 @@ def top(invocation: Invocation) -> None:
     if invocation["interval"] <= 0:
         raise CommandError("--interval must be above 0", BAD_ARGUMENTS)
     session = open_session(invocation)
-    session.options = replace(session.options, explain=True)
+    session.options = replace(session.options, refused_patience_s=0.0)  # the next poll tries again
     session.run(lambda client: _watch(client, session, invocation))
 
 
@@ -419,10 +420,11 @@ async def _watch(client: Client, session: Session, invocation: Invocation) -> No
     poller = Poller(client, session)
     interval_s, once = invocation["interval"], invocation["once"]
     stop, wake = asyncio.Event(), asyncio.Event()
+    begun_at = time.monotonic()
     rows = await poller.poll()
     if once:
         # Rates need two polls.
-        await asyncio.sleep(interval_s)
+        await asyncio.sleep(begun_at + interval_s - time.monotonic())
         rows = await poller.poll()
         _printer(invocation["json"])(rows)
         if not any(row.role in ANSWERING for row in rows):
@@ -576,6 +578,8 @@ class Poller:
         request = rpc_pb2.StatusRequest()
         try:
             return await self.client.call_at(endpoint, methods.STATUS, request, timeout_s=ASK_TIMEOUT_S)
+        except EndpointsFailed as error:
+            return next(iter(error.failures.values()), str(error))
         except (StatusError, ConfigError) as error:
             return str(error)
 

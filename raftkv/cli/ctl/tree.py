@@ -60,9 +60,11 @@ _CONSISTENCY = Flag(
 )
 GET_FLAGS = (
     _CONSISTENCY,
-    Flag("order", usage="order of the result; without it ascending", choices=("ASCEND", "DESCEND")),
+    Flag("order", usage="order of the result, ascending if not given", choices=("ASCEND", "DESCEND")),
     Flag(
-        "sort-by", usage="what to sort by; without it by key", choices=("CREATE", "KEY", "MODIFY", "VALUE", "VERSION")
+        "sort-by",
+        usage="what to sort by, the key if not given",
+        choices=("CREATE", "KEY", "MODIFY", "VALUE", "VERSION"),
     ),
     Flag("limit", INT, usage="largest number of keys to return; 0 means all"),
     Flag("prefix", BOOL, usage="read all keys that begin with KEY"),
@@ -95,8 +97,8 @@ WATCH_FLAGS = (
     Flag("rev", INT, usage="begin with the changes of this revision; 0 means from now on"),
     Flag("prev-kv", BOOL, usage="also print what a key held before each change"),
     Flag("keys-only", BOOL, usage="leave values out; members of raftkv do not send them"),
-    Flag("max-value-bytes", INT, usage="leave out puts of larger values; 0 means none"),
-    Flag("progress-notify", BOOL, usage="also print from time to time how far the watch has come"),
+    Flag("max-value-bytes", INT, usage="leave out puts whose value is larger; 0 means no limit"),
+    Flag("progress-notify", BOOL, usage="also print the watch's progress from time to time"),
 )
 (_CLUSTER,) = _inherited(
     Flag("cluster", BOOL, usage="ask all members that the cluster lists, instead of the endpoints")
@@ -122,9 +124,9 @@ ETCDCTL_WATCH_KEY and ETCDCTL_WATCH_RANGE_END.
 With -i each line of standard input is "watch" with flags and command, or "progress".
 
 If a member is lost, the watch goes on at another endpoint; no change is lost or printed twice."""
-_LOCK_DETAILS = """Without COMMAND the lock is held until SIGINT or SIGTERM arrives. COMMAND finds ETCD_LOCK_KEY and
-ETCD_LOCK_REV in its environment; its exit code becomes that of raftkvctl. It is ended if the lock is lost. Write "--"
-before a COMMAND that has flags of its own."""
+_LOCK_DETAILS = """Without COMMAND, raftkvctl holds the lock until SIGINT or SIGTERM arrives. COMMAND finds
+ETCD_LOCK_KEY and ETCD_LOCK_REV in its environment, and its exit code becomes that of raftkvctl. If the lock is lost,
+raftkvctl ends COMMAND. Write "--" before a COMMAND that has flags of its own."""
 
 
 def _kv_commands() -> list[Leaf]:
@@ -132,7 +134,7 @@ def _kv_commands() -> list[Leaf]:
         Flag(
             "max-staleness",
             DURATION,
-            usage="let the member that is asked, a learner too, answer unless its keys may be older than this",
+            usage="accept an answer from the asked member alone, also a learner, if its keys are at most this old",
         )
     )
     interactive = Flag("interactive", BOOL, usage="ask for each part", short="i")
@@ -206,22 +208,22 @@ SIGTERM arrives; then it resigns. Its lease has a TTL of 60 seconds."""
     ]
 
 
-_ADD_DETAILS = """Prints the settings that the new member, which has no data yet, is to be started with."""
+_ADD_DETAILS = """Prints the settings for the first start of the new member, which must have no data yet."""
 _REMOVE_DETAILS = (
     """The member stops. Its id never comes back: to use the host again, remove its data and add it anew."""
 )
 _REPLACE = "Let a learner take the place of a voter"
 _REPLACE_DETAILS = """NEW is a learner that has the data: start it with `raftkv join URL --learner`.
-It votes and OLD leaves in one change, so the cluster has at no moment one voter less (not in etcdctl).
+NEW gets the vote and OLD leaves in one change, so the number of voters never drops (not in etcdctl).
 
-With --peer-urls NAME is a new member: it is added as a learner, and the settings that it is to be started with are
-printed; once it is started and in sync, it takes the place. Run the same command again after any interruption."""
+With --peer-urls, NAME is a new member. The command adds it as a learner and prints the settings for its first start.
+The learner takes OLD's place when it has started and is in sync. After any interruption, run the same command again."""
 
 
 def _roll() -> Leaf:
     flags = (
-        Flag("restart", usage="command that restarts a member; {host}, {name} and {id} stand for it"),
-        Flag("wait", DURATION, 300.0, "how long a restarted member may take to be in sync again"),
+        Flag("restart", usage="command that restarts a member, with {host}, {name} or {id} of it"),
+        Flag("wait", DURATION, 300.0, "time limit for a restarted member to be in sync again"),
         Flag("dry-run", BOOL, usage="print the steps, and whether the first one is safe"),
     )
     details = (
@@ -238,7 +240,7 @@ def _cluster_commands() -> list[click.Command]:
     revision = Flag("rev", INT, usage="hash the history up to this revision; 0 means all of it")
     peer_urls = Flag("peer-urls", usage="peer URLs of the member, separated by commas")
     learner = Flag("learner", BOOL, usage="the member gets all data but does not vote, until it is promoted")
-    (wait,) = _ours(Flag("wait", DURATION, 3600.0, "longest wait until a new member is started and in sync"))
+    (wait,) = _ours(Flag("wait", DURATION, 3600.0, "time limit for the new member to be started and in sync"))
     members: list[click.Command] = [
         _leaf("list", "ctl.members:member_list", "", "List the members", (_CONSISTENCY,))("member list -w table"),
         _leaf("add", "ctl.members:member_add", "NAME", "Add a member", (peer_urls, learner), _ADD_DETAILS)(
@@ -281,11 +283,11 @@ _INTERVAL = (
     Flag("prefix", BOOL, usage="of all keys that begin with KEY"),
     Flag("from-key", BOOL, usage="of all keys from KEY on, in byte order"),
 )
-_ENABLE_DETAILS = """There must be a user root; it is given the role root if it lacks it. From then on, members refuse
-a request without a user, or of a user without the right to it."""
-_USER_DETAILS = """Asks for the password, unless NAME:PASSWORD or --new-user-password has it, which all users of this
-machine can read. A user without password is known by the common name of its certificate alone."""
-_PERMISSION_DETAILS = """KIND is read, write or readwrite. Without END and flags it is of KEY alone."""
+_ENABLE_DETAILS = """There must be a user root; the command gives it the role root if it lacks it. From then on, members
+refuse requests without a user, and requests that the user has no right to."""
+_USER_DETAILS = """Asks for the password, unless NAME:PASSWORD or --new-user-password gives it; all users of this
+machine can read a command line. A user without a password logs in by a certificate with its name as common name."""
+_PERMISSION_DETAILS = """KIND is read, write or readwrite. Without END and flags the permission covers KEY alone."""
 
 
 def _auth_commands() -> list[Branch]:
@@ -355,8 +357,8 @@ def _role_commands() -> list[Leaf]:
 
 _FILES = """
 
-No member is asked: of the global options --write-out alone counts, and no environment variable, as in etcdctl.
-`raftkvutl snapshot` does the same."""
+The command asks no member. As in etcdctl, it takes --write-out but no other global option, and no environment
+variable. `raftkvutl snapshot` does the same."""
 
 
 def _maintenance_commands() -> list[click.Command]:
@@ -364,13 +366,12 @@ def _maintenance_commands() -> list[click.Command]:
         _leaf("list", "ctl.maintenance:alarm_list", "", "List all alarms")("alarm list"),
         _leaf("disarm", "ctl.maintenance:alarm_disarm", "", "Disarm all alarms")("alarm disarm"),
     ]
-    defrag = """The database is written anew without the room that compactions have freed. The member serves clients
-meanwhile. With --data-dir no member is asked, and the one whose directory it is must not run: `raftkvutl defrag` does
-the same."""
+    defrag = """Each member writes its database anew without the pages that compactions have freed, and serves clients
+meanwhile. With --data-dir the command writes the database of a stopped member, as `raftkvutl defrag` does."""
     directory = Flag("data-dir", usage="data directory of a member that does not run, instead of the endpoints")
     move = "MEMBER is an id in hexadecimal. The leader must be among the endpoints."
-    target = """VERSION is the minor version before the cluster's. The job is recorded and shown by endpoint status;
-raftkv itself has no older version to go back to."""
+    target = """VERSION is the minor version before the cluster's. The cluster records the downgrade, and endpoint
+status shows it. raftkv itself has no older version to go back to."""
     downgrade = [
         _leaf("validate", "ctl.maintenance:downgrade_validate", "VERSION", "Ask whether a downgrade is possible")(
             "downgrade validate 3.5"
@@ -393,7 +394,12 @@ it. It is written as FILE.part, and gets its name when it is whole. There is no 
         Branch("snapshot", "Save the state of a member, look at such files, and restore them", snapshot, GLOBAL_FLAGS),
         Branch("alarm", "List and disarm alarms", alarm, GLOBAL_FLAGS),
         _leaf(
-            "defrag", "ctl.maintenance:defrag", "", "Give free room of databases back", (_CLUSTER, directory), defrag
+            "defrag",
+            "ctl.maintenance:defrag",
+            "",
+            "Shrink the databases of members to what they use",
+            (_CLUSTER, directory),
+            defrag,
         )("defrag", "defrag --cluster", "defrag --data-dir default.etcd"),
         _leaf("move-leader", "ctl.maintenance:move_leader", "MEMBER", "Hand leadership to a member", (), move)(
             "move-leader 8e9e05c52164694d --endpoints=10.0.0.1:2379"
@@ -407,7 +413,7 @@ def _mirror_command() -> Leaf:
         Flag("prefix", usage="copy only keys that begin with this"),
         Flag("rev", INT, usage="copy nothing and begin with the changes of this revision; 0 means copy first"),
         Flag("max-txn-ops", INT, 128, "largest number of keys written in one transaction"),
-        Flag("dest-prefix", usage="what replaces --prefix at the destination"),
+        Flag("dest-prefix", usage="prefix that replaces --prefix at the destination"),
         Flag("no-dest-prefix", BOOL, usage="remove --prefix at the destination"),
         Flag("dest-cert", usage="file of the certificate to present to the destination"),
         Flag("dest-key", usage="file of that certificate's private key"),
@@ -416,7 +422,7 @@ def _mirror_command() -> Leaf:
         Flag("dest-user", usage="NAME or NAME:PASSWORD at the destination"),
         Flag("dest-password", usage="password at the destination; --dest-user is then the name alone"),
     )
-    details = "Prints every 30 seconds how many keys it has written. It runs until something ends it."
+    details = "Prints every 30 seconds how many keys it has written, and runs until a signal or an error ends it."
     return _leaf(
         "make-mirror", "ctl.mirror:make_mirror", "DESTINATION", "Copy keys to a cluster and follow", flags, details
     )("make-mirror 10.0.1.1:2379", "make-mirror 10.0.1.1:2379 --prefix jobs/ --dest-prefix old-jobs/")
@@ -456,22 +462,22 @@ def _check_commands() -> Branch:
 
 (_JSON,) = _ours(Flag("json", BOOL, usage="print JSON"))
 _QUOTA_FLAGS = _ours(
-    Flag("bytes", default="0", usage="bytes that the database keeps at most: 1000, 64KiB, 2GB; 0 means no limit"),
+    Flag("bytes", default="0", usage="largest size in the database: 1000, 64KiB, 2GB; 0 means no limit"),
     Flag("keys", INT, usage="largest number of keys; 0 means no limit"),
 )
 
 _LIMIT_FLAGS = _ours(
     Flag("requests", INT, usage="requests a second that each member takes; 0 means no limit"),
-    Flag("requests-burst", INT, usage="how many may come at once; 0 means as many as in a second"),
+    Flag("requests-burst", INT, usage="burst allowed at once; 0 means one second's worth"),
     Flag("bytes", default="0", usage="bytes of requests and answers a second, as 64KiB; 0 means no limit"),
-    Flag("bytes-burst", default="0", usage="how many may come at once; 0 means as many as in a second"),
+    Flag("bytes-burst", default="0", usage="burst allowed at once; 0 means one second's worth"),
     Flag("watches", INT, usage="watches that each member keeps open; 0 means no limit"),
 )
 
 
 def _quota_commands() -> Branch:
-    details = """Keys count while they exist, bytes also while only the history has them. A write that
-would take more is refused, as a whole. A deletion gives keys back, a compaction the bytes of old revisions. Prefixes
+    details = """--keys counts the keys that exist, --bytes the history too. A write beyond a limit is refused as a
+whole. A deletion gives back keys, a compaction the bytes of old revisions. Prefixes
 may overlap."""
     flags = (*_QUOTA_FLAGS, _JSON)
     children = [
@@ -504,7 +510,11 @@ prefix, or each: every identity without a limit of its own. Keep-alives and call
         ),
         _leaf("limits", "ctl.maintenance:quota_limits", "", "Print all limits of requests", (_JSON,))("quota limits"),
         _leaf(
-            "uses", "ctl.maintenance:quota_uses", "", "Print who used most of a member since there are limits", (_JSON,)
+            "uses",
+            "ctl.maintenance:quota_uses",
+            "",
+            "Print which identities have used most of the asked member",
+            (_JSON,),
         )("quota uses"),
     ]
     return Branch("quota", "Limit what prefixes take (not in etcdctl)", children, (*GLOBAL_FLAGS, _JSON))
@@ -515,23 +525,23 @@ _EXEC_FLAGS = _ours(
     Flag("nnodes", default="1", usage="number of nodes that take part: N, or MIN:MAX"),
     Flag("nproc-per-node", INT, 1, "number of workers on this node"),
     Flag("max-restarts", INT, usage="number of times that this node's workers may fail before it gives up"),
-    Flag("env-style", LIST, usage="variables that workers find: torch,pet,tf,horovod or none; without it all"),
+    Flag("env-style", LIST, usage="variables set for workers: torch,pet,tf,horovod or none; default: all"),
     Flag("conf", LIST, usage="settings of the run, NAME=VALUE: lease_ttl, last_call_timeout, join_timeout, ..."),
     Flag(
         "local-addr",
-        usage="address at which other nodes reach this one; without it the one by which it reaches the cluster",
+        usage="address at which other nodes reach this one; default: the one that reaches the cluster",
     ),
-    Flag("node-name", usage="name of this machine; without it the host's name"),
+    Flag("node-name", usage="name of this machine; default: the host's name"),
     Flag("stop-grace", DURATION, 10.0, "time from SIGTERM to SIGKILL when workers are stopped"),
     Flag(
         "signals-to-handle",
         default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         usage="signals that are passed on to the workers and end this node",
     ),
-    Flag("log-dir", usage="directory for the workers' log files; alone it means --tee 3"),
+    Flag("log-dir", usage="directory for the workers' log files; without --redirects and --tee it means --tee 3"),
     Flag("redirects", usage="streams that go to log files only: 1 stdout, 2 stderr, 3 both, or 0:3,1:2", short="r"),
     Flag("tee", usage="streams that go to log files and to the console, as for --redirects", short="t"),
-    Flag("local-ranks-filter", usage="local ranks whose output is on the console; without it all"),
+    Flag("local-ranks-filter", usage="local ranks whose output is on the console; default: all"),
     Flag("no-prefix", BOOL, usage="print lines of workers without the [rankN] before them"),
     Flag("quiet", BOOL, usage="print nothing but what the workers print", short="q"),
 )
@@ -548,9 +558,9 @@ the node goes on."""
 
 def _access_commands() -> list[Leaf]:
     shared = _ours(
-        Flag("cluster", LIST, usage="also the ledger of the slots that runs of this cluster share"),
-        Flag("dataset", LIST, usage="also the manifests of this dataset, to read"),
-        Flag("read", BOOL, usage="to look at the runs and their checkpoints, not to take part"),
+        Flag("cluster", LIST, usage="also grant the ledger of the slots that all runs share"),
+        Flag("dataset", LIST, usage="also grant reading of this dataset's manifests"),
+        Flag("read", BOOL, usage="grant reading of the runs and their checkpoints only"),
     )
     grant = """RUNS is the id of a run, or the beginning of ids and a star. Makes the role run:RUNS, with the keys of
 these runs and of their checkpoints and no others, and gives it to USER. A user with --cluster
@@ -570,8 +580,8 @@ can change what the ledger says of other runs, but not read or change their keys
     ]
 
 
-_METRICS_DETAILS = """Watches the keys of all runs and checkpoints, so a scrape asks the cluster nothing. One of these
-programs is enough for a cluster. All programs that reach the address can read the names of runs."""
+_METRICS_DETAILS = """The program watches the keys of all runs and checkpoints, so a scrape sends no request to the
+cluster. One such program is enough for a cluster. Every program that can reach the address can read the run names."""
 
 
 def _run_commands() -> Branch:
@@ -579,9 +589,9 @@ def _run_commands() -> Branch:
     sure = _ours(
         Flag("yes", BOOL, usage="do not ask for confirmation", short="y"),
         Flag("force", BOOL, usage="delete the run even while nodes are alive in it"),
-        Flag("ended", BOOL, usage="delete all runs that are closed and in which no node is any more"),
-        Flag("older-than", DURATION, usage="of these only those that were closed so long ago, as 168h"),
-        Flag("dry-run", BOOL, usage="only print which would be deleted"),
+        Flag("ended", BOOL, usage="delete all closed runs without nodes"),
+        Flag("older-than", DURATION, usage="with --ended: only runs closed at least this long ago, as 168h"),
+        Flag("dry-run", BOOL, usage="only print the runs that would be deleted"),
     )
     delete = "Faults and generations are forgotten; the next run of that id begins with generation 1."
     children = [
@@ -630,7 +640,7 @@ def _run_commands() -> Branch:
             "delete",
             "runs:delete",
             "[RUN]",
-            "Delete all keys of a run, or of those that have ended",
+            "Delete all keys of a run, or of all ended runs",
             (*flags, *sure),
             delete,
         )("run delete job7 --yes", "run delete --ended --older-than 168h"),
@@ -638,24 +648,26 @@ def _run_commands() -> Branch:
     return Branch("run", "See, start and delete training runs", children, (*GLOBAL_FLAGS, _JSON))
 
 
-_BOTH = (*_ours(Flag("kind", usage="only checkpoints of this kind; without it of all", choices=tuple(KINDS))), _JSON)
+_BOTH = (
+    *_ours(Flag("kind", usage="only checkpoints of this kind; default: of all kinds", choices=tuple(KINDS))),
+    _JSON,
+)
 _URI = _ours(Flag("uri", BOOL, usage="print only where the checkpoint lies, for scripts"))
 
-_WHICH = """WHICH is latest (without it), a step, tag:NAME, or the best by a metric: min:METRIC or max:METRIC."""
-_COMMITS_DETAILS = """Each commit is printed once, in the order of commits; those that were deleted meanwhile are left
-out if the history is compacted. It goes on through outages and at another member when its own is lost. At the end, it
-prints the revision to go on from; with --json each commit is an object on a line of its own, and has it as
-next_revision."""
+_WHICH = """WHICH is latest (the default), a step, tag:NAME, or the best by a metric: min:METRIC or max:METRIC."""
+_COMMITS_DETAILS = """Prints each commit once, in order. If the history was compacted, commits of checkpoints deleted
+since are missing. The watch survives outages, and moves to another member when its own is lost. At the end it prints
+the revision to continue from. With --json each commit is an object on a line of its own, with next_revision."""
 
 
 def _finding_commands() -> list[Leaf]:
     """Make the commands that only read the registry."""
-    limit = _ours(Flag("limit", INT, usage="of each kind only so many, the newest first; 0 means all"))
+    limit = _ours(Flag("limit", INT, usage="list at most this many of each kind, newest first; 0 means all"))
     files = _ours(Flag("files", BOOL, usage="also print the files, with sizes and digests"))
     best_flags = _ours(
         Flag("mode", default="min", usage="which values are better", choices=("min", "max")),
         Flag("count", INT, 1, "how many"),
-        Flag("all-runs", BOOL, usage="of all runs, at most one of each run and kind; give METRIC alone"),
+        Flag("all-runs", BOOL, usage="search all runs, and print the best of each run and kind; give METRIC alone"),
     )
     watch_flags = _ours(
         Flag("from-revision", INT, usage="begin with the commits of this revision; 1 means all, 0 from now on"),
@@ -692,25 +704,26 @@ def _finding_commands() -> list[Leaf]:
     ]
 
 
-_VERIFY = """Every file is read and its digest compared with the one that its rank prepared; the store vouches for the
-list of files. Exit code 1 names each file that is missing, has another size, or other contents."""
+_VERIFY = """Reads every file and compares its digest with the one that its rank prepared; the list of files comes from
+the store. The command names each file that is missing or has another size or other contents, and exits with 1."""
 
-_EXPORT = f"""{_WHICH} DIRECTORY is a path or a URL; it gets the files, their list, and the record, which is written
-last. The checkpoint is pinned meanwhile, and every digest is checked. Run it again after an interruption."""
+_EXPORT = f"""{_WHICH} DIRECTORY is a path or a URL. The command writes the files and their list there, and
+last the record. It pins the checkpoint meanwhile, and checks every digest. Run it again after an interruption."""
 _IMPORT = """DIRECTORY is an export, or has checkpoints of the HF Trainer, Lightning, DCP, DeepSpeed, Megatron, Orbax,
-TensorFlow, or safetensors. What is whole is copied and committed, the lowest step first; what is not is refused with a
-reason, and the exit code is 1. What the run has already is skipped. It claims the run: a job that trains on is
-refused its next checkpoint."""
-_COPY = f"""{_WHICH} The original stays as long as the copy does. It claims INTO-RUN, as every writer does."""
+TensorFlow, or safetensors. The command copies and commits whole checkpoints, the lowest step first, and skips those
+that the run has already. For one that is not whole it prints the reason, and exits with 1. It claims the run: a job
+that still trains in this run cannot commit its next checkpoint."""
+_COPY = f"""{_WHICH} The original stays as long as the copy does. The command claims INTO-RUN, as every writer
+does."""
 
 
 def _contents_commands() -> list[Leaf]:
     """Make the commands that read or write the bytes of checkpoints."""
     every = _ours(Flag("all", BOOL, usage="verify all checkpoints of the run"))
     place, step, dry_run = _ours(
-        Flag("place", usage="directory or URL below which the run's checkpoints lie; without it beside its latest"),
-        Flag("step", INT, usage="instead of the step that it has"),
-        Flag("dry-run", BOOL, usage="only print what is there, and what of it is whole"),
+        Flag("place", usage="directory or URL for the run's checkpoints; default: beside its latest"),
+        Flag("step", INT, usage="commit it as this step, instead of its own"),
+        Flag("dry-run", BOOL, usage="only print the checkpoints found, and which are whole"),
     )
     return [
         _leaf(
@@ -748,31 +761,30 @@ def _contents_commands() -> list[Leaf]:
     ]
 
 
-_PIN = """Nothing deletes a pinned checkpoint. A program that reads one pins it by itself (Registry.pin); this is for
-people, and for programs that cannot."""
-_GC = """The latest checkpoint of each kind always stays, and so does each with a tag, a pin or a child in another run.
-The others go unless a --keep-... rule names them; with a limit (--max-...) they stay until it is passed. Without any
-rule only files of dead attempts are deleted. A gc may be interrupted at any
-point and run by several at once."""
+_PIN = """Nothing deletes a pinned checkpoint. Programs that use the library pin what they read by themselves
+(Registry.pin); this command is for people and other programs."""
+_GC = """gc keeps the latest checkpoint of each kind, and each with a tag, a pin or a child in another run. It
+deletes the others that no --keep-... rule names; with limits (--max-...) only those of them beyond a limit. Without any
+rule it deletes only the files of dead attempts. You may interrupt gc at any point, and run several at once."""
 
 
 def _keeping_commands() -> list[Leaf]:
     """Make the commands that say how long checkpoints stay."""
     at = "checkpoints"
-    (reader,) = _ours(Flag("reader", usage="name of who reads it; without it USER-HOST"))
-    (duration,) = _ours(Flag("for", DURATION, usage="how long, as 90m or 24h; 0 means until unpin"))
+    (reader,) = _ours(Flag("reader", usage="name of the reader; default: USER-HOST"))
+    (duration,) = _ours(Flag("for", DURATION, usage="duration of the pin, as 90m or 24h; 0 means until unpin"))
     return [
         _leaf("pin", f"{at}:pin", "RUN [WHICH]", "Keep a checkpoint", (*_BOTH, reader, duration), f"{_WHICH} {_PIN}")(
             "checkpoint pin bert 1000 --for 24h", "checkpoint pin bert min:loss --reader paper"
         ),
-        _leaf("unpin", f"{at}:unpin", "RUN [WHICH]", "Take a reader's pins away", (*_BOTH, reader), _WHICH)(
+        _leaf("unpin", f"{at}:unpin", "RUN [WHICH]", "Remove the pins of a reader", (*_BOTH, reader), _WHICH)(
             "checkpoint unpin bert 1000"
         ),
         _leaf("tag", f"{at}:tag", "RUN NAME [WHICH]", "Put a tag on a checkpoint, or move it there", _BOTH, _WHICH)(
             "checkpoint tag bert release", "checkpoint tag bert release 1000"
         ),
         _leaf("untag", f"{at}:untag", "RUN NAME", "Take a tag away", (_JSON,))("checkpoint untag bert release"),
-        _leaf("gc", f"{at}:collect", "RUN", "Delete what no rule keeps", (*(_JSON,), *_GC_FLAGS), _GC)(
+        _leaf("gc", f"{at}:collect", "RUN", "Delete the checkpoints that no rule keeps", (*(_JSON,), *_GC_FLAGS), _GC)(
             "checkpoint gc bert --keep-last 3 --keep-every 1000 --dry-run",
             "checkpoint gc bert --place /shared --max-bytes 2TiB",
         ),
@@ -781,12 +793,12 @@ def _keeping_commands() -> list[Leaf]:
 
 _GC_FLAGS = _ours(
     Flag("dry-run", BOOL, usage="change nothing: print what would go, and why"),
-    Flag("keep-last", INT, usage="the newest so many of each kind stay"),
-    Flag("keep-every", INT, usage="the first of every so many steps stays"),
-    Flag("keep-best", LIST, usage="the best stay: METRIC, METRIC:MODE or METRIC:MODE:COUNT; min and 1 without them"),
-    Flag("keep-for", DURATION, usage="those that are younger stay"),
-    Flag("max-age", DURATION, usage="those that are older go, as 720h"),
-    Flag("max-bytes", usage="the oldest go until the rest fits: 500GiB, 2TB"),
+    Flag("keep-last", INT, usage="keep this many of each kind, the newest"),
+    Flag("keep-every", INT, usage="keep the first checkpoint of every N steps"),
+    Flag("keep-best", LIST, usage="keep the best COUNT (1) by METRIC[:MODE[:COUNT]]; MODE is min (the default) or max"),
+    Flag("keep-for", DURATION, usage="keep checkpoints younger than this, as 720h"),
+    Flag("max-age", DURATION, usage="delete checkpoints older than this, as 720h"),
+    Flag("max-bytes", usage="delete the oldest until the rest fits: 500GiB, 2TB"),
     Flag("place", usage="where the run's checkpoints lie: files are deleted below it and nowhere else"),
 )
 
@@ -801,8 +813,8 @@ _TOP_FLAGS = _ours(
     Flag("once", BOOL, usage="look for one interval, print the table, end"),
     Flag("json", BOOL, usage="print JSON, one object a line"),
 )
-_TOP_DETAILS = """Shows each member's role, term, log index and lag, revision, size, rates, watchers and how far they
-are behind, leader changes and alarms. Rates come from the members' metrics. q or Ctrl-C ends it."""
+_TOP_DETAILS = """Shows for each member role, term, log index and lag, revision, size, rates, watchers and their lag,
+leader changes and alarms. Rates come from the members' metrics. q or Ctrl-C ends it."""
 
 
 def _about_commands() -> list[click.Command]:

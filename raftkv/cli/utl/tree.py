@@ -28,7 +28,7 @@ def _database_commands() -> list[click.Command]:
     migration = (
         directory,
         Flag("target-version", usage="version whose format is wanted: X.Y, at least 3.5 (required)"),
-        Flag("force", BOOL, usage="accepted as etcdutl does; a format that cannot be written is refused all the same"),
+        Flag("force", BOOL, usage="accepted for etcdutl's scripts, and ignored"),
     )
     migrate = "raftkv has one format so far, that of version 3.7."
     return [

@@ -298,6 +298,8 @@ class ClientOptions:
     """Largest answer that is accepted."""
     tracing: bool | None = None
     """Whether calls are spans, whose context goes with them; None: if the program has imported OpenTelemetry."""
+    refused_patience_s: float | None = None
+    """Time after which a call gives up if nothing listens at any endpoint; None: a call tries until its deadline."""
     explain: bool = False
     """The text of ``EndpointsFailed`` tells which endpoints failed and why; else it is that of etcd's clients."""
 
@@ -521,10 +523,13 @@ class Client:
         try:
             answer = await self._send(endpoint, method, body, timeout_s, login.metadata + metadata)
         except RpcError as error:
-            explain = self.options.explain
-            attempts = Attempts(deadline, asked_s, explain=explain, token=token, metadata=metadata)
+            attempts = self._attempts(deadline, asked_s, token, metadata)
             answer = await self._recover(attempts, error, endpoint, endpoints, method, body)
         return _parse(method, answer)
+
+    def _attempts(self, deadline: float, timeout_s: float, token: str = "", metadata: Pairs = ()) -> Attempts:
+        explain, patience_s = self.options.explain, self.options.refused_patience_s
+        return Attempts(deadline, timeout_s, explain=explain, patience_s=patience_s, token=token, metadata=metadata)
 
     def _send(
         self, endpoint: Endpoint, method: Method[Any], body: bytes, timeout_s: float, metadata: Pairs = ()
@@ -599,14 +604,14 @@ class Client:
     ) -> None:
         if error.code in (UNAVAILABLE, DEADLINE_EXCEEDED) or is_of_learner(error):
             self.next_endpoint(endpoint.text)
-        attempts.note(error, endpoint.text, repeatable=method.repeatable, alone=len(endpoints) == 1)
+        attempts.note(error, endpoint.text, repeatable=method.repeatable, round_length=len(endpoints))
 
     async def _renew(self, endpoints: list[Endpoint], deadline: float) -> None:
         """Get a token, if none is good; see ``Login.renew``."""
         await self._login.renew(functools.partial(self._ask_token, endpoints), deadline)
 
     async def _ask_token(self, endpoints: list[Endpoint], request: LoginRequest, deadline: float) -> str:
-        attempts = Attempts(deadline, deadline - monotonic(), explain=self.options.explain)
+        attempts = self._attempts(deadline, deadline - monotonic())
         answer = await self._attempt(attempts, endpoints, methods.AUTHENTICATE, request)
         return _parse(methods.AUTHENTICATE, answer).token
 

@@ -9,6 +9,7 @@ run) asks it. The one rule beside it is ``Attempts``, for single calls, which mu
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Awaitable, Callable
 from time import monotonic
@@ -144,6 +145,8 @@ async def until_answered(
 # After every endpoint has failed there is a pause, longer each round.
 
 AGAIN_DIGITS_MAX: Final = 12
+_REFUSED: Final = ('connect: connection refused"', 'connect: no such file or directory"')
+"""Ends of the texts of a port, and of a socket file, at which nothing listens."""
 ROUND_PAUSE_MAX_S = 0.25
 """Longest pause after a round: a new leader is there within a second or so."""
 
@@ -168,6 +171,7 @@ class Attempts:
         deadline: of all attempts, by ``time.monotonic``.
         timeout_s: how far away it was at first, for the text of the error.
         explain: name endpoints and reasons in the text of the error when time is up; else the text is etcd's.
+        patience_s: as ``ClientOptions.refused_patience_s``.
         token: that the first attempt carried.
         metadata: that all of them carry.
 
@@ -177,8 +181,8 @@ class Attempts:
     """
 
     __slots__ = (
-        "_again_s", "_backoff", "_count", "_definite", "_explain", "_failures", "_learners", "_rights", "_timeout_s",
-        "deadline", "metadata", "renewed", "token",
+        "_again_s", "_backoff", "_count", "_definite", "_explain", "_failures", "_learners", "_patient_until",
+        "_rights", "_timeout_s", "deadline", "metadata", "renewed", "token",
     )  # fmt: skip
 
     def __init__(
@@ -187,6 +191,7 @@ class Attempts:
         timeout_s: float,
         *,
         explain: bool,
+        patience_s: float | None = None,
         token: str = "",
         metadata: tuple[tuple[str, str], ...] = (),
     ) -> None:
@@ -201,6 +206,7 @@ class Attempts:
         self._definite = True
         self._failures: dict[str, str] = {}
         self._learners: set[str] = set()
+        self._patient_until = math.inf if patience_s is None else deadline - timeout_s + patience_s
         self._rights = Backoff(max_s=ROUND_PAUSE_MAX_S)
         self.renewed = False
 
@@ -215,14 +221,14 @@ class Attempts:
             raise self._timed_out()
         return remaining_s
 
-    def note(self, error: RpcError, endpoint: str, *, repeatable: bool, alone: bool = False) -> None:
+    def note(self, error: RpcError, endpoint: str, *, repeatable: bool, round_length: int) -> None:
         """Remember a failed attempt.
 
         Arguments:
             error: how it failed.
             endpoint: where.
             repeatable: whether the method may be called twice.
-            alone: whether there is no other endpoint.
+            round_length: how many endpoints there are.
 
         Raises:
             StatusError: there must be no other.
@@ -231,16 +237,22 @@ class Attempts:
         self._failures[endpoint] = error.text
         self._definite = self._definite and (error.definite or is_of_learner(error) or again_s(error) > 0)
         if error.code == UNAVAILABLE and (repeatable or error.definite):
+            if monotonic() >= self._patient_until and self._is_refused_by(round_length):
+                raise self._timed_out()
             return
         self._again_s = again_s(error)
         if self._again_s and monotonic() + self._again_s < self.deadline:
             return
-        if is_of_learner(error) and not alone and endpoint not in self._learners:
+        if is_of_learner(error) and round_length > 1 and endpoint not in self._learners:
             self._learners.add(endpoint)
             return
         if error.code == DEADLINE_EXCEEDED and (self._explain or error.text == ContextDeadlineExceededError.text):
             raise self._timed_out()
         raise from_status(error.code, error.text, definite=error.definite) from None
+
+    def _is_refused_by(self, round_length: int) -> bool:
+        """Tell if nothing listens at any endpoint: each was tried, and its machine says so."""
+        return len(self._failures) == round_length and all(text.endswith(_REFUSED) for text in self._failures.values())
 
     async def pause(self, round_length: int) -> None:
         """Wait as long as the member asked for; else if a round has just ended."""

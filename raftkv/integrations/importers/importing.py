@@ -66,7 +66,7 @@ def wrong_trackers(source: Source, candidates: Iterable[Candidate]) -> dict[str,
     paths = {candidate.path or source.listing.name for candidate in candidates}
     found = {}
     for tracker, pattern in TRACKERS.items():
-        if tracker in source.listing.top and paths:
+        if tracker in source.listing.top and tracker not in source.bad and paths:
             text = source.head(tracker, TRACKER_MAX_BYTES).decode(errors="replace")
             match = pattern.fullmatch(text)
             if match is None:
@@ -106,7 +106,6 @@ async def import_directory(
 
     Raises:
         ConfigError: nothing is there that any tool has written; or ``step`` is given for several.
-        NotWhole: a link leads out of the directory.
         StorageError: it could not be read, or the copy could not be written.
         FenceBroken: another program has claimed the checkpoints meanwhile.
         StatusError: the cluster refused.
@@ -116,8 +115,9 @@ async def import_directory(
     source = await asyncio.to_thread(Source, uri)
     candidates = await asyncio.to_thread(detect, source.listing)
     if not candidates:
+        bad = "".join(f" ({printable(why)})" for why in list(source.bad.values())[:1])
         raise ConfigError(
-            f"{uri} has nothing that one of {', '.join(TOOLS)} has written; name its checkpoint directory"
+            f"{uri} has nothing that one of {', '.join(TOOLS)} has written{bad}; name its checkpoint directory"
         )
     if step is not None and len(candidates) > 1:
         raise ConfigError(
@@ -149,12 +149,15 @@ class _Import:
 
     async def run(self, candidates: list[Candidate], on_result: OnResult) -> list[Imported]:
         """Take all in, oldest first."""
-        results: list[Imported] = []
+        bad = self._source.bad
+        loose = sorted(bad.keys() - {name for candidate in candidates for name in candidate.sources})
+        results = [Imported(printable(name), "", "", None, SKIPPED, printable(bad[name])) for name in loose]
         inspected: list[tuple[Candidate, Facts]] = []
         for tracker, why in (await asyncio.to_thread(wrong_trackers, self._source, candidates)).items():
             results.append(Imported(tracker, "tracker", "", None, REFUSED, f"{self._source.uri}/{tracker} {why}"))
         for candidate in candidates:
             try:
+                self._source.check(candidate.sources)
                 facts = await asyncio.to_thread(TOOLS[candidate.tool].inspect, candidate, self._source)
             except (NotWhole, StorageError) as error:
                 results.append(self._result(candidate, Facts(candidate.step), REFUSED, str(error)))
@@ -245,6 +248,6 @@ class _Import:
     def _result(self, candidate: Candidate, facts: Facts, action: str, reason: str = "", *, uri: str = "") -> Imported:
         files = candidate.files
         return Imported(
-            candidate.path, candidate.tool, self._kind or candidate.kind, self._step_of(facts), action, reason, uri,
-            len(files), sum(files.values()), dict(facts.metrics),
+            printable(candidate.path), candidate.tool, self._kind or candidate.kind, self._step_of(facts), action,
+            reason, uri, len(files), sum(files.values()), dict(facts.metrics),
         )  # fmt: skip

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,7 +36,7 @@ class Listing:
 
     Attributes:
         name: of the directory, its last part.
-        files: name below it, with slashes, to size in bytes.
+        files: name below it, with slashes, to size in bytes; a slash ends the name of a link to a directory.
     """
 
     name: str
@@ -60,9 +60,12 @@ class Source:
     Arguments:
         uri: path or URL.
 
+    Attributes:
+        bad: names of the listing that cannot be taken, and why: those that no checkpoint can have, links that lead out
+            of the directory, to a directory or to nothing. Pipes, devices and a registry's own files are not listed.
+
     Raises:
         ConfigError: fsspec is not installed, or knows no such URL, or nothing is there.
-        NotWhole: a link leads out of the directory.
         StorageError: it could not be listed.
     """
 
@@ -73,28 +76,43 @@ class Source:
             if not place.fs.exists(place.root):
                 raise ConfigError(f"there is nothing at {self.uri}")
             is_file = bool(place.fs.isfile(place.root))
+        self.bad: dict[str, str] = {}
         if is_file:
             self.uri, _, only = self.uri.rpartition("/")
             place = Place(self.uri)
             found = {only: int(place.fs.size(place.path(only)))}
         else:
-            usable = [file for file in place.list() if self._is_usable(place, file)]
-            found = {check_file_name(file.name): file.size_bytes for file in usable}
+            found = {name: file.size_bytes for file in place.list() if (name := self._listed(place, file))}
         if len(found) > FILES_MAX:
             raise ConfigError(f"{uri} has {len(found)} files: at most {FILES_MAX}; import its directories one by one")
         self._place = place
         self.listing = Listing(place.root.rpartition("/")[2], found)
 
-    def _is_usable(self, place: Place, file: Found) -> bool:
-        """Whether a tool has written it: not a registry, no pipe or device. Raises NotWhole: a link leads out."""
-        if file.name.rpartition("/")[2] in (MANIFEST, RECORD):
-            return False
-        if not place.is_local:
-            return True
-        path, root = f"{place.root}/{file.name}", os.path.realpath(place.root)
-        if file.is_link and not os.path.realpath(path).startswith(f"{root}/"):
-            raise NotWhole(self.uri, f"{file.name} is a link that leads out of the directory; put the file there")
-        return os.path.isfile(path)
+    def _listed(self, place: Place, file: Found) -> str:
+        """Return the name that a file has in the listing; empty: no tool has written it."""
+        name, path = file.name, f"{place.root}/{file.name}"
+        if name.rpartition("/")[2] in (MANIFEST, RECORD):
+            return ""
+        if place.is_local and file.is_link:
+            name += "/" if os.path.isdir(path) else ""
+            if not os.path.exists(path):
+                self.bad[name] = f"{name} is a link to nothing; put the file there"
+            elif not os.path.realpath(path).startswith(f"{os.path.realpath(place.root)}/"):
+                self.bad[name] = f"{name} is a link that leads out of the directory; put the files there"
+            elif name != file.name:
+                self.bad[name] = f"{name} is a link to a directory; put the directory there"
+        elif place.is_local and not os.path.isfile(path):
+            return ""
+        try:
+            check_file_name(file.name)
+        except ConfigError as error:
+            self.bad[name] = str(error)
+        return name
+
+    def check(self, names: Iterable[str]) -> None:
+        """Raise NotWhole: one of these names is bad."""
+        for name in sorted(self.bad.keys() & set(names)):
+            raise NotWhole(self.uri, self.bad[name])
 
     def path(self, name: str) -> str:
         """Return the path of a file, as the file system knows it."""
@@ -105,8 +123,10 @@ class Source:
         """Open a file for reading.
 
         Raises:
+            NotWhole: its name is bad.
             StorageError: it could not be read.
         """
+        self.check([name])
         with self._place.open_reader(name) as file, self._place.named("read", name):
             yield file
 

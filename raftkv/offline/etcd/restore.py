@@ -20,7 +20,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -109,28 +109,24 @@ def restore(
     database_bytes(path)
     if not skip_hash_check:
         check_hash(path)
-    with _building(data_dir) as temporary:
+    with ExitStack() as held:
+        temporary = held.enter_context(_building(data_dir))
         wal_temporary = temporary / "member" / "wal"
         if wal_dir is not None and _absolute(wal_dir).is_relative_to(_absolute(data_dir)):
             wal_temporary = temporary / _absolute(wal_dir).relative_to(_absolute(data_dir))
             ensure_private_directory(wal_temporary.parent)
             wal_dir = None  # it comes along
         elif wal_dir is not None:
-            wal_temporary = _beside(wal_dir)
-            _remove(wal_temporary)
-        try:
-            restored = _build(path, config, temporary, wal_temporary, bump_revision, forward)
-            failpoint("restoreBeforeRename")
-            if temporary.name == INSIDE:
-                _take_places(temporary, data_dir)
-            else:
-                _take_place(temporary, data_dir)
-            if wal_dir is not None:
-                failpoint("restoreBeforeRenameLog")
-                _take_place(wal_temporary, wal_dir)
-        except BaseException:
-            _remove(wal_temporary)
-            raise
+            wal_temporary = held.enter_context(_building(wal_dir)) / "wal"
+        restored = _build(path, config, temporary, wal_temporary, bump_revision, forward)
+        failpoint("restoreBeforeRename")
+        if temporary.name == INSIDE:
+            _take_places(temporary, data_dir)
+        else:
+            _take_place(temporary, data_dir)
+        if wal_dir is not None:
+            failpoint("restoreBeforeRenameLog")
+            _take_place(wal_temporary, wal_dir)
     return restored
 
 
@@ -186,10 +182,13 @@ def _locked(directory: Path) -> int:
     lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # The one that held it may have given this directory its name, and a third have made another.
+        if directory.exists() and os.path.samestat(os.fstat(lock), directory.stat()):
+            return lock
     except BlockingIOError:
-        os.close(lock)
-        raise StorageError(f"another restore is at work in {directory}") from None
-    return lock
+        pass
+    os.close(lock)
+    raise StorageError(f"another restore is at work in {directory}")
 
 
 def _remove(path: Path) -> None:

@@ -224,6 +224,7 @@ class Lessor:
     ) -> None:
         self._node = node
         self._auth, self._rights = applier.auth, applier.rights
+        self._leases, self._store = applier.leases, applier.store
         self._ttl_min_s = ttl_min_s
         self._loop = asyncio.get_running_loop()
         self._clock = LeaseClock(self._loop.time)
@@ -620,11 +621,15 @@ class Lessor:
 
         Raises:
             LeaseTTLTooLargeError: above the largest TTL.
+            LeaseExistsError: keys are attached to the id, as in a restored file that lacks their lease. They would end
+                with this one, which need not be of a user who may write them.
         """
         if ttl_s > TTL_MAX_S:
             raise errors.LeaseTTLTooLargeError
         while lease_id == 0:
             lease_id = self._random.getrandbits(63)
+        if self._store.lease_key_count(lease_id) and not self._leases.exists(lease_id):
+            raise errors.LeaseExistsError
         return rpc_pb2.LeaseGrantRequest(TTL=max(ttl_s, 1 if exact else self._ttl_min_s), ID=lease_id)
 
     async def grant(self, ttl_s: int, caller: Caller | None, identity: Identity) -> int:

@@ -2,11 +2,12 @@
 
     tokens = JWTTokens(parse_options("jwt,pub-key=a.pem,sign-method=ES256"), time.time)
     tokens.find(b"eyJ...")                 # a Signed, or None
-    tokens.sign(b"alice", 7)               # for a member that has the private key
+    tokens.sign(b"alice", 7, hash)         # for a member that has the private key
 
 Claims are etcd's, so tokens of etcd with the same key are good here, and the other way: ``username``, ``revision`` of
 the users when it was signed, ``exp``. A token of an older revision is refused with "revision of auth store is old": who
-has one has to get another.
+has one has to get another. Calls that need root are not (``apply/auth/rights``), so a token that was signed here says
+too which password it was given for (``raftkv_password``), and ends with that.
 
 - One algorithm is allowed, the one of the flag; what the token says of its own algorithm must be that. ``none`` is not
   one. A public key is never taken for a secret: with HS256 the secret is the file ``priv-key``, as in etcd.
@@ -45,6 +46,14 @@ VERIFIED_MAX: Final = 10_000
 
 REFUSED_MAX: Final = 10_000
 """Tokens that are remembered since they never will be good, apart from the others: any client can make some up."""
+
+PASSWORD: Final = "raftkv_password"
+"""The claim that names the password, by a digest of its hash. That has a salt, so setting the same password counts."""
+
+_DIGITS: Final = 32
+
+HashOf = Callable[[bytes, int], bytes | None]
+"""The hash of a user's password now; None: it is not known here yet, as the users here are older than a revision."""
 
 _KEYS: Final = frozenset(("pub-key", "priv-key", "sign-method", "ttl"))
 _UNITS: Final = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -113,21 +122,42 @@ class Signed:
         expires_at: when it ends, in seconds since the epoch.
     """
 
-    __slots__ = ("_begins_at", "_caller", "_clock", "expires_at", "user")
+    __slots__ = ("_begins_at", "_caller", "_clock", "_hash", "_hash_of", "_password", "expires_at", "user")
 
     def __init__(
-        self, user: bytes, revision: int, begins_at: float, expires_at: float, clock: Callable[[], float]
+        self,
+        caller: Caller,
+        begins_at: float,
+        expires_at: float,
+        password: str,
+        clock: Callable[[], float],
+        hash_of: HashOf,
     ) -> None:
-        self.user = user
+        self.user = caller.user
         self.expires_at: float | None = expires_at
         self._begins_at = begins_at
-        self._caller = Caller(user, revision)
+        self._caller = caller
+        self._password = password
         self._clock = clock
+        self._hash: bytes | None = None
+        """The one that was found to be meant: most calls compare no digest."""
+        self._hash_of = hash_of
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended."""
-        return self.expires_at is not None and self._clock() >= self.expires_at
+        """Whether it has ended, or its password has."""
+        return (self.expires_at is not None and self._clock() >= self.expires_at) or not self._has_password()
+
+    def _has_password(self) -> bool:
+        if not self._password:
+            return True  # another has signed it, and says nothing of the password
+        found = self._hash_of(self.user, self._caller.auth_revision)
+        if found is None or found == self._hash:
+            return True
+        if digest_of(found) != self._password:
+            return False
+        self._hash = found
+        return True
 
     @property
     def is_good(self) -> bool:
@@ -150,15 +180,19 @@ class JWTTokens:
     Arguments:
         options: of the flag.
         clock: seconds since the epoch.
+        hash_of: knows the passwords of users.
 
     Raises:
         ConfigError: a key cannot be used.
     """
 
-    def __init__(self, options: Options, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, options: Options, clock: Callable[[], float], hash_of: HashOf = lambda user, revision: None
+    ) -> None:
         self._method = options.method
         self._ttl_s = options.ttl_s
         self._clock = clock
+        self._hash_of = hash_of
         self._signing, self._verifying = _keys(options)
         # At the start, and only where the flag asks for it: a running member imports nothing.
         self._jwt = importlib.import_module("jwt")
@@ -211,16 +245,19 @@ class JWTTokens:
         if not isinstance(user, str) or not user or revision is None or expires_at is None:
             return None
         begins_at = _number(claims, "nbf") if "nbf" in claims else 0.0
-        if begins_at is None:
+        password = claims.get(PASSWORD, "")
+        if begins_at is None or not isinstance(password, str):
             return None
-        return Signed(user.encode("utf-8", "surrogatepass"), int(revision), begins_at, expires_at, self._clock)
+        caller = Caller(user.encode("utf-8", "surrogatepass"), int(revision))
+        return Signed(caller, begins_at, expires_at, password, self._clock, self._hash_of)
 
-    def sign(self, user: bytes, auth_revision: int) -> str:
+    def sign(self, user: bytes, auth_revision: int, password_hash: bytes) -> str:
         """Return a token.
 
         Arguments:
             user: who has given the right password.
             auth_revision: of the users then.
+            password_hash: of that password.
 
         Raises:
             TokenNotSignedError: this member has no key for it.
@@ -231,9 +268,15 @@ class JWTTokens:
             "username": user.decode("utf-8", "replace"),
             "revision": auth_revision,
             "exp": int(self._clock() + self._ttl_s),
+            PASSWORD: digest_of(password_hash),
         }
         token: str = self._jwt.encode(claims, self._signing, algorithm=self._method)
         return token
+
+
+def digest_of(password_hash: bytes) -> str:
+    """Return what a token says of a password."""
+    return hashlib.sha256(password_hash).hexdigest()[:_DIGITS]
 
 
 def _remember(found: OrderedDict[bytes, T], digest: bytes, what: T, most: int) -> None:

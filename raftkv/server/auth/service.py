@@ -172,7 +172,7 @@ class AuthService:
         if self._auth.revision != revision:
             return None
         if self._signer is not None:
-            return self._signer.sign(user, revision)
+            return self._signer.sign(user, revision, self._auth.users[user].password_hash)
         secret = new_secret()
         digest = digest_of(secret.encode())
         grant = raft_pb2.TokenGrant(user=user, token_sha256=digest, auth_revision=revision)

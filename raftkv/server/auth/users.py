@@ -50,7 +50,7 @@ class Users:
         self._service: AuthService | None = None
         self.tokens = SimpleTokens(asyncio.get_running_loop().time, config.auth_token_ttl_s)
         options = parse_options(config.auth_token)
-        self._signed = None if options is None else JWTTokens(options, time.time)
+        self._signed = None if options is None else JWTTokens(options, time.time, self._hash_of)
         self._callers = Callers(self._signed or self.tokens, lambda: node.applied)
         self._passwords = Passwords(config.bcrypt_cost, config.auth_min_password_length)
         self.live = LiveCalls(applier.auth, applier.rights, self._callers, slices)
@@ -94,6 +94,13 @@ class Users:
         if not self._auth.is_enabled:
             self.tokens.forget_all()
         self.live.changed()
+
+    def _hash_of(self, user: bytes, auth_revision: int) -> bytes | None:
+        """Return the hash of a user's password now; None: the users here are older than a revision."""
+        if auth_revision > self._auth.revision:
+            return None
+        found = self._auth.users.get(user)
+        return b"" if found is None else found.password_hash
 
     def caller_of(self, call: ServerCall) -> Caller | None:
         """Return who makes a call, by now. Raises InvalidAuthTokenError: the token has ended."""

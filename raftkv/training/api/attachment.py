@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from raftkv.client.control import ClientControl, check_whole
+from raftkv.client.control import ClientControl, Sparse, check_whole
 from raftkv.client.operations import Put
 from raftkv.client.rpc.retry import until_answered
 from raftkv.errors import ConfigError
@@ -94,8 +94,9 @@ class WorkerAttachment(RecordView):
         """
         attachment = cls(check_whole(kv), place)
         with explain_outage(kv, place.run_id, connect_timeout_s):
-            record = await until_answered(lambda: kv.range(*attachment._keys.record), connect_timeout_s)
-        attachment._cache.load(record, record.revision)
+            reads = attachment._keys.record.reads()
+            record = await until_answered(lambda: kv.txn().then(*reads).commit(), connect_timeout_s)
+        attachment._cache.load(Sparse.items(record.results), record.revision)
         try:
             attachment.world = attachment._find_world()
         except BaseException:

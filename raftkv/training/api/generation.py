@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from urllib.parse import quote
 
 from raftkv.client.arguments import limit, whole
-from raftkv.client.control import ClientControl, Reflector, below
+from raftkv.client.control import ClientControl, Reflector, Sparse, below
 from raftkv.client.kv import txn
 from raftkv.client.lock import Term
 from raftkv.client.operations import Delete, Get, GetRange, Put, fence_compares, mod_revision, version
@@ -133,8 +133,9 @@ class Generation:
 
     async def why_over(self) -> str:
         """Ask the cluster why it has ended; empty: it lasts, as far as the records of the run say."""
-        found = await self.until_over(until_answered(lambda: self.kv.range(*self.fence.watched)))
-        return self.fence.why_over({item.key: item for item in found}) or ""
+        reads = self.fence.watched.reads()
+        found = await self.until_over(until_answered(lambda: self.kv.txn().then(*reads).commit()))
+        return self.fence.why_over({item.key: item for item in Sparse.items(found.results)}) or ""
 
     async def until_over(self, waiting: Awaitable[Result]) -> Result:
         """Wait for something, but not beyond the end of the generation.

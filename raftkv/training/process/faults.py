@@ -159,9 +159,9 @@ def signal_name(number: int) -> str:
 def _exception(error_file: str) -> str:
     """Read the first line of the exception that torch's ``@record`` has written down, if any."""
     try:
-        with open(error_file, "rb") as file:
+        with open(os.open(error_file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # perhaps a pipe
             message = json.loads(file.read(_ERROR_FILE_BYTES_MAX))["message"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""
     text = message.get("message", "") if isinstance(message, dict) else message
     return str(text).strip().split("\n", 1)[0][:_MESSAGE_MAX]

@@ -372,6 +372,8 @@ def make_directory(base: str, run_id: str) -> Path:
 READ_BYTES: Final = 64 * 1024
 PIPE_PATIENCE_S: Final = 5.0
 """How long a pipe may stay open and silent after the workers are gone: a process that was not to be found holds it."""
+PIPE_PATIENCES_MAX: Final = 4
+"""How often that, if such a process prints; what the workers have left in the pipe is read at once."""
 
 
 class Output:
@@ -446,9 +448,11 @@ class _Pump(threading.Thread):
                 self._log.close()
 
     def wait(self) -> None:
-        """Wait for the end, as long as anything comes."""
+        """Wait for the end, as long as anything comes, but not for ever: it may be a stranger's."""
         moved = -1
-        while self.is_alive() and moved != self._moved:
+        for _ in range(PIPE_PATIENCES_MAX):
+            if not self.is_alive() or moved == self._moved:
+                return
             moved = self._moved
             self.join(PIPE_PATIENCE_S)
 

@@ -178,6 +178,10 @@ class Workers:
     def send(self, number: int) -> None:
         """Send a signal to all that have not ended, and to what they started in their group."""
         if self.guard.returncode is None:
+            for process in self.processes:
+                with contextlib.suppress(ProcessLookupError):
+                    if os.getpgid(process.worker.pid) != self.guard.pid:  # of a session of its own, as by setsid
+                        process.process.send_signal(number)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.guard.pid, number)
 

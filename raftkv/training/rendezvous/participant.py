@@ -35,7 +35,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from raftkv.client.arguments import limit
-from raftkv.client.control import ClientControl, Control, OnTrouble, Reflector, check_whole, until_answered
+from raftkv.client.control import ClientControl, Control, OnTrouble, Reflector, Sparse, check_whole, until_answered
 from raftkv.client.operations import (
     Compare,
     Delete,
@@ -293,9 +293,9 @@ class Participant(RecordView):
     # -- what the store holds
 
     def _registered(self, result: TxnResult) -> None:
-        record, calls = result.results[3], result.results[4]
-        self._calls.load(calls, result.revision)
-        self._cache.load(record, result.revision)
+        calls_at = 3 + len(self._keys.record.parts)
+        self._calls.load(Sparse.items(result.results[calls_at:]), result.revision)
+        self._cache.load(Sparse.items(result.results[3:calls_at]), result.revision)
 
     def _lost_lease(self) -> None:
         self._election.lost_lease()

@@ -23,7 +23,7 @@ from typing import Final
 from raftkv.client.control import Control, Grant, OnTrouble, until_answered
 from raftkv.client.errors import is_client_closed
 from raftkv.client.kv import Txn
-from raftkv.client.operations import Get, GetRange, Operation, Put, mod_revision, version
+from raftkv.client.operations import Get, Operation, Put, mod_revision, version
 from raftkv.client.values import TxnResult
 from raftkv.errors import LeaseNotFoundError, StatusError
 from raftkv.training.config import RunConfig
@@ -237,8 +237,8 @@ class Registration:
             Put(keys.node(self.node.id), self.node.encode(), lease=grant.id),
             Txn().when(version(keys.state) == 0).then(Put(keys.state, state.encode())),
             Txn().when(version(keys.arbiter) == 0).then(Put(keys.arbiter, self.node.id, lease=grant.id)),
-            GetRange(*keys.record),
-            GetRange(*keys.calls),
+            *keys.record.reads(),
+            *keys.calls.reads(),
         ]
 
     async def _drop(self, grant: Grant, *, revoke: bool = True) -> None:

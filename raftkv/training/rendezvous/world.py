@@ -19,7 +19,7 @@ from functools import cached_property, lru_cache
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
-from raftkv.client.control import Control, Interval, Reflector
+from raftkv.client.control import Control, Reflector, Sparse
 from raftkv.client.operations import Compare, mod_revision, version
 from raftkv.client.records import RecordError
 from raftkv.client.scope import Space
@@ -266,7 +266,7 @@ class WorldFence:
     def __init__(self, world: World) -> None:
         self._world = world
         keys = RunKeys(world.run_id)
-        self.watched: Interval = keys.news
+        self.watched: Sparse = keys.news
         self.conditions: tuple[Compare, ...] = (
             mod_revision(keys.round) == world.revision,
             version(keys.node(world.member.id)) > 0,
@@ -427,7 +427,7 @@ class RecordCache(Reflector):
 
     def __init__(self, control: Control, run_id: str, on_change: Callable[[], None]) -> None:
         keys = RunKeys(run_id)
-        super().__init__(control, keys.record, self._decode, on_end=self._ended, watched=keys.news)
+        super().__init__(control, keys.record, self._decode, on_end=self._ended, watched=keys.news[:2])
         self.round: GenerationRecord | None = None
         self.roster = Roster()
         self.state: State | None = None

@@ -256,6 +256,9 @@ class Connection(asyncio.Protocol):
             await self._do_all()
         except (RaftKVError, FrameError) as error:
             self.refuse(str(error))
+        except Exception as error:  # else the client would wait for ever
+            _log.exception("a request of %s has failed", self.peer)
+            self.refuse(f"{type(error).__name__}: {error}")
         finally:
             self._work = None
             self._end_if_done()

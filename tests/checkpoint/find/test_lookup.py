@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
 
@@ -12,7 +13,7 @@ from raftkv.checkpoint import find as lookup_module
 from raftkv.checkpoint.errors import CheckpointNotFound
 from raftkv.checkpoint.find import MAX, MIN
 from raftkv.checkpoint.keys import RegistryKeys
-from raftkv.checkpoint.records import Extremes, Reference
+from raftkv.checkpoint.records import Extremes, Latest, Reference
 from raftkv.client.records import RecordError
 from raftkv.errors import ConfigError
 from tests.checkpoint.world import KEYS, KIND, World, play, saved
@@ -140,6 +141,32 @@ def test_best_is_decided_by_records_and_not_by_the_index() -> None:
         assert [each.step for each in best] == [1, 2, 3]
         assert (await registry.best("loss")).step == 1
         assert (await registry.best("loss", MAX)).step == 3
+
+    play(story())
+
+
+@pytest.mark.parametrize("forger", ["a", "b", "c", "d"])
+def test_run_whose_summary_says_nan_changes_no_order_of_the_others(forger: str) -> None:
+    """Compare nothing with it: who may write one run gave all others a wrong best of all runs."""
+
+    async def story() -> None:
+        for losses in permutations((0.1, 0.2, 0.3, 0.4)):
+            world = World()
+            for run_id, loss in zip("abcd", losses, strict=True):
+                registry = world.registry(run_id)
+                claim = await registry.claim()
+                await saved(registry, claim, 1, {"loss": loss})
+                if run_id == forger:
+                    forged = Latest(1, claim.generation, 1, best={"loss": Extremes(math.nan, 1, math.nan, 1)})
+                    world.put(RegistryKeys(run_id).latest(KIND), forged.encode())
+            for mode in (MIN, MAX):
+                found = await world.registry().lookup.best_of_all("loss", mode, count=4)
+                ordered = sorted(losses, reverse=mode == MAX)
+                assert [each.metrics["loss"] for each in found] == ordered
+            registry = world.registry(forger)
+            await saved(registry, await registry.claim(), 2, {"loss": 0.5})
+            summary = (await registry.lookup.summary(forger))[0].latest
+            assert summary.best["loss"].max_value == 0.5
 
     play(story())
 

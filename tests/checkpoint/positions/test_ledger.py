@@ -200,6 +200,60 @@ def test_mark_that_comes_while_a_range_is_given_back_is_not_taken_again() -> Non
     asyncio.run(run())
 
 
+async def _cancelled(control: Any, call: Any, *, is_applied: bool) -> None:
+    """Cancel a call at its last txn that writes, before the store has it or before the answer comes."""
+    txn = control.txn
+
+    async def cut(compares: Any, then: Any, otherwise: Any = ()) -> Any:
+        if not any(operation.writes for operation in then):
+            return await txn(compares, then, otherwise)
+        if is_applied:
+            await txn(compares, then, otherwise)
+        raise asyncio.CancelledError
+
+    control.txn = cut
+    try:
+        with pytest.raises(asyncio.CancelledError):
+            await call
+    finally:
+        control.txn = txn
+
+
+@pytest.mark.parametrize("is_applied", [False, True])
+def test_call_that_was_cancelled_can_be_made_again(is_applied: bool) -> None:
+    """A range whose end was marked was told to be lost; one that was taken was lost for its epoch."""
+
+    async def run() -> None:
+        control = StoreWorld().control()
+        ledger = Ledger(control, RUN)
+        claim = await claim_generation(control, RUN, "claim/a", now=lambda: 0.0)
+        await ledger.open(claim, Used.begin(20), range_size=10)
+        await _cancelled(control, ledger.take(claim, 3), is_applied=is_applied)
+        first = await ledger.take(claim, 3)
+        assert first is not None
+        assert (first.first, first.end) == (0, 10)
+        await _cancelled(control, ledger.mark(claim, first, 4), is_applied=is_applied)
+        half = await ledger.mark(claim, first, 6)
+        await _cancelled(control, ledger.mark(claim, half, 8), is_applied=is_applied)
+        await _cancelled(control, ledger.mark(claim, half, 10), is_applied=is_applied)
+        assert (await ledger.mark(claim, half, 10)).done == 10
+        with pytest.raises(RangeLost):
+            await ledger.give_back(claim, half)
+        second = await ledger.take(claim, 3)
+        assert second is not None
+        await _cancelled(control, ledger.mark(claim, second, 15), is_applied=is_applied)
+        await _cancelled(control, ledger.give_back(claim, second), is_applied=is_applied)
+        await ledger.give_back(claim, second)
+        with pytest.raises(RangeLost):
+            await ledger.mark(claim, second, 20)
+        assert (await ledger.used()).done == ((0, 15 if is_applied else 10),)
+        while (left := await ledger.take(claim, 3)) is not None:
+            await ledger.mark(claim, left, left.end)
+        assert await ledger.is_over()
+
+    asyncio.run(run())
+
+
 def test_impossible_ledgers_are_refused_in_one_line() -> None:
     async def act(ledger: Ledger, claim: Claim) -> None:
         with pytest.raises(ConfigError, match=r"not open: call open\(\)"):

@@ -18,7 +18,7 @@ from raftkv.cli.backup import Place, Report
 from tests.cli.programs import TIMEOUT_S, Running
 from tests.cli.runner import Ran, run_ctl, run_server, run_utl
 from tests.cli.test_programs import BIN
-from tests.procs import RAFTKV, Cluster
+from tests.procs import RAFTKV, Cluster, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +68,19 @@ def test_a_lost_member_is_passed_over_and_no_member_is_one_line(cluster: Cluster
     ran = run_server([*words, "127.0.0.1:1"])
     assert (ran.code, ran.output, ran.errors.count("\n")) == (1, b"", 1)
     assert ran.errors.startswith("raftkv: no member gives a snapshot: 127.0.0.1:1: ")
+
+
+@pytest.mark.long
+def test_a_backup_of_a_member_without_a_leader_says_what_it_may_lack(tmp_path: Path) -> None:
+    with Cluster(RAFTKV, size=3) as cluster:
+        put(cluster, "k")
+        for member in cluster.members[1:]:
+            member.kill()
+        status = ["endpoint", "status", "--endpoints", cluster.endpoints[0]]
+        wait_for(lambda: b"etcdserver: no leader" in run_ctl(status).output, "the loss of the leader")
+        ran = run_server(["backup", str(tmp_path / "b"), "--once", "--endpoints", cluster.endpoints[0]])
+    assert ran.code == 0
+    assert ran.errors.endswith("knows no leader: the backup may lack the last writes of the cluster\n")
 
 
 def test_a_compaction_meanwhile_costs_another_snapshot(cluster: Cluster, tmp_path: Path, monkeypatch) -> None:

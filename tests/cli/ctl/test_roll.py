@@ -38,6 +38,7 @@ class Played:
         self.done: list[str] = []
         self.said: list[str] = []
         self.status = 0
+        self.started: dict[str, float | None] = {}
 
     def _at(self, endpoint: str) -> rpc_pb2.Member:
         return next(member for member in self.members if endpoint in member.clientURLs)
@@ -62,8 +63,12 @@ class Played:
         self.done.append(" ".join(words))
         return self.status
 
+    async def started_at(self, endpoint: str) -> float | None:
+        """A process that starts anew each time that its member is asked for it, unless it is given."""
+        return self.started.get(self._at(endpoint).name, float(len(self.done)))
+
     def roll(self, template: str = RESTART, *, is_dry: bool = False, wait_s: float = 60.0) -> None:
-        asyncio.run(Roll(self, template, 1.0, wait_s, self.run, self.said.append).all(is_dry))
+        asyncio.run(Roll(self, template, 1.0, wait_s, self.run, self.said.append, self.started_at).all(is_dry))
 
 
 def _restarts(*names: str) -> list[str]:
@@ -153,6 +158,14 @@ def test_the_roll_stops_at_a_command_that_fails_or_a_member_that_stays_away(monk
     with pytest.raises(CommandError, match=r"b was not in sync .* after its restart: it does not answer"):
         played.roll(wait_s=0.05)
     assert played.done == _restarts("b")
+
+
+def test_the_roll_stops_where_the_old_process_still_runs() -> None:
+    played = Played("a", "b", "c")
+    played.started = {"b": None, "c": 7.0}  # b does not say
+    with pytest.raises(CommandError, match="c was not restarted: the process of before still runs") as stopped:
+        played.roll()
+    assert (played.done, stopped.value.details) == (_restarts("b", "c"), ("restarted so far: b",))
 
 
 @pytest.mark.parametrize("name", ["x; reboot", "-oProxyCommand=reboot", "$(reboot)", "a b", ""])

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.runner import run_ctl
+from tests.long import long_except
 from tests.procs import RAFTKV, Cluster
 
 BIN = Path(sys.executable).parent
@@ -22,35 +23,36 @@ def server() -> Iterator[str]:
     """A member with a key and a lease."""
     with Cluster(RAFTKV) as cluster:
         endpoint = cluster.endpoints[0]
-        assert run_ctl(["--endpoints", endpoint, "put", "a", "1"]).code == 0
+        assert run_ctl(["--endpoints", endpoint, "put", "/a", "1"]).code == 0
         yield endpoint
 
 
+HELP_OF_EACH_WRITER = ["raftkv --help", "raftkv version", "raftkvctl help", "raftkvctl completion bash"]
 HELP = [
-    ("raftkv", "--help"),
-    ("raftkv", "version"),
-    ("raftkv", "cluster", "--help"),
-    ("raftkv", "torchft-lighthouse", "--help"),
-    ("raftkv", "tcpstore-gateway", "--help"),
-    ("raftkvctl", "help"),
-    ("raftkvctl", "get", "--help"),
-    ("raftkvctl", "version"),
-    ("raftkvctl", "completion", "bash"),
-    ("raftkvctl", "bench", "put", "--help"),
+    *HELP_OF_EACH_WRITER,
+    "raftkv cluster --help",
+    "raftkv torchft-lighthouse --help",
+    "raftkv tcpstore-gateway --help",
+    "raftkvctl get --help",
+    "raftkvctl version",
+    "raftkvctl bench put --help",
+]
+ANSWERS_OF_EACH_WRITER = [
+    "get --prefix / -w protobuf",
+    "endpoint status -w table",
+    "watch --prefix / --rev 1",
+    "lock left",
+    "run list --json",
 ]
 ANSWERS = [
-    ("get", "--prefix", ""),
-    ("get", "--prefix", "", "-w", "json"),
-    ("get", "--prefix", "", "-w", "protobuf"),
-    ("endpoint", "status", "-w", "table"),
-    ("watch", "--prefix", "", "--rev", "1"),
-    ("watch", "--prefix", "", "--rev", "1", "-w", "json"),
-    ("lock", "left"),
-    ("elect", "left", "p"),
-    ("lease", "keep-alive", "7b"),
-    ("run", "list", "--json"),
-    ("top", "--json", "--interval", "1ms"),
-    ("bench", "put", "--total", "20", "--clients", "1", "--conns", "1", "--json"),
+    *ANSWERS_OF_EACH_WRITER,
+    "get --prefix /",
+    "get --prefix / -w json",
+    "watch --prefix / --rev 1 -w json",
+    "elect left p",
+    "lease keep-alive 7b",
+    "top --json --interval 1ms",
+    "bench put --total 20 --clients 1 --conns 1 --json",
 ]
 
 
@@ -66,9 +68,10 @@ def run_unread(command: list[str]) -> subprocess.CompletedProcess[bytes]:
         os.close(writing)
 
 
-@pytest.mark.parametrize("words", HELP, ids=" ".join)
-def test_help_that_nobody_reads_ends_without_a_word(words: tuple[str, ...]) -> None:
-    done = run_unread([str(BIN / words[0]), *words[1:]])
+@pytest.mark.parametrize("words", long_except(HELP, HELP_OF_EACH_WRITER))
+def test_help_that_nobody_reads_ends_without_a_word(words: str) -> None:
+    program, *rest = words.split()
+    done = run_unread([str(BIN / program), *rest])
     assert (done.returncode, done.stderr) == (1, b"")
 
 
@@ -77,9 +80,9 @@ def test_so_does_the_module() -> None:
     assert (done.returncode, done.stderr) == (1, b"")
 
 
-@pytest.mark.parametrize("words", ANSWERS, ids=" ".join)
-def test_answers_that_nobody_reads_end_without_a_word(server: str, words: tuple[str, ...]) -> None:
-    done = run_unread([str(BIN / "raftkvctl"), "--endpoints", server, *words])
+@pytest.mark.parametrize("words", long_except(ANSWERS, ANSWERS_OF_EACH_WRITER))
+def test_answers_that_nobody_reads_end_without_a_word(server: str, words: str) -> None:
+    done = run_unread([str(BIN / "raftkvctl"), "--endpoints", server, *words.split()])
     assert (done.returncode, done.stderr) == (1, b"")
 
 

@@ -77,6 +77,21 @@ def test_learners_are_no_part_of_the_quorum():
     assert of(found, "quorum").figure == "3 of 3 voters answer, 2 are needed"
 
 
+def test_an_alarm_for_a_full_disk_is_told_from_one_for_a_full_database():
+    found = picture()
+    found.alarms = [(2, "NOSPACE")]
+    assert "make room" in of(found, "alarms").advice
+    found.answers[1] = answer(2, dbSize=2 * GIB)
+    assert "raftkvctl defrag" in of(found, "alarms").advice
+
+
+def test_an_endpoint_that_no_member_lists_is_not_to_be_replaced():
+    found = picture()
+    found.answers.append(Answer("gone:1", error="connection refused"))
+    assert "leave it out" in of(found, "member at gone:1").advice
+    assert "member replace" in of(picture(silent=1), "member at m3:1").advice
+
+
 def test_leaders():
     found = picture()
     assert of(found, "leader").figure == "m1 in term 3"

@@ -229,7 +229,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert command.main(["--data-dir", str(tmp_path)]) == 1
     printed = capsys.readouterr().out
     assert f"chmod 0700 {tmp_path}" in printed
-    assert "1 failures" in printed
+    assert "\n1 failure, " in printed
     settings = tmp_path / "raftkv.yml"
     settings.write_text(
         f"data-dir: {tmp_path}/d\nclient-transport-security:\n  cert-file: /no.crt\n  key-file: /no.key\n"

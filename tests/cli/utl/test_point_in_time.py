@@ -70,7 +70,8 @@ def test_a_time_after_the_archive_is_remarked_upon(history: History, tmp_path: P
         ("--to-revision 9", 128, "--to-revision and --to-time need --wal-archive-dir"),
         ("--wal-archive-dir x --bump-revision 1 --mark-compacted", 128,
          "--bump-revision and --wal-archive-dir exclude each other"),
-        ("--wal-archive-dir /nowhere", 1, "/nowhere: no such directory"),
+        ("--wal-archive-dir /nowhere", 1,
+         "there is no archive at /nowhere: a member makes it when it first closes a segment, or stops"),
         ("--wal-archive-dir x --to-revision=-1", 128, "--to-revision must not be negative (set to -1)"),
     ],
 )  # fmt: skip

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 import raftkv
 from raftkv.aio import put
 from tests.procs import RAFTKV, Cluster
@@ -37,6 +39,7 @@ def insist(kv, number):
             continue
 
 
+@pytest.mark.long
 def test_threads_read_whole_revisions_while_members_die():
     with Cluster(RAFTKV, size=3) as cluster, raftkv.connect(cluster.endpoints) as kv, kv.cache("pair/") as pair:
         is_over = threading.Event()

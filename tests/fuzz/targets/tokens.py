@@ -53,7 +53,7 @@ def _jwts() -> list[bytes]:
 
     with tempfile.TemporaryDirectory() as directory:
         signed = _signed(Path(directory))
-        token = signed.sign(b"alice", 7).encode()
+        token = signed.sign(b"alice", 7, b"").encode()
     unsigned = (
         b"eyJhbGciOiJub25lIiwidHlwIjoiSldUIn0.eyJ1c2VybmFtZSI6InJvb3QiLCJyZXZpc2lvbiI6MSwiZXhwIjo5OTk5OTk5OTk5fQ."
     )

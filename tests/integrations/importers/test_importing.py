@@ -156,6 +156,36 @@ def test_unimportable_checkpoint_does_not_stop_the_others(registry, output, raft
     assert "is a checkpoint of a registry already" in results[2].reason
 
 
+def test_what_is_bad_in_a_directory_is_named_and_the_rest_comes_in(registry, output, tmp_path):
+    """A name with a backslash, or one link, was the end of the whole import."""
+    made.write(tmp_path / "elsewhere/checkpoint-400", made.trainer(400))
+    (output / "checkpoint-100/a\\b.json").write_bytes(b"{}")
+    (output / "notes\\.txt").write_bytes(b"of no tool")
+    (output / "best").symlink_to("checkpoint-200")
+    (output / "checkpoint-400").symlink_to(tmp_path / "elsewhere/checkpoint-400")
+    (output / "latest").symlink_to("/etc/hostname")
+    results = registry.import_directory(str(output))
+    assert [(done.path, done.step, done.action) for done in results] == [
+        ("best/", None, "skipped"),
+        ("checkpoint-400/", None, "skipped"),
+        ("latest", None, "skipped"),
+        (r"notes\.txt", None, "skipped"),
+        ("checkpoint-100", 100, "refused"),
+        ("checkpoint-300", 300, "refused"),
+        ("checkpoint-200", 200, "imported"),
+    ]
+    assert [done.reason for done in results[:3]] == [
+        "best/ is a link to a directory; put the directory there",
+        "checkpoint-400/ is a link that leads out of the directory; put the files there",
+        "latest is a link that leads out of the directory; put the files there",
+    ]
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links/checkpoint-400").symlink_to(tmp_path / "elsewhere/checkpoint-400")
+    with pytest.raises(ConfigError, match=r"has nothing .* \(checkpoint-400/ is a link that leads out"):
+        registry.import_directory(str(tmp_path / "links"))
+    assert r"'checkpoint-100/a\\b.json' cannot be used" in results[4].reason
+
+
 def test_more_files_than_one_rank_can_prepare_come_in(registry, tmp_path, monkeypatch):
     monkeypatch.setattr(exchange, "PREPARED_MAX_BYTES", 1000)
     made.write(tmp_path / "step-4", made.dcp(20))

@@ -270,14 +270,44 @@ def test_a_pickle_is_not_executed(tmp_path):
     assert not marker.exists()
 
 
-def test_a_link_out_of_the_directory_is_refused(tmp_path):
-    made.write(tmp_path / "step-4", made.dcp())
+BAD = {
+    "a backslash": (
+        lambda path: path.with_name("a\\b.distcp").write_bytes(b"x"),
+        r"'step-4/a\\\\b\.distcp' cannot be used",
+    ),
+    "a line's end": (lambda path: path.with_name("a\nb.distcp").write_bytes(b"x"), r"a\\nb\.distcp' cannot be used"),
+    "no UTF-8": (lambda path: Path(os.fsdecode(bytes(path) + b"\xff")).write_bytes(b"x"), r"udcff' cannot be used"),
+    "a link out": (lambda path: path.symlink_to("../../secret"), "step-4/extra is a link that leads out"),
+    "a link to nothing": (lambda path: path.symlink_to("gone"), "step-4/extra is a link to nothing"),
+    "a link to itself": (lambda path: path.symlink_to("extra"), "step-4/extra is a link to nothing"),
+    "a link to a directory": (lambda path: path.symlink_to("../notes"), "step-4/extra/ is a link to a directory"),
+    "a link to a directory outside": (lambda path: path.symlink_to("/etc"), "step-4/extra/ is a link that leads out"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_one_bad_name_refuses_the_checkpoint_that_it_lies_in_and_no_other(tmp_path, kind):
+    made.write(tmp_path / "in/step-4", made.dcp())
+    made.write(tmp_path / "in", {"step-5.ckpt": LIGHTNING, "notes/a.txt": b"x"})
     (tmp_path / "secret").write_bytes(b"x")
+    make, line = BAD[kind]
+    make(tmp_path / "in/step-4/extra")
+    found = Source(str(tmp_path / "in"))
+    bad, good = detect(found.listing)
+    with pytest.raises(NotWhole, match=line) as refused:
+        found.check(bad.sources)
+    assert str(refused.value).isprintable()
+    found.check(good.sources)
+
+
+def test_file_that_a_link_in_the_directory_leads_to_belongs_to_the_checkpoint(tmp_path):
+    made.write(tmp_path / "step-4", made.dcp())
     os.symlink("__0_0.distcp", tmp_path / "step-4/__2_0.distcp")
-    assert only(tmp_path / "step-4")[1].step == 4
-    os.symlink("../secret", tmp_path / "step-4/__3_0.distcp")
-    with pytest.raises(NotWhole, match=r"__3_0\.distcp is a link that leads out of the directory"):
-        Source(str(tmp_path / "step-4"))
+    found = Source(str(tmp_path / "step-4"))
+    (candidate,) = detect(found.listing)
+    found.check(candidate.sources)
+    assert "__2_0.distcp" in candidate.files
+    assert TOOLS[candidate.tool].inspect(candidate, found).step == 4
 
 
 def test_nothing_and_too_much_are_told(tmp_path, monkeypatch):

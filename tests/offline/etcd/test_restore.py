@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 from raftkv.apply.quotas import Quotas
 from raftkv.config import ServerConfig
 from raftkv.errors import ConfigError, StorageError
+from raftkv.offline.etcd import restore as restoring
 from raftkv.offline.etcd.file import opened
 from raftkv.offline.etcd.restore import INDEX, TERM, restore
 from raftkv.pb import raft_pb2
@@ -208,6 +210,44 @@ def test_one_restore_at_a_time_makes_a_directory(tmp_path: Path, file: Path, mon
     monkeypatch.setattr("raftkv.offline.etcd.restore._take_place", take_place)
     restore(file, settings)
     assert building.is_dir()
+
+
+def test_restores_of_several_directories_do_not_make_one_log_together(
+    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one --wal-dir for all, the second had removed what the first was about to give its name."""
+    log, begun = tmp_path / "log", list[Path]()
+    take_place = restoring._take_place
+
+    def take_place_late(temporary: Path, target: Path) -> None:
+        if not begun:
+            begun.append(target)
+            with pytest.raises(StorageError, match="another restore is at work in"):
+                restore(file, config(tmp_path / "second", log))
+        take_place(temporary, target)
+
+    monkeypatch.setattr(restoring, "_take_place", take_place_late)
+    restore(file, config(tmp_path / "first", log))
+    assert WAL.exists(str(log))
+    assert {path.name for path in tmp_path.iterdir()} == {"first", "log", "file", "source", "source-lock"}
+
+
+def test_restore_leaves_a_directory_alone_that_another_has_made_just_now(
+    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may wait for the lock of a directory that gets its final name meanwhile."""
+    building = tmp_path / "data.restoring"
+    flock = fcntl.flock
+
+    def flock_late(descriptor: int, operation: int) -> None:
+        building.rename(tmp_path / "restored by another")
+        (building / "of a third").mkdir(parents=True)
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock_late)
+    with pytest.raises(StorageError, match="another restore is at work in"):
+        restore(file, config(tmp_path / "data"))
+    assert (building / "of a third").is_dir()
 
 
 def test_a_killed_restore_is_begun_again(tmp_path: Path, file: Path) -> None:

@@ -155,6 +155,7 @@ class Follower:
         self.node = Node()
         self.channels = {FIRST: Channel(), SECOND: Channel()}
         machine = Machine()
+        self.store = machine.store
         node: Any = self.node
         channel: Any = self.channels.get
         self.lessor = Lessor(
@@ -350,6 +351,20 @@ def test_forwarded_request_is_not_forwarded_again() -> None:
         await turn()
         assert passed.told == [errors.NotLeaderError]
         assert follower.ids(FIRST) == []
+
+    run(scenario)
+
+
+def test_lease_is_not_granted_that_would_take_over_keys_of_a_restored_file() -> None:
+    """The file may lack their lease. With a TTL of a second, a user without any right would have them deleted."""
+
+    async def scenario(follower: Follower) -> None:
+        write = follower.store.begin()
+        write.put(b"of another", b"", 77)
+        write.end()
+        with pytest.raises(errors.LeaseExistsError):
+            follower.lessor.grant_request(1, 77)
+        assert follower.lessor.grant_request(1, 78).ID == 78
 
     run(scenario)
 

@@ -57,11 +57,12 @@ def test_clients_hash_one_at_a_time_and_members_wait_for_none_of_them(
         monkeypatch.setattr(hashes_module.asyncio, "to_thread", on_thread)
         request = rpc_pb2.HashKVRequest().SerializeToString()
         clients = [asyncio.ensure_future(getattr(service, method)(request, cast(UnaryCall, None))) for _ in range(5)]
-        await asyncio.sleep(0.01)
+        await until(lambda: running)
+        for _ in range(20):
+            await asyncio.sleep(0)
         assert running == 1
         member = asyncio.ensure_future(hashes.at(0))
-        await asyncio.sleep(0.01)
-        assert running == 2
+        await until(lambda: running == 2)
         go_on.set()
         answers = await asyncio.gather(*clients)
         await member

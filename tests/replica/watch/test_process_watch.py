@@ -37,6 +37,7 @@ def _memory_bytes(cluster: Cluster) -> float:
     return _metric(cluster, "process_resident_memory_bytes")
 
 
+@pytest.mark.long
 def test_a_client_that_does_not_read_delays_nobody_and_costs_no_memory(one: Cluster, wire: Wire) -> None:
     """400 MB of events for stalled watchers; then they read, and have every one of them."""
     with Watch(one.endpoints[0], reading=False) as stalled, Watch(one.endpoints[0]) as reader:

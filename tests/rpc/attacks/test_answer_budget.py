@@ -257,6 +257,7 @@ async def test_a_stream_waits_for_ever_rather_than_fail() -> None:
             client.close()
 
 
+@pytest.mark.long
 @on_loop
 async def test_large_honest_answers_pass_with_the_defaults() -> None:
     async with s.pair() as (echo, channel):

@@ -84,7 +84,7 @@ def secret(tmp_path: Path, clock: Clock) -> JWTTokens:
 @pytest.mark.parametrize("method", METHODS)
 def test_signed_token_is_valid_until_it_expires(tmp_path: Path, clock: Clock, method: str) -> None:
     tokens = make(write_key(tmp_path, method), clock)
-    token = tokens.sign(b"alice", 7).encode()
+    token = tokens.sign(b"alice", 7, b"").encode()
     for _ in range(2):
         found = tokens.find(token)
         assert found is not None
@@ -97,11 +97,11 @@ def test_signed_token_is_valid_until_it_expires(tmp_path: Path, clock: Clock, me
 
 def test_a_member_without_the_private_key_verifies_and_does_not_sign(tmp_path: Path, clock: Clock) -> None:
     text = write_key(tmp_path, "ES256")
-    token = make(text, clock).sign(b"alice", 7).encode()
+    token = make(text, clock).sign(b"alice", 7, b"").encode()
     tokens = make(f"jwt,pub-key={tmp_path / 'key.pub'},sign-method=ES256", clock)
     assert tokens.find(token) is not None
     with pytest.raises(TokenNotSignedError):
-        tokens.sign(b"alice", 7)
+        tokens.sign(b"alice", 7, b"")
 
 
 @pytest.mark.parametrize(
@@ -120,6 +120,7 @@ def test_a_member_without_the_private_key_verifies_and_does_not_sign(tmp_path: P
         {"username": "alice", "revision": 7, "exp": 1_900_000_000, "nbf": 1_890_000_000},
         {"username": "alice", "revision": 7, "exp": 1_900_000_000, "nbf": "later"},
         {"username": ["alice"], "revision": 7, "exp": 1_900_000_000},
+        {"username": "alice", "revision": 7, "exp": 1_900_000_000, "raftkv_password": 5},
         {"revision": 7, "exp": 1_900_000_000},
     ],
 )
@@ -164,7 +165,7 @@ def test_invalid_token_names_no_user(secret: JWTTokens, token: bytes) -> None:
 def test_verified_tokens_are_remembered_up_to_a_number(secret: JWTTokens, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jwt_tokens, "VERIFIED_MAX", 5)
     for number in range(20):
-        secret.find(secret.sign(b"alice", number).encode())
+        secret.find(secret.sign(b"alice", number, b"").encode())
     assert len(secret._verified) == 5
 
 
@@ -197,7 +198,7 @@ def test_refused_token_is_refused_again_without_a_signature_check(
     assert secret.find(early) is None
     assert looks == []
     monkeypatch.setattr(jwt_tokens, "REFUSED_MAX", 5)
-    good = secret.sign(b"alice", 7).encode()
+    good = secret.sign(b"alice", 7, b"").encode()
     assert secret.find(good) is not None
     for number in range(20):
         assert secret.find(b"%d.b.c" % number) is None
@@ -254,10 +255,10 @@ def test_tokens_of_etcd_are_good_here_and_ours_are_good_there(tmp_path: Path, me
         assert found is not None
         assert found.user == b"alice"
         revision = found.caller(0).auth_revision
-        ours = tokens.sign(b"alice", revision)
+        ours = tokens.sign(b"alice", revision, b"")
         answer = wire.call("etcdserverpb.KV/Range", rpc_pb2.RangeRequest(key=b"foo"), metadata=(("token", ours),))
         assert (answer.code, answer.message.count) == ("OK", 1)
-        stale = tokens.sign(b"alice", revision - 1)
+        stale = tokens.sign(b"alice", revision - 1, b"")
         answer = wire.call("etcdserverpb.KV/Range", rpc_pb2.RangeRequest(key=b"foo"), metadata=(("token", stale),))
         # Here, as in etcd 3.6: "etcdserver: revision of auth store is old".
         assert answer.text == "auth: revision in header is old"

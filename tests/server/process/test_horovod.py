@@ -62,6 +62,7 @@ def test_two_ranks_meet_and_leave_nothing_behind(cluster: Cluster, kv: raftkv.Cl
         assert left(kv) == []
 
 
+@pytest.mark.long
 def test_two_ranks_meet_while_a_member_dies(cluster: Cluster, kv: raftkv.Client) -> None:
     ends = cluster.endpoints
     early = [step for step in trace() if step.rank == 0][:2]

@@ -67,6 +67,7 @@ def payload_of(method: str) -> bytes:
     return b"" if request is None else request.SerializeToString()
 
 
+@pytest.mark.long
 def test_nothing_is_imported_after_the_start() -> None:
     with Cluster(Program("raftkv", (sys.executable, "-c", WATCHED)), size=3) as cluster:
         for member in cluster.members:

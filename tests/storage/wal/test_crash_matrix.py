@@ -81,6 +81,7 @@ def test_every_flipped_bit_of_a_synced_frame_is_refused(small: Image) -> None:
     assert accepted == []
 
 
+@pytest.mark.long
 def test_every_flipped_bit_of_the_unused_rest_loses_nothing(small: Image) -> None:
     for _bit, data in flips(small.data, range(8 * small.end, 8 * len(small.data))):
         small.check(data)
@@ -100,6 +101,7 @@ def test_every_truncation_is_refused(small: Image) -> None:
     assert small.check(small.data + b"\0")
 
 
+@pytest.mark.long
 def test_flips_all_over_a_large_segment_lose_nothing(large: Image) -> None:
     bits: Iterable[int] = range(8 * len(large.data))
     rng = random.Random(3)

@@ -7,6 +7,7 @@ from typing import Any
 
 from raftkv.integrations.horovod import SCOPE_KEYS_MAX, Scopes
 from raftkv.pb import kv_pb2, rpc_pb2
+from raftkv.training.records import GenerationRecord, RunKeys
 
 
 class _Store:
@@ -16,8 +17,8 @@ class _Store:
 class _Recipe:
     """Keys of one scope and of its finished ranks; notes how many keys each search gave."""
 
-    def __init__(self, ranks: int) -> None:
-        root = "/raftkv/horovod/run/000000000000"
+    def __init__(self, ranks: int, generation: int = 0) -> None:
+        root = f"/raftkv/horovod/run/{generation:012d}"
         self.keys = [
             f"{root}/{name}".encode() for rank in range(ranks) for name in (f"key/global/{rank}", f"done/global/{rank}")
         ]
@@ -53,6 +54,26 @@ def _finish(ranks: int) -> _Recipe:
 
 def test_a_scope_whose_ranks_have_finished_is_deleted() -> None:
     assert len(_finish(3).txns[-1].success) == 2
+
+
+def test_keys_of_a_run_below_outlive_the_generations_of_the_run() -> None:
+    """``run/0`` lies before the generations of ``run`` in the order of keys: the first put of ``run`` deleted it."""
+    recipe: Any = _Recipe(2, generation=3)
+    below = [f"/raftkv/horovod/run/{name}/000000000001/key/global/0".encode() for name in ("-a", "0", "00", "1", "z")]
+    recipe.keys += below
+    keys = RunKeys("run")
+    record = GenerationRecord(5).encode()
+    find = recipe.find
+    recipe.find = lambda request: (
+        [kv_pb2.KeyValue(key=request.key, value=record, mod_revision=4)]
+        if request.key == keys.round.encode()
+        else find(request)
+    )
+    asyncio.run(Scopes(recipe, "run").put(None, "global", "0", b"x"))
+    (txn,) = recipe.txns
+    deleted = [write.request_delete_range for write in txn.success if write.HasField("request_delete_range")]
+    gone = {key for key in recipe.keys for each in deleted if each.key <= key < (each.range_end or each.key + b"\0")}
+    assert gone == set(recipe.keys) - set(below)
 
 
 def test_a_scope_of_very_many_keys_is_not_looked_at_as_a_whole() -> None:

@@ -245,6 +245,26 @@ def test_a_process_that_keeps_the_pipe_does_not_keep_us(tmp_path: Path, monkeypa
     process.stdin.close()
 
 
+def test_process_that_keeps_the_pipe_and_prints_does_not_keep_us(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child that no mark finds, as one with an environment of its own, held its node for as long as it printed."""
+    monkeypatch.setattr("raftkv.training.process.output.PIPE_PATIENCE_S", 1.0)
+    code = "import os, select, sys\nprint('said')\nif os.fork() == 0:\n    open(sys.argv[1], 'w').close()\n"
+    code += "    while not select.select([sys.stdin], [], [], 0.01)[0]:\n        print('again')"
+    node = Node(tmp_path, Destinations())
+    with node.output.of_worker(1, 0, 0) as (stdout, stderr):
+        ready = tmp_path / "ready"
+        process = subprocess.Popen([*WORKER, code, str(ready)], stdin=subprocess.PIPE, stdout=stdout, stderr=stderr)
+    wait_for(ready.exists, "the child of a worker")
+    ended = threading.Thread(target=node.end, args=(process,), daemon=True)
+    ended.start()
+    ended.join(30.0)
+    assert process.stdin is not None
+    process.stdin.close()
+    assert not ended.is_alive()
+
+
 @pytest.mark.parametrize("text", ["", "4", "x", "0:4", "0:1,", "1:", ":1", "-1"])
 def test_streams_that_cannot_be_read(text: str) -> None:
     with pytest.raises(ConfigError, match="is 0, 1 "):

@@ -105,6 +105,21 @@ def test_worker_that_ignores_sigterm_is_killed(tmp_path) -> None:
     run(STUBBORN, use, READY=str(ready))
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_worker_that_leaves_the_group_is_ended_all_the_same(tmp_path, number: signal.Signals) -> None:
+    """A command as ``setsid train`` got no signal, and its node waited for its end for ever."""
+    ready = tmp_path / "ready"
+    ignores = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)" if number == signal.SIGKILL else ""
+    code = f"import os; os.setsid(); {ignores}\nopen(os.environ['READY'], 'w').close(); {FOREVER}"
+
+    async def use(workers: Workers) -> None:
+        await asyncio.to_thread(wait_for, ready.exists, "the worker's own session", TIMEOUT_S)
+        await workers.stop(grace_s=TIMEOUT_S if number == signal.SIGTERM else 0.05)
+        assert workers.processes[0].process.returncode == -number
+
+    run(code, use, READY=str(ready))
+
+
 def test_a_worker_may_end_in_peace_when_asked() -> None:
     async def use(workers: Workers) -> None:
         await workers.stop(grace_s=TIMEOUT_S)

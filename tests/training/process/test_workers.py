@@ -96,6 +96,17 @@ def test_a_worker_that_exits_is_told_with_the_exception_that_torch_wrote_down(
     assert str(fault) == "rank 2 on host-a exited with 3: RuntimeError: no data"
 
 
+def test_error_file_that_is_none_costs_the_message_alone(tmp_path: Path) -> None:
+    """A deep nesting ended the agent, and a pipe without a writer held its loop."""
+    deep, pipe = tmp_path / "deep", tmp_path / "pipe"
+    deep.write_text("[" * 4000)
+    os.mkfifo(pipe)
+    status = os.waitid_result((1, 0, signal.SIGCHLD, 3, os.CLD_EXITED))
+    for file in (deep, pipe, tmp_path):
+        end = end_of(status, Worker(1, error_file=str(file)))
+        assert (end.exit_code, end.message) == (3, "")
+
+
 def test_a_worker_that_was_started_by_others_can_be_added(
     watch: WorkerWatch, ends: queue.Queue[End], start: Starter
 ) -> None:

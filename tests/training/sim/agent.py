@@ -67,7 +67,7 @@ class EarlierControl(SimControl):
         self, compares: Sequence[Compare], then: Sequence[Operation], otherwise: Sequence[Operation] = ()
     ) -> TxnResult:
         """Implement ``Control.txn``."""
-        kept = [one for one in then if "/round/" not in str(getattr(one, "key", ""))]
+        kept = [one for one in then if not (one.writes and "/round/" in str(getattr(one, "key", "")))]
         return await super().txn(compares, kept, otherwise)
 
 

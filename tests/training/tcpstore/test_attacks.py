@@ -27,7 +27,7 @@ from raftkv.training.tcpstore.gateway import (
     Connection,
     connections_allowed,
 )
-from raftkv.training.tcpstore.store import ReplicatedStore
+from raftkv.training.tcpstore.store import NotANumber, ReplicatedStore, parse_number
 from raftkv.training.tcpstore.wire import (
     READY,
     STRINGS_PER_TURN,
@@ -152,6 +152,31 @@ def attack(story: Callable[[], Awaitable[None]]) -> None:
 async def turns(count: int = 50) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+def test_number_of_very_many_digits_is_refused_as_one_that_does_not_fit():
+    """Python reads no such number: the request ended as a ValueError, and its client waited for ever."""
+    for value in (b"1" * 5000, b"-" + b"9" * 5000, b"9" * 20):
+        with pytest.raises(NotANumber):
+            parse_number(b"k", value)
+    assert [parse_number(b"k", value) for value in (b"0" * 5000 + b"7", b" -0012x", b"+5")] == [7, -12, 5]
+
+
+def test_unforeseen_error_closes_its_connection_alone():
+    class Broken(Store):
+        async def count(self) -> int:
+            raise ZeroDivisionError("a bug")
+
+    async def story() -> None:
+        world = World(Broken())
+        connection, transport = world.connect()
+        _, other = world.connect()
+        connection.data_received(bytes([Op.GETNUMKEYS]))
+        await turns()
+        assert transport.is_aborted
+        assert not other.is_aborted
+
+    attack(story)
 
 
 # ---- frames

@@ -1,0 +1,806 @@
+"""The rows: one hostile thing each, in the order of the table at the end.
+
+An attack is a coroutine of an attacker; what many rows do alike is made by a function from what differs: ``_filled``,
+``_calls``, ``_flood``, ``_bursts``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic
+from typing import Any, Final
+
+from bench.hostile.attacker import AUTH, EVERYTHING, KV, Attacker, RawConnection, UserChannel, grpc_request, permission
+from raftkv.pb import auth_pb2, rpc_pb2
+from raftkv.rpc.client.channel import Channel
+from raftkv.rpc.client.stream import ClientStream
+from raftkv.rpc.framing import frame as message_of
+from raftkv.rpc.http2.hpack import Encoder
+from raftkv.rpc.status import RpcError
+from tests.rpc import raw
+
+Act = Callable[[Attacker], Awaitable[None]]
+
+_WATCH: Final = "/etcdserverpb.Watch/Watch"
+_LEASE: Final = "/etcdserverpb.Lease/"
+_MAINTENANCE: Final = "/etcdserverpb.Maintenance/"
+_ANSWER_TIMEOUT_S: Final = 60.0
+_RECONNECT_PAUSE_S: Final = 0.01
+_FRAMES_PER_WRITE: Final = 1000
+_OPERATIONS_MAX: Final = 128
+_BURST_BYTES: Final = 400_000
+"""What each connection of a burst brings at once; the kernel keeps it until the member reads."""
+_LEASE_ID: Final = 7_000_000
+_TTL_S: Final = 3600
+_PASSWORD: Final = "a password of the bench"
+
+
+async def _nothing(attacker: Attacker) -> None:
+    """No preparation."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One hostile thing to do.
+
+    Attributes:
+        name: for ``--row``.
+        what: it does, for people, at full scale.
+        attack: one round of it.
+        prepare: what must be there before; not measured.
+        repeats: whether rounds follow each other until the time is over; False: once.
+        programs: that can do it.
+        restarts: measure the restart of a member afterwards.
+        users: it needs a cluster that asks for users; attacker and honest client are root then.
+    """
+
+    name: str
+    what: str
+    attack: Act
+    prepare: Act = _nothing
+    repeats: bool = True
+    programs: tuple[str, ...] = ("etcd", "raftkv")
+    restarts: bool = False
+    users: bool = False
+
+
+def _filled(count: int, least: int = 100, **options: Any) -> Act:
+    """Return what writes so many keys, see ``Attacker.fill``."""
+    return lambda attacker: attacker.fill(attacker.count(count, least), **options)
+
+
+def _calls(path: str, request: Any, times: int = 1) -> Act:
+    """Return what makes the same call so many times at once."""
+
+    async def attack(attacker: Attacker) -> None:
+        await asyncio.gather(*[attacker.call(path, request) for _ in range(times)])
+
+    return attack
+
+
+def _each(
+    attacker: Attacker, path: str, requests: Iterable[Any], in_flight: int = 32, channel: Channel | None = None
+) -> Awaitable[None]:
+    """Make the same call with each request."""
+    return attacker.each((partial(attacker.call, path, request, channel) for request in requests), in_flight)
+
+
+# ---- reads over many keys: sorted, counted, hashed, streamed
+
+
+def _sorted(target: rpc_pb2.RangeRequest.SortTarget) -> rpc_pb2.RangeRequest:
+    order = rpc_pb2.RangeRequest.DESCEND
+    return rpc_pb2.RangeRequest(key=EVERYTHING, range_end=EVERYTHING, limit=1, sort_target=target, sort_order=order)
+
+
+_BY_REVISION = _sorted(rpc_pb2.RangeRequest.MOD)
+_NONE_PASSES = rpc_pb2.RangeRequest(key=EVERYTHING, range_end=EVERYTHING, limit=1, min_create_revision=1 << 60)
+"""Nothing is sent: all of the cost is in looking."""
+_COUNT = rpc_pb2.RangeRequest(key=EVERYTHING, range_end=EVERYTHING, count_only=True)
+
+
+async def _hashed(attacker: Attacker) -> None:
+    await asyncio.gather(
+        attacker.call(_MAINTENANCE + "Hash", rpc_pb2.HashRequest()),
+        attacker.call(_MAINTENANCE + "HashKV", rpc_pb2.HashKVRequest()),
+    )
+
+
+async def _streamed(attacker: Attacker) -> None:
+    """Four streams of everything, while the last keys are written: each write makes a new revision to hold."""
+    request = rpc_pb2.RangeRequest(key=EVERYTHING, range_end=EVERYTHING).SerializeToString()
+    channel = attacker.channel()
+
+    async def read() -> None:
+        with suppress(RpcError):
+            async with channel.stream(KV + "RangeStream") as stream:
+                await stream.send(request)
+                stream.half_close()
+                async for _ in stream:
+                    pass
+
+    puts = (rpc_pb2.PutRequest(key=b"fill/%08d" % number, value=b"w" * 16) for number in range(20))
+    await asyncio.gather(_each(attacker, KV + "Put", puts, 1), *[read() for _ in range(4)])
+
+
+# ---- writes whose work is inherently in apply, on every member
+
+
+def _compares() -> rpc_pb2.TxnRequest:
+    """All hold, so that each looks at every key."""
+    compare = rpc_pb2.Compare(
+        key=b"fill/", range_end=b"fill0", target=rpc_pb2.Compare.MOD, result=rpc_pb2.Compare.GREATER, mod_revision=0
+    )
+    return rpc_pb2.TxnRequest(compare=[compare] * _OPERATIONS_MAX)
+
+
+def _ranges_in_txn() -> rpc_pb2.TxnRequest:
+    """Sorted ranges, and a put that makes it an entry of the log."""
+    order = rpc_pb2.RangeRequest.DESCEND
+    asked = rpc_pb2.RangeRequest(
+        key=b"fill/", range_end=b"fill0", limit=1, sort_target=rpc_pb2.RangeRequest.MOD, sort_order=order
+    )
+    put = rpc_pb2.RequestOp(request_put=rpc_pb2.PutRequest(key=b"fill/00000000", value=b"v"))
+    return rpc_pb2.TxnRequest(success=[put] + [rpc_pb2.RequestOp(request_range=asked)] * (_OPERATIONS_MAX - 1))
+
+
+_DELETE_ALL = rpc_pb2.DeleteRangeRequest(key=b"fill/", range_end=b"fill0")
+
+
+def _nested(outer: int, middle: int, inner: tuple[int, ...], key_bytes: int) -> Act:
+    """Return what puts different keys in txns in a txn: so many operations in each txn of a level.
+
+    What is allowed is 128 along each path from the outermost to an operation, not in all.
+    """
+
+    async def attack(attacker: Attacker) -> None:
+        fan_outs = (outer, attacker.count(middle, 2), *inner)
+        request = rpc_pb2.TxnRequest()
+        layer = [request]
+        for fan_out in fan_outs[:-1]:
+            layer = [txn.success.add().request_txn for txn in layer for _ in range(fan_out)]
+        for number, txn in enumerate(txn for txn in layer for _ in range(fan_outs[-1])):
+            txn.success.add().request_put.key = b"n%0*x" % (key_bytes - 1, number)
+        await attacker.call(KV + "Txn", request)
+
+    return attack
+
+
+async def _nested_deletes(attacker: Attacker) -> None:
+    """Deletes of one range in each txn: what compares each pair of them compares the most."""
+    delete = rpc_pb2.RequestOp(request_delete_range=rpc_pb2.DeleteRangeRequest(key=b"none/", range_end=b"none0"))
+    inner = rpc_pb2.RequestOp(request_txn=rpc_pb2.TxnRequest(success=[delete] * attacker.count(64, 2)))
+    await attacker.call(KV + "Txn", rpc_pb2.TxnRequest(success=[inner] * 64))
+
+
+async def _churned_and_read(attacker: Attacker) -> None:
+    put, delete = rpc_pb2.PutRequest(key=b"churn", value=b"v"), rpc_pb2.DeleteRangeRequest(key=b"churn")
+    channel = attacker.channel()
+
+    async def pair() -> None:
+        await attacker.call(KV + "Put", put, channel)
+        await attacker.call(KV + "DeleteRange", delete, channel)
+
+    await attacker.each((pair for _ in range(attacker.count(40_000, 100))), in_flight=256)
+    request = rpc_pb2.RangeRequest(key=EVERYTHING, range_end=EVERYTHING, revision=2)
+    await attacker.each(partial(attacker.call, KV + "Range", request) for _ in range(100))
+
+
+# ---- watches: very many on a stream, and very much history
+
+
+def _watch(key: bytes, range_end: bytes = b"", **options: Any) -> bytes:
+    create = rpc_pb2.WatchCreateRequest(key=key, range_end=range_end, **options)
+    return rpc_pb2.WatchRequest(create_request=create).SerializeToString()
+
+
+async def _read(stream: ClientStream, responses: int, attacker: Attacker) -> None:
+    """Read so many answers, or to the end of the stream."""
+    try:
+        async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+            for _ in range(responses):
+                message = await stream.receive()
+                if message is None:
+                    return
+                if len(message) < 1000 and (response := rpc_pb2.WatchResponse.FromString(message)).canceled:
+                    attacker.refused(response.cancel_reason)
+    except TimeoutError:
+        attacker.refused("no answer on the watch stream in time")
+
+
+async def _watchers_then_progress(attacker: Attacker) -> None:
+    """Creating them is a part of the attack."""
+    watchers, asked = attacker.count(200_000, 100), attacker.count(500, 5)
+    async with attacker.stream(_WATCH) as stream:
+        reading = asyncio.create_task(_read(stream, watchers, attacker))
+        for number in range(watchers):
+            await stream.send(_watch(b"w%d" % number))
+            if number % 1000 == 0:
+                await asyncio.sleep(0)
+        await reading
+        progress = rpc_pb2.WatchRequest(progress_request=rpc_pb2.WatchProgressRequest()).SerializeToString()
+        reading = asyncio.create_task(_read(stream, asked, attacker))
+        for _ in range(asked):
+            await stream.send(progress)
+        await asyncio.wait_for(reading, _ANSWER_TIMEOUT_S)
+
+
+async def _fill_history(attacker: Attacker) -> None:
+    for round_number in range(2):
+        await attacker.fill(attacker.count(100_000, 100), b"history/", b"%d" % round_number * 64)
+
+
+async def _replay(attacker: Attacker) -> None:
+    """Ten connections of ten streams, each from revision 1, all read as fast as they come."""
+    channels = [attacker.channel() for _ in range(10)]
+
+    async def replay(number: int) -> None:
+        try:
+            async with attacker.stream(_WATCH, channels[number % 10]) as stream:
+                await stream.send(_watch(EVERYTHING, EVERYTHING, start_revision=1))
+                while not attacker.is_over():
+                    if await asyncio.wait_for(stream.receive(), _ANSWER_TIMEOUT_S) is None:
+                        return
+        except TimeoutError:
+            attacker.refused("no event of the history in time")
+
+    await asyncio.gather(*[replay(number) for number in range(100)])
+
+
+async def _unread(attacker: Attacker) -> None:
+    """A thousand watchers of one key that is written, by clients which read nothing."""
+    channels, puts = [attacker.channel() for _ in range(10)], attacker.channel()
+    streams = [channels[number % 10].stream(_WATCH) for number in range(attacker.count(1000, 10))]
+    try:
+        for stream in streams:
+            await stream.send(_watch(b"unread", prev_kv=True))
+        while not attacker.is_over():
+            await attacker.call(KV + "Put", rpc_pb2.PutRequest(key=b"unread", value=b"v" * 100_000), puts)
+    except RpcError as error:
+        attacker.refused(str(error))
+    finally:
+        for stream in streams:
+            stream.cancel()
+
+
+async def _delete_watched(attacker: Attacker) -> None:
+    """Ten watchers of all that is deleted, half of them with previous values; all is read."""
+    channels = [attacker.channel() for _ in range(5)]
+    async with AsyncExitStack() as stack:
+        reading = []
+        for number in range(10):
+            stream = await stack.enter_async_context(channels[number % 5].stream(_WATCH))
+            await stream.send(_watch(b"fill/", b"fill0", prev_kv=number % 2 == 0))
+            await _read(stream, 1, attacker)
+            reading.append(asyncio.create_task(_read(stream, 1, attacker)))
+        await attacker.call(KV + "DeleteRange", _DELETE_ALL)
+        await asyncio.gather(*reading)
+
+
+async def _all_watchers(attacker: Attacker) -> None:
+    """Watches of one user on long keys of its own, as many as are taken; then others watch one key."""
+    theirs, others = attacker.channel(token=attacker.user_token), attacker.channel()
+    message = _watch(b"mallory/" + b"k" * 1_400_000)
+
+    async def take() -> None:
+        stream, count = theirs.stream(_WATCH), attacker.count(180, 5)
+        streams.append(stream)
+        reading = asyncio.create_task(_read(stream, count, attacker))
+        for _ in range(count):
+            await stream.send(message)
+        await reading
+
+    async def watch() -> bool:
+        with suppress(RpcError, TimeoutError):
+            async with asyncio.timeout(5), others.stream(_WATCH) as stream:
+                await stream.send(_watch(b"others"))
+                found = await stream.receive()
+                return found is not None and not rpc_pb2.WatchResponse.FromString(found).canceled
+        return False
+
+    streams: list[ClientStream] = []
+    began = monotonic()
+    await asyncio.gather(*[take() for _ in range(5)])
+    attacker.until += monotonic() - began
+    await attacker.others(watch)
+    for stream in streams:
+        stream.cancel()
+
+
+# ---- leases: very many, and one with very many keys
+
+
+async def _lease_with_keys(attacker: Attacker) -> None:
+    await attacker.must(_LEASE + "LeaseGrant", rpc_pb2.LeaseGrantRequest(ID=_LEASE_ID, TTL=_TTL_S))
+    await attacker.fill(attacker.count(50_000, 100), b"leased/", lease=_LEASE_ID)
+
+
+async def _revoke(attacker: Attacker) -> None:
+    await _calls(_LEASE + "LeaseTimeToLive", rpc_pb2.LeaseTimeToLiveRequest(ID=_LEASE_ID, keys=True), 16)(attacker)
+    await attacker.call(_LEASE + "LeaseRevoke", rpc_pb2.LeaseRevokeRequest(ID=_LEASE_ID))
+
+
+async def _grant_many(attacker: Attacker) -> None:
+    numbers = range(attacker.count(100_000, 100))
+    grants = (rpc_pb2.LeaseGrantRequest(ID=_LEASE_ID + number, TTL=_TTL_S) for number in numbers)
+    await _each(attacker, _LEASE + "LeaseGrant", grants, 500)
+    await _each(attacker, _LEASE + "LeaseLeases", [rpc_pb2.LeaseLeasesRequest()] * 20)
+
+
+async def _grant_as_mallory(attacker: Attacker) -> None:
+    """A user without permissions has ever more leases granted that never end; others have one granted now and then."""
+    theirs, others = attacker.channel(token=attacker.user_token), attacker.channel()
+    request = rpc_pb2.LeaseGrantRequest(TTL=9_000_000_000)
+
+    async def take() -> None:
+        left = attacker.count(60_000, 100) // 100
+        while left and not attacker.is_over():
+            left -= 1
+            await attacker.call(_LEASE + "LeaseGrant", request, theirs)
+
+    async def grant() -> bool:
+        return await attacker.call(_LEASE + "LeaseGrant", rpc_pb2.LeaseGrantRequest(TTL=60), others) is not None
+
+    await asyncio.gather(*[take() for _ in range(100)], attacker.others(grant))
+
+
+# ---- frames by hand: floods of small ones, and answers for which there is no room
+
+
+@asynccontextmanager
+async def _opened(
+    attacker: Attacker, count: int, window_bytes: int | None = None
+) -> AsyncIterator[list[RawConnection]]:
+    """So many connections, closed at the end of the block."""
+    connections: list[RawConnection] = []
+    try:
+        while len(connections) < count:
+            connections.append(await attacker.connect(window_bytes))
+        yield connections
+    finally:
+        for connection in connections:
+            connection.close()
+
+
+async def _again_and_again(attacker: Attacker, use: Callable[[RawConnection], Awaitable[None]]) -> None:
+    """Use one connection after the other, each until the member closes it."""
+    while not attacker.is_over():
+        await asyncio.sleep(_RECONNECT_PAUSE_S)
+        try:
+            connection = await attacker.connect()
+        except OSError as error:
+            attacker.refused(f"connect: {error.strerror}")
+            continue
+        connection.discard_answers()
+        try:
+            await use(connection)
+        finally:
+            connection.close()
+        attacker.refused("connection closed")
+
+
+def _flood(frames: bytes, first: bytes = b"") -> Act:
+    """Return what sends the same frames on one connection after the other, as fast as the member takes them."""
+
+    async def attack(attacker: Attacker) -> None:
+        async def use(connection: RawConnection) -> None:
+            await connection.send(first)
+            await connection.send_until(frames, attacker.until)
+
+        await _again_and_again(attacker, use)
+
+    return attack
+
+
+def _flood_of_calls(calls: Callable[[int], bytes], ids_each: int, at_once: int) -> Act:
+    """Return what sends calls as fast as the member takes them; stream ids never come again, so each has its own."""
+
+    async def attack(attacker: Attacker) -> None:
+        async def use(connection: RawConnection) -> None:
+            first, alive = 1, True
+            while alive and not attacker.is_over():
+                end = first + ids_each * at_once
+                alive = await connection.send(b"".join(map(calls, range(first, end, ids_each))))
+                first = end
+                await asyncio.sleep(0)
+
+        await _again_and_again(attacker, use)
+
+    return attack
+
+
+def _window_update(stream_id: int) -> bytes:
+    return raw.frame(raw.WINDOW_UPDATE, 0, stream_id, (1).to_bytes(4, "big"))
+
+
+_TINY_HEAD = raw.headers(1, raw.grpc_headers(KV + "Put")) + raw.message(1, b"\0" + (1 << 20).to_bytes(4, "big"))
+"""A message of 1 MB begins, whose bytes come one in each frame, while its window lasts; then the next connection."""
+_FULL_READ = rpc_pb2.RangeRequest(key=EVERYTHING, range_end=EVERYTHING)
+
+
+def _reset_call(stream_id: int) -> bytes:
+    request = rpc_pb2.RangeRequest(key=EVERYTHING, range_end=EVERYTHING, limit=10)
+    return grpc_request(stream_id, KV + "Range", request) + raw.reset(stream_id)
+
+
+async def _packed(attacker: Attacker) -> None:
+    """Messages of 2 MB that are 2 KB on the wire, one behind the other: puts, and requests of keep-alive streams."""
+    data = gzip.compress(rpc_pb2.PutRequest(key=b"k", value=bytes(2_000_000)).SerializeToString())
+    message = b"\1" + len(data).to_bytes(4, "big") + data
+    extra = (b"grpc-encoding", b"gzip")
+    put, keep = (raw.grpc_headers(path, extra) for path in (KV + "Put", _LEASE + "LeaseKeepAlive"))
+
+    def calls(number: int) -> bytes:
+        puts = raw.headers(number, put) + raw.message(number, message, raw.END_STREAM)
+        return puts + raw.headers(number + 2, keep) + raw.message(number + 2, message * 7) + raw.reset(number + 2)
+
+    flood = _flood_of_calls(calls, 4, 10)
+    await asyncio.gather(*[flood(attacker) for _ in range(attacker.connections(20))])
+
+
+async def _closed_window(attacker: Attacker) -> None:
+    """Full reads whose answers have no window: 500 requests, 74 KB in all, for 10 GB of answers."""
+    async with _opened(attacker, 1, window_bytes=0) as (connection,):
+        connection.discard_answers()
+        for number in range(attacker.count(100, 10)):
+            await connection.send(grpc_request(2 * number + 1, KV + "Range", _FULL_READ))
+        await attacker.until_over()
+
+
+async def _slow_readers(attacker: Attacker) -> None:
+    """Twenty connections that ask for every large value and read 200 KB a second."""
+    async with _opened(attacker, 20, 1 << 20) as connections:
+        for connection in connections:
+            connection.discard_answers(bytes_per_s=200_000)
+            for number in range(attacker.count(1_000, 5)):
+                request = rpc_pb2.RangeRequest(key=b"fill/%08d" % number)
+                if not await connection.send(grpc_request(2 * number + 1, KV + "Range", request)):
+                    break
+        await attacker.until_over()
+
+
+async def _halves(attacker: Attacker) -> None:
+    """Ten connections with a hundred puts each, of 1 MB, that never end."""
+    body = b"\0" + (1_000_000).to_bytes(4, "big") + b"x" * 16_000
+    async with _opened(attacker, 10) as connections:
+        for connection in connections:
+            connection.discard_answers()
+            for stream_id in range(1, 2 * attacker.count(100, 5), 2):
+                frames = raw.headers(stream_id, raw.grpc_headers(KV + "Put")) + raw.message(stream_id, body)
+                if not await connection.send(frames):
+                    attacker.refused("connection closed")
+                    break
+        await attacker.until_over()
+
+
+# ---- very many small requests that come at once, on many connections
+
+
+def _burst(method: str, request: Any, size_bytes: int) -> bytes:
+    """Return so many bytes of the same request, whose header is a few octets from the second on."""
+    fields = raw.grpc_headers(KV + method)
+    encoder = Encoder(frozenset(name for name, _ in fields))
+    body = message_of(request.SerializeToString())
+    found = bytearray()
+    stream_id = 1
+    while len(found) < size_bytes:
+        head = raw.frame(raw.HEADERS, raw.END_HEADERS, stream_id, encoder.encode(fields))
+        found += head + raw.message(stream_id, body, raw.END_STREAM)
+        stream_id += 2
+    return bytes(found)
+
+
+def _bursts(method: str, request: Any) -> Act:
+    async def attack(attacker: Attacker) -> None:
+        burst = _burst(method, request, attacker.count(_BURST_BYTES, 4_000))
+        while not attacker.is_over():
+            async with _opened(attacker, attacker.connections(100)) as connections:
+                for connection in connections:
+                    connection.discard_answers()
+                await asyncio.gather(*[connection.send(burst) for connection in connections])
+                await asyncio.sleep(0.5)
+
+    return attack
+
+
+_TXN = rpc_pb2.TxnRequest(
+    success=[rpc_pb2.RequestOp(request_put=rpc_pb2.PutRequest(key=b"burst/%d" % number)) for number in range(40)]
+)
+
+
+# ---- connections: very many that do nothing, and very many that come and go
+
+
+async def _idle_and_churn(attacker: Attacker) -> None:
+    """A thousand idle ones, and beside them handshakes that end at once."""
+    idle: list[RawConnection] = []
+
+    async def churn() -> None:
+        while not attacker.is_over():
+            connection = await _connect(attacker)
+            if connection is not None:
+                attacker.notes["handshakes"] = attacker.notes.get("handshakes", 0) + 1
+                connection.close()
+            await asyncio.sleep(0.001)
+
+    try:
+        for _ in range(attacker.connections(1_000)):
+            connection = await _connect(attacker)
+            if connection is None:
+                break
+            connection.discard_answers()
+            idle.append(connection)
+        await asyncio.gather(*[churn() for _ in range(16)])
+    finally:
+        attacker.notes["idle"] = len(idle)
+        for connection in idle:
+            connection.close()
+
+
+async def _connect(attacker: Attacker) -> RawConnection | None:
+    try:
+        async with asyncio.timeout(5):
+            return await attacker.connect()
+    except OSError as error:  # TimeoutError is one
+        attacker.refused(f"connect: {error.strerror or 'timed out'}")
+        await asyncio.sleep(0.1)
+        return None
+
+
+async def _page(attacker: Attacker, token: str) -> tuple[bytes, asyncio.StreamReader, asyncio.StreamWriter]:
+    """Open a page of the dashboard: the first line of the answer, and the connection."""
+    host, _, port = attacker.endpoint.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(f"GET /ui/live HTTP/1.1\r\nHost: {host}\r\nAuthorization: {token}\r\n\r\n".encode())
+    return await reader.readline(), reader, writer
+
+
+async def _pages(attacker: Attacker) -> None:
+    """Pages that one user keeps open, a hundred of them; others open theirs and see a record."""
+
+    async def take() -> None:
+        while not attacker.is_over():
+            line, reader, writer = await _page(attacker, attacker.user_token)
+            if b"200" not in line:
+                attacker.refused(line.decode().strip())
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(asyncio.get_running_loop().time() + attacker.until - monotonic()):
+                    while b"200" in line and await reader.read(1 << 16):
+                        pass
+            writer.close()
+            await asyncio.sleep(0.1)
+
+    async def look() -> bool:
+        line, reader, writer = await _page(attacker, attacker.token)
+        try:
+            async with asyncio.timeout(5):
+                await reader.readuntil(b"data: ")
+            return b"200" in line
+        except (TimeoutError, asyncio.IncompleteReadError):
+            return False
+        finally:
+            writer.close()
+
+    await asyncio.gather(*[take() for _ in range(attacker.connections(100))], attacker.others(look))
+
+
+# ---- users, roles and tokens: logins that cost a hash each, very many rights, changes of them under many watches
+
+
+def _mallory(*permissions: auth_pb2.Permission) -> Act:
+    async def prepare(attacker: Attacker) -> None:
+        attacker.user_token = await attacker.user("mallory", _PASSWORD, *permissions)
+
+    return prepare
+
+
+async def _two_users(attacker: Attacker) -> None:
+    users = (rpc_pb2.AuthUserAddRequest(name=name, password=_PASSWORD) for name in ("u0", "u1"))
+    await _each(attacker, AUTH + "UserAdd", users, 1)
+
+
+def _login(name: str, password: str = _PASSWORD) -> rpc_pb2.AuthenticateRequest:
+    return rpc_pb2.AuthenticateRequest(name=name, password=password)
+
+
+async def _logins(attacker: Attacker) -> None:
+    """Wrong and right passwords, of users that are there and that are not."""
+    numbers = range(attacker.count(10_000, 4))
+    logins = (_login(f"u{number % 20}", "wrong" if number % 2 else _PASSWORD) for number in numbers)
+    await _each(attacker, AUTH + "Authenticate", logins, 500)
+
+
+def _grants(role: str, permissions: Iterable[Any]) -> Iterable[Any]:
+    return (rpc_pb2.AuthRoleGrantPermissionRequest(name=role, perm=one) for one in permissions)
+
+
+async def _permissions(attacker: Attacker) -> None:
+    """A role that is granted a million keys, each a little from the last, until that is refused; then one of 1 MB."""
+    await attacker.call(AUTH + "RoleAdd", rpc_pb2.AuthRoleAddRequest(name="wide"))
+    many = (permission(b"%08d" % (2 * number)) for number in range(attacker.count(11_000, 10)))
+    long = (permission(b"%02d" % number + b"k" * 1_000_000) for number in range(attacker.count(20, 1)))
+    for permissions, in_flight in ((many, 1), (long, 32)):
+        await _each(attacker, AUTH + "RoleGrantPermission", _grants("wide", permissions), in_flight)
+    asked = [rpc_pb2.AuthRoleGetRequest(role="wide")] * attacker.count(50, 1)
+    await _each(attacker, AUTH + "RoleGet", asked)
+
+
+async def _users_of_one_role(attacker: Attacker) -> None:
+    """Thousands of users have one role, and each change of it concerns all of them. One at a time: each makes the
+    revision of the users by which the others were let in an old one."""
+    await attacker.call(AUTH + "RoleAdd", rpc_pb2.AuthRoleAddRequest(name="all"))
+    names = [f"all{number}" for number in range(attacker.count(2_000, 5))]
+    users = (rpc_pb2.AuthUserAddRequest(name=name, options={"no_password": True}) for name in names)
+    await _each(attacker, AUTH + "UserAdd", users, 1)
+    grants = (rpc_pb2.AuthUserGrantRoleRequest(user=name, role="all") for name in names)
+    await _each(attacker, AUTH + "UserGrantRole", grants, 1)
+
+
+async def _change_role(attacker: Attacker) -> None:
+    await _each(attacker, AUTH + "RoleGrantPermission", _grants("all", map(permission, (b"a", b"b", b"c"))), 1)
+    await attacker.call(AUTH + "UserList", rpc_pb2.AuthUserListRequest())
+    await attacker.call(AUTH + "RoleDelete", rpc_pb2.AuthRoleDeleteRequest(role="all"))
+
+
+async def _lease_of_a_user(attacker: Attacker) -> None:
+    """A lease with a million keys, and a user whose permissions lie between them."""
+    await attacker.must(_LEASE + "LeaseGrant", rpc_pb2.LeaseGrantRequest(ID=_LEASE_ID, TTL=_TTL_S))
+    keys, parts = attacker.count(1_000_000, 100), attacker.count(9_000, 10)
+    await attacker.fill(keys, b"mine/", lease=_LEASE_ID)
+    step = keys // parts + 1
+    # Each part ends behind its last key, and the next begins at its first: they do not touch.
+    intervals = ((b"mine/%08d" % (part * step), b"mine/%08d\0" % (part * step + step - 1)) for part in range(parts))
+    attacker.user_token = await attacker.user("parts", _PASSWORD, *(permission(*each) for each in intervals))
+
+
+async def _puts_with_the_lease(attacker: Attacker) -> None:
+    request = rpc_pb2.PutRequest(key=b"mine/00000000", value=b"x", lease=_LEASE_ID)
+    channel = attacker.channel(token=attacker.user_token)
+    await _each(attacker, KV + "Put", [request] * attacker.count(1_000, 5), channel=channel)
+
+
+async def _watches_and_changes(attacker: Attacker) -> None:
+    """Many watches, and a change of rights after the other: each watch has to be looked at again."""
+
+    async def drain(stream: ClientStream) -> None:
+        while await stream.receive() is not None:
+            pass
+
+    async with attacker.stream(_WATCH, attacker.channel()) as stream:
+        reading = asyncio.create_task(drain(stream))
+        for _ in range(attacker.count(10_000, 10)):
+            await stream.send(_watch(b"watched", b"watchee"))
+        number = 0
+        while not attacker.is_over():
+            number += 1
+            await attacker.call(AUTH + "RoleAdd", rpc_pb2.AuthRoleAddRequest(name=f"change{number}"))
+            await attacker.call(AUTH + "RoleDelete", rpc_pb2.AuthRoleDeleteRequest(role=f"change{number}"))
+        reading.cancel()
+    attacker.notes["changes"] = 2 * number
+
+
+async def _made_up_names(attacker: Attacker) -> None:
+    """160 logins in flight, of users that are not there; one that is logs in meanwhile."""
+    channels = [attacker.channel(token="") for _ in range(4)]
+    others = attacker.channel(token="")
+
+    async def storm(number: int) -> None:
+        count = 0
+        while not attacker.is_over():
+            count += 1
+            await attacker.call(AUTH + "Authenticate", _login(f"made-up-{number}-{count}"), channels[number % 4])
+
+    async def login() -> bool:
+        return await attacker.call(AUTH + "Authenticate", _login("u0"), others) is not None
+
+    await asyncio.gather(*[storm(number) for number in range(160)], attacker.others(login))
+
+
+async def _tokens_ahead(attacker: Attacker) -> None:
+    """200 calls with made-up tokens of the future; another client logs in, and shows its token to another member."""
+    leader = attacker.channel(token="")
+    attacker.target = (attacker.target + 1) % len(attacker.endpoints)
+    made_up = attacker.channel(token="y" * 24 + ".99999999999999999999")
+    asked = rpc_pb2.RangeRequest(key=b"k")
+
+    async def storm() -> None:
+        while not attacker.is_over():
+            await attacker.call(KV + "Range", asked, made_up)
+
+    async def show() -> bool:
+        answer = await attacker.call(AUTH + "Authenticate", _login("u0"), leader)
+        if answer is None:
+            return False
+        token = rpc_pb2.AuthenticateResponse.FromString(answer).token
+        async with UserChannel(attacker.endpoint, token) as shown:
+            try:
+                await shown.unary(KV + "Range", asked.SerializeToString(), 10.0)
+            except RpcError as error:
+                return "permission denied" in str(error)  # it is known, and may do nothing
+            return True
+
+    await asyncio.gather(*[storm() for _ in range(200)], attacker.others(show))
+
+
+# ---- the table
+
+_of_users = partial(Row, repeats=False, users=True)
+_once = partial(Row, repeats=False)
+_fill_20k, _fill_50k, _fill_300k = _filled(20_000), _filled(50_000), _filled(300_000)
+_fill_20mb, _fill_1gb = _filled(2_000, 10, value=b"v" * 10_000), _filled(1_000, 5, value=b"v" * 1_000_000)
+_sort_50 = _calls(KV + "Range", _BY_REVISION, 50)
+_by_value = _calls(KV + "Range", _sorted(rpc_pb2.RangeRequest.VALUE), 4)
+_small_read = rpc_pb2.RangeRequest(key=b"a", serializable=True)
+_small_put = rpc_pb2.PutRequest(key=b"burst/a", value=b"v")
+_window_updates = _flood(
+    (_window_update(0) + _window_update(1)) * (_FRAMES_PER_WRITE // 2), raw.headers(1, raw.grpc_headers(_WATCH))
+)
+
+ROWS: Final = (
+    Row("sort-modify", "range sorted by MODIFY, limit 1, over 300,000 keys, in a loop",
+        _calls(KV + "Range", _BY_REVISION), _fill_300k),
+    Row("sort-50", "50 sorted ranges at once over 50,000 keys", _sort_50, _fill_50k),
+    Row("sort-value", "4 ranges at once sorted by VALUE over 50,000 keys", _by_value, _fill_50k),
+    Row("filter", "4 ranges at once of which no key of 300,000 passes the filter",
+        _calls(KV + "Range", _NONE_PASSES, 4), _fill_300k),
+    Row("count-only", "64 counts at once of 300,000 keys", _calls(KV + "Range", _COUNT, 64), _fill_300k),
+    Row("hash", "Hash and HashKV of 300,000 keys in a loop", _hashed, _fill_300k),
+    Row("range-stream", "4 RangeStreams of 50,000 keys beside puts to them", _streamed, _fill_50k,
+        programs=("raftkv",)),
+    Row("txn-compares", "a txn of 128 compares over 20,000 keys, in a loop", _calls(KV + "Txn", _compares()),
+        _fill_20k),
+    Row("txn-ranges", "a txn of a put and 127 sorted ranges over 20,000 keys, in a loop",
+        _calls(KV + "Txn", _ranges_in_txn()), _fill_20k),
+    _once("delete-300k", "delete of 300,000 keys in one entry", _calls(KV + "DeleteRange", _DELETE_ALL), _fill_300k),
+    Row("txn-nested", "a nested txn of 64 x 64 puts (188 KB), in a loop", _nested(64, 64, (), 40)),
+    Row("txn-nested-many", "a nested txn of 43 x 43 x 42 puts (1 MB), in a loop", _nested(43, 43, (42,), 6)),
+    Row("txn-nested-deletes", "a nested txn of 64 x 64 equal range deletes, in a loop", _nested_deletes),
+    _once("churn-key", "put and delete of one key 40,000 times, then a restart", _churned_and_read, restarts=True),
+    _of_users("share-watchers", "one user's 900 watches on keys of 1.4 MB, while others watch", _all_watchers,
+              _mallory(permission(b"mallory/", b"mallory0"))),
+    _once("watch-progress", "500 progress requests on a stream with 200,000 watchers", _watchers_then_progress),
+    Row("watch-history", "100 watches of everything from revision 1 over 200,000 events", _replay, _fill_history),
+    _once("delete-300k-watched", "delete of 300,000 keys in one entry, which 10 watch, half with previous values",
+          _delete_watched, _fill_300k),
+    Row("watch-unread", "1,000 watchers of a key of 100 kB that is written, nothing is read", _unread),
+    _of_users("share-leases", "60,000 leases without end by a user without permissions, while others have some granted",
+              _grant_as_mallory, _mallory()),
+    _once("lease-50k-keys", "a lease with 50,000 keys asked for its keys, then revoked", _revoke, _lease_with_keys),
+    _once("leases-100k", "100,000 leases granted, then all listed 20 times", _grant_many),
+    Row("flood-ping", "PING frames as fast as they are taken",
+        _flood(raw.frame(raw.PING, 0, 0, b"12345678") * _FRAMES_PER_WRITE)),
+    Row("flood-settings", "SETTINGS frames as fast as they are taken",
+        _flood(raw.settings((3, 100)) * _FRAMES_PER_WRITE)),
+    Row("flood-window-update", "WINDOW_UPDATE frames of one byte as fast as they are taken", _window_updates),
+    Row("flood-tiny-data", "DATA frames of one byte as fast as they are taken",
+        _flood(raw.message(1, b"x") * _FRAMES_PER_WRITE, _TINY_HEAD)),
+    Row("flood-reset", "requests that are reset at once, as fast as they are taken",
+        _flood_of_calls(_reset_call, 2, 100)),
+    Row("closed-window", "100 reads of 20 MB each that have no window for the answers", _closed_window, _fill_20mb),
+    Row("slow-readers", "20 clients read 1,000 values of 1 MB, 200 KB a second", _slow_readers, _fill_1gb),
+    Row("gzip", "20 connections with compressed messages of 2 KB that are 2 MB", _packed),
+    Row("unfinished", "1,000 puts of 1 MB of which 16 KB come", _halves),
+    Row("burst-ranges", "100 connections that each bring 400 KB of small serializable reads at once",
+        _bursts("Range", _small_read)),
+    Row("burst-puts", "100 connections that each bring 400 KB of small puts at once", _bursts("Put", _small_put)),
+    Row("burst-txns", "100 connections that each bring 400 KB of txns of 40 puts at once", _bursts("Txn", _TXN)),
+    Row("connections", "1,000 idle connections, and handshakes without end", _idle_and_churn),
+    _of_users("share-pages", "100 pages of the dashboard of a user without permissions, while others open theirs",
+              _pages, _mallory(), programs=("raftkv",)),
+    _of_users("share-logins", "160 logins in flight with made-up names, while a user logs in", _made_up_names,
+              _two_users),
+    _of_users("share-tokens-ahead", "200 calls with made-up tokens, while a user shows a new one to a follower",
+              _tokens_ahead, _two_users),
+    _of_users("logins-10k", "10,000 logins at once, half of them wrong", _logins, _two_users),
+    _of_users("permissions", "a role of very many, and very long, permissions", _permissions),
+    _of_users("role-of-2k-users", "a role that 2,000 users have is changed and deleted", _change_role,
+              _users_of_one_role),
+    _of_users("lease-1m-keys-of-a-user", "puts with a lease of a million keys by a user of 9,000 permissions",
+              _puts_with_the_lease, _lease_of_a_user),
+    _of_users("watches-10k-changes", "roles change while 10,000 watches are open", _watches_and_changes),
+)  # fmt: skip
