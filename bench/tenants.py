@@ -1,14 +1,14 @@
 """Can one tenant be felt by another? An identity floods three members; another asks for a tenth of their capacity.
 
-    python -m bench.tenants [--flood puts --flood reads ...] [--scale 0.2] [--seconds 5] [--programs raftkv,etcd]
+    python -m bench.tenants [--floods puts,txns] [--scale 0.2] [--seconds 5] [--programs raftkv,etcd]
 
-The floods are rows of ``bench.hostile``, whose attacker comes from an address of its own (``GREEDY_ADDRESS``), or shows
-a user's token. The honest client is a process of its own, in an open loop: it first has the members for itself, then
-beside the flood. What is compared is within one run, on the same cores:
+A flood is one or more rows of ``bench.hostile`` whose attacker comes from an address of its own, or shows a user's
+token. The honest client is a process of its own, in an open loop: it first has the members for itself, then beside the
+flood. What is compared is within one run, on the same cores:
 
     rate kept    answered puts a second beside the flood, of those without
-    p99 ratio    of an honest put, beside the flood and without
-    stall        the longest that an honest put took, from when it was due
+    p99          of an honest put in ms, without the flood and beside it
+    stall        the longest that an honest put took in s, from when it was due
 
 The bars: at least 90 % of the rate, p99 at most 1.2 times, a stall of at most 0.2 s, no election, no honest error. The
 attacker runs on the cores of the members: on few of them, it takes time from both, which no member can give back.
@@ -16,24 +16,18 @@ attacker runs on the cores of the members: on few of them, it takes time from bo
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import functools
-import json
-import resource
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
 from time import monotonic
 from typing import Any, Final
 
-from rich.console import Console
-from rich.table import Table
-
-from bench.hostile.attacker import KV, Attacker
+from bench.hostile.attacker import KV, Attacker, UserChannel, permission, secure
 from bench.hostile.rows import ROWS, Row
 from bench.hostile.stage import HonestProcess, agreement, leader_number, members, metrics_of
-from bench.hostile.users import UserChannel, permission, secure, user_of
+from bench.report import markdown, names_of, parser_of
+from bench.stage import allow_many_files, progress
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.status import RpcError
 
@@ -63,6 +57,8 @@ FLOODS: Final = {
 }  # fmt: skip
 """Rows of ``bench.hostile`` that run at once, by name of the flood."""
 
+HEADINGS: Final = ("flood", "program", "capacity/s", "rate kept", "p99 alone", "p99", "ratio", "stall", "misses")
+
 
 class GreedyLoop(asyncio.SelectorEventLoop):
     """Connects from ``GREEDY_ADDRESS``."""
@@ -71,41 +67,6 @@ class GreedyLoop(asyncio.SelectorEventLoop):
         """Bind first."""
         sock.bind((GREEDY_ADDRESS, 0))
         await super().sock_connect(sock, address)
-
-
-@dataclass
-class Outcome:
-    """What the honest client had beside one flood, and without; ``problem``: why there is no figure."""
-
-    flood: str
-    program: str
-    capacity_per_s: float = 0.0
-    rate_kept: float = 0.0
-    p99_alone_ms: float = 0.0
-    p99_ms: float = 0.0
-    read_p99_ms: float = 0.0
-    stall_s: float = 0.0
-    elections: int = 0
-    errors: int = 0
-    refused: int = 0
-    problem: str = ""
-
-    @property
-    def p99_ratio(self) -> float:
-        """Of an honest put."""
-        return self.p99_ms / self.p99_alone_ms if self.p99_alone_ms else 0.0
-
-    def misses(self) -> list[str]:
-        """The bars that were missed."""
-        found = [self.problem] if self.problem else []
-        bars = (
-            (self.rate_kept < RATE_KEPT_MIN, f"{self.rate_kept:.0%} of the rate"),
-            (self.p99_ratio > P99_RATIO_MAX, f"p99 x {self.p99_ratio:.1f}"),
-            (self.stall_s > STALL_MAX_S, f"a stall of {self.stall_s:.2f} s"),
-            (self.elections, f"{self.elections} elections"),
-            (self.errors, f"{self.errors} honest errors"),
-        )
-        return found + [text for is_missed, text in bars if is_missed]
 
 
 async def capacity_per_s(endpoints: list[str], token: str) -> float:
@@ -128,55 +89,65 @@ async def capacity_per_s(endpoints: list[str], token: str) -> float:
     return count / CAPACITY_S
 
 
-async def window(honest: HonestProcess, beside: Callable[[], Awaitable[None]]) -> tuple[dict[str, Any], float]:
+async def measure(flood: str, program: str, scale: float, seconds: float) -> tuple[list[str], list[str]]:
+    """Run one flood against fresh members of a program; cells of the table, and the bars that were missed."""
+    rows = [row for row in ROWS if row.name in FLOODS[flood]]
+    with members(program) as cluster:
+        number = await leader_number(cluster)
+        token = await secure(cluster.endpoints[number]) if any(row.users for row in rows) else ""
+        attackers = [Attacker(cluster.endpoints, number, scale, scale, token=token) for _ in rows]
+        try:
+            permitted = permission(b"honest/", b"honest0")
+            user = await attackers[0].user("honest", "honest", permitted) if token else ""
+            for row, attacker in zip(rows, attackers, strict=True):
+                await row.prepare(attacker)
+            capacity = await capacity_per_s(cluster.endpoints, user)
+            honest = HonestProcess(cluster.endpoints, puts_per_s=capacity / 10, token=user)
+            try:
+                pairs = list(zip(rows, attackers, strict=True))
+                cells, missed = await _compare(cluster, honest, functools.partial(_flood, pairs, seconds), seconds)
+            finally:
+                honest.end()
+            problem = (await agreement(cluster, token)).problem
+        except (RpcError, TimeoutError) as error:
+            capacity, cells, missed, problem = 0.0, [""] * 5, [], f"{type(error).__name__}: {error}"
+        finally:
+            for attacker in attackers:
+                await attacker.close()
+    return [f"{capacity:,.0f}", *cells], missed + [problem] * bool(problem)
+
+
+async def _compare(
+    cluster: Any, honest: HonestProcess, flood: Callable[[], Awaitable[None]], seconds: float
+) -> tuple[list[str], list[str]]:
+    await _window(honest, functools.partial(asyncio.sleep, CALM_S))  # it has begun by then
+    alone, alone_per_s = await _window(honest, functools.partial(asyncio.sleep, seconds))
+    before = [metrics_of(member) for member in cluster.members]
+    told, per_s = await _window(honest, flood)
+    after = [metrics_of(member) for member in cluster.members]
+    elections = int(
+        max(new.get(LEADER_CHANGES, 0) - old.get(LEADER_CHANGES, 0) for old, new in zip(before, after, strict=True))
+    )
+    kept, stall_s = per_s / alone_per_s, told["put"]["max_ms"] / 1e3
+    ratio = told["put"]["p99_ms"] / alone["put"]["p99_ms"]
+    bars = (
+        (kept < RATE_KEPT_MIN, f"{kept:.0%} of the rate"),
+        (ratio > P99_RATIO_MAX, f"p99 x {ratio:.1f}"),
+        (stall_s > STALL_MAX_S, f"a stall of {stall_s:.2f} s"),
+        (elections > 0, f"{elections} elections"),
+        (told["errors"] > 0, f"{told['errors']} honest errors"),
+    )
+    p99s = [f"{one['put']['p99_ms']:.1f} ms" for one in (alone, told)]
+    return [f"{kept:.0%}", *p99s, f"{ratio:.1f}", f"{stall_s:.2f} s"], [text for missed, text in bars if missed]
+
+
+async def _window(honest: HonestProcess, beside: Callable[[], Awaitable[None]]) -> tuple[dict[str, Any], float]:
     """Return what the honest client tells of a time, and the answered puts a second in it."""
     honest.mark()
     began = monotonic()
     await beside()
     told = await honest.tell()
     return told, (told["put"]["count"] - told["errors"]) / (monotonic() - began)
-
-
-async def measure(flood: str, program: str, options: argparse.Namespace) -> Outcome:
-    """Run one flood against fresh members of a program."""
-    rows = [row for row in ROWS if row.name in FLOODS[flood]]
-    outcome = Outcome(flood, program)
-    with members(program) as cluster:
-        number = await leader_number(cluster)
-        token = await secure(cluster.endpoints[number]) if any(row.users for row in rows) else ""
-        attackers = [Attacker(cluster.endpoints, number, options.scale, options.scale, token=token) for _ in rows]
-        try:
-            user = await user_of(attackers[0], "honest", permission(b"honest/", b"honest0")) if token else ""
-            for row, attacker in zip(rows, attackers, strict=True):
-                await row.prepare(attacker)
-            outcome.capacity_per_s = await capacity_per_s(cluster.endpoints, user)
-            await _beside(cluster, list(zip(rows, attackers, strict=True)), user, options.seconds, outcome)
-            outcome.problem = (await agreement(cluster, token)).problem
-        except (RpcError, TimeoutError) as error:
-            outcome.problem = f"{type(error).__name__}: {error}"
-        finally:
-            for attacker in attackers:
-                outcome.refused += attacker.refusals.total()
-                await attacker.close()
-    return outcome
-
-
-async def _beside(
-    cluster: Any, pairs: list[tuple[Row, Attacker]], token: str, seconds: float, outcome: Outcome
-) -> None:
-    honest = HonestProcess(cluster.endpoints, puts_per_s=outcome.capacity_per_s / 10, token=token)
-    try:
-        await window(honest, functools.partial(asyncio.sleep, CALM_S))  # it has begun by then
-        alone, alone_per_s = await window(honest, functools.partial(asyncio.sleep, seconds))
-        before = [metrics_of(member) for member in cluster.members]
-        told, per_s = await window(honest, functools.partial(_flood, pairs, seconds))
-        after = [metrics_of(member) for member in cluster.members]
-    finally:
-        honest.end()
-    changes = [new.get(LEADER_CHANGES, 0) - old.get(LEADER_CHANGES, 0) for old, new in zip(before, after, strict=True)]
-    outcome.rate_kept, outcome.errors, outcome.elections = per_s / alone_per_s, told["errors"], int(max(changes))
-    outcome.p99_alone_ms, outcome.p99_ms = alone["put"]["p99_ms"], told["put"]["p99_ms"]
-    outcome.read_p99_ms, outcome.stall_s = told["read"]["p99_ms"], told["put"]["max_ms"] / 1e3
 
 
 async def _flood(pairs: list[tuple[Row, Attacker]], seconds: float) -> None:
@@ -194,47 +165,25 @@ async def _flood(pairs: list[tuple[Row, Attacker]], seconds: float) -> None:
     await asyncio.wait(tasks)
 
 
-def show(outcomes: list[Outcome], console: Console) -> None:
-    """Print the table."""
-    table = Table(box=None, header_style="bold")
-    for name in ("flood", "program", "capacity/s", "rate kept", "p99 alone", "p99 ms", "ratio", "read p99", "stall s"):
-        table.add_column(name, justify="left" if name in ("flood", "program") else "right")
-    table.add_column("misses")
-    for one in outcomes:
-        figures = (
-            f"{one.capacity_per_s:,.0f}", f"{one.rate_kept:.0%}", f"{one.p99_alone_ms:.1f}", f"{one.p99_ms:.1f}",
-            f"{one.p99_ratio:.1f}", f"{one.read_p99_ms:.1f}", f"{one.stall_s:.2f}",
-        )  # fmt: skip
-        table.add_row(one.flood, one.program, *figures, "; ".join(one.misses()) or "-")
-    console.print(table)
-
-
-async def run(options: argparse.Namespace) -> int:
-    """Measure what was asked for; 1: raftkv missed a bar."""
-    console, outcomes = Console(stderr=True, width=150), []
-    for flood in options.flood or FLOODS:
-        for program in options.programs.split(","):
-            outcomes.append(await measure(flood, program, options))
-            show(outcomes[-1:], console)
-    if options.json:
-        print(json.dumps([asdict(one) | {"misses": one.misses()} for one in outcomes], indent=2))
-    else:
-        show(outcomes, Console(width=150))
-    return int(any(one.misses() for one in outcomes if one.program == "raftkv"))
-
-
 def main() -> None:
-    """Read the command line, and run."""
-    parser = argparse.ArgumentParser(prog="python -m bench.tenants", description="one tenant floods, another works")
-    parser.add_argument("--flood", action="append", default=[], choices=FLOODS)
+    """Measure what is asked for, and print the table; exit code 1: raftkv missed a bar."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--floods", type=names_of(FLOODS), default=list(FLOODS), help=f"of {', '.join(FLOODS)}")
     parser.add_argument("--scale", type=float, default=0.2, help="of the numbers of the flood's rows")
     parser.add_argument("--seconds", type=float, default=5.0, help="of the time alone, and of the flood")
-    parser.add_argument("--programs", default="raftkv", help="comma-separated; etcd, raftkv")
-    parser.add_argument("--json", action="store_true", help="one object instead of the table")
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    with asyncio.Runner(loop_factory=GreedyLoop) as runner:
-        sys.exit(runner.run(run(parser.parse_args())))
+    parser.add_argument("--programs", type=names_of(("raftkv", "etcd")), default=["raftkv"])
+    options = parser.parse_args()
+    allow_many_files()
+    lines, has_missed = [], False
+    for flood in options.floods:
+        for program in options.programs:
+            with asyncio.Runner(loop_factory=GreedyLoop) as runner:
+                cells, missed = runner.run(measure(flood, program, options.scale, options.seconds))
+            lines.append([flood, program, *cells, "; ".join(missed) or "-"])
+            has_missed |= bool(missed) and program == "raftkv"
+            progress("  ".join(lines[-1]))
+    print(markdown(HEADINGS, lines, texts=2))
+    sys.exit(has_missed)
 
 
 if __name__ == "__main__":
