@@ -91,7 +91,8 @@ async def capacity_per_s(endpoints: list[str], token: str) -> float:
 
 async def measure(flood: str, program: str, scale: float, seconds: float) -> tuple[list[str], list[str]]:
     """Run one flood against fresh members of a program; cells of the table, and the bars that were missed."""
-    rows = [row for row in ROWS if row.name in FLOODS[flood]]
+    named = {row.name: row for row in ROWS}
+    rows = [named[name] for name in FLOODS[flood]]
     with members(program) as cluster:
         number = await leader_number(cluster)
         token = await secure(cluster.endpoints[number]) if any(row.users for row in rows) else ""
