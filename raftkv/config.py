@@ -271,7 +271,7 @@ class ServerConfig:
     self_signed_validity_years: int = 1
     """For how long certificates are valid that a member makes for itself (years of 365 days)."""
     insecure_peers: bool = False
-    """Take peers off this machine that prove nothing. Danger: who reaches the port can rewrite all data."""
+    """Take peers off this machine that prove nothing. Danger: every host that reaches the port can rewrite all data."""
     secure: bool = False
     """Start only if nothing is left open to strangers (``server.insecure_settings``), and with the audit log on."""
     cors: tuple[str, ...] = ()
@@ -593,7 +593,7 @@ class ServerConfig:
             else:
                 continue
             raise ConfigError(
-                f"refusing to listen for peers on {url} {what}: who reaches that port can rewrite all data; give "
+                f"refusing to listen for peers on {url} {what}: every host that reaches it can rewrite all data; give "
                 f"{remedy} (`raftkv certs` makes them), or accept it with --insecure-peers"
             )
 

@@ -5,7 +5,7 @@ only the modes of private keys are looked at: a data directory that others may w
 (``storage.datadir``), and whether users are asked for is in the store.
 
 >>> [one.what for one in list_insecure_settings(ServerConfig())][0]
-'peers on http://localhost:2380 are not encrypted, nor asked who they are: on the way all is read and changed'
+'peers on http://localhost:2380 use no TLS: every host on the network path can read and change all data'
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ def refusal(found: Sequence[InsecureSetting]) -> str:
 def _peers(config: ServerConfig) -> Iterator[InsecureSetting]:
     files = config.peer_tls
     if config.insecure_peers:
-        yield InsecureSetting("--insecure-peers: who reaches the peer port can rewrite all data", "leave it out")
+        yield InsecureSetting(
+            "--insecure-peers: every host that reaches the peer port can rewrite all data", "leave it out"
+        )
     yield from _port(
         "peers",
         (*config.listen_peer_urls, *config.initial_advertise_peer_urls),
@@ -106,10 +108,10 @@ def _clients(config: ServerConfig) -> Iterator[InsecureSetting]:
 
 def _users(config: ServerConfig) -> Iterator[InsecureSetting]:
     if config.bcrypt_cost < DEFAULT_BCRYPT_COST:
-        what = f"--bcrypt-cost {config.bcrypt_cost}: who gets hold of the database finds passwords quickly"
+        what = f"--bcrypt-cost {config.bcrypt_cost}: a thief of the database finds passwords quickly"
         yield InsecureSetting(what, f"{DEFAULT_BCRYPT_COST}, the default, or more")
     if 0 < config.auth_min_password_length < PASSWORD_LENGTH_MIN:
-        what = f"--auth-min-password-length {config.auth_min_password_length}: passwords can be guessed"
+        what = f"--auth-min-password-length {config.auth_min_password_length}: attackers can guess passwords"
         yield InsecureSetting(what, f"{PASSWORD_LENGTH_MIN} or more")
 
 
@@ -126,32 +128,30 @@ def _keys(config: ServerConfig) -> Iterator[InsecureSetting]:
 def _port(who: str, urls: Sequence[str], files: TLSFiles, remedy: str, prefix: str) -> Iterator[InsecureSetting]:
     plain = sorted({url for url in urls if cluster_id.split_url(url)[0] == "http"})
     if plain:
-        what = (
-            f"{who} on {', '.join(plain)} are not encrypted, nor asked who they are: on the way all is read and changed"
-        )
+        what = f"{who} on {', '.join(plain)} use no TLS: every host on the network path can read and change all data"
         yield InsecureSetting(what, f"{remedy}, {prefix}trusted-ca-file")
     elif files.self_signed:
         yield InsecureSetting(
-            f"{prefix}auto-tls proves nothing: an attacker on the way can read and change all,"
-            " and every host that reaches the port is let in",
+            f"{prefix}auto-tls proves nothing: an attacker on the network path can read and change all data,"
+            " and every host that reaches the port can connect",
             f"{prefix}cert-file, {prefix}key-file, {prefix}trusted-ca-file",
         )
     elif not files.verifies:
-        what = f"{who} need no certificate: who reaches the port may ask"
-        yield InsecureSetting(what, f"{prefix}trusted-ca-file FILE, whose certificates are let in")
+        what = f"{who} need no certificate: every host that reaches the port can send requests"
+        yield InsecureSetting(what, f"{prefix}trusted-ca-file FILE: only its certificates can connect then")
 
 
 def _http(config: ServerConfig) -> Iterator[InsecureSetting]:
     for url in config.listen_metrics_urls:
         scheme, host, _ = cluster_id.split_url(url)
         if scheme == "http" and not is_loopback(host):
-            what = f"metrics on {url} are not encrypted: every host that reaches the port may read them"
+            what = f"metrics on {url} use no TLS: every host that reaches the port can read them"
             yield InsecureSetting(what, "--listen-metrics-urls with https, or at a loopback address")
     if config.cors:
-        what = f"--cors: web pages of {', '.join(config.cors)} may call, by the browsers of their visitors"
+        what = f"--cors: web pages of {', '.join(config.cors)} can send requests from the browsers of their visitors"
         yield InsecureSetting(what, "leave it out")
     if "*" in config.host_whitelist:
-        what = "--host-whitelist '*': a web page may ask in plain HTTP by a name of its own (DNS rebinding)"
+        what = "--host-whitelist '*': a web page can send plain HTTP requests under a name of its own (DNS rebinding)"
         yield InsecureSetting(what, "leave it out, or name hosts")
     if config.unsafe_no_fsync:
         yield InsecureSetting(

@@ -398,7 +398,7 @@ class Member:
         for setting in list_insecure_settings(self.config):
             _log.warning("open to strangers: %s", setting)
         if not self.replica.applier.auth.is_enabled:
-            _log.warning("open to clients: users are off, so who is let in may do everything; raftkvctl auth enable")
+            _log.warning("open to clients: users are off, so every client may do everything; raftkvctl auth enable")
 
     async def _serve_clients(self, on_ready: OnReady | None) -> None:
         """Answer clients as soon as that is safe; what waits for a quorum goes on waiting behind it."""
