@@ -220,6 +220,8 @@ class WatchHub:
         self.cork = cork
         self._on_change: dict[bytes, dict[Callable[[], None], None]] = {}
         self.streams: dict[WatchStream, None] = {}
+        self.check_number = 0
+        """Grows when rights may have changed: streams get nothing then until they are checked (``WatchStream``)."""
         self.events_total = 0
         self.watcher_count = 0
         """Watchers of all open streams."""
@@ -452,6 +454,10 @@ class WatchHub:
         for callbacks in list(self._on_change.values()):
             for callback in list(callbacks):
                 callback()
+
+    def rights_changed(self) -> None:
+        """Serve no stream whose rights are checked before they are checked anew: it falls behind meanwhile."""
+        self.check_number += 1
 
     # -- the clients' side -------------------------------------------------------------------------------------------
 

@@ -103,6 +103,9 @@ class Hub(Protocol):
     def revision(self) -> int:
         """The present revision."""
 
+    check_number: int
+    """Grows when the rights of callers may have changed."""
+
     cork: Cork
     """Flushes streams at the end of a turn."""
 
@@ -159,6 +162,8 @@ class WatchStream:
         self.unsynced_count = 0
         """Watchers that are behind; kept by the hub."""
         self.is_closed = False
+        self.checked_at = -1
+        """``check_number`` of the rights by which all watchers were let in, or go on; -1: others see to that."""
 
     @property
     def client(self) -> tuple[str, str]:
@@ -294,7 +299,8 @@ class WatchStream:
                 yield
 
     def recheck(self, refusal: Refusal) -> Iterator[None]:
-        """End the watchers that may not go on, with pauses; what is delivered from here on does not reach them."""
+        """End the watchers that may not go on, with pauses; nothing is delivered to any before the end."""
+        check_number = self._hub.check_number
         ended: list[tuple[int, str]] = []
         for number, watcher in enumerate(list(self.watchers.values()), 1):
             if self.watchers.get(watcher.watch_id) is watcher:
@@ -306,6 +312,14 @@ class WatchStream:
                 self._say_ended(ended)
                 yield
         self._say_ended(ended)
+        self.checked_at = check_number
+        if self._parked and self.is_checked:
+            self._drained()
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether all watchers go on by the rights of now."""
+        return self.checked_at < 0 or self.checked_at == self._hub.check_number
 
     def _say_ended(self, ended: list[tuple[int, str]]) -> None:
         if ended and not self.is_closed:
@@ -423,6 +437,8 @@ class WatchStream:
     @property
     def has_room(self) -> bool:
         """Whether live events may be queued."""
+        if self.checked_at >= 0 and self.checked_at != self._hub.check_number:
+            return False
         if not self._out:
             self._queued_bytes = self._call.send_buffer_size
             if self._call.crowded or self._call.connection_send_buffer_size > CONNECTION_QUEUED_MAX_BYTES:
@@ -452,7 +468,7 @@ class WatchStream:
         return min((watcher.next_revision for watcher in islice(self._parked, 100)), default=1 << 63)
 
     def park(self, watcher: Watcher) -> None:
-        """Set a watcher aside that is behind, until the client has read."""
+        """Set a watcher aside that is behind, until the client has read, and its rights are checked."""
         if not self._parked:
             self._call.on_room(self._drained)
         self._parked[watcher] = None

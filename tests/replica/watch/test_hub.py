@@ -15,6 +15,7 @@ from raftkv.loop.cork import Cork
 from raftkv.pb import rpc_pb2
 from raftkv.replica.node.admission import Admission
 from raftkv.replica.node.leadership import LeaderGuard
+from raftkv.replica.watch import catch_up as catch_up_module
 from raftkv.replica.watch import hub as hub_module
 from raftkv.replica.watch import stream as stream_module
 from raftkv.replica.watch.hub import WatchHub, WatchRunner
@@ -519,6 +520,9 @@ class Rights:
 
     recheck: object = None
 
+    def __init__(self) -> None:
+        self.on_changed: list[object] = []
+
     def of(self, call: object) -> Rights:
         return self
 
@@ -562,3 +566,29 @@ def test_a_special_watcher_is_in_no_group_but_its_own() -> None:
     assert second in index
     assert index.pop().pop() is second
     assert plain in index
+
+
+def test_fragments_do_not_leave_before_the_right_to_them_is_checked(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are put together in steps, and rights may change between two of them."""
+    monkeypatch.setattr(catch_up_module, "BYTES_PER_STEP", 1)
+    txn = world.store.begin()
+    for number in range(5):
+        txn.put(b"k%d" % number, b"x" * 500)
+    txn.end()
+    stream, call = world.stream()
+    stream.checked_at = world.hub.check_number
+    world.watch(stream, key=b"k", range_end=b"l", start_revision=1, fragment=True)
+    call.read()
+    assert world.catch_up()
+    world.hub.rights_changed()
+    while world.catch_up():
+        pass
+    assert call.read() == []
+    for _ in stream.recheck(lambda key, range_end: ""):
+        pass
+    while world.catch_up():
+        pass
+    assert [(len(each.events), each.fragment) for each in call.read()] == [(1, True)] * 4 + [(1, False)]
+    assert stream.unsynced_count == 0
