@@ -205,15 +205,9 @@ class CatchUp:
             stream.send_fragments(watcher, fragments)
 
     def _is_to_get(self, watcher: Watcher) -> bool:
-        """Return whether a watcher is still to be sent what was put together for it, with pauses."""
+        """Return whether a watcher is to be sent what was put together for it, perhaps with pauses."""
         stream = watcher.stream
-        if watcher not in self._unserved or stream.is_closed:
-            return False
-        if not stream.is_checked:
-            del self._unserved[watcher]
-            stream.park(watcher)
-            return False
-        return True
+        return watcher in self._unserved and not stream.is_closed and stream.may_go_on(watcher)
 
     def _advance(self, watcher: Watcher, last: int) -> None:
         """Put a watcher that has everything up to a revision where it belongs, unless it ended or waits elsewhere."""

@@ -164,6 +164,7 @@ class WatchStream:
         self.is_closed = False
         self.checked_at = -1
         """``check_number`` of the rights by which all watchers were let in, or go on; -1: others see to that."""
+        self.refusal_to_go_on = refusal
 
     @property
     def client(self) -> tuple[str, str]:
@@ -299,7 +300,7 @@ class WatchStream:
                 yield
 
     def recheck(self, refusal: Refusal) -> Iterator[None]:
-        """End the watchers that may not go on, with pauses; nothing is delivered to any before the end."""
+        """End the watchers that may not go on, with pauses; before the end, each is asked for when it is served."""
         check_number = self._hub.check_number
         ended: list[tuple[int, str]] = []
         for number, watcher in enumerate(list(self.watchers.values()), 1):
@@ -313,13 +314,19 @@ class WatchStream:
                 yield
         self._say_ended(ended)
         self.checked_at = check_number
-        if self._parked and self.is_checked:
-            self._drained()
 
     @property
     def is_checked(self) -> bool:
         """Whether all watchers go on by the rights of now."""
         return self.checked_at < 0 or self.checked_at == self._hub.check_number
+
+    def may_go_on(self, watcher: Watcher) -> bool:
+        """Return whether a watcher may be sent something, although not all are checked yet; end it if it may not."""
+        reason = "" if self.is_checked else self.refusal_to_go_on(watcher.key, watcher.range_end)
+        if reason:
+            self.forget(watcher)
+            self._say_ended([(watcher.watch_id, reason)])
+        return not reason
 
     def _say_ended(self, ended: list[tuple[int, str]]) -> None:
         if ended and not self.is_closed:
@@ -421,6 +428,8 @@ class WatchStream:
         if self.is_closed:
             return True
         size_bytes = len(header) + len(event)
+        if self.checked_at >= 0 and self.checked_at != self._hub.check_number:
+            return False
         if not self.has_room or (size_bytes * len(id_fields) > BURST_MAX_BYTES and len(id_fields) > 1):
             return False
         self._touch()
@@ -437,8 +446,6 @@ class WatchStream:
     @property
     def has_room(self) -> bool:
         """Whether live events may be queued."""
-        if self.checked_at >= 0 and self.checked_at != self._hub.check_number:
-            return False
         if not self._out:
             self._queued_bytes = self._call.send_buffer_size
             if self._call.crowded or self._call.connection_send_buffer_size > CONNECTION_QUEUED_MAX_BYTES:
@@ -468,7 +475,7 @@ class WatchStream:
         return min((watcher.next_revision for watcher in islice(self._parked, 100)), default=1 << 63)
 
     def park(self, watcher: Watcher) -> None:
-        """Set a watcher aside that is behind, until the client has read, and its rights are checked."""
+        """Set a watcher aside that is behind, until the client has read."""
         if not self._parked:
             self._call.on_room(self._drained)
         self._parked[watcher] = None

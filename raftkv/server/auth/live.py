@@ -10,10 +10,11 @@
     auth.on_change -> changed() -> after the turn's entries: all calls are looked at, in slices
 
 Before the events of a turn are delivered, the first slice has looked. Where there are so many calls that it takes
-several, what is not looked at yet waits (``on_changed``): what comes after a change of rights reaches only those who
-still may have it. Long reads that wait for their slices, however many, do not come before. A token that says when it
-ends has a timer, and its calls are looked at likewise: tokens end at full seconds, those of thousands of calls
-together. Calls are noted while users are not asked for too: once they are, anonymous calls end.
+several, watchers that are not looked at yet are asked for as they are served (``on_changed``): what comes after a
+change of rights reaches only those who still may have it. Long reads that wait for their slices, however many, do not
+come before. A token that says when it ends has a timer, and its calls are looked at likewise: tokens end at full
+seconds, those of thousands of calls together. Calls are noted while users are not asked for too: once they are,
+anonymous calls end.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ class LiveCall:
             return _reason(error)
         return ""
 
-    def _refusal_to_go_on(self, key: bytes, range_end: bytes) -> str:
+    def refusal_to_go_on(self, key: bytes, range_end: bytes) -> str:
         """Why the client may not go on to watch an interval, by the users of now: they may change amid a look."""
         if not self._calls.auth.is_enabled:
             return ""
@@ -152,7 +153,7 @@ class LiveCall:
         if self.call.done or (self.recheck is None and not is_enabled):
             return
         if self.recheck is not None:
-            yield from self.recheck(self._refusal_to_go_on)
+            yield from self.recheck(self.refusal_to_go_on)
             self.is_void = self.is_void and not is_enabled  # what it is asked from now on is the next user's
             return
         caller: Caller | None = None

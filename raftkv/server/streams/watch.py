@@ -130,7 +130,7 @@ class WatchService:
         live = self._live.of(call)
         refusal = self._limited(call, self._refusal(call, live.read_refusal))
         stream = WatchStream(self._hub, call, self._fragment_bytes, fail, refusal, identity)
-        stream.checked_at = self._hub.check_number
+        stream.checked_at, stream.refusal_to_go_on = self._hub.check_number, live.refusal_to_go_on
         live.recheck = stream.recheck
         return stream
 

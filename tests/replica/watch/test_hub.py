@@ -529,6 +529,8 @@ class Rights:
     def read_refusal(self, key: bytes, range_end: bytes) -> str:
         return "etcdserver: permission denied"
 
+    refusal_to_go_on = read_refusal
+
 
 def test_a_refused_watch_is_reported_to_the_listener_of_refusals(world: World) -> None:
     heard: list[tuple[object, bytes, bytes, str]] = []
@@ -568,8 +570,9 @@ def test_a_special_watcher_is_in_no_group_but_its_own() -> None:
     assert plain in index
 
 
-def test_fragments_do_not_leave_before_the_right_to_them_is_checked(
-    world: World, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("reason", ["", "etcdserver: permission denied"])
+def test_fragments_leave_only_if_the_right_is_still_there(
+    world: World, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     """They are put together in steps, and rights may change between two of them."""
     monkeypatch.setattr(catch_up_module, "BYTES_PER_STEP", 1)
@@ -578,17 +581,15 @@ def test_fragments_do_not_leave_before_the_right_to_them_is_checked(
         txn.put(b"k%d" % number, b"x" * 500)
     txn.end()
     stream, call = world.stream()
-    stream.checked_at = world.hub.check_number
+    stream.checked_at, stream.refusal_to_go_on = world.hub.check_number, lambda key, range_end: reason
     world.watch(stream, key=b"k", range_end=b"l", start_revision=1, fragment=True)
     call.read()
     assert world.catch_up()
     world.hub.rights_changed()
     while world.catch_up():
         pass
-    assert call.read() == []
-    for _ in stream.recheck(lambda key, range_end: ""):
-        pass
-    while world.catch_up():
-        pass
-    assert [(len(each.events), each.fragment) for each in call.read()] == [(1, True)] * 4 + [(1, False)]
+    got = [(len(each.events), each.fragment, each.canceled) for each in call.read()]
+    whole = [(1, True, False)] * 4 + [(1, False, False)]
+    assert got == ([(0, False, True)] if reason else whole)
     assert stream.unsynced_count == 0
+    assert len(stream.watchers) == (0 if reason else 1)

@@ -178,6 +178,31 @@ def test_no_event_comes_behind_the_right_however_many_watch(monkeypatch: pytest.
     main()
 
 
+def test_watches_go_on_while_users_change_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No look comes to its end before the next change."""
+    monkeypatch.setattr(scheduler, "SLICE_S", 0.0)
+
+    @on_loop
+    async def main() -> None:
+        world = world_of_alice()
+        count = 3 * RECHECKS_PER_STEP
+        call = world.start(WATCH, watch(b"a1", b""), world.token("alice"))
+        for _ in range(count - 1):
+            call.ask(watch(b"a1", b""))
+        await settled(call, count)
+        world.put(b"a1")
+        for number in range(1_000):
+            world.change(role_add=rpc_pb2.AuthRoleAddRequest(name=f"role-{number}"))
+            world.node.let_go()
+            await asyncio.sleep(0)
+            if sum(len(each.events) for each in answers(call)) == count:
+                break
+        assert number < 999
+        await stop(call)
+
+    main()
+
+
 @on_loop
 async def test_observer_is_told_no_leader_behind_the_right() -> None:
     world = world_of_alice()
