@@ -279,15 +279,16 @@ class Applier:
             if not self.quotas.is_active:
                 return (yield from work)
             while True:
+                outcome: Outcome | None = None
                 try:
                     next(work)
                 except StopIteration as end:
-                    outcome: Outcome = end.value
-                    yield from self.quotas.count_owed()
-                    return outcome
+                    outcome = end.value
                 # A piece at a time, so that the end of a transaction of a million changes is short, too.
                 yield from self.quotas.account_unfinished(self.store.unfinished_changes)
                 yield from self.quotas.count_owed()
+                if outcome is not None:
+                    return outcome
                 yield
         except errors.StatusError as error:
             return Outcome(self.store.revision, error=error)

@@ -22,6 +22,7 @@ both.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -40,7 +41,7 @@ from raftkv.client.operations import Operation, create_revision, delete, get, ge
 from raftkv.client.records import Record, RecordError, read
 from raftkv.client.sync.blocking import Blocking, blocking
 from raftkv.client.values import KeyValue, TxnResult
-from raftkv.errors import ConfigError
+from raftkv.errors import ConfigError, StatusError
 
 if TYPE_CHECKING:
     from raftkv.checkpoint.sync import Registry
@@ -421,7 +422,7 @@ class AsyncLedger:
         rank, taking = whole(rank, "rank"), os.urandom(8).hex()
         try:
             return await self._take(claim, rank, taking)
-        except BaseException:
+        except (asyncio.CancelledError, StatusError):
             self._taking.add(taking)
             raise
 

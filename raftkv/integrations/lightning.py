@@ -31,7 +31,7 @@ from raftkv.checkpoint.saver import Saver
 from raftkv.checkpoint.storage.transfer import HandedOut
 from raftkv.checkpoint.storage.verify import require_below
 from raftkv.errors import ConfigError
-from raftkv.integrations.ranks import barrier, decide, is_connected, newest_directory
+from raftkv.integrations.ranks import barrier, decide, directory_of, is_connected
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -120,9 +120,11 @@ class RegistryCheckpoint(ModelCheckpoint):
             DigestMismatch: a file of it is missing, or is not what was committed.
             ConfigError: this is one of several ranks, and none of them can ask the first one.
         """
-        found = newest_directory(
-            self._saver, self._kind, self._directory, self._handed, inherited=True, anywhere=self._anywhere
-        )
+        saver = self._saver
+        found = directory_of(
+            saver, lambda: saver.newest(self._kind), self._directory, self._handed,
+            inherited=True, anywhere=self._anywhere,
+        )  # fmt: skip
         return None if found is None else f"{found}/{NAME}"
 
     @property

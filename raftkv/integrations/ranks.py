@@ -74,19 +74,6 @@ def decide(make: Callable[[], str], *, inherited: bool = False) -> str:
     return str(told[0])
 
 
-def newest_directory(
-    saver: Saver, kind: str, directory: str, handed: HandedOut, *, inherited: bool = False, anywhere: bool = False
-) -> str | None:
-    """Return a local directory with the newest checkpoint, as ``directory_of`` does.
-
-    Arguments:
-        saver: of the registry.
-        kind: of the checkpoint; empty: of the kind of the newest.
-        directory, handed, inherited, anywhere: as for ``directory_of``; so are the errors.
-    """
-    return directory_of(saver, lambda: saver.newest(kind), directory, handed, inherited=inherited, anywhere=anywhere)
-
-
 def directory_of(
     saver: Saver,
     find: Callable[[], Checkpoint | None],

@@ -36,7 +36,7 @@ from raftkv.checkpoint.storage.verify import require_below
 from raftkv.errors import ConfigError
 from raftkv.integrations.importers import trainer as folders
 from raftkv.integrations.importers.source import Source
-from raftkv.integrations.ranks import barrier, decide, directory_of, is_any, newest_directory
+from raftkv.integrations.ranks import barrier, decide, directory_of, is_any
 
 if TYPE_CHECKING:
     from raftkv.checkpoint.commit.claim import Claim
@@ -97,7 +97,8 @@ class RegistryCallback(TrainerCallback):
             ConfigError: this is one of several ranks, and ``torch.distributed`` does not connect them yet.
         """
         self._is_loading = True
-        return newest_directory(self._saver, kind, self._directory, self._handed, anywhere=self._anywhere)
+        saver = self._saver
+        return directory_of(saver, lambda: saver.newest(kind), self._directory, self._handed, anywhere=self._anywhere)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Claim the checkpoints, and have the Trainer write below a directory that no other start of the job has.

@@ -52,7 +52,7 @@ def test_a_closed_member_has_no_line() -> None:
         ({"peer_tls": replace(FILES, skip_san_verification=True)}, "--peer-skip-client-san-verification"),
         ({"insecure_peers": True}, "--insecure-peers"),
         ({"listen_metrics_urls": ("http://0.0.0.0:1",)}, "metrics on http://0.0.0.0:1 use no TLS"),
-        ({"cors": ("http://a:1",)}, "--cors: web pages of http://a:1 may call"),
+        ({"cors": ("http://a:1",)}, "--cors: web pages of http://a:1 can send requests"),
         ({"host_whitelist": ("a", "*")}, "--host-whitelist '*'"),
         ({"bcrypt_cost": 4}, "--bcrypt-cost 4"),
         ({"auth_min_password_length": 3}, "--auth-min-password-length 3"),

@@ -220,7 +220,7 @@ class _Import:
         place = f"{self._source.uri}/{candidate.base}".rstrip("/")
         metadata = {
             **facts.metadata,
-            "imported_from": f"{self._source.uri}/{candidate.path}".rstrip("/"),
+            "imported_from": printable(f"{self._source.uri}/{candidate.path}".rstrip("/")),
             "tool": candidate.tool,
         }
         if self.is_in_place:

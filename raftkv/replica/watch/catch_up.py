@@ -192,7 +192,7 @@ class CatchUp:
             joined = view.joined(events)
             if is_large:
                 yield BYTES_PER_STEP  # to copy it takes long enough for a step
-            if watcher in self._unserved and not stream.is_closed:
+            if self._is_to_get(watcher):
                 stream.send_joined(watcher, header, joined)
                 yield size_bytes + EVENT_BYTES
             return
@@ -201,8 +201,13 @@ class CatchUp:
         for message in stream.fragments(watcher, header, events):
             fragments.append(message)
             yield len(message)
-        if watcher in self._unserved and not stream.is_closed:
+        if self._is_to_get(watcher):
             stream.send_fragments(watcher, fragments)
+
+    def _is_to_get(self, watcher: Watcher) -> bool:
+        """Return whether a watcher is to be sent what was put together for it, perhaps with pauses."""
+        stream = watcher.stream
+        return watcher in self._unserved and not stream.is_closed and stream.may_go_on(watcher)
 
     def _advance(self, watcher: Watcher, last: int) -> None:
         """Put a watcher that has everything up to a revision where it belongs, unless it ended or waits elsewhere."""

@@ -220,6 +220,8 @@ class WatchHub:
         self.cork = cork
         self._on_change: dict[bytes, dict[Callable[[], None], None]] = {}
         self.streams: dict[WatchStream, None] = {}
+        self.check_number = 0
+        """Grows when rights may have changed: streams fall behind then until they are checked (``WatchStream``)."""
         self.events_total = 0
         self.watcher_count = 0
         """Watchers of all open streams."""
@@ -359,7 +361,7 @@ class WatchHub:
         wanted, stream = events.wanted(watcher), watcher.stream
         if (wanted is not None and not wanted) or stream.is_closed:
             return True
-        if self._bytes_left < 0 or not stream.has_room:
+        if self._bytes_left < 0 or not stream.is_checked or not stream.has_room:
             return False
         form = (watcher.prev_kv, watcher.keys_only)
         chosen = events.all(form, self._bytes_left)
@@ -452,6 +454,10 @@ class WatchHub:
         for callbacks in list(self._on_change.values()):
             for callback in list(callbacks):
                 callback()
+
+    def rights_changed(self) -> None:
+        """Serve no stream of a user live until it is checked anew; meanwhile ``catch_up`` asks for each watcher."""
+        self.check_number += 1
 
     # -- the clients' side -------------------------------------------------------------------------------------------
 

@@ -103,6 +103,9 @@ class Hub(Protocol):
     def revision(self) -> int:
         """The present revision."""
 
+    check_number: int
+    """Grows when the rights of callers may have changed."""
+
     cork: Cork
     """Flushes streams at the end of a turn."""
 
@@ -163,6 +166,9 @@ class WatchStream:
         self.unsynced_count = 0
         """Watchers that are behind; kept by the hub."""
         self.is_closed = False
+        self.checked_at = -1
+        """``check_number`` of the rights by which all watchers were let in, or go on; -1: others see to that."""
+        self.refusal_to_go_on = refusal
 
     @property
     def client(self) -> tuple[str, str]:
@@ -298,7 +304,8 @@ class WatchStream:
                 yield
 
     def recheck(self, refusal: Refusal) -> Iterator[None]:
-        """End the watchers that may not go on, with pauses; what is delivered from here on does not reach them."""
+        """End the watchers that may not go on, with pauses; before the end, each is asked for when it is served."""
+        check_number = self._hub.check_number
         ended: list[tuple[int, str]] = []
         for number, watcher in enumerate(list(self.watchers.values()), 1):
             if self.watchers.get(watcher.watch_id) is watcher:
@@ -310,6 +317,20 @@ class WatchStream:
                 self._say_ended(ended)
                 yield
         self._say_ended(ended)
+        self.checked_at = check_number
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether all watchers go on by the rights of now."""
+        return self.checked_at < 0 or self.checked_at == self._hub.check_number
+
+    def may_go_on(self, watcher: Watcher) -> bool:
+        """Return whether a watcher may be sent something, although not all are checked yet; end it if it may not."""
+        reason = "" if self.is_checked else self.refusal_to_go_on(watcher.key, watcher.range_end)
+        if reason:
+            self.forget(watcher)
+            self._say_ended([(watcher.watch_id, reason)])
+        return not reason
 
     def _say_ended(self, ended: list[tuple[int, str]]) -> None:
         if ended and not self.is_closed:
@@ -411,6 +432,8 @@ class WatchStream:
         if self.is_closed:
             return True
         size_bytes = len(header) + len(event)
+        if self.checked_at >= 0 and self.checked_at != self._hub.check_number:
+            return False
         if not self.has_room or (size_bytes * len(id_fields) > BURST_MAX_BYTES and len(id_fields) > 1):
             return False
         self._touch()

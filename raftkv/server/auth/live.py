@@ -9,11 +9,12 @@
 
     auth.on_change -> changed() -> after the turn's entries: all calls are looked at, in slices
 
-Before the events of a turn are delivered, the first slice has looked: what comes after a change of rights reaches only
-those who still may have it, unless there are so many calls that it takes several slices; long reads that wait for
-theirs, however many, do not come before. A token that says when it ends
-has a timer, and its calls are looked at likewise: tokens end at full seconds, those of thousands of calls together.
-Calls are noted while users are not asked for too: once they are, anonymous calls end.
+Before the events of a turn are delivered, the first slice has looked. Where there are so many calls that it takes
+several, watchers that are not looked at yet are asked for as they are served (``on_changed``): what comes after a
+change of rights reaches only those who still may have it. Long reads that wait for their slices, however many, do not
+come before. A token that says when it ends has a timer, and its calls are looked at likewise: tokens end at full
+seconds, those of thousands of calls together. Calls are noted while users are not asked for too: once they are,
+anonymous calls end.
 """
 
 from __future__ import annotations
@@ -127,8 +128,10 @@ class LiveCall:
             return _reason(error)
         return ""
 
-    def _refusal_to_go_on(self, key: bytes, range_end: bytes) -> str:
+    def refusal_to_go_on(self, key: bytes, range_end: bytes) -> str:
         """Why the client may not go on to watch an interval, by the users of now: they may change amid a look."""
+        if not self._calls.auth.is_enabled:
+            return ""
         try:
             self._calls.rights.check_read(self._present(), key, range_end)
         except errors.StatusError as error:
@@ -146,11 +149,12 @@ class LiveCall:
 
     def steps(self) -> Iterator[None]:
         """End what may not go on, with pauses."""
-        if self.call.done or not self._calls.auth.is_enabled:
+        is_enabled = self._calls.auth.is_enabled
+        if self.call.done or (self.recheck is None and not is_enabled):
             return
         if self.recheck is not None:
-            yield from self.recheck(self._refusal_to_go_on)
-            self.is_void = False  # what the stream is asked from now on is the next user's
+            yield from self.recheck(self.refusal_to_go_on)
+            self.is_void = self.is_void and not is_enabled  # what it is asked from now on is the next user's
             return
         caller: Caller | None = None
         try:
@@ -205,6 +209,8 @@ class LiveCalls:
         """Calls to be looked at."""
         self._is_changed = False
         self._is_looking = False
+        self.on_changed: list[Callable[[], None]] = []
+        """Called when rights may have changed, before any call is looked at."""
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -251,6 +257,9 @@ class LiveCalls:
     def changed(self) -> None:
         """Users or rights may have changed."""
         self._is_changed = True
+        if self.auth.is_enabled:
+            for callback in self.on_changed:
+                callback()
 
     def forget_user(self, user: bytes) -> None:
         """The tokens of a user are void. If it is deleted, what goes on in its name ends."""

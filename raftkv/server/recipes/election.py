@@ -14,6 +14,7 @@ import asyncio
 from typing import Final
 
 from raftkv import errors
+from raftkv.apply.request import Caller
 from raftkv.pb import election_pb2, kv_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
 from raftkv.replica.node.leadership import LeaderGuard
@@ -116,6 +117,12 @@ class Observer:
         if leader == self._sent:
             return
         self._sent = leader
+        responder = self._recipe.responder
+        if responder.auth.is_enabled:
+            # Rights may have changed, and this call not have been looked at yet (``server/auth/live``).
+            caller = self._call.caller
+            present = None if caller is None else Caller(caller.user, responder.auth.revision)
+            responder.applier.rights.check_read(present, self._prefix, prefix_end(self._prefix))
         if kv is not None:
             await self._call.send(self._recipe.answer(revision, election_pb2.LeaderResponse(kv=kv)))
 

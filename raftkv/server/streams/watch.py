@@ -68,6 +68,8 @@ class WatchService:
         self._admission = admission
         self._guard = guard
         self._live = live
+        if live is not None:
+            live.on_changed.append(hub.rights_changed)
         self._fragment_bytes = fragment_bytes
         # As etcd: zero is the default, and no client needs more than ten a second.
         self._progress_interval_s = max(progress_interval_s or PROGRESS_DEFAULT_S, PROGRESS_MIN_S)
@@ -133,6 +135,7 @@ class WatchService:
         live = self._live.of(call)
         refusal = self._limited(call, self._refusal(call, live.read_refusal))
         stream = WatchStream(self._hub, call, self._fragment_bytes, fail, refusal, identity=identity, on_sent=charge)
+        stream.checked_at, stream.refusal_to_go_on = self._hub.check_number, live.refusal_to_go_on
         live.recheck = stream.recheck
         return stream
 

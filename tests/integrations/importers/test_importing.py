@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -184,6 +185,13 @@ def test_what_is_bad_in_a_directory_is_named_and_the_rest_comes_in(registry, out
     with pytest.raises(ConfigError, match=r"has nothing .* \(checkpoint-400/ is a link that leads out"):
         registry.import_directory(str(tmp_path / "links"))
     assert r"'checkpoint-100/a\\b.json' cannot be used" in results[4].reason
+
+
+def test_place_whose_name_is_no_text_is_imported_all_the_same(registry, tmp_path):
+    place = tmp_path / os.fsdecode(b"caf\xe9")
+    made.write(place / "checkpoint-100", made.trainer(100))
+    assert [done.action for done in registry.import_directory(str(place))] == ["imported"]
+    assert registry.latest().metadata["imported_from"] == f"{tmp_path}/caf?/checkpoint-100"
 
 
 def test_more_files_than_one_rank_can_prepare_come_in(registry, tmp_path, monkeypatch):

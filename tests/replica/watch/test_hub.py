@@ -15,6 +15,7 @@ from raftkv.loop.cork import Cork
 from raftkv.pb import rpc_pb2
 from raftkv.replica.node.admission import Admission
 from raftkv.replica.node.leadership import LeaderGuard
+from raftkv.replica.watch import catch_up as catch_up_module
 from raftkv.replica.watch import hub as hub_module
 from raftkv.replica.watch import stream as stream_module
 from raftkv.replica.watch.hub import WatchHub, WatchRunner
@@ -519,11 +520,16 @@ class Rights:
 
     recheck: object = None
 
+    def __init__(self) -> None:
+        self.on_changed: list[object] = []
+
     def of(self, call: object) -> Rights:
         return self
 
     def read_refusal(self, key: bytes, range_end: bytes) -> str:
         return "etcdserver: permission denied"
+
+    refusal_to_go_on = read_refusal
 
 
 def test_a_refused_watch_is_reported_to_the_listener_of_refusals(world: World) -> None:
@@ -562,3 +568,28 @@ def test_a_special_watcher_is_in_no_group_but_its_own() -> None:
     assert second in index
     assert index.pop().pop() is second
     assert plain in index
+
+
+@pytest.mark.parametrize("reason", ["", "etcdserver: permission denied"])
+def test_fragments_leave_only_if_the_right_is_still_there(
+    world: World, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    """They are put together in steps, and rights may change between two of them."""
+    monkeypatch.setattr(catch_up_module, "BYTES_PER_STEP", 1)
+    txn = world.store.begin()
+    for number in range(5):
+        txn.put(b"k%d" % number, b"x" * 500)
+    txn.end()
+    stream, call = world.stream()
+    stream.checked_at, stream.refusal_to_go_on = world.hub.check_number, lambda key, range_end: reason
+    world.watch(stream, key=b"k", range_end=b"l", start_revision=1, fragment=True)
+    call.read()
+    assert world.catch_up()
+    world.hub.rights_changed()
+    while world.catch_up():
+        pass
+    got = [(len(each.events), each.fragment, each.canceled) for each in call.read()]
+    whole = [(1, True, False)] * 4 + [(1, False, False)]
+    assert got == ([(0, False, True)] if reason else whole)
+    assert stream.unsynced_count == 0
+    assert len(stream.watchers) == (0 if reason else 1)

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from raftkv import errors
+from raftkv.loop import scheduler
 from raftkv.loop.scheduler import SHORT_ACTIVE_MAX, Slices, Work
 from raftkv.pb import election_pb2, rpc_pb2
 from raftkv.replica.watch.stream import RECHECKS_PER_STEP
@@ -142,6 +143,81 @@ async def test_a_watch_ends_with_the_right_however_many_long_reads_wait() -> Non
     for job in jobs:
         job.cancel()
     await stop(call)
+
+
+@pytest.mark.parametrize("fragment", [False, True])
+def test_no_event_comes_behind_the_right_however_many_watch(monkeypatch: pytest.MonkeyPatch, fragment: bool) -> None:
+    """A look at many watchers takes several slices: with 100,000 they were told of secrets for a second."""
+    monkeypatch.setattr(scheduler, "SLICE_S", 0.0)
+
+    @on_loop
+    async def main() -> None:
+        world = world_of_alice()
+        world.user("bob", ("READ", b"a", b"b"))
+        count = 3 * RECHECKS_PER_STEP
+        request = watch(b"a1", b"")
+        request.create_request.fragment = fragment
+        calls = [world.start(WATCH, request, world.token(name)) for name in ("alice", "bob")]
+        for call in calls:
+            for _ in range(count - 1):
+                call.ask(request)
+            await settled(call, count)
+        revoke(world)
+        for number in range(5):
+            world.put(b"a1", b"%d" % number)
+            world.node.let_go()
+            await asyncio.sleep(0)
+        of_alice, of_bob = calls
+        await settled(of_alice, 2 * count)
+        await until(lambda: sum(len(each.events) for each in answers(of_bob)) == 5 * count)
+        assert {(each.canceled, len(each.events)) for each in answers(of_alice)[count:]} == {(True, 0)}
+        assert not any(each.canceled for each in answers(of_bob))
+        for call in calls:
+            await stop(call)
+
+    main()
+
+
+def test_watches_go_on_while_users_change_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No look comes to its end before the next change."""
+    monkeypatch.setattr(scheduler, "SLICE_S", 0.0)
+
+    @on_loop
+    async def main() -> None:
+        world = world_of_alice()
+        count = 3 * RECHECKS_PER_STEP
+        call = world.start(WATCH, watch(b"a1", b""), world.token("alice"))
+        for _ in range(count - 1):
+            call.ask(watch(b"a1", b""))
+        await settled(call, count)
+        world.put(b"a1")
+        for number in range(1_000):
+            world.change(role_add=rpc_pb2.AuthRoleAddRequest(name=f"role-{number}"))
+            world.node.let_go()
+            await asyncio.sleep(0)
+            if sum(len(each.events) for each in answers(call)) == count:
+                break
+        assert number < 999
+        await stop(call)
+
+    main()
+
+
+@on_loop
+async def test_observer_is_told_no_leader_behind_the_right() -> None:
+    world = world_of_alice()
+    observe = election_pb2.LeaderRequest(name=b"a")
+    call: Any = world.start("v3electionpb.Election/Observe", observe, world.token("alice"))
+    await until(lambda: len(world.users.live) == 1)
+    world.put(b"a/1", b"first")
+    world.node.let_go()
+    await until(lambda: len(call.answers) == 1)
+    world.node.on_applied.remove(world.users.live.applied)  # the look does not come to this call
+    revoke(world)
+    world.put(b"a/1", b"secret")
+    world.node.let_go()
+    await until(lambda: call.done)
+    assert (call.status, len(call.answers)) == ((errors.UNKNOWN, "etcdserver: permission denied"), 1)
 
 
 @pytest.mark.parametrize("method", [WATCH, "etcdserverpb.Lease/LeaseKeepAlive"])

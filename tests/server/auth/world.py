@@ -32,7 +32,7 @@ from raftkv.replica.node.node import Node
 from raftkv.replica.node.proposals import Waiter
 from raftkv.replica.node.reads import Reader
 from raftkv.replica.node.waits import AwaitableNode
-from raftkv.replica.watch.hub import WatchHub
+from raftkv.replica.watch.hub import WatchHub, WatchRunner
 from raftkv.rpc.framing import MessageAssembler
 from raftkv.rpc.server.calls import ServerCall
 from raftkv.rpc.server.router import Kind as CallKind
@@ -405,7 +405,9 @@ class World:
         config = ServerConfig(bcrypt_cost=PASSWORD_COST, **settings)
         self.users = Users(config, self.applier, cast(Node, self.node), self.responder.slices)
         self.registry = Registry(self.users.guard.around)
-        self.hub = WatchHub(self.machine.store, lambda revision: header.encode(revision, 3), lambda: None, Cork())
+        runner = WatchRunner()
+        self.hub = WatchHub(self.machine.store, lambda revision: header.encode(revision, 3), runner.wake, Cork())
+        runner.hub = self.hub
         self.machine.store.on_changes = self.hub.changed
         self._register()
         self.node.on_applied += [self.users.live.applied, self.hub.applied]
