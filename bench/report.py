@@ -109,6 +109,14 @@ def parser_of(module_doc: str | None) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(description=module_doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
+def parser_of_rows(module_doc: str | None, rows: Sequence[Any]) -> argparse.ArgumentParser:
+    """Return a parser that takes names of rows, each of which has ``name`` and ``what``."""
+    parser = parser_of(module_doc)
+    parser.epilog = "\n".join(["rows:", *(f"  {row.name:20} {row.what}" for row in rows)])
+    parser.add_argument("--row", action="append", default=[], choices=[row.name for row in rows], metavar="NAME")
+    return parser
+
+
 def names_of(known: Iterable[str]) -> Callable[[str], list[str]]:
     """Return what reads names that are separated by commas, for an argument."""
     names = list(known)

@@ -162,6 +162,10 @@ class Worker:
             if not event or (line["event"] == event and all(line[name] == value for name, value in wanted.items())):
                 return dict(line)
 
+    def rest(self) -> list[dict[str, Any]]:
+        """Return all that it says until it has ended."""
+        return [dict(line) for _, line in iter(self.said.get, (self, None))]
+
     def ask(self, word: str) -> dict[str, Any]:
         """Say a word and return the answer."""
         self.say(word)

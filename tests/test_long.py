@@ -12,23 +12,23 @@ import pytest
 from tests import installed
 
 ROOT = Path(__file__).resolve().parents[1]
-STORMS = "tests/jepsen/test_session_storms.py"
-NAMED = f"{STORMS}::test_guarantees_hold_under_faults"
+FAULTS = "tests/storage/test_system_faults.py"
+NAMED = f"{FAULTS}::test_each_failure_is_typed_or_passed_over_and_loses_nothing"
 
 
 @pytest.mark.parametrize(
     ("words", "taken"),
     [
-        ([STORMS], {"watch"}),
-        ([STORMS, "-m", "long"], {"lease", "lock", "election", "roster"}),
-        ([NAMED], {"watch", "lease", "lock", "election", "roster"}),
+        ([FAULTS], {"EIO", "ENOSPC"}),
+        ([FAULTS, "-m", "long"], {"EROFS", "EDQUOT", "EMFILE"}),
+        ([NAMED], {"EIO", "ENOSPC", "EROFS", "EDQUOT", "EMFILE"}),
     ],
     ids=["make test", "make test-all", "named"],
 )
 def test_which_tests_are_taken(words: list[str], taken: set[str]) -> None:
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith(STORMS)]
+    lines = [line for line in done.stdout.splitlines() if line.startswith(FAULTS)]
     assert {line.partition("[")[2].removesuffix("]") for line in lines} == taken, done.stdout + done.stderr
 
 

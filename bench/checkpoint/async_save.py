@@ -19,19 +19,17 @@ import json
 import os
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 import warnings
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 import raftkv
 from bench.checkpoint.overhead import size_of
+from bench.stage import Worker, progress, tell
 
-ROOT = Path(__file__).resolve().parents[2]
 RANKS = 2
 WAYS = ("save", "thread", "process")
 TENSORS = 8
@@ -155,27 +153,22 @@ def survive(run: Any, group: Any, rank: Rank, step: int) -> None:
     )  # fmt: skip
 
 
-def tell(**facts: Any) -> None:
-    print(json.dumps(facts), flush=True)
-
-
 # ---- the driver
 
 
 def measure(size_bytes: int, device: str, rounds: int, directory: str) -> list[dict[str, Any]]:
     """Run the two ranks; returns what they have told."""
     with raftkv.local(size=3, flags=("--log-level", "error")) as cluster:
-        command = [
-            *(sys.executable, "-W", "ignore", "-m", "bench.checkpoint.async_save", "--device", device),
-            *("--work", ",".join(cluster.endpoints), "--directory", directory),
-            *("--size", str(size_bytes), "--rounds", str(rounds)),
-        ]
-        ranks = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(RANKS)]
-        outputs = [rank.communicate()[0] for rank in ranks]
-        statuses = sorted(rank.returncode for rank in ranks)
+        words = ["--device", device, "--work", ",".join(cluster.endpoints), "--directory", directory]
+        words += ["--size", str(size_bytes), "--rounds", str(rounds)]
+        ranks = [Worker("bench.checkpoint.async_save", *words) for _ in range(RANKS)]
+        told = [line for rank in ranks for line in rank.rest()]
+        statuses = sorted(rank.process.wait() for rank in ranks)
+        for rank in ranks:
+            rank.end()
     if statuses != [-signal.SIGKILL, 0]:
-        print(f"the ranks ended with {statuses}, not with 0 and SIGKILL", file=sys.stderr)
-    return [json.loads(line) for output in outputs for line in output.splitlines()]
+        progress(f"the ranks ended with {statuses}, not with 0 and SIGKILL")
+    return told
 
 
 def rows_of(told: list[dict[str, Any]]) -> list[dict[str, Any]]:

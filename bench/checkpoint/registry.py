@@ -12,7 +12,6 @@ the cores of one machine; the load average is printed beside the figures.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import multiprocessing
 import os
@@ -23,12 +22,12 @@ import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import raftkv.aio
-from bench.report import machine, write_table
+from bench.report import latencies_ms, machine, markdown, names_of, parser_of, write_table
+from bench.stage import memory_mib, pids_of, progress
 from raftkv.checkpoint.aio import Attempt, Claim, Registry
 from raftkv.checkpoint.commit.summary import advanced, indexed
 from raftkv.checkpoint.keys import TAG, RegistryKeys
@@ -58,34 +57,28 @@ class Figure:
         return self.bar is None or self.value <= self.bar
 
 
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Return the value that so many percent are at or below."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
-
-
 def latencies(row: str, name: str, seconds: Sequence[float], bar_ms: float | None = None) -> list[Figure]:
     """Return p50 and p99 of some seconds, in milliseconds."""
-    return [
-        Figure(row, f"{name} p{percent}", round(percentile(seconds, percent) * 1e3, 2), "ms", bar_ms)
-        for percent in (50, 99)
-    ]
+    found = latencies_ms(seconds)
+    return [Figure(row, f"{name} {each}", round(found[f"{each}_ms"], 2), "ms", bar_ms) for each in ("p50", "p99")]
 
 
 def table(found: dict[str, list[Figure]], facts: dict[str, Any]) -> str:
     """Return everything as Markdown; bars are raftkv's."""
     names = list(dict.fromkeys((one.row, one.name, one.unit) for figures in found.values() for one in figures))
     values = {program: {(one.row, one.name): one for one in figures} for program, figures in found.items()}
-    lines = [f"| row | figure | {' | '.join(found)} | bar | |", f"|---|---|{'---:|' * len(found)}---:|---|"]
+    lines = []
     for row, name, unit in names:
         cells = [values[program].get((row, name)) for program in found]
         shown = [f"{one.value:,g} {unit}" if one is not None else "-" for one in cells]
         own = values.get("raftkv", {}).get((row, name))
-        bar = f"{own.bar:g} {unit}" if own is not None and own.bar is not None else ""
-        verdict = ("met" if own.is_met else "MISSED") if own is not None and bar else ""
-        lines.append(f"| {row} | {name} | {' | '.join(shown)} | {bar} | {verdict} |")
+        verdict = ("", "")
+        if own is not None and own.bar is not None:
+            verdict = (f"{own.bar:g} {unit}", "met" if own.is_met else "MISSED")
+        lines.append((row, name, *shown, *verdict))
     load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
-    return "\n".join([*lines, "", f"{facts['cores']} cores, Python {facts['python']}, {facts['date']}; load {load}"])
+    text = markdown(("row", "figure", *found, "bar", ""), lines, texts=2)
+    return f"{text}\n\n{facts['cores']} cores, Python {facts['python']}, {facts['date']}; load {load}"
 
 
 def missed(found: dict[str, list[Figure]]) -> list[str]:
@@ -320,12 +313,6 @@ async def _fill(kv: raftkv.aio.Client, runs: int, each: int) -> float:
     return monotonic() - began
 
 
-def resident_bytes(pid: int) -> int:
-    """Return how much memory a process holds."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.partition("VmRSS:")[2].split()[0]) * 1024
-
-
 async def measure_lookups(
     cluster: Cluster, endpoints: list[str], checkpoints: int, runs: int, rounds: int
 ) -> list[Figure]:
@@ -342,8 +329,8 @@ async def measure_lookups(
                 await ask()
                 times.append(monotonic() - began)
             found += latencies(row, name, times, LOOKUP_BAR_MS)
-    memory = max(resident_bytes(member.process.pid) for member in cluster.members if member.process is not None)
-    return [*found, Figure(row, "memory of a member", round(memory / (1 << 20)), "MiB")]
+    memory = max(memory_mib(pid)["VmRSS"] for pid in pids_of(cluster))
+    return [*found, Figure(row, "memory of a member", round(memory), "MiB")]
 
 
 def _questions(kv: raftkv.aio.Client, runs: int, each: int) -> dict[str, Callable[[], Awaitable[object]]]:
@@ -381,19 +368,9 @@ COMMITS = 100
 CHECKPOINTS, RUNS, QUESTIONS = 100_000, 100, 300
 
 
-def parse() -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.checkpoint.registry", description="what the registry of checkpoints costs"
-    )
-    parser.add_argument("--rows", default=",".join(ROWS), help="comma-separated")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/training/checkpoints.md")
-    return parser.parse_args()
-
-
-async def measure(program: Program, options: argparse.Namespace) -> list[Figure]:
+async def measure(program: Program, rows: Sequence[str]) -> list[Figure]:
     """Run the rows with fresh members of a program."""
-    rows, found = options.rows.split(","), []
+    found: list[Figure] = []
     with Cluster(program, SIZE) as cluster:
         endpoints = cluster.endpoints
         if "commit" in rows:
@@ -407,10 +384,13 @@ async def measure(program: Program, options: argparse.Namespace) -> list[Figure]
 
 def main() -> int:
     """Run the benchmark."""
-    options, found = parse(), {}
-    for name in PROGRAMS:
-        print(f"{name}: load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
-        found[name] = asyncio.run(measure(PROGRAMS[name], options))
+    parser, found = parser_of(__doc__), {}
+    parser.add_argument("--rows", type=names_of(ROWS), default=ROWS, help="comma-separated")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/training/checkpoints.md")
+    options = parser.parse_args()
+    for name, program in PROGRAMS.items():
+        progress(f"{name}: load {os.getloadavg()[0]:.1f}")
+        found[name] = asyncio.run(measure(program, options.rows))
     facts = machine()
     print(table(found, facts))
     if options.write:

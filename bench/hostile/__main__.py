@@ -14,6 +14,7 @@ from rich.console import Console
 from bench.hostile.measure import Outcome, measure
 from bench.hostile.report import details, misses, print_table, together
 from bench.hostile.rows import ROWS, Row
+from bench.report import parser_of_rows
 from bench.stage import allow_many_files
 
 PROGRAMS = ("etcd", "raftkv")
@@ -21,14 +22,7 @@ PROGRAMS = ("etcd", "raftkv")
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
-    names = "\n".join(f"  {row.name:20} {row.what}" for row in ROWS)
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.hostile",
-        description="hostile requests to raftkv, beside etcd in the same run",
-        epilog=f"rows:\n{names}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--row", action="append", default=[], choices=[row.name for row in ROWS], metavar="NAME")
+    parser = parser_of_rows(__doc__, ROWS)
     parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of keys, calls and connections")
     parser.add_argument("--seconds", type=float, default=6.0, help="how long an attack that can be repeated lasts")
     parser.add_argument("--rounds", type=int, default=1, help="of each row, both programs in turn; see report.together")

@@ -14,7 +14,7 @@ from bench.hostile.stage import FLAGS
 from bench.operate.report import Result, table
 from bench.operate.rows import ROWS, Figures, Row
 from bench.operate.scene import Scene, Sizes
-from bench.report import machine, write_table
+from bench.report import machine, parser_of_rows, write_table
 from bench.stage import in_turn, progress
 from raftkv.rpc.status import RpcError
 from tests.procs import ETCD, RAFTKV, Cluster, ProcessError
@@ -25,14 +25,7 @@ SIZE = 3
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
-    names = "\n".join(f"  {row.name:16} {row.what}" for row in ROWS)
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.operate",
-        description="what operators do, raftkv beside etcd in the same run",
-        epilog=f"rows:\n{names}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--row", action="append", default=[], choices=[row.name for row in ROWS], metavar="NAME")
+    parser = parser_of_rows(__doc__, ROWS)
     parser.add_argument("--rounds", type=int, default=1, help="of each row; medians count")
     parser.add_argument("--scale", type=float, default=1.0, help="of the sizes: 1,000,000 keys, 1 GiB")
     parser.add_argument("--write", action="store_true", help="put the table into docs/reference/performance.md")

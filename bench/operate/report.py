@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from bench.operate.rows import Row
-from bench.report import medians
+from bench.report import markdown, medians
 
 
 @dataclass
@@ -50,13 +50,13 @@ class Result:
 
 def table(results: list[Result], facts: str) -> str:
     """The results as Markdown; figures that have a bar have their ratio in bold."""
-    lines = ["| row | figure | etcd 3.5.1 | raftkv | raftkv / etcd |", "|---|---|---:|---:|---:|"]
+    lines = []
     for result in results:
         for name in result.figures.get("raftkv", result.figures.get("etcd", {})):
             ratio = result.ratio(name)
             shown = "" if ratio is None else f"**{ratio:.2f}**" if name in result.bars else f"{ratio:.2f}"
             figures = (result.figures.get(program, {}).get(name) for program in ("etcd", "raftkv"))
             cells = ("-" if figure is None else f"{figure:,g}" for figure in figures)
-            lines.append(f"| {result.row} | {name} | {' | '.join(cells)} | {shown} |")
-        lines += [f"| {result.row} | {program}: {problem} | | | |" for program, problem in result.problems.items()]
-    return "\n".join([*lines, "", facts])
+            lines.append((result.row, name, *cells, shown))
+        lines += [(result.row, f"{program}: {problem}", "", "", "") for program, problem in result.problems.items()]
+    return f"{markdown(('row', 'figure', 'etcd 3.5.1', 'raftkv', 'raftkv / etcd'), lines, texts=2)}\n\n{facts}"

@@ -27,7 +27,7 @@ def test_the_bar_is_the_median_of_etcd() -> None:
 def test_a_row_that_failed_is_missed_and_said_so() -> None:
     result = Result.of(ROW, {"etcd": [{"took s": 1.0}]}, {"raftkv": "it died"})
     assert result.misses == ["raftkv: it died"]
-    assert "| row | raftkv: it died | | | |" in table([result], "facts")
+    assert "| row | raftkv: it died |" in table([result], "facts")
 
 
 def test_figures_without_a_bar_miss_nothing() -> None:

@@ -209,7 +209,7 @@ def test_a_copy_that_is_cancelled_stops_and_is_given_up(tmp_path: Path, monkeypa
 
         def slow(place: Place, name: str, *more: Any) -> Any:
             loop.call_soon_threadsafe(begun.set)
-            go_on.wait(20.0)
+            go_on.wait(90)
             for _ in range(100):  # a long file
                 yield from chunks(place, name, *more)
                 pieces.append(name)
@@ -314,7 +314,7 @@ def test_of_two_runs_that_take_a_directory_in_place_at_once_one_gets_it(
         together, look = threading.Barrier(2), exchange.digest_files
 
         def look_together(*given: Any, **more: Any) -> list[FileRecord]:
-            together.wait(10.0)  # both have found that no registry knows the directory
+            together.wait(90)  # both have found that no registry knows the directory
             return look(*given, **more)
 
         monkeypatch.setattr(exchange, "digest_files", look_together)

@@ -290,20 +290,20 @@ def test_without_locks_who_has_the_same_number_disturbs_nobody(raftkv_client, tm
         monkeypatch.setattr(transfer, "copy_files", second)
         records = copy(*given)
         is_copied.set()
-        is_begun.wait(10)
+        is_begun.wait(90)
         return records
 
     def second(source, files, target):
         Path(target.root).mkdir(exist_ok=True)
         Path(target.root, "model.pt").write_bytes(b"")  # as one that is being written
         is_begun.set()
-        is_read.wait(10)
+        is_read.wait(90)
         return copy(source, files, target)
 
     monkeypatch.setattr(transfer, "copy_files", first)
     with ThreadPoolExecutor(2) as threads:
         one = threads.submit(local_directory, done, str(tmp_path / "cache"))
-        is_copied.wait(10)
+        is_copied.wait(90)
         other = threads.submit(local_directory, done, str(tmp_path / "cache"))
         found = Path(one.result(), "model.pt").read_bytes()
         is_read.set()
@@ -454,7 +454,7 @@ def test_an_error_in_a_block_is_not_held_up_by_a_cluster_that_is_away(registry, 
 
     saving = threading.Thread(target=save, daemon=True)
     saving.start()
-    saving.join(20)
+    saving.join(90)
     assert failures == [error]
 
 

@@ -73,7 +73,7 @@ class World(StoreWorld):
 
 
 def play(story: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(asyncio.wait_for(story, 20.0))
+    return asyncio.run(asyncio.wait_for(story, 90))
 
 
 def files_of(rank: int, *, text: str = "") -> list[FileRecord]:

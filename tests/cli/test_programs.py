@@ -21,7 +21,7 @@ from tests.long import long_except
 from tests.procs import RAFTKV, ROOT, Cluster
 
 BIN = Path(sys.executable).parent
-TIMEOUT_S = 30
+TIMEOUT_S = 90
 
 
 def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -208,4 +208,4 @@ def test_tokens_of_a_restarted_member_are_renewed_under_a_watch(teams):
                 request = rpc_pb2.LeaseTimeToLiveRequest(ID=lease.id)
                 assert (await kv.scope.call(methods.LEASE_TIME_TO_LIVE, request)).TTL > 0
 
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    asyncio.run(asyncio.wait_for(scenario(), 90))

@@ -33,7 +33,7 @@ from tests.cli.programs import Running, raftkvctl
 from tests.cli.runner import Ran, run_ctl
 from tests.training.scripted_run import GENERATION_2_RUNS, KEYS, SCRIPT, B, C, Script, encoded, members, state
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 90.0
 
 
 def write(kv: raftkv.Client, script: Script, keys: RunKeys = KEYS) -> None:

@@ -87,7 +87,7 @@ def play(scenario):
         keeper = LeaseKeeper(core)
         scope = SimpleNamespace(core=core, keeper=keeper, timeout_s=5.0)
         try:
-            await asyncio.wait_for(scenario(core, scope), 30)
+            await asyncio.wait_for(scenario(core, scope), 90)
         finally:
             await keeper.close()
 

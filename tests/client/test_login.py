@@ -61,7 +61,7 @@ class Members:
     def run(self, scenario, options=USER):
         async def main():
             async with Client(["a"], options, open_transport=self.cluster.open) as client:
-                await asyncio.wait_for(scenario(client), 20)
+                await asyncio.wait_for(scenario(client), 90)
 
         asyncio.run(main())
 

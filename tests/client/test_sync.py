@@ -359,7 +359,7 @@ def lose_and_go_on(kv, lease, told):
         kv.revoke(lease.id)
         with pytest.raises(raftkv.LeaseLost):
             kv.put("k", "2", lease=lease)
-        assert lease.lost.wait(30)
+        assert lease.lost.wait(90)
         wait_for(lambda: told == [(lease, "read in the callback")], "the callback")
         with pytest.raises(raftkv.LeaseLost):
             lease.check()
@@ -551,7 +551,7 @@ def test_a_signal_handler_may_use_a_client_that_is_being_opened():
     kv._make = interrupted
     opener = threading.Thread(target=lambda: opened.append(kv.target()), daemon=True)
     opener.start()
-    opener.join(10)
+    opener.join(90)
     assert len(opened) == 2
     assert opened[0] is opened[1] is kv.target()
     kv.close()
@@ -565,7 +565,7 @@ def test_a_client_that_is_dropped_ends_its_thread(member):
     (thread,) = set(threading.enumerate()) - others
     del client
     gc.collect()
-    thread.join(30)
+    thread.join(90)
     assert not thread.is_alive()
 
 

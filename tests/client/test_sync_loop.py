@@ -190,7 +190,7 @@ def test_ctrl_c_while_the_loop_is_woken_does_not_let_others_wait_for_ever(loop, 
     answers = []
     later = threading.Thread(target=lambda: answers.append(loop.run(give(7))), daemon=True)
     later.start()
-    later.join(10)
+    later.join(90)
     assert answers == [7]
     assert ran == (["given up"] if is_told else [])
 
@@ -207,7 +207,7 @@ def test_a_signal_handler_may_call_while_the_loop_is_woken(loop, monkeypatch):
     monkeypatch.setattr(loop.loop, "call_soon_threadsafe", interrupted)
     caller = threading.Thread(target=lambda: answers.append(loop.run(give("of the program"))), daemon=True)
     caller.start()
-    caller.join(10)
+    caller.join(90)
     assert answers == ["of the handler", "of the program"]
 
 
@@ -308,6 +308,6 @@ def test_a_call_that_comes_while_the_loop_ends_is_refused(loop):
     late.start()
     queue.taken.wait()
     may_end.set()
-    late.join(10)
+    late.join(90)
     assert results == ["the client is closed"]
     closing.join()

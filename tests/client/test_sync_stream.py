@@ -13,7 +13,7 @@ import pytest
 from raftkv.client.sync.blocking import Stream
 from raftkv.client.sync.loop import LoopThread
 
-PATIENCE_S = 30.0
+PATIENCE_S = 90.0
 
 
 class Numbers:

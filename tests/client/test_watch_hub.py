@@ -22,7 +22,7 @@ def play(scenario, core=None, **options):
     async def main():
         hub = WatchHub(core, **options)
         try:
-            await asyncio.wait_for(scenario(core, hub), 30)
+            await asyncio.wait_for(scenario(core, hub), 90)
         finally:
             await hub.close()
 

@@ -129,7 +129,7 @@ def test_a_corked_channel_sends_when_flushed() -> None:
             channel.corked = False
             channel.flush()
             stream.half_close()
-            await asyncio.wait_for(ended.wait(), 10)
+            await asyncio.wait_for(ended.wait(), 90)
             assert got == [b"0", b"1", b"2"]
 
         await _with_channel(server, use)

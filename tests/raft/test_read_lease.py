@@ -312,8 +312,17 @@ def test_failed_transfer_leaves_reads_to_rounds_and_appends_nothing_for_them() -
     assert leader.raft.log.last_index == before
 
 
-def hunt(starts_within_lease: bool = True) -> int | None:
-    for seed in range(3 * SCHEDULES):
+FIRST_SEEDS = {
+    "release_counts_for_any_later_term": 440,
+    "leader_that_waits_does_not_mark": 190,
+    "clocks_are_taken_for_equal": 860,
+    "snapshot_is_no_receipt": 370,
+}
+"""Where to begin to look for those that chance does not meet at once; should schedules change, they are found later."""
+
+
+def hunt(first: int, starts_within_lease: bool = True) -> int | None:
+    for seed in range(first, first + 3 * SCHEDULES):
         try:
             play(seed, starts_within_lease)
         except AssertionError as error:
@@ -327,8 +336,8 @@ def hunt(starts_within_lease: bool = True) -> int | None:
 @pytest.mark.parametrize("rule", RULES)
 def test_without_a_rule_a_schedule_shows_a_stale_read(rule: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rule(monkeypatch)
-    assert hunt() is not None
+    assert hunt(FIRST_SEEDS.get(rule.__name__, 0)) is not None
 
 
 def test_restarted_members_that_do_not_wait_show_a_stale_read() -> None:
-    assert hunt(starts_within_lease=False) is not None
+    assert hunt(370, starts_within_lease=False) is not None

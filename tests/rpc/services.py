@@ -144,7 +144,7 @@ class GrpcioServer:
 
     def hang(self, message: bytes, context: Any) -> bytes:
         context.add_callback(self.cancelled.set)
-        self.release.wait(20)
+        self.release.wait(90)
         return b""
 
     def meta(self, message: bytes, context: Any) -> bytes:

@@ -206,7 +206,7 @@ async def test_cancel_in_mid_stream_cancels_the_handler() -> None:
         def use(channel: grpc.Channel) -> None:
             def ask() -> Iterator[bytes]:
                 yield b"one"
-                done.wait(20)
+                done.wait(90)
 
             call = channel.stream_stream(s.BIDI)(ask())
             assert next(call) == b"one"

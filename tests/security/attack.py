@@ -18,7 +18,7 @@ from tests.procs import Cluster
 
 FALLS = "falls"
 RESISTS = "resists"
-PATIENCE_S = 30.0
+PATIENCE_S = 90.0
 
 
 @dataclass

@@ -185,7 +185,7 @@ def watching(stage: Stage, request: rpc_pb2.WatchRequest, user: str) -> Iterator
     finally:
         requests.put(None)
         call.cancel()
-        thread.join(30)
+        thread.join(90)
 
 
 def _sees(stage: Stage, create: rpc_pb2.WatchCreateRequest, user: str) -> bool:

@@ -51,7 +51,7 @@ from bench.checkpoint.chaos.trial import (
     Tally,
     run_cell,
 )
-from bench.report import machine, write_table
+from bench.report import keep, machine, markdown, parser_of, write_table
 from tests.procs import data_directory
 
 # -- compare --------------------------------------------------------------------------------------------------------
@@ -249,12 +249,11 @@ def line_of(tally: Tally) -> str:
 
 def table(rows: Sequence[Row]) -> str:
     """Return a row for each tool and victim, a column for each point, as markdown."""
-    lines = [f"| tool | fault | {' | '.join(ALL_POINTS)} |", f"|---|---|{'---|' * len(ALL_POINTS)}"]
+    lines = []
     for tool, kill in dict.fromkeys((row.tool, row.kill) for row in rows):
         found = {row.kill_at: row for row in rows if (row.tool, row.kill) == (tool, kill)}
-        cells = [_cell(found.get(point)) for point in ALL_POINTS]
-        lines.append(f"| {tool} | {kill} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append((tool, kill, *(_cell(found.get(point)) for point in ALL_POINTS)))
+    return markdown(("tool", "fault", *ALL_POINTS), lines, texts=2 + len(ALL_POINTS))
 
 
 def _cell(row: Row | None) -> str:
@@ -275,7 +274,7 @@ def write(writer: str, tallies: Sequence[Tally], rows: Sequence[Row]) -> None:
     raftkv.update({(writer, tally.kill, tally.kill_at): _rounded(writer, tally) for tally in tallies})
     others = [row.plain() for row in rows] or kept.get("others", [])
     results = {"machine": machine(), "raftkv": [raftkv[key] for key in sorted(raftkv, key=_place)], "others": others}
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    keep(RESULTS, results)
     publish(results)
 
 
@@ -302,26 +301,24 @@ def _tally(kept: dict[str, Any]) -> Tally:
 
 
 def _about(results: dict[str, Any], others: Sequence[Row]) -> str:
-    lines = [
-        "| raftkv | fault | trials | resumed from the new step | from the one before | writes of zombies | "
-        "problems | s a trial (max) |",
-        "|---|---|---:|---:|---:|---:|---:|---:|",
-    ]
+    headings = ("raftkv", "fault", "trials", "resumed from the new step", "from the one before", "writes of zombies",
+                "problems", "s a trial (max)")  # fmt: skip
+    lines = []
     groups: dict[tuple[str, str], list[Tally]] = {}
     for each in results["raftkv"]:
         groups.setdefault((each["writer"], each["kill"]), []).append(_tally(each))
     for (writer, kill), tallies in groups.items():
         trials, seconds = sum(each.trials for each in tallies), sum(each.seconds for each in tallies)
-        counts = [
+        counts = (
             f"{trials:,}",
             *(f"{sum(getattr(each, name) for each in tallies):,}" for name in ("new_step", "previous_step")),
             f"{sum(each.zombie_writes for each in tallies):,}",
             str(sum(len(each.problems) for each in tallies)),
             f"{seconds / max(1, trials):.2f} ({max(each.longest_s for each in tallies):.1f})",
-        ]
-        lines.append(f"| {NAMES[writer]} | {kill} | {' | '.join(counts)} |")
+        )
+        lines.append((NAMES[writer], kill, *counts))
     admitted = any("not refused" in problem for each in results["raftkv"] for problem in each["problems"])
-    return "\n".join([*lines, "", " ".join(_facts(results, others, admitted=admitted))])
+    return f"{markdown(headings, lines, texts=2)}\n\n{' '.join(_facts(results, others, admitted=admitted))}"
 
 
 def _facts(results: dict[str, Any], others: Sequence[Row], *, admitted: bool) -> list[str]:
@@ -374,7 +371,7 @@ def _compare(options: argparse.Namespace) -> list[Row]:
 
 
 def parse(words: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--trials", type=int, default=20, help="for each point and victim")
     parser.add_argument("--leader-trials", type=int, help="of those with raft-leader: each waits for an election")

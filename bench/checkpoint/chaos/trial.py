@@ -17,7 +17,6 @@ import contextlib
 import itertools
 import random
 import shutil
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -38,6 +37,7 @@ from bench.checkpoint.chaos.orders import (
 )
 from bench.checkpoint.chaos.processes import Generation, Pool, Rank, Stuck
 from bench.checkpoint.chaos.registry_ranks import problems_of
+from bench.stage import leader_of
 from raftkv.checkpoint import Registry
 from raftkv.checkpoint.retention.policy import Policy
 
@@ -100,13 +100,12 @@ class Leaders:
 
     def __init__(self, cluster: Any) -> None:
         self._cluster = cluster
-        self._kv = cluster.connect()
         self._down: Any = None
 
     def kill(self) -> None:
         """Kill the leader, once all members are there."""
         self.heal()
-        self._down = self._find()
+        self._down = leader_of(self._cluster)
         self._down.kill()
 
     def heal(self) -> None:
@@ -114,14 +113,6 @@ class Leaders:
         if self._down is not None:
             self._down.restart()
             self._down = None
-
-    def _find(self) -> Any:
-        pause = threading.Event()
-        while True:
-            for status in self._kv.status():
-                if status.member_id and status.member_id == status.leader_id:
-                    return next(each for each in self._cluster.members if each.endpoint == status.endpoint)
-            pause.wait(0.05)
 
 
 class Scene:

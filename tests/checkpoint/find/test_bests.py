@@ -12,7 +12,7 @@ from tests.checkpoint.world import KIND, World, play, saved
 
 
 async def following(bests: Bests) -> int:
-    return (await asyncio.wait_for(anext(bests), 5.0)).step
+    return (await asyncio.wait_for(anext(bests), 90)).step
 
 
 async def is_quiet(bests: Bests) -> bool:
@@ -77,7 +77,7 @@ def test_a_best_whose_reader_gave_up_while_it_was_looked_up_comes_to_the_next(mo
         monkeypatch.setattr(bests._lookup, "best", never_answered)
         waiting = asyncio.ensure_future(anext(bests))
         await saved(registry, claim, 1, {"loss": 0.5})
-        await asyncio.wait_for(asked.wait(), 5.0)
+        await asyncio.wait_for(asked.wait(), 90)
         waiting.cancel()
         await asyncio.wait([waiting])
         monkeypatch.setattr(bests._lookup, "best", look_up)

@@ -14,7 +14,7 @@ from tests.checkpoint.world import KEYS, KIND, World, play, saved
 
 
 async def told(commits: Commits, count: int) -> list[int]:
-    found = [(await asyncio.wait_for(anext(commits), 5.0)).checkpoint.step for _ in range(count)]
+    found = [(await asyncio.wait_for(anext(commits), 90)).checkpoint.step for _ in range(count)]
     for _ in range(30):
         await asyncio.sleep(0)
     assert not commits._told
@@ -145,6 +145,6 @@ def test_follower_hears_that_the_client_was_closed() -> None:
         assert (await anext(commits)).checkpoint.step == 1
         for over in (waiting, anext(commits), commits.next_batch()):
             with pytest.raises(WatchCanceled, match="the client is closed"):
-                await asyncio.wait_for(over, 5.0)
+                await asyncio.wait_for(over, 90)
 
     play(story())

@@ -16,7 +16,7 @@ from tests.long import long_except
 
 ROOT = Path(__file__).resolve().parents[3]
 SEEDS_COUNT = 40
-CHUNK_SIZE = 5
+CHUNK_SIZE = 2
 
 REGRESSIONS = {
     3: "a rank that looked late heard that its attempt was given up, but it had been committed, and deleted since",

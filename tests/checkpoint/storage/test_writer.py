@@ -234,5 +234,5 @@ def test_a_forked_child_that_leaves_the_block_of_its_parent_leaves_the_file_alon
 ) -> None:
     """Leave the file to the parent: a child deleted it, or waited for ever for a thread that only the parent has."""
     words = [sys.executable, "-c", LEFT_IN_A_CHILD, str(tmp_path), str(size_bytes)]
-    ran = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=90, check=False)
     assert (ran.stdout, ran.returncode) == (f"7\n{size_bytes}\n", 0)

@@ -63,6 +63,6 @@ def test_failed_verification_is_one_line(raftkv_cluster, raftkv_client, tmp_path
 def test_a_terminal_shows_a_bar(raftkv_cluster, raftkv_client, tmp_path: Path) -> None:
     save(raftkv_client, tmp_path, 100)
     with InTerminal(raftkvctl(raftkv_cluster.endpoints[0], "checkpoint", "verify", "job")) as terminal:
-        assert terminal.process.wait(30) == 0
+        assert terminal.process.wait(90) == 0
     assert "verifying step 100" in terminal.shown
     assert "all digests match" in terminal.shown

@@ -110,7 +110,7 @@ def wait_keys(server: str, prefix: str, count: int) -> None:
 def wait_watchers(server: str, count: int) -> None:
     """Wait until so many of a queue watch the one before them."""
     name = "etcd_debugging_mvcc_watcher_total"
-    wait_for(lambda: top.fetch(server, None, 10.0)[name] == count, f"{count} watchers")
+    wait_for(lambda: top.fetch(server, None, 90)[name] == count, f"{count} watchers")
 
 
 @pytest.mark.parametrize("words", [("lock", "wait"), ("elect", "wait", "me")], ids=" ".join)

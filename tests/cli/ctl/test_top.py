@@ -141,7 +141,7 @@ def terminal(command: list[str], columns: int) -> Iterator[tuple[subprocess.Pope
         yield process, master
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(90)
         os.close(master)
 
 
@@ -181,4 +181,4 @@ def test_it_lives_in_a_terminal(cluster: Cluster, key: bytes) -> None:
             os.write(master, key)
         rest = read_all(master)
         assert b"Traceback" not in rest
-        assert process.wait(10) == 0
+        assert process.wait(90) == 0

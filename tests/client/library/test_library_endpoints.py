@@ -122,7 +122,7 @@ def test_a_registration_ends_with_its_block_and_comes_back_after_a_loss(play):
             assert (await kv.get("greeter/a:1")).lease == session.id
             await kv.revoke(session.id)
             assert await anext(watch) == {}
-            assert await asyncio.wait_for(anext(watch), 30) == here
+            assert await asyncio.wait_for(anext(watch), 90) == here
             assert session.generation == 2
         assert await anext(watch) == {}
         await watch.aclose()

@@ -118,7 +118,7 @@ def test_a_paused_member_is_left(three):
                         except StatusError:
                             failures += 1
                     assert failures <= 1
-                    async with asyncio.timeout(30):
+                    async with asyncio.timeout(90):
                         while (await kv.get("k", timeout_s=10)) is None:
                             pass
                     lease.check()

@@ -99,7 +99,7 @@ def test_leases_are_kept_alive(play):
     async def scenario(kv):
         leases = [await kv.lease(ttl=2) for _ in range(20)]
         deadlines = [lease.remaining_s for lease in leases]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             await asyncio.gather(*(kept_past(lease, 2 * lease.ttl) for lease in leases))
         assert all(lease.alive for lease in leases)
         assert len(deadlines) == len(set(await kv.leases()) & {lease.id for lease in leases})
@@ -114,7 +114,7 @@ def test_a_grace_and_patience_change_nothing_for_an_owner_that_is_there(play):
     async def scenario(kv):
         lease = await kv.lease(ttl=2, disconnect_grace_s=0.1, patient=True)
         await kv.put("k", "v", lease=lease)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             await kept_past(lease, 2 * lease.ttl)
         assert (await kv.get("k")).lease == lease.id
         await lease.revoke()
@@ -139,7 +139,7 @@ def test_a_loss_reaches_everybody_who_relied_on_it(play):
         told = []
         lease = await kv.lease(ttl=2, on_lost=told.append)
         await kv.revoke(lease.id)  # by another client, as far as the lease can know
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             await lease.lost.wait()
         assert told == [lease]
         text = rf"^lease {lease.id:x} is lost: the cluster does not know it any more$"
@@ -280,7 +280,7 @@ def test_ctrl_c_in_a_block_is_not_held_up_by_a_cluster_that_is_away(member, monk
 
     try:
         with pytest.raises(asyncio.CancelledError, match="Ctrl-C"):
-            asyncio.run(asyncio.wait_for(scenario(), 20))
+            asyncio.run(asyncio.wait_for(scenario(), 90))
     finally:
         server.send_signal(signal.SIGCONT)
 
@@ -302,7 +302,7 @@ def test_a_session_comes_back_with_its_keys(play):
             await kv.put("bound", "2", lease=session)
             first = session.id
             await kv.revoke(first)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(90):
                 await session.established(2)
             assert told == [("lost", 1), ("established", 2)]
             assert session.id != first
@@ -337,14 +337,14 @@ def test_keys_kept_and_dropped_while_a_session_comes_back_count(play):
                 await session.keep(name, "1")
             begun, go_on = hold_puts_of(session)
             await kv.revoke(session.id)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(90):
                 await begun.wait()
             for name in ("changed", "late"):
                 with pytest.raises(LeaseLost):
                     await session.keep(name, "2")
             await session.drop("dropped")
             go_on.set()
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(90):
                 await session.established(2)
             found = {item.key: (item.value, item.lease == session.id) for item in await kv.range("", prefix=True)}
             assert found == {b"changed": (b"2", True), b"last": (b"1", True), b"late": (b"2", True)}
@@ -358,7 +358,7 @@ def test_a_session_that_is_closed_while_it_comes_back_leaves_nothing(play):
         await session.keep("kept", "1")
         begun, _ = hold_puts_of(session)
         await kv.revoke(session.id)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             await begun.wait()
         await session.close()
         assert await kv.get("kept") is None
@@ -380,7 +380,7 @@ def test_a_session_whose_keys_cannot_be_put_keeps_no_lease_of_an_attempt(play):
 
             session._kv.put = put_in_vain
             await kv.revoke(session.id)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(90):
                 await session.established(2)
             assert len(failures) == 3
             assert not any(lease.alive for lease in failures)

@@ -352,7 +352,7 @@ def test_elections(play):
             await two.proclaim("lost")
         assert not two.leads
         async with kv.campaign("e", b"end"):
-            await asyncio.wait_for(looking, 30)
+            await asyncio.wait_for(looking, 90)
         assert seen == [b"one", b"uno", b"two", b"end"]
 
     play(scenario)

@@ -12,7 +12,7 @@ import pytest
 import raftkv.aio
 
 TEXT = r"^this client belongs to the event loop that it was first used on: make one in each \(raftkv.aio.connect\)"
-PATIENCE_S = 30.0
+PATIENCE_S = 90.0
 Use = Callable[[raftkv.aio.Client], Coroutine[Any, Any, object]]
 
 

@@ -28,7 +28,7 @@ from tests.compat.gateway.generator import NOBODY, USERS, Generator, Request
 from tests.procs import ETCD_FAST, RAFTKV, Cluster
 from tests.secure import Files, secured
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 90.0
 OPEN = ("--cors=*", "--host-whitelist=*")
 """etcd's defaults."""
 

@@ -24,7 +24,7 @@ from typing import Any
 from tests.compat.gateway.compare import Answer
 from tests.compat.gateway.requests import Side, sides
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 90.0
 KEYS = (b"a", b"ab", b"b", b"<", b"\xff")
 Lines = list[Any]
 

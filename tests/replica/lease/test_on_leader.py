@@ -114,7 +114,7 @@ class Channel:
 
     async def wait_calls(self, count: int) -> None:
         """Wait until there were so many."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(90):
             while len(self.calls) < count:
                 self._called.clear()
                 await self._called.wait()
@@ -191,7 +191,7 @@ class Follower:
 
     async def wait_read(self) -> None:
         """Wait until the leadership of this member is to be confirmed."""
-        await asyncio.wait_for(self.node.asked.wait(), 10)
+        await asyncio.wait_for(self.node.asked.wait(), 90)
 
     def ids(self, member: int) -> list[list[int]]:
         """Leases of each call to a member."""
@@ -688,7 +688,7 @@ def test_request_without_a_leader_in_time_fails_as_in_etcd(leader: int, error: t
         follower.node.follow(leader)
         asked = Asked(1)
         follower.lessor.keep_alive(asked)
-        await asyncio.wait_for(asked.ended.wait(), 10)
+        await asyncio.wait_for(asked.ended.wait(), 90)
         assert asked.told == [error]
 
     run(scenario)

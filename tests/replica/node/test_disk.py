@@ -51,7 +51,7 @@ class FakeLog:
         return 0
 
     def sync(self) -> None:
-        self.gate.wait(10)
+        self.gate.wait(90)
         if self.error is not None:
             raise self.error
         self.events.append("sync")
@@ -105,7 +105,7 @@ async def _all_durable(disk: Disk) -> None:
     """Wait for the last batch's callback, behind which nothing is outstanding."""
     last = asyncio.Event()
     disk.submit(Batch(None, (), True, last.set))
-    await asyncio.wait_for(last.wait(), 10)
+    await asyncio.wait_for(last.wait(), 90)
     assert disk.outstanding == 0
 
 
@@ -316,7 +316,7 @@ def test_a_failed_sync_is_reported_and_nothing_counts_as_durable(log: FakeLog, m
         done: list[int] = []
         log.error = OSError(5, "Input/output error")
         disk.submit(_batch(1, done))
-        assert await asyncio.wait_for(failed, 10) is log.error
+        assert await asyncio.wait_for(failed, 90) is log.error
         assert done == []
 
     asyncio.run(scenario())
@@ -332,7 +332,7 @@ def test_failing_listener_of_a_durable_batch_is_reported(log: FakeLog, monkeypat
         failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         disk = Disk(log, asyncio.get_running_loop(), failed.set_result, lambda seconds: None)
         disk.submit(Batch(None, (), True, fail))
-        assert str(await asyncio.wait_for(failed, 10)) == "nobody has heard it"
+        assert str(await asyncio.wait_for(failed, 90)) == "nobody has heard it"
         disk.close()
 
     asyncio.run(scenario())
@@ -382,7 +382,7 @@ async def _until(condition: Callable[[], bool]) -> None:
             loop.call_soon(look)
 
     look()
-    await asyncio.wait_for(holds, 10)
+    await asyncio.wait_for(holds, 90)
 
 
 @pytest.mark.interpreted
@@ -466,7 +466,7 @@ def test_a_sync_that_fails_beside_the_loop_is_reported_and_nothing_counts_as_dur
             disk.submit(_batch(index, done))
         beside.error = OSError(5, "Input/output error")
         beside.end()
-        assert await asyncio.wait_for(failed, 10) is beside.error
+        assert await asyncio.wait_for(failed, 90) is beside.error
         assert done == []
         disk.close()
 

@@ -105,7 +105,7 @@ def test_a_wait_for_a_condition_ends_with_the_turn_that_made_it_true() -> None:
         assert not waiting.done()
         world.node.receive([world.heartbeat(leader=2)])
         await world.turns()
-        await asyncio.wait_for(waiting, 10)
-        await asyncio.wait_for(world.node.wait_until(lambda: True), 10)
+        await asyncio.wait_for(waiting, 90)
+        await asyncio.wait_for(world.node.wait_until(lambda: True), 90)
 
     asyncio.run(scenario())

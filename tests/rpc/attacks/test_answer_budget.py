@@ -230,7 +230,7 @@ async def test_streams_wait_while_the_process_is_short_and_go_on_afterwards() ->
         stream = channel.stream(s.FLOOD)
         assert len(await stream.receive() or b"") == 65_536
         before = echo.flooded
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(90):
             hog.close()
             while echo.flooded < before + 100:
                 await stream.receive()

@@ -32,7 +32,7 @@ class Memory:
 
     def write(self, lines: bytes) -> None:
         self.entered.set()
-        self.open.wait(30)
+        self.open.wait(90)
         self.rest += lines
         if self.full:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -79,7 +79,7 @@ def test_dropped_lines_are_counted_where_they_are_missing() -> None:
     memory.open.clear()
     trail = AuditTrail(memory, "m1", waiting_bytes_max=3 * RECORD_BYTES + 100)
     trail.add(record(0))
-    memory.entered.wait(30)
+    memory.entered.wait(90)
     for number in range(1, 7):
         trail.add(record(number))
     trail.add(record(7, b"x" * 101))

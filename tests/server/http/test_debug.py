@@ -135,7 +135,7 @@ def test_one_profile_at_a_time_which_ends_with_who_asked() -> None:
             await first
         assert (await ask(debug, "/debug/pprof/goroutine")).status == 200
 
-    asyncio.run(asyncio.wait_for(story(), 30))
+    asyncio.run(asyncio.wait_for(story(), 90))
 
 
 def test_nothing_is_left_of_a_profile() -> None:

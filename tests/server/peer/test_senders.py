@@ -74,7 +74,7 @@ async def test_forwarded_messages_are_taken() -> None:
     channel, stream = await _stream(receiver)
     kinds = (MessageType.PROPOSE, MessageType.READ_INDEX, MessageType.TRANSFER_LEADER)
     await stream.send(_batch(VOTE, *(Message(kind, to=OTHER, from_=THIRD) for kind in kinds)))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(90):
         await until(lambda: len(receiver.received) == 4)
     await channel.close()
     await receiver.server.close(0.0)
@@ -92,12 +92,12 @@ async def test_an_unknown_peer_passes_nothing_on() -> None:
     assert await stream.receive() == b""
     kinds = (MessageType.PROPOSE, MessageType.READ_INDEX, MessageType.TRANSFER_LEADER, MessageType.HEARTBEAT)
     await stream.send(_batch(*(Message(kind, to=OTHER, from_=STRANGER) for kind in kinds)))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(90):
         await until(lambda: bool(receiver.received))
     assert [message.type for message in receiver.received] == [MessageType.HEARTBEAT]
     receiver.members.members[STRANGER] = rpc_pb2.Member(ID=STRANGER)
     await stream.send(_batch(*(Message(kind, to=OTHER, from_=STRANGER) for kind in kinds)))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(90):
         await until(lambda: len(receiver.received) == 5)
     await channel.close()
     await receiver.server.close(0.0)

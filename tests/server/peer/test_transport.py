@@ -109,7 +109,7 @@ def test_a_peer_that_ends_the_stream_without_a_word_is_connected_to_again() -> N
         ((_, port),) = await server.listen("127.0.0.1", 0)
         peer = Peer(2, [f"http://127.0.0.1:{port}"], (), None, _nothing)
         peer.start()
-        await asyncio.wait_for(opened.wait(), 10)
+        await asyncio.wait_for(opened.wait(), 90)
         await peer.close()
         await server.close()
 
@@ -168,7 +168,7 @@ def test_a_connection_behind_which_there_is_nobody_any_more_gives_its_place_back
         silent.close()
         await server.close()
 
-    asyncio.run(asyncio.wait_for(scenario(), 20))
+    asyncio.run(asyncio.wait_for(scenario(), 90))
 
 
 def test_a_member_that_is_killed_is_known_to_be_gone_and_found_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,15 +196,15 @@ def test_a_member_that_is_killed_is_known_to_be_gone_and_found_again_at_once(mon
         server, port = await serve(0)
         network = Transport(1, 1, None, _nothing, lambda message: None, on_gone=gone.set_result)
         network.add_peer(2, [f"http://127.0.0.1:{port}"])
-        await asyncio.wait_for(opened.wait(), 10)
+        await asyncio.wait_for(opened.wait(), 90)
         assert not gone.done()
         server.stop_listening()
         await server.close(0.0)
-        assert await asyncio.wait_for(gone, 10) == 2
+        assert await asyncio.wait_for(gone, 90) == 2
         opened.clear()
         server, _ = await serve(port)
         network.heard_of(2)
-        await asyncio.wait_for(opened.wait(), 10)
+        await asyncio.wait_for(opened.wait(), 90)
         network.heard_of(2)
         network.heard_of(9)
         await network.close()
@@ -238,7 +238,7 @@ def test_a_member_that_moves_is_reached_by_its_old_stream_until_that_ends(monkey
         (old, old_port), (new, new_port) = await serve(), await serve()
         network = Transport(1, 1, None, _nothing, lambda message: None)
         network.follow(at(old_port))
-        reached, end = await asyncio.wait_for(ends.get(), 10)
+        reached, end = await asyncio.wait_for(ends.get(), 90)
         assert reached == old_port
         await until(lambda: network.connected_since(2) is not None)
         for _ in range(2):
@@ -247,13 +247,13 @@ def test_a_member_that_moves_is_reached_by_its_old_stream_until_that_ends(monkey
         network.follow(at(old_port))  # and back: nothing is left to do
         network.follow(at(new_port))
         end.set()
-        reached, end = await asyncio.wait_for(ends.get(), 10)
+        reached, end = await asyncio.wait_for(ends.get(), 90)
         assert reached == new_port
         # Without a stream there is nothing to wait for.
         end.set()
         await until(lambda: network.connected_since(2) is None)
         network.follow(at(old_port))
-        reached, end = await asyncio.wait_for(ends.get(), 10)
+        reached, end = await asyncio.wait_for(ends.get(), 90)
         assert reached == old_port
         # Who leaves while it moves is not connected to anew.
         await until(lambda: network.connected_since(2) is not None)

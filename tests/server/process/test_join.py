@@ -143,7 +143,7 @@ def test_under_tls_a_client_s_certificate_opens_the_way(folder: Path, tmp_path: 
 
         start(command, {})
         wait_for(lambda: "ready to serve" in log.read_text(), "the founder")
-        assert start(words, {}).wait(30) == 1
+        assert start(words, {}).wait(90) == 1
         assert "; name a client's certificate: RAFTKV_CERT, RAFTKV_KEY\n" in log.read_text()
         start(words, shown)
         wait_for(lambda: "votes now, one of 2 voters" in log.read_text(), "the joiner to vote")
@@ -158,7 +158,7 @@ def test_whatever_ends_it_the_same_command_goes_on(cluster: Cluster, joiner: Joi
         must_put(wire, "k", b"v")
         joiner.start(failpoints=f"{failpoint}=panic")
         assert joiner.process is not None
-        assert joiner.process.wait(30) == 66, joiner.output.read_text()
+        assert joiner.process.wait(90) == 66, joiner.output.read_text()
         joiner.start()
         wait_for(lambda: joiner.said("votes now, one of 2 voters"), "the joiner to vote")
         assert members(wire) == [("joiner", False), ("m0", False)]

@@ -104,7 +104,7 @@ async def _until(condition: Callable[[], bool]) -> None:
             loop.call_later(0.02, look)
 
     look()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         await holds
 
 

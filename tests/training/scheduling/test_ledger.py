@@ -350,4 +350,4 @@ def test_foreign_key_among_the_hosts_holds_no_run_up():
         arbiter = Arbiter(world, "job", ["h1"], 1)
         assert await arbiter.ask() == SlotGrant(("job-h1",))
 
-    asyncio.run(asyncio.wait_for(story(), 20.0))
+    asyncio.run(asyncio.wait_for(story(), 90))
