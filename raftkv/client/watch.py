@@ -49,15 +49,17 @@ from raftkv.client.errors import (
     from_status,
 )
 from raftkv.client.rpc import methods
-from raftkv.client.rpc.retry import Backoff, is_transient
+from raftkv.client.rpc.retry import BASE_S, MAX_S, Backoff, is_transient
 from raftkv.client.scope import Part, Space, Text
 from raftkv.client.values import Event
 from raftkv.errors import (
     CODE_NAMES,
     PERMISSION_DENIED,
+    RETRY_AFTER,
     UNAVAILABLE,
     UNKNOWN,
     CompactedError,
+    LimitedError,
     StatusError,
 )
 from raftkv.pb import rpc_pb2
@@ -298,6 +300,9 @@ class Watcher:
 
 PROGRESS_INTERVAL_S: Final = 30.0
 """How often idle watchers are moved on."""
+_AGAIN: Final = re.compile(
+    rf"{re.escape(LimitedError.text)} \(raftkv: .*; {RETRY_AFTER.decode()}: (\d{{1,12}})\)", re.DOTALL
+)
 _REASON: Final = re.compile(r"rpc error: code = (\w+) desc = (.*)", re.DOTALL)
 _CODES: Final = {name: code for code, name in CODE_NAMES.items()}
 _HAS_LEADER: Final = (("hasleader", "true"),)
@@ -539,12 +544,20 @@ class WatchHub:
             self._withdraw(watcher)
             self.watchers.pop(watcher, None)
             watcher.end(HistoryReplaced())
+        elif response.canceled and (again_s := _again_s(watcher, response.cancel_reason)):
+            self._forget_id(watcher)
+            asyncio.get_running_loop().call_later(again_s + Backoff().next_s(), self._create_again, watcher)
         elif response.canceled:
             self._give_up(watcher, response)
         else:
             self._confirmations += 1
             self._confirmed_at[asked_id] = self._confirmations
             watcher.confirm(header.revision, header.cluster_id)
+
+    def _create_again(self, watcher: Watcher) -> None:
+        """Ask once more for a watcher that came too fast for a limit, unless another stream has it already."""
+        if watcher in self.watchers and not watcher.id and not watcher.parked and self._stream is not None:
+            self._create(watcher)
 
     def _on_canceled(self, response: rpc_pb2.WatchResponse) -> None:
         watcher = self._by_id.get(response.watch_id)
@@ -617,6 +630,16 @@ async def _receive(stream: Stream[rpc_pb2.WatchResponse]) -> bytes | None:
         return await stream.call.receive()
     except RpcError as error:
         raise from_status(error.code, error.text, definite=error.definite) from None
+
+
+def _again_s(watcher: Watcher, reason: str) -> float:
+    """Return after how long a member would create a watcher that a limit has refused; 0: never.
+
+    One that was created before, here or elsewhere, goes on in any case: the watches of others may end.
+    """
+    if (found := _AGAIN.fullmatch(reason)) is not None:
+        return max(int(found[1]) / 1000, BASE_S)
+    return MAX_S if watcher.created and reason.startswith(LimitedError.text) else 0.0
 
 
 def _error_of(reason: str) -> StatusError:

@@ -222,6 +222,47 @@ def test_reasons_of_a_member():
     play(scenario)
 
 
+@pytest.mark.parametrize("is_new", [True, False])
+def test_watch_that_a_limit_refuses_is_asked_for_again_from_where_it_is(is_new):
+    """By the rate at any time; by the number of watches if it was there before. The others on the stream go on."""
+
+    async def scenario(core, hub):
+        watch, other = watching(hub, start_revision=5), watching(hub)
+        await watch.ready()
+        await other.ready()
+        core.answers = False
+        core.calls[0].fail(errors.UNAVAILABLE, "gone")
+        await until(lambda: len(core.calls) == 2 and len(created(core.calls[1])) == 2)
+        call = core.calls[1]
+        rate = "user a: 1 requests/s; retry-after-ms: 1"
+        reason = (
+            f"{errors.LimitedError.text} (raftkv: {rate if is_new else 'user a may have 2 watches of this member'})"
+        )
+        call.answer(-1, created=True, canceled=True, cancel_reason=reason)
+        call.answer(2, created=True)
+        await until(lambda: len(created(call)) == 3)
+        assert created(call)[2].start_revision == 5
+        assert not watch._watcher.ended
+        assert len(core.calls) == 2, "the stream of the other watch goes on"
+        watch.cancel()
+        other.cancel()
+
+    play(scenario)
+
+
+def test_new_watch_above_the_number_of_a_limit_is_an_error():
+    async def scenario(core, hub):
+        core.answers = False
+        watch = watching(hub)
+        await until(lambda: core.calls and created(core.calls[0]))
+        reason = f"{errors.LimitedError.text} (raftkv: user a may have 2 watches of this member)"
+        core.calls[0].answer(-1, created=True, canceled=True, cancel_reason=reason)
+        with pytest.raises(WatchCanceled, match="may have 2 watches"):
+            await watch.ready()
+
+    play(scenario)
+
+
 def test_a_token_that_has_expired_costs_a_stream():
     async def scenario(core, hub):
         watch = watching(hub, start_revision=5)

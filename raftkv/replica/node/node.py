@@ -61,7 +61,7 @@ from raftkv.replica import codec
 from raftkv.replica.node.applying import Applying, Backlog
 from raftkv.replica.node.conf_changes import ConfChanges, has_change, hide_beginning
 from raftkv.replica.node.disk import Batch, Disk, Restore
-from raftkv.replica.node.proposals import Forwarded, Proposals, Waiter, answer
+from raftkv.replica.node.proposals import PACE_GIVEN_UP_S, Forwarded, Pace, Proposals, Waiter, answer, cost_bytes
 from raftkv.replica.node.reads import Reader, ReadQueue
 from raftkv.replica.node.surroundings import DurableState, NodeSettings, Sender, Stages, timeout_error
 from raftkv.replica.node.waits import AwaitableNode
@@ -75,9 +75,6 @@ APPLY_PER_TURN_MAX: Final = 1_000
 
 PROPOSE_BYTES_MAX: Final = 1024 * 1024
 """Requests that are proposed as one: what a follower passes on is one message, which its leader has to read."""
-
-PROPOSE_TURN_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Requests that one turn proposes; the rest follows in the next."""
 
 PASS_ON_BACKLOG_MAX_BYTES: Final = 16 * 1024 * 1024
 """Unsent bytes of the stream to the leader above which a follower passes nothing more on: what else it has to say to
@@ -167,6 +164,7 @@ class Node(AwaitableNode):
         self.applying = Applying(self, self._wake)
         self._unwritten_hard_state: HardState | None = None
         self._forwarded = Forwarded()
+        self._pace = Pace()
         # The core took no proposals when last asked; the next tick or a new leader is the time to ask again.
         self._refused = False
         self._ticker: asyncio.TimerHandle | None = None
@@ -484,28 +482,43 @@ class Node(AwaitableNode):
         self._wake()
 
     def _propose_unsent(self) -> None:
-        """Propose what waits, at most so much that neither a message nor a turn gets too long."""
+        """Propose what waits, as much as fits into the pace and into one message."""
         self._refused = False
-        left_bytes = PROPOSE_TURN_BYTES_MAX
-        while left_bytes > 0 and (self._forwarded.size_bytes or self.proposals.unsent_bytes) and not self._refused:
-            unsent = self.proposals.take_unsent(PROPOSE_BYTES_MAX)
-            forwarded = self._forwarded.take(PROPOSE_BYTES_MAX)
+        pace = self._pace
+        if pace.mark and self._is_paced():
+            pace.end(self._loop.time())
+        while (self._forwarded.size_bytes or self.proposals.unsent_bytes) and not self._refused:
+            if pace.left_bytes <= 0:
+                self._refused = True  # for now: what is under way is applied first
+                return
+            bytes_max = min(PROPOSE_BYTES_MAX, pace.left_bytes)
+            unsent = self.proposals.take_unsent(bytes_max)
+            forwarded = self._forwarded.take(bytes_max)
             datas = [data for _, data in unsent]
             datas += forwarded
             if not datas:
                 return
-            left_bytes -= sum(map(len, datas))
             try:
                 if failpoints.armed:
                     failpoint("raftBeforeLeaderSend")
                 self._check_way()
                 self.raw.propose_batch(datas)
+                if not pace.mark:
+                    by_index = self.raw.raft.role == StateRole.LEADER or not unsent
+                    pace.begin(self.raw.raft.log.last_index if by_index else -unsent[-1][0], self._loop.time())
+                pace.left_bytes -= cost_bytes(datas)
                 if self._stages is not None:
                     self._stages.proposed(datas, self.role != StateRole.LEADER)
             except ProposalDropped:
                 self.proposals.give_back(unsent)
                 self._give_back_forwarded(forwarded)
                 self._refused = True
+
+    def _is_paced(self) -> bool:
+        """Return whether what was proposed first in this round is applied, or lost: an index, or minus a request id."""
+        mark = self._pace.mark
+        is_applied = self.applied >= mark if mark > 0 else not self.proposals.is_waiting(-mark)
+        return is_applied or self._loop.time() - self._pace.began > PACE_GIVEN_UP_S
 
     def _check_way(self) -> None:
         """Raise ``ProposalDropped`` while what this follower passes on would be lost, or hold up everything else."""
@@ -641,6 +654,7 @@ class Node(AwaitableNode):
         if soft.leader == self.leader:
             return
         had_leader, self.leader = self.leader != NONE, soft.leader
+        self._pace = Pace()
         if had_leader:
             self.leader_lost_at = self._loop.time()
         if soft.leader != NONE:

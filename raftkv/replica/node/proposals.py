@@ -12,9 +12,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import random
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, final
 
 from mypy_extensions import mypyc_attr
 
@@ -44,6 +45,16 @@ SORTED_AT_ONCE: Final = 16_000
 """Proposals that are moved to the queues of their identities in one go, while more wait than one append takes: 10 ms.
 
 Many more than one append takes, if they are small: else the order would stay that of arrival."""
+
+ENTRY_COST_BYTES: Final = 1024
+"""What an entry counts besides its own bytes while it waits: to append, send and apply it takes as long."""
+
+PACE_MIN_BYTES: Final = 256 * 1024
+PACE_MAX_BYTES: Final = 8 * 1024 * 1024
+PACE_DELAY_S: Final = 0.03
+PACE_GIVEN_UP_S: Final = 1.0
+"""How long a round may take: what was proposed may be lost."""
+SHORTEST_GROWTH: Final = 1.05
 
 START_BITS: Final = 40
 
@@ -123,7 +134,7 @@ class Proposals:
         """
         request_id = self.expect(waiter, now, len(body))
         self._unsent.append((request_id, requests.encode(kind, request_id, body)))
-        self.unsent_bytes += len(self._unsent[-1][1])
+        self.unsent_bytes += len(self._unsent[-1][1]) + ENTRY_COST_BYTES
         return request_id
 
     def add_ahead(
@@ -195,26 +206,26 @@ class Proposals:
         for request_id, data in first:
             waiter = waiters.get(request_id)
             if waiter is None:
-                self.unsent_bytes -= len(data)
+                self.unsent_bytes -= len(data) + ENTRY_COST_BYTES
                 continue
             if waiter.held_by != identity:
                 identity = waiter.held_by
                 queue = queue_of(identity)
             crowd.add(queue, _Item(request_id, data))
         taken = _take_fitting(crowd, bytes_max)
-        self.unsent_bytes -= sum(len(item.data) for item in taken)
+        self.unsent_bytes -= cost_bytes([item.data for item in taken])
         return [(item.number, item.data) for item in taken if item.number in waiters]
 
     def give_back(self, unsent: list[tuple[int, bytes]]) -> None:
         """Queue again, in front, what the core did not take: there is no leader, or its limit is reached."""
-        self.unsent_bytes += sum(len(data) for _, data in unsent)
+        self.unsent_bytes += cost_bytes([data for _, data in unsent])
         if not self._crowd.length:
             self._unsent = unsent + self._unsent
             return
         for request_id, data in reversed(unsent):
             waiter = self._waiters.get(request_id)
             if waiter is None:
-                self.unsent_bytes -= len(data)
+                self.unsent_bytes -= len(data) + ENTRY_COST_BYTES
             else:
                 self._crowd.put_back(queue_of(waiter.held_by), _Item(request_id, data))
 
@@ -305,13 +316,55 @@ def _take_fitting(crowd: FairQueue[_Item], bytes_max: int) -> list[_Item]:
     left_bytes = bytes_max
     while len(crowd):
         queue, item = crowd.pop()
-        left_bytes -= len(item.data)
+        left_bytes -= len(item.data) + ENTRY_COST_BYTES
         if taken and left_bytes < 0:
             crowd.put_back(queue, item)
             break
-        crowd.charge(queue, len(item.data))
+        crowd.charge(queue, len(item.data) + ENTRY_COST_BYTES)
         taken.append(item)
     return taken
+
+
+def cost_bytes(datas: list[bytes]) -> int:
+    """Return what entries count while they wait."""
+    return sum(map(len, datas)) + len(datas) * ENTRY_COST_BYTES
+
+
+@final
+class Pace:
+    """How much this member puts into the log before the first of it is applied: what is there is served in order.
+
+    While proposals wait here, identities take turns. In the log, a flood is ahead of all that comes after it. So no
+    more goes there than is applied in a moment (``PACE_DELAY_S`` above the shortest that was seen of late): little at
+    first, twice as much while it is used and applied in time, half as much when it is not, as TCP feels its way.
+
+    Attributes:
+        mark: what was proposed first in this round (see ``Node``); 0: nothing is under way.
+        limit_bytes: of a round.
+        left_bytes: of this round.
+    """
+
+    def __init__(self) -> None:
+        self.mark = 0
+        self.began = 0.0
+        self.limit_bytes = self.left_bytes = PACE_MIN_BYTES
+        self._shortest_s = math.inf
+
+    def begin(self, mark: int, now: float) -> None:
+        """Begin a round: something is proposed while nothing was under way."""
+        self.mark, self.began, self.left_bytes = mark, now, self.limit_bytes
+
+    def end(self, now: float) -> None:
+        """What was proposed first is applied."""
+        delay_s, used_bytes = now - self.began, self.limit_bytes - self.left_bytes
+        self._shortest_s = min(delay_s, self._shortest_s * SHORTEST_GROWTH)
+        if delay_s > 2 * self._shortest_s + PACE_DELAY_S:
+            self.limit_bytes = max(PACE_MIN_BYTES, min(self.limit_bytes, used_bytes) // 2)
+        elif used_bytes * 4 < self.limit_bytes:
+            self.limit_bytes = max(PACE_MIN_BYTES, self.limit_bytes // 2)
+        elif used_bytes >= self.limit_bytes and delay_s <= self._shortest_s + PACE_DELAY_S:
+            self.limit_bytes = min(PACE_MAX_BYTES, self.limit_bytes * 2)
+        self.mark, self.left_bytes = 0, self.limit_bytes
 
 
 def answer(waiter: Waiter, outcome: Outcome) -> None:
@@ -343,7 +396,7 @@ class Forwarded:
             return len(datas)
         known = [data for data in datas if requests.is_known(data)]
         self._datas += known
-        self.size_bytes += sum(map(len, known))
+        self.size_bytes += cost_bytes(known)
         if dropped := len(datas) - len(known):
             _log.warning("dropped %d proposals of other members, of a kind that this version does not know", dropped)
         return dropped
@@ -357,12 +410,12 @@ class Forwarded:
         for data in first:
             self._crowd.add(_origin_of(data), _Item(0, data))
         taken = [item.data for item in _take_fitting(self._crowd, bytes_max)]
-        self.size_bytes -= sum(map(len, taken))
+        self.size_bytes -= cost_bytes(taken)
         return taken
 
     def give_back(self, datas: list[bytes]) -> None:
         """Keep again, in front, what the log did not take."""
-        self.size_bytes += sum(map(len, datas))
+        self.size_bytes += cost_bytes(datas)
         if not self._crowd.length:
             self._datas = datas + self._datas
             return

@@ -12,7 +12,8 @@ too large for a limit.
 Each member counts for itself: a client that spreads its calls over all members has the limit once at each. Calls of
 operators, and logins (``_EXEMPT``), are not limited, so that a limit can always be changed; those of the same services
 that any user may make (``_OF_USERS``) are. Keep-alives are not limited: a lease that ends early harms more than their
-flood, which has its share (``server/lease/keep_alives``).
+flood, which has its share (``server/lease/keep_alives``). Events are charged to the identity that watches, as they are
+sent.
 
 Cost: without limits one test of an attribute (``Admission.throttle``), and no use is counted.
 
@@ -34,7 +35,7 @@ from raftkv.apply.auth.store import AuthStore
 from raftkv.apply.limits import EACH, PREFIX, ROLE, Limits, Subject
 from raftkv.pb import admin_pb2, rpc_pb2
 from raftkv.rpc.server.calls import Observer, ServerCall
-from raftkv.rpc.shares import Identity, name_of, queue_of_call
+from raftkv.rpc.shares import Identity, name_of, queue_of, queue_of_call
 
 IDENTITIES_MAX: Final = 1_024
 """Identities whose use is kept, and that have a bucket of ``each``; the one that was quiet for longest goes first."""
@@ -232,8 +233,14 @@ class Throttle:
         try:
             self._take(call, len(key), plain.PlainGet(key, False))
         except errors.LimitedError as error:
-            return f"{error} (raftkv: {error.trailers[1][1].decode()})"
+            (_, again_ms), (_, limit) = error.trailers
+            return f"{error} (raftkv: {limit.decode()}; {errors.RETRY_AFTER.decode()}: {again_ms.decode()})"
         return ""
+
+    def charge_events(self, identity: Identity, size_bytes: int) -> None:
+        """Count the bytes of events that were sent to an identity."""
+        queue = queue_of(identity)
+        self.charge(self._use(queue), list(self._of(queue)), size_bytes)
 
     def _watches(self, limit: admin_pb2.Limit, queue: Identity) -> int:
         if limit.kind != ROLE:

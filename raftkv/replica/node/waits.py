@@ -89,7 +89,7 @@ class AwaitableNode:
         """Put a change of members into the log and wait until it is applied here.
 
         Arguments:
-            record: what is to change.
+            record: what is to change; it waits in the share of its caller, else in the member's own.
 
         Returns:
             The outcome: as its body the members after the change (a ``MemberListResponse``), or the error of a change
@@ -100,7 +100,7 @@ class AwaitableNode:
             StoppedError: the member stops.
             StatusError: it was not applied in time. It may be applied yet.
         """
-        waiter = _Awaited(record, None, MEMBER)
+        waiter = _Awaited(record, None, record.caller.user or MEMBER)
         request_id = self.submit_change(record, waiter)
         try:
             return await waiter.outcome

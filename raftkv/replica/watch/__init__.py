@@ -23,7 +23,7 @@ Laws:
 Example::
 
     hub = WatchHub(store, header, runner.wake, cork)
-    stream = WatchStream(hub, call, fragment_bytes, fail)
+    stream = WatchStream(hub, call, fragment_bytes, fail, identity=identity)
     stream.receive(create_request)                            # after each turn: hub.applied()
     cancel = hub.on_change(b"key", callback)                  # for recipes inside the member
 

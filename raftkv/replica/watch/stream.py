@@ -129,6 +129,7 @@ class WatchStream:
         fail: ends the RPC with an error.
         refusal: of what the client may not watch.
         identity: in whose share its watchers fall.
+        on_sent: hears how many bytes of responses were sent; None: they are not counted.
     """
 
     def __init__(
@@ -138,8 +139,11 @@ class WatchStream:
         fragment_bytes: int,
         fail: Callable[[errors.StatusError], None],
         refusal: Refusal = _allow,
-        identity: Identity = "",
+        *,
+        identity: Identity,
+        on_sent: Callable[[int], None] | None = None,
     ) -> None:
+        self._on_sent = on_sent
         self.fail = fail
         self.identity = identity
         self.queue = queue_of(identity)
@@ -462,7 +466,10 @@ class WatchStream:
         bodies, self._bodies = self._bodies, 0
         try:
             if out:
-                self._call.send_frames_nowait(b"".join(out), len(out) - bodies)
+                frames = b"".join(out)
+                self._call.send_frames_nowait(frames, len(out) - bodies)
+                if self._on_sent is not None:
+                    self._on_sent(len(frames))
         except Exception:
             _log.exception("events could not be sent: ending a watch stream")
             self.fail(errors.StoppedError(INTERRUPTED))

@@ -327,7 +327,7 @@ def _peer_of(transport: asyncio.Transport) -> Peer:
     # Only a certificate of a trusted authority identifies the peer.
     is_verified = ssl_object.context.verify_mode == ssl_module.CERT_REQUIRED
     certificate = (ssl_object.getpeercert() or None) if is_verified else None
-    return Peer(address, certificate, True, loopback, identity_of_peer(address, certificate))
+    return Peer(address, certificate, True, loopback, identity=identity_of_peer(address, certificate))
 
 
 def _is_loopback(name: object) -> bool:

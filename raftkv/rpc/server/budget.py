@@ -225,7 +225,7 @@ class AnswerAccount:
         limits: ServerLimits,
         clock: Callable[[], float],
         connection: AccountedConnection,
-        identity: Identity = "",
+        identity: Identity,
     ) -> None:
         self.budget = budget
         self.identity: Identity = identity

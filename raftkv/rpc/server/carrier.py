@@ -46,7 +46,7 @@ class Peer:
     certificate: dict[str, Any] | None = None
     tls: bool = False
     loopback: bool = False
-    identity: str = ""
+    identity: str = field(kw_only=True)
 
     def __str__(self) -> str:
         return self.address

@@ -57,19 +57,22 @@ class Exchange(Carrier):
     """The one call of an HTTP request. It is never severed: a client that leaves amid it loses no connection of leases.
 
     Attributes:
-        queue: of its client (``rpc/shares``).
         on_given_up: called when the answer is dropped because others need the memory.
     """
 
     def __init__(self, around: Surroundings, peer: Peer, headers: Headers) -> None:
         super().__init__(around.limits, around.environment, peer)
         self.call: ServerCall | None = None
-        self.queue = queue_of(peer.identity)
         self.on_given_up: Callable[[], None] | None = None
         self._headers = headers
         self._pieces: Sequence[bytes] | None = None
         self._error: RpcError | None = None
         self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def queue(self) -> Identity:
+        """Where its answer waits: of the user, once one is known, else of the client (``rpc/shares``)."""
+        return queue_of(self.account.identity)
 
     def open(self, route: Route, timeout_s: float | None) -> Any:
         """Make the call.

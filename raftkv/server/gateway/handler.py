@@ -192,7 +192,7 @@ class Gateway:
 
 def _peer(request: HttpRequest) -> Peer:
     identity = identity_of_peer(request.peer, request.certificate)
-    return Peer(request.peer, request.certificate, request.tls, request.loopback, identity)
+    return Peer(request.peer, request.certificate, request.tls, request.loopback, identity=identity)
 
 
 def call_headers(fields: tuple[tuple[str, str], ...]) -> tuple[Headers, float | None]:

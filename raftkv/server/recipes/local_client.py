@@ -412,7 +412,7 @@ def refusal(error: errors.StatusError) -> RpcError:
 #
 # A watch of this process: a client's watch stream without a wire between it and the hub.
 #
-#     watch = LocalWatch(hub, b"name/", b"name0", 8, recipe.soon)
+#     watch = LocalWatch(hub, b"name/", b"name0", 8, recipe.soon, identity)
 #     response = await watch.next()          # rpc_pb2.WatchResponse with events
 #     watch.close()
 #
@@ -442,7 +442,7 @@ class LocalWatch:
         range_end: bytes,
         start_revision: int,
         soon: Callable[[Callable[[], None]], None],
-        identity: Identity = "",
+        identity: Identity,
     ) -> None:
         self._arrived = asyncio.Event()
         self._soon = soon

@@ -125,11 +125,16 @@ class WatchService:
             _fail(end, error)
 
         identity = identity_of(call)
+
+        def charge(size_bytes: int) -> None:
+            if (throttle := self._admission.throttle) is not None:
+                throttle.charge_events(identity, size_bytes)
+
         if self._live is None:
-            return WatchStream(self._hub, call, self._fragment_bytes, fail, identity=identity)
+            return WatchStream(self._hub, call, self._fragment_bytes, fail, identity=identity, on_sent=charge)
         live = self._live.of(call)
         refusal = self._limited(call, self._refusal(call, live.read_refusal))
-        stream = WatchStream(self._hub, call, self._fragment_bytes, fail, refusal, identity)
+        stream = WatchStream(self._hub, call, self._fragment_bytes, fail, refusal, identity=identity, on_sent=charge)
         stream.checked_at, stream.refusal_to_go_on = self._hub.check_number, live.refusal_to_go_on
         live.recheck = stream.recheck
         return stream
@@ -155,4 +160,4 @@ class WatchService:
 
 def _fail(end: asyncio.Future[None], error: errors.StatusError) -> None:
     if not end.done():
-        end.set_exception(RpcError(error.code, str(error)))
+        end.set_exception(RpcError(error.code, str(error), trailers=error.trailers))

@@ -89,7 +89,7 @@ class Live:
         """Whether records are made."""
         return self._task is not None
 
-    def look(self, may_look: Callable[[], bool], identity: Identity = "") -> AsyncIterator[bytes]:
+    def look(self, may_look: Callable[[], bool], identity: Identity) -> AsyncIterator[bytes]:
         """Return the records from now on, as server-sent events.
 
         Arguments:

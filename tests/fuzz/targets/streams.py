@@ -40,7 +40,7 @@ def _watched(data: bytes) -> None:
     hub = WatchHub(store, lambda revision: header.encode(revision, 1), lambda: None, cork)
     store.on_changes = hub.changed
     call = FakeCall()
-    stream = WatchStream(hub, call, 400, lambda error: None)
+    stream = WatchStream(hub, call, 400, lambda error: None, identity="address 10.0.0.1")
     _change(store, hub, cork)
     for message in _messages(data)[:50]:
         stream.receive(message)

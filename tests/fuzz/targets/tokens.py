@@ -23,7 +23,7 @@ from tests.fuzz.target import Parse, Target
 NOW_S = 1_700_000_000.0
 SECRET = b"a secret of thirty-two bytes, or more"
 SIMPLE = b"abcdefghijklmnopqrstuvwx"
-NO_PEER = Peer("127.0.0.1:1")
+NO_PEER = Peer("127.0.0.1:1", identity="address 127.0.0.1")
 
 
 def _signed(directory: Path) -> JWTTokens:
@@ -82,7 +82,8 @@ def _name(data: bytes) -> str:
     lines = (line.partition(b"=") for line in data.split(b"\n"))
     subject = tuple(((key.decode("latin-1"), value.decode("utf-8", "replace")),) for key, _, value in lines)
     certificate = {"subject": subject}
-    found = Callers(SimpleTokens(lambda: 1.0, 300.0), lambda: 5).credential((), Peer("x", certificate, tls=True))
+    peer = Peer("x", certificate, tls=True, identity="certificate x")
+    found = Callers(SimpleTokens(lambda: 1.0, 300.0), lambda: 5).credential((), peer)
     # Who has no name would be a member.
     assert (found is None) == (common_name_of(certificate) == "")
     assert found is None or found.caller(9).user

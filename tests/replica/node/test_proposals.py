@@ -65,13 +65,13 @@ def test_returned_requests_are_proposed_again_in_order(proposals: Proposals) -> 
 def test_a_flood_of_proposals_delays_another_user_by_one_append(proposals: Proposals, flood: int) -> None:
     proposals.shares.limit = 1 << 30
     mallory = [proposals.add(Kind.PUT, bytes(100), Caller(b"mallory"), 0.0) for _ in range(flood)]
-    taken = [proposals.take_unsent(250)]
+    taken = [proposals.take_unsent(250 + 2 * module.ENTRY_COST_BYTES)]
     proposals.give_back(taken.pop())
     alice = proposals.add(Kind.PUT, bytes(100), Caller(b"alice"), 0.0)
     gone = proposals.add(Kind.PUT, bytes(100), Caller(b"alice"), 0.0)
     proposals.pop(gone)
     while proposals.unsent_bytes:
-        taken.append([request_id for request_id, _ in proposals.take_unsent(250)])
+        taken.append([request_id for request_id, _ in proposals.take_unsent(250 + 2 * module.ENTRY_COST_BYTES)])
     at = next(number for number, batch in enumerate(taken) if alice in batch)
     assert at <= 1 + flood // module.SORTED_AT_ONCE
     assert [one for batch in taken for one in batch if one != alice] == mallory, "each once, in order"
@@ -99,13 +99,13 @@ def test_a_leader_takes_users_and_members_in_turn_from_what_is_forwarded() -> No
         datas.append(forwarded(Kind.PUT, member, user, b"%04d" % len(datas) + bytes(100)))
     waiting = Forwarded()
     assert waiting.add(datas) == 0
-    taken = waiting.take(700)
+    taken = waiting.take(8_000)
     waiting.give_back(taken)
-    assert waiting.size_bytes == sum(map(len, datas))
-    taken = waiting.take(700)
+    assert waiting.size_bytes == module.cost_bytes(datas)
+    taken = waiting.take(8_000)
     assert {datas[100], datas[101]} <= {*taken}
     while waiting.size_bytes:
-        taken += waiting.take(700)
+        taken += waiting.take(8_000)
     assert sorted(taken) == sorted(datas)
     assert [one for one in taken if one in datas[:50]] == datas[:50]
 

@@ -11,8 +11,8 @@ from raftkv.errors import StatusError, TooManyRequestsError
 from raftkv.pb import rpc_pb2
 from raftkv.raft.types import Entry, Message, MessageType
 from raftkv.replica.codec import BatchEncoder
-from raftkv.replica.node.node import PASS_ON_BACKLOG_MAX_BYTES, PROPOSE_BYTES_MAX, PROPOSE_TURN_BYTES_MAX
-from raftkv.replica.node.proposals import PENDING_BYTES_MAX
+from raftkv.replica.node.node import PASS_ON_BACKLOG_MAX_BYTES, PROPOSE_BYTES_MAX
+from raftkv.replica.node.proposals import PACE_MAX_BYTES, PACE_MIN_BYTES, PENDING_BYTES_MAX
 from raftkv.server.listening import PEER_LIMITS
 from tests.replica.node.node_world import Caller, World
 
@@ -22,6 +22,12 @@ MIB = 1024 * 1024
 def put(size_bytes: int) -> tuple[bytes, Caller]:
     request = rpc_pb2.PutRequest(key=b"k", value=bytes(size_bytes))
     return request.SerializeToString(), Caller(request)
+
+
+class Alice(Caller):
+    """A caller apart from the member."""
+
+    identity = b"alice"
 
 
 class Reader:
@@ -55,11 +61,40 @@ def test_requests_that_waited_for_a_leader_leave_in_readable_messages(count: int
             messages = world.sender.take(MessageType.PROPOSE)
             sizes = [[len(entry.data) for entry in message.entries] for message in messages]
             assert all(sum(size) <= PROPOSE_BYTES_MAX or len(size) == 1 for size in sizes)
-            assert sum(map(sum, sizes)) < PROPOSE_TURN_BYTES_MAX + PROPOSE_BYTES_MAX + size_bytes + 100
+            assert sum(map(sum, sizes)) < PACE_MAX_BYTES + PROPOSE_BYTES_MAX + size_bytes + 100
             assert all(len(batch) < PEER_LIMITS.max_receive_message_bytes for batch in BatchEncoder().batches(messages))
             passed_on += ids(messages)
+            for request_id in ids(messages):
+                world.node.withdraw(request_id)  # as if it were applied: then comes more
+            world.node.receive([])
         assert passed_on == list(range(1, count + 1))
         assert not world.failures
+
+    asyncio.run(scenario())
+
+
+def test_flood_waits_before_the_log_where_identities_take_turns() -> None:
+    """All of it went into the log at once, and what came after it waited for seconds until that was applied."""
+
+    async def scenario() -> None:
+        world = World()
+        world.node.receive([world.heartbeat(leader=2)])
+        await world.turns()
+        for _ in range(5_000):
+            world.node.submit(Kind.PUT, *put(10), None)
+        await world.turns()
+        first = ids(world.sender.take(MessageType.PROPOSE))
+        assert 0 < len(first) <= PACE_MIN_BYTES // 1024
+        alice = world.node.submit(Kind.PUT, put(10)[0], Alice(), None)
+        for request_id in first:
+            world.node.withdraw(request_id)  # as if it were applied
+        world.node.receive([])
+        await world.turns()
+        assert alice in ids(world.sender.take(MessageType.PROPOSE))
+        world.node.receive([world.heartbeat(leader=3, term=2)])
+        await world.turns()
+        passed_on = ids(world.sender.take(MessageType.PROPOSE))
+        assert len(passed_on) == len(first), "what another leader was sent holds up nothing"
 
     asyncio.run(scenario())
 

@@ -100,6 +100,14 @@ def test_keep_alives_are_not_limited() -> None:
     assert [world.wait_ms(call) for call in calls] == [0, 0, 0]
 
 
+def test_events_are_charged_to_the_identity_that_watches() -> None:
+    world = World(limit("user", b"a", bytes_per_s=100))
+    world.throttle.charge_events(b"a", 300)
+    assert world.wait_ms(call_of(b"a")) == 2000
+    assert world.wait_ms(call_of(b"b")) == 0
+    assert world.throttle.most()[0].bytes == 300
+
+
 @given(
     st.integers(1, 50),
     st.integers(1, 20),
@@ -242,11 +250,11 @@ def test_watches_are_counted_by_user_and_role() -> None:
         "etcdserver: too many requests (raftkv: user a may have 2 watches of this member)"
     )
     assert world.throttle.watch_refusal(call_of(b"c"), b"k") == ""
-    assert "role team: 1 requests/s" in world.throttle.watch_refusal(call_of(b"c"), b"k")
+    assert "role team: 1 requests/s; retry-after-ms: 1000)" in world.throttle.watch_refusal(call_of(b"c"), b"k")
     world.watch(b"c")
     assert "may have 3 watches" in world.throttle.watch_refusal(call_of(b"c"), b"k")
     world.watch(b"b", -2)
-    assert "role team: 1 requests/s" in world.throttle.watch_refusal(call_of(b"c"), b"k")
+    assert "role team: 1 requests/s; retry-after-ms: 1000)" in world.throttle.watch_refusal(call_of(b"c"), b"k")
     # Watches that users have open count for the roles that they get.
     world.users[b"a"] = SimpleNamespace(roles=["other", "team"])
     world.auth.revision += 1

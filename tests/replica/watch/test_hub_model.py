@@ -73,7 +73,7 @@ class Client:
     def __init__(self, hub: WatchHub) -> None:
         self.call = FakeCall()
         self.failed: list[Exception] = []
-        self.stream = WatchStream(hub, self.call, 400, self.failed.append)
+        self.stream = WatchStream(hub, self.call, 400, self.failed.append, identity="address 10.0.0.1")
         self.watchers: dict[int, Asked] = {}
         self.progress: list[int] = []
 

@@ -84,7 +84,9 @@ class World:
         router.add(Route(UNARY, UnaryCall, self._answer))
         router.add(Route(HEARD, ListenedCall, lambda call: call.listen(Heard(call, rng))))
         router.add(Route(READ, TaskCall, self._read))
-        self.clients = [Client(ServerCore(router, limits, environment, Peer())) for _ in range(3)]
+        self.clients = [
+            Client(ServerCore(router, limits, environment, Peer(identity="address 127.0.0.1"))) for _ in range(3)
+        ]
 
     def _clock(self) -> float:
         self.now_s += 0.0007

@@ -70,7 +70,7 @@ class End:
             answers=AnswerBudget(limits),
         )
         self.reports: list[BaseException] = []
-        self.core = ServerCore(router, limits, self.environment, Peer())
+        self.core = ServerCore(router, limits, self.environment, Peer(identity="address 127.0.0.1"))
         self.core.receive(raw.PREFACE + raw.settings())
 
     def _listen(self, call: ListenedCall) -> None:
@@ -210,7 +210,7 @@ async def test_messages_that_nobody_reads_are_counted_until_somebody_does(is_pac
 
     router = Router()
     router.add(Route(READ, TaskCall, reader))
-    end.core = ServerCore(router, limits, end.environment, Peer())
+    end.core = ServerCore(router, limits, end.environment, Peer(identity="address 127.0.0.1"))
     end.core.receive(raw.PREFACE + raw.settings())
     extra = ((b"grpc-encoding", b"gzip"),) if is_packed else ()
     body = packed(2 * MIB) if is_packed else frame(bytes(2 * MIB))
@@ -241,7 +241,7 @@ async def test_large_requests_are_counted_until_they_are_answered() -> None:
         await asyncio.Event().wait()
 
     router.add(Route(READ, TaskCall, reader))
-    end.core = ServerCore(router, limits, end.environment, Peer())
+    end.core = ServerCore(router, limits, end.environment, Peer(identity="address 127.0.0.1"))
     end.core.receive(raw.PREFACE + raw.settings())
     answers = end.environment.answers
 

@@ -63,7 +63,7 @@ class Connection:
             translate=lambda error: None,
             answers=server.answers,
         )
-        self.core = ServerCore(server.router, ServerLimits(), environment, Peer())
+        self.core = ServerCore(server.router, ServerLimits(), environment, Peer(identity="address 127.0.0.1"))
         self.client = ngh2.Connection(ngh2.Role.CLIENT, ngh2.Configuration(auto_window_update=False))
         self.client.initiate_connection({int(ngh2.Setting.INITIAL_WINDOW_SIZE): GO_WINDOW})
         self.exchange()

@@ -27,7 +27,7 @@ def _core(calls: list[UnaryCall]) -> ServerCore:
         translate=lambda error: None,
         answers=AnswerBudget(limits),
     )
-    core = ServerCore(router, limits, environment, Peer())
+    core = ServerCore(router, limits, environment, Peer(identity="address 127.0.0.1"))
     core.receive(raw.PREFACE + raw.settings())
     return core
 

@@ -27,7 +27,7 @@ def test_history_then_what_comes() -> None:
     async def scenario(member: RecipeMember) -> None:
         first = member.put(b"a/1")
         member.put(b"b")
-        watch = LocalWatch(member.hub, b"a/", b"a0", first, member.recipe.soon)
+        watch = LocalWatch(member.hub, b"a/", b"a0", first, member.recipe.soon, "address 10.0.0.1")
         member.catch_up()
         assert await _revisions(watch) == [first]
         waiting = asyncio.ensure_future(_revisions(watch))
@@ -47,7 +47,7 @@ def test_compacted_history_ends_it() -> None:
         for _ in range(3):
             member.put(b"a")
         member.store.compact(4)
-        watch = LocalWatch(member.hub, b"a", b"", 2, member.recipe.soon)
+        watch = LocalWatch(member.hub, b"a", b"", 2, member.recipe.soon, "address 10.0.0.1")
         member.catch_up()
         with pytest.raises(errors.CompactedError) as ended:
             await watch.next()
@@ -58,7 +58,7 @@ def test_compacted_history_ends_it() -> None:
 
 def test_events_before_the_failure_are_delivered() -> None:
     async def scenario(member: RecipeMember) -> None:
-        watch = LocalWatch(member.hub, b"a", b"", member.store.revision + 1, member.recipe.soon)
+        watch = LocalWatch(member.hub, b"a", b"", member.store.revision + 1, member.recipe.soon, "address 10.0.0.1")
         revision = member.put(b"a")
         watch.fail(errors.StoppedError())
         assert await _revisions(watch) == [revision]
@@ -73,7 +73,7 @@ def test_one_that_is_refused_is_not_taken_for_compacted() -> None:
 
     async def scenario(member: RecipeMember) -> None:
         member.hub.shares.limit = 0
-        watch = LocalWatch(member.hub, b"a", b"", member.store.revision + 1, member.recipe.soon)
+        watch = LocalWatch(member.hub, b"a", b"", member.store.revision + 1, member.recipe.soon, "address 10.0.0.1")
         with pytest.raises(errors.TooManyRequestsError, match="the 0 bytes that the watchers of one member may take"):
             await watch.next()
         watch.close()

@@ -100,7 +100,7 @@ class Call:
         parent = (b"traceparent", b"00-" + b"1" * 32 + b"-" + b"2" * 16 + b"-01")
         self.headers = [parent] if is_traced else []
         self.observer: Callable[[int, bytes], None] | None = None
-        self.peer = Peer("127.0.0.1:9")
+        self.peer = Peer("127.0.0.1:9", identity="address 127.0.0.1")
 
 
 def test_a_call_is_current_while_its_handler_runs_alone():

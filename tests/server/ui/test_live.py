@@ -50,7 +50,7 @@ async def _next(records: AsyncIterator[bytes]) -> bytes:
 
 
 async def _opened(live: Live, may_look: Callable[[], bool] = lambda: True) -> AsyncIterator[bytes]:
-    records = live.look(may_look)
+    records = live.look(may_look, b"alice")
     assert await _next(records) == b"retry: 1000\n\n"
     return records
 
@@ -105,10 +105,10 @@ def test_viewers_are_bounded_and_end_with_the_member(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(module, "VIEWERS_MAX", 2)
 
     async def story(live: Live, _collector: Collector) -> None:
-        never_read = live.look(lambda: True)
+        never_read = live.look(lambda: True, b"alice")
         viewers = [await _opened(live), await _opened(live)]
         with pytest.raises(TooManyViewersError):
-            live.look(lambda: True)
+            live.look(lambda: True, b"alice")
         live.close()
         for viewer in viewers:
             with pytest.raises(StopAsyncIteration):

@@ -1,0 +1,191 @@
+"""Can one tenant be felt by another? An identity floods three members; another asks for a tenth of their capacity.
+
+    python -m bench.tenants [--floods puts,txns] [--scale 0.2] [--seconds 5] [--programs raftkv,etcd]
+
+A flood is one or more rows of ``bench.hostile`` whose attacker comes from an address of its own, or shows a user's
+token. The honest client is a process of its own, in an open loop: it first has the members for itself, then beside the
+flood. What is compared is within one run, on the same cores:
+
+    rate kept    answered puts a second beside the flood, of those without
+    p99          of an honest put in ms, without the flood and beside it
+    stall        the longest that an honest put took in s, from when it was due
+
+The bars: at least 90 % of the rate, p99 at most 1.2 times, a stall of at most 0.2 s, no election, no honest error. The
+attacker runs on the cores of the members: on few of them, it takes time from both, which no member can give back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import sys
+from collections.abc import Awaitable, Callable
+from time import monotonic
+from typing import Any, Final
+
+from bench.hostile.attacker import KV, Attacker, UserChannel, permission, secure
+from bench.hostile.rows import ROWS, Row
+from bench.hostile.stage import HonestProcess, agreement, leader_number, members, metrics_of
+from bench.report import markdown, names_of, parser_of
+from bench.stage import allow_many_files, progress
+from raftkv.pb import rpc_pb2
+from raftkv.rpc.status import RpcError
+
+GREEDY_ADDRESS: Final = "127.9.9.9"
+"""Where the flood comes from: an identity of its own, by address."""
+CAPACITY_S: Final = 2.0
+CAPACITY_CALLS: Final = 64
+CALM_S: Final = 1.0
+RATE_KEPT_MIN, P99_RATIO_MAX, STALL_MAX_S = 0.9, 1.2, 0.2
+LEADER_CHANGES: Final = "etcd_server_leader_changes_seen_total"
+
+FLOODS: Final = {
+    "puts": ("burst-puts",),
+    "txns": ("burst-txns",),
+    "reads": ("burst-ranges",),
+    "sorts": ("sort-50",),
+    "watches": ("watch-unread",),
+    "history": ("watch-history",),
+    "leases": ("leases-100k",),
+    "connections": ("connections",),
+    "logins": ("logins-10k",),
+    "frames": ("flood-ping",),
+    "ten": (
+        "burst-puts", "burst-txns", "burst-ranges", "sort-50", "watch-unread", "leases-100k", "connections",
+        "flood-ping", "flood-reset", "churn-key",
+    ),
+}  # fmt: skip
+"""Rows of ``bench.hostile`` that run at once, by name of the flood."""
+
+HEADINGS: Final = ("flood", "program", "capacity/s", "rate kept", "p99 alone", "p99", "ratio", "stall", "misses")
+
+
+class GreedyLoop(asyncio.SelectorEventLoop):
+    """Connects from ``GREEDY_ADDRESS``."""
+
+    async def sock_connect(self, sock: Any, address: Any) -> None:
+        """Bind first."""
+        sock.bind((GREEDY_ADDRESS, 0))
+        await super().sock_connect(sock, address)
+
+
+async def capacity_per_s(endpoints: list[str], token: str) -> float:
+    """Return how many puts a second the members answer."""
+    channels = [UserChannel(endpoint, token) for endpoint in endpoints]
+    request = rpc_pb2.PutRequest(key=b"honest/capacity", value=b"v" * 256).SerializeToString()
+    count, until = 0, monotonic() + CAPACITY_S
+
+    async def work(number: int) -> None:
+        nonlocal count
+        while monotonic() < until:
+            await channels[number % len(channels)].unary(KV + "Put", request, 15.0)
+            count += 1
+
+    try:
+        await asyncio.gather(*map(work, range(CAPACITY_CALLS)))
+    finally:
+        for channel in channels:
+            await channel.close()
+    return count / CAPACITY_S
+
+
+async def measure(flood: str, program: str, scale: float, seconds: float) -> tuple[list[str], list[str]]:
+    """Run one flood against fresh members of a program; cells of the table, and the bars that were missed."""
+    named = {row.name: row for row in ROWS}
+    rows = [named[name] for name in FLOODS[flood]]
+    with members(program) as cluster:
+        number = await leader_number(cluster)
+        token = await secure(cluster.endpoints[number]) if any(row.users for row in rows) else ""
+        attackers = [Attacker(cluster.endpoints, number, scale, scale, token=token) for _ in rows]
+        try:
+            permitted = permission(b"honest/", b"honest0")
+            user = await attackers[0].user("honest", "honest", permitted) if token else ""
+            for row, attacker in zip(rows, attackers, strict=True):
+                await row.prepare(attacker)
+            capacity = await capacity_per_s(cluster.endpoints, user)
+            honest = HonestProcess(cluster.endpoints, puts_per_s=capacity / 10, token=user)
+            try:
+                pairs = list(zip(rows, attackers, strict=True))
+                cells, missed = await _compare(cluster, honest, functools.partial(_flood, pairs, seconds), seconds)
+            finally:
+                honest.end()
+            problem = (await agreement(cluster, token)).problem
+        except (RpcError, TimeoutError) as error:
+            capacity, cells, missed, problem = 0.0, [""] * 5, [], f"{type(error).__name__}: {error}"
+        finally:
+            for attacker in attackers:
+                await attacker.close()
+    return [f"{capacity:,.0f}", *cells], missed + [problem] * bool(problem)
+
+
+async def _compare(
+    cluster: Any, honest: HonestProcess, flood: Callable[[], Awaitable[None]], seconds: float
+) -> tuple[list[str], list[str]]:
+    await _window(honest, functools.partial(asyncio.sleep, CALM_S))  # it has begun by then
+    alone, alone_per_s = await _window(honest, functools.partial(asyncio.sleep, seconds))
+    before = [metrics_of(member) for member in cluster.members]
+    told, per_s = await _window(honest, flood)
+    after = [metrics_of(member) for member in cluster.members]
+    elections = int(
+        max(new.get(LEADER_CHANGES, 0) - old.get(LEADER_CHANGES, 0) for old, new in zip(before, after, strict=True))
+    )
+    kept, stall_s = per_s / alone_per_s, told["put"]["max_ms"] / 1e3
+    ratio = told["put"]["p99_ms"] / alone["put"]["p99_ms"]
+    bars = (
+        (kept < RATE_KEPT_MIN, f"{kept:.0%} of the rate"),
+        (ratio > P99_RATIO_MAX, f"p99 x {ratio:.1f}"),
+        (stall_s > STALL_MAX_S, f"a stall of {stall_s:.2f} s"),
+        (elections > 0, f"{elections} elections"),
+        (told["errors"] > 0, f"{told['errors']} honest errors"),
+    )
+    p99s = [f"{one['put']['p99_ms']:.1f} ms" for one in (alone, told)]
+    return [f"{kept:.0%}", *p99s, f"{ratio:.1f}", f"{stall_s:.2f} s"], [text for missed, text in bars if missed]
+
+
+async def _window(honest: HonestProcess, beside: Callable[[], Awaitable[None]]) -> tuple[dict[str, Any], float]:
+    """Return what the honest client tells of a time, and the answered puts a second in it."""
+    honest.mark()
+    began = monotonic()
+    await beside()
+    told = await honest.tell()
+    return told, (told["put"]["count"] - told["errors"]) / (monotonic() - began)
+
+
+async def _flood(pairs: list[tuple[Row, Attacker]], seconds: float) -> None:
+    async def rounds(row: Row, attacker: Attacker) -> None:
+        attacker.until = monotonic() + seconds
+        await row.attack(attacker)
+        while row.repeats and not attacker.is_over():
+            await row.attack(attacker)
+
+    # A row that is not over by then is ended: the window is the same for all floods.
+    tasks = [asyncio.create_task(rounds(row, attacker)) for row, attacker in pairs]
+    await asyncio.wait(tasks, timeout=seconds)
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+def main() -> None:
+    """Measure what is asked for, and print the table; exit code 1: raftkv missed a bar."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--floods", type=names_of(FLOODS), default=list(FLOODS), help=f"of {', '.join(FLOODS)}")
+    parser.add_argument("--scale", type=float, default=0.2, help="of the numbers of the flood's rows")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of the time alone, and of the flood")
+    parser.add_argument("--programs", type=names_of(("raftkv", "etcd")), default=["raftkv"])
+    options = parser.parse_args()
+    allow_many_files()
+    lines, has_missed = [], False
+    for flood in options.floods:
+        for program in options.programs:
+            with asyncio.Runner(loop_factory=GreedyLoop) as runner:
+                cells, missed = runner.run(measure(flood, program, options.scale, options.seconds))
+            lines.append([flood, program, *cells, "; ".join(missed) or "-"])
+            has_missed |= bool(missed) and program == "raftkv"
+            progress("  ".join(lines[-1]))
+    print(markdown(HEADINGS, lines, texts=2))
+    sys.exit(has_missed)
+
+
+if __name__ == "__main__":
+    main()
