@@ -193,6 +193,7 @@ print(json.dumps([same, {name: error_of(call) for name, call in tries.items()}])
 """
 
 
+@pytest.mark.long
 def test_files_that_do_not_fit_the_tree_are_refused_with_one_line():
     """They ended as IndexError, or as values of another leaf or another type."""
     program = [str(interpreter("jax")), "-c", WRONG]

@@ -163,8 +163,7 @@ class Node(AwaitableNode):
         self._scheduled = self._in_turn = self._has_conf_changes = False
         self.applying = Applying(self, self._wake)
         self._unwritten_hard_state: HardState | None = None
-        self._forwarded = Forwarded()
-        self._pace = Pace()
+        self._forwarded, self._pace = Forwarded(), Pace()
         # The core took no proposals when last asked; the next tick or a new leader is the time to ask again.
         self._refused = False
         self._ticker: asyncio.TimerHandle | None = None

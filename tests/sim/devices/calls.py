@@ -105,7 +105,7 @@ class Call:
         metadata: of the caller.
     """
 
-    peer = Peer("simulated")
+    peer = Peer("simulated", identity="simulated")
     severed = cancelled = False
     caller: Caller | None = None
 
@@ -150,7 +150,7 @@ class Stream:
     """
 
     headers: tuple[tuple[bytes, bytes], ...] = ()
-    peer = Peer("simulated")
+    peer = Peer("simulated", identity="simulated")
     caller = MEMBER
     crowded = False
     connection_send_buffer_size = 0
