@@ -142,7 +142,9 @@ class ClusterService:
     async def _member_update(self, data: bytes, caller: Caller | None) -> bytes:
         request = parse_or_raise(rpc_pb2.MemberUpdateRequest, data)
         if request.ID not in self._responder.applier.membership.members:
-            raise errors.MemberNotFoundError
+            await self._responder.node.confirm_read()  # another member may have added it just now
+            if request.ID not in self._responder.applier.membership.members:
+                raise errors.MemberNotFoundError
         _checked_urls(request.peerURLs)
         # In the order in which they were given: etcd keeps it here.
         urls = tuple(url.strip() for url in request.peerURLs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -107,6 +108,30 @@ async def test_list_of_members_that_waited_is_not_shown_to_a_user_who_is_gone() 
     world.change(user_delete=rpc_pb2.AuthUserDeleteRequest(name="alice"))
     world.node.let_go()
     assert [call.status for call in calls] == [(errors.UNAUTHENTICATED, "etcdserver: invalid auth token")] * 2
+
+
+@on_loop
+async def test_member_that_another_member_has_just_added_can_be_updated_here() -> None:
+    """A member that lagged said that there is none of this id, without asking whether it knows all."""
+    world = world_of_alice()
+    urls: list[tuple[str, ...]] = []
+
+    async def update(member_id: int, peer_urls: tuple[str, ...], caller: object) -> list[rpc_pb2.Member]:
+        urls.append(peer_urls)
+        return []
+
+    ClusterService(world.responder, cast(Any, SimpleNamespace(update=update))).register(cast(Any, world.registry))
+    world.node.is_held = True
+    for is_known in (True, False):
+        request = rpc_pb2.MemberUpdateRequest(ID=7 + is_known, peerURLs=["http://127.0.0.1:1"])
+        call = world.start("etcdserverpb.Cluster/MemberUpdate", request, world.token("root"))
+        await until(lambda call=call: world.node.holds or call.done)
+        if is_known:
+            world.responder.applier.membership.members[8] = rpc_pb2.Member(ID=8)
+        world.node.let_go()
+        await until(lambda call=call: call.done)
+        assert call.status == ((errors.OK, "") if is_known else (errors.NOT_FOUND, "etcdserver: member not found"))
+    assert urls == [("http://127.0.0.1:1",)]
 
 
 @on_loop
