@@ -579,7 +579,7 @@ class Poller:
         try:
             return await self.client.call_at(endpoint, methods.STATUS, request, timeout_s=ASK_TIMEOUT_S)
         except EndpointsFailed as error:
-            return next(iter(error.failures.values()), str(error))
+            return f"{endpoint}: {error.failures.get(endpoint, error)}"
         except (StatusError, ConfigError) as error:
             return str(error)
 
