@@ -46,19 +46,25 @@ async def leaks(server: s.EchoServer, one: Callable[[], Awaitable[None]], kept: 
     for _ in range(3):
         await one()
     await until(lambda: len(server.server.connections) == kept)
+    # Two rounds: what a thread of another test drops meanwhile, such as a client that ends, is in one of them.
     with no_collector():
-        for _ in range(CONNECTIONS):
-            await one()
-        await until(lambda: len(server.server.connections) == kept)
-        for _ in range(5):
-            await asyncio.sleep(0)
-        gc.set_debug(gc.DEBUG_SAVEALL)
-        try:
-            gc.collect()
-            return sorted(type(found).__qualname__ for found in gc.garbage)
-        finally:
-            gc.set_debug(0)
-            gc.garbage.clear()
+        rounds = [await _garbage(server, one, kept) for _ in range(2)]
+    return min(rounds, key=len)
+
+
+async def _garbage(server: s.EchoServer, one: Callable[[], Awaitable[None]], kept: int) -> list[str]:
+    for _ in range(CONNECTIONS):
+        await one()
+    await until(lambda: len(server.server.connections) == kept)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        gc.collect()
+        return sorted(type(found).__qualname__ for found in gc.garbage)
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
 
 
 def address(target: str) -> tuple[str, int]:
