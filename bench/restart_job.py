@@ -443,7 +443,7 @@ def run_trial(fault: Fault, job: Job, cluster: Cluster | None, world: World) -> 
         world = job.wait_world(NODES, returned_at, cap_s=max(60.0, job.backend.cap_s))
     else:
         world = after
-    threading.Event().wait(SETTLE_S / 2)  # whoever has just come back has its lease and connections settled
+    threading.Event().wait(SETTLE_S / 2)  # a node that has just come back gets its lease and connections
     return outcome, world
 
 
@@ -454,7 +454,7 @@ def _watch_gap(job: Job, world: World, struck_at: float) -> Outcome:
 
 
 def _check(fault: Fault, job: Job, before: World, after: World, struck_at: float, outcome: Outcome) -> None:
-    """Exactly the rounds that there should be, no rank twice, nobody in two worlds."""
+    """Check that each round is there once, and that no rank is there twice or in two worlds."""
     newer = job.steps(struck_at)
     if job.backend.rdzv == "raftkv":
         outcome.rounds = max((one.generation for one in newer), default=before.generation) - before.generation

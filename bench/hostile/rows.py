@@ -356,7 +356,7 @@ async def _grant_as_mallory(attacker: Attacker) -> None:
 async def _opened(
     attacker: Attacker, count: int, window_bytes: int | None = None
 ) -> AsyncIterator[list[RawConnection]]:
-    """So many connections, closed at the end of the block."""
+    """Open so many connections, and close them at the end of the block."""
     connections: list[RawConnection] = []
     try:
         while len(connections) < count:
