@@ -424,7 +424,7 @@ _CONFLICT_PAUSE_S: Final = 0.002
 _CONFLICT_PAUSE_MAX_S: Final = 0.05
 """32 processes that add to one number at once make 6 calls an addition; with 0.25 s, 5, but it takes thrice as long."""
 _NUMBER: Final = re.compile(rb"[ \t\n\v\f\r]*([+-]?)0*([0-9]{1,20})(?![0-9])")
-"""Of at most as many digits as can fit: Python reads no text of thousands of them."""
+"""Match at most as many digits as can fit: Python reads no text of thousands of them."""
 _INT64: Final = 1 << 64
 
 DELETE: Final = object()
