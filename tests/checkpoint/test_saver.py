@@ -311,7 +311,7 @@ def test_without_locks_who_has_the_same_number_disturbs_nobody(raftkv_client, tm
 
 
 def test_forked_child_ends_with_the_first_sigterm():
-    """It only noted it, and waited on: who ended workers by ``terminate`` and ``join`` waited for ever."""
+    """The child only noted the signal: programs that end workers by ``terminate`` and ``join`` waited for ever."""
     told = Termination()
     told.hold()
     try:

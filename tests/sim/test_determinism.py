@@ -1,4 +1,4 @@
-"""Same seed, same events: whatever ran before in a process, and in processes that hash strings differently."""
+"""A seed gives the same events after other runs in a process, and in processes that hash strings differently."""
 
 from __future__ import annotations
 

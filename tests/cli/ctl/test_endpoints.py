@@ -77,8 +77,11 @@ class Session:
     def run(self, use: Callable[[Client], Any]) -> Any:
         async def with_client() -> Any:
             self.members = dict(zip(NAMES, self._play(), strict=True))
-            made = lambda endpoint, options: self.members[endpoint.host]  # noqa: E731
-            async with Client(NAMES, self._options, open_transport=made) as client:
+
+            def open_transport(endpoint: Any, options: Any) -> FakeTransport:
+                return self.members[endpoint.host]
+
+            async with Client(NAMES, self._options, open_transport=open_transport) as client:
                 return await asyncio.wait_for(use(client), 60)
 
         return asyncio.run(with_client())
@@ -87,7 +90,10 @@ class Session:
         done: list[str] = []
         session: Any = self
         invocation: Any = {"cluster": False}
-        told = lambda endpoint, answer: done.append(endpoint)  # noqa: E731
+
+        def told(endpoint: str, answer: Any) -> None:
+            done.append(endpoint)
+
         return done, ask_each(session, invocation, method, request, told, "failed: {}", in_turn=in_turn)
 
     def leader(self) -> str | None:

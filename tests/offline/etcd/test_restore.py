@@ -235,7 +235,7 @@ def test_restores_of_several_directories_do_not_make_one_log_together(
 def test_restore_leaves_a_directory_alone_that_another_has_made_just_now(
     tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may wait for the lock of a directory that gets its final name meanwhile."""
+    """A restore may wait for the lock of a directory that gets its final name meanwhile."""
     building = tmp_path / "data.restoring"
     flock = fcntl.flock
 

@@ -326,13 +326,13 @@ def test_failing_listener_of_a_durable_batch_is_reported(log: FakeLog, monkeypat
     monkeypatch.setattr(disk_module, "INLINE_SYNC_MAX_S", -1.0)
 
     def fail() -> None:
-        raise ValueError("nobody has heard it")
+        raise ValueError("the error was not told")
 
     async def scenario() -> None:
         failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         disk = Disk(log, asyncio.get_running_loop(), failed.set_result, lambda seconds: None)
         disk.submit(Batch(None, (), True, fail))
-        assert str(await asyncio.wait_for(failed, 90)) == "nobody has heard it"
+        assert str(await asyncio.wait_for(failed, 90)) == "the error was not told"
         disk.close()
 
     asyncio.run(scenario())
