@@ -49,7 +49,7 @@ def python(checkout: Path, name: str, version: str = "3, 11", broken: str = "", 
 
 
 def make(checkout: Path, target: str, program: str, *words: str) -> subprocess.CompletedProcess[str]:
-    command = ["make", target, f"PYTHON={program}", *words]
+    command = ["make", target, f"PYTHON={program}", "LOCKED=", *words]
     return subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
 
 
