@@ -55,6 +55,7 @@ from raftkv.training.history import RunHistory, RunSummary, follow, list_runs, r
 from raftkv.training.metrics import Exporter
 from raftkv.training.process.environment import parse_styles
 from raftkv.training.process.output import Console, Destinations, Output, make_directory, parse_ranks, parse_streams
+from raftkv.training.process.prefork import count_options
 from raftkv.training.process.supervisor import PORTS_FIELD, Settings, Supervisor, WorkerStartError, free_port
 from raftkv.training.records import (
     CLOSED,
@@ -746,8 +747,18 @@ def _settings(invocation: Invocation, session: Session, command: tuple[str, ...]
         styles=parse_styles(invocation["env-style"]),
         endpoints=tuple(session.endpoints),
         inherited=inherited,
+        prefork=_prefork(invocation["prefork"], command),
         tell=lambda text: None if invocation["quiet"] else console.tell(text),
     )
+
+
+def _prefork(modules: Sequence[str], command: tuple[str, ...]) -> tuple[str, ...]:
+    if modules:
+        try:
+            count_options(command)
+        except ValueError as error:
+            raise ConfigError(f"--prefork: {error}") from None
+    return tuple(modules)
 
 
 async def _take_part(kv: Client, config: RunConfig, settings: Settings) -> int:

@@ -57,6 +57,7 @@ from raftkv.client.sync.loop import Closed
 from raftkv.errors import ConfigError, RaftKVError, StatusError
 from raftkv.torch import settings
 from raftkv.torch.agent_store import AgentStore, GenerationEnded, StoreUnreachable, connect_store, host_store
+from raftkv.torch.prefork import Prefork
 from raftkv.training.api.attachment import announce
 from raftkv.training.config import RunConfig
 from raftkv.training.errors import ClusterAway, GenerationOver, JoinTimeout, RunClosed, RunConflict
@@ -162,6 +163,7 @@ class RaftKVRendezvousHandler(RendezvousHandler):
         self._has_fault = False
         self._has_left = False
         self._progress_at = 0.0
+        self._prefork = Prefork(given.prefork, self._watch.add) if given.prefork else None
         atexit.register(self._leave)
 
     # ---- what torch asks
@@ -384,6 +386,8 @@ class RaftKVRendezvousHandler(RendezvousHandler):
         self._has_left = True
         atexit.unregister(self._leave)
         self._watch.stop()
+        if self._prefork is not None:
+            self._prefork.close()
         with contextlib.suppress(RaftKVError):
             if self._participant is not None:
                 self._participant.leave()

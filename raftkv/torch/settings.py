@@ -27,9 +27,10 @@ CONNECTION: Final = ("user", "password_file", "token_file", "ca_file", "cert_fil
 _ON_COMMAND_LINE: Final = ("password", "token")
 STORE_PORT: Final = "store_port"
 EXIT_BARRIER: Final = "exit_barrier_timeout"
+PREFORK: Final = "prefork"
 UNNAMED: Final = "none"
 """What torchrun takes for the id of a job that was started without --rdzv-id."""
-NAMES: Final = tuple(sorted((*OPTION_NAMES, *CONNECTION, STORE_PORT, EXIT_BARRIER)))
+NAMES: Final = tuple(sorted((*OPTION_NAMES, *CONNECTION, STORE_PORT, EXIT_BARRIER, PREFORK)))
 """What ``--rdzv-conf`` may hold, besides what torch puts there."""
 _TRUE: Final = ("1", "true", "yes", "on")
 _FALSE: Final = ("0", "false", "no", "off")
@@ -46,6 +47,7 @@ class Settings:
         run: the run, and this node.
         store_port: for the store of a generation, if this node hosts it; 0: any free one.
         exit_barrier_timeout_s: how long an agent whose workers ended well waits for the others; None: as torch does.
+        prefork: modules that the next workers have imported when they are needed.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -53,6 +55,7 @@ class Settings:
     run: RunConfig
     store_port: int
     exit_barrier_timeout_s: float | None = None
+    prefork: tuple[str, ...] = ()
 
     @property
     def worker_environment(self) -> dict[str, str]:
@@ -95,6 +98,7 @@ def read(params: RendezvousParameters) -> Settings:
         connection["tls"] = _flag("tls", connection["tls"]) or None
     port = _port(options.pop(STORE_PORT, 0))
     exit_barrier = _seconds(EXIT_BARRIER, options.pop(EXIT_BARRIER, None))
+    prefork = tuple(str(options.pop(PREFORK, "")).replace("+", " ").split())
     try:
         fields = parse_options(options)
     except ConfigError as error:
@@ -107,7 +111,7 @@ def read(params: RendezvousParameters) -> Settings:
         address=params.local_addr or guess_address(endpoints),
         **fields,
     )
-    return Settings(endpoints, connection, run.checked(), port, exit_barrier)
+    return Settings(endpoints, connection, run.checked(), port, exit_barrier, prefork)
 
 
 def _check_name(run_id: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import signal
 import subprocess
@@ -28,6 +29,7 @@ PATIENT = replace(BACKENDS["raftkv"], conf="lease_ttl=5,last_call_timeout=2,faul
 """The lease of the benchmark ends in a second: on a loaded machine an agent may get no processor for so long."""
 
 RUN = "story"
+AGENT = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=raftkv", "--nnodes=1"]
 KEYS = RunKeys(RUN)
 
 
@@ -124,6 +126,49 @@ def test_a_job_goes_on_whoever_is_lost(cluster: Cluster, kv: raftkv.Client, tmp_
     )
 
 
+NOTING = """
+import os, pathlib, sys, threading
+import torch
+note = pathlib.Path(f"{os.environ['LOCAL_RANK']}.{os.environ['RAFTKV_EPOCH']}")
+note.with_suffix(".new").write_text(str(os.getpid()))
+note.with_suffix(".new").rename(note)
+while not pathlib.Path("stop").exists():
+    threading.Event().wait(0.02)
+"""
+
+
+@pytest.mark.long
+def test_workers_were_started_before_they_were_needed(raftkv_cluster: raftkv.LocalCluster, tmp_path: Path) -> None:
+    (tmp_path / "note.py").write_text(NOTING, encoding="utf-8")
+    command = [*AGENT, f"--rdzv-endpoint={raftkv_cluster.endpoints[0]}", "--rdzv-id=ahead", "--max-restarts=2"]
+    command += ["--nproc-per-node=2", "--rdzv-conf=prefork=torch", "note.py"]
+
+    def worker(local_rank: int, generation: int) -> int:
+        path = tmp_path / f"{local_rank}.{generation}"
+        wait_for(path.exists, f"worker {path.name}", PATIENCE_S)
+        return int(path.read_text(encoding="ascii"))
+
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE) as agent:
+        children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children")
+        workers = {worker(0, 1), worker(1, 1)}
+        for generation in (2, 3):
+            wait_for(lambda: len(children.read_text(encoding="ascii").split()) == 4, "two spares", PATIENCE_S)
+            spares = {int(pid) for pid in children.read_text(encoding="ascii").split()} - workers
+            wait_for(
+                lambda workers=workers: watched(agent.pid) >= workers, "the agent to watch its workers", PATIENCE_S
+            )
+            os.kill(worker(1, generation - 1), signal.SIGKILL)
+            workers = {worker(0, generation), worker(1, generation)}
+            assert workers == spares
+        (tmp_path / "stop").touch()
+        _, told = agent.communicate(timeout=PATIENCE_S)
+    assert agent.returncode == 0, told
+    ran = run_ctl(["--endpoints", raftkv_cluster.endpoints[0], "run", "timeline", "ahead", "--json"])
+    faults = [fault for generation in json.loads(ran.output)["epochs"] for fault in generation["faults"]]
+    assert [(fault["rank"], fault["signal"]) for fault in faults] == [(1, "SIGKILL")] * 2
+    assert not any(Path(f"/proc/{pid}").exists() for pid in spares)
+
+
 @pytest.mark.long
 def test_it_works_on_etcd(tmp_path: Path) -> None:
     with Cluster(ETCD_FAST) as etcd, Job(BACKENDS["etcd"], etcd.endpoints[0], tmp_path / "job", RUN) as job:
@@ -134,9 +179,6 @@ def test_it_works_on_etcd(tmp_path: Path) -> None:
         job.of_rank(first, 1).kill_worker()
         assert world(job, 2, struck_at) == first.generation + 1
         assert job.finish(PATIENCE_S) == {"a": 0, "b": 0}, job.logs()
-
-
-AGENT = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=raftkv", "--nnodes=1"]
 
 
 def run_agent(endpoint: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

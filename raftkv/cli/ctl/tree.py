@@ -532,6 +532,11 @@ _EXEC_FLAGS = _ours(
         usage="address at which other nodes reach this one; default: the one that reaches the cluster",
     ),
     Flag("node-name", usage="name of this machine; default: the host's name"),
+    Flag(
+        "prefork",
+        LIST,
+        usage="modules, as torch, that workers of the next generation have imported; the command is a Python script",
+    ),
     Flag("stop-grace", DURATION, 10.0, "time from SIGTERM to SIGKILL when workers are stopped"),
     Flag(
         "signals-to-handle",

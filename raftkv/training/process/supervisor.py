@@ -47,6 +47,7 @@ from raftkv.training.errors import GenerationOver, RunClosed
 from raftkv.training.process import guard
 from raftkv.training.process.environment import STYLES, Extras, Meeting, make_environment
 from raftkv.training.process.faults import End, MemoryEvents, Worker, end_of
+from raftkv.training.process.prefork import PREPARE_AFTER_S, Spare, of_no_generation
 from raftkv.training.records import RUNNING, SUCCEEDED, Fault, Node, RunKeys
 from raftkv.training.scheduling.denylist import Reported, root_cause
 
@@ -110,6 +111,31 @@ class Workers:
     output: Output | None = None
     generation: int = 0
     processes: list[_Process] = field(default_factory=list)
+    spares: list[tuple[Spare, asyncio.subprocess.Process]] = field(default_factory=list)
+
+    @classmethod
+    async def prepare(
+        cls, command: Sequence[str] = (), environments: Sequence[Mapping[str, str]] = (), modules: Sequence[str] = ()
+    ) -> Workers:
+        """Start the guard, and for each environment a spare that has imported modules when it is needed (``prefork``).
+
+        Raises:
+            ValueError: the command is no script of Python.
+            WorkerStartError: it cannot be run.
+        """
+        mark, directory = secrets.token_hex(16), tempfile.mkdtemp(prefix="raftkv-run-")
+        workers = cls(mark, directory, _start_guard(mark, directory))
+        try:
+            await workers._until_guarded()
+            for environment in environments:
+                spare = Spare.plan(command, modules)
+                process = await workers._run(spare.command, of_no_generation(environment), pass_fds=spare.pass_fds)
+                spare.started()
+                workers.spares.append((spare, process))
+        except BaseException:
+            await asyncio.shield(workers.end())
+            raise
+        return workers
 
     @classmethod
     @asynccontextmanager
@@ -121,6 +147,7 @@ class Workers:
         *,
         output: Output | None = None,
         generation: int = 0,
+        prepared: Workers | None = None,
     ) -> AsyncIterator[Workers]:
         """Start one worker for each environment.
 
@@ -130,19 +157,19 @@ class Workers:
             ranks: of the workers, for their ends; empty: their numbers.
             output: takes what they print; None: they share this process's own streams.
             generation: whose workers they are, for the names of log files.
+            prepared: made by ``prepare`` with the same command; its spares become the workers.
 
         Raises:
             WorkerStartError: it cannot be run.
         """
-        mark, directory = secrets.token_hex(16), tempfile.mkdtemp(prefix="raftkv-run-")
-        workers = cls(mark, directory, _start_guard(mark, directory), output, generation)
+        workers = prepared or await cls.prepare()
+        workers.output, workers.generation = output, generation
         try:
-            await workers._until_guarded()
             for number, environment in enumerate(environments):
                 await workers._start(command, environment, ranks[number] if ranks else number, number)
             yield workers
         finally:
-            await asyncio.shield(workers._end())
+            await asyncio.shield(workers.end())
 
     @property
     def alive(self) -> int:
@@ -173,7 +200,7 @@ class Workers:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 await asyncio.gather(*(process.process.wait() for process in self.processes))
-        await self._end()
+        await self.end()
 
     def send(self, number: int) -> None:
         """Send a signal to all that have not ended, and to what they started in their group."""
@@ -192,32 +219,54 @@ class Workers:
 
     async def _start(self, command: Sequence[str], environment: Mapping[str, str], rank: int, local_rank: int) -> None:
         error_file = os.path.join(self.directory, f"error-{local_rank}.json")
-        marks = {guard.MARK: self.mark, "TORCHELASTIC_ERROR_FILE": error_file}
+        environment = {**environment, guard.MARK: self.mark, "TORCHELASTIC_ERROR_FILE": error_file}
         try:
             with self._streams(rank, local_rank) as (stdout, stderr):
-                process = await asyncio.create_subprocess_exec(
-                    *command,
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=stdout,
-                    stderr=stderr,
-                    env={**environment, **marks},
-                    process_group=self.guard.pid,
-                )
-        except (OSError, ValueError) as error:
+                process = self._take_spare(local_rank, environment, stdout, stderr)
+                if process is None:
+                    process = await self._run(command, environment, stdout=stdout, stderr=stderr)
+        except OSError as error:
             raise _start_error(command, error) from None
         worker = Worker(process.pid, rank, local_rank, error_file)
         self.processes.append(_Process(worker, process, MemoryEvents.of(process.pid)))
+
+    def _take_spare(
+        self, number: int, environment: Mapping[str, str], stdout: int | None, stderr: int | None
+    ) -> asyncio.subprocess.Process | None:
+        """Make a spare the worker; None: there is none that lives."""
+        if number >= len(self.spares):
+            return None
+        spare, process = self.spares[number]
+        outputs = [output for output in (stdout, stderr) if output is not None]
+        return process if process.returncode is None and spare.hand_over(environment, outputs) else None
+
+    async def _run(
+        self, command: Sequence[str], environment: Mapping[str, str], **how: Any
+    ) -> asyncio.subprocess.Process:
+        try:
+            return await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                env={**environment, guard.MARK: self.mark},
+                process_group=self.guard.pid,
+                **how,
+            )
+        except (OSError, ValueError) as error:
+            raise _start_error(command, error) from None
 
     def _streams(self, rank: int, local_rank: int) -> AbstractContextManager[tuple[int | None, int | None]]:
         if self.output is None:
             return contextlib.nullcontext((None, None))
         return self.output.of_worker(self.generation, rank, local_rank)
 
-    async def _end(self) -> None:
+    async def end(self) -> None:
         """Leave nothing, and nothing unsaid; harmless when repeated."""
         self.send(signal.SIGKILL)
         for process in self.processes:
             await process.process.wait()
+        for spare, waiting in self.spares:
+            spare.close()
+            await waiting.wait()
         if self.guard.returncode is None:
             await asyncio.to_thread(self.guard.communicate)
             await asyncio.to_thread(guard.kill_marked, self.mark)
@@ -269,6 +318,7 @@ class Settings:
         endpoints: told to the workers.
         inherited: the environment to which theirs is added.
         output: takes what the workers print; None: they share this process's own streams.
+        prefork: modules that the next workers have imported when they are needed; see ``prefork``.
         tell: gets a line for people, now and then.
     """
 
@@ -280,6 +330,7 @@ class Settings:
     endpoints: tuple[str, ...] = ()
     inherited: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     output: Output | None = None
+    prefork: tuple[str, ...] = ()
     tell: Callable[[str], None] = lambda line: None
 
 
@@ -303,6 +354,7 @@ class Supervisor:
         self._restarts = 0
         self._signal = 0
         self._workers: Workers | None = None
+        self._preparing: asyncio.Task[Workers] | None = None
         self._wake = asyncio.Event()
 
     def stop(self, number: int) -> None:
@@ -330,6 +382,8 @@ class Supervisor:
             StatusError: the cluster refused.
         """
         unsubscribe = self._participant.on_change(lambda _: self._wake.set())
+        if self._settings.prefork:
+            self._prepare([self._settings.inherited] * self._participant.node.slots, 0.0)
         try:
             while True:
                 world = await self._interruptible(self._participant.next_world())
@@ -342,7 +396,27 @@ class Supervisor:
             return self._closed_code(closed.reason)
         finally:
             unsubscribe()
+            if (prepared := await self._prepared()) is not None:
+                await prepared.end()
             await self._participant.leave()
+
+    def _prepare(self, environments: Sequence[Mapping[str, str]], after_s: float) -> None:
+        """Start spares for the next generation after a while."""
+
+        async def prepare() -> Workers:
+            await asyncio.sleep(after_s)
+            return await Workers.prepare(self._settings.command, environments, self._settings.prefork)
+
+        self._preparing = asyncio.create_task(prepare())
+
+    async def _prepared(self) -> Workers | None:
+        """Take the spares, if they have been started."""
+        preparing, self._preparing = self._preparing, None
+        if preparing is None:
+            return None
+        preparing.cancel()
+        (prepared,) = await asyncio.gather(preparing, return_exceptions=True)
+        return prepared if isinstance(prepared, Workers) else None  # if not, the workers' own start says why
 
     # ---- one generation
 
@@ -356,8 +430,12 @@ class Supervisor:
         self._say_world(world, meeting)
         ranks = [world.rank + number for number in range(world.member.slots)]
         command, output = self._settings.command, self._settings.output
-        async with Workers.started(command, environments, ranks, output=output, generation=world.generation) as workers:
+        async with Workers.started(
+            command, environments, ranks, output=output, generation=world.generation, prepared=await self._prepared()
+        ) as workers:
             self._workers = workers
+            if self._settings.prefork:
+                self._prepare(environments, PREPARE_AFTER_S)
             try:
                 end = await self._during(world, workers.wait())
                 return await (self._succeed(world) if end is None else self._fail(world, end, workers))
