@@ -4,8 +4,8 @@
         -> the writer brings over the rest and renames (commits wait in memory) -> the loop goes on with the copy
 
 Owns one run at a time. A call that comes during a run waits for the next one, which begins after the call and is shared
-by all that wait: what was free when a call came is given back when that call is answered. A run goes on when its
-caller has gone.
+by all that wait: what was free when a call came is given back when that call is answered. A run begins only while a
+caller waits for it, and goes on when its caller has gone; but not when every caller has lost the right to it.
 
 Up to the rename the database is unchanged by any failure: no room, too much committed meanwhile, a database received
 from the leader, the end of the member. A crash leaves a copy, which the next start removes.
@@ -23,7 +23,7 @@ from typing import Final
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from raftkv.errors import CorruptionError, StorageError
+from raftkv.errors import CorruptionError, PermissionDeniedError, StorageError
 from raftkv.loop.fair import MEMBER
 from raftkv.loop.limiter import Limiter
 from raftkv.loop.scheduler import on_thread
@@ -76,6 +76,7 @@ class Defragmenter(Collector):
         self._current: asyncio.Task[None] | None = None
         self._next: asyncio.Task[None] | None = None
         self._under_way: Defragmentation | None = None
+        self._callers: list[tuple[asyncio.Future[None], Callable[[], bool]]] = []
         self._is_closed = False
         self._telling = Limiter(TOLD_IN_A_TURN)
         self.on_done: list[Callable[[int, int, float], None]] = []
@@ -89,10 +90,14 @@ class Defragmenter(Collector):
             is_running,
         )
 
-    async def run(self) -> None:
+    async def run(self, is_allowed: Callable[[], bool] = lambda: True) -> None:
         """Defragment, in a run that begins after the call.
 
+        Arguments:
+            is_allowed: whether the caller still may; asked when the run begins, and before the copy takes its place.
+
         Raises:
+            PermissionDeniedError: no caller that shares the run still may.
             SpaceError: there is no room for the copy.
             StorageError: the copy failed, was given up, or the database was exchanged meanwhile.
         """
@@ -101,6 +106,7 @@ class Defragmenter(Collector):
             self._next.add_done_callback(_seen)
         # A caller that leaves takes no part of the run with it, and thousands who stay hear of its end some a turn.
         told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._callers.append((told, is_allowed))
         self._next.add_done_callback(lambda run: self._telling.add(partial(_tell, told, run), MEMBER))
         await told
 
@@ -108,11 +114,13 @@ class Defragmenter(Collector):
         if before is not None:
             await asyncio.wait([before])
         self._current, self._next = self._next, None
+        checks = [is_allowed for told, is_allowed in self._callers if not told.done()]
+        self._callers = []
         if self._is_closed:
             raise StorageError("the member stops")
         try:
-            await self._defragment()
-        except StorageError as error:
+            await self._defragment(lambda: _check(checks))
+        except (StorageError, PermissionDeniedError) as error:
             _log.warning("the database was not defragmented: %s", error)
             raise
         except CorruptionError as error:
@@ -122,7 +130,8 @@ class Defragmenter(Collector):
             self._on_fatal(error)
             raise
 
-    async def _defragment(self) -> None:
+    async def _defragment(self, check: Callable[[], None]) -> None:
+        check()
         store, loop = self._store, asyncio.get_running_loop()
         started_at, before_bytes = loop.time(), store.size_bytes
         self._check_room(self._directory, store.size_in_use_bytes, "a compact copy of the database")
@@ -130,6 +139,7 @@ class Defragmenter(Collector):
         self._under_way = defragmentation
         try:
             await on_thread(lambda: _prepare(defragmentation))
+            check()
             done: asyncio.Future[None] = loop.create_future()
             store.finish_defragmentation(defragmentation, lambda error: _settle(done, error))
             await asyncio.shield(done)
@@ -155,6 +165,14 @@ class Defragmenter(Collector):
                 task.cancel()
             if waiting:
                 await asyncio.wait(waiting)
+
+
+def _check(checks: list[Callable[[], bool]]) -> None:
+    """Refuse a run that no caller waits for, or may ask for any more."""
+    if not checks:
+        raise StorageError("every caller left before it began")
+    if not any(is_allowed() for is_allowed in checks):
+        raise PermissionDeniedError
 
 
 def _prepare(defragmentation: Defragmentation) -> None:

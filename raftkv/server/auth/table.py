@@ -178,12 +178,12 @@ TABLE: Final[dict[str, dict[str, Row]]] = {
     "etcdserverpb.Maintenance": {
         "Alarm": Row(_alarm, _valid(check.check_alarm)),
         "Status": USER,
-        "Defragment": ROOT,
+        "Defragment": _ROOT_LASTS,
         "Hash": _ROOT_LASTS,
         "HashKV": _ROOT_LASTS,
         "Snapshot": _ROOT_LASTS,
-        "MoveLeader": ROOT,
-        "Downgrade": ROOT,
+        "MoveLeader": _ROOT_LASTS,
+        "Downgrade": _ROOT_LASTS,
     },
     "etcdserverpb.Auth": {
         "Authenticate": OPEN,

@@ -16,6 +16,7 @@ from typing import Final
 
 from raftkv import errors
 from raftkv.apply import check
+from raftkv.apply.auth.rights import Rights
 from raftkv.apply.request import Kind
 from raftkv.config import ETCD_VERSION
 from raftkv.pb import rpc_pb2
@@ -61,6 +62,7 @@ async def move_leader(responder: Responder, data: bytes, call: UnaryCall) -> byt
     with refusals():
         responder.admission.check_read(call, serializable=False)
         request = parse_or_raise(rpc_pb2.MoveLeaderRequest, data)
+        responder.check_again(call, Rights.check_root)
         await _move(responder.node, request.targetID)
     return _NO_HEADER
 
@@ -262,8 +264,17 @@ class MaintenanceService:
     async def _defragment(self, _data: bytes, call: UnaryCall) -> bytes:
         """Defragment this member alone; the answer has no header."""
         self._check(call)
+
+        def is_allowed() -> bool:
+            try:
+                self._responder.check_again(call, Rights.check_root)
+            except errors.StatusError:
+                return False
+            return True
+
         try:
-            await self._defragmenter.run()
+            with refusals():
+                await self._defragmenter.run(is_allowed)
         except errors.SpaceError as error:
             raise RpcError(errors.RESOURCE_EXHAUSTED, f"raftkv: {error}") from None
         except (errors.StorageError, errors.InvariantError) as error:

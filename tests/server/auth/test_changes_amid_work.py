@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,7 +16,9 @@ from raftkv.loop import scheduler
 from raftkv.loop.scheduler import SHORT_ACTIVE_MAX, Slices, Work
 from raftkv.pb import election_pb2, rpc_pb2
 from raftkv.replica.watch.stream import RECHECKS_PER_STEP
+from raftkv.server.maintenance.service import MaintenanceService
 from raftkv.server.services.cluster import ClusterService
+from tests.replica.maintenance.test_defragmenter import Fake, make
 from tests.rpc.loop import on_loop, until
 from tests.server.auth.test_guard import DENIED, RANGE, TXN, answers, settled, watch, world_of_alice
 from tests.server.auth.world import World, stop
@@ -145,6 +149,42 @@ async def test_a_call_begun_before_auth_was_enabled_is_shown_no_keys_of_a_lease(
     world.enable()
     await until(lambda: call.done)
     assert call.status == (errors.INVALID_ARGUMENT, "etcdserver: revision of auth store is old")
+
+
+@pytest.mark.parametrize("is_queued", [False, True], ids=["under way", "queued"])
+def test_defragmentation_ends_with_the_right_to_it(monkeypatch: pytest.MonkeyPatch, is_queued: bool) -> None:
+    @on_loop
+    async def main() -> None:
+        world, fake = world_of_alice(), Fake()
+        for name in ("carol", "dave"):
+            world.user(name, role="root")
+        service = MaintenanceService(world.responder, cast(Any, fake), 0, make(fake), cast(Any, None))
+        service.register(cast(Any, world.registry))
+        defragment = partial(world.start, "etcdserverpb.Maintenance/Defragment", rpc_pb2.DefragmentRequest())
+        calls = []
+        may_end = threading.Event()
+        if not is_queued:
+            monkeypatch.setattr(fake, "copy", may_end.wait)
+        else:
+            calls.append(defragment(world.token("dave")))
+            await fake.is_waiting.wait()
+        calls.append(defragment(world.token("carol")))
+        await until(lambda: fake.runs == 1)
+        world.change(user_delete=rpc_pb2.AuthUserDeleteRequest(name="carol"))
+        world.node.let_go()
+        may_end.set()
+        if is_queued:
+            await fake.end()
+        await until(lambda: all(call.done for call in calls))
+        await until(lambda: fake.closed == 1)
+        statuses = [call.status for call in calls]
+        assert statuses[-1] == (errors.UNAUTHENTICATED, "etcdserver: invalid auth token")
+        assert statuses[:-1] == [(errors.OK, "")] * is_queued
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert (fake.runs, fake.is_waiting.is_set()) == (1, False)
+
+    main()
 
 
 def _endless() -> Work[None]:
