@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -50,6 +51,23 @@ def test_an_exception_comes_back_with_both_halves_of_its_traceback(loop):
     names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert names[0] == "test_an_exception_comes_back_with_both_halves_of_its_traceback"
     assert names[-1] == "fail_deep"
+
+
+def test_what_was_posted_outlasts_a_garbage_collection(loop):
+    begun, ended = threading.Event(), []
+
+    async def wait_for_what_nothing_else_holds():
+        begun.set()
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            ended.append(True)
+
+    loop.post(wait_for_what_nothing_else_holds())
+    assert begun.wait(90)
+    loop.run(give(None))  # the task waits by now
+    gc.collect()
+    assert not ended
 
 
 def test_calls_of_many_threads_do_not_mix(loop):

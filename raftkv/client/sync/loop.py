@@ -104,6 +104,24 @@ class _Call:
         self.done.release()
 
 
+class _PostedCall(_Call):
+    """A call that no caller waits for, and so none holds: asyncio alone would let its task be collected."""
+
+    __slots__ = ("under_way",)
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], under_way: set[_PostedCall]) -> None:
+        super().__init__(coroutine)
+        self.under_way = under_way
+
+    async def drive(self) -> None:
+        """Run it, and hold it for so long."""
+        self.under_way.add(self)
+        try:
+            await super().drive()
+        finally:
+            self.under_way.discard(self)
+
+
 class _TasklessCall(_Call):
     """A call whose coroutine awaits plain futures only: driven by their callbacks, without a task.
 
@@ -164,6 +182,7 @@ class LoopThread:
         # It looks into the queue for all callers: what the one who woke it has in its context is not the others'.
         self._context = Context()
         self._taskless: set[_TasklessCall] = set()
+        self._posted: set[_PostedCall] = set()
         self._is_woken = False
         self._is_closed = False
         self._has_stopped = False
@@ -240,7 +259,7 @@ class LoopThread:
 
     def post(self, coroutine: Coroutine[Any, Any, object]) -> None:
         """Run a coroutine some time soon and wait for nothing; it is dropped if the loop is closed."""
-        self._submit(_Call(coroutine))
+        self._submit(_PostedCall(coroutine, self._posted))
 
     def close(self, last: Coroutine[Any, Any, object] | None = None, *, wait: bool = True) -> None:
         """End the thread; harmless when repeated.
