@@ -14,6 +14,7 @@ This wraps ``raftkv.checkpoint.aio``, whose objects live on the client's own loo
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import TYPE_CHECKING, Any, Self
 
@@ -91,6 +92,11 @@ class Pin(Held[holds.Pin]):
         return self
 
     release = blocking(holds.Pin.release)
+
+    def let_go(self) -> None:
+        """Give it back some time soon, and wait for nothing: for finalizers."""
+        with contextlib.suppress(Exception):  # the client may be closed, and the lease with it
+            self._loop.post(self._inner.release())
 
     def __enter__(self) -> Self:
         self.take()

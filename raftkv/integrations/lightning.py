@@ -107,7 +107,7 @@ class RegistryCheckpoint(ModelCheckpoint):
         self._last_step = 0
         self._measured: dict[str, tuple[Tensor, tuple[int, int], int]] = {}
         self._paths: dict[AttemptId, str] = {}
-        self._handed = HandedOut()
+        self._handed = HandedOut(registry)
 
     # ---- finding
 
@@ -138,16 +138,17 @@ class RegistryCheckpoint(ModelCheckpoint):
         """
         if not self.last_model_path:
             return ""
-        best = self._saver.best(self._kind)
+        best = self._handed.pinned(lambda: self._saver.best(self._kind))
         return self.last_model_path if best is None else self._path(best)
 
     @property
     def last_model_path(self) -> str:
         """Return the path of the newest checkpoint, verified; empty: there is none. Errors as ``best_model_path``."""
         try:
-            return self._path(self._saver.registry.latest(self._kind))
+            found = self._handed.pinned(lambda: self._saver.registry.latest(self._kind))
         except CheckpointNotFound:
             return ""
+        return "" if found is None else self._path(found)
 
     def _path(self, found: Checkpoint) -> str:
         path = self._paths.get(found.id)
@@ -178,7 +179,8 @@ class RegistryCheckpoint(ModelCheckpoint):
     # ---- saving
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Need nothing of the trainer."""
+        """Check what is about to be loaded: a pickle may run code. Raises DigestMismatch: it was changed."""
+        self._handed.check_before()
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Check what was loaded for it. Raises DigestMismatch: it was changed while it was read."""

@@ -99,7 +99,7 @@ def directory_of(
     """
 
     def look_up() -> str:
-        checkpoint = find()
+        checkpoint = handed.pinned(find)
         if checkpoint is None:
             return ""
         if not anywhere:

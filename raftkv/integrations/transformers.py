@@ -83,7 +83,7 @@ class RegistryCallback(TrainerCallback):
         self._output = ""
         self._step = -1
         self._told = Termination()
-        self._handed, self._is_loading = HandedOut(), False
+        self._handed, self._is_loading = HandedOut(registry), False
         self._is_ending = False
 
     def resume_from(self, kind: str = "") -> str | None:

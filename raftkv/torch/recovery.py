@@ -16,7 +16,7 @@
     ElasticGroup(run, sync=share_weights, load=load, save=save, save_every=100)    # run: join(..., checkpoints=URI)
 
     def load(group, last):                  # before sync, when the whole job was started again: of the source alone
-        model.load_state_dict(torch.load(io.BytesIO(last.read("model.pt"))))
+        model.load_state_dict(torch.load(io.BytesIO(last.read("model.pt")), weights_only=True))
     def save(group, saving):                # after every 100 steps, on all ranks; all is committed together, or nothing
         if group.rank == 0:
             torch.save(model.state_dict(), saving.path("model.pt"))

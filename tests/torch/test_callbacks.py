@@ -428,7 +428,10 @@ def test_writer_between_the_comparison_and_lightnings_load_is_noticed(registry):
     fit.end()
     other = Fit(registry)
     path = Path(other.callback.resume_from())
+    other.callback.setup(other, None, "fit")
     path.write_bytes(b"planted")
+    with pytest.raises(DigestMismatch, match=r"lightning\.ckpt was changed or deleted .* it is not loaded"):
+        other.callback.setup(other, None, "fit")
     with pytest.raises(DigestMismatch, match=r"lightning\.ckpt was changed or deleted after it was compared"):
         other.start()
     path.write_bytes(b"step 1")
@@ -527,3 +530,57 @@ def test_ranks_that_are_not_connected_inherit_or_are_refused(monkeypatch):
     assert ranks.decide(lambda: "other", inherited=True) == "found"
     with pytest.raises(ConfigError, match="one of 2 ranks, and cannot ask the first one yet"):
         ranks.decide(lambda: "other")
+
+
+def _of_trainer(registry, output: Path):
+    trainer = Trainer(registry, output)
+    return trainer.callback.resume_from, lambda: trainer.callback.on_step_end(trainer.args, trainer.state, None)
+
+
+def _best_of_trainer(registry, output: Path):
+    trainer = Trainer(registry, output, **LOSS)
+    trainer.begin()
+
+    def load() -> str:
+        trainer.callback.on_log(trainer.args, trainer.state, None, logs={"train_runtime": 1.0})
+        return trainer.state.best_model_checkpoint
+
+    return load, lambda: trainer.callback.on_train_end(trainer.args, trainer.state, None)
+
+
+def _of_lightning(name: str):
+    def make(registry, output: Path):
+        fit = Fit(registry, monitor="eval_loss", kind="safetensors")
+
+        def load() -> str:
+            found = getattr(fit.callback, name)
+            return str(Path(found() if callable(found) else found).parent)
+
+        return load, fit.start
+
+    return make
+
+
+LOADERS = {
+    "Trainer": _of_trainer,
+    "Trainer, best": _best_of_trainer,
+    **{f"Lightning, {name}": _of_lightning(name) for name in ("resume_from", "best_model_path", "last_model_path")},
+}
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_checkpoint_stays_until_its_path_was_loaded(registry, tmp_path, loader):
+    for step in (1, 2):
+        folder = made.write(tmp_path / "out" / str(step), made.trainer(step))
+        raftkv.checkpoint.Saver(registry).save_directory(
+            step, str(folder), kind="safetensors", metrics={"eval_loss": 1.0}
+        )
+        if step == 1:
+            load, loaded = LOADERS[loader](registry, tmp_path / "other")
+            path = load()
+    policy = Policy(keep_last=1)
+    registry.collect(policy)
+    assert Path(path, "trainer_state.json").exists()
+    loaded()
+    registry.collect(policy)
+    assert not Path(path).exists()

@@ -19,16 +19,18 @@ import glob
 import logging
 import os
 import shutil
+import socket
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Final, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
 from raftkv.checkpoint import digest
 from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
-from raftkv.checkpoint.errors import DigestMismatch, NotWhole, StorageError
+from raftkv.checkpoint.errors import CheckpointNotFound, DigestMismatch, NotWhole, StorageError
 from raftkv.checkpoint.records import Checkpoint, FileRecord
 from raftkv.checkpoint.storage.filesystems import describe
 from raftkv.checkpoint.storage.place import Place
@@ -43,7 +45,10 @@ from raftkv.checkpoint.storage.verify import (
     stream_verified,
     verify,
 )
-from raftkv.errors import ConfigError
+from raftkv.errors import ConfigError, RaftKVError
+
+if TYPE_CHECKING:
+    from raftkv.checkpoint.sync import Pin, Registry
 
 UNKNOWN: str = ""
 """Digest of a file that is not known yet."""
@@ -323,13 +328,41 @@ Stamps = Mapping[str, tuple[int, ...]]
 class HandedOut:
     """Local directories of checkpoints whose paths went to a loader of another program, which reads them by itself.
 
-    Their bytes are compared before. A writer in between is found afterwards: ``check`` costs a ``stat`` for each file.
-    What another machine writes to a network file system shows only when this machine asks for the times anew.
+    The last one is pinned until ``check``. Bytes are compared before they are handed out. A writer in between is found
+    afterwards: ``check`` costs a ``stat`` for each file. What another machine writes to a network file system shows
+    only when this machine asks for the times anew.
+
+    Arguments:
+        registry: of the checkpoints.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
         self._stamps: dict[str, Stamps] = {}
         self._last = ""
+        self._pin: Pin | None = None
+        self._finalizer: weakref.finalize[..., HandedOut] | None = None
+
+    def pinned(self, find: Callable[[], Checkpoint | None]) -> Checkpoint | None:
+        """Return a checkpoint that is about to be handed out, pinned in place of the one before; None: there is none.
+
+        Arguments:
+            find: called again if what it found is deleted before it is pinned.
+        """
+        while (found := find()) is not None:
+            with suppress(CheckpointNotFound):
+                pin = self._registry.pin(found, f"{socket.gethostname()}:{os.getpid()}").take()
+                self._release()
+                self._pin, self._finalizer = pin, weakref.finalize(self, pin.let_go)
+                break
+        return found
+
+    def _release(self) -> None:
+        pin, self._pin = self._pin, None
+        if pin is not None and self._finalizer is not None:
+            self._finalizer.detach()
+            with suppress(RaftKVError):  # it ends with its lease
+                pin.release()
 
     def take(self, checkpoint: Checkpoint, directory: str = "", look: str = "") -> str:
         """Return a directory as ``local_directory`` does, and note what is in it. Arguments and errors as there."""
@@ -344,6 +377,15 @@ class HandedOut:
         self._last = path
         return not self._changed(path)
 
+    def check_before(self) -> None:
+        """Check the path that was handed out last, which is about to be read: a pickle may run code.
+
+        Raises:
+            DigestMismatch: a file is not the one that was compared any more.
+        """
+        if self._last and (name := self._changed(self._last)):
+            raise DigestMismatch(self._last, name, "was changed or deleted after it was compared; it is not loaded")
+
     def check(self) -> None:
         """Check the path that was handed out last, when all processes have read what lies there.
 
@@ -351,6 +393,7 @@ class HandedOut:
             DigestMismatch: a file is not the one that was compared any more: it is not known what was read.
         """
         path, self._last = self._last, ""
+        self._release()
         if path and (name := self._changed(path)):
             raise DigestMismatch(path, name, "was changed or deleted after it was compared, and while it was read")
 

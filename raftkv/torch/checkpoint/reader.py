@@ -151,7 +151,7 @@ class Reader(FileSystemReader):
     def _take_pin(self, checkpoint: Checkpoint) -> None:
         pin = self._link.registry.pin(checkpoint, f"{socket.gethostname()}:{os.getpid()}").take()
         self._pin = pin
-        self._finalizer = weakref.finalize(self, _let_go, pin)
+        self._finalizer = weakref.finalize(self, pin.let_go)
 
     def close(self) -> None:
         """Give the pin back, so that the checkpoint may be deleted again; the end of a load does so."""
@@ -283,13 +283,6 @@ class Reader(FileSystemReader):
         finally:
             self.close()
         return done
-
-
-def _let_go(pin: Pin) -> None:
-    """Give a pin back from wherever a reader is collected: without waiting."""
-    loop, inner = pin.target()
-    with contextlib.suppress(Exception):  # the client may be closed, and the lease with it
-        loop.post(inner.release())
 
 
 def _member(kind: Any, name: str) -> Enum:
