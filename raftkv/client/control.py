@@ -382,6 +382,14 @@ class Sparse(NamedTuple):
         """Return what reads the parts, one by one."""
         return [GetRange(first, end or None) for first, end in self.parts]
 
+    def covers(self, key: bytes) -> bool:
+        """Return whether a key lies in one of the parts."""
+        return any(first <= key < end for first, end in self.bounds())
+
+    def bounds(self) -> list[tuple[bytes, bytes]]:
+        """Return first key and end of each part, also of one that is a single key."""
+        return [(to_bytes(first), to_bytes(end) or to_bytes(first) + b"\0") for first, end in self.parts]
+
     @staticmethod
     def items(results: Iterable[RangeResult]) -> list[KeyValue]:
         """Return the keys that ``reads`` has found."""
@@ -444,8 +452,7 @@ class Reflector:
         self._interval = interval[0], interval[1]
         self._watched = watched or self._interval
         self._sparse = interval if isinstance(interval, Sparse) else None
-        parts = self._sparse.parts if self._sparse is not None else ()
-        self._parts = [(to_bytes(first), to_bytes(end) or to_bytes(first) + b"\0") for first, end in parts]
+        self._parts = self._sparse.bounds() if self._sparse is not None else []
         self._on_changes = on_changes
         self._deletes = deletes
         self._outlives_restore = outlives_restore

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from raftkv.checkpoint.keys import AttemptId, RegistryKeys
 from raftkv.checkpoint.records import Checkpoint
-from raftkv.client.control import ClientControl, Reflector
+from raftkv.client.control import ClientControl, Interval, Reflector, Sparse, below
 from raftkv.client.records import RecordError, read
 from raftkv.client.scope import prefix_end
 from raftkv.client.values import PUT, Event, KeyValue
@@ -33,7 +33,6 @@ from raftkv.training.errors import UnknownRun
 from raftkv.training.records import (
     BROKEN,
     CLOSED,
-    PARTS,
     ROOT,
     Fault,
     GenerationRecord,
@@ -49,7 +48,6 @@ from raftkv.training.scheduling.denylist import Reported, root_cause
 
 if TYPE_CHECKING:
     from raftkv.client.library import Client
-    from raftkv.client.values import RangeResult
     from raftkv.client.watch import Watch
 
 # -- timeline -------------------------------------------------------------------------------------------------------
@@ -462,9 +460,11 @@ class RunSummary:
     revision: int = 0
 
 
-def interval(keys: RunKeys) -> tuple[str, str]:
-    """First key and end of what history is made of: from ``arbiter`` to ``state``."""
-    return keys.arbiter, f"{keys.state}\0"
+def interval(keys: RunKeys) -> Sparse:
+    """Return what history is made of, from ``arbiter`` to ``state``; runs below this one lie between."""
+    parts = [below(f"{keys.base}{name}/") for name in ("boot", "deny", "fault", "node")]
+    singles = [(key, "") for key in (keys.arbiter, keys.round, keys.state)]
+    return Sparse(keys.arbiter, f"{keys.state}\0", (*singles, *parts))
 
 
 async def list_runs(kv: Client) -> list[RunSummary]:
@@ -576,22 +576,19 @@ class _Replay:
 
 async def _replay(kv: Client, run_id: str) -> _Replay:
     keys = RunKeys(check_run_id(run_id))
-    now = await kv.range(*interval(keys))
-    record = [item for item in now if item.key in (keys.round.encode(), keys.state.encode())]
-    own = [
-        item
-        for item in now
-        if item.key.removeprefix(keys.base.encode()).partition(b"/")[0].decode(errors="replace") in PARTS
-    ]
-    if not own:  # all others are of runs below
+    found = await kv.txn().then(*interval(keys).reads()).commit()
+    own = Sparse.items(found.results)
+    if not own:
         raise UnknownRun(run_id)
-    past = await read_past(kv, interval(keys), min(item.create_revision for item in record or own), now)
+    record = [item for item in own if item.key in (keys.round.encode(), keys.state.encode())]
+    since = min(item.create_revision for item in record or own)
+    past = await read_past(kv, interval(keys), since, (own, found.revision))
     fold = Fold(keys)
     for event in past.events:
         change = read_change(keys, event.key, _value(event), event.revision)
         if change is not None:
             fold.apply(change)
-    fold.revision = max(fold.revision, now.revision)
+    fold.revision = max(fold.revision, found.revision)
     return _Replay(keys, fold, list(past.items.values()), past.since_revision, past.complete)
 
 
@@ -612,16 +609,26 @@ class Past:
     complete: bool
 
 
-async def read_past(kv: Client, keys: tuple[str, str], since: int, now: RangeResult | None = None) -> Past:
+def _covers(keys: Interval | Sparse, key: bytes) -> bool:
+    return not isinstance(keys, Sparse) or keys.covers(key)
+
+
+Now = tuple[list[KeyValue], int]
+"""The keys of an interval, and the revision at which they were read."""
+
+
+async def read_past(kv: Client, keys: Interval | Sparse, since: int, now: Now | None = None) -> Past:
     """Read every change of an interval, until they have led to the keys as they are now, or further.
 
     Arguments:
         kv: a client of the whole cluster, not a view.
-        keys: first key and end.
+        keys: the interval; of a sparse one the parts count.
         since: the first revision.
         now: the keys as they are; None: they are read.
     """
-    now = await kv.range(*keys) if now is None else now
+    if now is None:
+        found = await kv.range(keys[0], keys[1])
+        now = [item for item in found if _covers(keys, item.key)], found.revision
     complete = True
     while True:
         try:
@@ -633,22 +640,23 @@ async def read_past(kv: Client, keys: tuple[str, str], since: int, now: RangeRes
 
 
 async def _events_from(
-    kv: Client, keys: tuple[str, str], since: int, now: RangeResult
+    kv: Client, keys: Interval | Sparse, since: int, now: Now
 ) -> tuple[list[Event], dict[bytes, KeyValue]]:
     found, items = list[Event](), dict[bytes, KeyValue]()
-    watch = kv.watch(*keys, start_revision=since)
+    watch = kv.watch(keys[0], keys[1], start_revision=since)
     try:
         await watch.ready()
         events = [Event(PUT, item) for item in await _keys_at(kv, keys, since - 1, watch)]
-        wanted = {item.key: item.mod_revision for item in now}
+        wanted = {item.key: item.mod_revision for item in now[0]}
         while True:
+            is_further = bool(events) and events[-1].revision > now[1]
+            events = [event for event in events if _covers(keys, event.key)]
             found += events
             for event in events:
                 if event.type == PUT:
                     items[event.key] = event.kv
                 else:
                     items.pop(event.key, None)
-            is_further = bool(events) and events[-1].revision > now.revision
             if is_further or {item.key: item.mod_revision for item in items.values()} == wanted:
                 return found, items
             events = await watch.next_batch()
@@ -656,12 +664,12 @@ async def _events_from(
         watch.cancel()
 
 
-async def _keys_at(kv: Client, keys: tuple[str, str], revision: int, watch: Watch) -> list[KeyValue]:
+async def _keys_at(kv: Client, keys: Interval | Sparse, revision: int, watch: Watch) -> list[KeyValue]:
     """Read the keys as they were then, in the order of their last changes."""
     if revision < 1:
         return []
     try:
-        found = await kv.range(*keys, revision=revision)
+        found = await kv.range(keys[0], keys[1], revision=revision)
     except CompactedError:
         await watch.next_batch()  # a range tells only that it is so, a watch from where on there is history
         raise

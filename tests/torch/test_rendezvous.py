@@ -135,6 +135,25 @@ def test_nodes_meet_share_a_store_and_come_back_when_one_is_lost(make: Make, poo
     assert not second.is_closed()
 
 
+def test_end_of_a_forked_child_leaves_the_node_in_the_run(
+    make: Make, pool: ThreadPoolExecutor, cluster: LocalCluster, request: pytest.FixtureRequest
+) -> None:
+    handler = make(1, 1)
+    (info,) = join(pool, handler)
+    with cluster.connect() as kv:
+        nodes = kv.scan(RunKeys(request.node.name).base + "node/", prefix=True)
+        before = [item.key for item in nodes]
+        child = os.fork()
+        if not child:
+            handler._leave()  # as atexit calls it
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert before == [item.key for item in kv.scan(RunKeys(request.node.name).base + "node/", prefix=True)]
+    assert len(before) == 1
+    info.store.set("after", "1")
+    assert handler.num_nodes_waiting() == 0
+
+
 def test_a_port_that_was_named_serves_one_generation_after_the_other(make: Make) -> None:
     port = free_port()
     handler = make(1, 1, store_port=str(port))

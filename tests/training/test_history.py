@@ -17,9 +17,11 @@ from raftkv.training.history import (
     count_nodes,
     fold,
     follow,
+    interval,
     list_runs,
     read_change,
     read_history,
+    read_past,
 )
 from raftkv.training.records import CLOSED, GenerationRecord, State
 from tests.procs import ETCD_FAST, Cluster
@@ -203,6 +205,19 @@ def test_history_is_read_whole_listed_and_compacted(endpoints) -> None:
             await read_history(kv, "jobs")
 
     on_cluster(endpoints, use)
+
+
+def test_history_keeps_nothing_of_runs_below(raftkv_cluster) -> None:
+    async def use(kv: raftkv.aio.Client) -> None:
+        for name in ("b/arbiter", "b/node/n", "b/state", "round/head", "store/1/a"):
+            await kv.put(f"{KEYS.base}{name}", b"of another")
+        await write(kv, SCRIPT)
+        past = await read_past(kv, interval(KEYS), 1)
+        names = {name for name, _ in SCRIPT}
+        assert {event.key.decode().removeprefix(KEYS.base) for event in past.events} <= names
+        assert len(past.items) > 3
+
+    on_cluster(raftkv_cluster.endpoints, use)
 
 
 def test_following_begins_with_the_present_and_goes_on(raftkv_cluster) -> None:
