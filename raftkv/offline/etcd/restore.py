@@ -136,13 +136,23 @@ def _check_free(data_dir: Path, wal_dir: Path | None) -> None:
     except OSError:
         occupied = True
     if occupied:
-        raise StorageError(f'data-dir "{data_dir}" not empty or could not be read')
+        raise StorageError(f'data-dir "{data_dir}" not empty or could not be read{_advice(data_dir, wal_dir)}')
     if wal_dir is None:
         return
     if wal_dir.exists():
         raise StorageError(f'wal-dir "{wal_dir}" exists')
     if _absolute(data_dir).is_relative_to(_absolute(wal_dir)):
         raise StorageError(f'wal-dir "{wal_dir}" is data-dir, or holds it: the log needs a directory of its own')
+
+
+def _advice(data_dir: Path, wal_dir: Path | None) -> str:
+    """Return what to delete after a restore that was killed before its log had its name; empty: there was none."""
+    with suppress(OSError):
+        if (data_dir / INSIDE).exists():
+            return f": a restore was cut off there; delete what is in {data_dir}, and restore again"
+        if wal_dir is not None and not wal_dir.exists() and (_beside(wal_dir) / "wal").exists():
+            return f": a restore was cut off there; delete {data_dir} and {_beside(wal_dir)}, and restore again"
+    return ""
 
 
 def _absolute(path: Path) -> Path:

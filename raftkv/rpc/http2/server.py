@@ -152,9 +152,9 @@ class ServerConnection(Connection):
         if not block.is_sound:
             raise malformed("octets that no header field may have")
         fields, timeout, at = block.fields, None, -1
-        for place, (name, value) in enumerate(fields):
-            if name == VARYING:
-                timeout, at = value, place
+        for place in range(len(fields) - 1, -1, -1):  # of several the last one counts, as for grpc-go
+            if fields[place][0] == VARYING:
+                timeout, at = fields[place][1], place
                 break
         shape = (at, fields if at < 0 else fields[:at] + fields[at + 1 :])
         known = self._shapes.get(shape)

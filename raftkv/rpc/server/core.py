@@ -218,6 +218,9 @@ class ServerCore(Carrier):
             text = f"malformed grpc-timeout: {timeout[:64].decode('latin-1')!r}"
             call.abort(RpcError(Code.INTERNAL, text))  # the task of a stream waits already
             return
+        if not timeout_s:
+            call.expire()
+            return
         now = self._environment.clock()
         self._environment.wheel.add(call, now + timeout_s, now)
 

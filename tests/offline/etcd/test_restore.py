@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -250,16 +251,33 @@ def test_restore_leaves_a_directory_alone_that_another_has_made_just_now(
     assert (building / "of a third").is_dir()
 
 
-def test_a_killed_restore_is_begun_again(tmp_path: Path, file: Path) -> None:
+def _restore_killed(point: str, *paths: Path) -> None:
     script = (
         "import sys; from pathlib import Path\n"
         "from raftkv.offline.etcd.restore import restore\n"
         "from raftkv.storage.failpoints import arm\n"
         "from tests.offline.etcd.files import config\n"
-        "arm('restoreBeforeRename', 'panic'); restore(Path(sys.argv[1]), config(Path(sys.argv[2])))"
+        f"arm('{point}', 'panic'); restore(Path(sys.argv[1]), config(*map(Path, sys.argv[2:])))"
     )
-    killed = subprocess.run([sys.executable, "-c", script, str(file), str(tmp_path / "data")], check=False)
+    killed = subprocess.run([sys.executable, "-c", script, *map(str, paths)], check=False)
     assert killed.returncode == PANIC_EXIT_STATUS
+
+
+def test_restore_killed_before_its_log_has_its_name_says_what_to_delete(tmp_path: Path, file: Path) -> None:
+    data, log = tmp_path / "data", tmp_path / "log"
+    _restore_killed("restoreBeforeRenameLog", file, data, log)
+    with pytest.raises(StorageError, match=r"not empty .*: a restore was cut off there; delete (.+) and (.+), and res"):
+        restore(file, config(data, log))
+    shutil.rmtree(data)
+    shutil.rmtree(tmp_path / "log.restoring")
+    restore(file, config(data, log))
+    (data / ".restoring").mkdir()
+    with pytest.raises(StorageError, match=r"not empty .*; delete what is in .*/data, and restore again"):
+        restore(file, config(data, tmp_path / "other"))
+
+
+def test_a_killed_restore_is_begun_again(tmp_path: Path, file: Path) -> None:
+    _restore_killed("restoreBeforeRename", file, tmp_path / "data")
     assert not (tmp_path / "data").exists()
     assert (tmp_path / "data.restoring").is_dir()
     restore(file, config(tmp_path / "data"))

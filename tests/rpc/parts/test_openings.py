@@ -40,10 +40,18 @@ def _ask(stream_id: int, *timeouts: bytes) -> bytes:
 def test_deadlines_of_one_kind() -> None:
     calls: list[UnaryCall] = []
     core = _core(calls)
-    for number, timeouts in enumerate(((b"1S",), (b"2S",), (), (b"3S",))):
+    for number, timeouts in enumerate(((b"1S",), (b"2S",), (), (b"9S", b"3S"))):
         core.receive(_ask(2 * number + 1, *timeouts))
     assert [call.deadline for call in calls] == [NOW_S + 1, NOW_S + 2, None, NOW_S + 3]
     assert [dict(call.headers).get(b"grpc-timeout") for call in calls] == [b"1S", b"2S", None, b"3S"]
+
+
+def test_request_whose_time_is_over_is_not_executed() -> None:
+    calls: list[UnaryCall] = []
+    core = _core(calls)
+    core.receive(_ask(1, b"0n") + _ask(3, b"00S") + _ask(5, b"1n"))
+    assert [call.stream_id for call in calls] == [5]
+    assert core.pull(1 << 20).count(b"context deadline exceeded") == 2
 
 
 def test_a_malformed_timeout_of_a_kind_that_is_known() -> None:
