@@ -100,10 +100,18 @@ class ConfigError(RaftKVError):
 
 
 class MemberRemovedError(RaftKVError):
-    """This member was removed from its cluster: its id never comes back, and its data is of no more use."""
+    """This member was removed from its cluster: its id never comes back, and its data is of no more use.
+
+    Attributes:
+        has_served: whether this process has served clients before.
+    """
 
     text: ClassVar[str] = "the member has been permanently removed from the cluster"
     """etcd's words; the others refuse its connections with them."""
+
+    def __init__(self, text: str, *, has_served: bool = False) -> None:
+        super().__init__(text)
+        self.has_served = has_served
 
 
 class StorageError(RaftKVError):

@@ -32,7 +32,7 @@ from raftkv.checkpoint.records import Checkpoint, FileRecord, Prepared, Referenc
 from raftkv.checkpoint.retention.ownership import ADOPTED, KEPT, OWNED
 from raftkv.checkpoint.storage.place import Place
 from raftkv.checkpoint.storage.transfer import copy_files, digest_files, list_files
-from raftkv.checkpoint.storage.verify import Progress, decode_manifest, load_manifest
+from raftkv.checkpoint.storage.verify import Progress, decode_manifest, load_manifest, read_manifest
 from raftkv.client.records import RecordError
 from raftkv.errors import ConfigError
 from raftkv.loop.scheduler import on_thread
@@ -138,7 +138,7 @@ def _export(checkpoint: Checkpoint, target: Place, on_progress: Progress | None,
         raise ConfigError(f"{target.uri} is where {checkpoint.reference} lies; export it to another directory")
     if AttemptId.of_directory(target.root.rpartition("/")[2]):
         raise ConfigError(f"{target.uri} has the name of a directory that collectors delete; export to another")
-    data = source.read(MANIFEST)
+    data = read_manifest(checkpoint)
     manifest = decode_manifest(source.uri, data, checkpoint.manifest)
     if target.exists(MANIFEST) and target.read(MANIFEST) != data:
         raise ConfigError(f"another checkpoint lies at {target.uri}; export to an empty directory")

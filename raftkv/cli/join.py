@@ -123,7 +123,7 @@ def main(words: Sequence[str]) -> int:
         plan = read_plan(words, os.environ)
         new = is_new(plan.config)
         config = asyncio.run(added(plan) if new else _its_own(plan))
-        return run(config, on_ready=_promotion(plan) if plan.votes else None)
+        return run(config, on_ready=_promotion(plan) if plan.votes else None, removed_status=ERROR)
     except StatusError as error:
         reason = _reason(error)
         advice = plan.advice if "alert" in reason else ""

@@ -56,13 +56,19 @@ class _Loop(asyncio.SelectorEventLoop):
     time = staticmethod(monotonic)
 
 
-def run(config: ServerConfig, extend_http: ExtendHttp | None = None, on_ready: OnReady | None = None) -> int:
+def run(
+    config: ServerConfig,
+    extend_http: ExtendHttp | None = None,
+    on_ready: OnReady | None = None,
+    removed_status: int = 0,
+) -> int:
     """Serve until a signal or a failure.
 
     Arguments:
         config: settings of the member.
         extend_http: see ``Member``.
         on_ready: see ``Member.run``.
+        removed_status: exit code where the member was removed from its cluster before it served.
 
     Returns:
         The exit code: 0 if the member was removed from its cluster, as etcd's (a signal ends the process as that
@@ -71,7 +77,7 @@ def run(config: ServerConfig, extend_http: ExtendHttp | None = None, on_ready: O
     """
     logs.configure(config)
     try:
-        ended = serve(config, extend_http, on_ready)
+        ended = serve(config, extend_http, on_ready, removed_status)
     finally:
         logs.close()
     if not isinstance(ended, signal.Signals):
@@ -85,7 +91,10 @@ def run(config: ServerConfig, extend_http: ExtendHttp | None = None, on_ready: O
 
 
 def serve(
-    config: ServerConfig, extend_http: ExtendHttp | None = None, on_ready: OnReady | None = None
+    config: ServerConfig,
+    extend_http: ExtendHttp | None = None,
+    on_ready: OnReady | None = None,
+    removed_status: int = 0,
 ) -> int | signal.Signals:
     """Serve as ``run``; return the exit code, or the signal that ended the member."""
     if not faulthandler.is_enabled():
@@ -109,7 +118,7 @@ def serve(
     except (ConfigError, StorageError) as error:
         return _complain(str(error))
     except MemberRemovedError as error:
-        return _complain(str(error), 0)
+        return _complain(str(error), 0 if error.has_served else removed_status)
     except OSError:
         raise  # before there is a member: the command line has words for these
     except Exception as error:
@@ -167,7 +176,11 @@ async def _serve(
         supervisor.stopping(f"stopping on {number.name}")
         member.stop()
 
+    has_served = False
+
     async def serves(member: Member) -> None:
+        nonlocal has_served
+        has_served = True
         if not is_compiled():
             _log.info("the hot path is interpreted: compiled, a busy member takes half the processor time (install.md)")
         supervisor.ready(f"member {config.name} serves clients on {','.join(config.listen_client_urls)}")
@@ -181,7 +194,7 @@ async def _serve(
     with contextlib.closing(supervisor), look_at_young_objects(loop, member.puts):
         await member.run(serves)
     if member.is_removed:
-        raise MemberRemovedError(member.removed_text)
+        raise MemberRemovedError(member.removed_text, has_served=has_served)
     return received, member.failure
 
 

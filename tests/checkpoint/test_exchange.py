@@ -58,6 +58,17 @@ def leasing(world: Kept, run_id: str = "job") -> Registry:
     return world.registry(run_id, control=Leasing(world))
 
 
+def test_export_of_a_checkpoint_whose_directory_was_deleted_says_what_to_do(tmp_path: Path) -> None:
+    async def story() -> None:
+        world = Kept(tmp_path / "a")
+        saved = await world.save(7)
+        Place(saved.uri).fs.rm(Place(saved.uri).root, recursive=True)
+        with pytest.raises(StorageError, match=r"step 7 of this run was committed there: put .* begin afresh"):
+            await leasing(world).export(saved, str(tmp_path / "export"))
+
+    play(story())
+
+
 def test_an_export_is_imported_in_another_cluster(tmp_path: Path) -> None:
     async def story() -> None:
         world, other = Kept(tmp_path / "a"), Kept(tmp_path / "b")

@@ -128,14 +128,18 @@ def load_manifest(checkpoint: Checkpoint) -> Manifest:
         DigestMismatch: it is not the one that was committed.
         StorageError: it cannot be read; ``CheckpointNotFound`` of a new lookup says if the checkpoint was deleted.
     """
+    return decode_manifest(checkpoint.uri, read_manifest(checkpoint), checkpoint.manifest)
+
+
+def read_manifest(checkpoint: Checkpoint) -> bytes:
+    """Return the bytes of the list of a checkpoint's files, unchecked. Raises StorageError, as ``load_manifest``."""
     try:
-        data = Place(checkpoint.uri).read(MANIFEST)
+        return Place(checkpoint.uri).read(MANIFEST)
     except StorageError as error:
         if not isinstance(error.__cause__, FileNotFoundError):
             raise
         remedy = "put the deleted files back, or begin afresh under another run id"
         raise StorageError(f"{error}; step {checkpoint.step} of this run was committed there: {remedy}") from error
-    return decode_manifest(checkpoint.uri, data, checkpoint.manifest)
 
 
 def decode_manifest(uri: str, data: bytes, wanted: str) -> Manifest:

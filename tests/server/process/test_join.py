@@ -181,6 +181,21 @@ def test_one_that_was_added_and_never_started_is_found(cluster: Cluster, joiner:
             assert (answer.code, answer.text) == ("FAILED_PRECONDITION", "etcdserver: rpc not supported for learner")
 
 
+@pytest.mark.long
+def test_data_of_a_member_that_was_removed_are_an_error(cluster: Cluster, joiner: Joiner) -> None:
+    with Wire([cluster.endpoints[0]]) as wire:
+        joiner.start("--learner")
+        wait_for(lambda: ("joiner", True) in members(wire), "the joiner to start")
+        joiner.kill()
+        listed = wire.call(LIST, rpc_pb2.MemberListRequest()).message.members
+        (own,) = [member.ID for member in listed if member.name == "joiner"]
+        assert wire.call("etcdserverpb.Cluster/MemberRemove", rpc_pb2.MemberRemoveRequest(ID=own)).code == "OK"
+    for _ in range(2):  # it learns that from the others, and knows it from then on
+        ended = run_to_end(*joiner.words)
+        assert ended.status == 1, ended.output
+        assert ended.output.endswith("joiner.data must be removed before the host can join again, as a new member\n")
+
+
 def test_data_of_another_cluster_are_not_started(cluster: Cluster, joiner: Joiner) -> None:
     """A host that comes from another cluster would otherwise go on in that one, and look as if it had joined."""
     with Cluster(RAFTKV) as other:
