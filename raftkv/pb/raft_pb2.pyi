@@ -42,10 +42,14 @@ class SnapshotOffsetResponse(_message.Message):
     def __init__(self, offset_bytes: _Optional[int] = ...) -> None: ...
 
 class LeaseRenewRequest(_message.Message):
-    __slots__ = ("ids",)
+    __slots__ = ("ids", "auth_revision", "asks_users")
     IDS_FIELD_NUMBER: _ClassVar[int]
+    AUTH_REVISION_FIELD_NUMBER: _ClassVar[int]
+    ASKS_USERS_FIELD_NUMBER: _ClassVar[int]
     ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    auth_revision: int
+    asks_users: bool
+    def __init__(self, ids: _Optional[_Iterable[int]] = ..., auth_revision: _Optional[int] = ..., asks_users: _Optional[bool] = ...) -> None: ...
 
 class LeaseRenewResponse(_message.Message):
     __slots__ = ("ttls",)

@@ -231,7 +231,7 @@ class Lessor:
         self.times = LeaseTimes(self._clock, self._lease_ended)
         self._failing = Limiter(1)
         self._failed: deque[tuple[Sequence[PendingKeepAlive], errors.StatusError]] = deque()
-        self._renewals = Renewals(self.times, self._clock, self._propose, self._send_on, cork, self._fail)
+        self._renewals = Renewals(self.times, self._clock, self._propose, self._send_on, cork, self._fail, self._admit)
         self._expiry = Expiry(
             self.times,
             self._propose,
@@ -488,10 +488,15 @@ class Lessor:
 
     async def _renew(self, batch: list[PendingKeepAlive]) -> None:
         """Answer keep-alives of one deadline, which are all from clients here or all from another member."""
-        lease_ids = [one.lease_id for one in batch]
+        auth, deadline, is_local = self._auth, batch[0].deadline, batch[0].is_local
 
         def encode() -> bytes:
-            return raft_pb2.LeaseRenewRequest(ids=lease_ids).SerializeToString()
+            nonlocal batch
+            batch = self._admit(batch)
+            ids = [one.lease_id for one in batch]
+            return raft_pb2.LeaseRenewRequest(
+                ids=ids, auth_revision=auth.revision, asks_users=auth.is_enabled
+            ).SerializeToString()
 
         def parse(response: bytes) -> Sequence[int]:
             ttls: Sequence[int] = raft_pb2.LeaseRenewResponse.FromString(response).ttls
@@ -500,15 +505,31 @@ class Lessor:
             return ttls
 
         try:
-            ttls = await self._on_leader.ask(Question(RENEW, encode, parse, batch[0].deadline, batch[0].is_local))
+            ttls = await self._on_leader.ask(Question(RENEW, encode, parse, deadline, is_local))
         except errors.StatusError as error:
             self._fail(batch, error)
             return
         if ttls is None:
-            self._renewals.take(batch)
+            self._renewals.take(self._admit(batch))
             return
         for one, ttl_s in zip(batch, ttls, strict=True):
             one.answer(ttl_s)
+
+    def _admit(self, batch: list[PendingKeepAlive]) -> list[PendingKeepAlive]:
+        """Return the keep-alives that may be renewed by the users and roles of now; the others fail."""
+        if not self._auth.is_enabled:
+            return batch
+        admitted: list[PendingKeepAlive] = []
+        refused: dict[type[errors.StatusError], list[PendingKeepAlive]] = {}
+        for one in batch:
+            error = one.refusal()
+            if error is None:
+                admitted.append(one)
+            else:
+                refused.setdefault(type(error), []).append(one)
+        for kind, ended in refused.items():
+            self._fail(ended, kind())
+        return admitted
 
     def renew_for_member(self, batch: list[PendingKeepAlive]) -> None:
         """Answer keep-alives that another member passed on."""

@@ -78,6 +78,10 @@ class PendingKeepAlive:
         """Say that there will be no answer."""
         raise NotImplementedError
 
+    def refusal(self) -> errors.StatusError | None:
+        """Return why it may not be renewed any more, by the users and roles of now; None: it may."""
+        return None
+
 
 def fail_each(batch: Sequence[PendingKeepAlive], error: errors.StatusError) -> None:
     """Fail keep-alives, however many they are."""
@@ -95,6 +99,7 @@ class Renewals:
         retry: takes keep-alives back that another leader must answer.
         cork: calls ``flush`` at the end of a turn that brought keep-alives one by one.
         fail: fails keep-alives.
+        admit: returns the keep-alives that may still be renewed, and fails the others.
     """
 
     def __init__(
@@ -105,6 +110,7 @@ class Renewals:
         retry: Callable[[list[PendingKeepAlive]], None],
         cork: Cork,
         fail: Callable[[Sequence[PendingKeepAlive], errors.StatusError], None] = fail_each,
+        admit: Callable[[list[PendingKeepAlive]], list[PendingKeepAlive]] = lambda batch: batch,
     ) -> None:
         self._times = times
         self._clock = clock
@@ -112,6 +118,7 @@ class Renewals:
         self._retry = retry
         self._cork = cork
         self._fail = fail
+        self._admit = admit
         self._unlogged: list[PendingKeepAlive] = []
         self._in_flight: list[PendingKeepAlive] = []
         self._expiring: dict[int, list[PendingKeepAlive]] = {}
@@ -175,7 +182,7 @@ class Renewals:
         # While a quorum or a disk stands still very many come: no turn is to look at all of them.
         waiting, rest = self._unlogged[:RENEW_MAX], self._unlogged[RENEW_MAX:]
         self._unlogged = []
-        for pending in waiting:
+        for pending in self._admit(waiting):
             self.take_one(pending)
         self._unlogged += rest
         self.flush()

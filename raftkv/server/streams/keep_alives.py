@@ -80,13 +80,23 @@ class Requests(Protocol):
 class _ClientKeepAlive(PendingKeepAlive):
     """One request of a stream."""
 
-    __slots__ = ("grace_ms", "head", "stream")
+    __slots__ = ("auth_revision", "grace_ms", "head", "stream")
 
     def __init__(self, lease_id: int, grace_ms: int, stream: KeepAliveStream, head: bytes) -> None:
         self.lease_id = lease_id
         self.grace_ms = grace_ms
         self.stream = stream
         self.head = head
+        self.auth_revision = stream.auth_revision
+        """Of the users and roles by which it was let in."""
+
+    def refusal(self) -> errors.StatusError | None:
+        """Check it again if users or roles have changed."""
+        revision = self.stream.auth_revision
+        if self.auth_revision == revision:
+            return None
+        self.auth_revision = revision
+        return self.stream.refusal(self.lease_id)
 
     def answer(self, ttl_s: int) -> None:
         self.stream.settled()
@@ -115,6 +125,21 @@ class KeepAliveStream:
         self._half_closed = False
         self._ended = False
         self._out: list[bytes] = []
+
+    @property
+    def auth_revision(self) -> int:
+        """Return the revision of users and roles; 0: users are not asked for."""
+        return self._auth.revision if self._auth.is_enabled else 0
+
+    def refusal(self, lease_id: int) -> errors.StatusError | None:
+        """Return why a lease may not be kept alive by now; None: it may."""
+        if self._call.done:  # and what the client has shown is known no more
+            return errors.PermissionDeniedError()
+        try:
+            left = self._service.check_lease(self._call, lease_id)
+        except errors.StatusError as error:
+            return error
+        return None if left is None else errors.AuthOldRevisionError()  # it takes long: the client may ask again
 
     def receive(self, data: bytes) -> None:
         """Take one request.
@@ -221,9 +246,13 @@ class MemberBatch:
 
     Arguments:
         lease_ids: in the order of the request.
+        refusal: returns why they may not be renewed by now; None: they may.
     """
 
-    def __init__(self, lease_ids: Sequence[int]) -> None:
+    def __init__(
+        self, lease_ids: Sequence[int], refusal: Callable[[], errors.StatusError | None] = lambda: None
+    ) -> None:
+        self.refusal = refusal
         self.pending: list[PendingKeepAlive] = [
             _MemberKeepAlive(lease_id, self, position) for position, lease_id in enumerate(lease_ids)
         ]
@@ -258,6 +287,10 @@ class _MemberKeepAlive(PendingKeepAlive):
         self.lease_id = lease_id
         self.batch = batch
         self.position = position
+
+    def refusal(self) -> errors.StatusError | None:
+        """Ask the batch."""
+        return self.batch.refusal()
 
     def answer(self, ttl_s: int) -> None:
         self.batch.answer(self.position, ttl_s)

@@ -212,9 +212,7 @@ class LeaseService:
         """
         found = await self._lessor.time_to_live(request, is_local=is_local)
         if isinstance(found, bytes):
-            return (
-                [found] if encode is _lease_key or not request.keys else await self._checked_keys(found, encode, queue)
-            )
+            return [found] if encode is _lease_key else await self._checked_keys(found, encode, queue)
         store, make = self._responder.applier.store, found
 
         def work() -> Work[list[bytes]]:
@@ -315,7 +313,14 @@ class LeaseService:
         return {method.path: partial(_handle, method, handler) for method, handler in handlers.items()}
 
     async def _renew(self, request: raft_pb2.LeaseRenewRequest) -> list[bytes]:
-        batch = MemberBatch(request.ids)
+        auth = self.auth
+
+        def refusal() -> errors.StatusError | None:
+            """Leave it to the sender, once it knows the users and roles of now, whether its clients still may."""
+            is_old = not request.asks_users or request.auth_revision < auth.revision
+            return errors.AuthOldRevisionError() if auth.is_enabled and request.auth_revision and is_old else None
+
+        batch = MemberBatch(request.ids, refusal)
         self._lessor.renew_for_member(batch.pending)
         ttls = await batch.answered if request.ids else []
         return [raft_pb2.LeaseRenewResponse(ttls=ttls).SerializeToString()]

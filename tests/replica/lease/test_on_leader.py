@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -155,7 +155,7 @@ class Follower:
         self.node = Node()
         self.channels = {FIRST: Channel(), SECOND: Channel()}
         machine = Machine()
-        self.store = machine.store
+        self.store, self.auth = machine.store, machine.applier.auth
         node: Any = self.node
         channel: Any = self.channels.get
         self.lessor = Lessor(
@@ -226,6 +226,78 @@ def test_the_keep_alives_of_a_turn_are_one_call() -> None:
         follower.channels[FIRST].answer(0)
         await turn()
         assert [one.told for one in asked] == [[10], [20], [10]]
+
+    run(scenario)
+
+
+class Dependent(Asked):
+    """A keep-alive of a user, who may be gone by now."""
+
+    gone: ClassVar[set[int]] = set()
+
+    def refusal(self) -> errors.StatusError | None:
+        return errors.PermissionDeniedError() if self.lease_id in self.gone else None
+
+
+class PassedDependent(Dependent):
+    is_local = False
+
+
+def test_keep_alives_are_asked_for_again_only_while_their_users_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Dependent, "gone", set())
+
+    async def scenario(follower: Follower) -> None:
+        auth = follower.auth
+        auth.is_enabled, before = True, auth.revision
+        asked = [Dependent(lease_id) for lease_id in (1, 2)]
+        for one in asked:
+            follower.lessor.keep_alive(one)
+        await turn()
+        Dependent.gone.add(1)
+        auth.revision += 1
+        channel = follower.channels[FIRST]
+        channel.calls[0][1].set_exception(RpcError(Code.INVALID_ARGUMENT, errors.AuthOldRevisionError.text))
+        await channel.wait_calls(2)
+        assert follower.ids(FIRST) == [[1, 2], [2]]
+        requests = [raft_pb2.LeaseRenewRequest.FromString(data) for _, data in channel.requests]
+        assert [(one.auth_revision, one.asks_users) for one in requests] == [(before, True), (before + 1, True)]
+        channel.answer(1)
+        await turn()
+        assert [one.told for one in asked] == [[errors.PermissionDeniedError], [20]]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("kind", [Dependent, PassedDependent])
+def test_leader_renews_nothing_for_users_who_have_gone(monkeypatch: pytest.MonkeyPatch, kind: type[Dependent]) -> None:
+    """They went while the leadership was confirmed, or while another RENEW was on its way."""
+    monkeypatch.setattr(Dependent, "gone", set())
+
+    async def scenario(member: Follower) -> None:
+        for lease_id in (1, 2, 3):
+            member.lessor.times.granted(lease_id, 60)
+        await member.lead()
+        member.auth.is_enabled = True
+        asked = [kind(lease_id) for lease_id in (1, 2, 3)]
+
+        def ask(one: Dependent) -> None:
+            member.lessor.keep_alive(one) if one.is_local else member.lessor.renew_for_member([one])
+
+        member.node.committed = 1  # so that the leadership is confirmed first
+        ask(asked[0])
+        ask(asked[1])
+        await turn()
+        Dependent.gone.add(1)
+        member.node.committed = 0
+        await member.confirm()
+        assert asked[0].told == [errors.PermissionDeniedError]
+        ask(asked[2])
+        await member.confirm()
+        Dependent.gone.add(3)
+        member.node.finish()
+        await turn()
+        assert [bool(one.told[-1:] == [60]) for one in asked] == [False, True, False]
+        assert asked[2].told == [errors.PermissionDeniedError]
 
     run(scenario)
 

@@ -13,7 +13,7 @@ from raftkv import errors
 from raftkv.apply.request import Caller
 from raftkv.pb import lock_pb2, raft_pb2, rpc_pb2
 from raftkv.pb.services import SERVICES
-from raftkv.replica.lease.on_leader import SHORTEN
+from raftkv.replica.lease.on_leader import RENEW, SHORTEN
 from raftkv.rpc.server.router import Kind
 from raftkv.rpc.status import RpcError
 from raftkv.server.auth import guard
@@ -145,6 +145,43 @@ async def test_the_owner_of_a_lease_that_another_member_reports_is_a_user_or_non
     await handler(request.SerializeToString(), cast(Any, None))
     callers = [one.caller for one in world.leases.lost]
     assert callers == ([Caller(b"alice", 9), None] if names else [None, None])
+
+
+@on_loop
+async def test_keep_alives_let_in_by_older_users_are_left_to_their_member() -> None:
+    """A member that lagged renewed the leases of a user who was deleted, for as long as it lagged."""
+    world = world_of_alice()
+    handler, present = world.lease_service.for_members()[RENEW.path], world.auth.revision
+    for revision, asks_users, is_taken in (
+        (present, True, True),
+        (present + 1, True, True),  # this one lags
+        (present - 1, True, False),
+        (present, False, False),
+        (0, False, True),  # an earlier version
+    ):
+        request = raft_pb2.LeaseRenewRequest(ids=[1, 2], auth_revision=revision, asks_users=asks_users)
+        renewing = handler(request.SerializeToString(), cast(Any, None))
+        if is_taken:
+            assert list(raft_pb2.LeaseRenewResponse.FromString(b"".join(await renewing)).ttls) == [10, 10]
+        else:
+            with pytest.raises(RpcError, match="revision of auth store is old"):
+                await renewing
+
+
+@on_loop
+@pytest.mark.parametrize("keys", [True, False])
+async def test_time_to_live_by_another_member_waits_for_its_users(keys: bool) -> None:
+    world = world_of_alice((200,))
+    world.leases.of_leader = rpc_pb2.LeaseTimeToLiveResponse(ID=200, TTL=7).SerializeToString()
+    world.node.is_held = True
+    request = rpc_pb2.LeaseTimeToLiveRequest(ID=200, keys=keys)
+    call = world.start("etcdserverpb.Lease/LeaseTimeToLive", request, world.token("alice"))
+    await until(lambda: call.done or world.node.holds)
+    assert not call.done
+    world.change(user_delete=rpc_pb2.AuthUserDeleteRequest(name="alice"))
+    world.node.let_go()
+    await until(lambda: call.done)
+    assert call.status == BAD_TOKEN
 
 
 @on_loop

@@ -365,6 +365,12 @@ class Leases:
         """See ``Lessor``."""
         return 10
 
+    def renew_for_member(self, batch: list[Any]) -> None:
+        """See ``Lessor``."""
+        for pending in batch:
+            error = pending.refusal()
+            pending.answer(10) if error is None else pending.fail(error)
+
     def connections_lost(self, lost: object) -> None:
         """See ``Lessor``."""
 
