@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.report import INK, MUTED, drawing, keep, machine, markdown, medians, names_of, parser_of, write_table
+from bench.report import INK, MUTED, drawing, keep, machine, markdown, medians, parser_of, write_table
 from bench.stage import alternate, load, progress
 from tests.procs import ROOT, Cluster, Program
 from tests.secure import Files, secured
@@ -93,7 +93,7 @@ def measure(row: Row, endpoints: Sequence[str], scale: float, files: Files | Non
     found = load(endpoints, row.words, *flags, clients=row.clients, connections=row.connections, total=total)
     return {
         "rate": found[row.rate],
-        "errors": found["errors"],
+        "errors": sum(found["errors"].values()),
         "units": found.get("events") or found.get("calls") or found["put_calls"],
         "generator_us": found["generator_us"],
         **{name: found[row.latency + name] for name in ("p50_ms", "p99_ms")},
@@ -122,19 +122,12 @@ def compare(rounds: int, rows: Sequence[Row], measure_round: Any) -> dict[str, A
     seen = alternate(rounds, measure_round)
     found = []
     for row in rows:
-        names = ("rate", "p50_ms", "p99_ms")
-        runs = {name: [{key: one[row.name][key] for key in names} for one in each] for name, each in seen.items()}
-        etcd, raftkv = medians(runs["etcd"]), medians(runs["raftkv"])
-        found.append(
-            {
-                "row": row.name, "kind": row.kind, "unit": "1/s",
-                "etcd": round(etcd["rate"], 1), "raftkv": round(raftkv["rate"], 1),
-                "ratio": round(raftkv["rate"] / etcd["rate"], 2),
-                **{f"{name}_{key}": figures[key] for key in names[1:]
-                   for name, figures in (("etcd", etcd), ("raftkv", raftkv))},
-                "errors": sum(sum(one[row.name]["errors"].values()) for each in seen.values() for one in each),
-            }
-        )  # fmt: skip
+        by = {name: medians([one[row.name] for one in each]) for name, each in seen.items()}
+        figures = {f"{name}_{key}": by[name][key] for name in by for key in ("p50_ms", "p99_ms")}
+        rates = {name: round(by[name]["rate"], 1) for name in by}
+        ratio = round(by["raftkv"]["rate"] / by["etcd"]["rate"], 2)
+        errors = sum(one[row.name]["errors"] for each in seen.values() for one in each)
+        found.append({"row": row.name, "kind": row.kind, **rates, "ratio": ratio, **figures, "errors": errors})
     return {"machine": machine(), "rounds": rounds, "rows": found}
 
 
@@ -162,7 +155,7 @@ def plot(results: dict[str, Any]) -> None:
     """Draw bars of the ratios, from the line of etcd on: to the right faster, to the left slower."""
     rows = list(reversed(results["rows"]))
     names, ratios = [row["row"] for row in rows], [row["ratio"] for row in rows]
-    with drawing(PLOT, "raftkv beside etcd 3.5.1, in one run", 0.32 * len(rows) + 1.3) as axes:
+    with drawing(PLOT, "raftkv beside etcd 3.5.1, in one run", 0.32 * len(rows) + 1.3) as (axes,):
         colours = ["#2a6f97" if ratio >= 1 else "#bc6c25" for ratio in ratios]
         axes.barh(names, [ratio - 1 for ratio in ratios], left=1, color=colours, height=0.66)
         for place, ratio in enumerate(ratios):
@@ -176,14 +169,11 @@ def plot(results: dict[str, Any]) -> None:
 
 def main() -> None:
     """Measure, print and write."""
-    parser = parser_of(__doc__)
-    names = [row.name for row in ROWS]
-    parser.add_argument("--rounds", type=int, default=3)
+    kept = "the results, the plot and the table of the page"
+    parser = parser_of(__doc__, [row.name for row in ROWS], rounds=3, writes=kept)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the calls of each row")
-    parser.add_argument("--rows", type=names_of(names), default=names, help="names, comma-separated; default: all")
     parser.add_argument("--tls", action="store_true", help="all under TLS, with certificates of clients and members")
     parser.add_argument("--users", action="store_true", help="as --tls, and members ask for users, by certificate")
-    parser.add_argument("--write", action="store_true", help="keep the results, the plot and the table of the page")
     given = parser.parse_args()
     rows = [row for row in ROWS if row.name in given.rows]
     with tempfile.TemporaryDirectory(prefix="raftkv-bench-") as folder:

@@ -1,6 +1,6 @@
 """How many files of raftkv one request crosses on its way through a member, and how often it changes file.
 
-    python -m bench.hops [--list put] [--rounds 30] [--json]
+    python -m bench.hops [--list put] [--rounds 30]
 
 One member runs in this process, interpreted, alone in its cluster, with a client in another thread. `sys.setprofile`
 notes each call of a Python function on the loop's thread while one request is under way and for a moment after its
@@ -11,34 +11,30 @@ and hops; a processor pays for the calls.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
+import functools
+import os
 import sys
 import tempfile
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
-from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from rich.console import Console
-from rich.table import Table
-
-from jepsen.db import free_ports
+from bench.report import markdown, parser_of
 from raftkv.config import ServerConfig
 from raftkv.native import is_compiled
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.client.channel import Channel
 from raftkv.server import main as server
 from raftkv.server.member import Member
+from tests.procs import ROOT, free_port
 
 KINDS: Final = ("put", "range", "event", "keep-alive")
 SETTLE_S: Final = 0.03
 """Rest before a request, and after its answer."""
-_ROOT: Final = Path(__file__).resolve().parents[1]
 _KV: Final = "/etcdserverpb.KV/"
 
 Ask = Callable[[], Awaitable[Any]]
@@ -49,24 +45,16 @@ class Calls:
 
     def __init__(self) -> None:
         self.seen: list[str] | None = None
-        self._names: dict[str, str] = {}
 
     def __call__(self, frame: FrameType, event: str, _argument: object) -> None:
-        if event == "call" and self.seen is not None:
-            path = frame.f_code.co_filename
-            name = self._names.get(path)
-            if name is None:
-                name = self._names[path] = _relative(path)
-            if name:
-                self.seen.append(f"{name}:{frame.f_code.co_qualname}")
+        if event == "call" and self.seen is not None and (name := _relative(frame.f_code.co_filename)):
+            self.seen.append(f"{name}:{frame.f_code.co_qualname}")
 
 
+@functools.cache
 def _relative(path: str) -> str:
     """Return the path of a file of raftkv from the root of the sources; empty: it is no such file."""
-    resolved = Path(path).resolve()
-    if not resolved.is_relative_to(_ROOT):
-        return ""
-    relative = resolved.relative_to(_ROOT).as_posix()
+    relative = os.path.relpath(path, ROOT)
     return relative if relative.startswith(("raftkv/", "storage/")) else ""
 
 
@@ -125,7 +113,7 @@ async def _measure(endpoint: str, calls: Calls, rounds: int) -> dict[str, list[s
 def measure(rounds: int) -> dict[str, list[str]]:
     """Run a member, and return the calls that each kind of request makes in it."""
     found: dict[str, list[str]] = {}
-    client, peer = (f"http://127.0.0.1:{port}" for port in free_ports(2))
+    client, peer = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
 
     async def on_ready(member: Member) -> None:
         calls = Calls()
@@ -160,33 +148,19 @@ def measure(rounds: int) -> dict[str, list[str]]:
 
 def main() -> None:
     """Measure, and print a table."""
-    parser = argparse.ArgumentParser(prog="python -m bench.hops", description="files that a request crosses")
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--list", choices=KINDS, help="print the calls of one kind, in order")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--list", choices=KINDS, help="print the calls of one kind, the most frequent first")
     options = parser.parse_args()
     if is_compiled():
         sys.exit("bench.hops: compiled code has no frames; run `make interpreted` first")
     found = measure(options.rounds)
     if options.list:
-        for call, count in Counter(found[options.list]).most_common():
-            print(f"{count:4}  {call}")
+        print("\n".join(f"{count:4}  {call}" for call, count in Counter(found[options.list]).most_common()))
         return
-    rows = {
-        kind: {
-            "files": len({call.partition(":")[0] for call in found[kind]}),
-            "hops": hops_of(found[kind]),
-            "calls": len(found[kind]),
-        }
-        for kind in KINDS
-    }
-    if options.json:
-        print(json.dumps(rows, indent=2))
-        return
-    table = Table("request", *(name for name in rows["put"]))
-    for kind, row in rows.items():
-        table.add_row(kind, *map(str, row.values()))
-    Console().print(table)
+    files = {kind: len({call.partition(":")[0] for call in calls}) for kind, calls in found.items()}
+    rows = [(kind, files[kind], hops_of(calls), len(calls)) for kind, calls in found.items()]
+    print(markdown(("request", "files", "hops", "calls"), rows))
 
 
 if __name__ == "__main__":

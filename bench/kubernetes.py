@@ -18,17 +18,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Final
 
-from bench.report import beside, latencies_ms, machine, medians, parser_of, write_table
-from bench.stage import QUOTA, alternate, memory_mib, pids_of, processor_s, progress
+from bench.report import Figures, beside, latencies_ms, machine, medians, parser_of, write_table
+from bench.stage import alternate, memory_mib, open_watches, pids_of, processor_s, progress
 from raftkv.client.rpc import methods
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.client.channel import Channel
-from raftkv.rpc.client.stream import ClientStream
 from raftkv.rpc.limits import ChannelOptions
 from tests.procs import Cluster, Program
 
@@ -41,8 +40,6 @@ CONNECTIONS: Final = 12
 EVENTS_TIMEOUT_S: Final = 120.0
 ANSWER_MAX_BYTES: Final = 256 * 1024 * 1024
 PODS, PODS_END = b"/registry/pods/default/", b"/registry/pods/default0"
-
-Figures = dict[str, float]
 
 
 @dataclass
@@ -188,21 +185,15 @@ class Load:
 
     async def open_watches(self, stack: AsyncExitStack) -> None:
         """Open all watches, one pod each."""
-        for first in range(0, self.sizes.watches, AT_A_TIME):
-            stream = self._channels[first // AT_A_TIME % CONNECTIONS].stream("/etcdserverpb.Watch/Watch")
-            await stack.enter_async_context(stream)
-            count = min(AT_A_TIME, self.sizes.watches - first)
-            for number in range(first, first + count):
-                create = rpc_pb2.WatchCreateRequest(key=self.pods.keys[number], prev_kv=True, progress_notify=True)
-                await stream.send(rpc_pb2.WatchRequest(create_request=create).SerializeToString())
-            created = 0
-            while created < count:
-                created += rpc_pb2.WatchResponse.FromString(await anext(stream)).created
-            self._readers.append(asyncio.create_task(self._read(stream)))
+        watched = self.pods.keys[: self.sizes.watches]
+        for first in range(0, len(watched), AT_A_TIME):
+            channel, keys = self._channels[first // AT_A_TIME % CONNECTIONS], watched[first : first + AT_A_TIME]
+            events = await open_watches(stack, channel, keys, prev_kv=True, progress_notify=True)
+            self._readers.append(asyncio.create_task(self._read(events)))
         stack.callback(lambda: [reader.cancel() for reader in self._readers])
 
-    async def _read(self, stream: ClientStream) -> None:
-        async for data in stream:
+    async def _read(self, responses: AsyncIterator[bytes]) -> None:
+        async for data in responses:
             for event in rpc_pb2.WatchResponse.FromString(data).events:
                 self._event_s.append((time.monotonic_ns() - int(event.kv.value[:20])) / 1e9)
 
@@ -242,7 +233,7 @@ def run(rounds: int, sizes: Sizes) -> dict[str, dict[str, Figures]]:
     """Medians of all rounds: row, program, figures."""
 
     def measure(program: Program) -> dict[str, Figures]:
-        with Cluster(program.with_flags(*QUOTA), size=3) as cluster:
+        with Cluster(program, size=3) as cluster:
             return asyncio.run(_measure(cluster, sizes))
 
     seen = alternate(rounds, measure)
@@ -251,12 +242,12 @@ def run(rounds: int, sizes: Sizes) -> dict[str, dict[str, Figures]]:
 
 
 SHOWN: Final = {
-    "rate": "rate, 1/s",
-    "p50_ms": "p50, ms",
-    "p99_ms": "p99, ms",
-    "cpu_us": "CPU of all members for one, us",
-    "RssAnon": "largest member, its own, MiB",
-    "VmHWM": "largest member, peak with files, MiB",
+    "rate": ("rate, 1/s", ",.1f"),
+    "p50_ms": ("p50, ms", ",.1f"),
+    "p99_ms": ("p99, ms", ",.1f"),
+    "cpu_us": ("CPU of all members for one, us", ",.1f"),
+    "RssAnon": ("largest member, its own, MiB", ",.1f"),
+    "VmHWM": ("largest member, peak with files, MiB", ",.1f"),
 }
 
 
@@ -264,7 +255,7 @@ def table(rows: dict[str, dict[str, Figures]], sizes: Sizes, rounds: int) -> str
     """The rows as Markdown."""
     facts = machine()
     return (
-        f"{beside(rows, lambda name: (SHOWN[name], ',.1f'))}\n\n"
+        f"{beside(rows, SHOWN)}\n\n"
         f"{sizes.nodes:,} nodes, {sizes.pods:,} pods of {POD_BYTES:,} bytes, {sizes.watches:,} watches; three members "
         f"and the load generator on {facts['cores']} shared cores, hot path {facts['hot_path']}, median of {rounds} "
         f"alternating rounds, {facts['date']}."
@@ -273,10 +264,8 @@ def table(rows: dict[str, dict[str, Figures]], sizes: Sizes, rounds: int) -> str
 
 def main(words: Sequence[str] | None = None) -> None:
     """Measure both programs."""
-    parser = parser_of(__doc__)
+    parser = parser_of(__doc__, rounds=1, writes="the table of docs/reference/kubernetes.md")
     parser.add_argument("--scale", type=float, default=1.0, help="share of 5,000 nodes, 150,000 pods, 30,000 watches")
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--write", action="store_true", help="put the table into docs/reference/kubernetes.md")
     options = parser.parse_args(words)
     sizes = Sizes.scaled(options.scale)
     rows = run(options.rounds, sizes)

@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import compare
-from bench.report import keep, machine, markdown, medians, names_of, parser_of, write_table
+from bench.report import keep, machine, markdown, medians, parser_of, write_table
 from bench.stage import PROGRAMS, TICKS_PER_S, in_turn, leader_of, pids_of, processor_s, progress
 from raftkv.cli.bench.load import Load
 from raftkv.client.rpc import methods
@@ -271,7 +271,7 @@ class Scene:
                 found = compare.measure(row, [leader.endpoint], calls / row.total)
                 rate, generator_us, units = found["rate"], found["generator_us"], found["units"]
                 if found["errors"]:
-                    raise SystemExit(f"bench: {row.name}: {found['errors']}")
+                    raise SystemExit(f"bench: {row.name}: {found['errors']} calls failed")
             costs = meter.costs(units)
             if leader_of(self.cluster) is leader:
                 return {"rate": rate, "generator_us": generator_us, **costs}
@@ -373,17 +373,15 @@ def write(results: dict[str, Any]) -> int:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Measure what the command line asks for."""
-    parser, names = parser_of(__doc__), [row.name for row in ROWS]
+    parser = parser_of(__doc__, [row.name for row in ROWS], writes="the results, and the table in the documentation")
     parser.add_argument("--pairs", type=int, default=5, help="measurements of each row and program")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of one measurement, about")
-    parser.add_argument("--rows", type=names_of(names), help=f"comma-separated; all: {','.join(names)}")
     parser.add_argument("--generator", choices=("h2load", "raftkvctl"), default=usual())
-    parser.add_argument("--write", action="store_true", help="keep the results, and the table in the documentation")
     given = parser.parse_args(words)
     unsent = {row.name for row in CALLS if row.messages and given.generator != "h2load"}
-    if refused := sorted(unsent & set(given.rows or ())):
-        raise SystemExit(f"bench: {', '.join(refused)}: only h2load can send that")
-    rows = [row for row in ROWS if row.name in (given.rows or names) and row.name not in unsent]
+    rows = [row for row in ROWS if row.name in set(given.rows) - unsent]
+    if not rows:
+        raise SystemExit(f"bench: {', '.join(given.rows)}: only h2load can send that")
     results = run(rows, given.pairs, given.seconds, given.generator)
     print(table(results))
     return write(results) if given.write else 0

@@ -1,200 +1,298 @@
 """How long a rendezvous of many nodes takes, and what it costs the cluster: raftkv, beside torch's own.
 
-    python -m bench.rdzv_scale [--nodes 64,256,1024] [--rounds 3] [--idle 5] [--c10d 64] [--write]
-    python -m bench.rdzv_scale --agents 1024,4096      on one event loop; prints a line for each size
+    python -m bench.rdzv_scale [--agents 64,256,1024] [--rounds 3] [--c10d 64]
 
-Three real members with fsync; the nodes are memberships of `raftkv.training` in processes of 64 threads, each with a
-connection of its own. For every size:
+Three real members with fsync. All nodes of a run live on one event loop, so that the store and the protocol are
+measured rather than the nodes' Python: every node is a whole ``Participant`` with a lease, a key, two watches, its own
+view of the run. They share one connection a member, and what would cost each of them CPU on a machine of its own: a
+decoded record, and the members that a head leads to. So a read of ``round`` by all of them, as at the first gathering,
+is not measured here. A round: one node leaves; *again* is the time to the last survivor in the next generation, by the
+machine's clock, *cpu* the processor time of that, of the nodes' process and of the members: on a machine that others
+use too, the clock tells little. *calls* and *bytes* are the most that a survivor needs.
 
-- *first*: from the start of the processes' threads to the last node in generation 1: connecting, registering, closing;
-  *close*: of that, from the last registration on;
-- *again*: one node reports a fault; from there to the last node in the next generation (median, maximum of the rounds);
-- *calls*: what nodes ask of the cluster in such a round: RPCs, streams that are opened among them, whoever decides
-  included (messages on streams, as keep-alives and watches that are created, are counted apart);
-- *idle*: revisions that appear in the store while nothing happens, for each node and hour.
-
-Everything shares the machine's cores, so the times are those of the nodes' own Python most of all. `--write`
-keeps `bench/rdzv_results.json`.
+Of torch's dynamic rendezvous (one TCPStore, without replication; no processes either) it measures rounds of
+``next_rendezvous`` of all nodes, and counts their store calls.
 """
 
 from __future__ import annotations
 
-import json
+import argparse
+import asyncio
+import functools
 import statistics
+import sys
 import threading
 import time
 from collections import Counter
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from typing import Any, ClassVar
+from unittest import mock
 
-import raftkv
-from bench.rdzv_scale_agents import measure_agents
-from bench.report import keep, machine, markdown, parser_of
-from bench.stage import Worker, allow_many_files, progress
+import raftkv.aio
+from bench.report import markdown, parser_of
+from bench.stage import Worker, allow_many_files, pids_of, processor_s, progress, tell
+from raftkv.client.control import ClientControl, OnEvents, OnLost
+from raftkv.client.operations import Compare, GetRange, Operation
+from raftkv.client.scope import Text
+from raftkv.client.values import Event, RangeResult, TxnResult
+from raftkv.training.config import RunConfig
+from raftkv.training.records import GenerationRecord, Head
+from raftkv.training.rendezvous.participant import Participant
+from raftkv.training.rendezvous.world import Roster
 from tests.procs import RAFTKV, Cluster
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "bench" / "rdzv_results.json"
-NODES_A_PROCESS = 64
-RUN = "scale"
-KEEPALIVES = "LeaseKeepAliveRequest"
 CALLS_MAX = 6
-"""Calls per node and round that a rendezvous may cost."""
+"""Calls of a survivor in a round that a rendezvous may cost."""
+LEASE_TTL_S = 10
+C10D_LIMIT_S = 60.0
+RUN = "scale"
+AT_ONCE = 128
+"""Nodes that register side by side."""
+ROUND_LIMIT_S = 300.0
 
 
-def measure(nodes: int, rounds: int, idle_s: float, ttl_s: int) -> dict[str, Any]:
-    """One size, on a cluster of its own."""
-    with Cluster(RAFTKV.with_flags("--log-level", "error", "--lease-min-ttl=1"), size=3) as cluster:
-        task = {"endpoints": cluster.endpoints, "run": RUN, "nodes": nodes, "ttl": ttl_s}
-        sizes = [(first, min(NODES_A_PROCESS, nodes - first)) for first in range(0, nodes, NODES_A_PROCESS)]
+class Counted(ClientControl):
+    """A node's way to the store, with what it costs; a read that is under way is made once for all."""
+
+    under_way: ClassVar[dict[tuple[int, Operation], asyncio.Task[TxnResult]]] = {}
+
+    def __init__(self, kv: raftkv.aio.Client) -> None:
+        super().__init__(kv, is_patient=True)
+        self.calls: Counter[str] = Counter()
+
+    async def txn(
+        self, compares: Sequence[Compare], then: Sequence[Operation], otherwise: Sequence[Operation] = ()
+    ) -> TxnResult:
+        self.calls["calls"] += 1
+        if len(then) == 1 and not compares and isinstance(then[0], GetRange):
+            result = await self._shared(then)
+        else:
+            result = await super().txn(compares, then, otherwise)
+        pages = [page for page in result.results if isinstance(page, RangeResult)]
+        self.calls["bytes"] += sum(len(item.key) + len(item.value) for page in pages for item in page)
+        return result
+
+    async def _shared(self, then: Sequence[Operation]) -> TxnResult:
+        key = (id(self._kv), then[0])
+        task = self.under_way.get(key)
+        if task is None:
+            task = self.under_way[key] = asyncio.ensure_future(super().txn((), then))
+            task.add_done_callback(lambda _: self.under_way.pop(key, None))
+        return await asyncio.shield(task)
+
+    def watch(
+        self, key: Text, end: Text, start_revision: int, on_events: OnEvents, on_lost: OnLost, **options: Any
+    ) -> Callable[[], None]:
+        def counted(revision: int, events: Sequence[Event]) -> None:
+            self.calls["bytes"] += sum(len(event.kv.key) + len(event.kv.value) for event in events)
+            on_events(revision, events)
+
+        return super().watch(key, end, start_revision, counted, on_lost, **options)
+
+
+@contextmanager
+def shared_decoding() -> Iterator[None]:
+    """Let the nodes of this process share what each would decode and compute for itself."""
+    decode, after = functools.lru_cache(4)(GenerationRecord.decode), Roster.after
+    rosters: dict[tuple[str, str], Roster | None] = {}
+    by_members: dict[int, Roster] = {}
+
+    def roster_of(members: tuple[Any, ...] = (), marks: bytes | None = None) -> Roster:
+        if marks is not None or not members:
+            return Roster(members, marks)
+        return by_members.setdefault(id(members), Roster(members))
+
+    def follow(self: Roster, head: Head) -> Roster | None:
+        key = (self.digest, head.digest)
+        if key not in rosters:
+            rosters[key] = after(self, head)
+        return rosters[key]
+
+    world = "raftkv.training.rendezvous.world"
+    with (
+        mock.patch.object(GenerationRecord, "decode", decode),
+        mock.patch.object(Roster, "after", follow),
+        mock.patch(f"{world}.Roster", roster_of),
+    ):
+        yield
+
+
+class Agents:
+    """All nodes, and what they have reached."""
+
+    def __init__(self, nodes: int) -> None:
+        self.nodes = nodes
+        self.controls: list[Counted] = []
+        self.participants: list[Participant] = []
+        self.reached: Counter[int] = Counter()
+        self.wanted = (0, 0)
+        self.done = asyncio.Event()
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def register(self, clients: Sequence[raftkv.aio.Client]) -> None:
+        gate = asyncio.Semaphore(AT_ONCE)
+
+        async def one(number: int) -> None:
+            async with gate:
+                control = Counted(clients[number % len(clients)])
+                config = RunConfig(
+                    run_id=RUN, min_nodes=1, max_nodes=self.nodes, expected_nodes=self.nodes, host=f"n{number:05d}",
+                    lease_ttl_s=LEASE_TTL_S, join_timeout_s=3600.0, last_call_timeout_s=3600.0, connect_timeout_s=600.0,
+                )  # fmt: skip
+                participant = await Participant.start(control, config)
+            self.controls.append(control)
+            self.participants.append(participant)
+
+        await asyncio.gather(*(one(number) for number in range(self.nodes)))
+
+    def live(self) -> None:
+        self.tasks = [asyncio.ensure_future(self._live(one)) for one in self.participants]
+
+    async def _live(self, participant: Participant) -> None:
+        changed = asyncio.Event()
+        participant.on_change(lambda _: changed.set())
+        while True:
+            world = await participant.next_world()
+            self.reached[world.generation] += 1
+            if (world.generation, self.reached[world.generation]) == self.wanted:
+                self.done.set()
+            while not participant.nodes_waiting:
+                changed.clear()
+                await changed.wait()
+
+    async def wait_for(self, generation: int, nodes: int) -> None:
+        self.wanted = (generation, nodes)
+        if self.reached[generation] < nodes:
+            self.done.clear()
+            await asyncio.wait_for(self.done.wait(), ROUND_LIMIT_S)
+
+    def spent(self) -> list[Counter[str]]:
+        return [Counter(control.calls) for control in self.controls]
+
+
+async def _measure(cluster: Cluster, nodes: int, rounds: int) -> tuple[Any, ...]:
+    agents, seconds, costs = Agents(nodes), [], []
+    processor: list[tuple[float, float]] = []
+
+    def used() -> tuple[float, float]:
+        return time.process_time(), sum(map(processor_s, pids_of(cluster)))
+
+    async with AsyncExitStack() as stack:
+        places = [cluster.endpoints[at:] + cluster.endpoints[:at] for at in range(len(cluster.endpoints))]
+        clients = [await stack.enter_async_context(raftkv.aio.connect(each, timeout_s=600.0)) for each in places]
+        began = time.monotonic()
+        await agents.register(clients)
+        registered = time.monotonic()
+        agents.live()
+        await agents.wait_for(1, nodes)
+        gathered = time.monotonic()
+        for number in range(rounds):
+            agents.tasks.pop().cancel()  # the arbiter is among the first
+            leaving, _ = agents.participants.pop(), agents.controls.pop()
+            before, cpu, started = agents.spent(), used(), time.monotonic()
+            await leaving.leave()
+            await agents.wait_for(number + 2, nodes - number - 1)
+            seconds.append(time.monotonic() - started)
+            processor.append((used()[0] - cpu[0], used()[1] - cpu[1]))
+            after = agents.spent()
+            costs += [now - then for now, then in zip(after, before, strict=True)][nodes // 10 :]  # not the arbiter
+        for task in agents.tasks:
+            task.cancel()
+    own, theirs = (statistics.median(column) for column in zip(*processor, strict=True))
+    times = (registered - began, gathered - registered, statistics.median(seconds), max(seconds), own, theirs)
+    calls, size = (max(cost[name] for cost in costs) for name in ("calls", "bytes"))
+    return (nodes, *(f"{each:.2f} s" for each in times), calls, size)
+
+
+def measure(nodes: int, rounds: int) -> tuple[Any, ...]:
+    """Return the row of one size, on a cluster of its own."""
+    with Cluster(RAFTKV.with_flags("--log-level", "error", "--lease-min-ttl=1"), size=3) as cluster, shared_decoding():
+        return asyncio.run(_measure(cluster, nodes, rounds))
+
+
+# ---- torch's own dynamic rendezvous: one TCPStore, and a handler with a connection of its own on each thread
+
+
+def c10d_rounds(nodes: int, rounds: int) -> None:
+    """Tell what each round took, up to the first that takes too long."""
+    from torch.distributed import TCPStore
+    from torch.distributed.elastic.rendezvous import RendezvousParameters
+    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+
+    calls: Counter[str] = Counter()
+
+    def handler(port: int) -> Any:
+        store = TCPStore("127.0.0.1", port, is_master=False, multi_tenant=True)
+        backend: Any = C10dRendezvousBackend(store, "scale")
+        backend.get_state = counted("get", backend.get_state)
+        backend.set_state = counted("set", backend.set_state)
+        limits = {"join_timeout": int(C10D_LIMIT_S)}
+        place = RendezvousParameters("c10d", f"127.0.0.1:{port}", "scale", nodes, nodes, "127.0.0.1", **limits)
+        return create_handler(store, backend, place)
+
+    def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def call_and_count(*arguments: Any) -> Any:
+            calls[name] += 1
+            return call(*arguments)
+
+        return call_and_count
+
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, multi_tenant=True)
+    handlers = [handler(server.port) for _ in range(nodes)]
+    for _ in range(rounds):
+        calls.clear()
         started = time.monotonic()
-        processes = [
-            Worker("bench.rdzv_scale_nodes", json.dumps({**task, "first": first, "count": count}))
-            for first, count in sizes
-        ]
-        try:
-            return {
-                "nodes": nodes,
-                **first_world(processes, nodes, started),
-                **more(processes, nodes, cluster, rounds, idle_s),
-            }
-        finally:
-            for process in processes:
-                process.end()
+        threads = [threading.Thread(target=each.next_rendezvous, daemon=True) for each in handlers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(max(started + C10D_LIMIT_S - time.monotonic(), 0.0))
+        is_over = not any(thread.is_alive() for thread in threads)
+        seconds = f"{time.monotonic() - started:.2f} s" if is_over else f"not within {C10D_LIMIT_S:g} s"
+        tell(seconds=seconds, calls=round(calls.total() / nodes, 1))
+        if not is_over:
+            return
 
 
-def first_world(processes: list[Worker], nodes: int, started: float) -> dict[str, Any]:
-    """From nothing to generation 1."""
-    registered = [process.answer("registered") for process in processes]
-    worlds = [process.answer("world", generation=1) for process in processes]
-    ended = max(line["time"] for line in worlds)
-    calls = sum((Counter(line["calls"]) for line in worlds), Counter())
-    return {
-        "first_s": round(ended - started, 3),
-        "close_s": round(ended - max(line["time"] for line in registered), 3),
-        "first_calls_per_node": per_node(calls, nodes),
-        "first_watches_per_node": round(calls["message watch create_request"] / nodes, 2),
-    }
-
-
-def more(processes: list[Worker], nodes: int, cluster: Cluster, rounds: int, idle_s: float) -> dict[str, Any]:
-    """What follows on generation 1: rounds, then nothing at all."""
-    seconds, calls = [], []
-    for number in range(rounds):
-        before = counts(processes)
-        processes[0].say("break")
-        broken = processes[0].answer("broken")
-        worlds = [process.answer("world", generation=number + 2) for process in processes]
-        seconds.append(max(line["time"] for line in worlds) - broken["time"])
-        calls.append(per_node(counts(processes) - before, nodes))
-    idle, keepalives = idle_revisions(processes, cluster, idle_s)
-    return {
-        "again_s": round(statistics.median(seconds), 3),
-        "again_max_s": round(max(seconds), 3),
-        "rounds": rounds,
-        "calls_per_node": max(calls),
-        "idle_revisions": idle,
-        "idle_revisions_per_node_hour": round(idle * 3600 / (nodes * idle_s), 3),
-        "idle_keepalives_per_node_s": round(keepalives / (nodes * idle_s), 2),
-    }
-
-
-def counts(processes: list[Worker]) -> Counter[str]:
-    """What all nodes have sent so far."""
-    for process in processes:
-        process.say("counts")
-    return sum((Counter(process.answer("counts")["calls"]) for process in processes), Counter())
-
-
-def per_node(calls: Counter[str], nodes: int) -> float:
-    """RPCs: all that is no message on a stream."""
-    return round(sum(number for name, number in calls.items() if not name.startswith("message ")) / nodes, 2)
-
-
-def idle_revisions(processes: list[Worker], cluster: Cluster, idle_s: float) -> tuple[int, int]:
-    """Revisions and keep-alives while nothing happens."""
-    with raftkv.connect(cluster.endpoints) as kv:
-        before, sent = kv.range("nothing").revision, counts(processes)
-        threading.Event().wait(idle_s)
-        after = kv.range("nothing").revision
-    keepalives = counts(processes) - sent
-    return after - before, keepalives[f"message {KEEPALIVES}"]
-
-
-def measure_c10d(nodes: int, rounds: int, limit_s: float) -> dict[str, Any]:
-    """Torch's own, as far as it gets."""
-    task = {"c10d": {"nodes": nodes, "rounds": rounds, "limit_s": limit_s}}
-    worker = Worker("bench.rdzv_scale_nodes", json.dumps(task))
+def measure_c10d(nodes: int, rounds: int) -> list[tuple[Any, ...]]:
+    """Return a row for each round of torch's own; its process is killed, for its keep-alive timers would go on."""
+    worker = Worker("bench.rdzv_scale", "--c10d-worker", str(nodes), "--rounds", str(rounds))
+    rows: list[tuple[Any, ...]] = []
     try:
-        return worker.answer("c10d")
+        while len(rows) < rounds and not (rows and rows[-1][2].startswith("not")):
+            told = worker.answer()
+            rows.append((nodes, len(rows) + 1, told["seconds"], told["calls"]))
     except SystemExit as error:
         progress(f"c10d with {nodes} nodes: {error}")
-        return {"nodes": nodes, "rounds": []}
     finally:
         worker.end()
+    return rows
 
 
-def show(results: dict[str, Any]) -> None:
-    """Print the results as tables."""
-    rows = [
-        (row["nodes"], *(f"{row[name]:.2f} s" for name in ("first_s", "close_s", "again_s", "again_max_s")),
-         f"{row['calls_per_node']:.2f}", row["idle_revisions"])
-        for row in results["raftkv"]
-    ]  # fmt: skip
-    headings = ("nodes", "first", "of it, closing", "again (median)", "again (max)", "calls/node", "idle revisions")
-    print(f"raftkv: three members, fsync on\n\n{markdown(headings, rows)}")
-    unfinished = [{"seconds": 0.0, "finished": False, "calls_per_node": 0.0}]
-    others = [
-        (row["nodes"], number, f"{one['seconds']:.2f} s" if one["finished"] else "did not finish",
-         f"{one['calls_per_node']:.1f}")
-        for row in results["c10d"] for number, one in enumerate(row["rounds"] or unfinished, 1)
-    ]  # fmt: skip
-    table = markdown(("nodes", "round", "seconds", "store calls/node"), others)
-    print(f"\ntorch's c10d dynamic rendezvous: one TCPStore, no replication\n\n{table}")
-
-
-def verdict(results: dict[str, Any]) -> list[str]:
-    """What is not as it must be."""
-    wrong = []
-    for row in results["raftkv"]:
-        calls = max(row["calls_per_node"], row["first_calls_per_node"])
-        if calls > CALLS_MAX:
-            wrong.append(f"{row['nodes']} nodes: {calls} calls a node and round")
-        if row["idle_revisions"]:
-            wrong.append(f"{row['nodes']} nodes: {row['idle_revisions']} revisions while nothing happened")
-    return wrong
+def _sizes(text: str) -> list[int]:
+    return [int(word) for word in text.split(",") if word]
 
 
 def main() -> None:
-    parser = parser_of(__doc__)
-    parser.add_argument("--nodes", default="64,256,1024", help="sizes, separated by commas")
-    parser.add_argument(
-        "--agents", default="", help="sizes on one event loop, see bench.rdzv_scale_agents; nothing else"
-    )
-    parser.add_argument("--rounds", type=int, default=3, help="generations after the first")
-    parser.add_argument("--idle", type=float, default=5.0, help="seconds in which nothing may happen")
-    parser.add_argument("--ttl", type=int, default=10, help="lease TTL of the nodes, s; they share the cores")
-    parser.add_argument("--c10d", default="64", help="sizes for torch's own rendezvous; empty: none")
-    parser.add_argument("--c10d-limit", type=float, default=60.0, help="seconds that one of its rounds may take")
-    parser.add_argument("--write", action="store_true", help="keep the results")
+    """Measure all sizes, and end with 1 if a survivor needs too many calls."""
+    parser = parser_of(__doc__, rounds=3)
+    parser.add_argument("--agents", type=_sizes, default="64,256,1024", help="numbers of nodes, comma-separated")
+    parser.add_argument("--c10d", type=_sizes, default="64", help="sizes for torch's own rendezvous; empty: none")
+    parser.add_argument("--c10d-worker", type=int, default=0, help=argparse.SUPPRESS)
     given = parser.parse_args()
     allow_many_files()
-    if given.agents:
-        for nodes in sizes_of(given.agents):
-            print(json.dumps(measure_agents(nodes, given.rounds, given.ttl)), flush=True)
+    if given.c10d_worker:
+        c10d_rounds(given.c10d_worker, given.rounds)
+        sys.stdin.read()
         return
-    results: dict[str, Any] = {"machine": machine(), "lease_ttl_s": given.ttl, "idle_s": given.idle}
-    results["raftkv"] = [measure(nodes, given.rounds, given.idle, given.ttl) for nodes in sizes_of(given.nodes)]
-    results["c10d"] = [measure_c10d(nodes, 2, given.c10d_limit) for nodes in sizes_of(given.c10d)]
-    show(results)
-    if given.write:
-        keep(RESULTS, results)
-    if wrong := verdict(results):
-        raise SystemExit("; ".join(wrong))
-
-
-def sizes_of(text: str) -> list[int]:
-    return [int(word) for word in text.split(",") if word]
+    rows = [measure(nodes, given.rounds) for nodes in given.agents]
+    headings = ("nodes", "register", "gather", "again", "again (max)", "cpu of nodes", "cpu of members")
+    print(markdown((*headings, "calls of a survivor", "bytes"), rows))
+    others = [row for nodes in given.c10d for row in measure_c10d(nodes, given.rounds)]
+    print("\n" + markdown(("nodes, c10d", "round", "seconds", "store calls of a node"), others))
+    sys.exit(int(any(row[-2] > CALLS_MAX for row in rows)))
 
 
 if __name__ == "__main__":

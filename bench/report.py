@@ -19,7 +19,6 @@ from tests.procs import ROOT
 PERFORMANCE = ROOT / "docs" / "reference" / "performance.md"
 TABLES = {
     "bench": PERFORMANCE,
-    "checkpoint-chaos": ROOT / "docs" / "training" / "checkpoints-chaos.md",
     "kubernetes": ROOT / "docs" / "reference" / "kubernetes.md",
     "neutral": PERFORMANCE,
     "neutral-compiled": PERFORMANCE,
@@ -67,22 +66,43 @@ def markdown(headings: Sequence[str], rows: Iterable[Sequence[object]], texts: i
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
-def beside(rows: Mapping[str, Mapping[str, Figures]], shown: Callable[[str], tuple[str, str]]) -> str:
-    """Return the table of figures of raftkv beside etcd's.
+Rows = Mapping[str, Mapping[str, Figures]]
+"""Figures by row and program."""
+Bars = Mapping[str, Sequence[str]]
+"""By row, the figures of which raftkv's may not be above etcd's."""
+
+
+def _pairs(rows: Rows) -> Iterator[tuple[str, str, float | None, float | None]]:
+    """Yield row, name of the figure, etcd's, raftkv's."""
+    for row, programs in rows.items():
+        etcd, raftkv = (programs.get(program, {}) for program in ("etcd", "raftkv"))
+        yield from ((row, name, etcd.get(name), raftkv.get(name)) for name in raftkv or etcd)
+
+
+def beside(rows: Rows, titles: Mapping[str, tuple[str, str]], bars: Bars | None = None) -> str:
+    """Return the table of figures of raftkv beside etcd's; ratios that have a bar are bold.
 
     Arguments:
-        rows: figures by row and program.
-        shown: title of a figure and the format of its value.
+        rows: the figures.
+        titles: of figures, and the formats of their values; without one the name stands as it is.
+        bars: see ``Bars``.
     """
     lines = []
-    for row, programs in rows.items():
-        etcd = programs.get("etcd", {})
-        for name, value in programs.get("raftkv", etcd).items():
-            title, form = shown(name)
-            other = etcd.get(name)
-            cells = ("-" if each is None else format(each, form) for each in (other, value))
-            lines.append((row, title, *cells, f"{value / other:.2f}" if other else ""))
+    for row, name, etcd, raftkv in _pairs(rows):
+        title, form = titles.get(name, (name, ",.4g"))
+        ratio = f"{raftkv / etcd:.2f}" if etcd and raftkv is not None else ""
+        cells = ("-" if each is None else format(each, form) for each in (etcd, raftkv))
+        lines.append((row, title, *cells, f"**{ratio}**" if ratio and name in (bars or {}).get(row, ()) else ratio))
     return markdown(("row", "figure", "etcd 3.5.1", "raftkv", "raftkv / etcd"), lines, texts=2)
+
+
+def missed(rows: Rows, bars: Bars) -> list[str]:
+    """Return the bars that raftkv misses."""
+    return [
+        f"{row}: {name}: {raftkv / etcd:.2f} times etcd's"
+        for row, name, etcd, raftkv in _pairs(rows)
+        if name in bars.get(row, ()) and etcd and raftkv is not None and raftkv > etcd
+    ]
 
 
 def write_table(text: str, name: str) -> None:
@@ -104,16 +124,26 @@ def keep(path: Path, results: object) -> None:
 # ---- arguments
 
 
-def parser_of(module_doc: str | None) -> argparse.ArgumentParser:
-    """Return a parser whose help is the text of the bench."""
-    return argparse.ArgumentParser(description=module_doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser_of(
+    module_doc: str | None, rows: Sequence[str] | Mapping[str, str] = (), *, rounds: int = 0, writes: str = ""
+) -> argparse.ArgumentParser:
+    """Return a parser whose help is the text of the bench.
 
-
-def parser_of_rows(module_doc: str | None, rows: Sequence[Any]) -> argparse.ArgumentParser:
-    """Return a parser that takes names of rows, each of which has ``name`` and ``what``."""
-    parser = parser_of(module_doc)
-    parser.epilog = "\n".join(["rows:", *(f"  {row.name:20} {row.what}" for row in rows)])
-    parser.add_argument("--row", action="append", default=[], choices=[row.name for row in rows], metavar="NAME")
+    Arguments:
+        module_doc: the text.
+        rows: names for ``--rows``, with what they are if known; all of them are the default.
+        rounds: default of ``--rounds``; 0: the bench has none.
+        writes: what ``--write`` keeps; empty: the bench keeps nothing.
+    """
+    parser = argparse.ArgumentParser(description=module_doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if isinstance(rows, Mapping):
+        parser.epilog = "\n".join(["rows:", *(f"  {name:24} {what}" for name, what in rows.items())])
+    if rows:
+        parser.add_argument("--rows", type=names_of(rows), default=list(rows), help="comma-separated; default: all")
+    if rounds:
+        parser.add_argument("--rounds", type=int, default=rounds, help="medians of them count")
+    if writes:
+        parser.add_argument("--write", action="store_true", help=f"keep {writes}")
     return parser
 
 
@@ -145,8 +175,8 @@ STYLE = {
 
 
 @contextmanager
-def drawing(path: Path, title: str, height: float) -> Iterator[Any]:
-    """Write what the block draws on the axes to a file, in the common style."""
+def drawing(path: Path, title: str, height: float, panels: int = 1) -> Iterator[Any]:
+    """Write what the block draws on the axes, one for each panel, to a file, in the common style."""
     try:
         import matplotlib as mpl
     except ImportError:
@@ -155,9 +185,9 @@ def drawing(path: Path, title: str, height: float) -> Iterator[Any]:
     from matplotlib import pyplot
 
     with mpl.rc_context(STYLE):
-        figure, axes = pyplot.subplots(figsize=(8, height))
-        axes.set_title(title)
-        yield axes
-        path.parent.mkdir(exist_ok=True)
+        figure, axes = pyplot.subplots(panels, figsize=(8, height), sharex=True, squeeze=False)
+        axes[0, 0].set_title(title)
+        yield axes[:, 0]
+        path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
         pyplot.close(figure)

@@ -19,10 +19,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 from bench.stage import leader_of
 from tests.procs import ROOT, Cluster
@@ -137,6 +136,8 @@ class Agent:
         self.name = name
         self.process = process
         self.log = log
+        self._left: list[int] = []
+        """Workers that outlived the agent."""
 
     @property
     def workers(self) -> list[int]:
@@ -153,29 +154,34 @@ class Agent:
 
     def kill_worker(self) -> None:
         """`kill -9` of its workers."""
-        for pid in self.workers:
-            os.kill(pid, signal.SIGKILL)
+        _signal(self.workers, signal.SIGKILL)
 
     def kill_node(self) -> None:
         """`kill -9` of all of it, as when a machine loses power."""
-        workers = self.workers
-        self.process.kill()
-        for pid in workers:
-            os.kill(pid, signal.SIGKILL)
-        self.process.wait()
+        self.kill_agent()
+        _signal(self._left, signal.SIGKILL)
 
-    def kill_agent(self) -> list[int]:
-        """`kill -9` of the agent alone; returns the process ids of its workers, which still run."""
-        workers = self.workers
+    def kill_agent(self) -> None:
+        """`kill -9` of the agent alone: its workers still run."""
+        self._left = self.workers
         self.process.kill()
         self.process.wait()
-        return workers
 
-    def signal_node(self, number: int) -> None:
-        """Freeze it, or let it thaw."""
-        for pid in (*self.workers, self.process.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+    def freeze(self) -> None:
+        """Stop all of it (SIGSTOP)."""
+        _signal((*self.workers, self.process.pid), signal.SIGSTOP)
+
+    def recover(self) -> None:
+        """Thaw it, and kill workers that have outlived it."""
+        if self.is_running:
+            _signal((*self.workers, self.process.pid), signal.SIGCONT)
+        _signal(self._left, signal.SIGKILL)
+
+
+def _signal(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 class Job:
@@ -194,7 +200,6 @@ class Job:
         self.directory = directory
         self.run_id = run_id
         self.agents: dict[str, Agent] = {}
-        self.left_running: list[int] = []
         self._stop_file = directory / "stop"
         (directory / "steps").mkdir(parents=True)
 
@@ -285,16 +290,11 @@ class Job:
     def __enter__(self) -> Job:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for agent in self.agents.values():
-            agent.signal_node(signal.SIGCONT)
+            agent.recover()
             if agent.is_running:
                 agent.kill_node()
-        for pid in self.left_running:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
 
 
 # ---- faults: how each is done, what must follow, and how the job is made whole again
@@ -332,91 +332,51 @@ class Fault:
 
     Attributes:
         name: as on the command line.
-        strike: does it; returns what brings back what was lost.
+        hurt: what becomes of a node; None: nothing.
         size: of the next world.
-        rounds: that must begin.
-        needs_cluster: it is about members of the cluster.
         bar_s: median that is aimed at.
+        rounds: that must begin.
+        is_first: the node is that of rank 0, with c10d the one that keeps the rendezvous; else another.
+        needs_cluster: the leader of the cluster is killed.
     """
 
     name: str
-    strike: Callable[[Job, World, Cluster | None], Callable[[], object]]
+    hurt: Callable[[Agent], None] | None
     size: int
     bar_s: float
     rounds: int = 1
+    is_first: bool = False
     needs_cluster: bool = False
 
+    def strike(self, job: Job, world: World, cluster: Cluster | None) -> Callable[[], None]:
+        """Do it; returns what brings back what was lost."""
+        member = leader_of(cluster) if self.needs_cluster else None
+        agent = job.first(world) if self.is_first else job.victim(world)
+        if member is not None:
+            member.kill()
+        if self.hurt is not None:
+            self.hurt(agent)
 
-def _nothing() -> None:
-    pass
+        def bring_back() -> None:
+            if member is not None:
+                member.restart()
+            agent.recover()
+            if not agent.is_running:
+                job.start(agent.name)
 
-
-def _worker(job: Job, world: World, _: Cluster | None) -> Callable[[], object]:
-    job.of_rank(world, NODES - 1).kill_worker()
-    return _nothing
-
-
-def _kill_node(job: Job, agent: Agent) -> Callable[[], object]:
-    agent.kill_node()
-    return lambda: job.start(agent.name)
-
-
-def _node(job: Job, world: World, _: Cluster | None) -> Callable[[], object]:
-    return _kill_node(job, job.victim(world))
-
-
-def _node0(job: Job, world: World, _: Cluster | None) -> Callable[[], object]:
-    return _kill_node(job, job.first(world))
-
-
-def _agent(job: Job, world: World, _: Cluster | None) -> Callable[[], object]:
-    agent = job.victim(world)
-    left_running = agent.kill_agent()
-    job.left_running += left_running
-
-    def bring_back() -> None:
-        for pid in left_running:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        job.start(agent.name)
-
-    return bring_back
-
-
-def _freeze(job: Job, world: World, _: Cluster | None) -> Callable[[], object]:
-    agent = job.victim(world)
-    agent.signal_node(signal.SIGSTOP)
-    return lambda: agent.signal_node(signal.SIGCONT)
-
-
-def _leader(job: Job, world: World, cluster: Cluster | None) -> Callable[[], object]:
-    member = leader_of(cluster)
-    member.kill()
-    return member.restart
-
-
-def _leader_and_node(job: Job, world: World, cluster: Cluster | None) -> Callable[[], object]:
-    agent, member = job.victim(world), leader_of(cluster)
-    member.kill()
-    agent.kill_node()
-
-    def bring_back() -> None:
-        member.restart()
-        job.start(agent.name)
-
-    return bring_back
+        return bring_back
 
 
 FAULTS = {
     fault.name: fault
     for fault in (
-        Fault("worker", _worker, NODES, 2.5),
-        Fault("node", _node, NODES - 1, 2.5),
-        Fault("node0", _node0, NODES - 1, 2.5),
-        Fault("agent", _agent, NODES - 1, 2.5),
-        Fault("freeze", _freeze, NODES - 1, 3.0),
-        Fault("raft-leader", _leader, NODES, 1.0, rounds=0, needs_cluster=True),
-        Fault("raft-leader+node", _leader_and_node, NODES - 1, 4.5, needs_cluster=True),
+        Fault("worker", Agent.kill_worker, NODES, 2.5),
+        Fault("node", Agent.kill_node, NODES - 1, 2.5),
+        Fault("node0", Agent.kill_node, NODES - 1, 2.5, is_first=True),
+        Fault("agent", Agent.kill_agent, NODES - 1, 2.5),
+        Fault("freeze", Agent.freeze, NODES - 1, 3.0),
+        Fault("raft-leader", None, NODES, 1.0, rounds=0, needs_cluster=True),
+        Fault("raft-leader+node", Agent.kill_node, NODES - 1, 4.5, needs_cluster=True),
     )
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -10,16 +11,20 @@ import resource
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import raftkv
+from raftkv.pb import rpc_pb2
+from raftkv.rpc.client.channel import Channel
 from tests.procs import ETCD, RAFTKV, ROOT, Program
 
-PROGRAMS: Final = (ETCD, RAFTKV.with_flags("--log-level", "error"))
+_QUOTA: Final = ("--quota-backend-bytes", str(8 * 1024**3))
+PROGRAMS: Final = (ETCD.with_flags(*_QUOTA), RAFTKV.with_flags("--log-level", "warn", *_QUOTA))
 """Both get the same settings; logs are quiet so that they cost nothing."""
-QUOTA: Final = ("--quota-backend-bytes", str(8 * 1024**3))
+NAMES: Final = tuple(program.name for program in PROGRAMS)
 PATIENCE_S: Final = 300.0
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
@@ -31,11 +36,12 @@ def in_turn(items: Iterable[T], number: int) -> list[T]:
     return list(items)[:: -1 if number % 2 else 1]
 
 
-def alternate(rounds: int, measure: Callable[[Program], T]) -> dict[str, list[T]]:
-    """Measure both programs in every round; return what each round found, by program."""
-    seen: dict[str, list[T]] = {program.name: [] for program in PROGRAMS}
+def alternate(rounds: int, measure: Callable[[Program], T], names: Sequence[str] = NAMES) -> dict[str, list[T]]:
+    """Measure the named programs in every round; return what each round found, by program."""
+    programs = [program for program in PROGRAMS if program.name in names]
+    seen: dict[str, list[T]] = {program.name: [] for program in programs}
     for number in range(rounds):
-        for program in in_turn(PROGRAMS, number):
+        for program in in_turn(programs, number):
             seen[program.name].append(measure(program))
     return seen
 
@@ -63,6 +69,11 @@ def leader_of(cluster: Any) -> Any:
                 if status.member_id and status.member_id == status.leader_id:
                     return next(member for member in cluster.members if member.endpoint == status.endpoint)
             pause.wait(0.01)
+
+
+def number_of_leader(cluster: Any) -> int:
+    """Return the place of the leader among the members, from 0."""
+    return int(cluster.members.index(leader_of(cluster)))
 
 
 def memory_mib(pid: int | str) -> dict[str, float]:
@@ -107,6 +118,25 @@ def fill(endpoint: str, keys: int, puts: int = 0, *, key_bytes: int = 64, value_
     sizes = (f"--key-size={key_bytes}", f"--val-size={value_bytes}", f"--key-space-size={keys}")
     words = "put --sequential-keys --keep-keys"
     load([endpoint], words, *sizes, clients=500, connections=50, total=puts or keys)
+
+
+async def open_watches(
+    stack: AsyncExitStack, channel: Channel, keys: Sequence[bytes], **options: Any
+) -> AsyncIterator[bytes]:
+    """Open a stream with a watch of each key, which stays until the stack is closed; return it, to read events."""
+    stream = await stack.enter_async_context(channel.stream("/etcdserverpb.Watch/Watch"))
+
+    async def send() -> None:
+        for key in keys:
+            create = rpc_pb2.WatchCreateRequest(key=key, **options)
+            await stream.send(rpc_pb2.WatchRequest(create_request=create).SerializeToString())
+
+    sending = asyncio.create_task(send())  # beside reading: a server whose answers wait takes no more requests
+    created = 0
+    while created < len(keys):
+        created += rpc_pb2.WatchResponse.FromString(await anext(stream)).created
+    await sending
+    return stream
 
 
 # ---- processes that answer

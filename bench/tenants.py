@@ -24,12 +24,14 @@ from time import monotonic
 from typing import Any, Final
 
 from bench.hostile.attacker import KV, Attacker, UserChannel, permission, secure
+from bench.hostile.honest import HonestProcess
+from bench.hostile.measure import SIZE, agreement, elections, metrics_of
 from bench.hostile.rows import ROWS, Row
-from bench.hostile.stage import HonestProcess, agreement, leader_number, members, metrics_of
 from bench.report import markdown, names_of, parser_of
-from bench.stage import allow_many_files, progress
+from bench.stage import NAMES, PROGRAMS, allow_many_files, number_of_leader, progress
 from raftkv.pb import rpc_pb2
 from raftkv.rpc.status import RpcError
+from tests.procs import Cluster, Program
 
 GREEDY_ADDRESS: Final = "127.9.9.9"
 """Where the flood comes from: an identity of its own, by address."""
@@ -37,7 +39,6 @@ CAPACITY_S: Final = 2.0
 CAPACITY_CALLS: Final = 64
 CALM_S: Final = 1.0
 RATE_KEPT_MIN, P99_RATIO_MAX, STALL_MAX_S = 0.9, 1.2, 0.2
-LEADER_CHANGES: Final = "etcd_server_leader_changes_seen_total"
 
 FLOODS: Final = {
     "puts": ("burst-puts",),
@@ -89,27 +90,23 @@ async def capacity_per_s(endpoints: list[str], token: str) -> float:
     return count / CAPACITY_S
 
 
-async def measure(flood: str, program: str, scale: float, seconds: float) -> tuple[list[str], list[str]]:
+async def measure(flood: str, program: Program, scale: float, seconds: float) -> tuple[list[str], list[str]]:
     """Run one flood against fresh members of a program; cells of the table, and the bars that were missed."""
-    named = {row.name: row for row in ROWS}
-    rows = [named[name] for name in FLOODS[flood]]
-    with members(program) as cluster:
-        number = await leader_number(cluster)
+    rows = [row for row in ROWS if row.name in FLOODS[flood]]
+    with Cluster(program, SIZE) as cluster:
+        number = number_of_leader(cluster)
         token = await secure(cluster.endpoints[number]) if any(row.users for row in rows) else ""
-        attackers = [Attacker(cluster.endpoints, number, scale, scale, token=token) for _ in rows]
+        attackers = [Attacker(cluster.endpoints, number, scale, token=token) for _ in rows]
         try:
             permitted = permission(b"honest/", b"honest0")
             user = await attackers[0].user("honest", "honest", permitted) if token else ""
             for row, attacker in zip(rows, attackers, strict=True):
                 await row.prepare(attacker)
             capacity = await capacity_per_s(cluster.endpoints, user)
-            honest = HonestProcess(cluster.endpoints, puts_per_s=capacity / 10, token=user)
-            try:
-                pairs = list(zip(rows, attackers, strict=True))
-                cells, missed = await _compare(cluster, honest, functools.partial(_flood, pairs, seconds), seconds)
-            finally:
-                honest.end()
-            problem = (await agreement(cluster, token)).problem
+            pairs = list(zip(rows, attackers, strict=True))
+            flooding = functools.partial(_flood, pairs, seconds)
+            cells, missed = await _compare(cluster, capacity / 10, user, flooding, seconds)
+            problem = await agreement(cluster, token)
         except (RpcError, TimeoutError) as error:
             capacity, cells, missed, problem = 0.0, [""] * 5, [], f"{type(error).__name__}: {error}"
         finally:
@@ -119,47 +116,35 @@ async def measure(flood: str, program: str, scale: float, seconds: float) -> tup
 
 
 async def _compare(
-    cluster: Any, honest: HonestProcess, flood: Callable[[], Awaitable[None]], seconds: float
+    cluster: Cluster, puts_per_s: float, user: str, flood: Callable[[], Awaitable[None]], seconds: float
 ) -> tuple[list[str], list[str]]:
-    await _window(honest, functools.partial(asyncio.sleep, CALM_S))  # it has begun by then
-    alone, alone_per_s = await _window(honest, functools.partial(asyncio.sleep, seconds))
-    before = [metrics_of(member) for member in cluster.members]
-    told, per_s = await _window(honest, flood)
-    after = [metrics_of(member) for member in cluster.members]
-    elections = int(
-        max(new.get(LEADER_CHANGES, 0) - old.get(LEADER_CHANGES, 0) for old, new in zip(before, after, strict=True))
-    )
+    honest = HonestProcess(cluster.endpoints, puts_per_s=puts_per_s, token=user)
+    try:
+        await honest.window(functools.partial(asyncio.sleep, CALM_S))  # it has begun by then
+        alone, alone_per_s = await honest.window(functools.partial(asyncio.sleep, seconds))
+        before = [metrics_of(member) for member in cluster.members]
+        told, per_s = await honest.window(flood)
+    finally:
+        honest.end()
+    changes = elections(before, [metrics_of(member) for member in cluster.members])
     kept, stall_s = per_s / alone_per_s, told["put"]["max_ms"] / 1e3
     ratio = told["put"]["p99_ms"] / alone["put"]["p99_ms"]
     bars = (
         (kept < RATE_KEPT_MIN, f"{kept:.0%} of the rate"),
         (ratio > P99_RATIO_MAX, f"p99 x {ratio:.1f}"),
         (stall_s > STALL_MAX_S, f"a stall of {stall_s:.2f} s"),
-        (elections > 0, f"{elections} elections"),
+        (changes > 0, f"{changes} elections"),
         (told["errors"] > 0, f"{told['errors']} honest errors"),
     )
     p99s = [f"{one['put']['p99_ms']:.1f} ms" for one in (alone, told)]
     return [f"{kept:.0%}", *p99s, f"{ratio:.1f}", f"{stall_s:.2f} s"], [text for missed, text in bars if missed]
 
 
-async def _window(honest: HonestProcess, beside: Callable[[], Awaitable[None]]) -> tuple[dict[str, Any], float]:
-    """Return what the honest client tells of a time, and the answered puts a second in it."""
-    honest.mark()
-    began = monotonic()
-    await beside()
-    told = await honest.tell()
-    return told, (told["put"]["count"] - told["errors"]) / (monotonic() - began)
-
-
 async def _flood(pairs: list[tuple[Row, Attacker]], seconds: float) -> None:
-    async def rounds(row: Row, attacker: Attacker) -> None:
+    for _, attacker in pairs:
         attacker.until = monotonic() + seconds
-        await row.attack(attacker)
-        while row.repeats and not attacker.is_over():
-            await row.attack(attacker)
-
     # A row that is not over by then is ended: the window is the same for all floods.
-    tasks = [asyncio.create_task(rounds(row, attacker)) for row, attacker in pairs]
+    tasks = [asyncio.create_task(row.repeat(attacker)) for row, attacker in pairs]
     await asyncio.wait(tasks, timeout=seconds)
     for task in tasks:
         task.cancel()
@@ -172,16 +157,16 @@ def main() -> None:
     parser.add_argument("--floods", type=names_of(FLOODS), default=list(FLOODS), help=f"of {', '.join(FLOODS)}")
     parser.add_argument("--scale", type=float, default=0.2, help="of the numbers of the flood's rows")
     parser.add_argument("--seconds", type=float, default=5.0, help="of the time alone, and of the flood")
-    parser.add_argument("--programs", type=names_of(("raftkv", "etcd")), default=["raftkv"])
+    parser.add_argument("--programs", type=names_of(NAMES), default=["raftkv"])
     options = parser.parse_args()
     allow_many_files()
     lines, has_missed = [], False
     for flood in options.floods:
-        for program in options.programs:
+        for program in (program for program in PROGRAMS if program.name in options.programs):
             with asyncio.Runner(loop_factory=GreedyLoop) as runner:
                 cells, missed = runner.run(measure(flood, program, options.scale, options.seconds))
-            lines.append([flood, program, *cells, "; ".join(missed) or "-"])
-            has_missed |= bool(missed) and program == "raftkv"
+            lines.append([flood, program.name, *cells, "; ".join(missed) or "-"])
+            has_missed |= bool(missed) and program.name == "raftkv"
             progress("  ".join(lines[-1]))
     print(markdown(HEADINGS, lines, texts=2))
     sys.exit(has_missed)

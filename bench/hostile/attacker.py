@@ -52,11 +52,9 @@ class Attacker:
     Attributes:
         endpoints: of all members.
         target: the number of the member that is attacked.
-        scale: of all counts but those of connections.
-        crowd: of the numbers of connections.
+        scale: of all counts.
         until: when the attack ends, by the monotonic clock; rounds that are under way may last longer.
         refusals: what the members said no to, by its text.
-        notes: what a row wants to tell beside.
         token: of root, where users are asked for.
         user_token: of a user that a row has made.
     """
@@ -64,10 +62,8 @@ class Attacker:
     endpoints: list[str]
     target: int
     scale: float = 1.0
-    crowd: float = 1.0
     until: float = 0.0
     refusals: Counter[str] = field(default_factory=Counter)
-    notes: dict[str, float] = field(default_factory=dict)
     token: str = ""
     user_token: str = ""
     _channels: list[Channel] = field(default_factory=list)
@@ -75,10 +71,6 @@ class Attacker:
     def count(self, full: int, least: int = 1) -> int:
         """A number of the row, scaled."""
         return max(least, int(full * self.scale))
-
-    def connections(self, full: int, least: int = 5) -> int:
-        """A number of connections, scaled."""
-        return max(least, int(full * self.crowd))
 
     async def until_over(self) -> None:
         """Wait for the end of the attack."""
@@ -93,11 +85,10 @@ class Attacker:
         """Whether the attack should end."""
         return monotonic() >= self.until
 
-    def channel(self, member: int | None = None, token: str | None = None) -> Channel:
-        """A new connection, to the member that is attacked unless another is named; closed with the attacker."""
-        endpoint = self.endpoint if member is None else self.endpoints[member]
+    def channel(self, token: str | None = None) -> Channel:
+        """A new connection to the member that is attacked; closed with the attacker."""
         options = ChannelOptions(stream_window_bytes=4 << 20, connection_window_bytes=16 << 20)
-        channel = UserChannel(endpoint, self.token if token is None else token, options)
+        channel = UserChannel(self.endpoint, self.token if token is None else token, options)
         self._channels.append(channel)
         return channel
 
@@ -129,9 +120,8 @@ class Attacker:
 
     async def call(self, path: str, request: Any, channel: Channel | None = None) -> bytes | None:
         """One call; None: it was refused, or there was no answer in time."""
-        channel = channel or (self._channels[0] if self._channels else self.channel())
         try:
-            return await channel.unary(path, request.SerializeToString(), CALL_TIMEOUT_S)
+            return await self._unary(path, request, channel)
         except RpcError as error:
             self.refused(str(error))
             return None
@@ -140,13 +130,16 @@ class Attacker:
         """Count a refusal."""
         self.refusals[text[:100]] += 1
 
-    async def must(self, path: str, request: Any, channel: Channel | None = None) -> bytes:
+    async def must(self, path: str, request: Any) -> bytes:
         """A call of the preparation, which may be repeated and has to succeed."""
-        channel = channel or (self._channels[0] if self._channels else self.channel())
         for _ in range(5):
             with suppress(RpcError):
-                return await channel.unary(path, request.SerializeToString(), CALL_TIMEOUT_S)
+                return await self._unary(path, request)
             await asyncio.sleep(0.5)
+        return await self._unary(path, request)
+
+    async def _unary(self, path: str, request: Any, channel: Channel | None = None) -> bytes:
+        channel = channel or (self._channels[0] if self._channels else self.channel())
         return await channel.unary(path, request.SerializeToString(), CALL_TIMEOUT_S)
 
     async def each(self, requests: Iterable[Callable[[], Awaitable[Any]]], in_flight: int = IN_FLIGHT) -> None:
@@ -175,32 +168,12 @@ class Attacker:
 
     @asynccontextmanager
     async def stream(self, path: str, channel: Channel | None = None) -> AsyncIterator[ClientStream]:
-        """A stream whose end, of whatever kind, is a refusal."""
+        """A stream; its errors are refusals."""
         try:
             async with (channel or self.channel()).stream(path) as stream:
                 yield stream
         except RpcError as error:
             self.refused(str(error))
-
-    async def others(self, ask: Callable[[], Awaitable[bool]], rest_s: float = 0.1) -> None:
-        """Have another identity ask for what all share until the attack is over; note its rate and how long it took.
-
-        Arguments:
-            ask: asks once; whether it was served.
-            rest_s: between two.
-        """
-        began, taken_s, failed = monotonic(), list[float](), 0
-        while not self.is_over():
-            asked_at = monotonic()
-            if await ask():
-                taken_s.append(monotonic() - asked_at)
-            else:
-                failed += 1
-            await asyncio.sleep(rest_s)
-        taken_s.sort()
-        self.notes["others_failed"] = failed
-        self.notes["others_per_s"] = round(len(taken_s) / (monotonic() - began), 1)
-        self.notes["others_p99_ms"] = round(taken_s[len(taken_s) * 99 // 100] * 1e3, 1) if taken_s else float("inf")
 
     # ---- frames written by hand
 

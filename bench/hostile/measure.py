@@ -3,34 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+import re
 import time
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, Final
 
-from bench.hostile.attacker import Attacker, secure
+from bench.hostile.attacker import CALL_TIMEOUT_S, Attacker, UserChannel, secure
+from bench.hostile.honest import HonestProcess
 from bench.hostile.rows import Row
-from bench.hostile.stage import (
-    Agreement,
-    HonestProcess,
-    agreement,
-    leader_number,
-    log_bytes,
-    long_turns,
-    members,
-    metrics_of,
-    sampled_mib,
-)
+from bench.report import markdown
+from bench.stage import memory_mib, number_of_leader, pids_of
+from raftkv.cli.ctl import top
+from raftkv.client.rpc import methods
+from raftkv.pb import rpc_pb2
 from raftkv.rpc.status import RpcError
-from tests.procs import Cluster, ProcessError
+from tests.procs import Cluster, Member, ProcessError, Program
 
+SIZE: Final = 3
 QUIET_S: Final = 1.0
 AFTER_S: Final = 0.5
 ATTACK_TIMEOUT_S: Final = 240.0
-_LEADER_CHANGES: Final = "etcd_server_leader_changes_seen_total"
+AGREEMENT_TIMEOUT_S: Final = 30.0
+SAMPLE_INTERVAL_S: Final = 0.1
+TURN_LIMIT_MS: Final = 50.0
+LEADER_CHANGES: Final = "etcd_server_leader_changes_seen_total"
 _LONGEST_TURN: Final = "raftkv_loop_turn_longest_seconds"
 _LONGEST_OWN_TURN: Final = "raftkv_loop_turn_longest_own_seconds"
+_LONG_TURN: Final = re.compile(
+    r"a turn of the event loop took \d+ ms, (\d+) ms without waits for a processor, in ([^;\"\n]*)"
+)
 
 
 @dataclass
@@ -40,10 +44,10 @@ class Outcome:
     Attributes:
         turns_ms, turns_own_ms: the longest turn of each member of raftkv, by the clock, and without waits for a
             processor that others had.
-        work: how long the longest turns were and what they did, as the members logged it (one a second).
         put, read: count, p50_ms, p99_ms, max_ms of the honest client's.
         errors: of the honest client.
         peak_mb, growth_mb: anonymous memory of the largest member, and how much more than before the attack.
+        details: what the table has no room for, a line each.
         problem: why the members are not what they were: one died, or they differ; empty: they are.
     """
 
@@ -51,28 +55,100 @@ class Outcome:
     program: str
     turns_ms: list[float] = field(default_factory=list)
     turns_own_ms: list[float] = field(default_factory=list)
-    work: list[str] = field(default_factory=list)
     put: dict[str, float] = field(default_factory=dict)
     read: dict[str, float] = field(default_factory=dict)
-    quiet_put_p99_ms: float = 0.0
     errors: int = 0
-    error_texts: list[str] = field(default_factory=list)
     attack_s: float = 0.0
-    rounds: int = 0
     leader_changes: int = 0
     peak_mb: float = 0.0
     growth_mb: float = 0.0
-    restart_s: float = 0.0
-    refusals: dict[str, int] = field(default_factory=dict)
-    notes: dict[str, float] = field(default_factory=dict)
+    details: list[str] = field(default_factory=list)
     problem: str = ""
 
 
-async def measure(row: Row, program: str, scale: float, seconds: float) -> Outcome:
+# ---- what members tell
+
+
+def metrics_of(member: Member) -> dict[str, float]:
+    """Sums of all metrics of a member by name; empty if it does not answer. A scrape begins the longest turn anew."""
+    try:
+        return top.fetch(member.endpoint, None, CALL_TIMEOUT_S)
+    except OSError:
+        return {}
+
+
+def elections(before: Sequence[dict[str, float]], after: Sequence[dict[str, float]]) -> int:
+    """Return how often members saw their leader change between two readings of their metrics."""
+    pairs = [(old, new) for old, new in zip(before, after, strict=True) if old and new]
+    return int(max((new[LEADER_CHANGES] - old[LEADER_CHANGES] for old, new in pairs), default=0))
+
+
+def _long_turns(member: Member, since_bytes: int) -> list[tuple[int, str]]:
+    """Turns that a member of raftkv warned of, from a place in its log on: milliseconds of its own, and what ran."""
+    text = member.log_path.read_bytes()[since_bytes:].decode("utf-8", errors="replace")
+    return [(int(found[1]), found[2]) for found in _LONG_TURN.finditer(text)]
+
+
+@asynccontextmanager
+async def _sampled_mib(cluster: Cluster) -> AsyncIterator[list[list[float]]]:
+    """Note the members' own memory while the block runs."""
+    samples: list[list[float]] = []
+
+    async def sample() -> None:
+        while True:
+            with suppress(OSError, KeyError):  # a member that has died has no memory
+                samples.append([memory_mib(pid)["RssAnon"] for pid in pids_of(cluster)])
+            await asyncio.sleep(SAMPLE_INTERVAL_S)
+
+    task = asyncio.create_task(sample())
+    try:
+        yield samples
+    finally:
+        task.cancel()
+
+
+async def agreement(cluster: Cluster, token: str = "") -> str:
+    """Return why the members do not live and hold the same; empty: they do. A member has a while to catch up."""
+    deadline = monotonic() + AGREEMENT_TIMEOUT_S
+    while True:
+        try:
+            problem = await _difference(cluster, token)
+        except RpcError as error:
+            problem = f"a member does not serve: {error}"
+        if not problem or "hashes" in problem or monotonic() > deadline:
+            return problem
+        await asyncio.sleep(0.5)
+
+
+async def _difference(cluster: Cluster, token: str) -> str:
+    """Ask every member, after a linearizable read of each, for its leader and the hash of one revision."""
+    for member in cluster.members:
+        if not member.is_running():
+            return f"{member.name} died: {member.log_tail()}"
+    async with AsyncExitStack() as stack:
+        channels = [await stack.enter_async_context(UserChannel(each, token)) for each in cluster.endpoints]
+
+        async def ask(method: Any, request: Any) -> list[Any]:
+            data = [await each.unary(method.path, request.SerializeToString(), CALL_TIMEOUT_S) for each in channels]
+            return [method.response.FromString(one) for one in data]
+
+        revision = min(one.header.revision for one in await ask(methods.RANGE, rpc_pb2.RangeRequest(key=b"honest/")))
+        leaders = {one.leader for one in await ask(methods.STATUS, rpc_pb2.StatusRequest())}
+        hashes = [(one.hash, one.compact_revision)
+                  for one in await ask(methods.HASH_KV, rpc_pb2.HashKVRequest(revision=revision))]  # fmt: skip
+    if len(leaders) > 1:
+        return f"members name different leaders: {sorted(leaders)}"
+    return f"members have different hashes at revision {revision}: {hashes}" if len(set(hashes)) > 1 else ""
+
+
+# ---- a row
+
+
+async def measure(row: Row, program: Program, scale: float, seconds: float) -> Outcome:
     """Run a row. What the members do wrong is in the outcome; what the benchmark cannot do raises."""
-    outcome = Outcome(row.name, program)
-    with members(program) as cluster:
-        attacker = Attacker(cluster.endpoints, await leader_number(cluster), scale, scale)
+    outcome = Outcome(row.name, program.name)
+    with Cluster(program, SIZE) as cluster:
+        attacker = Attacker(cluster.endpoints, number_of_leader(cluster), scale)
         try:
             attacker.token = await secure(attacker.endpoint) if row.users else ""
             await asyncio.wait_for(row.prepare(attacker), ATTACK_TIMEOUT_S)
@@ -81,10 +157,10 @@ async def measure(row: Row, program: str, scale: float, seconds: float) -> Outco
             outcome.problem = f"longer than {ATTACK_TIMEOUT_S:g} s"
         finally:
             await attacker.close()
-        outcome.refusals, outcome.notes = dict(attacker.refusals.most_common(5)), attacker.notes
-        outcome.problem = outcome.problem or (await _agreement(cluster, attacker.token)).problem
+        outcome.details += [f"refused {count} times: {text}" for text, count in attacker.refusals.most_common(5)]
+        outcome.problem = outcome.problem or await agreement(cluster, attacker.token)
         if row.restarts and not outcome.problem:
-            outcome.restart_s = _restart(cluster, (attacker.target + 1) % len(cluster.members))
+            _restart(cluster.members[(attacker.target + 1) % SIZE], outcome)
     return outcome
 
 
@@ -92,75 +168,90 @@ async def _attack(cluster: Cluster, row: Row, attacker: Attacker, seconds: float
     honest = HonestProcess(cluster.endpoints, token=attacker.token)
     try:
         await asyncio.sleep(QUIET_S)
-        honest.mark()
-        await asyncio.sleep(QUIET_S)
-        outcome.quiet_put_p99_ms = (await honest.tell())["put"]["p99_ms"]
         before = [metrics_of(member) for member in cluster.members]
-        logged = [log_bytes(member) for member in cluster.members]
-        honest.mark()
-        async with sampled_mib(cluster) as samples:
+        logged = [member.log_path.stat().st_size for member in cluster.members]
+
+        async def attack() -> None:
             began = monotonic()
             attacker.until = began + seconds
-            await asyncio.wait_for(_rounds(row, attacker, outcome), ATTACK_TIMEOUT_S)
-            outcome.attack_s = round(monotonic() - began, 2)
+            await asyncio.wait_for(row.repeat(attacker), ATTACK_TIMEOUT_S)
+            outcome.attack_s = monotonic() - began
             await asyncio.sleep(AFTER_S)
-            summary = await honest.tell()
-        after = [metrics_of(member) for member in cluster.members]
-        turns = [
-            turn for member, size in zip(cluster.members, logged, strict=True) for turn in long_turns(member, size)
-        ]
-        outcome.work = [f"{own_ms} ms: {work}" for own_ms, work in sorted(turns, reverse=True)[:4]]
+
+        async with _sampled_mib(cluster) as samples:
+            told, _ = await honest.window(attack)
     finally:
         honest.end()
-    _note(outcome, summary, before, after)
-    memory = max(zip(*samples, strict=False), key=max)
-    outcome.peak_mb = round(max(memory), 1)
-    outcome.growth_mb = round(max(memory) - memory[0], 1)
-
-
-async def _rounds(row: Row, attacker: Attacker, outcome: Outcome) -> None:
-    while True:
-        await row.attack(attacker)
-        outcome.rounds += 1
-        if not row.repeats or attacker.is_over():
-            return
-
-
-def _note(
-    outcome: Outcome, summary: dict[str, Any], before: list[dict[str, float]], after: list[dict[str, float]]
-) -> None:
-    outcome.put, outcome.read = summary["put"], summary["read"]
-    outcome.errors, outcome.error_texts = summary["errors"], summary["error_texts"]
-    changes = [
-        new[_LEADER_CHANGES] - old[_LEADER_CHANGES] for old, new in zip(before, after, strict=True) if old and new
-    ]
-    outcome.leader_changes = int(max(changes, default=0))
+    after = [metrics_of(member) for member in cluster.members]
+    outcome.put, outcome.read, outcome.errors = told["put"], told["read"], told["errors"]
+    outcome.leader_changes = elections(before, after)
     if outcome.program == "raftkv":
-        outcome.turns_ms = [round(figures.get(_LONGEST_TURN, 0.0) * 1e3, 1) for figures in after]
-        outcome.turns_own_ms = [round(figures.get(_LONGEST_OWN_TURN, 0.0) * 1e3, 1) for figures in after]
+        outcome.turns_ms = [figures.get(_LONGEST_TURN, 0.0) * 1e3 for figures in after]
+        outcome.turns_own_ms = [figures.get(_LONGEST_OWN_TURN, 0.0) * 1e3 for figures in after]
+    turns = [turn for each in map(_long_turns, cluster.members, logged) for turn in each]
+    outcome.details += [f"long turn: {own_ms} ms: {work}" for own_ms, work in sorted(set(turns), reverse=True)[:4]]
+    outcome.details += [f"honest error: {text}" for text in told["error_texts"][:3]]
+    memory = max(zip(*samples, strict=False), key=max)
+    outcome.peak_mb, outcome.growth_mb = max(memory), max(memory) - memory[0]
 
 
-async def _agreement(cluster: Cluster, token: str) -> Agreement:
-    """Wait until it is there: a member may have to catch up."""
-    deadline = monotonic() + 30
-    while True:
-        try:
-            found = await agreement(cluster, token)
-        except RpcError as error:
-            found = Agreement(str(error))
-        if not found.problem or "hashes" in found.problem or monotonic() > deadline:
-            return found
-        await asyncio.sleep(0.5)
-
-
-def _restart(cluster: Cluster, number: int) -> float:
-    member = cluster.members[number]
+def _restart(member: Member, outcome: Outcome) -> None:
     member.kill()
     began = time.monotonic()
     try:
         member.start()
         member.wait_ready(timeout_s=120)
     except ProcessError as error:
-        print(error, file=sys.stderr)
-        return float("inf")
-    return round(time.monotonic() - began, 2)
+        outcome.problem = str(error)
+    outcome.details.append(f"restart: {time.monotonic() - began:.2f} s")
+
+
+# ---- bars, and the table
+
+
+def together(rounds: Sequence[Outcome]) -> Outcome:
+    """Several rounds of one program: the one of median honest p99, with the worst of all else that has a bar."""
+    by_latency = sorted(rounds, key=lambda outcome: outcome.put.get("p99_ms", float("inf")))
+    return replace(
+        by_latency[(len(rounds) - 1) // 2],
+        turns_ms=[max(turns) for turns in zip(*(outcome.turns_ms for outcome in rounds), strict=False)],
+        turns_own_ms=[max(turns) for turns in zip(*(outcome.turns_own_ms for outcome in rounds), strict=False)],
+        errors=sum(outcome.errors for outcome in rounds),
+        leader_changes=max(outcome.leader_changes for outcome in rounds),
+        problem=next((outcome.problem for outcome in rounds if outcome.problem), ""),
+    )
+
+
+def misses(raftkv: Outcome, etcd: Outcome | None) -> list[str]:
+    """The bars that a row of raftkv misses."""
+    found = [raftkv.problem] if raftkv.problem else []
+    if raftkv.turns_own_ms and max(raftkv.turns_own_ms) > TURN_LIMIT_MS:
+        found.append(f"a turn of {max(raftkv.turns_own_ms):.0f} ms")
+    if raftkv.leader_changes:
+        found.append(f"{raftkv.leader_changes} changes of leader")
+    if raftkv.errors:
+        found.append(f"{raftkv.errors} honest errors")
+    if etcd is not None and not etcd.problem and raftkv.put and raftkv.put["p99_ms"] > etcd.put["p99_ms"]:
+        found.append(f"honest p99 {raftkv.put['p99_ms']:.1f} ms, etcd's {etcd.put['p99_ms']:.1f}")
+    return found
+
+
+HEADINGS: Final = (
+    "row", "program", "misses", "turn ms", "own ms", "put p50", "p99", "max ms", "read p99", "attack s", "leader",
+    "peak MB",
+)  # fmt: skip
+
+
+def table(found: Sequence[dict[str, Outcome]]) -> str:
+    """One line for each program of each row, with what raftkv misses."""
+    lines = []
+    for programs in found:
+        for one in programs.values():
+            is_ours = one.program == "raftkv"
+            missed = "; ".join(misses(one, programs.get("etcd"))) if is_ours else one.problem
+            turns = (f"{max(turns):,.0f}" if turns else "" for turns in (one.turns_ms, one.turns_own_ms))
+            times = (f"{one.put[name]:,.1f}" if one.put else "" for name in ("p50_ms", "p99_ms", "max_ms"))
+            read, memory = one.read.get("p99_ms", 0.0), f"{one.peak_mb:,.0f} (+{one.growth_mb:,.0f})"
+            rest = (f"{read:,.1f}", f"{one.attack_s:.1f}", one.leader_changes, memory)
+            lines.append((one.row, one.program, missed or "-", *turns, *times, *rest))
+    return markdown(HEADINGS, lines, texts=3)

@@ -12,11 +12,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from time import monotonic
 from typing import Any, Final
 
-from bench.hostile.attacker import AUTH, EVERYTHING, KV, Attacker, RawConnection, UserChannel, grpc_request, permission
-from raftkv.pb import auth_pb2, rpc_pb2
+from bench.hostile.attacker import AUTH, EVERYTHING, KV, Attacker, RawConnection, grpc_request, permission
+from raftkv.pb import rpc_pb2
 from raftkv.rpc.client.channel import Channel
 from raftkv.rpc.client.stream import ClientStream
 from raftkv.rpc.framing import frame as message_of
@@ -30,6 +29,7 @@ _WATCH: Final = "/etcdserverpb.Watch/Watch"
 _LEASE: Final = "/etcdserverpb.Lease/"
 _MAINTENANCE: Final = "/etcdserverpb.Maintenance/"
 _ANSWER_TIMEOUT_S: Final = 60.0
+_CONNECT_TIMEOUT_S: Final = 5.0
 _RECONNECT_PAUSE_S: Final = 0.01
 _FRAMES_PER_WRITE: Final = 1000
 _OPERATIONS_MAX: Final = 128
@@ -67,6 +67,12 @@ class Row:
     programs: tuple[str, ...] = ("etcd", "raftkv")
     restarts: bool = False
     users: bool = False
+
+    async def repeat(self, attacker: Attacker) -> None:
+        """Attack until the time is over; once, if rounds do not follow each other."""
+        await self.attack(attacker)
+        while self.repeats and not attacker.is_over():
+            await self.attack(attacker)
 
 
 def _filled(count: int, least: int = 100, **options: Any) -> Act:
@@ -282,36 +288,6 @@ async def _delete_watched(attacker: Attacker) -> None:
         await asyncio.gather(*reading)
 
 
-async def _all_watchers(attacker: Attacker) -> None:
-    """Watches of one user on long keys of its own, as many as are taken; then others watch one key."""
-    theirs, others = attacker.channel(token=attacker.user_token), attacker.channel()
-    message = _watch(b"mallory/" + b"k" * 1_400_000)
-
-    async def take() -> None:
-        stream, count = theirs.stream(_WATCH), attacker.count(180, 5)
-        streams.append(stream)
-        reading = asyncio.create_task(_read(stream, count, attacker))
-        for _ in range(count):
-            await stream.send(message)
-        await reading
-
-    async def watch() -> bool:
-        with suppress(RpcError, TimeoutError):
-            async with asyncio.timeout(5), others.stream(_WATCH) as stream:
-                await stream.send(_watch(b"others"))
-                found = await stream.receive()
-                return found is not None and not rpc_pb2.WatchResponse.FromString(found).canceled
-        return False
-
-    streams: list[ClientStream] = []
-    began = monotonic()
-    await asyncio.gather(*[take() for _ in range(5)])
-    attacker.until += monotonic() - began
-    await attacker.others(watch)
-    for stream in streams:
-        stream.cancel()
-
-
 # ---- leases: very many, and one with very many keys
 
 
@@ -332,35 +308,30 @@ async def _grant_many(attacker: Attacker) -> None:
     await _each(attacker, _LEASE + "LeaseLeases", [rpc_pb2.LeaseLeasesRequest()] * 20)
 
 
-async def _grant_as_mallory(attacker: Attacker) -> None:
-    """A user without permissions has ever more leases granted that never end; others have one granted now and then."""
-    theirs, others = attacker.channel(token=attacker.user_token), attacker.channel()
-    request = rpc_pb2.LeaseGrantRequest(TTL=9_000_000_000)
-
-    async def take() -> None:
-        left = attacker.count(60_000, 100) // 100
-        while left and not attacker.is_over():
-            left -= 1
-            await attacker.call(_LEASE + "LeaseGrant", request, theirs)
-
-    async def grant() -> bool:
-        return await attacker.call(_LEASE + "LeaseGrant", rpc_pb2.LeaseGrantRequest(TTL=60), others) is not None
-
-    await asyncio.gather(*[take() for _ in range(100)], attacker.others(grant))
-
-
 # ---- frames by hand: floods of small ones, and answers for which there is no room
+
+
+async def _connect(attacker: Attacker, window_bytes: int | None = None) -> RawConnection:
+    """Connect; OSError (of which TimeoutError is one) after a pause: the member does not take it."""
+    try:
+        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+            return await attacker.connect(window_bytes)
+    except OSError as error:
+        attacker.refused(f"connect: {error.strerror or 'timed out'}")
+        await asyncio.sleep(0.1)
+        raise
 
 
 @asynccontextmanager
 async def _opened(
     attacker: Attacker, count: int, window_bytes: int | None = None
 ) -> AsyncIterator[list[RawConnection]]:
-    """Open so many connections, and close them at the end of the block."""
+    """Open so many connections, or as many as the member takes, and close them at the end of the block."""
     connections: list[RawConnection] = []
     try:
-        while len(connections) < count:
-            connections.append(await attacker.connect(window_bytes))
+        with suppress(OSError):
+            while len(connections) < count:
+                connections.append(await _connect(attacker, window_bytes))
         yield connections
     finally:
         for connection in connections:
@@ -371,17 +342,11 @@ async def _again_and_again(attacker: Attacker, use: Callable[[RawConnection], Aw
     """Use one connection after the other, each until the member closes it."""
     while not attacker.is_over():
         await asyncio.sleep(_RECONNECT_PAUSE_S)
-        try:
-            connection = await attacker.connect()
-        except OSError as error:
-            attacker.refused(f"connect: {error.strerror}")
-            continue
-        connection.discard_answers()
-        try:
-            await use(connection)
-        finally:
-            connection.close()
-        attacker.refused("connection closed")
+        async with _opened(attacker, 1) as connections:
+            for connection in connections:
+                connection.discard_answers()
+                await use(connection)
+                attacker.refused("connection closed")
 
 
 def _flood(frames: bytes, first: bytes = b"") -> Act:
@@ -440,7 +405,7 @@ async def _packed(attacker: Attacker) -> None:
         return puts + raw.headers(number + 2, keep) + raw.message(number + 2, message * 7) + raw.reset(number + 2)
 
     flood = _flood_of_calls(calls, 4, 10)
-    await asyncio.gather(*[flood(attacker) for _ in range(attacker.connections(20))])
+    await asyncio.gather(*[flood(attacker) for _ in range(attacker.count(20, 5))])
 
 
 async def _closed_window(attacker: Attacker) -> None:
@@ -499,7 +464,7 @@ def _bursts(method: str, request: Any) -> Act:
     async def attack(attacker: Attacker) -> None:
         burst = _burst(method, request, attacker.count(_BURST_BYTES, 4_000))
         while not attacker.is_over():
-            async with _opened(attacker, attacker.connections(100)) as connections:
+            async with _opened(attacker, attacker.count(100, 5)) as connections:
                 for connection in connections:
                     connection.discard_answers()
                 await asyncio.gather(*[connection.send(burst) for connection in connections])
@@ -518,85 +483,20 @@ _TXN = rpc_pb2.TxnRequest(
 
 async def _idle_and_churn(attacker: Attacker) -> None:
     """A thousand idle ones, and beside them handshakes that end at once."""
-    idle: list[RawConnection] = []
 
     async def churn() -> None:
         while not attacker.is_over():
-            connection = await _connect(attacker)
-            if connection is not None:
-                attacker.notes["handshakes"] = attacker.notes.get("handshakes", 0) + 1
-                connection.close()
+            with suppress(OSError):
+                (await _connect(attacker)).close()
             await asyncio.sleep(0.001)
 
-    try:
-        for _ in range(attacker.connections(1_000)):
-            connection = await _connect(attacker)
-            if connection is None:
-                break
-            connection.discard_answers()
-            idle.append(connection)
-        await asyncio.gather(*[churn() for _ in range(16)])
-    finally:
-        attacker.notes["idle"] = len(idle)
+    async with _opened(attacker, attacker.count(1_000, 5)) as idle:
         for connection in idle:
-            connection.close()
-
-
-async def _connect(attacker: Attacker) -> RawConnection | None:
-    try:
-        async with asyncio.timeout(5):
-            return await attacker.connect()
-    except OSError as error:  # TimeoutError is one
-        attacker.refused(f"connect: {error.strerror or 'timed out'}")
-        await asyncio.sleep(0.1)
-        return None
-
-
-async def _page(attacker: Attacker, token: str) -> tuple[bytes, asyncio.StreamReader, asyncio.StreamWriter]:
-    """Open a page of the dashboard: the first line of the answer, and the connection."""
-    host, _, port = attacker.endpoint.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(f"GET /ui/live HTTP/1.1\r\nHost: {host}\r\nAuthorization: {token}\r\n\r\n".encode())
-    return await reader.readline(), reader, writer
-
-
-async def _pages(attacker: Attacker) -> None:
-    """Pages that one user keeps open, a hundred of them; others open theirs and see a record."""
-
-    async def take() -> None:
-        while not attacker.is_over():
-            line, reader, writer = await _page(attacker, attacker.user_token)
-            if b"200" not in line:
-                attacker.refused(line.decode().strip())
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(asyncio.get_running_loop().time() + attacker.until - monotonic()):
-                    while b"200" in line and await reader.read(1 << 16):
-                        pass
-            writer.close()
-            await asyncio.sleep(0.1)
-
-    async def look() -> bool:
-        line, reader, writer = await _page(attacker, attacker.token)
-        try:
-            async with asyncio.timeout(5):
-                await reader.readuntil(b"data: ")
-            return b"200" in line
-        except (TimeoutError, asyncio.IncompleteReadError):
-            return False
-        finally:
-            writer.close()
-
-    await asyncio.gather(*[take() for _ in range(attacker.connections(100))], attacker.others(look))
+            connection.discard_answers()
+        await asyncio.gather(*[churn() for _ in range(16)])
 
 
 # ---- users, roles and tokens: logins that cost a hash each, very many rights, changes of them under many watches
-
-
-def _mallory(*permissions: auth_pb2.Permission) -> Act:
-    async def prepare(attacker: Attacker) -> None:
-        attacker.user_token = await attacker.user("mallory", _PASSWORD, *permissions)
-
-    return prepare
 
 
 async def _two_users(attacker: Attacker) -> None:
@@ -681,50 +581,6 @@ async def _watches_and_changes(attacker: Attacker) -> None:
             await attacker.call(AUTH + "RoleAdd", rpc_pb2.AuthRoleAddRequest(name=f"change{number}"))
             await attacker.call(AUTH + "RoleDelete", rpc_pb2.AuthRoleDeleteRequest(role=f"change{number}"))
         reading.cancel()
-    attacker.notes["changes"] = 2 * number
-
-
-async def _made_up_names(attacker: Attacker) -> None:
-    """160 logins in flight, of users that are not there; one that is logs in meanwhile."""
-    channels = [attacker.channel(token="") for _ in range(4)]
-    others = attacker.channel(token="")
-
-    async def storm(number: int) -> None:
-        count = 0
-        while not attacker.is_over():
-            count += 1
-            await attacker.call(AUTH + "Authenticate", _login(f"made-up-{number}-{count}"), channels[number % 4])
-
-    async def login() -> bool:
-        return await attacker.call(AUTH + "Authenticate", _login("u0"), others) is not None
-
-    await asyncio.gather(*[storm(number) for number in range(160)], attacker.others(login))
-
-
-async def _tokens_ahead(attacker: Attacker) -> None:
-    """200 calls with made-up tokens of the future; another client logs in, and shows its token to another member."""
-    leader = attacker.channel(token="")
-    attacker.target = (attacker.target + 1) % len(attacker.endpoints)
-    made_up = attacker.channel(token="y" * 24 + ".99999999999999999999")
-    asked = rpc_pb2.RangeRequest(key=b"k")
-
-    async def storm() -> None:
-        while not attacker.is_over():
-            await attacker.call(KV + "Range", asked, made_up)
-
-    async def show() -> bool:
-        answer = await attacker.call(AUTH + "Authenticate", _login("u0"), leader)
-        if answer is None:
-            return False
-        token = rpc_pb2.AuthenticateResponse.FromString(answer).token
-        async with UserChannel(attacker.endpoint, token) as shown:
-            try:
-                await shown.unary(KV + "Range", asked.SerializeToString(), 10.0)
-            except RpcError as error:
-                return "permission denied" in str(error)  # it is known, and may do nothing
-            return True
-
-    await asyncio.gather(*[storm() for _ in range(200)], attacker.others(show))
 
 
 # ---- the table
@@ -761,15 +617,11 @@ ROWS: Final = (
     Row("txn-nested-many", "a nested txn of 43 x 43 x 42 puts (1 MB), in a loop", _nested(43, 43, (42,), 6)),
     Row("txn-nested-deletes", "a nested txn of 64 x 64 equal range deletes, in a loop", _nested_deletes),
     _once("churn-key", "put and delete of one key 40,000 times, then a restart", _churned_and_read, restarts=True),
-    _of_users("share-watchers", "one user's 900 watches on keys of 1.4 MB, while others watch", _all_watchers,
-              _mallory(permission(b"mallory/", b"mallory0"))),
     _once("watch-progress", "500 progress requests on a stream with 200,000 watchers", _watchers_then_progress),
     Row("watch-history", "100 watches of everything from revision 1 over 200,000 events", _replay, _fill_history),
     _once("delete-300k-watched", "delete of 300,000 keys in one entry, which 10 watch, half with previous values",
           _delete_watched, _fill_300k),
     Row("watch-unread", "1,000 watchers of a key of 100 kB that is written, nothing is read", _unread),
-    _of_users("share-leases", "60,000 leases without end by a user without permissions, while others have some granted",
-              _grant_as_mallory, _mallory()),
     _once("lease-50k-keys", "a lease with 50,000 keys asked for its keys, then revoked", _revoke, _lease_with_keys),
     _once("leases-100k", "100,000 leases granted, then all listed 20 times", _grant_many),
     Row("flood-ping", "PING frames as fast as they are taken",
@@ -790,12 +642,6 @@ ROWS: Final = (
     Row("burst-puts", "100 connections that each bring 400 KB of small puts at once", _bursts("Put", _small_put)),
     Row("burst-txns", "100 connections that each bring 400 KB of txns of 40 puts at once", _bursts("Txn", _TXN)),
     Row("connections", "1,000 idle connections, and handshakes without end", _idle_and_churn),
-    _of_users("share-pages", "100 pages of the dashboard of a user without permissions, while others open theirs",
-              _pages, _mallory(), programs=("raftkv",)),
-    _of_users("share-logins", "160 logins in flight with made-up names, while a user logs in", _made_up_names,
-              _two_users),
-    _of_users("share-tokens-ahead", "200 calls with made-up tokens, while a user shows a new one to a follower",
-              _tokens_ahead, _two_users),
     _of_users("logins-10k", "10,000 logins at once, half of them wrong", _logins, _two_users),
     _of_users("permissions", "a role of very many, and very long, permissions", _permissions),
     _of_users("role-of-2k-users", "a role that 2,000 users have is changed and deleted", _change_role,

@@ -9,8 +9,7 @@ from time import perf_counter
 import pytest
 
 from bench.latency import member
-from bench.latency.__main__ import main
-from bench.latency.draw import lines
+from bench.latency.__main__ import lines, main
 from bench.latency.stages import STAGES, Stamps, medians_us
 
 US = 1e-6

@@ -1,45 +1,45 @@
-"""What the benchmark of operators' work reports, and a small run of every row: no bar of time, CI is busy."""
+"""What the benchmark of operators' work reports: which figures of two programs miss a bar, and their table."""
 
 from __future__ import annotations
 
-from bench.operate.report import Result, table
-from bench.operate.rows import ROWS, Row
-from bench.operate.scene import Scene, Sizes
+import pytest
+
+from bench.operate import ROWS, measure
+from bench.report import beside, missed
+
+BARS = {"row": ("took s",)}
 
 
-async def _nothing(scene: Scene) -> dict[str, float]:
-    return {}
+@pytest.mark.parametrize(
+    ("raftkv", "etcd", "problems"),
+    [
+        ({"took s": 2.0}, {"took s": 2.0}, []),
+        ({"took s": 2.1}, {"took s": 2.0}, ["row: took s: 1.05 times etcd's"]),
+        ({"other s": 9.0}, {"other s": 1.0}, []),
+        ({}, {"took s": 1.0}, []),
+    ],
+)
+def test_bar_is_the_figure_of_etcd(raftkv: dict[str, float], etcd: dict[str, float], problems: list[str]) -> None:
+    assert missed({"row": {"raftkv": raftkv, "etcd": etcd}}, BARS) == problems
 
 
-ROW = Row("row", "what is done", _nothing, ("took s",))
+def test_table_shows_bars_in_bold_and_programs_without_figures() -> None:
+    rows = {
+        "row": {"raftkv": {"took s": 9.0, "b": 1.0}, "etcd": {"took s": 3.0, "b": 2.0}},
+        "fails": {"etcd": {"c": 1}},
+    }
+    lines = beside(rows, {"b": ("bytes", ".1f")}, BARS).splitlines()[2:]
+    assert lines == [
+        "| row | took s | 3 | 9 | **3.00** |",
+        "| row | bytes | 2.0 | 1.0 | 0.50 |",
+        "| fails | c | 1 | - |  |",
+    ]
 
 
-def _result(raftkv: list[float], etcd: list[float]) -> Result:
-    rounds = {"raftkv": [{"took s": took} for took in raftkv], "etcd": [{"took s": took} for took in etcd]}
-    return Result.of(ROW, rounds, {})
-
-
-def test_the_bar_is_the_median_of_etcd() -> None:
-    assert _result([1.0, 9.0, 2.0], [2.0, 1.0, 3.0]).misses == []
-    assert _result([2.1], [2.0]).misses == ["took s: 1.05 times etcd's"]
-
-
-def test_a_row_that_failed_is_missed_and_said_so() -> None:
-    result = Result.of(ROW, {"etcd": [{"took s": 1.0}]}, {"raftkv": "it died"})
-    assert result.misses == ["raftkv: it died"]
-    assert "| row | raftkv: it died |" in table([result], "facts")
-
-
-def test_figures_without_a_bar_miss_nothing() -> None:
-    row = Row("row", "what is done", _nothing, ())
-    result = Result.of(row, {"raftkv": [{"took s": 9.0}], "etcd": [{"took s": 1.0}]}, {})
-    assert result.misses == []
-    assert "| row | took s | 1 | 9 | 9.00 |" in table([result], "facts")
-
-
-def test_names_of_rows_differ() -> None:
-    assert len({row.name for row in ROWS}) == len(ROWS)
-
-
-def test_a_scale_keeps_at_least_something() -> None:
-    assert Sizes().scaled(0.0) == Sizes(2, 2, 2)
+@pytest.mark.long
+@pytest.mark.parametrize("name", ROWS)
+def test_every_row_is_measured(name: str) -> None:
+    problems: list[str] = []
+    found = measure(name, 1, 0.001, problems)
+    assert problems == []
+    assert all(found[program] for program in ("etcd", "raftkv"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import hashlib
 import json
 import zlib
 
@@ -34,6 +35,19 @@ def packed(entries: list[Entry]) -> bytes:
     raw = columns.encode()
     assert len(raw) <= columns.raw_bytes
     return raw
+
+
+@pytest.mark.parametrize(("digest_bytes", "most"), [(0, 6), (16, 24)])
+def test_entry_of_a_dataset_of_images_takes_few_bytes(digest_bytes: int, most: int) -> None:
+    builder = Builder()
+    for number in range(40_000):
+        path = f"train/n{number // 1300:08d}/n{number // 1300:08d}_{number:08d}.JPEG"
+        shard, at = divmod(number, 10_000)
+        digest = hashlib.sha256(path.encode()).digest()[:digest_bytes]
+        size_bytes = 60_000 + number * 7919 % 90_000
+        list(builder.add(Entry(path, size_bytes, f"train-{shard:05d}.tar", at * 150_016, digest)))
+    list(builder.finish())
+    assert builder.stored_bytes / builder.count <= most
 
 
 @given(st.lists(ENTRIES, min_size=1, max_size=30, unique_by=lambda each: each.path))
