@@ -195,8 +195,8 @@ async def _measure(cluster: Cluster, nodes: int, rounds: int) -> tuple[Any, ...]
             await agents.wait_for(number + 2, nodes - number - 1)
             seconds.append(time.monotonic() - started)
             processor.append((used()[0] - cpu[0], used()[1] - cpu[1]))
-            after = agents.spent()
-            costs += [now - then for now, then in zip(after, before, strict=True)][nodes // 10 :]  # not the arbiter
+            spent = [now - then for now, then in zip(agents.spent(), before, strict=True)]
+            costs += sorted(spent, key=lambda cost: cost["bytes"])[:-1]  # all but the arbiter
         for task in agents.tasks:
             task.cancel()
     own, theirs = (statistics.median(column) for column in zip(*processor, strict=True))

@@ -1,4 +1,4 @@
-"""The chaos of checkpoints finds what is wrong, and a few of its trials hold. No bar of time: CI is busy."""
+"""Ranks, coordinators and leaders die or freeze at named points of a save; the next start finds whole checkpoints."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from bench.checkpoint.chaos.main import chaos
-from bench.checkpoint.chaos.orders import (
+from raftkv.checkpoint import Checkpoint, FileRecord, digest, registry
+from raftkv.checkpoint.commit.manifest import NAME, Manifest
+from raftkv.checkpoint.records import AttemptRecord, Prepared
+from tests.checkpoint.chaos.points import (
     AFTER_COMMIT,
     AFTER_PREPARE,
     BEFORE_COMMIT,
@@ -24,12 +26,9 @@ from bench.checkpoint.chaos.orders import (
     strays,
     write_shard,
 )
-from bench.checkpoint.chaos.processes import DCP_ASYNC
-from bench.checkpoint.chaos.registry_ranks import problems_of, stop_after_the_manifest
-from bench.checkpoint.chaos.trial import COORDINATOR, FREEZE, LEADER, LEADER_AND_COORDINATOR, RANK, Cell
-from raftkv.checkpoint import Checkpoint, FileRecord, digest, registry
-from raftkv.checkpoint.commit.manifest import NAME, Manifest
-from raftkv.checkpoint.records import AttemptRecord, Prepared
+from tests.checkpoint.chaos.processes import DCP_ASYNC
+from tests.checkpoint.chaos.registry_ranks import problems_of, stop_after_the_manifest
+from tests.checkpoint.chaos.trial import COORDINATOR, FREEZE, LEADER, LEADER_AND_COORDINATOR, RANK, Cell, chaos
 
 
 def _nothing() -> None:

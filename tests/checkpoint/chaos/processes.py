@@ -6,7 +6,7 @@
     generation.until_ended()
 
 Each rank executes one command at a time, and answers ``done`` or ``failed``; in between it may say that it stands at
-its point, or at a barrier.
+its point.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from bench.checkpoint.chaos import orders
-from bench.checkpoint.chaos.orders import AT, BARRIER, BROKEN, DONE, FAILED, GO, READY
+from tests.checkpoint.chaos.points import AT, DONE, FAILED, GO, READY, Points
 
 ROOT = Path(__file__).resolve().parents[3]
 PATIENCE_S = 60.0
@@ -34,7 +33,7 @@ REGISTRY = "registry"
 DCP = "dcp"
 DCP_ASYNC = "dcp-async"
 WITH_TORCH = (DCP, DCP_ASYNC)
-_PRELOAD = ["bench.checkpoint.chaos.registry_ranks", "bench.checkpoint.chaos.orders"]
+_PRELOAD = ["tests.checkpoint.chaos.registry_ranks", "tests.checkpoint.chaos.points"]
 _number = itertools.count(1)
 
 
@@ -45,7 +44,7 @@ class Stuck(Exception):
 def serve(link: connection.Connection, kind: str, options: Any) -> None:
     """Do what the driver says until it hangs up: the main function of a rank."""
     threading.Thread(target=_end_with, args=(link.fileno(),), daemon=True).start()
-    rank = _make(kind, orders.Points(link), options)
+    rank = _make(kind, Points(link), options)
     link.send((READY, None))
     while True:
         try:
@@ -67,18 +66,14 @@ def _end_with(descriptor: int) -> None:
     os._exit(0)
 
 
-def _make(kind: str, stops: orders.Points, options: Any) -> Any:
+def _make(kind: str, stops: Points, options: Any) -> Any:
     if kind in WITH_TORCH:
-        from bench.checkpoint.chaos.dcp_ranks import DcpRank
+        from tests.checkpoint.chaos.dcp_ranks import DcpRank
 
         return DcpRank(stops, options, is_async=kind == DCP_ASYNC)
-    if kind == REGISTRY:
-        from bench.checkpoint.chaos.registry_ranks import RegistryRank
+    from tests.checkpoint.chaos.registry_ranks import RegistryRank
 
-        return RegistryRank(stops, options)
-    from bench.checkpoint.chaos.orders import ORDERS
-
-    return ORDERS[kind](stops, Path(options))
+    return RegistryRank(stops, options)
 
 
 @dataclass(eq=False)
@@ -87,14 +82,12 @@ class Rank:
 
     Attributes:
         at: the point at which it stands; empty: none.
-        waits: it stands at a barrier.
         answer: to the last command; None: it is still at it.
     """
 
     process: ForkServerProcess
     link: connection.Connection
     at: str = ""
-    waits: bool = False
     answer: tuple[str, Any] | None = None
     is_dead: bool = False
     number: int = field(default_factory=lambda: next(_number))
@@ -144,8 +137,6 @@ class Rank:
         kind, value = message
         if kind == AT:
             self.at = value
-        elif kind == BARRIER:
-            self.waits = True
         else:
             self.answer = (kind, value)
 
@@ -170,11 +161,10 @@ def pump(ranks: Iterable[Rank], until: Callable[[], bool], patience_s: float = P
 
 
 class Generation:
-    """The ranks of one generation, rank 0 first, and the barrier among them."""
+    """The ranks of one generation, rank 0 first."""
 
     def __init__(self, ranks: Sequence[Rank]) -> None:
         self.ranks = list(ranks)
-        self._is_broken = False
 
     @property
     def alive(self) -> list[Rank]:
@@ -188,11 +178,7 @@ class Generation:
 
     def until_at(self, rank: Rank) -> None:
         """Wait until one stands at its point."""
-        self._pump(lambda: bool(rank.at))
-
-    def until_quiet(self, frozen: Sequence[Rank] = ()) -> None:
-        """Wait until nobody has anything to do: each stands at a point or a barrier, or has ended."""
-        self._pump(lambda: all(rank.at or rank.waits or rank.answer for rank in self.alive if rank not in frozen))
+        pump(self.alive, lambda: bool(rank.at))
 
     def call(self, name: str, arguments: Callable[[int], tuple[object, ...]] = lambda rank: ()) -> list[Any]:
         """Give all a command that must succeed, at the same time; returns what each answers.
@@ -209,26 +195,7 @@ class Generation:
 
     def until_ended(self) -> None:
         """Wait until all that live have answered."""
-        self._pump(lambda: all(rank.answer is not None for rank in self.alive))
-
-    def end(self) -> None:
-        """The process group is gone: who waits at a barrier, or comes to one, fails."""
-        self._is_broken = True
-        self._answer_barriers()
-
-    def _pump(self, until: Callable[[], bool]) -> None:
-        def is_so() -> bool:
-            self._answer_barriers()
-            return until()
-
-        pump(self.alive, is_so)
-
-    def _answer_barriers(self) -> None:
-        waiting = [rank for rank in self.alive if rank.waits]
-        if waiting and (self._is_broken or len(waiting) == len(self.ranks)):
-            for rank in waiting:
-                rank.waits = False
-                rank.link.send(BROKEN if self._is_broken else GO)
+        pump(self.alive, lambda: all(rank.answer is not None for rank in self.alive))
 
 
 class Pool:
@@ -247,7 +214,7 @@ class Pool:
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._context = get_context("forkserver")
         self._context.set_forkserver_preload(
-            [*_PRELOAD, *(["bench.checkpoint.chaos.dcp_ranks"] if kind in WITH_TORCH else [])]
+            [*_PRELOAD, *(["tests.checkpoint.chaos.dcp_ranks"] if kind in WITH_TORCH else [])]
         )
         self._free: deque[Rank] = deque()
         self._all: list[Rank] = []

@@ -17,17 +17,18 @@ import contextlib
 import itertools
 import random
 import shutil
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import raftkv
-from bench.checkpoint.chaos.orders import (
-    AFTER_COMMIT,
-    BEFORE_COMMIT,
+from bench.stage import leader_of
+from raftkv.checkpoint import Registry
+from raftkv.checkpoint.retention.policy import Policy
+from tests.checkpoint.chaos.points import (
     BEFORE_WRITE,
+    COORDINATOR_POINTS,
     DONE,
     FAILED,
     MID_WRITE,
@@ -35,18 +36,15 @@ from bench.checkpoint.chaos.orders import (
     read_state,
     strays,
 )
-from bench.checkpoint.chaos.processes import Generation, Pool, Rank, Stuck
-from bench.checkpoint.chaos.registry_ranks import problems_of
-from bench.stage import leader_of
-from raftkv.checkpoint import Registry
-from raftkv.checkpoint.retention.policy import Policy
+from tests.checkpoint.chaos.processes import REGISTRY, Generation, Pool, Rank, Stuck
+from tests.checkpoint.chaos.registry_ranks import problems_of
+from tests.procs import data_directory
 
 RANK = "rank"
 COORDINATOR = "coordinator"
 LEADER = "raft-leader"
 LEADER_AND_COORDINATOR = "raft-leader+coordinator"
 FREEZE = "freeze-coordinator"
-VICTIMS = (RANK, COORDINATOR, LEADER, LEADER_AND_COORDINATOR, FREEZE)
 WITH_LEADER = (LEADER, LEADER_AND_COORDINATOR)
 COLLECTED = 0.2
 """Share of the trials in which garbage is collected while a zombie sleeps."""
@@ -78,8 +76,6 @@ class Tally:
         trials: that were run.
         new_step, previous_step: how often the step that was being saved was resumed from, and the one before.
         zombie_writes: writes that zombies tried; all must be refused.
-        thawed: zombies that thawed in the middle of a save.
-        seconds: that the trials took, the longest.
         problems: what did not hold, with the trial.
     """
 
@@ -89,9 +85,6 @@ class Tally:
     new_step: int = 0
     previous_step: int = 0
     zombie_writes: int = 0
-    thawed: int = 0
-    seconds: float = 0.0
-    longest_s: float = 0.0
     problems: list[str] = field(default_factory=list)
 
 
@@ -149,15 +142,11 @@ class Scene:
 
     def trial(self, point: str, kill: str, chooser: random.Random, tally: Tally) -> None:
         """Do one trial; see the module."""
-        began = time.monotonic()
         tally.trials += 1
         wrong: list[str] = []
         try:
             self._trial(point, kill, chooser, tally, wrong)
         finally:
-            took = time.monotonic() - began
-            tally.seconds += took
-            tally.longest_s = max(tally.longest_s, took)
             tally.problems += [f"trial {tally.trials}: {text}" for text in wrong]
 
     def _trial(self, point: str, kill: str, chooser: random.Random, tally: Tally, wrong: list[str]) -> None:
@@ -180,7 +169,6 @@ class Scene:
             self._is_collected = True
         if frozen is not None:
             frozen.thaw()
-            tally.thawed += 1
         old.until_ended()
         self._check_told(old, found, step, wrong)
         if kill == FREEZE and found != step:
@@ -194,8 +182,8 @@ class Scene:
         """Save, and have the fault at the point; returns the generation, and the rank that is frozen."""
         old = Generation(self._ranks)
         victim = chooser.randrange(1, self._size) if kill == RANK else 0
-        stopped = 0 if point in (BEFORE_COMMIT, AFTER_COMMIT) else victim
-        if kill == LEADER and point not in (BEFORE_COMMIT, AFTER_COMMIT):
+        stopped = 0 if point in COORDINATOR_POINTS else victim
+        if kill == LEADER and point not in COORDINATOR_POINTS:
             stopped = chooser.randrange(self._size)
         old.start("save", lambda rank: (step, rank, self._size, point if rank == stopped else ""))
         stops = old.ranks[stopped]
@@ -325,6 +313,20 @@ class Scene:
 
 def _is_done(rank: Rank) -> bool:
     return rank.answer is not None and rank.answer[0] == DONE
+
+
+def chaos(todo: Sequence[Cell], *, writer: str = REGISTRY, ranks: int = 2, seed: int = 1) -> Iterator[Tally]:
+    """Run trials on one cluster of three; yields the tally of each cell when it is done."""
+    with contextlib.ExitStack() as stack:
+        base = data_directory()
+        stack.callback(shutil.rmtree, base, ignore_errors=True)
+        cluster = stack.enter_context(raftkv.local(3, directory=base, flags=("--log-level", "error")))
+        pool = stack.enter_context(Pool(writer, cluster.endpoints, 2 * ranks + 1))
+        leaders, kv = Leaders(cluster), cluster.connect()
+        for cell in todo:
+            directory = base / "checkpoints" / f"{cell.kill}-{cell.point}"
+            scene = Scene(pool, kv, leaders, f"chaos/{cell.kill}/{cell.point}", directory, ranks)
+            yield run_cell(scene, cell, seed=seed)
 
 
 def run_cell(scene: Scene, cell: Cell, *, seed: int) -> Tally:

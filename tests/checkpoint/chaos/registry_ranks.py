@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import raftkv
-from bench.checkpoint.chaos.orders import (
+from raftkv.checkpoint import Attempt, Claim, FileRecord, Registry, digest
+from raftkv.checkpoint import registry as registry_module
+from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
+from raftkv.checkpoint.commit.manifest import Manifest
+from raftkv.errors import RaftKVError
+from tests.checkpoint.chaos.points import (
     AFTER_COMMIT,
     AFTER_PREPARE,
     BEFORE_COMMIT,
@@ -25,11 +30,6 @@ from bench.checkpoint.chaos.orders import (
     read_shard,
     write_shard,
 )
-from raftkv.checkpoint import Attempt, Claim, FileRecord, Registry, digest
-from raftkv.checkpoint import registry as registry_module
-from raftkv.checkpoint.commit.manifest import NAME as MANIFEST
-from raftkv.checkpoint.commit.manifest import Manifest
-from raftkv.errors import RaftKVError
 
 METRIC = "loss"
 SHARD_NAME = "rank-"

@@ -18,10 +18,10 @@ import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from bench.checkpoint.chaos.orders import AFTER_COMMIT, AFTER_PREPARE, BEFORE_PREPARE, BEFORE_WRITE, MID_WRITE, Points
-from bench.checkpoint.chaos.registry_ranks import METRIC, RegistryRank, problems_of
 from raftkv.errors import RaftKVError
 from raftkv.torch.checkpoint import Reader, Writer
+from tests.checkpoint.chaos.points import AFTER_COMMIT, AFTER_PREPARE, BEFORE_PREPARE, BEFORE_WRITE, MID_WRITE, Points
+from tests.checkpoint.chaos.registry_ranks import METRIC, RegistryRank, problems_of
 
 ELEMENTS = 2048
 TIMEOUT_S = 60.0
