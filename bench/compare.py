@@ -87,7 +87,7 @@ USERS = (
 
 def measure(row: Row, endpoints: Sequence[str], scale: float, files: Files | None = None) -> dict[str, Any]:
     """Run one row against a cluster; return what the generator printed."""
-    flags = [f"--processes={row.processes}", *(files.bench_flags if files else ())]
+    flags = [f"--processes={row.processes}", *(files.client_flags if files else ())]
     flags += ["--val-size=256", "--key-size=8"] if row.kind == "keys" else []
     total = max(row.clients, int(row.total * scale))
     found = load(endpoints, row.words, *flags, clients=row.clients, connections=row.connections, total=total)

@@ -18,7 +18,7 @@ from pathlib import Path
 import click
 
 from raftkv import __version__
-from raftkv.cli.command import Branch, External, Leaf, Page, flag_row
+from raftkv.cli.command import Branch, Leaf, Page, flag_row
 from raftkv.cli.ctl.__main__ import main as run_ctl
 from raftkv.cli.main import USAGE, main
 from raftkv.cli.pflag import Flag
@@ -132,11 +132,8 @@ def _tree(root: Branch, shared: tuple[Flag, ...]) -> str:
                 parts.append(_flags(own))
             if command.examples:
                 parts.append(_fenced("\n".join(f"{program} {example}" for example in command.examples)))
-        elif isinstance(command, Branch):
-            parts.append(f"{level} {words}\n\n{_prose(command.help or '')}\n")
         else:
-            context = click.Context(command, info_name=words)
-            parts.append(f"{level} {words}\n\n{_fenced(command.get_help(context))}")
+            parts.append(f"{level} {words}\n\n{_prose(command.help or '')}\n")
     return "\n".join(parts)
 
 
@@ -167,10 +164,6 @@ def _walk(root: click.Group, path: tuple[str, ...]) -> Iterator[tuple[click.Comm
     """Go through the commands below `root`, in the order of its help page; each with the words that call it."""
     for name, command in root.commands.items():
         words = (*path, name)
-        if isinstance(command, External):
-            module, _, function = command.target.partition(":")
-            found = getattr(importlib.import_module(module), function)
-            command = found if isinstance(found, click.Command) else command
         yield command, words
         if isinstance(command, click.Group):
             yield from _walk(command, words)

@@ -38,7 +38,8 @@ PROGRAMS = {
     "raftkv": ("raftkv.cli.main", "raftkv.cli.server_options", "raftkv.server.main"),
     "raftkv.cli.ctl": (
         "raftkv.cli.ctl.__main__",
-        *(f"raftkv.cli.ctl.{name}" for name in ("check", "contest", "kv", "mirror", "watch")),
+        *(f"raftkv.cli.ctl.{name}" for name in ("contest", "kv", "mirror", "watch")),
+        "raftkv.cli.bench.check",
         "raftkv.cli.bench.command",
     ),
 }

@@ -49,11 +49,6 @@ class Files:
         files = {"cacert": "ca.crt", "cert": "alice.crt", "key": "alice.key"}
         return [f"--{flag}={self.folder / name}" for flag, name in files.items()]
 
-    @property
-    def bench_flags(self) -> list[str]:
-        """Flags of ``raftkvctl bench``, where --key is something else."""
-        return [flag.replace("--key=", "--cert-key=") for flag in self.client_flags]
-
 
 @dataclass
 class SecureMember(Member):

@@ -10,7 +10,6 @@ for the parts that talk to a cluster.
 
 from __future__ import annotations
 
-import gc
 import importlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from typing import Any
 import click
 
 from raftkv.cli import pflag
-from raftkv.cli.pflag import BOOL, DURATION, INT, LIST, STRING, UINT, Flag, quote
+from raftkv.cli.pflag import BOOL, DURATION, FLOAT, INT, LIST, STRING, UINT, Flag, quote
 from raftkv.cli.program import BAD_ARGUMENTS, COMMANDS, ERROR, SUCCESS, CommandError
 
 
@@ -115,7 +114,7 @@ def flag_row(flag: Flag) -> tuple[str, str]:
 
 
 CHOICES_WIDTH = 16
-_METAVARS = {STRING: "TEXT", INT: "N", UINT: "N", DURATION: "DURATION", LIST: "LIST"}
+_METAVARS = {STRING: "TEXT", INT: "N", UINT: "N", FLOAT: "X", DURATION: "DURATION", LIST: "LIST"}
 
 
 def _write_globals(formatter: click.HelpFormatter, root: str, flags: Sequence[Flag]) -> None:
@@ -211,35 +210,6 @@ class Leaf(click.Command):
         """Import the function and run it."""
         run: Run = _imported(self.target)
         run(ctx.obj)
-
-
-class External(click.Command):
-    """A command that reads its words itself: its target takes them and returns the exit code, or is a click command."""
-
-    def __init__(self, name: str, target: str, short: str) -> None:
-        super().__init__(name, help=short, short_help=short, add_help_option=False)
-        self.target = target
-
-    def run(self, words: Sequence[str], program: str) -> int:
-        """Import the function and hand it the words.
-
-        Arguments:
-            words: the command line behind the command.
-            program: name of the program.
-        """
-        gc.enable()  # these run for long
-        function = _imported(self.target)
-        if not isinstance(function, click.Command):
-            return int(function(list(words)) or SUCCESS)
-        try:
-            return int(function.main(list(words) or ["--help"], prog_name=program, standalone_mode=False) or SUCCESS)
-        except click.Abort:
-            raise KeyboardInterrupt from None
-        except click.NoSuchOption as error:
-            near = pflag.did_you_mean(error.option_name, error.possibilities or ())
-            raise CommandError(f"unknown flag: {error.option_name}{near}", error.exit_code) from None
-        except click.ClickException as error:
-            raise CommandError(error.format_message(), error.exit_code) from None
 
 
 MakeLeaf = Callable[..., Callable[..., Leaf]]
@@ -371,10 +341,6 @@ def dispatch(root: Branch, words: Sequence[str]) -> int:
             return _show_help(path)
         raise CommandError(_unknown(root, rest[position], root.name or ""), ERROR)
     leaf = path[-1]
-    if isinstance(leaf, External):
-        # Flags that stand before its name are for it too; click wants them behind its own subcommand.
-        name = _first_argument(words, root) or 0
-        return leaf.run([*words[name + 1 :], *words[:name]], f"{root.name} {leaf.name}")
     if not isinstance(leaf, Leaf):
         assert isinstance(leaf, Branch)
         _refuse_unknown_flags(leaf, rest)
@@ -409,8 +375,6 @@ def _context(path: Sequence[click.Command]) -> click.Context:
 
 
 def _show_help(path: Sequence[click.Command]) -> int:
-    if isinstance(path[-1], External):
-        return path[-1].run(["--help"], " ".join(command.name or "" for command in path))
     click.echo(path[-1].get_help(_context(path)))
     return SUCCESS
 

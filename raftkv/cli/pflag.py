@@ -15,6 +15,7 @@ the POSIX-style Go library that etcdctl is built on, which differ from Python's 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -246,6 +247,7 @@ STRING: Final = "string"
 BOOL: Final = "bool"
 INT: Final = "int"
 UINT: Final = "uint"
+FLOAT: Final = "float"
 DURATION: Final = "duration"
 LIST: Final = "strings"
 
@@ -254,7 +256,8 @@ LIST: Final = "strings"
 class Flag:
     """One flag: its name, kind, default (in the parsed form; a duration in seconds), one line of help, short name,
     the words that it may be, the environment variable that sets it too (empty: none), and whether it is raftkv's own:
-    then a value that it cannot be is refused in plain words instead of etcdctl's."""
+    then a value that it cannot be, or that is not between ``least`` and ``most``, is refused in plain words instead of
+    etcdctl's."""
 
     name: str
     kind: str = STRING
@@ -264,6 +267,8 @@ class Flag:
     choices: tuple[str, ...] = ()
     variable: str = ""
     ours: bool = False
+    least: float = -math.inf
+    most: float = math.inf
 
     @property
     def shown_default(self) -> str:
@@ -279,7 +284,7 @@ class Flag:
         """Return the value when the flag is not given."""
         if self.default is not None:
             return self.default
-        return {STRING: "", BOOL: False, INT: 0, UINT: 0, DURATION: 0.0, LIST: ()}[self.kind]
+        return {STRING: "", BOOL: False, INT: 0, UINT: 0, FLOAT: 0.0, DURATION: 0.0, LIST: ()}[self.kind]
 
 
 class FlagError(Exception):
@@ -326,6 +331,7 @@ _CONVERT: dict[str, Callable[[str], Any]] = {
     BOOL: parse_bool,
     INT: parse_int,
     UINT: partial(parse_int, signed=False),
+    FLOAT: float,
     DURATION: parse_duration_s,
     LIST: parse_list,
 }
@@ -343,6 +349,8 @@ def assign(parsed: Parsed, flag: Flag, text: str) -> None:
         ValueError: the text is not of the flag's kind.
     """
     value = _CONVERT[flag.kind](text)
+    if flag.ours and flag.kind in (INT, UINT, FLOAT, DURATION) and not flag.least <= value <= flag.most:
+        raise ValueError("value out of range")
     if flag.kind == LIST and flag.name in parsed.changed:
         value = parsed.values[flag.name] + value
     parsed.values[flag.name] = value
@@ -381,9 +389,16 @@ _KINDS: dict[str, str] = {
     BOOL: "true or false",
     INT: "a whole number",
     UINT: "a whole number, 0 or more",
+    FLOAT: "a number",
     DURATION: "a duration such as 300ms, 1.5s or 2m",
     LIST: "a list separated by commas",
 }
+
+
+def _wanted(flag: Flag) -> str:
+    if flag.most < math.inf:
+        return f"{_KINDS[flag.kind]} from {flag.least:g} to {flag.most:g}"
+    return _KINDS[flag.kind] + (f", {flag.least:g} or more" if flag.least > -math.inf else "")
 
 
 class _Parser:
@@ -451,6 +466,6 @@ class _Parser:
             assign(self.parsed, flag, value)
         except ValueError as error:
             if flag.ours:
-                raise FlagError(f"--{flag.name} must be {_KINDS[flag.kind]} (set to {value!r})") from None
+                raise FlagError(f"--{flag.name} must be {_wanted(flag)} (set to {value!r})") from None
             name = f"-{flag.short}, --{flag.name}" if flag.short else f"--{flag.name}"
             raise FlagError(f'invalid argument {quote(value)} for "{name}" flag: {error}') from None

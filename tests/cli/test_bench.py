@@ -124,10 +124,3 @@ def test_results_of_processes_are_merged() -> None:
     assert merged.latencies_s == [0.1, 0.2, 0.3]
     assert (merged.seconds, merged.errors, merged.rate) == (3.0, Counter({"no": 3}), 1.0)
     assert (merged.percentile_s(50), merged.percentile_s(99), Result([], 0.0).percentile_s(99)) == (0.2, 0.3, 0.0)
-
-
-def test_certificates_that_cannot_be_used_are_refused_in_one_line() -> None:
-    for words in (("put",), ("range",), ("watch",), ("lock",)):
-        ran = _bench(*words, "--cacert", "/nowhere/ca.crt")
-        assert (ran.returncode, ran.stdout) == (1, "")
-        assert ran.stderr == "Error: cannot use the certificates: /nowhere/ca.crt: No such file or directory\n"

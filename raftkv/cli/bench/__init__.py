@@ -1,6 +1,6 @@
 """``raftkvctl bench``: how many calls, events, leases and locks a cluster serves, and how long each takes.
 
-    command, watch_commands (click) -> options -> processes: the clients of each -> load, recipes, watch -> result
+    command, check -> measuring: members, processes -> load: the clients of each -> result
 
 Laws:
 

@@ -1,8 +1,8 @@
 """``raftkvctl bench``: measure any etcd v3 cluster.
 
 Rates and latencies are those of a closed loop: every client waits for its answer before it asks again. The names of
-flags and their meaning are those of etcd's own benchmark tool where it has them. Owns the commands that read and write
-keys; those of watches, leases and locks are in the sections below.
+flags and their meaning are those of etcd's own benchmark tool where it has them; ``cli.ctl.tree`` describes them. First
+come the commands that read and write keys, then those of leases and locks, last those of watches.
 """
 
 from __future__ import annotations
@@ -10,83 +10,126 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import multiprocessing
+import os
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import cycle, pairwise
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-import click
-
 from raftkv.cli.bench import load as bench_load
-from raftkv.cli.bench.load import PREFIX, CallerChannel, Load, LoadError, Request, Result, Run, connections
-from raftkv.cli.bench.options import (
-    Measurement,
-    call_bar,
-    choose_members,
-    client_options,
-    end,
-    example,
-    failures_in_one_line,
-    hear_parent,
-    leave_terminal,
-    number,
-    print_result,
-    run_load,
-    shared_flags,
-    signals_held_back,
-    within,
-    write_flags,
-    writes,
+from raftkv.cli.bench.load import (
+    PREFIX,
+    CallerChannel,
+    Chain,
+    Load,
+    LoadError,
+    Request,
+    Result,
+    Run,
+    connections,
+    metadata_of,
 )
-from raftkv.cli.pflag import did_you_mean
+from raftkv.cli.bench.measuring import Bench, Child, call_bar, end, failures_in_one_line, signals_held_back
+from raftkv.cli.command import Invocation
+from raftkv.cli.ctl.kv import is_serializable
+from raftkv.cli.pflag import text_bytes
+from raftkv.cli.program import ERROR, CommandError
 from raftkv.client import ClientOptions
 from raftkv.client.rpc import methods
 from raftkv.client.rpc.transport import Transport
-from raftkv.errors import RaftKVError
 from raftkv.pb import lock_pb2, rpc_pb2
 from raftkv.rpc.client.stream import ClientStream
+from raftkv.rpc.framing import Metadata
 from raftkv.rpc.status import RpcError
 from raftkv.urls import parse_endpoints
 
-# -- recipes --------------------------------------------------------------------------------------------------------
+
+def put(invocation: Invocation) -> None:
+    """Put keys."""
+    bench = Bench(invocation)
+    sequential = bench["sequential-keys"]
+    with bench.writing():
+        bench.run(
+            "put", lambda rank: bench_load.puts(**_sizes(bench), sequential=sequential, seed=bench["seed"] + rank)
+        )
+
+
+def read(invocation: Invocation) -> None:
+    """Read keys."""
+    bench = Bench(invocation)
+    serializable = is_serializable(invocation)
+    key, end = [*map(text_bytes, invocation.arguments), None, b""][:2]
+    limits = {"range_end": end or b"", "limit": bench["limit"], "serializable": serializable}
+    with bench.writing():
+        keys = [key] if key is not None else _fill(bench)
+        name = f"range ({'serializable' if serializable else 'linearizable'})"
+        bench.run(name, lambda rank: bench_load.ranges(keys=keys, **limits))
+
+
+def txn_put(invocation: Invocation) -> None:
+    """Put keys in txns."""
+    bench = Bench(invocation)
+    count = bench["txn-ops"]
+    with bench.writing():
+        bench.run("txn-put", lambda rank: bench_load.txns(**_sizes(bench), operations=count, seed=bench["seed"] + rank))
+
+
+def mixed(invocation: Invocation) -> None:
+    """Read (linearizably) and put single keys."""
+    bench = Bench(invocation)
+    with bench.writing():
+        keys = _fill(bench)
+
+        def requests(rank: int) -> Iterator[Request]:
+            seed = bench["seed"] + rank
+            reads = bench_load.ranges(keys=keys, range_end=b"", limit=0, serializable=False)
+            writes = bench_load.puts(**_sizes(bench), sequential=False, seed=seed)
+            return bench_load.mixed(reads, writes, bench["read-share"], seed)
+
+        bench.run("mixed", requests)
+
+
+def _sizes(bench: Bench) -> dict[str, int]:
+    return {"key_size": bench["key-size"], "value_size": bench["val-size"], "key_space": bench["key-space-size"]}
+
+
+def _fill(bench: Bench) -> list[bytes]:
+    """Write a space of keys, and name them in random order."""
+    space, size = bench["key-space-size"], bench["key-size"]
+    load = bench.load(Load, bench.session.endpoints, clients=min(256, space), connections=4)
+    with failures_in_one_line():
+        result = asyncio.run(load.run(bench_load.puts(**_sizes(bench), sequential=True, seed=1), total=space))
+    if result.errors:
+        raise CommandError(f"writing the keys to read failed: {result.errors.most_common(1)[0][0]}", ERROR)
+    keys = [PREFIX + number.to_bytes(max(8, size), "big")[-size:] for number in range(space)]
+    random.Random(1).shuffle(keys)
+    return keys
+
+
+# -- leases and locks -----------------------------------------------------------------------------------------------
 #
 # ``bench lease-keepalive`` and ``bench lock``: renewals on streams, and the churn of locks.
 
-SETUP_TIMEOUT_S = 60.0
-TTL_S = 3600
+SETUP_TIMEOUT_S: Final = 60.0
+TTL_S: Final = 3600
 """Longer than any run: nothing may expire while it is measured."""
 
 
-@click.command("lease-keepalive", cls=Measurement, epilog=example("lease-keepalive --clients 100 --leases 1000"))
-@shared_flags
-@number("--leases", 0, 0, "number of leases in all; 0 means one for each client")
-def lease_keepalive(leases: int, **shared: Any) -> None:
-    """Renew leases.
-
-    Each client is a stream with one renewal under way.
-    """
-
-    run_load("lease-keepalive", partial(_Renewals, leases / shared["clients"]), **shared)
+def lease_keepalive(invocation: Invocation) -> None:
+    """Renew leases."""
+    bench = Bench(invocation)
+    bench.run("lease-keepalive", make=partial(_Renewals, bench["leases"] / bench["clients"]))
 
 
-@click.command(cls=Measurement, epilog=example("lock --clients 10 --locks 2"))
-@shared_flags
-@number("--locks", 1, 1, "number of names that the clients contend for")
-def lock(locks: int, **shared: Any) -> None:
-    """Acquire and release locks.
-
-    The clients contend for --locks names, each process for its own. A call is an
-    acquisition with the release that follows; its latency is that of the acquisition. No two clients may hold a name at
-    the same time: that is checked.
-    """
-
-    run_load("lock", partial(_Locks, locks, shared["seed"]), **shared)
+def lock(invocation: Invocation) -> None:
+    """Acquire and release locks."""
+    bench = Bench(invocation)
+    bench.run("lock", make=partial(_Locks, bench["locks"], bench["seed"]))
 
 
 class _Renewals(Load):
@@ -105,50 +148,40 @@ class _Renewals(Load):
         self, run: Run, channels: list[CallerChannel], clients: int
     ) -> AsyncIterator[list[Callable[[], None]]]:
         """Make the streams; see ``Load.starts``."""
-        ids = await grant(channels, self._leases)
+        ids = await grant(channels, self.metadata, self._leases)
         made = [
-            _Renewing(run, channels[number % len(channels)].stream(methods.LEASE_KEEP_ALIVE.path), ids_of)
+            _Renewing(
+                run, channels[number % len(channels)].stream(methods.LEASE_KEEP_ALIVE.path, self.metadata), ids_of
+            )
             for number in range(clients)
             if (ids_of := ids[number :: self._clients])
         ]
         async with run.streaming([client.call for client in made]):
             yield [client.next for client in made]
-        await revoke(channels, ids)
+        await revoke(channels, self.metadata, ids)
 
 
-class _Renewing:
+class _Renewing(Chain):
     """One client: renew a lease, wait for the answer, renew the next."""
 
     def __init__(self, run: Run, call: ClientStream, ids: list[int]) -> None:
+        super().__init__(run)
         self.call = call
-        self._run = run
-        self._requests = [rpc_pb2.LeaseKeepAliveRequest(ID=lease_id).SerializeToString() for lease_id in ids]
-        self._next = 0
-        self._sent_at = 0.0
+        self._requests = cycle(rpc_pb2.LeaseKeepAliveRequest(ID=lease_id).SerializeToString() for lease_id in ids)
         call.deliver_to(self._take)
 
-    def next(self) -> None:
-        """Make the next renewal, if any is left."""
-        if self._run.take() is None:
-            return
-        self._next = (self._next + 1) % len(self._requests)
-        self._sent_at = time.perf_counter()
+    def send(self) -> None:
+        """Implement ``Chain.send``."""
         try:
-            self.call.send_nowait(self._requests[self._next])
+            self.call.send_nowait(next(self._requests))
         except RpcError as error:
-            self._run.errors[str(error)] += 1
-            self._run.open -= 1
-            self._run.ended()
+            self.end(error, goes_on=False)
 
     def _take(self, message: bytes) -> None:
-        run = self._run
-        run.open -= 1
-        if rpc_pb2.LeaseKeepAliveResponse.FromString(message).TTL > 0:
-            run.latencies_s.append(time.perf_counter() - self._sent_at)
-        else:
-            run.errors["the lease has expired"] += 1
-        self.next()
-        run.ended()
+        lives = rpc_pb2.LeaseKeepAliveResponse.FromString(message).TTL > 0
+        if lives:
+            self.note_latency()
+        self.end("" if lives else "the lease has expired")
 
 
 class _Locks(Load):
@@ -164,44 +197,42 @@ class _Locks(Load):
         self, run: Run, channels: list[CallerChannel], clients: int
     ) -> AsyncIterator[list[Callable[[], None]]]:
         """Make the contenders; see ``Load.starts``."""
-        ids = await grant(channels, clients)
+        ids = await grant(channels, self.metadata, clients)
         # A lease belongs to one process, so its id makes the names of this process its own.
         names = [f"bench-lock/{self._seed}/{ids[0]:x}/{number}".encode() for number in range(self._names)]
         holders = dict.fromkeys(names, 0)
-        yield [
-            _Contender(run, channels[number % len(channels)], names[number % len(names)], lease_id, holders).next
-            for number, lease_id in enumerate(ids)
-        ]
-        await revoke(channels, ids)
+        made = []
+        for number, lease_id in enumerate(ids):
+            call = partial(channels[number % len(channels)].unary, metadata=self.metadata)
+            made.append(_Contender(run, call, names[number % len(names)], lease_id, holders).next)
+        yield made
+        await revoke(channels, self.metadata, ids)
 
 
-class _Contender:
+class _Contender(Chain):
     """One client: acquire, release, again."""
 
-    def __init__(self, run: Run, transport: Transport, name: bytes, lease_id: int, holders: dict[bytes, int]) -> None:
-        self._run = run
-        self._transport = transport
+    def __init__(
+        self, run: Run, call: Callable[..., Any], name: bytes, lease_id: int, holders: dict[bytes, int]
+    ) -> None:
+        super().__init__(run)
+        self._call = call
         self._name = name
         self._holders = holders
         self._request = lock_pb2.LockRequest(name=name, lease=lease_id).SerializeToString()
-        self._asked_at = 0.0
 
-    def next(self) -> None:
-        """Ask for the lock, if any acquisition is left."""
-        if self._run.take() is None:
-            return
-        self._asked_at = time.perf_counter()
-        future: Any = self._transport.unary(methods.LOCK.path, self._request)
-        future.add_done_callback(self._acquired)
+    def send(self) -> None:
+        """Implement ``Chain.send``."""
+        self._call(methods.LOCK.path, self._request).add_done_callback(self._acquired)
 
     def _acquired(self, future: asyncio.Future[bytes]) -> None:
         error = future.exception()
         if error is not None:
-            self._end(str(error))
+            self.end(error)
             return
-        self._run.latencies_s.append(time.perf_counter() - self._asked_at)
+        self.note_latency()
         if self._holders[self._name]:
-            self._run.errors["two clients hold one lock"] += 1
+            self.run.errors["two clients hold one lock"] += 1
         self._holders[self._name] += 1
         # Held until the loop's next turn: a second acquisition that came with this one is seen above.
         asyncio.get_running_loop().call_soon(self._release, lock_pb2.LockResponse.FromString(future.result()).key)
@@ -209,49 +240,26 @@ class _Contender:
     def _release(self, key: bytes) -> None:
         self._holders[self._name] -= 1
         request = lock_pb2.UnlockRequest(key=key).SerializeToString()
-        unlock: Any = self._transport.unary(methods.UNLOCK.path, request)
-        unlock.add_done_callback(self._released)
-
-    def _released(self, future: asyncio.Future[bytes]) -> None:
-        error = future.exception()
-        self._end("" if error is None else str(error))
-
-    def _end(self, error: str) -> None:
-        run = self._run
-        run.open -= 1
-        if error:
-            run.errors[error] += 1
-        self.next()
-        run.ended()
+        self._call(methods.UNLOCK.path, request).add_done_callback(lambda future: self.end(future.exception()))
 
 
-async def grant(transports: Sequence[Transport], count: int) -> list[int]:
-    """Grant so many leases, and return their ids.
-
-    Arguments:
-        transports: connections to the members.
-        count: of leases.
-    """
+async def grant(transports: Sequence[Transport], metadata: Metadata, count: int) -> list[int]:
+    """Grant so many leases, and return their ids."""
     request = rpc_pb2.LeaseGrantRequest(TTL=TTL_S).SerializeToString()
-    answers = await _all(transports, methods.LEASE_GRANT.path, [request] * count)
+    answers = await _all(transports, metadata, methods.LEASE_GRANT.path, [request] * count)
     return [rpc_pb2.LeaseGrantResponse.FromString(answer).ID for answer in answers]
 
 
-async def revoke(transports: Sequence[Transport], ids: list[int]) -> None:
-    """Revoke the leases of a run, if the cluster is still there.
-
-    Arguments:
-        transports: connections to the members.
-        ids: of the leases.
-    """
+async def revoke(transports: Sequence[Transport], metadata: Metadata, ids: list[int]) -> None:
+    """Revoke the leases of a run, if the cluster is still there."""
     requests = [rpc_pb2.LeaseRevokeRequest(ID=lease_id).SerializeToString() for lease_id in ids]
     with suppress(LoadError):
-        await _all(transports, methods.LEASE_REVOKE.path, requests)
+        await _all(transports, metadata, methods.LEASE_REVOKE.path, requests)
 
 
-async def _all(transports: Sequence[Transport], path: str, requests: list[bytes]) -> list[bytes]:
+async def _all(transports: Sequence[Transport], metadata: Metadata, path: str, requests: list[bytes]) -> list[bytes]:
     calls = [
-        transports[number % len(transports)].unary(path, request, SETUP_TIMEOUT_S)
+        transports[number % len(transports)].unary(path, request, SETUP_TIMEOUT_S, metadata)
         for number, request in enumerate(requests)
     ]
     try:
@@ -260,11 +268,9 @@ async def _all(transports: Sequence[Transport], path: str, requests: list[bytes]
         raise LoadError(f"the leases of the run: {error}") from None
 
 
-# -- watch_commands -------------------------------------------------------------------------------------------------
+# -- watches --------------------------------------------------------------------------------------------------------
 #
 # ``bench watch`` and ``bench watch-latency``: how many events a cluster delivers, and how soon.
-
-# -- watch ----------------------------------------------------------------------------------------------------------
 #
 # Watchers that count: as many as wanted on as many streams, in a process of their own.
 #
@@ -295,6 +301,7 @@ class WatchShare:
         streams: key of each watcher, for each stream.
         expected: events that each watcher must get, for each stream.
         options: how to connect.
+        metadata: of each stream.
     """
 
     endpoints: tuple[str, ...]
@@ -302,6 +309,7 @@ class WatchShare:
     streams: tuple[tuple[bytes, ...], ...]
     expected: tuple[tuple[int, ...], ...]
     options: ClientOptions
+    metadata: Metadata
 
 
 @dataclass
@@ -405,66 +413,14 @@ class CountingStream:
         return batch
 
 
-class WatcherProcess:
-    """A process that watches; forked before its parent has a loop."""
-
-    def __init__(self, share: WatchShare) -> None:
-        context = multiprocessing.get_context("fork")
-        self._pipe, other = context.Pipe()
-        self._process = context.Process(target=_run, args=(share, other), daemon=True)
-        with signals_held_back():
-            self._process.start()
-        other.close()
-
-    def wait_watching(self) -> None:
-        """Wait until all watchers are made.
-
-        Raises:
-            LoadError: they could not be made.
-        """
-        self._receive()
-
-    def result(self, *, at_once: bool = False) -> WatchCount:
-        """Wait for the last event after the puts, or return at once what has come. LoadError as above."""
-        self._pipe.send_bytes(b"stop" if at_once else b"done")
-        count = WatchCount(**json.loads(self._receive()))
-        self._process.join()
-        return count
-
-    def stop(self) -> None:
-        """Kill the process."""
-        self._process.kill()
-        self._process.join()
-
-    def _receive(self) -> bytes:
-        try:
-            answer = self._pipe.recv_bytes()
-        except EOFError:
-            raise LoadError("a watching process ended without an answer") from None
-        if answer.startswith(b"error:"):
-            raise LoadError(answer[6:].decode())
-        return answer
-
-
-def _run(share: WatchShare, pipe: Connection) -> None:
-    leave_terminal()
-    try:
-        count = asyncio.run(_watch(share, pipe))
-    except* EOFError:
-        pass  # the parent was killed
-    except* (RaftKVError, RpcError, OSError, TimeoutError) as group:
-        error = group.exceptions[0]
-        pipe.send_bytes(b"error:" + (str(error) or "the watchers could not be made in time").encode())
-    else:
-        pipe.send_bytes(json.dumps(asdict(count)).encode())
-
-
-async def _watch(share: WatchShare, pipe: Connection) -> WatchCount:
-    hear_parent()
+async def _watch(share: WatchShare, pipe: Connection) -> bytes:
+    """Say when all watchers are made, count until the puts are done and all events have come, and return the count."""
     arrivals = Arrivals(sum(map(len, share.streams)), sum(map(sum, share.expected)))
     async with connections(parse_endpoints(share.endpoints), share.connections, share.options) as transports:
         streams = [
-            CountingStream(transports[number % len(transports)].stream(methods.WATCH.path), keys, arrivals)
+            CountingStream(
+                transports[number % len(transports)].stream(methods.WATCH.path, share.metadata), keys, arrivals
+            )
             for number, keys in enumerate(share.streams)
         ]
         async with asyncio.TaskGroup() as tasks:
@@ -478,7 +434,7 @@ async def _watch(share: WatchShare, pipe: Connection) -> WatchCount:
             processor_s = time.process_time() - processor_before_s
             for end in ends:
                 end.cancel()
-    return _count(streams, share, finished_at, processor_s)
+    return json.dumps(asdict(_count(streams, share, finished_at, processor_s))).encode()
 
 
 async def _note_end(stream: CountingStream, arrivals: Arrivals) -> None:
@@ -543,62 +499,33 @@ def _count(streams: list[CountingStream], share: WatchShare, finished_at: float,
     )
 
 
-EVENT_TIMEOUT_S = 30.0
-VALUE_FLAG = number("--val-size", 256, 0, "size of a value in bytes")
-PUT_RATE_FLAG = click.option(
-    "--put-rate",
-    default=0.0,
-    show_default=True,
-    type=within(float, 0),
-    metavar="N",
-    help="largest number of puts a second; 0 means as fast as they are answered",
-)
+EVENT_TIMEOUT_S: Final = 30.0
 
 
-@click.command(cls=Measurement, epilog=example("watch --streams 10 --watch-per-stream 100 --total 1000"))
-@shared_flags
-@writes
-@VALUE_FLAG
-@number("--streams", 10, 1, "number of watch streams")
-@number("--watch-per-stream", 100, 1, "number of watchers on each stream")
-@number("--watched-key-total", 1, 1, "number of different keys that are watched, in turn")
-@PUT_RATE_FLAG
-@click.option("--idle", is_flag=True, help="put keys without watchers")
-def watch(
-    streams: int,
-    watch_per_stream: int,
-    watched_key_total: int,
-    put_rate: float,
-    idle: bool,
-    val_size: int,
-    **shared: Any,
-) -> None:
-    """Put keys and deliver each event to all its watchers.
-
-    Every watcher is checked. --clients are the puts under way (from the main process), --conns the connections of the
-    watchers, which live in --processes of their own. The rate is that of events, from the first put to the last event.
-    """
-    keys = [PREFIX + b"watch/%08d" % number for number in range(watched_key_total)]
-    with failures_in_one_line():
-        members = choose_members(shared["endpoints"], shared["target_leader"])
-        puts = {} if idle else _puts_per_key(keys, shared["total"])
-        layout = _layout(keys, streams, watch_per_stream)
-        workers = [WatcherProcess(part) for part in _split(members, layout, puts, shared["conns"], shared["processes"])]
+def watch(invocation: Invocation) -> None:
+    """Put keys and deliver each event to all its watchers."""
+    bench = Bench(invocation)
+    keys = [PREFIX + b"watch/%08d" % number for number in range(bench["watched-key-total"])]
+    total, idle = bench["total"], bench["idle"]
+    puts = {} if idle else {key: total // len(keys) + (at < total % len(keys)) for at, key in enumerate(keys)}
+    layout = _layout(keys, bench["streams"], bench["watch-per-stream"])
+    children: list[Child] = []
+    with bench.writing(), failures_in_one_line():
         try:
-            requests = _puts([key.replace(b"/watch/", b"/idle/") for key in keys] if idle else keys, val_size)
-            started_at, result = _run_puts(members, requests, workers, put_rate, **shared)
-            counts = [worker.result(at_once=result.interrupted) for worker in workers]
+            with signals_held_back():
+                children += [Child(partial(_watch, share)) for share in _split(bench, layout, puts)]
+            started_at, result = _run_puts(bench, keys, children)
+            counts = []
+            for child in children:
+                child.pipe.send_bytes(b"stop" if result.interrupted else b"done")
+                counts.append(WatchCount(**json.loads(child.receive())))
         finally:
-            for worker in workers:
-                worker.stop()
-    summary = _summary(counts, started_at, result, len(layout) * watch_per_stream, idle)
-    expected = sum(puts.get(key, 0) for stream in layout for key in stream)
-    _print_watch({**summary, "expected": expected}, shared["as_json"])
-    end(result, failed=bool(summary["wrong"] or summary["disordered"] or result.errors))
-
-
-def _puts_per_key(keys: Sequence[bytes], total: int) -> dict[bytes, int]:
-    return {key: total // len(keys) + (number < total % len(keys)) for number, key in enumerate(keys)}
+            for child in children:
+                child.stop()
+        summary = _summary(counts, started_at, result, len(layout) * bench["watch-per-stream"], idle)
+        expected = sum(puts.get(key, 0) for stream in layout for key in stream)
+        _print_watch({**summary, "expected": expected}, bench.as_json)
+        end(result, failed=bool(summary["wrong"] or summary["disordered"] or result.errors))
 
 
 def _layout(keys: Sequence[bytes], streams: int, per_stream: int) -> list[tuple[bytes, ...]]:
@@ -609,53 +536,32 @@ def _layout(keys: Sequence[bytes], streams: int, per_stream: int) -> list[tuple[
     ]
 
 
-def _split(
-    members: list[str], layout: list[tuple[bytes, ...]], puts: dict[bytes, int], conns: int, processes: int
-) -> Iterator[WatchShare]:
+def _split(bench: Bench, layout: list[tuple[bytes, ...]], puts: dict[bytes, int]) -> Iterator[WatchShare]:
+    options, metadata, processes = bench.session.options, metadata_of(bench.token), bench["processes"]
     for rank in range(min(processes, len(layout))):
-        turned = members[rank % len(members) :] + members[: rank % len(members)]
         streams = tuple(layout[rank::processes])
         expected = tuple(tuple(puts.get(key, 0) for key in stream) for stream in streams)
-        yield WatchShare(tuple(turned), max(1, conns // processes), streams, expected, client_options())
+        conns = max(1, bench["conns"] // processes)
+        yield WatchShare(tuple(bench.members_of(rank)), conns, streams, expected, options, metadata)
 
 
-def _puts(keys: Sequence[bytes], value_size: int) -> Iterator[Request]:
-    value = bytes(value_size)
-    requests = [rpc_pb2.PutRequest(key=key, value=value).SerializeToString() for key in keys]
-    while True:
-        for request in requests:
-            yield methods.PUT.path, request
-
-
-def _run_puts(
-    members: list[str],
-    requests: Iterator[Request],
-    workers: list[WatcherProcess],
-    put_rate: float,
-    *,
-    clients: int,
-    total: int,
-    as_json: bool,
-    **_: Any,
-) -> tuple[float, Result]:
+def _run_puts(bench: Bench, keys: Sequence[bytes], children: Sequence[Child]) -> tuple[float, Result]:
+    """Put the keys in turn, and return since when."""
     started_at = 0.0
 
     def begin() -> None:
         nonlocal started_at
-        for worker in workers:
-            worker.wait_watching()
+        for child in children:
+            child.receive()
         started_at = time.perf_counter()
 
-    with call_bar(total, hidden=as_json) as on_progress:
-        load = Load(
-            members[:1],
-            clients=clients,
-            connections=1,
-            options=client_options(),
-            rate=put_rate,
-            on_progress=on_progress,
-        )
-        result = asyncio.run(load.run(requests, total=total, when_connected=begin))
+    written = [key.replace(b"/watch/", b"/idle/") for key in keys] if bench["idle"] else keys
+    requests = (rpc_pb2.PutRequest(key=key, value=bytes(bench["val-size"])).SerializeToString() for key in written)
+    with call_bar(bench["total"], hidden=bench.as_json) as on_progress:
+        sizes = {"clients": bench["clients"], "connections": 1, "rate": bench["put-rate"]}
+        load = bench.load(Load, bench.members[:1], **sizes, on_progress=on_progress)
+        puts = ((methods.PUT.path, request) for request in cycle(requests))
+        result = asyncio.run(load.run(puts, total=bench["total"], when_connected=begin))
     return started_at, result
 
 
@@ -681,50 +587,29 @@ def _summary(counts: list[WatchCount], started_at: float, puts: Result, watchers
 
 def _print_watch(summary: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(summary))
+        print(json.dumps(summary))
         return
-    click.echo(
+    print(
         f"{summary['name']}: {summary['rate']:,.0f} events/s, {summary['events']:,} of {summary['expected']:,} events "
         f"to {summary['watchers']:,} watchers in {summary['seconds']:.2f} s"
         + (" (interrupted)" if summary.get("interrupted") else "")
     )
-    click.echo(
+    print(
         f"  puts {summary['put_rate']:,.0f}/s  p50 {summary['put_p50_ms']:.2f} ms  p99 {summary['put_p99_ms']:.2f} ms"
     )
     if summary["wrong"] or summary["disordered"]:
-        click.echo(f"  {summary['wrong']} watchers miss events or got some twice, {summary['disordered']} out of order")
+        print(f"  {summary['wrong']} watchers miss events or got some twice, {summary['disordered']} out of order")
     for text, count in summary["errors"].items():
-        click.echo(f"  {count} puts failed: {text}")
+        print(f"  {count} puts failed: {text}")
 
 
-@click.command("watch-latency", cls=Measurement, epilog=example("watch-latency --clients 10 --put-rate 500"))
-@shared_flags
-@writes
-@VALUE_FLAG
-@PUT_RATE_FLAG
-@click.option("--watch-endpoints", default="", help="members to watch at, if not those that the puts go to")
-def watch_latency(put_rate: float, watch_endpoints: str, val_size: int, **shared: Any) -> None:
-    """Measure the time from a put to its event.
-
-    Each client has a key and a watcher.
-    """
-    with failures_in_one_line():
-        members = choose_members(shared["endpoints"], shared["target_leader"])
-        watched = watch_endpoints.split(",") if watch_endpoints else members
-        with call_bar(shared["total"], hidden=shared["as_json"]) as on_progress:
-            load = _Latency(
-                watched,
-                val_size,
-                members,
-                clients=shared["clients"],
-                connections=shared["conns"],
-                options=client_options(),
-                rate=put_rate,
-                on_progress=on_progress,
-            )
-            result = asyncio.run(load.run(iter(()), total=shared["total"]))
-    print_result("watch-latency", result, shared["as_json"])
-    end(result, failed=bool(result.errors))
+def watch_latency(invocation: Invocation) -> None:
+    """Measure the time from a put to its event."""
+    bench = Bench(invocation)
+    watched = list(bench["watch-endpoints"]) or bench.members
+    with bench.writing():
+        make = partial(_Latency, watched, bench["val-size"], rate=bench["put-rate"])
+        bench.run("watch-latency", make=make, is_strict=True)
 
 
 class _Latency(Load):
@@ -740,196 +625,45 @@ class _Latency(Load):
         self, run: Run, channels: list[CallerChannel], clients: int
     ) -> AsyncIterator[list[Callable[[], None]]]:
         """Make the watchers; see ``Load.starts``."""
-        async with connections(self._watched, len(channels), self._options) as watching:
-            chains = [
-                _Chain(run, channels[at % len(channels)], watching[at % len(channels)], at, self._value_size)
-                for at in range(clients)
-            ]
+        async with connections(self._watched, len(channels), self.options) as watching:
+            chains = []
+            for number in range(clients):
+                at, key = number % len(channels), PREFIX + b"latency/%d/%d" % (os.getpid(), number)
+                call = watching[at].stream(methods.WATCH.path, self.metadata)
+                put = partial(channels[at].unary, metadata=self.metadata)
+                chains.append(_PutAndEvent(run, put, call, key, self._value_size))
             async with asyncio.timeout(EVENT_TIMEOUT_S):
                 await asyncio.gather(*(chain.watching for chain in chains))
             async with run.streaming([chain.call for chain in chains]):
                 yield [chain.next for chain in chains]
 
 
-class _Chain:
+class _PutAndEvent(Chain):
     """One key: put, wait for the event, put again."""
 
-    def __init__(self, run: Run, puts: Transport, watches: Transport, number: int, value_size: int) -> None:
-        self._run = run
-        self._puts = puts
-        self._loop = asyncio.get_running_loop()
-        self.watching: asyncio.Future[None] = self._loop.create_future()
-        key = PREFIX + b"latency/%d" % number
+    def __init__(self, run: Run, put: Callable[..., Any], call: ClientStream, key: bytes, value_size: int) -> None:
+        super().__init__(run)
+        self.watching: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.call = call
+        self._put = put
         self._request = rpc_pb2.PutRequest(key=key, value=bytes(value_size)).SerializeToString()
-        self._sent_at = 0.0
-        self.call = watches.stream(methods.WATCH.path)
-        self.call.deliver_to(self._take)
-        self.call.send_nowait(
-            rpc_pb2.WatchRequest(create_request=rpc_pb2.WatchCreateRequest(key=key)).SerializeToString()
-        )
+        call.deliver_to(self._take)
+        request = rpc_pb2.WatchRequest(create_request=rpc_pb2.WatchCreateRequest(key=key))
+        call.send_nowait(request.SerializeToString())
+
+    def send(self) -> None:
+        """Implement ``Chain.send``."""
+        self._put(methods.PUT.path, self._request).add_done_callback(self._answered)
+
+    def _answered(self, future: asyncio.Future[bytes]) -> None:
+        if error := future.exception():  # its event never comes: the chain ends here
+            self.end(error, goes_on=False)
 
     def _take(self, message: bytes) -> None:
-        arrived_at = time.perf_counter()
         response = rpc_pb2.WatchResponse.FromString(message)
         if response.created:
             self.watching.set_result(None)
             return
         for _ in response.events:
-            self._run.latencies_s.append(arrived_at - self._sent_at)
-            self._run.open -= 1
-            self.next()
-            self._run.ended()
-
-    def next(self) -> None:
-        """Make the next put, if any is left."""
-        delay_s = self._run.take()
-        if delay_s:
-            self._loop.call_later(delay_s, self._send)
-        elif delay_s is not None:
-            self._send()
-
-    def _send(self) -> None:
-        self._sent_at = time.perf_counter()
-        future: Any = self._puts.unary(methods.PUT.path, self._request)
-        future.add_done_callback(self._answered)
-
-    def _answered(self, future: asyncio.Future[bytes]) -> None:
-        error = future.exception()
-        if error is not None:  # its event never comes: the chain ends here
-            self._run.errors[str(error)] += 1
-            self._run.open -= 1
-            self._run.ended()
-
-
-class _Measurements(Measurement, click.Group):
-    command_class = Measurement
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in self.commands:
-            near = did_you_mean(args[0], self.commands)
-            ctx.fail(f'unknown command "{args[0]}" for "{ctx.command_path}"{near}')
-        return super().resolve_command(ctx, args)
-
-
-@click.group(
-    cls=_Measurements,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    options_metavar="",
-    subcommand_metavar="COMMAND [options]",
-)
-def bench() -> None:
-    """Measure a cluster: raftkv, etcd, or anything that speaks the etcd v3 API."""
-
-
-for _command in (watch, watch_latency, lease_keepalive, lock):
-    bench.add_command(_command)
-
-
-@bench.command(epilog=example("put", "put --clients 100 --conns 10 --total 100000 --val-size 1024"))
-@shared_flags
-@write_flags
-@click.option("--sequential-keys", is_flag=True, help="go through the keys in order")
-def put(key_size: int, val_size: int, key_space_size: int, sequential_keys: bool, **shared: Any) -> None:
-    """Put keys."""
-
-    def requests(rank: int) -> Iterator[Request]:
-        return bench_load.puts(
-            key_size=key_size,
-            value_size=val_size,
-            key_space=key_space_size,
-            sequential=sequential_keys,
-            seed=shared["seed"] + rank,
-        )
-
-    run_load("put", Load, requests, **shared)
-
-
-@bench.command("range", epilog=example("range --clients 100 --consistency s", "range jobs/ jobs0 --limit 10"))
-@shared_flags
-@write_flags
-@click.argument("key", required=False)
-@click.argument("end", required=False, default="")
-@click.option(
-    "--consistency",
-    type=click.Choice(["l", "s"]),
-    default="l",
-    show_default=True,
-    help="read consistency: l is linearizable, s is serializable",
-)
-@number("--limit", 0, 0, "largest number of keys that one read returns; 0 means all")
-def range_(
-    key: str | None,
-    end: str,
-    consistency: str,
-    limit: int,
-    key_size: int,
-    val_size: int,
-    key_space_size: int,
-    **shared: Any,
-) -> None:
-    """Read keys.
-
-    Each read is of KEY (to END); without KEY, of single keys of a space that is written first.
-    """
-    keys = [key.encode()] if key is not None else _fill(shared["endpoints"], key_size, val_size, key_space_size)
-
-    def requests(rank: int) -> Iterator[Request]:
-        return bench_load.ranges(keys=keys, range_end=end.encode(), limit=limit, serializable=consistency == "s")
-
-    run_load(f"range ({'serializable' if consistency == 's' else 'linearizable'})", Load, requests, **shared)
-
-
-@bench.command("txn-put", epilog=example("txn-put --txn-ops 10 --clients 100"))
-@shared_flags
-@write_flags
-@click.option(
-    "--txn-ops", default=1, show_default=True, type=within(int, 1, 128), metavar="N", help="number of puts in a txn"
-)
-def txn_put(txn_ops: int, key_size: int, val_size: int, key_space_size: int, **shared: Any) -> None:
-    """Put keys in txns."""
-
-    def requests(rank: int) -> Iterator[Request]:
-        seed = shared["seed"] + rank
-        return bench_load.txns(
-            key_size=key_size, value_size=val_size, key_space=key_space_size, operations=txn_ops, seed=seed
-        )
-
-    run_load("txn-put", Load, requests, **shared)
-
-
-@bench.command("mixed", epilog=example("mixed --read-share 0.9 --clients 100"))
-@shared_flags
-@write_flags
-@click.option(
-    "--read-share", default=0.75, show_default=True, type=within(float, 0, 1), metavar="X", help="share of reads"
-)
-def mixed(read_share: float, key_size: int, val_size: int, key_space_size: int, **shared: Any) -> None:
-    """Read (linearizably) and put single keys."""
-    keys = _fill(shared["endpoints"], key_size, val_size, key_space_size)
-
-    def requests(rank: int) -> Iterator[Request]:
-        seed = shared["seed"] + rank
-        reads = bench_load.ranges(keys=keys, range_end=b"", limit=0, serializable=False)
-        writes = bench_load.puts(
-            key_size=key_size, value_size=val_size, key_space=key_space_size, sequential=False, seed=seed
-        )
-        return bench_load.mixed(reads, writes, read_share, seed)
-
-    run_load("mixed", Load, requests, **shared)
-
-
-def _fill(endpoints: str, key_size: int, value_size: int, key_space: int) -> list[bytes]:
-    """Write a space of keys, and name them in random order."""
-    requests = bench_load.puts(key_size=key_size, value_size=value_size, key_space=key_space, sequential=True, seed=1)
-    load = Load(endpoints.split(","), clients=min(256, key_space), connections=4, options=client_options())
-    try:
-        result = asyncio.run(load.run(requests, total=key_space))
-    except (RaftKVError, RpcError, OSError) as error:
-        raise click.ClickException(str(error)) from None
-    if result.errors:
-        raise click.ClickException(f"writing the keys to read failed: {result.errors.most_common(1)[0][0]}")
-    keys = [PREFIX + number.to_bytes(max(8, key_size), "big")[-key_size:] for number in range(key_space)]
-    random.Random(1).shuffle(keys)
-    return keys
+            self.note_latency()
+            self.end()

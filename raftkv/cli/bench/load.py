@@ -84,11 +84,7 @@ class Caller(UnaryFuture):
 
     def start(self) -> None:
         """Make the next call, if any is left."""
-        delay_s = self.run.take()
-        if delay_s:
-            self.get_loop().call_later(delay_s, self._send)
-        elif delay_s is not None:
-            self._send()
+        self.run.start_next(self._send)
 
     def _send(self) -> None:
         path, self.request = next(self.run.requests)
@@ -114,6 +110,44 @@ class Caller(UnaryFuture):
     def _failed(self) -> None:
         self.run.open -= 1
         self.start()
+        self.run.ended()
+
+
+class Chain:
+    """One client whose calls are of several steps: it begins the next call when the last one has ended."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.sent_at = 0.0
+
+    def next(self) -> None:
+        """Make the next call, if any is left."""
+        self.run.start_next(self._begin)
+
+    def _begin(self) -> None:
+        self.sent_at = time.perf_counter()
+        self.send()
+
+    def send(self) -> None:
+        """Begin a call."""
+        raise NotImplementedError
+
+    def note_latency(self) -> None:
+        """Count the answer that the call was made for."""
+        self.run.latencies_s.append(time.perf_counter() - self.sent_at)
+
+    def end(self, error: object = None, *, goes_on: bool = True) -> None:
+        """End a call, and begin the next one.
+
+        Arguments:
+            error: why it failed; None or empty: it did not.
+            goes_on: whether there may be a next one.
+        """
+        self.run.open -= 1
+        if error:
+            self.run.errors[str(error)] += 1
+        if goes_on:
+            self.next()
         self.run.ended()
 
 
@@ -290,6 +324,11 @@ class LoadError(RaftKVError):
     """A measurement that could not be made; the text says why in one line."""
 
 
+def metadata_of(token: str) -> Metadata:
+    """Return the metadata that carries the token of a user; empty: there is none."""
+    return (("token", token),) if token else ()
+
+
 class Load:
     """Clients on connections.
 
@@ -319,10 +358,10 @@ class Load:
         self._endpoints = parse_endpoints(endpoints)
         self._clients = clients
         self._connections = connections
-        self._options = options or ClientOptions()
+        self.options = options or ClientOptions()
         self._rate = rate
         self._duration_s = duration_s
-        self._metadata: Metadata = (("token", token),) if token else ()
+        self.metadata = metadata_of(token)
         self._on_progress = on_progress
 
     async def run(
@@ -330,7 +369,7 @@ class Load:
     ) -> Result:
         """Make ``total`` calls and measure them; ``when_connected`` is called before the clock starts."""
         prepared = _prepared(requests, total)
-        async with connections(self._endpoints, self._connections, self._options) as channels:
+        async with connections(self._endpoints, self._connections, self.options) as channels:
             run = Run(prepared, total, self._on_progress, self._rate)
             async with self.starts(run, channels, min(self._clients, total)) as starts:
                 when_connected()
@@ -347,7 +386,7 @@ class Load:
             channels: the open connections.
             clients: how many.
         """
-        yield [Caller(run, channels[number % len(channels)], self._metadata).start for number in range(clients)]
+        yield [Caller(run, channels[number % len(channels)], self.metadata).start for number in range(clients)]
 
     async def _measure(self, run: Run, starts: list[Callable[[], None]]) -> Result:
         gc.collect()
@@ -456,18 +495,20 @@ class Run:
         processor_s = time.process_time() - self._processor_before_s
         return Result(sorted(self.latencies_s), seconds, Counter(self.errors), self.interrupted, processor_s)
 
-    def take(self) -> float | None:
-        """Take the next call, if one is left; how long to wait before it is made."""
+    def start_next(self, send: Callable[[], None]) -> None:
+        """Take the next call, if one is left, and send it, at once or when the rate allows it."""
         if self.left == 0:
-            return None
+            return
         self.left -= 1
         self.open += 1
-        if not self._interval_s:
-            return 0.0
-        now = time.perf_counter()
-        # A stall is not made up for by a burst: the rate is a ceiling.
-        self._next_at = max(now - self._interval_s, self._next_at) + self._interval_s
-        return max(0.0, self._next_at - now)
+        if self._interval_s:
+            now = time.perf_counter()
+            # A stall is not made up for by a burst: the rate is a ceiling.
+            self._next_at = max(now - self._interval_s, self._next_at) + self._interval_s
+            if self._next_at > now:
+                self.finished.get_loop().call_later(self._next_at - now, send)
+                return
+        send()
 
     async def wait_finished(self) -> None:
         """Wait for the last answer, or for a signal that ends the run.

@@ -6,14 +6,15 @@ its help must not wait for the modules that talk to a cluster: none of them is i
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import click
 
 from raftkv.checkpoint.keys import KINDS
-from raftkv.cli.command import Branch, External, Invocation, Leaf, Page, flag_row, leaf_maker
+from raftkv.cli.command import Branch, Invocation, Leaf, Page, flag_row, leaf_maker
 from raftkv.cli.common import FORMATS_FLAG, about_commands, file_commands
-from raftkv.cli.pflag import BOOL, DURATION, INT, LIST, Flag
+from raftkv.cli.pflag import BOOL, DURATION, FLOAT, INT, LIST, Flag
 
 NAME = "raftkvctl"
 ENVIRONMENT_PREFIX = "ETCDCTL_"
@@ -445,12 +446,12 @@ def _check_commands() -> Branch:
 0.5 s, and a standard deviation below 0.1 s. Ctrl-C prints what was measured until then."""
     scale = "The loads are 10,000, 100,000, 1,000,000 and 3,000,000 keys of 1 KiB."
     children = [
-        _leaf("perf", "ctl.check:perf", "", "Put at a steady rate for 60 s and judge the cluster", perf_flags, perf)(
+        _leaf("perf", "bench.check:perf", "", "Put at a steady rate for 60 s and judge the cluster", perf_flags, perf)(
             "check perf", "check perf --load=m --auto-compact"
         ),
         _leaf(
             "datascale",
-            "ctl.check:datascale",
+            "bench.check:datascale",
             "",
             "Write many keys and print how much memory they take",
             scale_flags,
@@ -822,12 +823,101 @@ _TOP_DETAILS = """Shows for each member role, term, log index and lag, revision,
 leader changes and alarms. Rates come from the members' metrics. q or Ctrl-C ends it."""
 
 
+def _number(name: str, default: int, usage: str, least: int = 1, most: float = math.inf) -> Flag:
+    return Flag(name, INT, default, usage, ours=True, least=least, most=most)
+
+
+_MEASURED = (
+    _number("clients", 1, "number of clients; each has one call under way"),
+    _number("conns", 1, "number of connections that the clients share"),
+    _number("processes", 1, "number of processes that make the load"),
+    _number("total", 10_000, "number of calls to make"),
+    *_ours(Flag("target-leader", BOOL, usage="connect to the leader only")),
+    _number("seed", 1, "seed of the random keys and values", least=0),
+    _JSON,
+)
+_VALUE = _number("val-size", 256, "size of a value in bytes", least=0)
+_KEEP = Flag("keep-keys", BOOL, usage="leave what was written below raftkv-bench/", ours=True)
+_WRITES = (
+    _number("key-size", 8, "size of a key in bytes"),
+    _VALUE,
+    _number("key-space-size", 10_000, "number of different keys"),
+    _KEEP,
+)
+_PUT_RATE = Flag("put-rate", FLOAT, 0.0, "largest number of puts a second; 0 means no limit", ours=True, least=0)
+_BENCH_WATCH = """Every watcher is checked. --clients are the puts under way (from the main process), --conns the
+connections of the watchers, which live in --processes of their own. The rate is that of events, from the first put to
+the last event."""
+_BENCH_LOCK = """The clients contend for --locks names, each process for its own. A call is an acquisition with the
+release that follows; its latency is that of the acquisition. No two clients may hold a name at the same time: that is
+checked."""
+
+
+def _bench_writes() -> list[Leaf]:
+    """Make the measurements of reads and writes of keys."""
+    at, writes = "bench.command", (*_MEASURED, *_WRITES)
+    in_turn, limit, share, operations = _ours(
+        Flag("sequential-keys", BOOL, usage="go through the keys in order"),
+        Flag("limit", INT, usage="largest number of keys that one read returns; 0 means all", least=0),
+        Flag("read-share", FLOAT, 0.75, "share of reads", least=0, most=1),
+        Flag("txn-ops", INT, 1, "number of puts in a txn", least=1, most=128),
+    )
+    ranges = "Each read is of KEY (to END); without KEY, of single keys of a space that is written first."
+    return [
+        _leaf("put", f"{at}:put", "", "Put keys", (*writes, in_turn))(
+            "bench put", "bench put --clients 100 --conns 10 --total 100000 --val-size 1024"
+        ),
+        _leaf("range", f"{at}:read", "[KEY [END]]", "Read keys", (*writes, _CONSISTENCY, limit), ranges)(
+            "bench range --clients 100 --consistency s", "bench range jobs/ jobs0 --limit 10"
+        ),
+        _leaf("txn-put", f"{at}:txn_put", "", "Put keys in txns", (*writes, operations))(
+            "bench txn-put --txn-ops 10 --clients 100"
+        ),
+        _leaf("mixed", f"{at}:mixed", "", "Read (linearizably) and put single keys", (*writes, share))(
+            "bench mixed --read-share 0.9 --clients 100"
+        ),
+    ]
+
+
+def _bench_commands() -> Branch:
+    at, puts = "bench.command", (*_MEASURED, _VALUE, _PUT_RATE, _KEEP)
+    streams = (
+        _number("streams", 10, "number of watch streams"),
+        _number("watch-per-stream", 100, "number of watchers on each stream"),
+        _number("watched-key-total", 1, "number of different keys that are watched, in turn"),
+    )
+    idle, there = _ours(
+        Flag("idle", BOOL, usage="put keys without watchers"),
+        Flag("watch-endpoints", LIST, usage="members to watch at, if not those that the puts go to"),
+    )
+    leases = _number("leases", 0, "number of leases in all; 0 means one for each client", least=0)
+    locks = _number("locks", 1, "number of names that the clients contend for")
+    latency, renewals = "Each client has a key and a watcher.", "Each client is a stream with one renewal under way."
+    events, delay = "Put keys and deliver each event to all its watchers", "Measure the time from a put to its event"
+    children = [
+        *_bench_writes(),
+        _leaf("watch", f"{at}:watch", "", events, (*puts, *streams, idle), _BENCH_WATCH)(
+            "bench watch --streams 10 --watch-per-stream 100 --total 1000"
+        ),
+        _leaf("watch-latency", f"{at}:watch_latency", "", delay, (*puts, there), latency)(
+            "bench watch-latency --clients 10 --put-rate 500"
+        ),
+        _leaf("lease-keepalive", f"{at}:lease_keepalive", "", "Renew leases", (*_MEASURED, leases), renewals)(
+            "bench lease-keepalive --clients 100 --leases 1000"
+        ),
+        _leaf("lock", f"{at}:lock", "", "Acquire and release locks", (*_MEASURED, locks), _BENCH_LOCK)(
+            "bench lock --clients 10 --locks 2"
+        ),
+    ]
+    return Branch("bench", "Measure a cluster: raftkv, etcd, or another of the etcd v3 API", children, GLOBAL_FLAGS)
+
+
 def _about_commands() -> list[click.Command]:
     return [
         _leaf("top", "ctl.top:top", "", "Show the cluster live", _TOP_FLAGS, _TOP_DETAILS)("top", "top --once"),
         _leaf("options", "ctl.tree:print_options", "", "Describe the options that every command has")("options"),
         *about_commands(_leaf, NAME),
-        External("bench", "raftkv.cli.bench.command:bench", "Measure a cluster"),
+        _bench_commands(),
     ]
 
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from raftkv.cli.bench import check as ctl_check
+from raftkv.cli.bench.check import DataLoad, PerfLoad, evaluate
 from raftkv.cli.bench.load import Result
-from raftkv.cli.ctl import check as ctl_check
 from raftkv.cli.ctl import top
-from raftkv.cli.ctl.check import DataLoad, PerfLoad, evaluate
 from tests.cli.runner import run_ctl
 from tests.compat.test_ctl_output import normal, run_etcdctl
 from tests.procs import ETCD_FAST, RAFTKV, Cluster

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
 from raftkv.cli.bench.load import Load, Request, Result
-from raftkv.cli.bench.options import call_bar
+from raftkv.cli.bench.measuring import call_bar, failures_in_one_line, fetch_token
 from raftkv.cli.command import Invocation
 from raftkv.cli.ctl import top
 from raftkv.cli.ctl.session import Session, open_session
@@ -23,9 +23,8 @@ from raftkv.cli.program import BAD_FEATURE, CTRL_C, ERROR, INVALID_INPUT, Comman
 from raftkv.client import Client
 from raftkv.client.rpc import methods
 from raftkv.client.scope import prefix_end
-from raftkv.errors import RaftKVError, StatusError
+from raftkv.errors import StatusError
 from raftkv.pb import rpc_pb2
-from raftkv.rpc.status import RpcError
 
 DURATION_S: Final = 60
 CLEAN_UP_TIMEOUT_S: Final = 30.0
@@ -170,30 +169,18 @@ def _run(
     session: Session, invocation: Invocation, clients: int, requests: Iterator[Request], total: int, rate: int
 ) -> Result:
     """Make the calls; with a rate, for the duration of the check and no longer."""
-    try:
-        with call_bar(total, hidden=False) as on_progress:
-            load = _make_load(session, clients, rate, on_progress)
-            return asyncio.run(load.run(requests, total=total))
-    except (RpcError, RaftKVError, OSError) as error:
-        raise CommandError(str(error), ERROR) from None
-
-
-def _make_load(session: Session, clients: int, rate: int, on_progress: Callable[[int], None]) -> Load:
-    return Load(
-        session.endpoints,
-        clients=clients,
-        connections=max(1, clients // CLIENTS_PER_CONNECTION),
-        options=session.options,
-        rate=rate,
-        duration_s=DURATION_S if rate else 0.0,
-        token=_token(session),
-        on_progress=on_progress,
-    )
-
-
-def _token(session: Session) -> str:
-    """Return the client's token: the load makes calls without the client, and needs it."""
-    return session.run(lambda client: client.fetch_token(session.timeout_s))
+    with failures_in_one_line(), call_bar(total, hidden=False) as on_progress:
+        load = Load(
+            session.endpoints,
+            clients=clients,
+            connections=max(1, clients // CLIENTS_PER_CONNECTION),
+            options=session.options,
+            rate=rate,
+            duration_s=DURATION_S if rate else 0.0,
+            token=fetch_token(session),
+            on_progress=on_progress,
+        )
+        return asyncio.run(load.run(requests, total=total))
 
 
 def _clean_up(session: Session, invocation: Invocation) -> None:
