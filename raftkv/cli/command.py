@@ -145,33 +145,35 @@ class Leaf(click.Command):
     """A command that does something.
 
     Arguments:
-        name: the word.
+        path: the words that call it, without the program's name.
         target: ``module:function`` to run; the function takes an ``Invocation``.
         usage: what follows the name on the usage line.
         short: one line of help.
         flags: its own flags; ``shared`` are those of every command.
         details: more help.
-        examples: command lines, without the program's name.
     """
 
     def __init__(
         self,
-        name: str,
+        path: Sequence[str],
         target: str,
-        *,
-        usage: str = "",
-        short: str = "",
-        flags: Sequence[Flag] = (),
-        shared: Sequence[Flag] = (),
-        details: str = "",
-        examples: Sequence[str] = (),
+        usage: str,
+        short: str,
+        flags: Sequence[Flag],
+        shared: Sequence[Flag],
+        details: str,
     ) -> None:
         self.flags = [*flags, *shared]
-        self.own, self.shared, self.examples = flags, shared, examples
-        self.target = target
+        self.own, self.shared, self.target = flags, shared, target
+        self.words = " ".join(path)
+        self.examples = [self.words]
         text = f"{short}.\n\n{details}" if details else f"{short}."
-        super().__init__(name, help=text, short_help=short)
+        super().__init__(path[-1], help=text, short_help=short)
         self.usage = usage
+
+    def like(self, *examples: str) -> None:
+        """Give it examples: what follows its words."""
+        self.examples = [f"{self.words} {given}".rstrip() for given in examples]
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the flags for help and completion, made when asked for: hundreds would cost each command 10 ms."""
@@ -212,44 +214,59 @@ class Leaf(click.Command):
         run(ctx.obj)
 
 
-MakeLeaf = Callable[..., Callable[..., Leaf]]
-"""Makes a command without examples; the result takes these, as words after the program's name."""
-
-
-def leaf_maker(shared: Sequence[Flag]) -> MakeLeaf:
-    """Return a function that makes the commands of a program.
+class Branch(click.Group):
+    """A word under which commands stand; alone it prints its help.
 
     Arguments:
-        shared: flags that all commands have.
+        name: the word.
+        short: one line of help.
+        module: where the functions of its commands are, and how their names begin: ``ctl.maintenance:user_``.
+        flags: those of all its commands; ``shared`` are those of all commands of the program.
+        path: the words that lead to it, behind the program's name.
     """
 
+    def __init__(
+        self,
+        name: str,
+        short: str,
+        module: str = "",
+        flags: Sequence[Flag] = (),
+        shared: Sequence[Flag] = (),
+        path: tuple[str, ...] = (),
+    ) -> None:
+        self.flags = [*flags, *shared]
+        self.own, self.shared, self.module, self.path = flags, shared, module, path
+        super().__init__(name, help=f"{short}.", short_help=short)
+
+    def branch(self, name: str, short: str, module: str, flags: Sequence[Flag] = ()) -> Branch:
+        """Add a word with commands of its own, and return it; see ``Branch``."""
+        made = Branch(name, short, module, flags, self.shared, (*self.path, name))
+        self.add_command(made)
+        return made
+
     def leaf(
-        name: str, target: str, usage: str, short: str, flags: Sequence[Flag] = (), details: str = ""
-    ) -> Callable[..., Leaf]:
-        def with_examples(*examples: str) -> Leaf:
-            return Leaf(
-                name,
-                f"raftkv.cli.{target}",
-                usage=usage,
-                short=short,
-                flags=flags,
-                shared=shared,
-                details=details,
-                examples=examples,
-            )
+        self,
+        name: str,
+        usage: str,
+        short: str,
+        flags: Sequence[Flag] = (),
+        details: str = "",
+        *,
+        run: str = "",
+        is_alike: bool = True,
+    ) -> Leaf:
+        """Add a command; ``Leaf.like`` of what is returned gives it examples.
 
-        return with_examples
-
-    return leaf
-
-
-class Branch(click.Group):
-    """A word under which commands stand; alone it prints its help."""
-
-    def __init__(self, name: str, short: str, children: Sequence[click.Command], shared: Sequence[Flag] = ()) -> None:
-        self.flags = list(shared)
-        by_name = {child.name or "": child for child in children}
-        super().__init__(name, commands=by_name, help=f"{short}.", short_help=short)
+        Arguments:
+            name, usage, short, flags, details: as of ``Leaf``.
+            run: the function in the module of this branch, or elsewhere as ``module:function``; empty: named alike.
+            is_alike: whether it has the flags that all commands of this branch have.
+        """
+        target = run if ":" in run else f"{self.module}{run or name.replace('-', '_')}"
+        own = (*flags, *self.own) if is_alike else flags
+        made = Leaf((*self.path, name), f"raftkv.cli.{target}", usage, short, own, self.shared, details)
+        self.add_command(made)
+        return made
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return no flags: see ``Leaf``."""

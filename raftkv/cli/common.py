@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raftkv import __version__
-from raftkv.cli.command import Branch, Invocation, Leaf, MakeLeaf
+from raftkv.cli.command import Branch, Invocation
 from raftkv.cli.pflag import BOOL, INT, UINT, Flag
 from raftkv.cli.program import API_VERSION, BAD_ARGUMENTS, ERROR, CommandError, leave
 
@@ -95,20 +95,11 @@ _POWERSHELL = """Register-ArgumentCompleter -Native -CommandName %(name)s -Scrip
 """click has no script for PowerShell, which hands over the words as bash does and understands bash's answers."""
 
 
-def about_commands(leaf: MakeLeaf, name: str) -> list[Leaf]:
-    """Make ``version`` and ``completion``.
-
-    Arguments:
-        leaf: makes a command that only lacks its examples.
-        name: of the program.
-    """
-    shells = "|".join(SHELLS)
-    return [
-        leaf("version", "common:print_version", "", "Print the version")("version"),
-        leaf("completion", "common:print_completion", shells, "Print a completion script for a shell")(
-            f"completion bash > /etc/bash_completion.d/{name}"
-        ),
-    ]
+def add_about_commands(root: Branch) -> None:
+    """Add ``version`` and ``completion`` to a program."""
+    shells, place = "|".join(SHELLS), f"bash > /etc/bash_completion.d/{root.name}"
+    root.leaf("version", "", "Print the version", run="common:print_version")
+    root.leaf("completion", shells, "Print a completion script for a shell", run="common:print_completion").like(place)
 
 
 def print_version(invocation: Invocation) -> None:
@@ -183,24 +174,19 @@ _RESTORE = """Restore every member of the new cluster from the same FILE, each w
 raftkv or of etcd 3.4 to 3.7. The restored data keeps users and roles."""
 
 
-def file_commands(leaf: MakeLeaf, module: str, columns: str, remark: str = "") -> list[Leaf]:
-    """Make the commands that work on a snapshot file.
+def add_file_commands(snapshot: Branch, columns: str, remark: str = "") -> None:
+    """Add the commands that work on a snapshot file.
 
     Arguments:
-        leaf: makes a command that only lacks its examples.
-        module: where the functions of this program are.
+        snapshot: the word below which they stand.
         columns: what ``status`` prints, in order.
         remark: what the pages of this program say at their end.
     """
     status, restore = f"{_STATUS}{columns}.{remark}", f"{_RESTORE}{remark}"
     look, make = "Check a snapshot file and print what is in it", "Make a data directory of a member"
-    return [
-        leaf("status", f"{module}:status", "FILE", look, (), status)(
-            "snapshot status backup.db", "snapshot status backup.db -w table"
-        ),
-        leaf("restore", f"{module}:restore_directory", "FILE", make, RESTORE_FLAGS, restore)(
-            "snapshot restore old.db --data-dir new.etcd",
-            "snapshot restore old.db --bump-revision 1000000 --mark-compacted",
-            "snapshot restore old.db --wal-archive-dir archive --to-revision 900",
-        ),
-    ]
+    snapshot.leaf("status", "FILE", look, (), status).like("backup.db", "backup.db -w table")
+    snapshot.leaf("restore", "FILE", make, RESTORE_FLAGS, restore, run="restore_directory").like(
+        "old.db --data-dir new.etcd",
+        "old.db --bump-revision 1000000 --mark-compacted",
+        "old.db --wal-archive-dir archive --to-revision 900",
+    )

@@ -204,12 +204,6 @@ def test_unknown_commands():
     assert run_ctl(["version"], environment={"ETCDCTL_API": "2"}).errors == "Error: unsupported API version: 2\n"
 
 
-def test_commands_that_read_their_own_words():
-    assert run_ctl(["bench", "--help"]).output.startswith(b"Usage: raftkvctl bench")
-    ran = run_ctl(["--nothing=1", "bench", "put"])
-    assert (ran.code, ran.errors.count("\n"), "--nothing" in ran.errors) == (2, 1, True)
-
-
 def test_settings_are_shown_without_the_password():
     words = ["get", "a", "--debug", "--user=u", "--password=hidden", "--endpoints=127.0.0.1:1", "--command-timeout=1ms"]
     errors = run_ctl(words).errors

@@ -9,11 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import click
-
 from raftkv.checkpoint.keys import KINDS
-from raftkv.cli.command import Branch, Invocation, Leaf, Page, flag_row, leaf_maker
-from raftkv.cli.common import FORMATS_FLAG, about_commands, file_commands
+from raftkv.cli.command import Branch, Invocation, Page, flag_row
+from raftkv.cli.common import FORMATS_FLAG, add_about_commands, add_file_commands
 from raftkv.cli.pflag import BOOL, DURATION, FLOAT, INT, LIST, Flag
 
 NAME = "raftkvctl"
@@ -54,7 +52,6 @@ GLOBAL_FLAGS = _inherited(
     Flag("discovery-srv-name", usage="suffix of the name of the service in SRV records"),
     Flag("debug", BOOL, usage="print the settings in force to standard error"),
 )
-_leaf = leaf_maker(GLOBAL_FLAGS)
 
 _CONSISTENCY = Flag(
     "consistency", default="l", usage="read consistency: l is linearizable, s is serializable", choices=("l", "s")
@@ -130,7 +127,7 @@ ETCD_LOCK_KEY and ETCD_LOCK_REV in its environment, and its exit code becomes th
 raftkvctl ends COMMAND. Write "--" before a COMMAND that has flags of its own."""
 
 
-def _kv_commands() -> list[Leaf]:
+def _add_kv(root: Branch) -> None:
     (staleness,) = _ours(
         Flag(
             "max-staleness",
@@ -140,73 +137,60 @@ def _kv_commands() -> list[Leaf]:
     )
     interactive = Flag("interactive", BOOL, usage="ask for each part", short="i")
     physical = Flag("physical", BOOL, usage="wait until the history is removed from the database of the member asked")
-    return [
-        _leaf("get", "ctl.kv:get", "KEY [END]", "Read a key, or the keys from KEY up to END", (*GET_FLAGS, staleness))(
-            "get greeting",
-            "get jobs/ --prefix --keys-only",
-            "get greeting --rev=4 -w json",
-            "get greeting --max-staleness=500ms",
-        ),
-        _leaf("put", "ctl.kv:put", "KEY [VALUE]", "Write a key", PUT_FLAGS, _PUT_DETAILS)(
-            "put greeting hello", "put offset -- -1", "put config < config.json"
-        ),
-        _leaf("del", "ctl.kv:delete", "KEY [END]", "Delete a key, or the keys from KEY up to END", DELETE_FLAGS)(
-            "del greeting", "del jobs/ --prefix"
-        ),
-        _leaf("txn", "ctl.kv:txn", "", "Compare and change keys in one step", (interactive,), _TXN_DETAILS)(
-            "txn --interactive", "txn < transaction.txt"
-        ),
-        _leaf("compaction", "ctl.kv:compaction", "REVISION", "Forget the history before a revision", (physical,))(
-            "compaction 1000"
-        ),
-        _leaf(
-            "watch",
-            "ctl.watch:watch",
-            "KEY [END] [-- COMMAND ...]",
-            "Print the changes of keys as they happen",
-            WATCH_FLAGS,
-            _WATCH_DETAILS,
-        )("watch jobs/ --prefix", "watch greeting --rev=1", "watch config -- ./reload.sh"),
-    ]
+    root.leaf(
+        "get", "KEY [END]", "Read a key, or the keys from KEY up to END", (*GET_FLAGS, staleness), run="ctl.kv:get"
+    ).like("greeting", "jobs/ --prefix --keys-only", "greeting --rev=4 -w json", "greeting --max-staleness=500ms")
+    root.leaf("put", "KEY [VALUE]", "Write a key", PUT_FLAGS, _PUT_DETAILS, run="ctl.kv:put").like(
+        "greeting hello", "offset -- -1", "config < config.json"
+    )
+    root.leaf(
+        "del", "KEY [END]", "Delete a key, or the keys from KEY up to END", DELETE_FLAGS, run="ctl.kv:delete"
+    ).like("greeting", "jobs/ --prefix")
+    root.leaf("txn", "", "Compare and change keys in one step", (interactive,), _TXN_DETAILS, run="ctl.kv:txn").like(
+        "--interactive", "< transaction.txt"
+    )
+    root.leaf(
+        "compaction", "REVISION", "Forget the history before a revision", (physical,), run="ctl.kv:compaction"
+    ).like("1000")
+    root.leaf(
+        "watch",
+        "KEY [END] [-- COMMAND ...]",
+        "Print the changes of keys as they happen",
+        WATCH_FLAGS,
+        _WATCH_DETAILS,
+        run="ctl.watch:watch",
+    ).like("jobs/ --prefix", "greeting --rev=1", "config -- ./reload.sh")
 
 
-def _lease_commands() -> Branch:
+def _add_leases(root: Branch) -> None:
+    lease = root.branch("lease", "Make, renew and end leases (LEASE is an id in hexadecimal)", "ctl.contest:")
     once = Flag("once", BOOL, usage="renew the lease once and end")
     keys = Flag("keys", BOOL, usage="also print the keys that are attached to the lease")
-    children = [
-        _leaf("grant", "ctl.contest:grant", "TTL", "Make a lease that lives for TTL seconds")("lease grant 60"),
-        _leaf("revoke", "ctl.contest:revoke", "LEASE", "End a lease and delete its keys")(
-            "lease revoke 32695410dcc0ca06"
-        ),
-        _leaf("timetolive", "ctl.contest:time_to_live", "LEASE", "Print how many seconds a lease has left", (keys,))(
-            "lease timetolive 32695410dcc0ca06 --keys"
-        ),
-        _leaf("list", "ctl.contest:list_leases", "", "List all leases")("lease list"),
-        _leaf("keep-alive", "ctl.contest:keep_alive", "LEASE", "Renew a lease until it ends", (once,))(
-            "lease keep-alive 32695410dcc0ca06"
-        ),
-    ]
-    return Branch("lease", "Make, renew and end leases (LEASE is an id in hexadecimal)", children, GLOBAL_FLAGS)
+    lease.leaf("grant", "TTL", "Make a lease that lives for TTL seconds").like("60")
+    lease.leaf("revoke", "LEASE", "End a lease and delete its keys").like("32695410dcc0ca06")
+    lease.leaf("timetolive", "LEASE", "Print how many seconds a lease has left", (keys,), run="time_to_live").like(
+        "32695410dcc0ca06 --keys"
+    )
+    lease.leaf("list", "", "List all leases", run="list_leases")
+    lease.leaf("keep-alive", "LEASE", "Renew a lease until it ends", (once,)).like("32695410dcc0ca06")
 
 
-def _coordination_commands() -> list[Leaf]:
+def _add_coordination(root: Branch) -> None:
     ttl = Flag("ttl", INT, 10, "seconds after which a holder that has died loses the lock")
     listen = Flag("listen", BOOL, usage="only print who leads", short="l")
     elect_details = """With PROPOSAL it takes part: when it leads it prints its key, and it stays until SIGINT or
 SIGTERM arrives; then it resigns. Its lease has a TTL of 60 seconds."""
-    return [
-        _leaf("lock", "ctl.contest:lock", "NAME [COMMAND ...]", "Hold a lock", (ttl,), _LOCK_DETAILS)(
-            "lock backup", "lock backup -- ./backup.sh --full"
-        ),
-        _leaf(
-            "elect",
-            "ctl.contest:elect",
-            "NAME [PROPOSAL]",
-            "Take part in an election, or observe it",
-            (listen,),
-            elect_details,
-        )("elect scheduler 10.0.0.1:80", "elect -l scheduler"),
-    ]
+    root.leaf("lock", "NAME [COMMAND ...]", "Hold a lock", (ttl,), _LOCK_DETAILS, run="ctl.contest:lock").like(
+        "backup", "backup -- ./backup.sh --full"
+    )
+    root.leaf(
+        "elect",
+        "NAME [PROPOSAL]",
+        "Take part in an election, or observe it",
+        (listen,),
+        elect_details,
+        run="ctl.contest:elect",
+    ).like("scheduler 10.0.0.1:80", "-l scheduler")
 
 
 _ADD_DETAILS = """Prints the settings for the first start of the new member, which must have no data yet."""
@@ -221,7 +205,27 @@ With --peer-urls, NAME is a new member. The command adds it as a learner and pri
 The learner takes OLD's place when it has started and is in sync. After any interruption, run the same command again."""
 
 
-def _roll() -> Leaf:
+def _add_members(root: Branch) -> None:
+    member = root.branch("member", "List, add, move and remove members", "ctl.members:member_")
+    peer_urls = Flag("peer-urls", usage="peer URLs of the member, separated by commas")
+    learner = Flag("learner", BOOL, usage="the member gets all data but does not vote, until it is promoted")
+    (wait,) = _ours(Flag("wait", DURATION, 3600.0, "time limit for the new member to be started and in sync"))
+    member.leaf("list", "", "List the members", (_CONSISTENCY,)).like("-w table")
+    member.leaf("add", "NAME", "Add a member", (peer_urls, learner), _ADD_DETAILS).like(
+        "d --peer-urls=http://10.0.0.4:2380", "d --learner --peer-urls=http://10.0.0.4:2380"
+    )
+    member.leaf("remove", "MEMBER", "Remove a member for ever", (), _REMOVE_DETAILS).like("8e9e05c52164694d")
+    member.leaf("update", "MEMBER", "Give a member other peer URLs", (peer_urls,)).like(
+        "8e9e05c52164694d --peer-urls=http://10.0.0.5:2380"
+    )
+    member.leaf("promote", "MEMBER", "Make a learner a voter").like("8e9e05c52164694d")
+    member.leaf("replace", "OLD NEW|NAME", _REPLACE, (peer_urls, wait), _REPLACE_DETAILS).like(
+        "8e9e05c52164694d fd422379fda50e48", "8e9e05c52164694d d --peer-urls=http://10.0.0.4:2380"
+    )
+
+
+def _add_roll(root: Branch) -> None:
+    cluster = root.branch("cluster", "Restart all members, one after another (not in etcdctl)", "ctl.roll:cluster_")
     flags = (
         Flag("restart", usage="command that restarts a member, with {host}, {name} or {id} of it"),
         Flag("wait", DURATION, 300.0, "time limit for a restarted member to be in sync again"),
@@ -231,52 +235,18 @@ def _roll() -> Leaf:
         "The leader comes last, and hands over before its restart. A step that would leave no quorum of members in "
         "sync is refused, and ends the roll. The command must return after the old process has ended."
     )
-    return _leaf("roll", "ctl.roll:cluster_roll", "", "Restart all members, one after another", flags, details)(
-        "cluster roll --dry-run --restart 'ssh {host} restart-raftkv'",
-        "cluster roll --restart 'ssh {host} systemctl restart raftkv'",
+    cluster.leaf("roll", "", "Restart all members, one after another", flags, details).like(
+        "--dry-run --restart 'ssh {host} restart-raftkv'", "--restart 'ssh {host} systemctl restart raftkv'"
     )
 
 
-def _cluster_commands() -> list[click.Command]:
+def _add_endpoints(root: Branch) -> None:
+    purpose = "Ask members for their health, status and hash"
+    endpoint = root.branch("endpoint", purpose, "ctl.members:endpoint_", (_CLUSTER,))
     revision = Flag("rev", INT, usage="hash the history up to this revision; 0 means all of it")
-    peer_urls = Flag("peer-urls", usage="peer URLs of the member, separated by commas")
-    learner = Flag("learner", BOOL, usage="the member gets all data but does not vote, until it is promoted")
-    (wait,) = _ours(Flag("wait", DURATION, 3600.0, "time limit for the new member to be started and in sync"))
-    members: list[click.Command] = [
-        _leaf("list", "ctl.members:member_list", "", "List the members", (_CONSISTENCY,))("member list -w table"),
-        _leaf("add", "ctl.members:member_add", "NAME", "Add a member", (peer_urls, learner), _ADD_DETAILS)(
-            "member add d --peer-urls=http://10.0.0.4:2380", "member add d --learner --peer-urls=http://10.0.0.4:2380"
-        ),
-        _leaf("remove", "ctl.members:member_remove", "MEMBER", "Remove a member for ever", (), _REMOVE_DETAILS)(
-            "member remove 8e9e05c52164694d"
-        ),
-        _leaf("update", "ctl.members:member_update", "MEMBER", "Give a member other peer URLs", (peer_urls,))(
-            "member update 8e9e05c52164694d --peer-urls=http://10.0.0.5:2380"
-        ),
-        _leaf("promote", "ctl.members:member_promote", "MEMBER", "Make a learner a voter")(
-            "member promote 8e9e05c52164694d"
-        ),
-        _leaf("replace", "ctl.members:member_replace", "OLD NEW|NAME", _REPLACE, (peer_urls, wait), _REPLACE_DETAILS)(
-            "member replace 8e9e05c52164694d fd422379fda50e48",
-            "member replace 8e9e05c52164694d d --peer-urls=http://10.0.0.4:2380",
-        ),
-    ]
-    endpoint = [
-        _leaf("health", "ctl.members:endpoint_health", "", "Tell whether endpoints can commit a write", (_CLUSTER,))(
-            "endpoint health --cluster"
-        ),
-        _leaf("status", "ctl.members:endpoint_status", "", "Print version, size, leader and term", (_CLUSTER,))(
-            "endpoint status --cluster -w table"
-        ),
-        _leaf("hashkv", "ctl.members:endpoint_hashkv", "", "Print the hash of the history", (_CLUSTER, revision))(
-            "endpoint hashkv --cluster"
-        ),
-    ]
-    return [
-        Branch("member", "List, add, move and remove members", members, GLOBAL_FLAGS),
-        Branch("cluster", "Restart all members, one after another (not in etcdctl)", [_roll()], GLOBAL_FLAGS),
-        Branch("endpoint", "Ask members for their health, status and hash", endpoint, (*GLOBAL_FLAGS, _CLUSTER)),
-    ]
+    endpoint.leaf("health", "", "Tell whether endpoints can commit a write").like("--cluster")
+    endpoint.leaf("status", "", "Print version, size, leader and term").like("--cluster -w table")
+    endpoint.leaf("hashkv", "", "Print the hash of the history", (revision,)).like("--cluster")
 
 
 _INTERACTIVE = Flag("interactive", BOOL, True, "ask for the password on the terminal; else it is a line of input")
@@ -291,69 +261,44 @@ machine can read a command line. A user without a password logs in by a certific
 _PERMISSION_DETAILS = """KIND is read, write or readwrite. Without END and flags the permission covers KEY alone."""
 
 
-def _auth_commands() -> list[Branch]:
-    auth = [
-        _leaf("enable", "ctl.maintenance:auth_enable", "", "Enable authentication", (), _ENABLE_DETAILS)("auth enable"),
-        _leaf("disable", "ctl.maintenance:auth_disable", "", "Disable authentication")("auth disable --user root"),
-        _leaf("status", "ctl.maintenance:auth_status", "", "Print whether authentication is enabled")(
-            "auth status --user root"
-        ),
-    ]
-    return [
-        Branch("auth", "Enable, disable or show authentication", auth, GLOBAL_FLAGS),
-        Branch("user", "Add, change and delete users", _user_commands(), GLOBAL_FLAGS),
-        Branch("role", "Manage roles and key permissions", _role_commands(), GLOBAL_FLAGS),
-    ]
+def _add_auth(root: Branch) -> None:
+    auth = root.branch("auth", "Enable, disable or show authentication", "ctl.maintenance:auth_")
+    auth.leaf("enable", "", "Enable authentication", (), _ENABLE_DETAILS)
+    auth.leaf("disable", "", "Disable authentication").like("--user root")
+    auth.leaf("status", "", "Print whether authentication is enabled").like("--user root")
 
 
-def _user_commands() -> list[Leaf]:
+def _add_users(root: Branch) -> None:
+    user = root.branch("user", "Add, change and delete users", "ctl.maintenance:user_")
     add = (
         _INTERACTIVE,
         Flag("new-user-password", usage="the password; all users of this machine can read it here"),
         Flag("no-password", BOOL, usage="the user has no password: its certificate says who it is"),
     )
     detail = Flag("detail", BOOL, usage="print what its roles may do")
-    at = "ctl.maintenance"
-    return [
-        _leaf("add", f"{at}:user_add", "NAME[:PASSWORD]", "Add a user", add, _USER_DETAILS)(
-            "user add alice", "user add agent7 --no-password"
-        ),
-        _leaf("delete", f"{at}:user_delete", "NAME", "Delete a user")("user delete alice"),
-        _leaf("get", f"{at}:user_get", "NAME", "Print the roles of a user", (detail,))("user get alice --detail"),
-        _leaf("list", f"{at}:user_list", "", "List all users")("user list"),
-        _leaf("passwd", f"{at}:user_passwd", "NAME", "Change the password of a user", (_INTERACTIVE,))(
-            "user passwd alice", "user passwd alice --interactive=false < password.txt"
-        ),
-        _leaf("grant-role", f"{at}:user_grant_role", "NAME ROLE", "Give a user a role")("user grant-role alice jobs"),
-        _leaf("revoke-role", f"{at}:user_revoke_role", "NAME ROLE", "Take a role from a user")(
-            "user revoke-role alice jobs"
-        ),
-    ]
+    user.leaf("add", "NAME[:PASSWORD]", "Add a user", add, _USER_DETAILS).like("alice", "agent7 --no-password")
+    user.leaf("delete", "NAME", "Delete a user").like("alice")
+    user.leaf("get", "NAME", "Print the roles of a user", (detail,)).like("alice --detail")
+    user.leaf("list", "", "List all users")
+    user.leaf("passwd", "NAME", "Change the password of a user", (_INTERACTIVE,)).like(
+        "alice", "alice --interactive=false < password.txt"
+    )
+    user.leaf("grant-role", "NAME ROLE", "Give a user a role").like("alice jobs")
+    user.leaf("revoke-role", "NAME ROLE", "Take a role from a user").like("alice jobs")
 
 
-def _role_commands() -> list[Leaf]:
-    at = "ctl.maintenance"
-    return [
-        _leaf("add", f"{at}:role_add", "ROLE", "Add a role")("role add jobs"),
-        _leaf("delete", f"{at}:role_delete", "ROLE", "Delete a role, also from its users")("role delete jobs"),
-        _leaf("get", f"{at}:role_get", "ROLE", "Print what a role may do")("role get jobs"),
-        _leaf("list", f"{at}:role_list", "", "List all roles")("role list"),
-        _leaf(
-            "grant-permission",
-            f"{at}:role_grant_permission",
-            "ROLE KIND KEY [END]",
-            "Let a role read or write keys",
-            _INTERVAL,
-            _PERMISSION_DETAILS,
-        )("role grant-permission jobs readwrite jobs/ --prefix", "role grant-permission jobs read config"),
-        _leaf(
-            "revoke-permission",
-            f"{at}:role_revoke_permission",
-            "ROLE KEY [END]",
-            "Take the permission of just this interval from a role",
-            _INTERVAL,
-        )("role revoke-permission jobs jobs/ --prefix"),
-    ]
+def _add_roles(root: Branch) -> None:
+    role = root.branch("role", "Manage roles and key permissions", "ctl.maintenance:role_")
+    role.leaf("add", "ROLE", "Add a role").like("jobs")
+    role.leaf("delete", "ROLE", "Delete a role, also from its users").like("jobs")
+    role.leaf("get", "ROLE", "Print what a role may do").like("jobs")
+    role.leaf("list", "", "List all roles")
+    role.leaf(
+        "grant-permission", "ROLE KIND KEY [END]", "Let a role read or write keys", _INTERVAL, _PERMISSION_DETAILS
+    ).like("jobs readwrite jobs/ --prefix", "jobs read config")
+    role.leaf(
+        "revoke-permission", "ROLE KEY [END]", "Take the permission of just this interval from a role", _INTERVAL
+    ).like("jobs jobs/ --prefix")
 
 
 _FILES = """
@@ -362,54 +307,43 @@ The command asks no member. As in etcdctl, it takes --write-out but no other glo
 variable. `raftkvutl snapshot` does the same."""
 
 
-def _maintenance_commands() -> list[click.Command]:
-    alarm = [
-        _leaf("list", "ctl.maintenance:alarm_list", "", "List all alarms")("alarm list"),
-        _leaf("disarm", "ctl.maintenance:alarm_disarm", "", "Disarm all alarms")("alarm disarm"),
-    ]
+def _add_maintenance(root: Branch) -> None:
+    save = """FILE is a database in etcd's own format with its SHA-256: raftkvutl snapshot and etcdutl snapshot read
+it. It is written as FILE.part, and gets its name when it is whole. There is no time limit without
+--command-timeout."""
+    purpose = "Save the state of a member, look at such files, and restore them"
+    snapshot = root.branch("snapshot", purpose, "ctl.maintenance:")
+    snapshot.leaf("save", "FILE", "Save the state of a member to a file", (), save, run="snapshot_save").like(
+        "/backup/raftkv.db", "--endpoints=10.0.0.1:2379 raftkv.db"
+    )
+    add_file_commands(snapshot, "hash, revision, total keys, total size", _FILES)
+    alarm = root.branch("alarm", "List and disarm alarms", "ctl.maintenance:alarm_")
+    alarm.leaf("list", "", "List all alarms")
+    alarm.leaf("disarm", "", "Disarm all alarms")
     defrag = """Each member writes its database anew without the pages that compactions have freed, and serves clients
 meanwhile. With --data-dir the command writes the database of a stopped member, as `raftkvutl defrag` does."""
     directory = Flag("data-dir", usage="data directory of a member that does not run, instead of the endpoints")
     move = "MEMBER is an id in hexadecimal. The leader must be among the endpoints."
+    root.leaf(
+        "defrag",
+        "",
+        "Shrink the databases of members to what they use",
+        (_CLUSTER, directory),
+        defrag,
+        run="ctl.maintenance:defrag",
+    ).like("", "--cluster", "--data-dir default.etcd")
+    root.leaf("move-leader", "MEMBER", "Hand leadership to a member", (), move, run="ctl.maintenance:move_leader").like(
+        "8e9e05c52164694d --endpoints=10.0.0.1:2379"
+    )
+    downgrade = root.branch("downgrade", "Prepare the cluster for an older version", "ctl.maintenance:downgrade_")
     target = """VERSION is the minor version before the cluster's. The cluster records the downgrade, and endpoint
 status shows it. raftkv itself has no older version to go back to."""
-    downgrade = [
-        _leaf("validate", "ctl.maintenance:downgrade_validate", "VERSION", "Ask whether a downgrade is possible")(
-            "downgrade validate 3.5"
-        ),
-        _leaf("enable", "ctl.maintenance:downgrade_enable", "VERSION", "Begin a downgrade", (), target)(
-            "downgrade enable 3.5"
-        ),
-        _leaf("cancel", "ctl.maintenance:downgrade_cancel", "", "Cancel the downgrade under way")("downgrade cancel"),
-    ]
-    save = """FILE is a database in etcd's own format with its SHA-256: raftkvutl snapshot and etcdutl snapshot read
-it. It is written as FILE.part, and gets its name when it is whole. There is no time limit without
---command-timeout."""
-    snapshot = [
-        _leaf("save", "ctl.maintenance:snapshot_save", "FILE", "Save the state of a member to a file", (), save)(
-            "snapshot save /backup/raftkv.db", "snapshot save --endpoints=10.0.0.1:2379 raftkv.db"
-        ),
-        *file_commands(_leaf, "ctl.maintenance", "hash, revision, total keys, total size", _FILES),
-    ]
-    return [
-        Branch("snapshot", "Save the state of a member, look at such files, and restore them", snapshot, GLOBAL_FLAGS),
-        Branch("alarm", "List and disarm alarms", alarm, GLOBAL_FLAGS),
-        _leaf(
-            "defrag",
-            "ctl.maintenance:defrag",
-            "",
-            "Shrink the databases of members to what they use",
-            (_CLUSTER, directory),
-            defrag,
-        )("defrag", "defrag --cluster", "defrag --data-dir default.etcd"),
-        _leaf("move-leader", "ctl.maintenance:move_leader", "MEMBER", "Hand leadership to a member", (), move)(
-            "move-leader 8e9e05c52164694d --endpoints=10.0.0.1:2379"
-        ),
-        Branch("downgrade", "Prepare the cluster for an older version", downgrade, GLOBAL_FLAGS),
-    ]
+    downgrade.leaf("validate", "VERSION", "Ask whether a downgrade is possible").like("3.5")
+    downgrade.leaf("enable", "VERSION", "Begin a downgrade", (), target).like("3.5")
+    downgrade.leaf("cancel", "", "Cancel the downgrade under way")
 
 
-def _mirror_command() -> Leaf:
+def _add_mirror(root: Branch) -> None:
     flags = (
         Flag("prefix", usage="copy only keys that begin with this"),
         Flag("rev", INT, usage="copy nothing and begin with the changes of this revision; 0 means copy first"),
@@ -424,12 +358,14 @@ def _mirror_command() -> Leaf:
         Flag("dest-password", usage="password at the destination; --dest-user is then the name alone"),
     )
     details = "Prints every 30 seconds how many keys it has written, and runs until a signal or an error ends it."
-    return _leaf(
-        "make-mirror", "ctl.mirror:make_mirror", "DESTINATION", "Copy keys to a cluster and follow", flags, details
-    )("make-mirror 10.0.1.1:2379", "make-mirror 10.0.1.1:2379 --prefix jobs/ --dest-prefix old-jobs/")
+    root.leaf(
+        "make-mirror", "DESTINATION", "Copy keys to a cluster and follow", flags, details, run="ctl.mirror:make_mirror"
+    ).like("10.0.1.1:2379", "10.0.1.1:2379 --prefix jobs/ --dest-prefix old-jobs/")
 
 
-def _check_commands() -> Branch:
+def _add_checks(root: Branch) -> None:
+    check = root.branch("check", "Judge a cluster by its answers to a load", "bench.check:")
+
     def flags(prefix: str) -> tuple[Flag, ...]:
         loads = ("s", "m", "l", "xl")
         return (
@@ -445,20 +381,12 @@ def _check_commands() -> Branch:
     perf = """The loads are 150, 1000, 8000 and 15000 puts a second. PASS needs nine tenths of that, no put slower than
 0.5 s, and a standard deviation below 0.1 s. Ctrl-C prints what was measured until then."""
     scale = "The loads are 10,000, 100,000, 1,000,000 and 3,000,000 keys of 1 KiB."
-    children = [
-        _leaf("perf", "bench.check:perf", "", "Put at a steady rate for 60 s and judge the cluster", perf_flags, perf)(
-            "check perf", "check perf --load=m --auto-compact"
-        ),
-        _leaf(
-            "datascale",
-            "bench.check:datascale",
-            "",
-            "Write many keys and print how much memory they take",
-            scale_flags,
-            scale,
-        )("check datascale --load=s"),
-    ]
-    return Branch("check", "Judge a cluster by its answers to a load", children, GLOBAL_FLAGS)
+    check.leaf("perf", "", "Put at a steady rate for 60 s and judge the cluster", perf_flags, perf).like(
+        "", "--load=m --auto-compact"
+    )
+    check.leaf("datascale", "", "Write many keys and print how much memory they take", scale_flags, scale).like(
+        "--load=s"
+    )
 
 
 (_JSON,) = _ours(Flag("json", BOOL, usage="print JSON"))
@@ -476,49 +404,24 @@ _LIMIT_FLAGS = _ours(
 )
 
 
-def _quota_commands() -> Branch:
+def _add_quotas(root: Branch) -> None:
+    quota = root.branch("quota", "Limit what prefixes take (not in etcdctl)", "ctl.maintenance:quota_", (_JSON,))
     details = """--keys counts the keys that exist, --bytes the history too. A write beyond a limit is refused as a
 whole. A deletion gives back keys, a compaction the bytes of old revisions. Prefixes
 may overlap."""
-    flags = (*_QUOTA_FLAGS, _JSON)
-    children = [
-        _leaf(
-            "set",
-            "ctl.maintenance:quota_set",
-            "PREFIX",
-            "Limit what a prefix takes",
-            flags,
-            details,
-        )("quota set jobs/ --bytes=64MiB --keys=10000"),
-        _leaf("remove", "ctl.maintenance:quota_remove", "PREFIX", "Lift the limits of a prefix", (_JSON,))(
-            "quota remove jobs/"
-        ),
-        _leaf("list", "ctl.maintenance:quota_list", "", "Print all limits and what is used of them", (_JSON,))(
-            "quota list"
-        ),
-        _leaf(
-            "limit",
-            "ctl.maintenance:quota_limit",
-            "KIND [NAME]",
-            "Limit how fast requests of a user, certificate, address, role or prefix come, or those of each",
-            (*_LIMIT_FLAGS, _JSON),
-            """Each member counts for itself. A request that comes too fast is refused with the time to come
+    limits = """Each member counts for itself. A request that comes too fast is refused with the time to come
 again, and the client library waits that long. KIND is user, certificate, address (a network, as 10.0.0.0/24), role,
-prefix, or each: every identity without a limit of its own. Keep-alives and calls of operators are not limited.""",
-        )("quota limit user alice --requests=100 --bytes=1MiB"),
-        _leaf("unlimit", "ctl.maintenance:quota_unlimit", "KIND [NAME]", "Lift a limit of requests", (_JSON,))(
-            "quota unlimit user alice"
-        ),
-        _leaf("limits", "ctl.maintenance:quota_limits", "", "Print all limits of requests", (_JSON,))("quota limits"),
-        _leaf(
-            "uses",
-            "ctl.maintenance:quota_uses",
-            "",
-            "Print which identities have used most of the asked member",
-            (_JSON,),
-        )("quota uses"),
-    ]
-    return Branch("quota", "Limit what prefixes take (not in etcdctl)", children, (*GLOBAL_FLAGS, _JSON))
+prefix, or each: every identity without a limit of its own. Keep-alives and calls of operators are not limited."""
+    limited = "Limit how fast requests of a user, certificate, address, role or prefix come, or those of each"
+    quota.leaf("set", "PREFIX", "Limit what a prefix takes", _QUOTA_FLAGS, details).like(
+        "jobs/ --bytes=64MiB --keys=10000"
+    )
+    quota.leaf("remove", "PREFIX", "Lift the limits of a prefix").like("jobs/")
+    quota.leaf("list", "", "Print all limits and what is used of them")
+    quota.leaf("limit", "KIND [NAME]", limited, _LIMIT_FLAGS, limits).like("user alice --requests=100 --bytes=1MiB")
+    quota.leaf("unlimit", "KIND [NAME]", "Lift a limit of requests").like("user alice")
+    quota.leaf("limits", "", "Print all limits of requests")
+    quota.leaf("uses", "", "Print which identities have used most of the asked member")
 
 
 _EXEC_FLAGS = _ours(
@@ -562,7 +465,7 @@ The workers get each signal that --signals-to-handle names, then this node leave
 the node goes on."""
 
 
-def _access_commands() -> list[Leaf]:
+def _add_access(run: Branch) -> None:
     shared = _ours(
         Flag("cluster", LIST, usage="also grant the ledger of the slots that all runs share"),
         Flag("dataset", LIST, usage="also grant reading of this dataset's manifests"),
@@ -572,26 +475,19 @@ def _access_commands() -> list[Leaf]:
 these runs and of their checkpoints and no others, and gives it to USER. A user with --cluster
 can change what the ledger says of other runs, but not read or change their keys or checkpoints."""
     revoke = "Takes the roles that run grant has given with the same words. A role without users is deleted."
-    at = "runs"
-    return [
-        _leaf("grant", f"{at}:grant", "USER RUNS", "Let a user take part in runs", (*shared, _JSON), grant)(
-            "run grant alice 'bert-*'", "run grant alice 'bert-*' --cluster gpu --dataset imagenet"
-        ),
-        _leaf("revoke", f"{at}:revoke", "USER RUNS", "Take runs from a user", (*shared, _JSON), revoke)(
-            "run revoke alice 'bert-*'"
-        ),
-        _leaf("access", f"{at}:access", "[RUN]", "Print who may take part in runs", (_JSON,))(
-            "run access", "run access bert-7"
-        ),
-    ]
+    run.leaf("grant", "USER RUNS", "Let a user take part in runs", shared, grant).like(
+        "alice 'bert-*'", "alice 'bert-*' --cluster gpu --dataset imagenet"
+    )
+    run.leaf("revoke", "USER RUNS", "Take runs from a user", shared, revoke).like("alice 'bert-*'")
+    run.leaf("access", "[RUN]", "Print who may take part in runs").like("", "bert-7")
 
 
 _METRICS_DETAILS = """The program watches the keys of all runs and checkpoints, so a scrape sends no request to the
 cluster. One such program is enough for a cluster. Every program that can reach the address can read the run names."""
 
 
-def _run_commands() -> Branch:
-    flags = (_JSON,)
+def _add_runs(root: Branch) -> None:
+    run = root.branch("run", "See, start and delete training runs", "runs:", (_JSON,))
     sure = _ours(
         Flag("yes", BOOL, usage="do not ask for confirmation", short="y"),
         Flag("force", BOOL, usage="delete the run even while nodes are alive in it"),
@@ -600,64 +496,40 @@ def _run_commands() -> Branch:
         Flag("dry-run", BOOL, usage="only print the runs that would be deleted"),
     )
     delete = "Faults and generations are forgotten; the next run of that id begins with generation 1."
-    children = [
-        _leaf("list", "runs:list_all", "", "List the runs", flags)("run list"),
-        _leaf("show", "runs:show", "RUN", "Print who is in a run, who waits and why, and the last faults", flags)(
-            "run show job7"
-        ),
-        _leaf(
-            "timeline",
-            "runs:timeline",
-            "RUN",
-            "Print what happened: generations, ranks, causes, seconds",
-            flags,
-        )("run timeline job7"),
-        _leaf(
-            "watch",
-            "runs:watch",
-            "RUN",
-            "Print what happens until SIGINT or SIGTERM arrives",
-            flags,
-            "With --json each event is an object on a line of its own.",
-        )("run watch job7"),
-        _leaf(
-            "metrics",
-            "runs:serve",
-            "",
-            "Serve metrics of runs and checkpoints to Prometheus until SIGINT or SIGTERM arrives",
-            _ours(
-                Flag("listen", default="127.0.0.1:9379", usage="HOST:PORT of /metrics"),
-                Flag("interval", DURATION, 15.0, "time between two looks for new runs"),
-            ),
-            _METRICS_DETAILS,
-        )("run metrics", "run metrics --listen :9379"),
-        _leaf(
-            "queue",
-            "runs:queue",
-            "[CLUSTER]",
-            "Print who holds the slots that runs share, and who waits",
-            flags,
-        )("run queue", "run queue gpu"),
-        _leaf("exec", "runs:execute", "-- COMMAND ...", "Take part in a run", _EXEC_FLAGS, _EXEC_DETAILS)(
-            "run exec --job job7 --nnodes 2:4 -- python train.py"
-        ),
-        *_access_commands(),
-        _leaf(
-            "delete",
-            "runs:delete",
-            "[RUN]",
-            "Delete all keys of a run, or of all ended runs",
-            (*flags, *sure),
-            delete,
-        )("run delete job7 --yes", "run delete --ended --older-than 168h"),
-    ]
-    return Branch("run", "See, start and delete training runs", children, (*GLOBAL_FLAGS, _JSON))
+    served = _ours(
+        Flag("listen", default="127.0.0.1:9379", usage="HOST:PORT of /metrics"),
+        Flag("interval", DURATION, 15.0, "time between two looks for new runs"),
+    )
+    run.leaf("list", "", "List the runs", run="list_all")
+    run.leaf("show", "RUN", "Print who is in a run, who waits and why, and the last faults").like("job7")
+    run.leaf("timeline", "RUN", "Print what happened: generations, ranks, causes, seconds").like("job7")
+    run.leaf(
+        "watch",
+        "RUN",
+        "Print what happens until SIGINT or SIGTERM arrives",
+        (),
+        "With --json each event is an object on a line of its own.",
+    ).like("job7")
+    run.leaf(
+        "metrics",
+        "",
+        "Serve metrics of runs and checkpoints to Prometheus until SIGINT or SIGTERM arrives",
+        served,
+        _METRICS_DETAILS,
+        run="serve",
+        is_alike=False,
+    ).like("", "--listen :9379")
+    run.leaf("queue", "[CLUSTER]", "Print who holds the slots that runs share, and who waits").like("", "gpu")
+    run.leaf(
+        "exec", "-- COMMAND ...", "Take part in a run", _EXEC_FLAGS, _EXEC_DETAILS, run="execute", is_alike=False
+    ).like("--job job7 --nnodes 2:4 -- python train.py")
+    _add_access(run)
+    run.leaf("delete", "[RUN]", "Delete all keys of a run, or of all ended runs", sure, delete).like(
+        "job7 --yes", "--ended --older-than 168h"
+    )
 
 
-_BOTH = (
-    *_ours(Flag("kind", usage="only checkpoints of this kind; default: of all kinds", choices=tuple(KINDS))),
-    _JSON,
-)
+_BOTH = _ours(Flag("kind", usage="only checkpoints of this kind; default: of all kinds", choices=tuple(KINDS)))
 _URI = _ours(Flag("uri", BOOL, usage="print only where the checkpoint lies, for scripts"))
 
 _WHICH = """WHICH is latest (the default), a step, tag:NAME, or the best by a metric: min:METRIC or max:METRIC."""
@@ -666,7 +538,7 @@ since are missing. The watch survives outages, and moves to another member when 
 the revision to continue from. With --json each commit is an object on a line of its own, with next_revision."""
 
 
-def _finding_commands() -> list[Leaf]:
+def _add_finding(checkpoint: Branch) -> None:
     """Make the commands that only read the registry."""
     limit = _ours(Flag("limit", INT, usage="list at most this many of each kind, newest first; 0 means all"))
     files = _ours(Flag("files", BOOL, usage="also print the files, with sizes and digests"))
@@ -679,35 +551,21 @@ def _finding_commands() -> list[Leaf]:
         Flag("from-revision", INT, usage="begin with the commits of this revision; 1 means all, 0 from now on"),
         Flag("count", INT, usage="end after so many commits; 0 means never"),
     )
-    at = "checkpoints"
-    return [
-        _leaf("runs", f"{at}:runs", "", "List the runs that have checkpoints, with their latest", (_JSON,))(
-            "checkpoint runs"
-        ),
-        _leaf("list", f"{at}:list_all", "RUN", "List the checkpoints of a run by kind and step", (*_BOTH, *limit))(
-            "checkpoint list bert", "checkpoint list bert --kind dcp --limit 10"
-        ),
-        _leaf("show", f"{at}:show", "RUN [WHICH]", "Describe one checkpoint", (*_BOTH, *files), _WHICH)(
-            "checkpoint show bert", "checkpoint show bert 1000 --files", "checkpoint show bert min:loss --json"
-        ),
-        _leaf("latest", f"{at}:latest", "RUN", "Print the newest checkpoint of a run", (*_BOTH, *_URI))(
-            "checkpoint latest bert", "checkpoint latest bert --uri"
-        ),
-        _leaf("best", f"{at}:best", "RUN METRIC", "Print the best by a metric", (*_BOTH, *best_flags, *_URI))(
-            "checkpoint best bert loss", "checkpoint best accuracy --mode max --all-runs --count 3"
-        ),
-        _leaf("lineage", f"{at}:lineage", "RUN [WHICH]", "Print what a checkpoint descends from", _BOTH, _WHICH)(
-            "checkpoint lineage bert-tuned"
-        ),
-        _leaf(
-            "watch",
-            "checkpoints:watch",
-            "RUN",
-            "Print commits as they happen, each once",
-            (*_BOTH, *watch_flags, *_URI),
-            _COMMITS_DETAILS,
-        )("checkpoint watch bert", "checkpoint watch bert --from-revision 4711 --json"),
-    ]
+    checkpoint.leaf("runs", "", "List the runs that have checkpoints, with their latest")
+    checkpoint.leaf(
+        "list", "RUN", "List the checkpoints of a run by kind and step", (*_BOTH, *limit), run="list_all"
+    ).like("bert", "bert --kind dcp --limit 10")
+    checkpoint.leaf("show", "RUN [WHICH]", "Describe one checkpoint", (*_BOTH, *files), _WHICH).like(
+        "bert", "bert 1000 --files", "bert min:loss --json"
+    )
+    checkpoint.leaf("latest", "RUN", "Print the newest checkpoint of a run", (*_BOTH, *_URI)).like("bert", "bert --uri")
+    checkpoint.leaf("best", "RUN METRIC", "Print the best by a metric", (*_BOTH, *best_flags, *_URI)).like(
+        "bert loss", "accuracy --mode max --all-runs --count 3"
+    )
+    checkpoint.leaf("lineage", "RUN [WHICH]", "Print what a checkpoint descends from", _BOTH, _WHICH).like("bert-tuned")
+    checkpoint.leaf(
+        "watch", "RUN", "Print commits as they happen, each once", (*_BOTH, *watch_flags, *_URI), _COMMITS_DETAILS
+    ).like("bert", "bert --from-revision 4711 --json")
 
 
 _VERIFY = """Reads every file and compares its digest with the one that its rank prepared; the list of files comes from
@@ -723,7 +581,7 @@ _COPY = f"""{_WHICH} The original stays as long as the copy does. The command cl
 does."""
 
 
-def _contents_commands() -> list[Leaf]:
+def _add_contents(checkpoint: Branch) -> None:
     """Make the commands that read or write the bytes of checkpoints."""
     every = _ours(Flag("all", BOOL, usage="verify all checkpoints of the run"))
     place, step, dry_run = _ours(
@@ -731,40 +589,31 @@ def _contents_commands() -> list[Leaf]:
         Flag("step", INT, usage="commit it as this step, instead of its own"),
         Flag("dry-run", BOOL, usage="only print the checkpoints found, and which are whole"),
     )
-    return [
-        _leaf(
-            "verify",
-            "checkpoints:verify",
-            "RUN [WHICH]",
-            "Compare the files of a checkpoint with what was committed",
-            (*_BOTH, *every),
-            f"{_WHICH} {_VERIFY}",
-        )("checkpoint verify bert", "checkpoint verify bert --all --json"),
-        _leaf(
-            "export",
-            "checkpoints:export",
-            "RUN WHICH DIRECTORY",
-            "Copy a checkpoint out, with what the store knows of it",
-            _BOTH,
-            _EXPORT,
-        )("checkpoint export bert latest s3://archive/bert", "checkpoint export bert tag:release /mnt/usb/bert"),
-        _leaf(
-            "import",
-            "checkpoints:take_in",
-            "RUN DIRECTORY",
-            "Copy checkpoints in: an export, or what other tools have saved",
-            (*_BOTH, place, step, dry_run),
-            _IMPORT,
-        )("checkpoint import bert /mnt/usb/bert", "checkpoint import old-job /shared/output --dry-run"),
-        _leaf(
-            "copy",
-            "checkpoints:copy",
-            "RUN WHICH INTO-RUN",
-            "Copy a checkpoint into another run, which descends from it",
-            (*_BOTH, place, step),
-            _COPY,
-        )("checkpoint copy bert tag:release tuned --place /shared/tuned"),
-    ]
+    checkpoint.leaf(
+        "verify",
+        "RUN [WHICH]",
+        "Compare the files of a checkpoint with what was committed",
+        (*_BOTH, *every),
+        f"{_WHICH} {_VERIFY}",
+    ).like("bert", "bert --all --json")
+    checkpoint.leaf(
+        "export", "RUN WHICH DIRECTORY", "Copy a checkpoint out, with what the store knows of it", _BOTH, _EXPORT
+    ).like("bert latest s3://archive/bert", "bert tag:release /mnt/usb/bert")
+    checkpoint.leaf(
+        "import",
+        "RUN DIRECTORY",
+        "Copy checkpoints in: an export, or what other tools have saved",
+        (*_BOTH, place, step, dry_run),
+        _IMPORT,
+        run="take_in",
+    ).like("bert /mnt/usb/bert", "old-job /shared/output --dry-run")
+    checkpoint.leaf(
+        "copy",
+        "RUN WHICH INTO-RUN",
+        "Copy a checkpoint into another run, which descends from it",
+        (*_BOTH, place, step),
+        _COPY,
+    ).like("bert tag:release tuned --place /shared/tuned")
 
 
 _PIN = """Nothing deletes a pinned checkpoint. Programs that use the library pin what they read by themselves
@@ -774,27 +623,21 @@ deletes the others that no --keep-... rule names; with limits (--max-...) only t
 rule it deletes only the files of dead attempts. You may interrupt gc at any point, and run several at once."""
 
 
-def _keeping_commands() -> list[Leaf]:
+def _add_keeping(checkpoint: Branch) -> None:
     """Make the commands that say how long checkpoints stay."""
-    at = "checkpoints"
     (reader,) = _ours(Flag("reader", usage="name of the reader; default: USER-HOST"))
     (duration,) = _ours(Flag("for", DURATION, usage="duration of the pin, as 90m or 24h; 0 means until unpin"))
-    return [
-        _leaf("pin", f"{at}:pin", "RUN [WHICH]", "Keep a checkpoint", (*_BOTH, reader, duration), f"{_WHICH} {_PIN}")(
-            "checkpoint pin bert 1000 --for 24h", "checkpoint pin bert min:loss --reader paper"
-        ),
-        _leaf("unpin", f"{at}:unpin", "RUN [WHICH]", "Remove the pins of a reader", (*_BOTH, reader), _WHICH)(
-            "checkpoint unpin bert 1000"
-        ),
-        _leaf("tag", f"{at}:tag", "RUN NAME [WHICH]", "Put a tag on a checkpoint, or move it there", _BOTH, _WHICH)(
-            "checkpoint tag bert release", "checkpoint tag bert release 1000"
-        ),
-        _leaf("untag", f"{at}:untag", "RUN NAME", "Take a tag away", (_JSON,))("checkpoint untag bert release"),
-        _leaf("gc", f"{at}:collect", "RUN", "Delete the checkpoints that no rule keeps", (*(_JSON,), *_GC_FLAGS), _GC)(
-            "checkpoint gc bert --keep-last 3 --keep-every 1000 --dry-run",
-            "checkpoint gc bert --place /shared --max-bytes 2TiB",
-        ),
-    ]
+    checkpoint.leaf("pin", "RUN [WHICH]", "Keep a checkpoint", (*_BOTH, reader, duration), f"{_WHICH} {_PIN}").like(
+        "bert 1000 --for 24h", "bert min:loss --reader paper"
+    )
+    checkpoint.leaf("unpin", "RUN [WHICH]", "Remove the pins of a reader", (*_BOTH, reader), _WHICH).like("bert 1000")
+    checkpoint.leaf("tag", "RUN NAME [WHICH]", "Put a tag on a checkpoint, or move it there", _BOTH, _WHICH).like(
+        "bert release", "bert release 1000"
+    )
+    checkpoint.leaf("untag", "RUN NAME", "Take a tag away").like("bert release")
+    checkpoint.leaf("gc", "RUN", "Delete the checkpoints that no rule keeps", _GC_FLAGS, _GC, run="collect").like(
+        "bert --keep-last 3 --keep-every 1000 --dry-run", "bert --place /shared --max-bytes 2TiB"
+    )
 
 
 _GC_FLAGS = _ours(
@@ -807,11 +650,6 @@ _GC_FLAGS = _ours(
     Flag("max-bytes", usage="delete the oldest until the rest fits: 500GiB, 2TB"),
     Flag("place", usage="where the run's checkpoints lie: files are deleted below it and nowhere else"),
 )
-
-
-def _checkpoint_commands() -> Branch:
-    children = [*_finding_commands(), *_keeping_commands(), *_contents_commands()]
-    return Branch("checkpoint", "Find, keep and delete checkpoints of training runs", children, (*GLOBAL_FLAGS, _JSON))
 
 
 _TOP_FLAGS = _ours(
@@ -834,7 +672,6 @@ _MEASURED = (
     _number("total", 10_000, "number of calls to make"),
     *_ours(Flag("target-leader", BOOL, usage="connect to the leader only")),
     _number("seed", 1, "seed of the random keys and values", least=0),
-    _JSON,
 )
 _VALUE = _number("val-size", 256, "size of a value in bytes", least=0)
 _KEEP = Flag("keep-keys", BOOL, usage="leave what was written below raftkv-bench/", ours=True)
@@ -853,9 +690,8 @@ release that follows; its latency is that of the acquisition. No two clients may
 checked."""
 
 
-def _bench_writes() -> list[Leaf]:
+def _add_bench_writes(bench: Branch) -> None:
     """Make the measurements of reads and writes of keys."""
-    at, writes = "bench.command", (*_MEASURED, *_WRITES)
     in_turn, limit, share, operations = _ours(
         Flag("sequential-keys", BOOL, usage="go through the keys in order"),
         Flag("limit", INT, usage="largest number of keys that one read returns; 0 means all", least=0),
@@ -863,24 +699,22 @@ def _bench_writes() -> list[Leaf]:
         Flag("txn-ops", INT, 1, "number of puts in a txn", least=1, most=128),
     )
     ranges = "Each read is of KEY (to END); without KEY, of single keys of a space that is written first."
-    return [
-        _leaf("put", f"{at}:put", "", "Put keys", (*writes, in_turn))(
-            "bench put", "bench put --clients 100 --conns 10 --total 100000 --val-size 1024"
-        ),
-        _leaf("range", f"{at}:read", "[KEY [END]]", "Read keys", (*writes, _CONSISTENCY, limit), ranges)(
-            "bench range --clients 100 --consistency s", "bench range jobs/ jobs0 --limit 10"
-        ),
-        _leaf("txn-put", f"{at}:txn_put", "", "Put keys in txns", (*writes, operations))(
-            "bench txn-put --txn-ops 10 --clients 100"
-        ),
-        _leaf("mixed", f"{at}:mixed", "", "Read (linearizably) and put single keys", (*writes, share))(
-            "bench mixed --read-share 0.9 --clients 100"
-        ),
-    ]
+    bench.leaf("put", "", "Put keys", (*_WRITES, in_turn)).like(
+        "", "--clients 100 --conns 10 --total 100000 --val-size 1024"
+    )
+    bench.leaf("range", "[KEY [END]]", "Read keys", (*_WRITES, _CONSISTENCY, limit), ranges, run="read").like(
+        "--clients 100 --consistency s", "jobs/ jobs0 --limit 10"
+    )
+    bench.leaf("txn-put", "", "Put keys in txns", (*_WRITES, operations)).like("--txn-ops 10 --clients 100")
+    bench.leaf("mixed", "", "Read (linearizably) and put single keys", (*_WRITES, share)).like(
+        "--read-share 0.9 --clients 100"
+    )
 
 
-def _bench_commands() -> Branch:
-    at, puts = "bench.command", (*_MEASURED, _VALUE, _PUT_RATE, _KEEP)
+def _add_bench(root: Branch) -> None:
+    purpose = "Measure a cluster: raftkv, etcd, or another of the etcd v3 API"
+    bench = root.branch("bench", purpose, "bench.command:", (*_MEASURED, _JSON))
+    puts = (_VALUE, _PUT_RATE, _KEEP)
     streams = (
         _number("streams", 10, "number of watch streams"),
         _number("watch-per-stream", 100, "number of watchers on each stream"),
@@ -894,31 +728,20 @@ def _bench_commands() -> Branch:
     locks = _number("locks", 1, "number of names that the clients contend for")
     latency, renewals = "Each client has a key and a watcher.", "Each client is a stream with one renewal under way."
     events, delay = "Put keys and deliver each event to all its watchers", "Measure the time from a put to its event"
-    children = [
-        *_bench_writes(),
-        _leaf("watch", f"{at}:watch", "", events, (*puts, *streams, idle), _BENCH_WATCH)(
-            "bench watch --streams 10 --watch-per-stream 100 --total 1000"
-        ),
-        _leaf("watch-latency", f"{at}:watch_latency", "", delay, (*puts, there), latency)(
-            "bench watch-latency --clients 10 --put-rate 500"
-        ),
-        _leaf("lease-keepalive", f"{at}:lease_keepalive", "", "Renew leases", (*_MEASURED, leases), renewals)(
-            "bench lease-keepalive --clients 100 --leases 1000"
-        ),
-        _leaf("lock", f"{at}:lock", "", "Acquire and release locks", (*_MEASURED, locks), _BENCH_LOCK)(
-            "bench lock --clients 10 --locks 2"
-        ),
-    ]
-    return Branch("bench", "Measure a cluster: raftkv, etcd, or another of the etcd v3 API", children, GLOBAL_FLAGS)
+    _add_bench_writes(bench)
+    bench.leaf("watch", "", events, (*puts, *streams, idle), _BENCH_WATCH).like(
+        "--streams 10 --watch-per-stream 100 --total 1000"
+    )
+    bench.leaf("watch-latency", "", delay, (*puts, there), latency).like("--clients 10 --put-rate 500")
+    bench.leaf("lease-keepalive", "", "Renew leases", (leases,), renewals).like("--clients 100 --leases 1000")
+    bench.leaf("lock", "", "Acquire and release locks", (locks,), _BENCH_LOCK).like("--clients 10 --locks 2")
 
 
-def _about_commands() -> list[click.Command]:
-    return [
-        _leaf("top", "ctl.top:top", "", "Show the cluster live", _TOP_FLAGS, _TOP_DETAILS)("top", "top --once"),
-        _leaf("options", "ctl.tree:print_options", "", "Describe the options that every command has")("options"),
-        *about_commands(_leaf, NAME),
-        _bench_commands(),
-    ]
+def _add_about(root: Branch) -> None:
+    root.leaf("top", "", "Show the cluster live", _TOP_FLAGS, _TOP_DETAILS, run="ctl.top:top").like("", "--once")
+    root.leaf("options", "", "Describe the options that every command has", run="ctl.tree:print_options")
+    add_about_commands(root)
+    _add_bench(root)
 
 
 def print_options(invocation: Invocation) -> None:
@@ -936,18 +759,14 @@ def print_options(invocation: Invocation) -> None:
 
 def make_tree() -> Branch:
     """Make the tree of all commands."""
-    children = [
-        *_kv_commands(),
-        _lease_commands(),
-        *_coordination_commands(),
-        _mirror_command(),
-        *_cluster_commands(),
-        *_auth_commands(),
-        *_maintenance_commands(),
-        _quota_commands(),
-        _check_commands(),
-        _run_commands(),
-        _checkpoint_commands(),
-        *_about_commands(),
-    ]
-    return Branch(NAME, "Talk to a raftkv or etcd cluster", children, GLOBAL_FLAGS)
+    root = Branch(NAME, "Talk to a raftkv or etcd cluster", shared=GLOBAL_FLAGS)
+    for add in (_add_kv, _add_leases, _add_coordination, _add_mirror, _add_members, _add_roll, _add_endpoints):
+        add(root)
+    for add in (_add_auth, _add_users, _add_roles, _add_maintenance, _add_quotas, _add_checks, _add_runs):
+        add(root)
+    purpose = "Find, keep and delete checkpoints of training runs"
+    checkpoint = root.branch("checkpoint", purpose, "checkpoints:", (_JSON,))
+    for add_to in (_add_finding, _add_keeping, _add_contents):
+        add_to(checkpoint)
+    _add_about(root)
+    return root
